@@ -1,0 +1,50 @@
+"""Run a command of ``.venv`` with everything it caches kept inside the checkout.
+
+Usage: ``local_caches.py COMMAND [ARGUMENT ...]``; exits with the command's status.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+CACHES = {
+    "CUDA_CACHE_PATH": "cuda",
+    "CUTE_DSL_CACHE_DIR": "cute_dsl",
+    "HF_HOME": "huggingface",
+    "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis",
+    "MPLCONFIGDIR": "matplotlib",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_HOME": "triton",
+    "VLLM_CACHE_ROOT": "vllm",
+    "VLLM_CONFIG_ROOT": "vllm",
+    "XDG_CACHE_HOME": "xdg",
+    "XDG_CONFIG_HOME": "xdg",
+    "XDG_DATA_HOME": "xdg",
+}
+SWITCHES = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+def main() -> int:
+    """Run the command given on the command line and return its exit status."""
+    # A terminated run must still remove its temporary files.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    # Not inside the checkout: the path of a Unix socket may hold 107 bytes only.
+    with tempfile.TemporaryDirectory(prefix="nvfp4-", ignore_cleanup_errors=True) as scratch:
+        environment = {
+            **SWITCHES,
+            **os.environ,
+            **{name: str(ROOT / ".cache" / folder) for name, folder in CACHES.items()},
+            "PATH": f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "TMPDIR": scratch,
+        }
+        status = subprocess.run(sys.argv[1:], env=environment, check=False).returncode
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+# Everything a target writes stays in the checkout (.venv, .cache), pip's own cache aside.
+
+# The first recent enough of these; override with make PYTHON=/path/to/python3.11
+CANDIDATES := python3.11 python3 python
+IS_RECENT := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for candidate in $(CANDIDATES); do \
+	$$candidate -c '$(IS_RECENT)' 2>/dev/null && echo $$candidate && break; done)
+RUN := .venv/bin/python .ci/local_caches.py
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help venv demo test check clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: ## Install everything into .venv, unless it is up to date
+	@$(or $(PYTHON),$(error No Python 3.11 or newer among $(CANDIDATES); set PYTHON)) .ci/install.py
+
+demo: venv ## Run the demo
+	$(RUN) python -m examples.demo
+
+test: check ## Run every check, then the tests
+	$(RUN) pytest
+
+check: venv ## Lint, check the format, the types and the import contracts
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+	$(RUN) lint-imports --no-logo --cache-dir .cache/import-linter
+
+clean: ## Remove whatever the other targets made
+	rm -rf .venv .cache build dist *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

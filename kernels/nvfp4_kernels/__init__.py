@@ -1,0 +1,21 @@
+"""NVFP4 kernels for torch: the format, and the ops that compute with it. Knows nothing of vLLM."""
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.dispatch import NoKernelError
+from nvfp4_kernels.gemm import gemm
+from nvfp4_kernels.gemv import gemv
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor
+from nvfp4_kernels.quantize import quantize, quantize_per_token
+from nvfp4_kernels.silu_mul_gemm import silu_mul_gemm, silu_mul_gemm_quantized
+
+__all__ = [
+    "InvalidArgument",
+    "NoKernelError",
+    "Nvfp4Tensor",
+    "gemm",
+    "gemv",
+    "quantize",
+    "quantize_per_token",
+    "silu_mul_gemm",
+    "silu_mul_gemm_quantized",
+]

@@ -1,0 +1,50 @@
+"""Argument checks: every message names the argument, what came, what is accepted, the remedy."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class InvalidArgument(ValueError):
+    """An argument that an op or the format does not accept."""
+
+
+def check_dtype(name: str, x: Tensor, accepted: Sequence[torch.dtype]) -> None:
+    """Raise unless ``x.dtype`` is one of ``accepted``."""
+    if x.dtype not in accepted:
+        names = ", ".join(str(d).removeprefix("torch.") for d in accepted)
+        came = str(x.dtype).removeprefix("torch.")
+        raise InvalidArgument(f"{name}: dtype is {came}, must be {names}; convert it first")
+
+
+def check_shape(name: str, x: Tensor, expected: Sequence[int], remedy: str) -> None:
+    """Raise unless ``x.shape`` equals ``expected``."""
+    if tuple(x.shape) != tuple(expected):
+        raise InvalidArgument(
+            f"{name}: shape is {tuple(x.shape)}, must be {tuple(expected)}; {remedy}"
+        )
+
+
+def check_blocks_of_16(name: str, shape: Sequence[int]) -> None:
+    """Raise unless ``shape`` is at least 2-D with a last dimension of whole 16-element blocks."""
+    if len(shape) < 2:
+        raise InvalidArgument(
+            f"{name}: shape is {tuple(shape)}, must have at least 2 dimensions (..., rows, K); "
+            "unsqueeze it"
+        )
+    if shape[-1] % 16:
+        raise InvalidArgument(
+            f"{name}: K is {shape[-1]}, must be a multiple of 16; pad K with zeros"
+        )
+
+
+def check_same_device(**tensors: Tensor | None) -> None:
+    """Raise unless all given tensors live on one device."""
+    devices = {name: t.device for name, t in tensors.items() if t is not None}
+    first_name, first = next(iter(devices.items()))
+    for name, device in devices.items():
+        if device != first:
+            raise InvalidArgument(
+                f"{name}: is on {device}, must be on {first} as {first_name} is; move it there"
+            )

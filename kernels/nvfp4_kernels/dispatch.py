@@ -1,0 +1,80 @@
+"""Which kernel runs an op: one table per op, chosen by device and arithmetic, no fallback."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+
+# Arithmetic of an op: NVFP4 activations, or 16-bit activations against NVFP4 weights.
+Mode = Literal["w4a4", "w4a16"]
+
+
+class NoKernelError(NotImplementedError):
+    """No kernel of an op exists for a device."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of an op.
+
+    Attributes:
+        op: name of the op, e.g. ``"gemm"``.
+        arch: ``"cpu"`` or a CUDA architecture such as ``"sm_100"``.
+        mode: its arithmetic.
+        variant: ``"reference"`` or the kernel's class.
+        target: ``"module:function"``, imported when first called.
+    """
+
+    op: str
+    arch: str
+    mode: Mode
+    variant: str
+    target: str
+
+    @property
+    def label(self) -> str:
+        """How reports name it, e.g. ``nvfp4_gemm/reference (cpu)``."""
+        weight_only = "" if self.mode == "w4a4" else "_w4a16"
+        return f"nvfp4_{self.op}{weight_only}/{self.variant} ({self.arch})"
+
+    def load(self) -> Callable[..., Any]:
+        """The function itself."""
+        module, _, function = self.target.partition(":")
+        return getattr(import_module(module), function)
+
+
+class KernelTable:
+    """The kernels of one op, keyed by architecture and mode."""
+
+    def __init__(self, op: str, kernels: Mapping[tuple[str, Mode], tuple[str, str]]) -> None:
+        self.op = op
+        self._kernels = {
+            (arch, mode): Kernel(op, arch, mode, variant, target)
+            for (arch, mode), (variant, target) in kernels.items()
+        }
+
+    def select(self, device: torch.device, mode: Mode) -> Kernel:
+        """The kernel for ``device`` and ``mode``.
+
+        Raises:
+            NoKernelError: there is none; the message lists what there is.
+        """
+        arch = device_arch(device)
+        kernel = self._kernels.get((arch, mode))
+        if kernel is None:
+            there_is = ", ".join(k.label for k in self._kernels.values()) or "nothing"
+            raise NoKernelError(
+                f"{self.op}: no {mode} kernel for {device.type} ({arch}); there is {there_is}; "
+                "run on one of those devices"
+            )
+        return kernel
+
+
+def device_arch(device: torch.device) -> str:
+    """``"cpu"``, ``"sm_<major><minor>"`` for CUDA, else the device type."""
+    if device.type != "cuda":
+        return device.type
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"

@@ -1,0 +1,103 @@
+"""``gemv``: the product of a decode step, few tokens against an NVFP4 weight."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.gemv.config import KERNELS, MAX_M, choose_config
+from nvfp4_kernels.operands import (
+    check_activation,
+    check_batch,
+    check_bias,
+    check_out_dtype,
+    check_same_device,
+    check_shards,
+    check_weight,
+)
+
+
+def gemv(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    *,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """Product of at most 32 rows of activations with an NVFP4 weight, batched over leading dims.
+
+    The same formula as ``gemm``; a kernel of its own because so few rows are bound by reading the
+    weight, which it fills the tensor core's M side with.
+
+    Args:
+        a: w4a4: uint8 ``(..., M, K/2)``, two E2M1 codes per byte; w4a16 (``a_scales`` None):
+            bfloat16 or float16 ``(..., M, K)``.
+        a_scales: float8_e4m3fn, blocked layout of ``a``'s ``(..., M, K/16)`` scales, or None.
+        b: uint8 ``(N, K/2)``, or ``(..., N, K/2)`` with the same batch dimensions as ``a``.
+        b_scales: float8_e4m3fn, blocked layout of ``b``'s ``(..., N, K/16)`` scales.
+        alpha: float32 ``(S,)``, one factor per shard of the output: global scale of the weight's
+            shard, times the activation's global scale where that is one number.
+        shard_sizes: S output widths that add up to N, e.g. those of q, k and v.
+        row_scale: float32 ``(..., M)``, the activation's global scales when there is one per row.
+        bias: ``(N,)``, bfloat16, float16 or float32.
+        out_dtype: bfloat16, float16 or float32.
+
+    Returns:
+        ``(..., M, N)`` of ``out_dtype``.
+
+    Raises:
+        InvalidArgument: M above 32, or shapes, dtypes or devices that do not fit, named.
+        NoKernelError: no kernel for this device and mode; the message lists what there is.
+    """
+    return torch.ops.nvfp4.gemv(
+        a, a_scales, b, b_scales, alpha, list(shard_sizes), row_scale, bias, out_dtype
+    )
+
+
+@torch.library.custom_op("nvfp4::gemv", mutates_args=())
+def _gemv(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    n, k = check_weight("b", b, b_scales)
+    mode, m = check_activation(a, a_scales, row_scale, k)
+    if m > MAX_M:
+        raise InvalidArgument(f"a: M is {m}, must be at most {MAX_M}; use gemm for more rows")
+    check_batch(a, b)
+    check_shards(alpha, shard_sizes, n)
+    check_bias(bias, n)
+    check_out_dtype(out_dtype)
+    check_same_device(
+        a=a, a_scales=a_scales, b=b, b_scales=b_scales, alpha=alpha, row_scale=row_scale, bias=bias
+    )
+    kernel = KERNELS.select(a.device, mode).load()
+    config = choose_config(n, k)
+    return kernel(a, a_scales, b, b_scales, alpha, shard_sizes, row_scale, bias, out_dtype, config)
+
+
+@_gemv.register_fake
+def _(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=out_dtype)

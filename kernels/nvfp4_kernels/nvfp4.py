@@ -1,0 +1,312 @@
+"""NVFP4: the number format, quantising, dequantising and the tensor core's scale layout.
+
+``value = e2m1 · e4m3 block scale · fp32 global scale``, one block scale per 16 consecutive
+elements of the last dimension K. Two E2M1 codes per byte, the low nibble holding the even element.
+
+Scales exist in two layouts, told apart by their shape:
+
+* *linear* ``(..., rows, K/16)``: as checkpoints store them.
+* *blocked* ``(..., ceil(rows/128), ceil(K/64), 32, 16)``: 512-byte atoms as ``tcgen05.cp`` and
+  ``tcgen05.mma.block_scale`` read them (PTX ISA, "Scale factor layout", 4X). Row ``r`` and scale
+  column ``c`` sit in atom ``(r//128, c//4)`` at ``[r%32, (r%128)//32·4 + c%4]``; padding is zero.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_blocks_of_16, check_dtype
+
+BLOCK_SIZE = 16
+E2M1_MAX = 6.0
+E4M3_MAX = 448.0
+E4M3_TINY = 2.0**-9
+GLOBAL_RANGE = E2M1_MAX * E4M3_MAX
+
+ATOM_ROWS = 128
+ATOM_COLS = 4
+
+# "modelopt" multiplies by the global scale, "compressed-tensors" stores and divides by its
+# reciprocal; the two round differently, so each producer's packing needs its own arithmetic.
+Convention = Literal["modelopt", "compressed-tensors"]
+
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+# Midpoints of the E2M1 grid. A tie rounds to the even code: up at .75, 1.75 and 3.5, so those
+# bounds move one ulp down and "strictly greater" then includes the tie itself.
+_ROUNDING_BOUNDS = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], dtype=torch.float32)
+_ROUNDING_BOUNDS[1::2] = torch.nextafter(_ROUNDING_BOUNDS[1::2], _ROUNDING_BOUNDS.new_zeros(()))
+
+_FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Nvfp4Tensor:
+    """A matrix (or a batch of them) in NVFP4.
+
+    Attributes:
+        data: uint8 ``(..., rows, K/2)``, two E2M1 codes per byte, low nibble = even k.
+        scales: float8_e4m3fn, linear ``(..., rows, K/16)`` or blocked
+            ``(..., ceil(rows/128), ceil(K/64), 32, 16)``.
+        global_scale: float32, the factor that multiplies every value (ModelOpt's
+            ``weight_scale_2``; the reciprocal of compressed-tensors' ``weight_global_scale``):
+            ``()`` for the whole tensor or ``(..., rows)`` for one per row.
+        layout: which of the two layouts ``scales`` is in.
+    """
+
+    data: Tensor
+    scales: Tensor
+    global_scale: Tensor
+    layout: Literal["linear", "blocked"] = "linear"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape ``(..., rows, K)``."""
+        return (*self.data.shape[:-1], 2 * self.data.shape[-1])
+
+    def to_blocked(self) -> "Nvfp4Tensor":
+        """The same tensor with its scales in the blocked layout (one copy of the scales)."""
+        if self.layout == "blocked":
+            return self
+        return Nvfp4Tensor(self.data, to_blocked(self.scales), self.global_scale, "blocked")
+
+    def to_linear(self) -> "Nvfp4Tensor":
+        """The same tensor with its scales in the linear layout (one copy of the scales)."""
+        if self.layout == "linear":
+            return self
+        rows, k = self.shape[-2:]
+        scales = from_blocked(self.scales, rows, k // BLOCK_SIZE)
+        return Nvfp4Tensor(self.data, scales, self.global_scale, "linear")
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Values as ``dtype``, shape ``(..., rows, K)``; the product is formed in float32."""
+        linear = self.to_linear()
+        step = linear.scales.float() * _per_row(self.global_scale)
+        return _scale_blocks(decode_e2m1(self.data), step).to(dtype)
+
+
+# --- E2M1 -----------------------------------------------------------------------------------
+
+
+def encode_e2m1(x: Tensor) -> Tensor:
+    """Round float32 ``(..., K)`` to E2M1 and pack it: uint8 ``(..., K/2)``.
+
+    Nearest, ties to even, saturating at ±6; the sign of zero is kept and NaN becomes ±6, as
+    ``cvt.rn.satfinite.e2m1x2.f32`` does.
+    """
+    bounds = _ROUNDING_BOUNDS.to(x.device)
+    code = torch.bucketize(x.abs(), bounds, out_int32=True).to(torch.uint8)
+    code |= torch.signbit(x).to(torch.uint8) << 3
+    return code[..., 0::2] | (code[..., 1::2] << 4)
+
+
+def decode_e2m1(data: Tensor) -> Tensor:
+    """Unpack uint8 ``(..., K/2)`` to float32 ``(..., K)``."""
+    # One gather of two floats per byte; an embedding lookup is the fastest such gather on CPU.
+    pairs = torch.nn.functional.embedding(data.int(), _byte_values(data.device))
+    return pairs.flatten(-2)
+
+
+def _byte_values(device: torch.device) -> Tensor:
+    """The pair of values each of the 256 bytes stands for: float32 ``(256, 2)``."""
+    magnitudes = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=device)
+    nibbles = torch.cat([magnitudes, -magnitudes])
+    byte = torch.arange(256, device=device)
+    return torch.stack([nibbles[byte % 16], nibbles[byte // 16]], dim=-1)
+
+
+# --- quantising -----------------------------------------------------------------------------
+
+
+def global_scale_of(x: Tensor, convention: Convention = "modelopt") -> Tensor:
+    """The float32 ``()`` global scale that maps ``max|x|`` to the largest NVFP4 value, 2688.
+
+    An all-zero or empty tensor gives 1.
+    """
+    amax = x.abs().amax().float() if x.numel() else x.new_zeros((), dtype=torch.float32)
+    amax = torch.where(amax == 0, amax.new_tensor(GLOBAL_RANGE), amax)
+    if convention == "modelopt":
+        return amax / GLOBAL_RANGE
+    return 1.0 / (GLOBAL_RANGE / amax)
+
+
+def quantize_weight(
+    x: Tensor,
+    global_scale: Tensor | None = None,
+    *,
+    block_scales: Tensor | None = None,
+    convention: Convention = "modelopt",
+) -> Nvfp4Tensor:
+    """Quantise a weight to NVFP4, bit for bit as the named producer does.
+
+    Args:
+        x: bfloat16, float16 or float32 ``(..., rows, K)``, K a multiple of 16, finite.
+        global_scale: float32 ``()``; by default ``global_scale_of(x, convention)``.
+        block_scales: float8_e4m3fn ``(..., rows, K/16)`` to use instead of the ones that map each
+            block's maximum to 6 (see ``scale_search``).
+        convention: ``"modelopt"`` (NVIDIA ModelOpt's ``NVFP4QTensor``) or ``"compressed-tensors"``
+            (its ``nvfp4-pack-quantized`` compressor, which divides by the reciprocal).
+
+    Returns:
+        An ``Nvfp4Tensor`` in the linear layout.
+
+    Raises:
+        InvalidArgument: K not a multiple of 16, an unsupported dtype, NaN or infinity in ``x``,
+            or a global scale that is not positive and finite.
+    """
+    check_dtype("x", x, _FLOAT_DTYPES)
+    check_blocks_of_16("x", x.shape)
+    if not bool(torch.isfinite(x).all()):
+        raise InvalidArgument(
+            "x: holds NaN or infinity, must be finite; mend or exclude this tensor"
+        )
+    if global_scale is None:
+        global_scale = global_scale_of(x, convention)
+    if not bool((torch.isfinite(global_scale) & (global_scale > 0)).all()):
+        raise InvalidArgument(
+            f"global_scale: is {global_scale.tolist()}, must be positive and finite; "
+            "leave it out to take max|x| / 2688"
+        )
+    blocks = x.unflatten(-1, (-1, BLOCK_SIZE))
+    if block_scales is None:
+        block_scales = _absmax_scales(blocks, global_scale, convention)
+    step = block_step(block_scales, global_scale, convention)
+    # Adding +0 turns the negative zeros of the input into positive ones, as the producers do.
+    scaled = (blocks / step.unsqueeze(-1) + 0.0).flatten(-2)
+    return Nvfp4Tensor(encode_e2m1(scaled), block_scales, global_scale)
+
+
+def block_step(scales: Tensor, global_scale: Tensor, convention: Convention = "modelopt") -> Tensor:
+    """What one unit of E2M1 is worth in each block: float32, shaped like ``scales``."""
+    if convention == "modelopt":
+        return scales.float() * global_scale
+    return scales.float() / (1.0 / global_scale)
+
+
+def _absmax_scales(blocks: Tensor, global_scale: Tensor, convention: Convention) -> Tensor:
+    amax = blocks.abs().amax(-1).float()
+    if convention == "modelopt":
+        exact = amax / (E2M1_MAX * global_scale)
+        exact = torch.where(exact == 0, 1.0, exact)
+        return exact.clamp(E4M3_TINY, E4M3_MAX).to(torch.float8_e4m3fn)
+    scales = ((1.0 / global_scale) * (amax / E2M1_MAX)).clamp(max=E4M3_MAX)
+    scales = scales.to(torch.float8_e4m3fn)
+    eps = torch.finfo(torch.float8_e4m3fn).eps
+    return torch.where(scales.float() == 0, eps, scales.float()).to(torch.float8_e4m3fn)
+
+
+def quantize_activation(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise activations as an inference engine does, at run time.
+
+    Args:
+        x: bfloat16, float16 or float32 ``(..., rows, K)``.
+        global_scale: float32 ``()`` or one per row ``(..., rows)``; the factor that multiplies
+            the values, as ModelOpt's ``input_scale``.
+
+    Returns:
+        ``data`` uint8 ``(..., rows, K/2)``, and ``scales`` float8_e4m3fn ``(..., rows, K/16)`` in
+        the linear layout. Differs from ``quantize_weight`` where the runtime formula does: a zero
+        block gets scale 0, a block too large for the global scale saturates, NaN stays visible as
+        a NaN scale.
+    """
+    blocks = x.float().unflatten(-1, (-1, BLOCK_SIZE))
+    inverse = _per_row(global_scale).reciprocal()
+    amax = blocks.abs().amax(-1)
+    scales = (inverse * (amax * (1.0 / E2M1_MAX))).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
+    step = scales.float() * inverse.reciprocal()
+    # A zero scale must give zeros, not 0/0: the hardware quantiser multiplies by zero there.
+    multiplier = torch.where(step == 0, 0.0, step.reciprocal())
+    scaled = (blocks * multiplier.unsqueeze(-1)).flatten(-2)
+    return encode_e2m1(scaled), scales
+
+
+def row_global_scales(x: Tensor) -> Tensor:
+    """One float32 global scale per row, ``max|row| / 2688``: ``(..., rows)``; 1 for a zero row."""
+    amax = x.abs().amax(-1).float()
+    return torch.where(amax > 0, amax / GLOBAL_RANGE, 1.0)
+
+
+# --- products -------------------------------------------------------------------------------
+
+
+def decode_blocks(data: Tensor, blocked_scales: Tensor) -> Tensor:
+    """E2M1 value times block scale, without the global scale: float32 ``(..., rows, K)``, exact."""
+    rows, k = data.shape[-2], 2 * data.shape[-1]
+    scales = from_blocked(blocked_scales, rows, k // BLOCK_SIZE)
+    return _scale_blocks(decode_e2m1(data), scales.float())
+
+
+def block_scaled_product(
+    a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales: Tensor, tile_n: int
+) -> Tensor:
+    """A · Bᵀ as the block-scaled MMA forms it: float32 ``(..., M, N)``, global scales left out.
+
+    Decoded operands have at most 6 (NVFP4), 8 (bfloat16) or 11 (float16) significant bits, so every
+    product is exact in float32 and only the order of the float32 sums is open.
+
+    Args:
+        a: uint8 ``(..., M, K/2)``, or 16-bit floats ``(..., M, K)`` when ``a_scales`` is None.
+        a_scales: float8_e4m3fn, blocked, or None.
+        b: uint8 ``(..., N, K/2)``.
+        b_scales: float8_e4m3fn, blocked.
+        tile_n: rows of ``b`` decoded at a time (rounded up to whole 128-row atoms).
+    """
+    decoded_a = a.float() if a_scales is None else decode_blocks(a, a_scales)
+    row_tiles = -(-tile_n // ATOM_ROWS)
+    out = decoded_a.new_empty((*decoded_a.shape[:-1], b.shape[-2]))
+    for tile in range(0, b_scales.shape[-4], row_tiles):
+        rows = slice(tile * ATOM_ROWS, (tile + row_tiles) * ATOM_ROWS)
+        decoded_b = decode_blocks(b[..., rows, :], b_scales[..., tile : tile + row_tiles, :, :, :])
+        out[..., rows] = decoded_a @ decoded_b.mT
+    return out
+
+
+def _scale_blocks(values: Tensor, per_block: Tensor) -> Tensor:
+    return (values.unflatten(-1, (-1, BLOCK_SIZE)) * per_block.unsqueeze(-1)).flatten(-2)
+
+
+def _per_row(global_scale: Tensor) -> Tensor:
+    """Shape a global scale so that it broadcasts over the blocks of a row."""
+    return global_scale if global_scale.ndim == 0 else global_scale.unsqueeze(-1)
+
+
+# --- scale layout ---------------------------------------------------------------------------
+
+
+def blocked_shape(rows: int, cols: int) -> tuple[int, int, int, int]:
+    """Shape of the blocked layout of ``rows × cols`` scales."""
+    return (-(-rows // ATOM_ROWS), -(-cols // ATOM_COLS), ATOM_ROWS // 4, 4 * ATOM_COLS)
+
+
+def to_blocked(scales: Tensor) -> Tensor:
+    """Permute linear scales ``(..., rows, cols)`` into the blocked layout, padding with zeros.
+
+    Any 1-byte dtype; returns ``(..., ceil(rows/128), ceil(cols/4), 32, 16)``, contiguous.
+    """
+    *batch, rows, cols = scales.shape
+    row_tiles, col_tiles, quarter, _ = blocked_shape(rows, cols)
+    raw = scales.view(torch.uint8)
+    padded = raw.new_zeros(*batch, row_tiles * ATOM_ROWS, col_tiles * ATOM_COLS)
+    padded[..., :rows, :cols] = raw
+    # (row tile, r//32, r%32, column tile, c%4) -> (row tile, column tile, r%32, r//32, c%4)
+    atoms = padded.view(*batch, row_tiles, 4, quarter, col_tiles, ATOM_COLS)
+    atoms = atoms.movedim((-2, -3), (-4, -3))
+    return atoms.reshape(*batch, *blocked_shape(rows, cols)).view(scales.dtype)
+
+
+def from_blocked(blocked: Tensor, rows: int, cols: int) -> Tensor:
+    """Undo ``to_blocked``: linear scales ``(..., rows, cols)``, padding dropped."""
+    *batch, row_tiles, col_tiles, quarter, _ = blocked.shape
+    expected = blocked_shape(rows, cols)
+    if tuple(blocked.shape[-4:]) != expected:
+        raise InvalidArgument(
+            f"blocked: shape {tuple(blocked.shape)} does not hold {rows} × {cols} scales, "
+            f"must end in {expected}; make it with to_blocked()"
+        )
+    atoms = blocked.view(torch.uint8).view(*batch, row_tiles, col_tiles, quarter, 4, ATOM_COLS)
+    # (row tile, column tile, r%32, r//32, c%4) -> (row tile, r//32, r%32, column tile, c%4)
+    atoms = atoms.movedim((-4, -3), (-2, -3))
+    linear = atoms.reshape(*batch, row_tiles * ATOM_ROWS, col_tiles * ATOM_COLS)
+    return linear[..., :rows, :cols].contiguous().view(blocked.dtype)

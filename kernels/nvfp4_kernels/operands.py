@@ -1,0 +1,107 @@
+"""What the linear ops have in common: their operands' shapes, checked once for all of them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+
+OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+A16_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def check_weight(name: str, b: Tensor, b_scales: Tensor) -> tuple[int, int]:
+    """Check a packed weight ``(..., N, K/2)`` and its blocked scales; return (N, K)."""
+    check_dtype(name, b, (torch.uint8,))
+    check_dtype(f"{name}_scales", b_scales, (torch.float8_e4m3fn,))
+    if b.ndim < 2:
+        raise InvalidArgument(
+            f"{name}: shape is {tuple(b.shape)}, must be (..., rows, K/2); unsqueeze it"
+        )
+    n, k = b.shape[-2], 2 * b.shape[-1]
+    _check_k(name, k)
+    expected = (*b.shape[:-2], *blocked_shape(n, k // BLOCK_SIZE))
+    check_shape(f"{name}_scales", b_scales, expected, "permute linear scales with to_blocked()")
+    return n, k
+
+
+def check_activation(
+    a: Tensor, a_scales: Tensor | None, row_scale: Tensor | None, k: int
+) -> tuple[Mode, int]:
+    """Check the activation against the weight's K; return the mode and M.
+
+    With ``a_scales`` the activation is NVFP4 (w4a4), without it 16-bit floating point (w4a16).
+    """
+    if a_scales is None:
+        check_dtype("a", a, A16_DTYPES)
+        if a.ndim < 2 or a.shape[-1] != k:
+            raise InvalidArgument(
+                f"a: shape is {tuple(a.shape)}, must be (..., M, {k}) to match the weight's K"
+            )
+        if row_scale is not None:
+            raise InvalidArgument(
+                "row_scale: given with 16-bit activations, which carry their own scale; "
+                "pass a_scales too, or leave row_scale out"
+            )
+        return "w4a16", a.shape[-2]
+    m, a_k = check_weight("a", a, a_scales)
+    if a_k != k:
+        raise InvalidArgument(f"a: K is {a_k}, must be {k} as the weight's; check the operands")
+    if row_scale is not None:
+        check_dtype("row_scale", row_scale, (torch.float32,))
+        check_shape("row_scale", row_scale, a.shape[:-1], "one global scale per row of a")
+    return "w4a4", m
+
+
+def check_shards(alpha: Tensor, shard_sizes: Sequence[int], n: int) -> None:
+    """Check one alpha per output shard, the shards adding up to N."""
+    check_dtype("alpha", alpha, (torch.float32,))
+    check_shape("alpha", alpha, (len(shard_sizes),), "one factor per shard of the output")
+    if sum(shard_sizes) != n:
+        raise InvalidArgument(
+            f"shard_sizes: {list(shard_sizes)} adds up to {sum(shard_sizes)}, must be N = {n}"
+        )
+
+
+def check_out_dtype(out_dtype: torch.dtype) -> None:
+    """Raise unless the output can be written in ``out_dtype``."""
+    if out_dtype not in OUT_DTYPES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in OUT_DTYPES)
+        raise InvalidArgument(f"out_dtype: is {out_dtype}, must be one of {names}")
+
+
+def check_bias(bias: Tensor | None, n: int) -> None:
+    """Check an optional bias ``(N,)``."""
+    if bias is not None:
+        check_dtype("bias", bias, OUT_DTYPES)
+        check_shape("bias", bias, (n,), "one value per output column")
+
+
+def check_batch(a: Tensor, b: Tensor) -> None:
+    """A batched weight needs an equally batched activation; an unbatched one serves any batch."""
+    if b.ndim > 2 and a.shape[:-2] != b.shape[:-2]:
+        raise InvalidArgument(
+            f"b: batch dimensions are {tuple(b.shape[:-2])}, must be none or "
+            f"{tuple(a.shape[:-2])} as a's"
+        )
+
+
+def _check_k(name: str, k: int) -> None:
+    if k % BLOCK_SIZE:
+        raise InvalidArgument(
+            f"{name}: K is {k}, must be a multiple of {BLOCK_SIZE}; pad K with zeros"
+        )
+
+
+__all__ = [
+    "check_activation",
+    "check_batch",
+    "check_bias",
+    "check_out_dtype",
+    "check_same_device",
+    "check_shards",
+    "check_weight",
+]

@@ -1,0 +1,87 @@
+"""``quantize`` and ``quantize_per_token``: activations to NVFP4, scales ready for the GEMM."""
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import check_blocks_of_16, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+from nvfp4_kernels.quantize.config import KERNELS, PER_TOKEN_KERNELS
+
+_IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def quantize(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise activations with one calibrated global scale.
+
+    Args:
+        x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16.
+        global_scale: float32 ``()``, the factor that multiplies the values (ModelOpt's
+            ``input_scale``, ``max|x| / 2688`` over the calibration text).
+
+    Returns:
+        ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout
+        ``(..., ceil(M/128), ceil(K/64), 32, 16)``, padding zero. Values beyond the calibrated
+        range saturate.
+
+    Raises:
+        InvalidArgument: an unsupported dtype or shape, named.
+        NoKernelError: no kernel for this device.
+    """
+    return torch.ops.nvfp4.quantize(x, global_scale)
+
+
+def quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantise activations with one global scale per row, taken from the row itself.
+
+    Args:
+        x: as for ``quantize``.
+
+    Returns:
+        ``data`` and ``scales`` as for ``quantize``, and ``row_scale`` float32 ``(..., M)``,
+        ``max|row| / 2688``.
+
+    Raises:
+        InvalidArgument: an unsupported dtype or shape, named.
+        NoKernelError: no kernel for this device.
+    """
+    return torch.ops.nvfp4.quantize_per_token(x)
+
+
+def _check_input(x: Tensor) -> None:
+    check_dtype("x", x, _IN_DTYPES)
+    check_blocks_of_16("x", x.shape)
+
+
+def _fake_operand(x: Tensor) -> tuple[Tensor, Tensor]:
+    m, k = x.shape[-2:]
+    data = x.new_empty((*x.shape[:-1], k // 2), dtype=torch.uint8)
+    shape = (*x.shape[:-2], *blocked_shape(m, k // BLOCK_SIZE))
+    return data, x.new_empty(shape, dtype=torch.float8_e4m3fn)
+
+
+@torch.library.custom_op("nvfp4::quantize", mutates_args=())
+def _quantize(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    _check_input(x)
+    check_dtype("global_scale", global_scale, (torch.float32,))
+    check_shape("global_scale", global_scale, (), "for one scale per row use quantize_per_token")
+    check_same_device(x=x, global_scale=global_scale)
+    kernel = KERNELS.select(x.device, "w4a4").load()
+    return kernel(x, global_scale)
+
+
+@_quantize.register_fake
+def _(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    return _fake_operand(x)
+
+
+@torch.library.custom_op("nvfp4::quantize_per_token", mutates_args=())
+def _quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    _check_input(x)
+    kernel = PER_TOKEN_KERNELS.select(x.device, "w4a4").load()
+    return kernel(x)
+
+
+@_quantize_per_token.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    data, scales = _fake_operand(x)
+    return data, scales, x.new_empty(x.shape[:-1], dtype=torch.float32)

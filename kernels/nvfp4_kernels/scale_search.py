@@ -1,0 +1,108 @@
+"""Block scales with less error than the maximum's: for online quantisation and the quantising tool.
+
+Neither search changes the global scale or the format; a checkpoint that is already quantised is
+never searched again.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.nvfp4 import (
+    BLOCK_SIZE,
+    Convention,
+    Nvfp4Tensor,
+    block_step,
+    decode_e2m1,
+    encode_e2m1,
+    global_scale_of,
+    quantize_weight,
+)
+
+ScaleRule = Literal["absmax", "sweep", "four-over-six"]
+SCALE_RULES: tuple[str, ...] = get_args(ScaleRule)
+
+# Candidates lie between half and twice the absmax scale: below, the clipped maximum dominates the
+# error; above, the grid gets coarser than rounding to nearest already is.
+_SWEEP_CODES_BELOW = 8
+_SWEEP_CODES_ABOVE = 6
+_LARGEST_CODE = 0x7E  # e4m3 448; 0x7F is NaN
+
+# Rows searched at a time, so that the float32 intermediates stay near 64 MB.
+_SEARCH_ELEMENTS = 1 << 22
+
+
+def quantize_with_rule(
+    x: Tensor,
+    rule: ScaleRule = "absmax",
+    *,
+    global_scale: Tensor | None = None,
+    convention: Convention = "modelopt",
+) -> Nvfp4Tensor:
+    """Quantise ``x`` ``(..., rows, K)`` with block scales chosen by ``rule``.
+
+    * ``absmax``: each block's maximum maps to 6 (bit-identical to the producer's).
+    * ``four-over-six``: per block, the maximum maps to 6 or to 4, whichever has less squared error.
+    * ``sweep``: per block, the e4m3 scale with the least squared error among the codes around the
+      absmax one (8 below to 6 above).
+    """
+    if global_scale is None:
+        global_scale = global_scale_of(x, convention)
+    absmax = quantize_weight(x, global_scale, convention=convention)
+    if rule == "absmax":
+        return absmax
+    if x.numel() == 0:
+        return absmax
+    best = _search(x.flatten(0, -2), absmax.scales.flatten(0, -2), global_scale, rule, convention)
+    return quantize_weight(
+        x, global_scale, block_scales=best.view(absmax.scales.shape), convention=convention
+    )
+
+
+def _search(
+    x: Tensor, absmax_scales: Tensor, global_scale: Tensor, rule: ScaleRule, convention: Convention
+) -> Tensor:
+    rows_per_chunk = max(1, _SEARCH_ELEMENTS // x.shape[-1])
+    chunks = zip(x.split(rows_per_chunk), absmax_scales.split(rows_per_chunk), strict=True)
+    found = [
+        _search_rows(rows.float(), scales, global_scale, rule, convention)
+        for rows, scales in chunks
+    ]
+    return torch.cat([f.view(torch.uint8) for f in found]).view(torch.float8_e4m3fn)
+
+
+def _search_rows(
+    x: Tensor, absmax_scales: Tensor, global_scale: Tensor, rule: ScaleRule, convention: Convention
+) -> Tensor:
+    best = absmax_scales
+    best_error = _squared_error(x, best, global_scale, convention)
+    for candidate in _candidates(absmax_scales, rule):
+        error = _squared_error(x, candidate, global_scale, convention)
+        better = error < best_error  # a tie keeps the scale nearer to absmax
+        best = torch.where(better, candidate.float(), best.float()).to(torch.float8_e4m3fn)
+        best_error = torch.where(better, error, best_error)
+    return best
+
+
+def _candidates(absmax_scales: Tensor, rule: ScaleRule) -> list[Tensor]:
+    if rule == "four-over-six":
+        larger = (absmax_scales.float() * 1.5).clamp(max=448.0)
+        return [larger.to(torch.float8_e4m3fn)]
+    # Positive e4m3 codes are ordered as integers, so neighbours are code ± 1.
+    code = absmax_scales.view(torch.uint8).int()
+    offsets = [o for o in range(-_SWEEP_CODES_BELOW, _SWEEP_CODES_ABOVE + 1) if o]
+    return [
+        (code + o).clamp(1, _LARGEST_CODE).to(torch.uint8).view(torch.float8_e4m3fn)
+        for o in sorted(offsets, key=abs)
+    ]
+
+
+def _squared_error(
+    x: Tensor, scales: Tensor, global_scale: Tensor, convention: Convention
+) -> Tensor:
+    """Squared error of each block: float32 ``(rows, K/16)``."""
+    step = block_step(scales, global_scale, convention).unsqueeze(-1)
+    blocks = x.unflatten(-1, (-1, BLOCK_SIZE))
+    rounded = decode_e2m1(encode_e2m1((blocks / step).flatten(-2))).view(blocks.shape)
+    return (rounded * step - blocks).square().sum(-1)

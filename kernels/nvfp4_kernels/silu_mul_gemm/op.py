@@ -1,0 +1,189 @@
+"""``silu_mul_gemm``: both halves of a gated MLP and its activation in one pass over the input."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_blocks_of_16, check_dtype, check_shape
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+from nvfp4_kernels.operands import (
+    check_activation,
+    check_batch,
+    check_out_dtype,
+    check_same_device,
+    check_weight,
+)
+from nvfp4_kernels.silu_mul_gemm.config import KERNELS, choose_config
+
+
+def silu_mul_gemm(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b1: Tensor,
+    b1_scales: Tensor,
+    b2: Tensor,
+    b2_scales: Tensor,
+    alpha: Tensor,
+    *,
+    row_scale: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """``silu(alpha[0] · A · B1ᵀ) · (alpha[1] · A · B2ᵀ)``, formed in float32, rounded once.
+
+    Args:
+        a: w4a4: uint8 ``(..., M, K/2)``; w4a16 (``a_scales`` None): 16-bit floats ``(..., M, K)``.
+        a_scales: float8_e4m3fn, blocked layout of ``a``'s scales, or None.
+        b1: the gate, uint8 ``(N, K/2)`` or ``(..., N, K/2)`` with ``a``'s batch dimensions.
+        b1_scales: float8_e4m3fn, blocked layout of the gate's scales.
+        b2: the up projection, shaped as ``b1``.
+        b2_scales: float8_e4m3fn, blocked layout of the up projection's scales.
+        alpha: float32 ``(2,)``: each weight's global scale, times the activation's where that is
+            one number.
+        row_scale: float32 ``(..., M)``, the activation's global scales when there is one per row.
+        out_dtype: bfloat16, float16 or float32.
+
+    Returns:
+        ``(..., M, N)`` of ``out_dtype``.
+
+    Raises:
+        InvalidArgument: shapes, dtypes or devices that do not fit, named.
+        NoKernelError: no kernel for this device and mode; the message lists what there is.
+    """
+    return torch.ops.nvfp4.silu_mul_gemm(
+        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_dtype
+    )
+
+
+def silu_mul_gemm_quantized(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b1: Tensor,
+    b1_scales: Tensor,
+    b2: Tensor,
+    b2_scales: Tensor,
+    alpha: Tensor,
+    out_global_scale: Tensor,
+    *,
+    row_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``silu_mul_gemm`` with its result quantised for the next GEMM, from the float32 values.
+
+    Takes what ``silu_mul_gemm`` takes, N a multiple of 16, and ``out_global_scale``, float32
+    ``()``: the next layer's input scale.
+
+    Returns:
+        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout.
+
+    Raises:
+        InvalidArgument, NoKernelError: as ``silu_mul_gemm``.
+    """
+    return torch.ops.nvfp4.silu_mul_gemm_quantized(
+        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, out_global_scale, row_scale
+    )
+
+
+def _run(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b1: Tensor,
+    b1_scales: Tensor,
+    b2: Tensor,
+    b2_scales: Tensor,
+    alpha: Tensor,
+    row_scale: Tensor | None,
+    out_global_scale: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Any:
+    n, k = check_weight("b1", b1, b1_scales)
+    if check_weight("b2", b2, b2_scales) != (n, k):
+        raise InvalidArgument(
+            f"b2: shape is {tuple(b2.shape)}, must be {tuple(b1.shape)} as b1's; "
+            "gate and up projections come in pairs"
+        )
+    mode, m = check_activation(a, a_scales, row_scale, k)
+    check_batch(a, b1)
+    check_dtype("alpha", alpha, (torch.float32,))
+    check_shape("alpha", alpha, (2,), "one factor for the gate and one for the up projection")
+    check_out_dtype(out_dtype)
+    check_same_device(
+        a=a, a_scales=a_scales, b1=b1, b1_scales=b1_scales, b2=b2, b2_scales=b2_scales,
+        alpha=alpha, row_scale=row_scale, out_global_scale=out_global_scale,
+    )  # fmt: skip
+    kernel = KERNELS.select(a.device, mode).load()
+    config = choose_config(m, n, k)
+    return kernel(
+        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_global_scale, out_dtype,
+        config,
+    )  # fmt: skip
+
+
+@torch.library.custom_op("nvfp4::silu_mul_gemm", mutates_args=())
+def _silu_mul_gemm(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b1: Tensor,
+    b1_scales: Tensor,
+    b2: Tensor,
+    b2_scales: Tensor,
+    alpha: Tensor,
+    row_scale: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    out, _ = _run(a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, None, out_dtype)
+    return out
+
+
+@_silu_mul_gemm.register_fake
+def _(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b1: Tensor,
+    b1_scales: Tensor,
+    b2: Tensor,
+    b2_scales: Tensor,
+    alpha: Tensor,
+    row_scale: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return a.new_empty((*a.shape[:-1], b1.shape[-2]), dtype=out_dtype)
+
+
+@torch.library.custom_op("nvfp4::silu_mul_gemm_quantized", mutates_args=())
+def _silu_mul_gemm_quantized(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b1: Tensor,
+    b1_scales: Tensor,
+    b2: Tensor,
+    b2_scales: Tensor,
+    alpha: Tensor,
+    out_global_scale: Tensor,
+    row_scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    check_dtype("out_global_scale", out_global_scale, (torch.float32,))
+    check_shape("out_global_scale", out_global_scale, (), "one scale for the whole output")
+    # The output's K is this product's N.
+    check_blocks_of_16("output", (a.shape[-2], b1.shape[-2]))
+    return _run(
+        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_global_scale,
+        torch.float32,
+    )  # fmt: skip
+
+
+@_silu_mul_gemm_quantized.register_fake
+def _(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b1: Tensor,
+    b1_scales: Tensor,
+    b2: Tensor,
+    b2_scales: Tensor,
+    alpha: Tensor,
+    out_global_scale: Tensor,
+    row_scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    m, n = a.shape[-2], b1.shape[-2]
+    data = a.new_empty((*a.shape[:-1], n // 2), dtype=torch.uint8)
+    scales_shape = (*a.shape[:-2], *blocked_shape(m, n // BLOCK_SIZE))
+    return data, a.new_empty(scales_shape, dtype=torch.float8_e4m3fn)

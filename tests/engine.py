@@ -1,0 +1,63 @@
+"""Log-probabilities from a real vLLM engine; also as a command, for engines of several processes.
+
+``python -m tests.engine MODEL '{"tensor_parallel_size": 2}'`` prints them as JSON.
+"""
+
+import gc
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from tests import tiny_llama
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one engine said of ``tiny_llama.TEXT``.
+
+    Attributes:
+        logprobs: natural log-probability of each token of the text but the first.
+        generated: token ids of a greedy continuation.
+        report: the engine's kernel report; empty from another process or without ``nvfp4-tc``.
+    """
+
+    logprobs: list[float]
+    generated: list[int]
+    report: list[str]
+
+
+def run(model: str, **engine_args: Any) -> Run:
+    """Start an engine, score the text, continue it, and take the engine down again."""
+    from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    settings = {
+        "quantization": "nvfp4-tc",
+        "enforce_eager": True,
+        "max_model_len": 128,
+        "max_num_seqs": 2,
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+    }
+    llm = LLM(model, **(settings | engine_args))
+    try:
+        sampling = SamplingParams(temperature=0.0, max_tokens=8, prompt_logprobs=0)
+        [output] = llm.generate([tiny_llama.TEXT], sampling, use_tqdm=False)
+        scored = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
+        quant = llm.llm_engine.vllm_config.quant_config
+        report = quant.report.lines() if hasattr(quant, "report") else []
+        return Run(
+            [candidates[token].logprob for candidates, token in scored],
+            list(output.outputs[0].token_ids),
+            report,
+        )
+    finally:
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+if __name__ == "__main__":
+    result = run(sys.argv[1], **json.loads(sys.argv[2]))
+    print("\n" + json.dumps({"logprobs": result.logprobs, "generated": result.generated}))

@@ -1,0 +1,68 @@
+"""Which kernel runs an op."""
+
+import pytest
+import torch
+
+from nvfp4_kernels import NoKernelError
+from nvfp4_kernels.dispatch import KernelTable, Mode, device_arch
+from nvfp4_kernels.gemm.config import KERNELS as GEMM
+from nvfp4_kernels.gemv.config import KERNELS as GEMV
+from nvfp4_kernels.quantize.config import KERNELS as QUANTIZE
+from nvfp4_kernels.quantize.config import PER_TOKEN_KERNELS
+from nvfp4_kernels.silu_mul_gemm.config import KERNELS as SILU_MUL_GEMM
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("table", "modes"),
+    [
+        (GEMM, ["w4a4", "w4a16"]),
+        (GEMV, ["w4a4", "w4a16"]),
+        (SILU_MUL_GEMM, ["w4a4", "w4a16"]),
+        (QUANTIZE, ["w4a4"]),
+        (PER_TOKEN_KERNELS, ["w4a4"]),
+    ],
+    ids=lambda value: value.op if isinstance(value, KernelTable) else None,
+)
+def test_every_op_has_a_reference_on_cpu(table: KernelTable, modes: list[Mode]) -> None:
+    for mode in modes:
+        kernel = table.select(CPU, mode)
+        assert (kernel.op, kernel.arch, kernel.variant) == (table.op, "cpu", "reference")
+        assert callable(kernel.load())
+
+
+def test_labels() -> None:
+    assert GEMM.select(CPU, "w4a4").label == "nvfp4_gemm/reference (cpu)"
+    assert GEMM.select(CPU, "w4a16").label == "nvfp4_gemm_w4a16/reference (cpu)"
+
+
+@pytest.mark.parametrize(("capability", "arch"), [((10, 0), "sm_100"), ((9, 0), "sm_90")])
+def test_selects_by_architecture(
+    capability: tuple[int, int], arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    table = KernelTable(
+        "gemm",
+        {
+            ("cpu", "w4a4"): ("reference", "math:fsum"),
+            ("sm_90", "w4a4"): ("persistent", "math:hypot"),
+            ("sm_100", "w4a4"): ("two-CTA", "math:dist"),
+        },
+    )
+    assert device_arch(CUDA) == arch
+    kernel = table.select(CUDA, "w4a4")
+    assert kernel.arch == arch
+    assert kernel.load().__name__ == {"sm_90": "hypot", "sm_100": "dist"}[arch]
+
+
+def test_no_kernel_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    message = (
+        r"gemm: no w4a16 kernel for cuda \(sm_75\); there is nvfp4_gemm/reference \(cpu\), "
+        r"nvfp4_gemm_w4a16/reference \(cpu\); run on one of those devices"
+    )
+    with pytest.raises(NoKernelError, match=message):
+        GEMM.select(CUDA, "w4a16")
+    with pytest.raises(NoKernelError, match="there is nothing"):
+        KernelTable("gemm", {}).select(CPU, "w4a4")

@@ -1,0 +1,261 @@
+"""The tests can fail: each classic mistake, put into the package, fails the tests named for it."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import nvfp4
+from nvfp4_kernels.gemm import reference as gemm_reference
+from nvfp4_kernels.silu_mul_gemm import reference as silu_mul_gemm_reference
+from tests.test_kernels import (
+    test_against_producers,
+    test_gemm,
+    test_nvfp4_format,
+    test_quantize,
+    test_scale_layout,
+    test_silu_mul_gemm,
+)
+
+# What the mutants call; the names below stay those of the package while it is mutated.
+encode_e2m1, decode_e2m1 = nvfp4.encode_e2m1, nvfp4.decode_e2m1
+to_blocked, from_blocked = nvfp4.to_blocked, nvfp4.from_blocked
+scale_blocks = nvfp4._scale_blocks
+gemm, silu_mul_gemm = gemm_reference.gemm, silu_mul_gemm_reference.silu_mul_gemm
+
+
+def swap_nibbles(data: Tensor) -> Tensor:
+    return data << 4 | data >> 4
+
+
+def decode_as_integers(data: Tensor) -> Tensor:
+    codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
+    return torch.where(codes < 8, codes.float(), 8 - codes.float())
+
+
+def pad_only(scales: Tensor) -> Tensor:
+    """Linear bytes in whole atoms, not permuted."""
+    *batch, rows, cols = scales.shape
+    shape = nvfp4.blocked_shape(rows, cols)
+    padded = scales.view(torch.uint8).new_zeros(*batch, shape[0] * 128, shape[1] * 4)
+    padded[..., :rows, :cols] = scales.view(torch.uint8)
+    return padded.view(*batch, *shape).view(scales.dtype)
+
+
+def read_linearly(blocked: Tensor, rows: int, cols: int) -> Tensor:
+    *batch, row_tiles, col_tiles, _, _ = blocked.shape
+    linear = blocked.reshape(*batch, row_tiles * 128, col_tiles * 4)
+    return linear[..., :rows, :cols].contiguous()
+
+
+def block_4x32(scales: Tensor) -> Tensor:
+    """Row r at [r//4, r%4] of its atom instead of [r%32, r//32]."""
+    padded = pad_only(scales)
+    *batch, row_tiles, col_tiles, _, _ = padded.shape
+    atoms = padded.view(torch.uint8).view(*batch, row_tiles, 32, 4, col_tiles, 4)
+    atoms = atoms.movedim(-2, -4).reshape(*batch, row_tiles, col_tiles, 32, 16)
+    return atoms.view(scales.dtype)
+
+
+def read_4x32(blocked: Tensor, rows: int, cols: int) -> Tensor:
+    *batch, row_tiles, col_tiles, _, _ = blocked.shape
+    atoms = blocked.view(torch.uint8).reshape(*batch, row_tiles, col_tiles, 32, 4, 4)
+    linear = atoms.movedim(-4, -2).reshape(*batch, row_tiles * 128, col_tiles * 4)
+    return linear[..., :rows, :cols].contiguous().view(blocked.dtype)
+
+
+def leave_padding(scales: Tensor) -> Tensor:
+    *batch, rows, cols = scales.shape
+    padded = scales.view(torch.uint8).new_empty(*batch, -(-rows // 128) * 128, -(-cols // 4) * 4)
+    padded[..., :rows, :cols] = scales.view(torch.uint8)
+    return to_blocked(padded).view(scales.dtype)
+
+
+def gemm_with(**changes: Callable[..., Any]) -> Callable[..., Tensor]:
+    """``gemm``'s reference with some of its arguments changed."""
+    names = gemm.__code__.co_varnames[: gemm.__code__.co_argcount]
+
+    def mutant(*args: Any) -> Tensor:
+        named = dict(zip(names, args, strict=True))
+        for name, change in changes.items():
+            named[name] = change(**named)
+        return gemm(**named)
+
+    return mutant
+
+
+def largest_alpha(alpha: Tensor, **_: Any) -> Tensor:
+    return alpha.max().repeat(len(alpha))
+
+
+def bias_times_alpha(bias: Tensor | None, alpha: Tensor, **_: Any) -> Tensor | None:
+    return bias if bias is None else bias * alpha[0]
+
+
+def swap_projections(a: Any, sfa: Any, b1: Any, sfb1: Any, b2: Any, sfb2: Any, *rest: Any) -> Any:
+    return silu_mul_gemm(a, sfa, b2, sfb2, b1, sfb1, *rest)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``mutant`` takes the place of ``original`` wherever that is bound; every test must fail."""
+
+    original: object
+    mutant: object
+    tests: tuple[Callable[[], None], ...]
+
+
+BYTES = test_nvfp4_format.test_every_byte_decodes
+NIBBLES = test_nvfp4_format.test_low_nibble_is_the_even_element
+CODES = test_nvfp4_format.test_codes_are_not_integers
+HALF_UP = nvfp4._ROUNDING_BOUNDS.nextafter(torch.tensor(0.0)).clone()
+HALF_UP[1::2] = nvfp4._ROUNDING_BOUNDS[1::2]
+
+
+def product(name: str) -> Callable[[], None]:
+    return partial(test_gemm.test_exact_on_grid_values, test_gemm.CASES[name])
+
+
+def random_product(name: str) -> Callable[[], None]:
+    return partial(test_gemm.test_close_on_random_values, test_gemm.CASES[name])
+
+
+def gated_product(name: str) -> Callable[[], None]:
+    return partial(test_silu_mul_gemm.test_exact_on_grid_values, test_silu_mul_gemm.CASES[name])
+
+
+def quantized(name: str) -> Callable[[], None]:
+    return partial(test_quantize.test_quantize_per_token, test_quantize.CASES[name])
+
+
+def modelopt(name: str) -> Callable[[], None]:
+    return partial(test_against_producers.test_frozen_modelopt, name)
+
+
+def rounding(magnitude: float) -> Callable[[], None]:
+    return partial(test_nvfp4_format.test_rounding, magnitude, -1.0)
+
+
+def offsets(name: str) -> Callable[[], None]:
+    return partial(test_scale_layout.test_every_offset, *test_scale_layout.SHAPES[name])
+
+
+def padding(name: str) -> Callable[[], None]:
+    return partial(test_scale_layout.test_padding_is_zero, *test_scale_layout.SHAPES[name])
+
+
+MUTATIONS = {
+    "nibbles swapped by the encoder": Mutation(
+        encode_e2m1,
+        lambda x: swap_nibbles(encode_e2m1(x)),
+        (NIBBLES, modelopt("bfloat16 gauss"), quantized("one block")),
+    ),
+    "nibbles swapped by the decoder": Mutation(
+        decode_e2m1,
+        lambda data: decode_e2m1(swap_nibbles(data)),
+        # Products read both operands the same way, so only a 16-bit activation tells.
+        (NIBBLES, BYTES, product("w4a16 bf16"), random_product("w4a16 fp16")),
+    ),
+    "codes decoded as integers": Mutation(
+        decode_e2m1,
+        decode_as_integers,
+        (CODES, BYTES, product("one tile"), random_product("one tile"), gated_product("one tile")),
+    ),
+    "ties rounded up": Mutation(
+        nvfp4._ROUNDING_BOUNDS,
+        HALF_UP,
+        (rounding(0.25), rounding(1.25), rounding(2.5), rounding(5.0), modelopt("float32 ties")),
+    ),
+    "scales padded but not permuted": Mutation(
+        to_blocked,
+        pad_only,
+        (offsets("one atom"), offsets("ragged both"), quantized("one tile")),
+    ),
+    "scales read as if linear": Mutation(
+        from_blocked,
+        read_linearly,
+        (product("one tile"), random_product("ragged"), gated_product("w4a16 bf16")),
+    ),
+    "atoms of 4 by 32 written": Mutation(
+        to_blocked,
+        block_4x32,
+        (offsets("one atom"), offsets("less than a quarter"), quantized("several row tiles")),
+    ),
+    "atoms of 4 by 32 read": Mutation(
+        from_blocked,
+        read_4x32,
+        (product("one tile"), random_product("ragged"), product("batched weight")),
+    ),
+    "padding left uninitialised": Mutation(
+        to_blocked,
+        leave_padding,
+        (padding("ragged rows"), padding("ragged columns"), quantized("one row")),
+    ),
+    "the neighbouring block's scale": Mutation(
+        scale_blocks,
+        lambda values, per_block: scale_blocks(values, per_block.roll(1, -1)),
+        (product("w4a16 bf16"), random_product("one row"), product("one tile")),
+    ),
+    "one alpha, the largest, for all shards": Mutation(
+        gemm,
+        gemm_with(alpha=largest_alpha),
+        (
+            product("qkv shards"),
+            random_product("shards inside an atom"),
+            partial(test_gemm.test_shards_with_their_own_global_scales, 2.0),
+            partial(test_gemm.test_shards_with_their_own_global_scales, 8.0),
+        ),
+    ),
+    "row scale left out": Mutation(
+        gemm,
+        gemm_with(row_scale=lambda **_: None),
+        (product("row scale"), test_quantize.test_per_token_row_scales_fit_gemm),
+    ),
+    "bias multiplied by alpha": Mutation(
+        gemm,
+        gemm_with(bias=bias_times_alpha),
+        (product("bias"), random_product("everything")),
+    ),
+    "gate and up exchanged": Mutation(
+        silu_mul_gemm,
+        swap_projections,
+        (
+            gated_product("one tile"),
+            partial(
+                test_silu_mul_gemm.test_close_on_random_values,
+                test_silu_mul_gemm.CASES["w4a16 bf16"],
+            ),
+        ),
+    ),
+}
+
+
+def replace_everywhere(
+    monkeypatch: pytest.MonkeyPatch, original: object, replacement: object
+) -> None:
+    """Rebind every module attribute of the package and its tests that is ``original``."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("nvfp4_kernels", "tests.test_kernels")) and name != __name__:
+            for attribute, value in list(vars(module).items()):
+                if value is original:
+                    monkeypatch.setattr(module, attribute, replacement)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "position"),
+    [(m, i) for m in MUTATIONS.values() for i in range(len(m.tests))],
+    ids=[f"{name}-{i}" for name, m in MUTATIONS.items() for i in range(len(m.tests))],
+)
+def test_mutation_is_found(
+    mutation: Mutation, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = mutation.tests[position]
+    test()
+    replace_everywhere(monkeypatch, mutation.original, mutation.mutant)
+    with pytest.raises(AssertionError):
+        test()

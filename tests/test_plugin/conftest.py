@@ -1,0 +1,81 @@
+"""A vLLM that is configured but runs nothing: enough to build its layers one by one."""
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Engines share this process instead of starting two more; quicker, and errors surface here.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from tests import tiny_llama
+
+
+@pytest.fixture(scope="session")
+def bf16_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.save(tmp_path_factory.mktemp("bf16"))
+
+
+@pytest.fixture(scope="session")
+def bf16(pytestconfig: pytest.Config) -> Path:
+    """The trained model, kept between runs."""
+    cache = pytestconfig.rootpath / ".cache" / "tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    return tiny_llama.trained(cache / f"trained-{tiny_llama.version()}")
+
+
+@pytest.fixture(scope="session")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("calibration") / "text.txt"
+    file.write_text(tiny_llama.training_text()[:20_000])
+    return file
+
+
+@pytest.fixture(scope="session")
+def modelopt(bf16: Path, calibration: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model in ModelOpt's format, with scales for an FP8 KV cache."""
+    from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+
+    dst = tmp_path_factory.mktemp("modelopt") / "model"
+    quantize_checkpoint(bf16, dst, calibrate=calibration, seq_len=128, kv_cache_scheme="fp8")
+    return dst
+
+
+@pytest.fixture(scope="module")
+def base_config(bf16_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The tiny model's engine config, with one process's parallel groups set up."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import (
+        cleanup_dist_env_and_memory,
+        ensure_model_parallel_initialized,
+        init_distributed_environment,
+    )
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    args = EngineArgs(model=str(bf16_checkpoint), quantization="nvfp4-tc", enforce_eager=True)
+    config = args.create_engine_config()
+    rendezvous = tmp_path_factory.mktemp("rendezvous") / "store"
+    with set_current_vllm_config(config):
+        init_distributed_environment(1, 0, f"file://{rendezvous}", 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+    yield config
+    cleanup_dist_env_and_memory()
+
+
+@pytest.fixture
+def vllm_config(base_config: Any) -> Iterator[Any]:
+    """``base_config``, current, for one test to change; torch's default dtype is bfloat16."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    config = copy.copy(base_config)
+    with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16):
+        yield config

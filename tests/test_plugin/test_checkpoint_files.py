@@ -1,0 +1,135 @@
+"""Files that are missing, truncated or do not fit together are refused before loading."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vllm_fp4_plugin.checkpoint_files import INDEX, check_nvfp4, read_headers
+from vllm_fp4_plugin.checkpoint_format import CheckpointFormat, UnsupportedCheckpoint
+
+MODULE = "model.layers.0.mlp.down_proj"
+
+
+def tensors() -> dict[str, Tensor]:
+    return {
+        f"{MODULE}.weight": torch.zeros(32, 24, dtype=torch.uint8),
+        f"{MODULE}.weight_scale": torch.zeros(32, 3).to(torch.float8_e4m3fn),
+        f"{MODULE}.weight_scale_2": torch.tensor(0.5),
+        f"{MODULE}.input_scale": torch.tensor(0.5),
+        "model.norm.weight": torch.ones(48, dtype=torch.bfloat16),
+    }
+
+
+def checkpoint(weight_only: bool = False) -> CheckpointFormat:
+    return CheckpointFormat("modelopt", weight_only)
+
+
+def sharded(directory: Path) -> Path:
+    """The tensors over two files, with their index."""
+    everything = tensors()
+    norm = {"model.norm.weight": everything.pop("model.norm.weight")}
+    save_file(everything, directory / "model-00001-of-00002.safetensors")
+    save_file(norm, directory / "model-00002-of-00002.safetensors")
+    weight_map = dict.fromkeys(everything, "model-00001-of-00002.safetensors")
+    weight_map |= dict.fromkeys(norm, "model-00002-of-00002.safetensors")
+    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return directory
+
+
+def test_whole_checkpoints_pass(tmp_path: Path) -> None:
+    headers = read_headers(sharded(tmp_path))
+    assert headers[f"{MODULE}.weight"].shape == (32, 24)
+    assert headers["model.norm.weight"].dtype == "BF16"
+    check_nvfp4(headers, checkpoint())
+
+
+def test_no_safetensors_is_nothing_to_check(tmp_path: Path) -> None:
+    assert read_headers(tmp_path) == {}
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    (sharded(tmp_path) / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(UnsupportedCheckpoint, match=r"00002-of-00002\.safetensors: is missing"):
+        read_headers(tmp_path)
+
+
+def test_index_names_an_absent_tensor(tmp_path: Path) -> None:
+    index = json.loads((sharded(tmp_path) / INDEX).read_text())
+    index["weight_map"]["lm_head.weight"] = "model-00002-of-00002.safetensors"
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(UnsupportedCheckpoint, match=r"holds no tensor lm_head\.weight"):
+        read_headers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (-1, r"is \d+ bytes long, its header describes \d+; the file is truncated"),
+        (100, "which cuts off its header"),
+        (3, "which cuts off its header"),
+        (0, "which cuts off its header"),
+    ],
+)
+def test_truncated_file(keep: int, message: str, tmp_path: Path) -> None:
+    file = sharded(tmp_path) / "model-00001-of-00002.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        read_headers(tmp_path)
+
+
+def test_garbled_header(tmp_path: Path) -> None:
+    file = sharded(tmp_path) / "model-00001-of-00002.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[8] = ord("x")
+    file.write_bytes(raw)
+    with pytest.raises(UnsupportedCheckpoint, match="has no readable header"):
+        read_headers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight_scale": None}, r"down_proj\.weight_scale: is missing beside"),
+        ({"input_scale": None}, r"down_proj\.input_scale: is missing beside"),
+        ({"weight": None}, r"down_proj\.weight: is missing beside"),
+        ({"weight_scale_2": None}, "holds no weight_scale_2, so no NVFP4 weights"),
+        ({"weight": torch.zeros(32, 48).bfloat16()}, "weight: dtype is BF16, must be U8"),
+        ({"weight_scale": torch.zeros(32, 3)}, "weight_scale: dtype is F32, must be F8_E4M3"),
+        (
+            {"weight_scale": torch.zeros(32, 2).to(torch.float8_e4m3fn)},
+            r"weight_scale: shape is \(32, 2\), must be \(32, 3\)",
+        ),
+        ({"input_scale": torch.tensor(1.0).half()}, "input_scale: dtype is F16, must be F32"),
+        (
+            {"weight_global_scale": torch.ones(1)},
+            "weight_global_scale: belongs to compressed-tensors's format",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_layer_that_is_not_whole(
+    changes: dict[str, Tensor | None], message: str, tmp_path: Path
+) -> None:
+    changed = tensors() | {f"{MODULE}.{name}": tensor for name, tensor in changes.items()}
+    present = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    save_file(present, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        check_nvfp4(read_headers(tmp_path), checkpoint())
+
+
+def test_weight_only_needs_no_input_scale(tmp_path: Path) -> None:
+    present = tensors()
+    del present[f"{MODULE}.input_scale"]
+    save_file(present, tmp_path / "model.safetensors")
+    check_nvfp4(read_headers(tmp_path), checkpoint(weight_only=True))
+
+
+def test_quantised_lm_head_is_refused(tmp_path: Path) -> None:
+    renamed = {name.replace(MODULE, "lm_head"): tensor for name, tensor in tensors().items()}
+    save_file(renamed, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedCheckpoint, match="lm_head: is quantised"):
+        check_nvfp4(read_headers(tmp_path), checkpoint())

@@ -1,0 +1,294 @@
+"""Real engines on a small trained model: every kind of checkpoint, and every way to run it.
+
+Bounds on the mean absolute difference of log-probabilities. Two runs of the same arithmetic differ
+by the rounding of bfloat16 between layers (the compiled model rounds elsewhere); with 4-bit
+activations such a difference can move a value to the next E2M1 step. The bounds are about three
+times what was seen, and a tenth of what a wrong scale does.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor
+from tests import tiny_llama
+from tests.engine import Run, run
+from vllm_fp4_plugin import weights
+from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+
+pytestmark = pytest.mark.slow
+
+SAME_W4A16 = 0.012
+SAME_W4A4 = 0.09
+QUANTISED = 0.2  # from the 16-bit model
+WRONG = 0.3
+
+GEMM = "nvfp4_gemm/reference (cpu)"
+GEMM_W4A16 = "nvfp4_gemm_w4a16/reference (cpu)"
+
+
+def distance(a: Run, b: Run) -> float:
+    pairs = zip(a.logprobs, b.logprobs, strict=True)
+    return sum(abs(x - y) for x, y in pairs) / len(a.logprobs)
+
+
+@pytest.fixture(scope="session")
+def compressed_tensors(
+    bf16: Path, calibration: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    dst = tmp_path_factory.mktemp("compressed") / "model"
+    quantize_checkpoint(bf16, dst, format="compressed-tensors", calibrate=calibration, seq_len=128)
+    return dst
+
+
+@pytest.fixture(scope="session")
+def weight_only(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dst = tmp_path_factory.mktemp("weight-only") / "model"
+    quantize_checkpoint(bf16, dst)
+    return dst
+
+
+@pytest.fixture(scope="session")
+def engine() -> Callable[..., Run]:
+    """``run``, once for the same model and arguments."""
+    seen: dict[str, Run] = {}
+
+    def cached(model: Path, **engine_args: Any) -> Run:
+        key = json.dumps([str(model), engine_args], sort_keys=True)
+        if key not in seen:
+            seen[key] = run(str(model), **engine_args)
+        return seen[key]
+
+    return cached
+
+
+@pytest.fixture(scope="session")
+def reference(bf16: Path, engine: Callable[..., Run]) -> Run:
+    return engine(bf16, quantization=None)
+
+
+def test_the_model_is_worth_comparing(reference: Run) -> None:
+    """It has learnt something: far below the ln 256 of guessing."""
+    assert -sum(reference.logprobs) / len(reference.logprobs) < 0.5 * math.log(256)
+
+
+def test_weight_only_equals_the_dequantised_model(
+    weight_only: Path, engine: Callable[..., Run]
+) -> None:
+    """Against transformers on weights that we dequantised ourselves, tensor by tensor."""
+    tensors = load_file(weight_only / "model.safetensors")
+    model = LlamaForCausalLM(tiny_llama.config()).eval()
+    state = model.state_dict()
+    for name in state:
+        module = name.removesuffix(".weight")
+        if f"{module}.weight_scale_2" in tensors:
+            state[name] = Nvfp4Tensor(
+                tensors[name],
+                tensors[f"{module}.weight_scale"],
+                tensors[f"{module}.weight_scale_2"],
+            ).dequantize()
+        else:
+            state[name] = tensors[name].float()
+    model.load_state_dict(state)
+    ids = torch.tensor([tiny_llama.tokenizer().encode(tiny_llama.TEXT)])
+    with torch.inference_mode():
+        scores = model(input_ids=ids).logits.log_softmax(-1)[0, :-1]
+    expected = scores.gather(-1, ids[0, 1:, None]).flatten().tolist()
+    served = engine(weight_only)
+    assert distance(served, Run(expected, [], [])) < SAME_W4A16
+    assert served.report[0] == f"qkv_proj ×2: {GEMM_W4A16}, W4A16"
+
+
+def test_modelopt(modelopt: Path, reference: Run, engine: Callable[..., Run]) -> None:
+    served = engine(modelopt)
+    assert distance(served, reference) < QUANTISED
+    assert served.report[:4] == [
+        f"qkv_proj ×2: {GEMM}, W4A4 static",
+        f"o_proj ×2: {GEMM}, W4A4 static",
+        "gate_up_proj ×2: nvfp4_silu_mul_gemm/reference (cpu), W4A4 static",
+        f"down_proj ×2: {GEMM}, W4A4 static",
+    ]
+
+
+def test_modelopt_legacy_config(modelopt: Path, engine: Callable[..., Run], tmp_path: Path) -> None:
+    """The same files with the config where ModelOpt up to 0.29 put it serve the same."""
+    legacy = shutil.copytree(modelopt, tmp_path / "legacy")
+    config = json.loads((legacy / "config.json").read_text())
+    del config["quantization_config"]
+    (legacy / "config.json").write_text(json.dumps(config))
+    hf_quant_config = json.loads((legacy / "hf_quant_config.json").read_text())
+    hf_quant_config["producer"] = {"name": "modelopt", "version": "0.29.0"}
+    (legacy / "hf_quant_config.json").write_text(json.dumps(hf_quant_config))
+    assert engine(legacy).logprobs == engine(modelopt).logprobs
+
+
+def test_nvfp4_checkpoints_need_no_flag_on_cpu(modelopt: Path, engine: Callable[..., Run]) -> None:
+    detected = engine(modelopt, quantization=None)
+    assert detected.report == engine(modelopt).report
+    assert detected.logprobs == engine(modelopt).logprobs
+
+
+def test_compressed_tensors(
+    compressed_tensors: Path, modelopt: Path, engine: Callable[..., Run]
+) -> None:
+    """The two formats hold the same model but for ties that their divisions round apart."""
+    assert (
+        distance(engine(compressed_tensors), engine(modelopt, kv_cache_dtype="bfloat16"))
+        < SAME_W4A4
+    )
+
+
+def test_fused_equals_unfused(
+    weight_only: Path, modelopt: Path, engine: Callable[..., Run]
+) -> None:
+    off = {"additional_config": {"nvfp4_tc": {"fuse_mlp": False}}}
+    assert distance(engine(weight_only), engine(weight_only, **off)) < SAME_W4A16
+    unfused = engine(modelopt, **off)
+    assert distance(engine(modelopt), unfused) < SAME_W4A4
+    assert (
+        f"gate_up_proj ×2: {GEMM}, W4A4 static, not fused: switched off (fuse_mlp)"
+        in unfused.report
+    )
+
+
+def test_compiled_equals_eager(weight_only: Path, engine: Callable[..., Run]) -> None:
+    compiled = engine(weight_only, enforce_eager=False)
+    assert distance(engine(weight_only), compiled) < SAME_W4A16
+
+
+def test_compiled_w4a4(modelopt: Path, engine: Callable[..., Run]) -> None:
+    assert distance(engine(modelopt), engine(modelopt, enforce_eager=False)) < SAME_W4A4
+
+
+def test_fp8_kv_cache_takes_the_checkpoints_scales(
+    modelopt: Path, engine: Callable[..., Run]
+) -> None:
+    """The checkpoint declares an FP8 KV cache; a 16-bit one on demand differs, but not by much."""
+    fp8, bf16_kv = engine(modelopt), engine(modelopt, kv_cache_dtype="bfloat16")
+    assert 0 < distance(fp8, bf16_kv) < SAME_W4A4
+
+
+@pytest.mark.parametrize("scales", ["absmax", "sweep", "four-over-six"])
+def test_online(scales: str, bf16: Path, reference: Run, engine: Callable[..., Run]) -> None:
+    served = engine(bf16, additional_config={"nvfp4_tc": {"scales": scales}})
+    assert 0 < distance(served, reference) < QUANTISED
+    assert served.report[0] == f"qkv_proj ×2: {GEMM}, W4A4 per-token"
+
+
+def test_online_weight_only_equals_the_tools(
+    bf16: Path, weight_only: Path, engine: Callable[..., Run]
+) -> None:
+    """Quantised at load or by the tool, the weights are the same bits."""
+    online = engine(bf16, additional_config={"nvfp4_tc": {"activation": "16-bit"}})
+    assert online.logprobs == engine(weight_only).logprobs
+
+
+def test_online_ignore(bf16: Path, engine: Callable[..., Run]) -> None:
+    served = engine(
+        bf16, additional_config={"nvfp4_tc": {"ignore": ["model.layers.0", "*.down_proj"]}}
+    )
+    assert f"qkv_proj ×1: {GEMM}, W4A4 per-token" in served.report
+    assert "qkv_proj ×1: unquantized (vLLM), 16-bit, ignored by 'model.layers.0'" in served.report
+    assert "down_proj ×1: unquantized (vLLM), 16-bit, ignored by '*.down_proj'" in served.report
+
+
+def test_dummy_weights(modelopt: Path, engine: Callable[..., Run]) -> None:
+    assert len(engine(modelopt, load_format="dummy").generated) == 8
+
+
+def test_one_scale_for_all_shards_is_caught(
+    modelopt: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutation: what engines do that take the largest of the shards' scales."""
+    exact = weights.kernel_weight
+
+    def largest(data: Any, scales: Any, weight_global: Any, *rest: Any, **named: Any) -> Any:
+        return exact(data, scales, weight_global.max().expand_as(weight_global), *rest, **named)
+
+    monkeypatch.setattr(weights, "kernel_weight", largest)
+    assert distance(run(str(modelopt)), reference) > WRONG
+
+
+@pytest.mark.parametrize("kind", ["online", "modelopt"])
+def test_tensor_parallel(
+    kind: str,
+    bf16: Path,
+    weight_only: Path,
+    modelopt: Path,
+    engine: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two ranks hold half of every layer each and say the same as one.
+
+    Quantising at load takes each shard's scale over both ranks, so its weights are those of the
+    weight-only checkpoint, bit for bit.
+    """
+    arguments: dict[str, Any] = {"tensor_parallel_size": 2}
+    model, single, bound = modelopt, modelopt, SAME_W4A4
+    if kind == "online":
+        arguments["additional_config"] = {"nvfp4_tc": {"activation": "16-bit"}}
+        model, single, bound = bf16, weight_only, SAME_W4A16
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # one memory node, two workers
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "tests.engine", str(model), json.dumps(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    parallel = json.loads(done.stdout.strip().splitlines()[-1])
+    assert distance(engine(single), Run(report=[], **parallel)) < bound
+
+
+# --- refused at start, with nothing served ----------------------------------------------------
+
+
+def damaged(
+    model: Path, directory: Path, change: Callable[[dict[str, torch.Tensor]], None]
+) -> Path:
+    copy = shutil.copytree(model, directory / "damaged")
+    tensors = load_file(copy / "model.safetensors")
+    change(tensors)
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def test_nan_scale_stops_the_engine(modelopt: Path, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight_scale_2"
+    copy = damaged(modelopt, tmp_path, lambda t: t[name].fill_(torch.nan))
+    with pytest.raises(
+        ValueError, match=r"layers\.1\.mlp\.gate_up_proj\.weight_scale_2: holds .*nan"
+    ):
+        run(str(copy))
+
+
+def test_missing_tensor_stops_the_engine(modelopt: Path, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.input_scale"
+    copy = damaged(modelopt, tmp_path, lambda t: t.pop(name))
+    with pytest.raises(ValueError, match=rf"{name}: is missing beside"):
+        run(str(copy))
+
+
+def test_truncated_file_stops_the_engine(modelopt: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(modelopt, tmp_path / "truncated")
+    file = copy / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 100)
+    with pytest.raises(ValueError, match=r"model\.safetensors: .* truncated or damaged"):
+        run(str(copy))
+
+
+def test_foreign_quantization_stops_the_engine(modelopt: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(modelopt, tmp_path / "foreign")
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"]["quant_algo"] = "FP8"
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="quant_algo: is 'FP8', nvfp4-tc reads NVFP4"):
+        run(str(copy))

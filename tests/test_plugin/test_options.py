@@ -1,0 +1,37 @@
+"""Options under ``--additional-config``: what is accepted, and what is refused by name."""
+
+import pytest
+
+from vllm_fp4_plugin.options import InvalidOption, Options
+
+
+def test_defaults() -> None:
+    assert Options.parse({}) == Options(True, "absmax", "per-token", ())
+
+
+def test_every_option_is_read() -> None:
+    given = {"fuse_mlp": False, "scales": "sweep", "activation": "16-bit", "ignore": ["lm_head"]}
+    assert Options.parse(given) == Options(False, "sweep", "16-bit", ("lm_head",))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"fuse": True}, r"nvfp4_tc\.fuse: unknown option; there are fuse_mlp, scales"),
+        ({"fuse_mlp": "no"}, r"nvfp4_tc\.fuse_mlp: is 'no', must be one of true, false"),
+        ({"fuse_mlp": 1}, r"nvfp4_tc\.fuse_mlp: is 1, must be one of true, false"),
+        ({"scales": "best"}, r"scales: is 'best', must be one of absmax, sweep, four-over-six"),
+        ({"activation": "8-bit"}, r"activation: is '8-bit', must be one of per-token, 16-bit"),
+        ({"ignore": "lm_head"}, r"ignore: is 'lm_head', must be a list of layer names"),
+        (["fuse_mlp"], r"nvfp4_tc: is \['fuse_mlp'\], must be an object of options"),
+    ],
+)
+def test_bad_option(given: object, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        Options.parse(given)
+
+
+def test_online_options_are_told_apart() -> None:
+    assert Options.parse({"scales": "sweep", "fuse_mlp": False}).changed_online_options() == [
+        "scales"
+    ]

@@ -1,0 +1,90 @@
+"""The command line: what it prints, how it ends, how fast it helps."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.test_quantizer.checkpoints import LINEARS, read_config, read_tensors
+from vllm_fp4_plugin.quantizer.command import quantize
+
+app = typer.Typer()
+app.command()(quantize)
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def test_every_option(llama: Path, text: Path, tmp_path: Path):
+    dst = tmp_path / "dst"
+    arguments = [llama, dst, "--format", "compressed-tensors", "--scales", "four-over-six",
+                 "--calibrate", text, "--ignore", "*.down_proj", "--ignore", "re:.*[.]o_proj",
+                 "--kv-cache-scheme", "fp8", "--calibration-tokens", "300", "--seq-len", "64",
+                 "--shared-fused-scale"]  # fmt: skip
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    assert result.exit_code == 0, result.output
+    assert "weight-only" not in result.output
+    assert "10 quantised, 5 kept" in result.output
+    assert "NVFP4, measured on 256 tokens" in result.output
+    assert str(dst) in result.output
+    ignore = read_config(dst)["quantization_config"]["ignore"]
+    assert ignore == [n for n in LINEARS if n.endswith(("down_proj", "o_proj"))] + ["lm_head"]
+    tensors = read_tensors(dst)
+    assert "model.layers.0.self_attn.k_scale" in tensors
+    gate, up = (tensors[f"model.layers.0.mlp.{n}_proj.weight_global_scale"] for n in ("gate", "up"))
+    assert gate == up
+
+
+def test_weight_only_is_said(llama: Path, tmp_path: Path):
+    result = CliRunner().invoke(app, [str(llama), str(tmp_path / "dst")])
+    assert result.exit_code == 0, result.output
+    assert "no --calibrate: weight-only, activations stay in 16 bits" in result.output
+    assert "16-bit (weight-only)" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--format", "gguf"], "error: format: is 'gguf', must be one of modelopt, compressed"),
+        (["--ignore", "[/red]"], "error: ignore: '[/red]' covers no linear"),
+        (["--calibrate", "absent.txt"], "error: calibrate: absent.txt is not a file"),
+    ],
+    ids=["choice", "markup", "file"],
+)
+def test_errors_have_no_traceback(llama: Path, tmp_path: Path, arguments, message):
+    result = CliRunner().invoke(app, [str(llama), str(tmp_path / "dst"), *arguments])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith(message)
+    assert os.listdir(tmp_path) == []
+
+
+def test_importing_the_command_is_cheap():
+    code = (
+        "import sys, vllm_fp4_plugin.quantizer.command;"
+        "print([m for m in ('torch', 'transformers', 'safetensors', 'vllm') if m in sys.modules])"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == "[]\n"
+
+
+def test_nothing_imports_vllm():
+    code = (
+        "import sys, vllm_fp4_plugin.quantizer.checkpoint;"
+        "print([m for m in ('vllm', 'compressed_tensors') if m in sys.modules])"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == "[]\n"

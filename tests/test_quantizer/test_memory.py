@@ -1,0 +1,74 @@
+"""Peak memory follows the largest tensor, not the checkpoint."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+from transformers import LlamaConfig
+
+from tests.test_quantizer.checkpoints import SHAPE, change_config, read_tensors, save_checkpoint
+
+LAYERS = 4
+LAYER = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 1,
+}
+LARGEST_BYTES = 4096 * 1024 * 2
+
+MEASURE = """
+import sys
+from pathlib import Path
+from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+small, large, text = map(Path, sys.argv[1:])
+options = dict(calibrate=text, seq_len=32, calibration_tokens=64, max_shard_bytes=50_000_000)
+quantize_checkpoint(small, large.with_name("small-dst"), **options)  # loads what it will need
+before = peak()
+quantize_checkpoint(large, large.with_name("large-dst"), **options)
+print(peak() - before)
+"""
+
+
+def save_large(folder: Path) -> int:
+    """A Llama of equal layers, each in a shard of its own; returns its bytes."""
+    save_checkpoint(folder, LlamaConfig(**SHAPE | LAYER))
+    change_config(folder, num_hidden_layers=LAYERS)
+    tensors = read_tensors(folder)
+    (folder / "model.safetensors").unlink()
+    weight_map = {}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        shard = {n.replace("model.layers.0.", prefix): t for n, t in tensors.items()}
+        if layer:
+            shard = {n: t for n, t in shard.items() if n.startswith(prefix)}
+        save_file(shard, folder / f"{layer}.safetensors")
+        weight_map |= dict.fromkeys(shard, f"{layer}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_peak_memory(llama: Path, text: Path, tmp_path: Path):
+    total = save_large(tmp_path / "large")
+    assert total > 15 * LARGEST_BYTES
+
+    paths = os.pathsep.join(path for path in sys.path if path)
+    # One thread: the slices are small, and threads that wait for a busy machine take minutes.
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", MEASURE, llama, tmp_path / "large", text]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+    # One weight, its quarter-size result, and float32 intermediates of one slice of its rows.
+    assert int(shown.stdout) < 7 * LARGEST_BYTES < total / 2

@@ -1,0 +1,106 @@
+"""A tiny random Llama checkpoint with a byte tokenizer: what engine and tool tests run on."""
+
+import argparse
+import ast
+import hashlib
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+TEXT = "def main() -> None:\n    for name in sorted(os.environ):\n        print(name)\n"
+
+
+def config(**changes: Any) -> LlamaConfig:
+    """Two layers, grouped-query attention, widths that divide by 32 under two-way parallelism."""
+    settings: dict[str, Any] = {
+        "hidden_size": 128,
+        "intermediate_size": 352,  # neither it nor its half is a multiple of 128 rows
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 320,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }
+    return LlamaConfig(**(settings | changes))
+
+
+def model(**changes: Any) -> LlamaForCausalLM:
+    """Random bfloat16 weights, scaled so that the shards of fused layers differ in magnitude."""
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(config(**changes)).to(torch.bfloat16)
+    gains = {"k_proj": 4.0, "up_proj": 8.0, "gate_proj": 2.0, "lm_head": 12.0, "embed": 8.0}
+    for name, parameter in llama.named_parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(next((g for key, g in gains.items() if key in name), 2.0))
+    return llama
+
+
+def save(directory: Path, **changes: Any) -> Path:
+    """Write the checkpoint, tokenizer included; returns ``directory``."""
+    model(**changes).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte and three specials."""
+    alphabet = ["<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    bytes_only = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_only.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bytes_only, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+
+
+def trained(directory: Path) -> Path:
+    """The checkpoint after learning bytes of Python source for some seconds, made once.
+
+    A random network multiplies every rounding error; a trained one, like those that are served,
+    damps them, so that a comparison of log-probabilities tells a defect from rounding.
+    """
+    if not directory.exists():
+        torch.manual_seed(0)
+        llama = LlamaForCausalLM(config())
+        _train(llama, steps=200)
+        unfinished = directory.with_name(f"{directory.name}.{os.getpid()}")
+        llama.bfloat16().save_pretrained(unfinished)
+        tokenizer().save_pretrained(unfinished)
+        unfinished.rename(directory)
+    return directory
+
+
+def version() -> str:
+    """Changes with whatever the trained checkpoint depends on."""
+    recipe = inspect.getsource(sys.modules[__name__]) + training_text()
+    return hashlib.sha256(recipe.encode()).hexdigest()[:12]
+
+
+def training_text() -> str:
+    """Sources of the standard library."""
+    return "".join(inspect.getsource(module) for module in (argparse, inspect, ast))
+
+
+def _train(llama: LlamaForCausalLM, steps: int) -> None:
+    tokens = torch.tensor(tokenizer().encode(training_text()))
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(llama.parameters(), lr=4e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two threads wait for each other on a busy machine
+    for _ in range(steps):
+        starts = torch.randint(len(tokens) - 65, (16, 1), generator=generator)
+        batch = tokens[starts + torch.arange(64)]
+        llama(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    torch.set_num_threads(threads)

@@ -1,0 +1,161 @@
+"""What a local checkpoint's files hold, read from their headers before anything is loaded."""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from vllm_fp4_plugin.checkpoint_format import (
+    TENSOR_NAMES,
+    CheckpointFormat,
+    TensorNames,
+    UnsupportedCheckpoint,
+)
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """One tensor of a safetensors file.
+
+    Attributes:
+        dtype: its safetensors name, e.g. ``"BF16"``, ``"U8"``, ``"F8_E4M3"``.
+        shape: its shape.
+        file: the file it is in.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+
+
+def read_headers(directory: Path) -> dict[str, TensorHeader]:
+    """Headers of every tensor in a checkpoint's safetensors files, by name; {} if it has none.
+
+    Raises:
+        UnsupportedCheckpoint: the index names a file that is missing or a tensor that is not in
+            it, or a file is truncated or damaged.
+    """
+    index_path = directory / INDEX
+    if not index_path.exists():
+        files = sorted(directory.glob("*.safetensors"))
+        return {name: h for file in files for name, h in read_header(file).items()}
+    weight_map: dict[str, str] = json.loads(index_path.read_text())["weight_map"]
+    headers: dict[str, TensorHeader] = {}
+    for shard in sorted(set(weight_map.values())):
+        if not (directory / shard).exists():
+            raise UnsupportedCheckpoint(
+                f"{directory / shard}: is missing, but {INDEX} names it; "
+                "copy or download the checkpoint again"
+            )
+        headers |= read_header(directory / shard)
+    for name, shard in weight_map.items():
+        if name not in headers:
+            raise UnsupportedCheckpoint(
+                f"{directory / shard}: holds no tensor {name}, but {INDEX} says so; "
+                "copy or download the checkpoint again"
+            )
+    return headers
+
+
+def read_header(file: Path) -> dict[str, TensorHeader]:
+    """Headers of one safetensors file, whose length is checked against them."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if 8 + length > size:
+            raise _damaged(file, f"is {size} bytes long, which cuts off its header")
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError as error:
+            raise _damaged(file, "has no readable header") from error
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+    if 8 + length + end != size:
+        raise _damaged(file, f"is {size} bytes long, its header describes {8 + length + end}")
+    return {
+        name: TensorHeader(entry["dtype"], tuple(entry["shape"]), file)
+        for name, entry in tensors.items()
+    }
+
+
+def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointFormat) -> None:
+    """Check that every quantised linear is whole: its tensors, their dtypes and shapes.
+
+    Raises:
+        UnsupportedCheckpoint: naming the tensor, what it is, what it must be.
+    """
+    names = checkpoint.names
+    for producer, other in TENSOR_NAMES.items():
+        foreign = _modules(headers, other.weight_global)
+        if producer != checkpoint.producer and foreign:
+            raise UnsupportedCheckpoint(
+                f"{foreign[0]}.{other.weight_global}: belongs to {producer}'s format, the config "
+                f"declares {checkpoint.producer}'s; quantise the model with one tool"
+            )
+    modules = _modules(headers, names.weight_global)
+    if not modules:
+        raise UnsupportedCheckpoint(
+            f"checkpoint: holds no {names.weight_global}, so no NVFP4 weights, though its config "
+            "declares them; quantise the model again"
+        )
+    for module in modules:
+        if module.rpartition(".")[2] == "lm_head":
+            raise UnsupportedCheckpoint(
+                "lm_head: is quantised, nvfp4-tc serves it in 16 bits only; "
+                "quantise the model with lm_head excluded"
+            )
+        _check_module(headers, module, names, weight_only=checkpoint.weight_only)
+
+
+def _modules(headers: Mapping[str, TensorHeader], tensor: str) -> list[str]:
+    suffix = f".{tensor}"
+    return [name.removesuffix(suffix) for name in headers if name.endswith(suffix)]
+
+
+def _check_module(
+    headers: Mapping[str, TensorHeader], module: str, names: TensorNames, *, weight_only: bool
+) -> None:
+    needed = [names.weight, names.block_scale, names.weight_global]
+    if not weight_only:
+        needed.append(names.input_global)
+    for tensor in needed:
+        if f"{module}.{tensor}" not in headers:
+            raise UnsupportedCheckpoint(
+                f"{module}.{tensor}: is missing beside {module}.{names.weight_global}; "
+                "the checkpoint is incomplete, quantise the model again"
+            )
+    weight = headers[f"{module}.{names.weight}"]
+    _check_tensor(f"{module}.{names.weight}", weight, "U8", None)
+    if len(weight.shape) != 2:
+        return  # experts stacked in one tensor; the layer that loads them says what it accepts
+    n, packed = weight.shape
+    scale = headers[f"{module}.{names.block_scale}"]
+    expected = (n, 2 * packed // BLOCK_SIZE)
+    _check_tensor(f"{module}.{names.block_scale}", scale, "F8_E4M3", expected)
+    for tensor in needed[2:]:
+        header = headers[f"{module}.{tensor}"]
+        _check_tensor(f"{module}.{tensor}", header, "F32", None)
+
+
+def _check_tensor(
+    name: str, header: TensorHeader, dtype: str, shape: tuple[int, ...] | None
+) -> None:
+    if header.dtype != dtype:
+        raise UnsupportedCheckpoint(
+            f"{name}: dtype is {header.dtype}, must be {dtype}; quantise the model again"
+        )
+    if shape is not None and header.shape != shape:
+        raise UnsupportedCheckpoint(
+            f"{name}: shape is {header.shape}, must be {shape}; quantise the model again"
+        )
+
+
+def _damaged(file: Path, what: str) -> UnsupportedCheckpoint:
+    return UnsupportedCheckpoint(
+        f"{file}: {what}; the file is truncated or damaged, copy or download it again"
+    )

@@ -1,0 +1,30 @@
+"""vLLM's CPU platform, with attention backends chosen by name instead of ignored."""
+
+from typing import TYPE_CHECKING
+
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+
+class Nvfp4CpuPlatform(CpuPlatform):
+    """CPU platform that honours ``--attention-backend CUSTOM``."""
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls,
+        selected_backend: "AttentionBackendEnum",
+        attn_selector_config: "AttentionSelectorConfig",
+        num_heads: int | None = None,
+    ) -> str:
+        """Path of the attention backend class; raises when CUSTOM has none registered."""
+        if selected_backend != AttentionBackendEnum.CUSTOM:
+            return super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
+        if not selected_backend.is_overridden():
+            raise ValueError(
+                "attention-backend: is CUSTOM, but no backend is registered under that name; "
+                "leave the option out to use CPU_ATTN"
+            )
+        return str(selected_backend.get_path())

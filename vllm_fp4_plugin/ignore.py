@@ -1,0 +1,63 @@
+"""Which layers a checkpoint leaves unquantised: names, wildcards, regexes, fused names."""
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+
+class MixedShards(ValueError):
+    """Some but not all shards of a fused layer are quantised."""
+
+
+def matches(name: str, patterns: Iterable[str]) -> str | None:
+    """The first pattern that covers the module ``name``, or None.
+
+    A pattern is ``re:<regex>`` (matched from the start), a ``*`` wildcard over the whole name, or
+    a module path: it covers that module and everything below it, and may leave out leading parts
+    (``lm_head``, ``self_attn.q_proj``). Parts are compared whole: ``mlp.gate`` does not cover
+    ``mlp.gate_up_proj``.
+    """
+    parts = name.split(".")
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            if re.match(pattern[3:], name):
+                return pattern
+        elif fnmatchcase(name, pattern) or _is_path_within(pattern.split("."), parts):
+            return pattern
+    return None
+
+
+def _is_path_within(path: list[str], parts: list[str]) -> bool:
+    width = len(path)
+    return any(parts[i : i + width] == path for i in range(len(parts) - width + 1))
+
+
+def shard_names(name: str, packed_modules: Mapping[str, list[str]]) -> list[str]:
+    """Names a fused layer's shards have in the checkpoint; ``[name]`` for any other layer."""
+    parent, _, last = name.rpartition(".")
+    shards = packed_modules.get(last, [last])
+    return [f"{parent}.{s}" if parent else s for s in shards]
+
+
+def covered(
+    name: str, patterns: Iterable[str], packed_modules: Mapping[str, list[str]]
+) -> str | None:
+    """The pattern that covers a layer of the model, all of its shards, or None.
+
+    Raises:
+        MixedShards: only some of the shards are covered.
+    """
+    patterns = list(patterns)
+    if (whole := matches(name, patterns)) is not None:
+        return whole
+    shards = shard_names(name, packed_modules)
+    found = {shard: matches(shard, patterns) for shard in shards}
+    hits = [pattern for pattern in found.values() if pattern is not None]
+    if hits and len(hits) < len(shards):
+        covered_shards = [s for s, p in found.items() if p is not None]
+        raise MixedShards(
+            f"{name}: the checkpoint covers only {', '.join(covered_shards)} of its shards with "
+            f"{', '.join(hits)}; a fused layer is quantised whole or not at all, so list all or "
+            "none of them"
+        )
+    return hits[0] if hits else None

@@ -1,0 +1,234 @@
+"""The linear method of ``nvfp4-tc`` for checkpoints that are quantised already."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.linear import (
+    LinearMethodBase,
+    register_weight_loader_v2_supported_method,
+)
+from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
+from vllm.platforms import current_platform
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.dispatch import Kernel, Mode
+from nvfp4_kernels.gemm.config import KERNELS as GEMM_KERNELS
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE, Nvfp4Tensor, blocked_shape
+from nvfp4_kernels.silu_mul_gemm.config import KERNELS as SILU_MUL_GEMM_KERNELS
+from vllm_fp4_plugin import fused_mlp, weights
+from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
+from vllm_fp4_plugin.linear_op import Activation
+from vllm_fp4_plugin.loading import LoadLedger
+from vllm_fp4_plugin.report import LayerRecord
+
+if TYPE_CHECKING:
+    from vllm_fp4_plugin.config import Nvfp4TcConfig
+
+_ACT_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """How one layer will run; decided when it is built, before any weight is loaded.
+
+    Attributes:
+        kernel: what runs it.
+        activation: how its input is quantised.
+        shard_sizes: output widths of its shards on this rank.
+        gate_up: gate and up projection run as one op with SiLU-and-mul.
+        reason: why they do not, where a reader would expect it.
+    """
+
+    kernel: Kernel
+    activation: Activation
+    shard_sizes: list[int]
+    gate_up: bool
+    reason: str
+
+
+class Nvfp4LinearBase(LinearMethodBase):
+    """What quantised-on-disk and quantised-at-load layers have in common."""
+
+    # vLLM makes one method per layer, so what is decided for the layer is kept here.
+    plan: LinearPlan
+
+    def __init__(self, config: "Nvfp4TcConfig", prefix: str, activation: Activation) -> None:
+        self.config = config
+        self.prefix = prefix
+        self.activation: Activation = activation
+
+    def make_plan(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        params_dtype: torch.dtype,
+    ) -> LinearPlan:
+        """Check that the layer can be served, choose its kernel, and report it."""
+        if params_dtype not in _ACT_DTYPES:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: dtype is {params_dtype}, must be bfloat16 or float16; "
+                "serve with --dtype bfloat16"
+            )
+        if input_size_per_partition % BLOCK_SIZE:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: K is {layer.input_size}, which tensor parallelism of "
+                f"{layer.tp_size} cuts into {input_size_per_partition}; each part must be a "
+                f"multiple of {BLOCK_SIZE}; use a smaller --tensor-parallel-size or leave the "
+                "layer unquantised"
+            )
+        reason = fused_mlp.obstacle(layer, self.prefix, self.config.options)
+        gate_up = reason is None
+        table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
+        mode: Mode = "w4a16" if self.activation == "16-bit" else "w4a4"
+        kernel = table.select(torch.device(current_platform.device_type), mode)
+        plan = LinearPlan(
+            kernel, self.activation, list(output_partition_sizes), gate_up, reason or ""
+        )
+        self.config.report.add(self._record(plan, input_size_per_partition))
+        return plan
+
+    def _record(self, plan: LinearPlan, k: int) -> LayerRecord:
+        n = sum(plan.shard_sizes)
+        shards = plan.shard_sizes if plan.gate_up else [n]
+        scale_bytes = sum(torch.Size(blocked_shape(s, k // BLOCK_SIZE)).numel() for s in shards)
+        global_bytes = 4 * len(plan.shard_sizes) + 4 * (plan.activation == "static")
+        weight_bytes = n * k // 2 + scale_bytes + global_bytes
+        arithmetic = "W4A16" if plan.activation == "16-bit" else f"W4A4 {plan.activation}"
+        return LayerRecord(
+            self.prefix, plan.kernel.label, arithmetic, plan.reason, n * k, weight_bytes
+        )
+
+    @staticmethod
+    def install(layer: Any, weight: weights.KernelWeight) -> None:
+        """Give the layer the tensors its forward pass reads."""
+        tensors = {
+            "weight": weight.data,
+            "weight_scale": weight.scales,
+            "alpha": weight.alpha,
+            "input_scale": weight.input_scale,
+        }
+        for name, tensor in tensors.items():
+            if tensor is None:
+                setattr(layer, name, None)
+            else:
+                layer.register_parameter(name, Parameter(tensor, requires_grad=False))
+
+    def apply(
+        self, layer: Any, x: Tensor, bias: Tensor | None = None
+    ) -> "Tensor | fused_mlp.GateUp":
+        """The layer's product; for a fused gate and up projection, a promise of it."""
+        plan = self.plan
+        if plan.gate_up:
+            return fused_mlp.GateUp(x, layer, plan.activation)
+        return torch.ops.nvfp4_tc.linear(
+            x, layer.weight, layer.weight_scale, layer.alpha, plan.shard_sizes, layer.input_scale,
+            bias, plan.activation,
+        )  # fmt: skip
+
+    def dequantize_weight(self, layer: Any) -> Tensor:
+        """The weight's values: float32 ``(N, K)``."""
+        globals_ = layer.alpha if layer.input_scale is None else layer.alpha / layer.input_scale
+        per_row = globals_.repeat_interleave(
+            torch.tensor(self.plan.shard_sizes, device=globals_.device)
+        ).view(layer.weight.shape[:-1])
+        operand = Nvfp4Tensor(layer.weight, layer.weight_scale, per_row, "blocked")
+        return operand.dequantize().flatten(0, -2)
+
+
+@register_weight_loader_v2_supported_method
+class Nvfp4LinearMethod(Nvfp4LinearBase):
+    """A linear layer whose checkpoint holds NVFP4 weights."""
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the tensors as the checkpoint names them."""
+        k = input_size_per_partition
+        n, num_shards = sum(output_partition_sizes), len(output_partition_sizes)
+        self.plan = self.make_plan(layer, k, output_partition_sizes, params_dtype)
+        self.ledger = ledger = LoadLedger(layer, self.prefix, num_shards)
+        self.dummy = get_current_vllm_config().load_config.load_format == "dummy"
+        names = self.config.checkpoint.names
+        vllm_loader = extra_weight_attrs["weight_loader"]
+
+        def matrix(name: str, dtype: torch.dtype, columns_per: int) -> None:
+            data = torch.empty(n, k // columns_per, dtype=dtype)
+            loader = ledger.loader(name, dtype, columns_per, vllm_loader)
+            parameter = ModelWeightParameter(
+                data=data, input_dim=1, output_dim=0, weight_loader=loader
+            )
+            layer.register_parameter(name, parameter)
+
+        def globals_(name: str) -> None:
+            loader = ledger.loader(name, torch.float32, None, vllm_loader)
+            # NaN, so that a shard that was never loaded cannot pass for a scale.
+            data = torch.full((num_shards,), float("nan"), dtype=torch.float32)
+            layer.register_parameter(name, PerTensorScaleParameter(data=data, weight_loader=loader))
+
+        matrix(names.weight, torch.uint8, 2)
+        matrix(names.block_scale, torch.float8_e4m3fn, BLOCK_SIZE)
+        globals_(names.weight_global)
+        # Weight-only checkpoints may carry input scales too; they are read and left unused.
+        globals_(names.input_global)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Check what was loaded, permute the scales, fold the global ones; runs once per load."""
+        names = self.config.checkpoint.names
+        if not hasattr(layer, names.weight_global):
+            return  # done already
+        static = self.activation == "static"
+        loaded = {
+            name: getattr(layer, name).data
+            for name in (
+                names.weight, names.block_scale, names.weight_global, names.input_global
+            )
+        }  # fmt: skip
+        if self.dummy:
+            _fill_dummy(*loaded.values())
+        else:
+            needed = list(loaded) if static else list(loaded)[:-1]
+            self.ledger.check_complete(needed)
+            check = self.prefix, names.block_scale
+            weights.check_block_scales(*check, loaded[names.block_scale], loaded[names.weight])
+        weight_global = self._factors(loaded, names.weight_global)
+        input_global = self._factors(loaded, names.input_global) if static else None
+        for name in loaded:
+            delattr(layer, name)
+        try:
+            kernel_weight = weights.kernel_weight(
+                loaded[names.weight],
+                loaded[names.block_scale],
+                weight_global,
+                input_global,
+                gate_up=self.plan.gate_up,
+            )
+        except InvalidArgument as error:
+            raise UnsupportedCheckpoint(f"{self.prefix}: {error}") from error
+        self.install(layer, kernel_weight)
+        self.config.layer_ready(self.prefix)
+
+    def _factors(self, loaded: dict[str, Tensor], name: str) -> Tensor:
+        """Global scales as factors, whichever way the checkpoint stores them."""
+        stored = loaded[name]
+        weights.check_globals(self.prefix, name, stored)
+        return stored.reciprocal() if self.config.checkpoint.names.reciprocal else stored
+
+
+def _fill_dummy(data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor) -> None:
+    """Values for ``--load-format dummy``, whose own random ones are no valid scales."""
+    data.random_(0, 256)
+    scales.copy_(torch.ones_like(scales, dtype=torch.float32))
+    weight_global.fill_(1.0 / GLOBAL_RANGE)
+    input_global.fill_(1.0 / GLOBAL_RANGE)

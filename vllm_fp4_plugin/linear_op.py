@@ -1,0 +1,122 @@
+"""The ops that a linear layer's forward pass consists of.
+
+Each is one custom op from 16-bit input to 16-bit output: the choice between ``gemv`` and ``gemm``
+depends on the number of tokens, which ``torch.compile`` must not specialise on.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import gemm, gemv, quantize, quantize_per_token, silu_mul_gemm
+from nvfp4_kernels.gemv.config import MAX_M
+
+# How a layer's input is quantised: with its calibrated scale, a scale per token, or not at all.
+Activation = Literal["static", "per-token", "16-bit"]
+
+
+def _quantized_input(x: Tensor, input_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    if input_scale is not None:
+        return (*quantize(x, input_scale), None)
+    return quantize_per_token(x)
+
+
+def _operand(
+    x: Tensor, input_scale: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Data, block scales and row scales of the input, flattened to ``(tokens, K)``."""
+    flat = x.reshape(-1, x.shape[-1])
+    return (flat, None, None) if activation == "16-bit" else _quantized_input(flat, input_scale)
+
+
+@torch.library.custom_op("nvfp4_tc::linear", mutates_args=())
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    input_scale: Tensor | None,
+    bias: Tensor | None,
+    activation: str,
+) -> Tensor:
+    """``x · weightᵀ + bias`` in NVFP4.
+
+    Args:
+        x: bfloat16 or float16 ``(..., K)``.
+        weight: uint8 ``(N, K/2)``.
+        weight_scale: float8_e4m3fn, blocked layout.
+        alpha: float32 ``(S,)``, one factor per shard; includes ``input_scale`` where there is one.
+        shard_sizes: the shards' widths, S numbers adding up to N.
+        input_scale: float32 ``()`` for ``activation="static"``, else None.
+        bias: ``(N,)`` or None.
+        activation: an ``Activation``.
+
+    Returns:
+        ``(..., N)`` of x's dtype.
+    """
+    a, a_scales, row_scale = _operand(x, input_scale, activation)
+    product = gemv if a.shape[0] <= MAX_M else gemm
+    out = product(
+        a, a_scales, weight, weight_scale, alpha, shard_sizes,
+        row_scale=row_scale, bias=bias, out_dtype=x.dtype,
+    )  # fmt: skip
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+@linear.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    input_scale: Tensor | None,
+    bias: Tensor | None,
+    activation: str,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@torch.library.custom_op("nvfp4_tc::silu_mul_linear", mutates_args=())
+def silu_mul_linear(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    alpha: Tensor,
+    input_scale: Tensor | None,
+    activation: str,
+) -> Tensor:
+    """``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4.
+
+    Args:
+        x: bfloat16 or float16 ``(..., K)``.
+        weight: uint8 ``(2, I, K/2)``, gate and up projection.
+        weight_scale: float8_e4m3fn ``(2, …)``, the blocked layout of each.
+        alpha: float32 ``(2,)``.
+        input_scale: as for ``linear``.
+        activation: as for ``linear``.
+
+    Returns:
+        ``(..., I)`` of x's dtype.
+    """
+    a, a_scales, row_scale = _operand(x, input_scale, activation)
+    out = silu_mul_gemm(
+        a, a_scales, weight[0], weight_scale[0], weight[1], weight_scale[1], alpha,
+        row_scale=row_scale, out_dtype=x.dtype,
+    )  # fmt: skip
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+@silu_mul_linear.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    alpha: Tensor,
+    input_scale: Tensor | None,
+    activation: str,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[1]))

@@ -1,0 +1,80 @@
+"""The linear method of ``nvfp4-tc`` for 16-bit checkpoints: quantised while they are loaded."""
+
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
+from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+from vllm.model_executor.parameter import ModelWeightParameter
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor
+from nvfp4_kernels.scale_search import quantize_with_rule
+from vllm_fp4_plugin import weights
+from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
+from vllm_fp4_plugin.linear import Nvfp4LinearBase
+
+
+@register_weight_loader_v2_supported_method
+class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
+    """A linear layer whose 16-bit weight is quantised as soon as it is complete.
+
+    The weight starts on the meta device and exists in 16 bits for one layer at a time, so loading
+    peaks at the quantised model plus one layer.
+    """
+
+    uses_meta_device = True
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the 16-bit weight on the meta device."""
+        self.plan = self.make_plan(
+            layer, input_size_per_partition, output_partition_sizes, params_dtype
+        )
+        shape = (sum(output_partition_sizes), input_size_per_partition)
+        weight = ModelWeightParameter(
+            data=torch.empty(shape, dtype=params_dtype, device="meta"),
+            input_dim=1,
+            output_dim=0,
+            weight_loader=extra_weight_attrs["weight_loader"],
+        )
+        layer.register_parameter("weight", weight)
+        initialize_online_processing(layer)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Quantise each shard with a global scale of its own, then as for any checkpoint."""
+        if layer.weight.dtype == torch.uint8:
+            return  # done already
+        shards = layer.weight.data.split(self.plan.shard_sizes)
+        quantised = [self._quantize(layer, shard) for shard in shards]
+        del layer.weight, shards
+        data, scales, weight_global = weights.join_shards(quantised)
+        kernel_weight = weights.kernel_weight(
+            data, scales, weight_global, None, gate_up=self.plan.gate_up
+        )
+        self.install(layer, kernel_weight)
+        self.config.layer_ready(self.prefix)
+
+    def _quantize(self, layer: Any, shard: Tensor) -> Nvfp4Tensor:
+        amax = shard.abs().amax().float()
+        if layer.tp_size > 1:
+            # Every rank holds a part of this shard; its scale is that of the whole.
+            torch.distributed.all_reduce(
+                amax, op=torch.distributed.ReduceOp.MAX, group=get_tp_group().device_group
+            )
+        global_scale = torch.where(amax == 0, 1.0, amax / GLOBAL_RANGE)
+        try:
+            return quantize_with_rule(shard, self.config.options.scales, global_scale=global_scale)
+        except InvalidArgument as error:
+            raise UnsupportedCheckpoint(f"{self.prefix}.weight: {error}") from error

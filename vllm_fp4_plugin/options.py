@@ -1,0 +1,80 @@
+"""Options of ``nvfp4-tc``, given as ``--additional-config '{"nvfp4_tc": {…}}'``.
+
+They live there because vLLM hashes that option into its compile cache; environment variables would
+not invalidate what was compiled.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
+
+KEY = "nvfp4_tc"
+
+OnlineActivation = Literal["per-token", "16-bit"]
+
+
+class InvalidOption(ValueError):
+    """An option of ``nvfp4-tc`` that is unknown or has a value it does not accept."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user can choose.
+
+    Attributes:
+        fuse_mlp: run gate_up and SiLU-and-mul as one op where a layer allows it.
+        scales: how block scales are chosen when a 16-bit checkpoint is quantised at load.
+        activation: activations of such layers: NVFP4 with one global scale per token, or left in
+            16 bits.
+        ignore: layers such a checkpoint keeps in 16 bits: names, ``*`` patterns or ``re:`` regexes.
+    """
+
+    fuse_mlp: bool = True
+    scales: ScaleRule = "absmax"
+    activation: OnlineActivation = "per-token"
+    ignore: tuple[str, ...] = ()
+
+    ONLINE_ONLY = ("scales", "activation", "ignore")
+
+    @classmethod
+    def parse(cls, given: Any) -> "Options":
+        """Options from the ``nvfp4_tc`` entry of vLLM's additional config.
+
+        Raises:
+            InvalidOption: naming the option, what came, and what is accepted.
+        """
+        if not isinstance(given, Mapping):
+            raise InvalidOption(f"{KEY}: is {given!r}, must be an object of options")
+        known = {f.name: f for f in fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                raise InvalidOption(f"{KEY}.{name}: unknown option; there are {', '.join(known)}")
+            _check(name, value)
+        values = dict(given)
+        if "ignore" in values:
+            values["ignore"] = tuple(values["ignore"])
+        return cls(**values)
+
+    def changed_online_options(self) -> list[str]:
+        """Options set away from their defaults that only matter for 16-bit checkpoints."""
+        defaults = Options()
+        return [n for n in self.ONLINE_ONLY if getattr(self, n) != getattr(defaults, n)]
+
+
+def _check(name: str, value: Any) -> None:
+    accepted: tuple[Any, ...]
+    if name == "ignore":
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise InvalidOption(f"{KEY}.ignore: is {value!r}, must be a list of layer names")
+        return
+    if name == "fuse_mlp":
+        accepted = (True, False)
+    elif name == "scales":
+        accepted = SCALE_RULES
+    else:
+        accepted = get_args(OnlineActivation)
+    if value not in accepted or (name == "fuse_mlp" and not isinstance(value, bool)):
+        choices = ", ".join(str(a).lower() for a in accepted)
+        raise InvalidOption(f"{KEY}.{name}: is {value!r}, must be one of {choices}")

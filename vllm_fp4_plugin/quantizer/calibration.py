@@ -1,0 +1,186 @@
+"""Largest input of every linear, from running text through a model that is never in memory whole.
+
+Each module's parameters are mapped from the checkpoint when its forward starts and dropped when it
+ends.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vllm_fp4_plugin.quantizer.errors import QuantizerError
+from vllm_fp4_plugin.quantizer.source import Source
+
+# Sequences run together: the weights are read once per batch, the activations stay small.
+_BATCH_TOKENS = 8192
+
+
+@dataclass
+class Ranges:
+    """What calibration saw; every maximum is float32 ``()`` on the CPU.
+
+    Attributes:
+        inputs: max|input| of each linear.
+        keys: max|key| of each attention module, as its cache receives them: after the norm and the
+            rotary embedding.
+        values: max|value| of each attention module, likewise.
+    """
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    keys: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
+
+
+def batch_count(sequences: Tensor) -> int:
+    """How many batches ``calibrate`` will run."""
+    return len(_batches(sequences))
+
+
+@torch.no_grad()
+def calibrate(
+    model: Any,
+    source: Source,
+    linears: Sequence[str],
+    sequences: Tensor,
+    *,
+    record_kv: bool,
+    on_linear: Callable[[], None],
+) -> Ranges:
+    """Run ``sequences`` through the decoder of ``model`` and record what its linears receive.
+
+    Args:
+        model: made by ``linears.build_model``; runs in bfloat16, on CUDA where there is one.
+        source: the checkpoint that holds its parameters.
+        linears: names of the linears to record.
+        sequences: int64 ``(sequences, seq_len)`` token ids.
+        record_kv: also record the keys and values that attention caches.
+        on_linear: called after each recorded linear, for a progress bar.
+
+    Raises:
+        QuantizerError: a linear saw no input, only zeros, or a value that is not finite; the
+            tokens or the parameters do not fit the model.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    _check_tokens(model, sequences)
+    ranges = Ranges()
+    _map_parameters(model, source, device)
+    for name in linears:
+        _record_input(model.get_submodule(name), name, ranges.inputs, on_linear)
+    cache = _recording_cache(model, ranges) if record_kv else None
+    for batch in _batches(sequences):
+        model.base_model(batch.to(device), use_cache=record_kv, past_key_values=cache)
+    for name in linears:
+        if name not in ranges.inputs:
+            raise QuantizerError(
+                f"{name}: saw no input during calibration; leave it as it is with --ignore {name}"
+            )
+    if record_kv and not ranges.keys:
+        raise QuantizerError(
+            f"kv_cache_scheme: {type(model).__name__} caches no keys; leave out --kv-cache-scheme"
+        )
+    for found in (ranges.inputs, ranges.keys, ranges.values):
+        for name, amax in found.items():
+            _check_range(name, amax)
+    return ranges
+
+
+def _batches(sequences: Tensor) -> tuple[Tensor, ...]:
+    return sequences.split(max(1, _BATCH_TOKENS // sequences.shape[1]))
+
+
+def _check_tokens(model: Any, sequences: Tensor) -> None:
+    vocabulary = model.get_input_embeddings().num_embeddings
+    if int(sequences.max()) >= vocabulary:
+        raise QuantizerError(
+            f"src: its tokenizer gives token {int(sequences.max())}, its model knows {vocabulary}; "
+            "use the tokenizer the model was trained with"
+        )
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and sequences.shape[1] > limit:
+        raise QuantizerError(
+            f"seq_len: is {sequences.shape[1]}, the model takes at most {limit}; lower --seq-len"
+        )
+
+
+def _check_range(name: str, amax: Tensor) -> None:
+    if not (torch.isfinite(amax) and amax > 0):
+        raise QuantizerError(
+            f"{name}: the largest magnitude seen during calibration is {amax.item()}, must be "
+            f"positive and finite; use other text, or leave it as it is with --ignore {name}"
+        )
+
+
+def _map_parameters(model: Any, source: Source, device: torch.device) -> None:
+    base = model.base_model
+    prefix = "" if base is model else model.base_model_prefix
+    for path, module in base.named_modules(prefix=prefix):
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = buffer.to(device)
+        names = {key: f"{path}.{key}" for key, p in module._parameters.items() if p is not None}
+        for name in names.values():
+            if name not in source.specs:
+                raise QuantizerError(
+                    f"{name}: the model has it, the checkpoint does not; save the checkpoint anew "
+                    "with the transformers version in use"
+                )
+        if names:
+            _map_while_running(module, names, source, device)
+
+
+def _map_while_running(
+    module: nn.Module, names: dict[str, str], source: Source, device: torch.device
+) -> None:
+    empty = dict(module._parameters)
+
+    def load(module: nn.Module, args: Any) -> None:
+        for key, name in names.items():
+            stored = source.load(name).to(device, torch.bfloat16)
+            module._parameters[key] = nn.Parameter(stored, requires_grad=False)
+
+    def drop(module: nn.Module, args: Any, output: Any) -> None:
+        module._parameters.update(empty)
+
+    module.register_forward_pre_hook(load)
+    module.register_forward_hook(drop)
+
+
+def _record_input(
+    module: nn.Module, name: str, found: dict[str, Tensor], on_linear: Callable[[], None]
+) -> None:
+    def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        _raise_maximum(found, name, args[0])
+        on_linear()
+
+    module.register_forward_pre_hook(record)
+
+
+def _recording_cache(model: Any, ranges: Ranges) -> Any:
+    """A key/value cache that keeps no more than the largest magnitudes."""
+    from transformers import DynamicCache
+
+    # An attention module lies deeper than the layer that may carry the same index.
+    attention = {
+        module.layer_idx: name
+        for name, module in model.named_modules()
+        if getattr(module, "layer_idx", None) is not None
+    }
+
+    class RecordingCache(DynamicCache):
+        def update(
+            self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> tuple[Tensor, Tensor]:
+            _raise_maximum(ranges.keys, attention[layer_idx], key)
+            _raise_maximum(ranges.values, attention[layer_idx], value)
+            return key, value
+
+    return RecordingCache()
+
+
+def _raise_maximum(found: dict[str, Tensor], name: str, x: Tensor) -> None:
+    smallest, largest = torch.aminmax(x)
+    amax = torch.maximum(-smallest, largest).float().cpu()
+    found[name] = torch.maximum(found[name], amax) if name in found else amax

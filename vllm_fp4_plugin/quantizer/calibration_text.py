@@ -1,0 +1,75 @@
+"""Token sequences from a text file."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_fp4_plugin.quantizer.errors import QuantizerError
+
+_PIECE_CHARACTERS = 1 << 20
+
+
+def read_sequences(file: Path, tokenizer: Any, tokens: int, seq_len: int) -> Tensor:
+    """The first ``tokens // seq_len`` sequences of a text, or fewer if it is shorter.
+
+    Args:
+        file: UTF-8 text, or ``.jsonl`` with a string ``text`` in every line.
+        tokenizer: of the model. Where it starts texts with a BOS token, so does every sequence.
+        tokens: how many to read at most, ``seq_len`` or more.
+        seq_len: tokens in a sequence, 2 or more.
+
+    Returns:
+        int64 ``(sequences, seq_len)``, without padding.
+
+    Raises:
+        QuantizerError: the file is missing, not UTF-8, not as described, or holds less than one
+            sequence.
+    """
+    starts_with_bos = tokenizer("a").input_ids[0] == tokenizer.bos_token_id
+    bos = [tokenizer.bos_token_id] if starts_with_bos else []
+    body = seq_len - len(bos)
+    wanted = tokens // seq_len * body
+    ids: list[int] = []
+    for text in _texts(file):
+        ids += tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        if len(ids) >= wanted:
+            break
+    sequences = min(wanted, len(ids)) // body
+    if not sequences:
+        raise QuantizerError(
+            f"calibrate: {file} has {len(ids)} tokens, one sequence takes {body}; give more text "
+            "or lower --seq-len"
+        )
+    rows = torch.tensor(ids[: sequences * body]).view(sequences, body)
+    return torch.cat([torch.tensor(bos, dtype=rows.dtype).expand(sequences, -1), rows], dim=1)
+
+
+def _texts(file: Path) -> Iterator[str]:
+    if not file.is_file():
+        raise QuantizerError(f"calibrate: {file} is not a file; give a text or .jsonl file")
+    try:
+        with file.open(encoding="utf-8") as stream:
+            if file.suffix == ".jsonl":
+                for number, line in enumerate(stream, 1):
+                    yield _text_of_line(file, number, line)
+            else:
+                while piece := stream.read(_PIECE_CHARACTERS):
+                    yield piece
+    except UnicodeDecodeError as error:
+        raise QuantizerError(f"calibrate: {file} is not UTF-8 ({error}); convert it") from error
+
+
+def _text_of_line(file: Path, number: int, line: str) -> str:
+    try:
+        text = json.loads(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise QuantizerError(
+            f'calibrate: line {number} of {file} is not an object with a string "text"; mend it'
+        )
+    return text

@@ -1,0 +1,171 @@
+"""Quantise a Hugging Face checkpoint to NVFP4."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
+from vllm_fp4_plugin.quantizer import calibration
+from vllm_fp4_plugin.quantizer.calibration_text import read_sequences
+from vllm_fp4_plugin.quantizer.config_files import write_configs
+from vllm_fp4_plugin.quantizer.conversion import Conversion
+from vllm_fp4_plugin.quantizer.destination import (
+    atomic_folder,
+    check_destination,
+    copy_companions,
+)
+from vllm_fp4_plugin.quantizer.errors import QuantizerError
+from vllm_fp4_plugin.quantizer.formats import FORMATS
+from vllm_fp4_plugin.quantizer.linears import Selection, build_model, select_linears
+from vllm_fp4_plugin.quantizer.source import Source, open_source
+from vllm_fp4_plugin.quantizer.summary import Summary
+from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
+
+
+def quantize_checkpoint(
+    src: str | Path,
+    dst: str | Path,
+    *,
+    format: str = "modelopt",
+    scales: str = "absmax",
+    calibrate: str | Path | None = None,
+    ignore: Sequence[str] = (),
+    kv_cache_scheme: str | None = None,
+    calibration_tokens: int = 128 * 512,
+    seq_len: int = 512,
+    shared_fused_scale: bool = False,
+    max_shard_bytes: int = 5_000_000_000,
+    console: Console | None = None,
+) -> Summary:
+    """Write an NVFP4 copy of a dense decoder's checkpoint.
+
+    Memory stays near the largest tensor; with ``calibrate``, the activations of 8192 tokens come on
+    top.
+
+    Args:
+        src: folder of a Hugging Face checkpoint in bfloat16, float16 or float32 safetensors.
+        dst: folder to write; must not exist. It appears complete or not at all.
+        format: ``modelopt`` or ``compressed-tensors``, whose tensors and config are written.
+        scales: how block scales are chosen: ``absmax``, ``sweep`` or ``four-over-six``, see
+            ``scale_search.quantize_with_rule``.
+        calibrate: a text, or ``.jsonl`` with a ``text`` per line, on which the inputs' global
+            scales are measured. Without it the checkpoint is weight-only.
+        ignore: linears to keep, beside those outside the decoder layers: names, ``*`` wildcards or
+            ``re:<regex>``.
+        kv_cache_scheme: ``fp8`` to also measure scales for an FP8 key/value cache.
+        calibration_tokens: tokens to measure on, if the text has that many.
+        seq_len: tokens run as one sequence.
+        shared_fused_scale: give linears that engines fuse (q/k/v, gate/up) one weight scale.
+        max_shard_bytes: largest file to write, unless one tensor is larger.
+        console: where to show progress; None for silence.
+
+    Raises:
+        QuantizerError: an argument or the checkpoint is not accepted.
+    """
+    src, dst = Path(src), Path(dst)
+    _check_choice("format", format, FORMATS)
+    _check_choice("scales", scales, SCALE_RULES)
+    _check_calibration(calibrate, kv_cache_scheme, calibration_tokens, seq_len)
+    check_destination(src, dst)
+    source = open_source(src)
+    model = build_model(source)
+    selection = select_linears(model, source, ignore)
+    target = FORMATS[format]
+
+    with Progress(console=console, disable=console is None) as progress:
+        ranges, tokens = None, 0
+        if calibrate is not None:
+            sequences = _read_sequences(Path(calibrate), source, calibration_tokens, seq_len)
+            tokens = sequences.numel()
+            record_kv = kv_cache_scheme is not None
+            ranges = _calibrate(model, source, selection, sequences, record_kv, progress)
+        fused = selection.fused if shared_fused_scale else {}
+        quantizer = WeightQuantizer(source, target.name, cast(ScaleRule, scales), fused)
+        conversion = Conversion(source, selection.quantized, target, quantizer, ranges)
+        with atomic_folder(dst, conversion.nbytes) as folder:
+            copy_companions(src, folder)
+            write_configs(
+                folder,
+                source.config,
+                target.name,
+                ignore=selection.kept,
+                weight_only=ranges is None,
+                fp8_kv=kv_cache_scheme is not None,
+            )
+            task = progress.add_task("Quantising", total=len(source.specs))
+            errors = conversion.write(folder, max_shard_bytes, lambda: progress.advance(task))
+    return Summary(
+        dst=dst,
+        quantized=len(selection.quantized),
+        kept=len(selection.kept),
+        bytes_before=sum(spec.nbytes for spec in source.specs.values()),
+        bytes_after=conversion.nbytes,
+        bits_per_weight=conversion.bits_per_weight,
+        mean_relative_mse=fmean(errors),
+        calibration_tokens=tokens,
+    )
+
+
+def _check_choice(name: str, value: str, accepted: Collection[str]) -> None:
+    if value not in accepted:
+        raise QuantizerError(f"{name}: is {value!r}, must be one of {', '.join(accepted)}")
+
+
+def _check_calibration(
+    calibrate: str | Path | None, kv_cache_scheme: str | None, tokens: int, seq_len: int
+) -> None:
+    if kv_cache_scheme is not None:
+        _check_choice("kv_cache_scheme", kv_cache_scheme, ["fp8"])
+        if calibrate is None:
+            raise QuantizerError(
+                "kv_cache_scheme: its scales are measured on text; give --calibrate as well"
+            )
+    if seq_len < 2:
+        raise QuantizerError(f"seq_len: is {seq_len}, must be at least 2; raise --seq-len")
+    if tokens < seq_len:
+        raise QuantizerError(
+            f"calibration_tokens: is {tokens}, must be at least seq_len, {seq_len}; raise "
+            "--calibration-tokens or lower --seq-len"
+        )
+
+
+def _read_sequences(file: Path, source: Source, tokens: int, seq_len: int) -> Tensor:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise QuantizerError(
+            f"src: {source.folder} holds no tokenizer that transformers can load ({error}); "
+            "add its files, or leave out --calibrate"
+        ) from error
+    return read_sequences(file, tokenizer, tokens, seq_len)
+
+
+def _calibrate(
+    model: Any,
+    source: Source,
+    selection: Selection,
+    sequences: Tensor,
+    record_kv: bool,
+    progress: Progress,
+) -> calibration.Ranges:
+    linears = selection.quantized
+    total = calibration.batch_count(sequences) * len(linears)
+    task = progress.add_task("Calibrating", total=total)
+    ranges = calibration.calibrate(
+        model,
+        source,
+        linears,
+        sequences,
+        record_kv=record_kv,
+        on_linear=lambda: progress.advance(task),
+    )
+    # Engines quantise the input of a fused matrix once.
+    inputs = {n: max(ranges.inputs[m] for m in selection.fused[n]) for n in linears}
+    return calibration.Ranges(inputs, ranges.keys, ranges.values)

@@ -1,0 +1,80 @@
+"""The ``quantize`` command; torch and transformers are imported only when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def quantize(
+    src: Annotated[Path, typer.Argument(help="Folder of a 16-bit or 32-bit checkpoint.")],
+    dst: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    format: Annotated[
+        str, typer.Option(metavar="modelopt|compressed-tensors", help="Layout to write.")
+    ] = "modelopt",
+    scales: Annotated[
+        str,
+        typer.Option(
+            metavar="absmax|sweep|four-over-six",
+            help="How block scales are chosen; the latter two search for less error.",
+        ),
+    ] = "absmax",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help='Text, or .jsonl with a "text" per line, to measure the inputs\' scales on. '
+            "Without it the checkpoint is weight-only.",
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Linears to keep as they are: a name, a * wildcard or re:<regex>; repeatable. "
+            "lm_head is always kept.",
+        ),
+    ] = None,
+    kv_cache_scheme: Annotated[
+        str | None,
+        typer.Option(metavar="fp8", help="Also measure scales for an FP8 key/value cache."),
+    ] = None,
+    calibration_tokens: Annotated[
+        int, typer.Option(help="Tokens to measure on, if FILE has that many.")
+    ] = 128 * 512,
+    seq_len: Annotated[int, typer.Option(help="Tokens run as one sequence.")] = 512,
+    shared_fused_scale: Annotated[
+        bool,
+        typer.Option(
+            "--shared-fused-scale",
+            help="Give q/k/v and gate/up one global weight scale each, for engines that apply "
+            "one of their scales to all, as vLLM's own loaders do. nvfp4-tc keeps each exactly.",
+        ),
+    ] = False,
+) -> None:
+    """Quantise a dense decoder's checkpoint to NVFP4."""
+    from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+    from vllm_fp4_plugin.quantizer.errors import QuantizerError
+
+    console = Console()
+    if calibrate is None:
+        console.print("no --calibrate: weight-only, activations stay in 16 bits")
+    try:
+        summary = quantize_checkpoint(
+            src,
+            dst,
+            format=format,
+            scales=scales,
+            calibrate=calibrate,
+            ignore=ignore or [],
+            kv_cache_scheme=kv_cache_scheme,
+            calibration_tokens=calibration_tokens,
+            seq_len=seq_len,
+            shared_fused_scale=shared_fused_scale,
+            console=console,
+        )
+    except (QuantizerError, OSError) as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+    console.print(summary.table())

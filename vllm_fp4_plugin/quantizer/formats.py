@@ -1,0 +1,95 @@
+"""How each producer names and shapes NVFP4 tensors; pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, E4M3_MAX, GLOBAL_RANGE, Convention, Nvfp4Tensor
+from vllm_fp4_plugin.quantizer.tensor_file import TensorSpec
+
+
+@dataclass(frozen=True)
+class Format:
+    """One producer's layout.
+
+    Attributes:
+        name: of the format, and of the arithmetic its weights are packed with.
+        weight: parameter of a linear that holds the packed codes, beside ``weight_scale``.
+        global_scale: parameter of a linear that holds the weight's global scale.
+        input_scale: parameter of a linear that holds the input's global scale.
+        k_scale: parameter of an attention module that holds the keys' scale.
+        v_scale: parameter of an attention module that holds the values' scale.
+        scalar: shape of the global scales.
+        stores_divisor: whether global scales are stored as their reciprocals.
+    """
+
+    name: Convention
+    weight: str
+    global_scale: str
+    input_scale: str
+    k_scale: str
+    v_scale: str
+    scalar: tuple[int, ...]
+    stores_divisor: bool
+
+    def linear_specs(
+        self, name: str, shape: tuple[int, ...], has_input_scale: bool
+    ) -> dict[str, TensorSpec]:
+        """Tensors that replace ``<name>.weight`` of shape ``(rows, K)``."""
+        rows, k = shape
+        scalars = [self.global_scale, *([self.input_scale] if has_input_scale else [])]
+        return {
+            f"{name}.{self.weight}": TensorSpec("U8", (rows, k // 2)),
+            f"{name}.weight_scale": TensorSpec("F8_E4M3", (rows, k // BLOCK_SIZE)),
+            **{f"{name}.{scalar}": TensorSpec("F32", self.scalar) for scalar in scalars},
+        }
+
+    def linear_tensors(
+        self, name: str, weight: Nvfp4Tensor, input_amax: Tensor | None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that ``linear_specs`` announces; ``input_amax`` is float32 ``()``."""
+        scale = weight.global_scale
+        # The packing divided by this reciprocal, which can be an ulp away from 2688 / max.
+        stored = scale.reciprocal() if self.stores_divisor else scale
+        yield f"{name}.{self.weight}", weight.data
+        yield f"{name}.weight_scale", weight.scales
+        yield f"{name}.{self.global_scale}", stored.reshape(self.scalar)
+        if input_amax is not None:
+            divisor = GLOBAL_RANGE / input_amax
+            stored = divisor if self.stores_divisor else input_amax / GLOBAL_RANGE
+            yield f"{name}.{self.input_scale}", stored.reshape(self.scalar)
+
+    def kv_tensors(self, attention: str, k_amax: Tensor, v_amax: Tensor) -> dict[str, Tensor]:
+        """FP8 scales of an attention module's keys and values, from float32 ``()`` maxima."""
+        return {
+            f"{attention}.{self.k_scale}": (k_amax / E4M3_MAX).reshape(self.scalar),
+            f"{attention}.{self.v_scale}": (v_amax / E4M3_MAX).reshape(self.scalar),
+        }
+
+
+FORMATS: dict[str, Format] = {
+    f.name: f
+    for f in (
+        Format(
+            name="modelopt",
+            weight="weight",
+            global_scale="weight_scale_2",
+            input_scale="input_scale",
+            k_scale="k_proj.k_scale",
+            v_scale="v_proj.v_scale",
+            scalar=(),
+            stores_divisor=False,
+        ),
+        Format(
+            name="compressed-tensors",
+            weight="weight_packed",
+            global_scale="weight_global_scale",
+            input_scale="input_global_scale",
+            k_scale="k_scale",
+            v_scale="v_scale",
+            scalar=(1,),
+            stores_divisor=True,
+        ),
+    )
+}

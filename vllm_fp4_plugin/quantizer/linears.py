@@ -1,0 +1,152 @@
+"""Which linears of a model are quantised."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from vllm_fp4_plugin.ignore import matches
+from vllm_fp4_plugin.quantizer.errors import QuantizerError
+from vllm_fp4_plugin.quantizer.source import Source
+
+FLOAT_DTYPES = ("BF16", "F16", "F32")
+
+# Inference engines make one matrix of each of these.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The linears of a model, by module name.
+
+    Attributes:
+        quantized: those that become NVFP4.
+        kept: those that stay as they are.
+        fused: the linears, itself included, that share a matrix with each quantised one.
+    """
+
+    quantized: list[str]
+    kept: list[str]
+    fused: dict[str, list[str]]
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """Allocates nothing for ``torch.empty``, of which layers make their parameters.
+
+    Unlike under ``torch.device("meta")``, buffers computed from the config (rotary frequencies,
+    embedding scales) are real, and they are in no checkpoint.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def build_model(source: Source) -> Any:
+    """The model of a checkpoint in bfloat16, its large parameters without storage.
+
+    Raises:
+        QuantizerError: transformers knows no decoder of that architecture.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
+        with _EmptyOnMeta():
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    except (ValueError, KeyError, ImportError) as error:
+        raise QuantizerError(
+            f"src: transformers cannot build the model that config.json describes ({error}); "
+            "give a decoder that AutoModelForCausalLM supports"
+        ) from error
+    return model.eval()
+
+
+def select_linears(model: nn.Module, source: Source, ignore: Sequence[str]) -> Selection:
+    """Divide the linears of ``model`` into those to quantise and those to keep.
+
+    Linears outside the decoder layers (``lm_head``) are kept, as are those that a pattern of
+    ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see ``ignore.matches``.
+
+    Raises:
+        QuantizerError: naming the pattern that covers no linear, or the tensor that cannot be
+            quantised.
+    """
+    _refuse_experts(source)
+    modules = dict(model.named_modules())
+    stacks = tuple(f"{n}." for n, m in modules.items() if isinstance(m, nn.ModuleList))
+    linears = {n: m for n, m in modules.items() if isinstance(m, nn.Linear)}
+    for pattern in ignore:
+        if not any(matches(name, [pattern]) for name in linears):
+            raise QuantizerError(
+                f"ignore: {pattern!r} covers no linear; its linears are named like "
+                f"{next(iter(linears), 'nothing')}"
+            )
+    quantized = [n for n in linears if n.startswith(stacks) and not matches(n, ignore)]
+    if not quantized:
+        raise QuantizerError(
+            f"src: no linear to quantise among {len(linears)} of "
+            f"{type(model).__name__}; ignore fewer, or give another architecture"
+        )
+    for name in quantized:
+        _check_linear(name, tuple(linears[name].weight.shape), source)
+    return Selection(
+        quantized=quantized,
+        kept=[n for n in linears if n not in set(quantized)],
+        fused={n: _fused_with(n, linears, set(quantized)) for n in quantized},
+    )
+
+
+def _refuse_experts(source: Source) -> None:
+    for name in source.specs:
+        if ".experts." in name:
+            raise QuantizerError(
+                f"{name}: belongs to a mixture of experts, only dense models are supported; "
+                "quantise it with its producer's tool"
+            )
+
+
+def _check_linear(name: str, shape: tuple[int, ...], source: Source) -> None:
+    weight = f"{name}.weight"
+    remedy = f"or leave it as it is with --ignore {name}"
+    spec = source.specs.get(weight)
+    if spec is None:
+        raise QuantizerError(
+            f"{weight}: the model has it, the checkpoint does not; save it anew with the "
+            f"transformers version in use, {remedy}"
+        )
+    if spec.shape != shape:
+        raise QuantizerError(
+            f"{weight}: shape is {spec.shape}, config.json asks for {shape}; mend config.json"
+        )
+    if spec.dtype not in FLOAT_DTYPES:
+        raise QuantizerError(
+            f"{weight}: dtype is {spec.dtype}, must be {', '.join(FLOAT_DTYPES)}; convert it, "
+            f"{remedy}"
+        )
+    if shape[1] % BLOCK_SIZE:
+        raise QuantizerError(
+            f"{weight}: K is {shape[1]}, must be a multiple of {BLOCK_SIZE}; leave it as it is "
+            f"with --ignore {name}"
+        )
+
+
+def _fused_with(name: str, linears: dict[str, Any], quantized: set[str]) -> list[str]:
+    parent, _, leaf = name.rpartition(".")
+    group = next((g for g in _FUSED if leaf in g), (leaf,))
+    members = [m for m in (f"{parent}.{part}" for part in group) if m in linears]
+    for member in members:
+        if member not in quantized:
+            raise QuantizerError(
+                f"ignore: covers {member} but not {name}, which engines fuse into one matrix; "
+                "ignore both or neither"
+            )
+    return members

@@ -1,0 +1,94 @@
+"""Quantising one weight at a time, in slices of rows, so that memory stays near its own size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, Convention, Nvfp4Tensor, global_scale_of
+from nvfp4_kernels.scale_search import ScaleRule, quantize_with_rule
+from vllm_fp4_plugin.quantizer.errors import QuantizerError
+from vllm_fp4_plugin.quantizer.source import Source
+
+# Fits the caches, and leaves the allocator no large holes that peak memory would grow by.
+_SLICE_ELEMENTS = 1 << 18
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight in NVFP4 and its ``‖dequantised - original‖² / ‖original‖²``."""
+
+    weight: Nvfp4Tensor
+    relative_mse: float
+
+
+class WeightQuantizer:
+    """Quantises the weights of a checkpoint's linears.
+
+    Args:
+        source: the checkpoint.
+        convention: whose arithmetic to follow.
+        rule: how block scales are chosen.
+        sharing: linears, ``name`` among them, whose largest weight sets the global scale of
+            ``name``; by default only its own.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        convention: Convention,
+        rule: ScaleRule,
+        sharing: Mapping[str, Sequence[str]],
+    ):
+        self._source = source
+        self._convention = convention
+        self._rule = rule
+        self._sharing = sharing
+        self._known_amax: dict[str, Tensor] = {}
+
+    def quantize(self, name: str) -> QuantizedWeight:
+        """Quantise ``<name>.weight``.
+
+        Raises:
+            QuantizerError: naming a weight that holds NaN or infinity, or is too small to scale.
+        """
+        amax = torch.stack([self._amax(n) for n in self._sharing.get(name, [name])]).amax()
+        scale = global_scale_of(amax, self._convention)
+        weight = self._source.load(f"{name}.weight")
+        rows, k = weight.shape
+        data = torch.empty(rows, k // 2, dtype=torch.uint8)
+        scales = torch.empty(rows, k // BLOCK_SIZE, dtype=torch.float8_e4m3fn)
+        error = norm = 0.0
+        start = 0
+        for part in _slices(weight):
+            stop = start + len(part)
+            try:
+                packed = quantize_with_rule(
+                    part, self._rule, global_scale=scale, convention=self._convention
+                )
+            except InvalidArgument as invalid:
+                raise QuantizerError(f"{name}.weight: {invalid}") from invalid
+            data[start:stop] = packed.data
+            scales[start:stop] = packed.scales
+            error += (packed.dequantize() - part).square().sum().item()
+            norm += part.float().square().sum().item()
+            start = stop
+        return QuantizedWeight(Nvfp4Tensor(data, scales, scale), error / norm if norm else 0.0)
+
+    def _amax(self, name: str) -> Tensor:
+        if name not in self._known_amax:
+            weight = self._source.load(f"{name}.weight")
+            amax = torch.stack([part.abs().amax() for part in _slices(weight)]).amax().float()
+            if not torch.isfinite(amax):
+                raise QuantizerError(
+                    f"{name}.weight: holds NaN or infinity, must be finite; mend it, or leave it "
+                    f"as it is with --ignore {name}"
+                )
+            self._known_amax[name] = amax
+        return self._known_amax[name]
+
+
+def _slices(weight: Tensor) -> tuple[Tensor, ...]:
+    return weight.split(max(1, _SLICE_ELEMENTS // weight.shape[1]))

@@ -1,0 +1,72 @@
+"""Which kernel every layer got, and why."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One linear layer of the model.
+
+    Attributes:
+        name: full name, e.g. ``model.layers.0.mlp.gate_up_proj``.
+        kernel: label of the kernel that runs it, e.g. ``nvfp4_gemm/reference (cpu)``.
+        arithmetic: e.g. ``W4A4 per-token``: bits of weights and activations, how the latter are
+            scaled.
+        reason: why this kernel and not a better one; empty when there is nothing to say.
+        elements: weight elements on this rank.
+        weight_bytes: bytes they take, scales included.
+    """
+
+    name: str
+    kernel: str
+    arithmetic: str
+    reason: str
+    elements: int
+    weight_bytes: int
+
+    @property
+    def group(self) -> str:
+        """Last part of the name: layers that differ in nothing else are reported together."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass
+class Report:
+    """The linear layers of a model, in the order they were built."""
+
+    layers: list[LayerRecord] = field(default_factory=list)
+
+    def add(self, record: LayerRecord) -> None:
+        """Add a layer; building a model anew replaces what was known of it."""
+        self.layers = [layer for layer in self.layers if layer.name != record.name]
+        self.layers.append(record)
+
+    def grouped(self) -> list[tuple[str, int, str, str, str]]:
+        """``(layer group, count, kernel, arithmetic, reason)``, one row for each difference."""
+        counts = Counter((r.group, r.kernel, r.arithmetic, r.reason) for r in self.layers)
+        return [(g, count, kernel, a, why) for (g, kernel, a, why), count in counts.items()]
+
+    def lines(self) -> list[str]:
+        """One line per layer group, then the memory the weights take."""
+        rows = [
+            f"{group} ×{count}: " + ", ".join(filter(None, (kernel, arithmetic, reason)))
+            for group, count, kernel, arithmetic, reason in self.grouped()
+        ]
+        return [*rows, self.memory()] if rows else []
+
+    def memory(self) -> str:
+        """Bytes per weight of the quantised layers, and of all linear layers together."""
+        quantised = [r for r in self.layers if r.kernel.startswith("nvfp4_")]
+        return (
+            f"weights: {_bytes_per_weight(quantised)} in NVFP4 layers, "
+            f"{_bytes_per_weight(self.layers)} in all linear layers of this rank"
+        )
+
+
+def _bytes_per_weight(layers: list[LayerRecord]) -> str:
+    elements = sum(r.elements for r in layers)
+    if not elements:
+        return "none"
+    total = sum(r.weight_bytes for r in layers)
+    return f"{total / elements:.4f} bytes per weight ({total:,} bytes)"

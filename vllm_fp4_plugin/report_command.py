@@ -1,0 +1,99 @@
+"""``python -m vllm_fp4_plugin report``: which kernel every layer of a model would get, and why."""
+
+import json
+import logging
+import os
+import tempfile
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from vllm_fp4_plugin.report import Report
+
+
+def report(
+    model: Annotated[str, typer.Argument(help="Checkpoint directory or name on the hub.")],
+    additional_config: Annotated[
+        str, typer.Option(help="JSON, as for vllm serve; options of ours under nvfp4_tc.")
+    ] = "{}",
+    dtype: Annotated[str, typer.Option(help="As for vllm serve.")] = "auto",
+    every_layer: Annotated[
+        bool, typer.Option("--every-layer", help="One row per layer instead of per group.")
+    ] = False,
+) -> None:
+    """Print which kernel every linear layer would get on this machine, and why.
+
+    Builds the model without its weights: nothing is loaded and no memory is taken for it.
+    """
+    console = Console()
+    try:
+        given = json.loads(additional_config)
+    except ValueError as error:
+        console.print(f"[red]additional-config: is no JSON ({error}); quote it for the shell[/]")
+        raise typer.Exit(1) from error
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        layers = model_report(model, additional_config=given, dtype=dtype)
+    except (ValueError, NotImplementedError, OSError) as error:
+        console.print(f"[red]{error}[/]", highlight=False, markup=True)
+        raise typer.Exit(1) from error
+    console.print(_table(model, layers, every_layer=every_layer))
+    console.print(layers.memory())
+
+
+def model_report(model: str, **engine_args: Any) -> Report:
+    """Build a model on the meta device as ``vllm serve --quantization nvfp4-tc`` would.
+
+    Args:
+        model: checkpoint directory or hub name.
+        engine_args: further arguments of vLLM's ``EngineArgs``.
+
+    Returns:
+        The report of its linear layers.
+
+    Raises:
+        ValueError: the checkpoint or an option is refused, by name.
+        NoKernelError: this machine's device has no kernel for a layer.
+    """
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import (
+        cleanup_dist_env_and_memory,
+        ensure_model_parallel_initialized,
+        init_distributed_environment,
+    )
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    from vllm_fp4_plugin.config import METHOD, Nvfp4TcConfig
+
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
+    config = args.create_engine_config()
+    with tempfile.TemporaryDirectory() as rendezvous, set_current_vllm_config(config):
+        init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
+        try:
+            ensure_model_parallel_initialized(1, 1)
+            with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+                initialize_model(config)
+        finally:
+            cleanup_dist_env_and_memory()
+    assert isinstance(config.quant_config, Nvfp4TcConfig)
+    return config.quant_config.report
+
+
+def _table(model: str, layers: Report, *, every_layer: bool) -> Table:
+    table = Table(title=f"nvfp4-tc on {model}", title_justify="left")
+    for column in ("layer", "count", "kernel", "arithmetic", "why"):
+        table.add_column(column, overflow="fold", justify="right" if column == "count" else "left")
+    rows = (
+        [(r.name, 1, r.kernel, r.arithmetic, r.reason) for r in layers.layers]
+        if every_layer
+        else layers.grouped()
+    )
+    for layer, count, *rest in rows:
+        table.add_row(layer, str(count), *rest)
+    return table
