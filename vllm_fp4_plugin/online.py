@@ -11,7 +11,7 @@ from vllm.model_executor.model_loader.reload.layerwise import initialize_online_
 from vllm.model_executor.parameter import ModelWeightParameter
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
 from nvfp4_kernels.scale_search import quantize_with_rule
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
@@ -73,8 +73,8 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             torch.distributed.all_reduce(
                 amax, op=torch.distributed.ReduceOp.MAX, group=get_tp_group().device_group
             )
-        global_scale = torch.where(amax == 0, 1.0, amax / GLOBAL_RANGE)
+        scales, global_scale = self.config.options.scales, global_scale_of(amax)
         try:
-            return quantize_with_rule(shard, self.config.options.scales, global_scale=global_scale)
+            return quantize_with_rule(shard, scales, global_scale=global_scale)
         except InvalidArgument as error:
             raise UnsupportedCheckpoint(f"{self.prefix}.weight: {error}") from error

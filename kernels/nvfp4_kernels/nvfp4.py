@@ -12,37 +12,45 @@ Scales exist in two layouts, told apart by their shape:
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_blocks_of_16, check_dtype
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_blocks_of_16,
+    check_dtype,
+    check_shape,
+)
 
 BLOCK_SIZE = 16
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
 E4M3_TINY = 2.0**-9
 GLOBAL_RANGE = E2M1_MAX * E4M3_MAX
+_SMALLEST = torch.finfo(torch.float32).tiny  # smallest float32 with a finite reciprocal
 
 ATOM_ROWS = 128
 ATOM_COLS = 4
 
-# "modelopt" multiplies by the global scale, "compressed-tensors" stores and divides by its
-# reciprocal; the two round differently, so each producer's packing needs its own arithmetic.
+# What a producer calls the global scale: "modelopt" stores the factor max|x| / 2688 and multiplies
+# by it, "compressed-tensors" stores the divisor 2688 / max|x| and divides. The two round
+# differently, so each producer's packing needs its own arithmetic.
 Convention = Literal["modelopt", "compressed-tensors"]
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
-# Midpoints of the E2M1 grid. A tie rounds to the even code: up at .75, 1.75 and 3.5, so those
-# bounds move one ulp down and "strictly greater" then includes the tie itself.
-_ROUNDING_BOUNDS = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], dtype=torch.float32)
-_ROUNDING_BOUNDS[1::2] = torch.nextafter(_ROUNDING_BOUNDS[1::2], _ROUNDING_BOUNDS.new_zeros(()))
+# The largest magnitude that rounds to each code but the last. Ties round to the even code: the
+# midpoints .75, 1.75 and 3.5 round up, so one ulp less than they is the bound there.
+_UPPER_BOUNDS = (
+    0.25, 0.75 - 2.0**-24, 1.25, 1.75 - 2.0**-23, 2.5, 3.5 - 2.0**-22, 5.0
+)  # fmt: skip
 
 _FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Nvfp4Tensor:
     """A matrix (or a batch of them) in NVFP4.
 
@@ -54,12 +62,27 @@ class Nvfp4Tensor:
             ``weight_scale_2``; the reciprocal of compressed-tensors' ``weight_global_scale``):
             ``()`` for the whole tensor or ``(..., rows)`` for one per row.
         layout: which of the two layouts ``scales`` is in.
+
+    Raises:
+        InvalidArgument: parts whose dtypes or shapes do not fit together.
     """
 
     data: Tensor
     scales: Tensor
     global_scale: Tensor
     layout: Literal["linear", "blocked"] = "linear"
+
+    def __post_init__(self) -> None:
+        check_dtype("data", self.data, (torch.uint8,))
+        check_dtype("scales", self.scales, (torch.float8_e4m3fn,))
+        check_blocks_of_16("data", self.shape)
+        *batch, rows, k = self.shape
+        cols = k // BLOCK_SIZE
+        shape = (rows, cols) if self.layout == "linear" else blocked_shape(rows, cols)
+        check_shape("scales", self.scales, (*batch, *shape), f"is their layout {self.layout}?")
+        if self.global_scale.ndim:
+            remedy = "or () for the whole tensor"
+            check_shape("global_scale", self.global_scale, self.data.shape[:-1], remedy)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,12 +116,16 @@ class Nvfp4Tensor:
 def encode_e2m1(x: Tensor) -> Tensor:
     """Round float32 ``(..., K)`` to E2M1 and pack it: uint8 ``(..., K/2)``.
 
-    Nearest, ties to even, saturating at ±6; the sign of zero is kept and NaN becomes ±6, as
-    ``cvt.rn.satfinite.e2m1x2.f32`` does.
+    Nearest, ties to even, saturating at ±6 and keeping the sign of zero, as
+    ``cvt.rn.satfinite.e2m1x2.f32`` does; NaN becomes ±6.
     """
-    bounds = _ROUNDING_BOUNDS.to(x.device)
-    code = torch.bucketize(x.abs(), bounds, out_int32=True).to(torch.uint8)
-    code |= torch.signbit(x).to(torch.uint8) << 3
+    magnitude = x.abs()
+    # Counting the bounds not exceeded is several times faster on CPU than a binary search, and
+    # leaves NaN, which exceeds nothing and is below nothing, at the largest code.
+    below = torch.zeros_like(x, dtype=torch.uint8)
+    for bound in _UPPER_BOUNDS:
+        below += magnitude <= bound
+    code = (len(_UPPER_BOUNDS) - below) | (torch.signbit(x).to(torch.uint8) << 3)
     return code[..., 0::2] | (code[..., 1::2] << 4)
 
 
@@ -123,13 +150,14 @@ def _byte_values(device: torch.device) -> Tensor:
 def global_scale_of(x: Tensor, convention: Convention = "modelopt") -> Tensor:
     """The float32 ``()`` global scale that maps ``max|x|`` to the largest NVFP4 value, 2688.
 
-    An all-zero or empty tensor gives 1.
+    As the convention stores it, factor or divisor; an all-zero or empty tensor gives 1. Both the
+    scale and its reciprocal are finite, whatever the values.
     """
     amax = x.abs().amax().float() if x.numel() else x.new_zeros((), dtype=torch.float32)
-    amax = torch.where(amax == 0, amax.new_tensor(GLOBAL_RANGE), amax)
+    amax = torch.where(amax == 0, GLOBAL_RANGE, amax)
     if convention == "modelopt":
-        return amax / GLOBAL_RANGE
-    return 1.0 / (GLOBAL_RANGE / amax)
+        return _divide(amax, GLOBAL_RANGE).clamp(min=_SMALLEST)
+    return (GLOBAL_RANGE / amax).clamp(max=1.0 / _SMALLEST)
 
 
 def quantize_weight(
@@ -143,11 +171,12 @@ def quantize_weight(
 
     Args:
         x: bfloat16, float16 or float32 ``(..., rows, K)``, K a multiple of 16, finite.
-        global_scale: float32 ``()``; by default ``global_scale_of(x, convention)``.
+        global_scale: float32 ``()`` as ``convention`` stores it; by default
+            ``global_scale_of(x, convention)``.
         block_scales: float8_e4m3fn ``(..., rows, K/16)`` to use instead of the ones that map each
             block's maximum to 6 (see ``scale_search``).
         convention: ``"modelopt"`` (NVIDIA ModelOpt's ``NVFP4QTensor``) or ``"compressed-tensors"``
-            (its ``nvfp4-pack-quantized`` compressor, which divides by the reciprocal).
+            (its ``nvfp4-pack-quantized`` compressor).
 
     Returns:
         An ``Nvfp4Tensor`` in the linear layout.
@@ -158,41 +187,51 @@ def quantize_weight(
     """
     check_dtype("x", x, _FLOAT_DTYPES)
     check_blocks_of_16("x", x.shape)
+    if convention not in get_args(Convention):
+        accepted = " or ".join(get_args(Convention))
+        raise InvalidArgument(f"convention: is {convention!r}, must be {accepted}")
     if not bool(torch.isfinite(x).all()):
         raise InvalidArgument(
             "x: holds NaN or infinity, must be finite; mend or exclude this tensor"
         )
     if global_scale is None:
         global_scale = global_scale_of(x, convention)
-    if not bool((torch.isfinite(global_scale) & (global_scale > 0)).all()):
+    check_shape("global_scale", global_scale, (), "one scale for the whole tensor")
+    if not bool(torch.isfinite(global_scale) & (global_scale > 0)):
         raise InvalidArgument(
-            f"global_scale: is {global_scale.tolist()}, must be positive and finite; "
-            "leave it out to take max|x| / 2688"
+            f"global_scale: is {global_scale.item()}, must be positive and finite; "
+            "leave it out to take that of max|x|"
         )
-    blocks = x.unflatten(-1, (-1, BLOCK_SIZE))
     if block_scales is None:
-        block_scales = _absmax_scales(blocks, global_scale, convention)
+        block_scales = absmax_scales(x, global_scale, convention)
+    blocks = x.unflatten(-1, (-1, BLOCK_SIZE))
     step = block_step(block_scales, global_scale, convention)
     # Adding +0 turns the negative zeros of the input into positive ones, as the producers do.
     scaled = (blocks / step.unsqueeze(-1) + 0.0).flatten(-2)
-    return Nvfp4Tensor(encode_e2m1(scaled), block_scales, global_scale)
+    factor = global_scale if convention == "modelopt" else global_scale.reciprocal()
+    return Nvfp4Tensor(encode_e2m1(scaled), block_scales, factor)
 
 
 def block_step(scales: Tensor, global_scale: Tensor, convention: Convention = "modelopt") -> Tensor:
     """What one unit of E2M1 is worth in each block: float32, shaped like ``scales``."""
     if convention == "modelopt":
         return scales.float() * global_scale
-    return scales.float() / (1.0 / global_scale)
+    return scales.float() / global_scale
 
 
-def _absmax_scales(blocks: Tensor, global_scale: Tensor, convention: Convention) -> Tensor:
-    amax = blocks.abs().amax(-1).float()
+def absmax_scales(
+    x: Tensor,
+    global_scale: Tensor,
+    convention: Convention = "modelopt",
+    largest: float = E2M1_MAX,
+) -> Tensor:
+    """Block scales that map each block's maximum to ``largest``: float8_e4m3fn ``(..., K/16)``."""
+    amax = x.unflatten(-1, (-1, BLOCK_SIZE)).abs().amax(-1).float()
     if convention == "modelopt":
-        exact = amax / (E2M1_MAX * global_scale)
+        exact = amax / (largest * global_scale)
         exact = torch.where(exact == 0, 1.0, exact)
         return exact.clamp(E4M3_TINY, E4M3_MAX).to(torch.float8_e4m3fn)
-    scales = ((1.0 / global_scale) * (amax / E2M1_MAX)).clamp(max=E4M3_MAX)
-    scales = scales.to(torch.float8_e4m3fn)
+    scales = (global_scale * _divide(amax, largest)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
     eps = torch.finfo(torch.float8_e4m3fn).eps
     return torch.where(scales.float() == 0, eps, scales.float()).to(torch.float8_e4m3fn)
 
@@ -223,9 +262,18 @@ def quantize_activation(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor
 
 
 def row_global_scales(x: Tensor) -> Tensor:
-    """One float32 global scale per row, ``max|row| / 2688``: ``(..., rows)``; 1 for a zero row."""
+    """One float32 global scale per row, ``max|row| / 2688``: ``(..., rows)``; 1 for a zero row.
+
+    Never below the smallest normal number, whose reciprocal is still finite.
+    """
     amax = x.abs().amax(-1).float()
-    return torch.where(amax > 0, amax / GLOBAL_RANGE, 1.0)
+    scale = _divide(amax, GLOBAL_RANGE).clamp(min=_SMALLEST)
+    return torch.where(amax > 0, scale, 1.0)
+
+
+def _divide(x: Tensor, by: float) -> Tensor:
+    """``x / by``, rounded alike everywhere: on CUDA a Python divisor becomes a reciprocal."""
+    return x / x.new_tensor(by)
 
 
 # --- products -------------------------------------------------------------------------------
@@ -298,13 +346,13 @@ def to_blocked(scales: Tensor) -> Tensor:
 
 def from_blocked(blocked: Tensor, rows: int, cols: int) -> Tensor:
     """Undo ``to_blocked``: linear scales ``(..., rows, cols)``, padding dropped."""
-    *batch, row_tiles, col_tiles, quarter, _ = blocked.shape
     expected = blocked_shape(rows, cols)
     if tuple(blocked.shape[-4:]) != expected:
         raise InvalidArgument(
             f"blocked: shape {tuple(blocked.shape)} does not hold {rows} × {cols} scales, "
             f"must end in {expected}; make it with to_blocked()"
         )
+    *batch, row_tiles, col_tiles, quarter, _ = blocked.shape
     atoms = blocked.view(torch.uint8).view(*batch, row_tiles, col_tiles, quarter, 4, ATOM_COLS)
     # (row tile, column tile, r%32, r//32, c%4) -> (row tile, r//32, r%32, column tile, c%4)
     atoms = atoms.movedim((-4, -3), (-2, -3))

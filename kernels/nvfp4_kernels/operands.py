@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_shape
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 
@@ -60,9 +60,10 @@ def check_shards(alpha: Tensor, shard_sizes: Sequence[int], n: int) -> None:
     """Check one alpha per output shard, the shards adding up to N."""
     check_dtype("alpha", alpha, (torch.float32,))
     check_shape("alpha", alpha, (len(shard_sizes),), "one factor per shard of the output")
-    if sum(shard_sizes) != n:
+    if sum(shard_sizes) != n or min(shard_sizes, default=0) < 0:
         raise InvalidArgument(
-            f"shard_sizes: {list(shard_sizes)} adds up to {sum(shard_sizes)}, must be N = {n}"
+            f"shard_sizes: {list(shard_sizes)} adds up to {sum(shard_sizes)}, must be widths that "
+            f"add up to N = {n}"
         )
 
 
@@ -80,11 +81,11 @@ def check_bias(bias: Tensor | None, n: int) -> None:
         check_shape("bias", bias, (n,), "one value per output column")
 
 
-def check_batch(a: Tensor, b: Tensor) -> None:
+def check_batch(a: Tensor, name: str, b: Tensor) -> None:
     """A batched weight needs an equally batched activation; an unbatched one serves any batch."""
     if b.ndim > 2 and a.shape[:-2] != b.shape[:-2]:
         raise InvalidArgument(
-            f"b: batch dimensions are {tuple(b.shape[:-2])}, must be none or "
+            f"{name}: batch dimensions are {tuple(b.shape[:-2])}, must be none or "
             f"{tuple(a.shape[:-2])} as a's"
         )
 
@@ -94,14 +95,3 @@ def _check_k(name: str, k: int) -> None:
         raise InvalidArgument(
             f"{name}: K is {k}, must be a multiple of {BLOCK_SIZE}; pad K with zeros"
         )
-
-
-__all__ = [
-    "check_activation",
-    "check_batch",
-    "check_bias",
-    "check_out_dtype",
-    "check_same_device",
-    "check_shards",
-    "check_weight",
-]

@@ -9,10 +9,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.nvfp4 import (
     BLOCK_SIZE,
     Convention,
     Nvfp4Tensor,
+    absmax_scales,
     block_step,
     decode_e2m1,
     encode_e2m1,
@@ -42,11 +44,15 @@ def quantize_with_rule(
 ) -> Nvfp4Tensor:
     """Quantise ``x`` ``(..., rows, K)`` with block scales chosen by ``rule``.
 
+    ``global_scale`` is float32 ``()`` as ``convention`` stores it, by default that of ``max|x|``.
+
     * ``absmax``: each block's maximum maps to 6 (bit-identical to the producer's).
     * ``four-over-six``: per block, the maximum maps to 6 or to 4, whichever has less squared error.
     * ``sweep``: per block, the e4m3 scale with the least squared error among the codes around the
       absmax one (8 below to 6 above).
     """
+    if rule not in SCALE_RULES:
+        raise InvalidArgument(f"rule: is {rule!r}, must be {', '.join(SCALE_RULES)}")
     if global_scale is None:
         global_scale = global_scale_of(x, convention)
     absmax = quantize_weight(x, global_scale, convention=convention)
@@ -61,10 +67,10 @@ def quantize_with_rule(
 
 
 def _search(
-    x: Tensor, absmax_scales: Tensor, global_scale: Tensor, rule: ScaleRule, convention: Convention
+    x: Tensor, absmax: Tensor, global_scale: Tensor, rule: ScaleRule, convention: Convention
 ) -> Tensor:
     rows_per_chunk = max(1, _SEARCH_ELEMENTS // x.shape[-1])
-    chunks = zip(x.split(rows_per_chunk), absmax_scales.split(rows_per_chunk), strict=True)
+    chunks = zip(x.split(rows_per_chunk), absmax.split(rows_per_chunk), strict=True)
     found = [
         _search_rows(rows.float(), scales, global_scale, rule, convention)
         for rows, scales in chunks
@@ -73,11 +79,15 @@ def _search(
 
 
 def _search_rows(
-    x: Tensor, absmax_scales: Tensor, global_scale: Tensor, rule: ScaleRule, convention: Convention
+    x: Tensor, absmax: Tensor, global_scale: Tensor, rule: ScaleRule, convention: Convention
 ) -> Tensor:
-    best = absmax_scales
+    if rule == "four-over-six":
+        candidates = [absmax_scales(x, global_scale, convention, largest=4.0)]
+    else:
+        candidates = _neighbours(absmax)
+    best = absmax
     best_error = _squared_error(x, best, global_scale, convention)
-    for candidate in _candidates(absmax_scales, rule):
+    for candidate in candidates:
         error = _squared_error(x, candidate, global_scale, convention)
         better = error < best_error  # a tie keeps the scale nearer to absmax
         best = torch.where(better, candidate.float(), best.float()).to(torch.float8_e4m3fn)
@@ -85,12 +95,10 @@ def _search_rows(
     return best
 
 
-def _candidates(absmax_scales: Tensor, rule: ScaleRule) -> list[Tensor]:
-    if rule == "four-over-six":
-        larger = (absmax_scales.float() * 1.5).clamp(max=448.0)
-        return [larger.to(torch.float8_e4m3fn)]
+def _neighbours(scales: Tensor) -> list[Tensor]:
+    """The e4m3 scales around the given ones, nearest first."""
     # Positive e4m3 codes are ordered as integers, so neighbours are code ± 1.
-    code = absmax_scales.view(torch.uint8).int()
+    code = scales.view(torch.uint8).int()
     offsets = [o for o in range(-_SWEEP_CODES_BELOW, _SWEEP_CODES_ABOVE + 1) if o]
     return [
         (code + o).clamp(1, _LARGEST_CODE).to(torch.uint8).view(torch.float8_e4m3fn)
@@ -105,4 +113,9 @@ def _squared_error(
     step = block_step(scales, global_scale, convention).unsqueeze(-1)
     blocks = x.unflatten(-1, (-1, BLOCK_SIZE))
     rounded = decode_e2m1(encode_e2m1((blocks / step).flatten(-2))).view(blocks.shape)
-    return (rounded * step - blocks).square().sum(-1)
+    error = (rounded * step - blocks).square()
+    # Halving, not sum(): the same order of additions, hence the same choice, on every device.
+    while error.shape[-1] > 1:
+        left, right = error.chunk(2, dim=-1)
+        error = left + right
+    return error.squeeze(-1)

@@ -104,7 +104,6 @@ def test_compressed_tensors(x: Tensor) -> None:
     assert_same_bytes(ours.data, theirs["data"])
 
 
-@pytest.mark.xfail(strict=True, reason="the divisor is kept as its reciprocal, which rounds")
 def test_compressed_tensors_where_the_divisor_has_no_exact_reciprocal() -> None:
     """The divisor a checkpoint stores, and the codes it was quantised with, to the last bit."""
     inexact = 0

@@ -25,12 +25,18 @@ from tests.test_kernels import (
 # What the mutants call; the names below stay those of the package while it is mutated.
 encode_e2m1, decode_e2m1 = nvfp4.encode_e2m1, nvfp4.decode_e2m1
 to_blocked, from_blocked = nvfp4.to_blocked, nvfp4.from_blocked
-scale_blocks = nvfp4._scale_blocks
 gemm, silu_mul_gemm = gemm_reference.gemm, silu_mul_gemm_reference.silu_mul_gemm
 
 
 def swap_nibbles(data: Tensor) -> Tensor:
     return data << 4 | data >> 4
+
+
+def round_half_up(x: Tensor) -> Tensor:
+    midpoints = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    code = torch.bucketize(x.abs(), midpoints, right=True).to(torch.uint8)
+    code |= torch.signbit(x).to(torch.uint8) << 3
+    return code[..., 0::2] | code[..., 1::2] << 4
 
 
 def decode_as_integers(data: Tensor) -> Tensor:
@@ -51,6 +57,10 @@ def read_linearly(blocked: Tensor, rows: int, cols: int) -> Tensor:
     *batch, row_tiles, col_tiles, _, _ = blocked.shape
     linear = blocked.reshape(*batch, row_tiles * 128, col_tiles * 4)
     return linear[..., :rows, :cols].contiguous()
+
+
+def read_neighbour(blocked: Tensor, rows: int, cols: int) -> Tensor:
+    return from_blocked(blocked.view(torch.uint8), rows, cols).roll(1, -1).view(blocked.dtype)
 
 
 def block_4x32(scales: Tensor) -> Tensor:
@@ -113,8 +123,6 @@ class Mutation:
 BYTES = test_nvfp4_format.test_every_byte_decodes
 NIBBLES = test_nvfp4_format.test_low_nibble_is_the_even_element
 CODES = test_nvfp4_format.test_codes_are_not_integers
-HALF_UP = nvfp4._ROUNDING_BOUNDS.nextafter(torch.tensor(0.0)).clone()
-HALF_UP[1::2] = nvfp4._ROUNDING_BOUNDS[1::2]
 
 
 def product(name: str) -> Callable[[], None]:
@@ -167,8 +175,8 @@ MUTATIONS = {
         (CODES, BYTES, product("one tile"), random_product("one tile"), gated_product("one tile")),
     ),
     "ties rounded up": Mutation(
-        nvfp4._ROUNDING_BOUNDS,
-        HALF_UP,
+        encode_e2m1,
+        round_half_up,
         (rounding(0.25), rounding(1.25), rounding(2.5), rounding(5.0), modelopt("float32 ties")),
     ),
     "scales padded but not permuted": Mutation(
@@ -197,8 +205,8 @@ MUTATIONS = {
         (padding("ragged rows"), padding("ragged columns"), quantized("one row")),
     ),
     "the neighbouring block's scale": Mutation(
-        scale_blocks,
-        lambda values, per_block: scale_blocks(values, per_block.roll(1, -1)),
+        from_blocked,
+        read_neighbour,
         (product("w4a16 bf16"), random_product("one row"), product("one tile")),
     ),
     "one alpha, the largest, for all shards": Mutation(

@@ -94,9 +94,7 @@ def test_strided_input() -> None:
         ((2, 1, 32, 16), 128, 4),
         ((1, 1, 16, 32), 128, 4),
         ((7, 1, 2, 32, 16), 128, 4),
-        pytest.param(
-            (128, 4), 128, 4, marks=pytest.mark.xfail(strict=True, reason="fails to unpack it")
-        ),
+        ((128, 4), 128, 4),
     ],
 )
 def test_wrong_blocked_shape_is_refused(shape: tuple[int, ...], rows: int, cols: int) -> None:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.checks import check_same_device
 from nvfp4_kernels.gemm.config import KERNELS, choose_config
 from nvfp4_kernels.operands import (
     check_activation,
     check_batch,
     check_bias,
     check_out_dtype,
-    check_same_device,
     check_shards,
     check_weight,
 )
@@ -73,7 +73,7 @@ def _gemm(
 ) -> Tensor:
     n, k = check_weight("b", b, b_scales)
     mode, m = check_activation(a, a_scales, row_scale, k)
-    check_batch(a, b)
+    check_batch(a, "b", b)
     check_shards(alpha, shard_sizes, n)
     check_bias(bias, n)
     check_out_dtype(out_dtype)

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.checks import InvalidArgument, check_same_device
 from nvfp4_kernels.gemv.config import KERNELS, MAX_M, choose_config
 from nvfp4_kernels.operands import (
     check_activation,
     check_batch,
     check_bias,
     check_out_dtype,
-    check_same_device,
     check_shards,
     check_weight,
 )
@@ -76,7 +75,7 @@ def _gemv(
     mode, m = check_activation(a, a_scales, row_scale, k)
     if m > MAX_M:
         raise InvalidArgument(f"a: M is {m}, must be at most {MAX_M}; use gemm for more rows")
-    check_batch(a, b)
+    check_batch(a, "b", b)
     check_shards(alpha, shard_sizes, n)
     check_bias(bias, n)
     check_out_dtype(out_dtype)

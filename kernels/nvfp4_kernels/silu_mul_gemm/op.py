@@ -5,13 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_blocks_of_16, check_dtype, check_shape
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_blocks_of_16,
+    check_dtype,
+    check_same_device,
+    check_shape,
+)
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 from nvfp4_kernels.operands import (
     check_activation,
     check_batch,
     check_out_dtype,
-    check_same_device,
     check_weight,
 )
 from nvfp4_kernels.silu_mul_gemm.config import KERNELS, choose_config
@@ -102,7 +107,7 @@ def _run(
             "gate and up projections come in pairs"
         )
     mode, m = check_activation(a, a_scales, row_scale, k)
-    check_batch(a, b1)
+    check_batch(a, "b1", b1)
     check_dtype("alpha", alpha, (torch.float32,))
     check_shape("alpha", alpha, (2,), "one factor for the gate and one for the up projection")
     check_out_dtype(out_dtype)
@@ -163,8 +168,8 @@ def _silu_mul_gemm_quantized(
 ) -> tuple[Tensor, Tensor]:
     check_dtype("out_global_scale", out_global_scale, (torch.float32,))
     check_shape("out_global_scale", out_global_scale, (), "one scale for the whole output")
-    # The output's K is this product's N.
-    check_blocks_of_16("output", (a.shape[-2], b1.shape[-2]))
+    n, _ = check_weight("b1", b1, b1_scales)
+    check_blocks_of_16("output", (1, n))  # the next layer's K is this product's N
     return _run(
         a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_global_scale,
         torch.float32,

@@ -1,0 +1,62 @@
+"""The format's functions give the same bits on a GPU as on CPU; needs one, any will do."""
+
+import pytest
+import torch
+
+from nvfp4_kernels import NoKernelError, gemm
+from nvfp4_kernels.nvfp4 import (
+    Convention,
+    Nvfp4Tensor,
+    quantize_activation,
+    quantize_weight,
+    row_global_scales,
+)
+from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule, quantize_with_rule
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def weight(dtype: torch.dtype) -> torch.Tensor:
+    """Rows of different magnitudes, not a multiple of 128 of them."""
+    return (torch.randn(515, 1024) * torch.rand(515, 1)).to(dtype)
+
+
+def assert_same_bits(cpu: torch.Tensor, cuda: torch.Tensor) -> None:
+    assert cuda.is_cuda
+    assert torch.equal(
+        cpu.contiguous().view(torch.uint8), cuda.cpu().contiguous().view(torch.uint8)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("convention", ["modelopt", "compressed-tensors"])
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_weights(rule: ScaleRule, convention: Convention, dtype: torch.dtype) -> None:
+    x = weight(dtype)
+    cpu = quantize_with_rule(x, rule, convention=convention)
+    cuda = quantize_with_rule(x.cuda(), rule, convention=convention)
+    assert_same_bits(cpu.data, cuda.data)
+    assert_same_bits(cpu.scales, cuda.scales)
+    assert_same_bits(cpu.global_scale.reshape(1), cuda.global_scale.reshape(1))
+    assert_same_bits(cpu.to_blocked().scales, cuda.to_blocked().scales)
+    assert_same_bits(cpu.dequantize(), cuda.dequantize())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_activations(dtype: torch.dtype) -> None:
+    x = weight(dtype)
+    rows, rows_cuda = row_global_scales(x), row_global_scales(x.cuda())
+    assert_same_bits(rows, rows_cuda)
+    for cpu, cuda in zip(
+        quantize_activation(x, rows), quantize_activation(x.cuda(), rows_cuda), strict=True
+    ):
+        assert_same_bits(cpu, cuda)
+
+
+def test_gemm_without_a_kernel_says_what_there_is() -> None:
+    x = torch.randn(2, 1024, dtype=torch.bfloat16, device="cuda")
+    b: Nvfp4Tensor = quantize_weight(weight(torch.bfloat16).cuda()).to_blocked()
+    with pytest.raises(NoKernelError, match=r"gemm: no w4a16 kernel for cuda .*reference \(cpu\)"):
+        gemm(x, None, b.data, b.scales, b.global_scale[None], [515])
