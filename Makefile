@@ -30,5 +30,5 @@ check: venv ## Lint, check the format, the types and the import contracts
 	$(RUN) lint-imports --no-logo --cache-dir .cache/import-linter
 
 clean: ## Remove whatever the other targets made
-	rm -rf .venv .cache build dist *.egg-info
+	rm -rf .venv .cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

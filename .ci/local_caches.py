@@ -3,6 +3,7 @@
 Usage: ``local_caches.py COMMAND [ARGUMENT ...]``; exits with the command's status.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+SEGMENTS = Path("/dev/shm")
 
 CACHES = {
     "CUDA_CACHE_PATH": "cuda",
@@ -33,6 +35,7 @@ def main() -> int:
     """Run the command given on the command line and return its exit status."""
     # A terminated run must still remove its temporary files.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    segments = set(SEGMENTS.glob("vllm_dist_*"))
     # Not inside the checkout: the path of a Unix socket may hold 107 bytes only.
     with tempfile.TemporaryDirectory(prefix="nvfp4-", ignore_cleanup_errors=True) as scratch:
         environment = {
@@ -42,8 +45,22 @@ def main() -> int:
             "PATH": f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "TMPDIR": scratch,
         }
-        status = subprocess.run(sys.argv[1:], env=environment, check=False).returncode
+        try:
+            status = subprocess.run(sys.argv[1:], env=environment, check=False).returncode
+        finally:
+            remove_orphans(set(SEGMENTS.glob("vllm_dist_*")) - segments)
     return status if status >= 0 else 128 - status
+
+
+def remove_orphans(segments: set[Path]) -> None:
+    """Remove shared memory that vLLM's tensor-parallel CPU workers left and no process maps."""
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # the process ended, or is someone else's
+            mapped += maps.read_text()
+    for segment in segments:
+        if segment.name not in mapped:
+            segment.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """What a local checkpoint's files hold, read from their headers before anything is loaded."""
 
 import json
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.checkpoint_format import (
@@ -39,48 +40,36 @@ def read_headers(directory: Path) -> dict[str, TensorHeader]:
         UnsupportedCheckpoint: the index names a file that is missing or a tensor that is not in
             it, or a file is truncated or damaged.
     """
-    index_path = directory / INDEX
-    if not index_path.exists():
+    index = directory / INDEX
+    if not index.exists():
         files = sorted(directory.glob("*.safetensors"))
-        return {name: h for file in files for name, h in read_header(file).items()}
-    weight_map: dict[str, str] = json.loads(index_path.read_text())["weight_map"]
+        return {name: header for file in files for name, header in _read_file(file).items()}
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError) as error:
+        raise _damaged(index, f"holds no weight_map ({error})") from error
     headers: dict[str, TensorHeader] = {}
     for shard in sorted(set(weight_map.values())):
-        if not (directory / shard).exists():
-            raise UnsupportedCheckpoint(
-                f"{directory / shard}: is missing, but {INDEX} names it; "
-                "copy or download the checkpoint again"
-            )
-        headers |= read_header(directory / shard)
+        file = directory / shard
+        if not file.exists():
+            raise _damaged(file, f"is missing, but {INDEX} names it")
+        headers |= _read_file(file)
     for name, shard in weight_map.items():
         if name not in headers:
-            raise UnsupportedCheckpoint(
-                f"{directory / shard}: holds no tensor {name}, but {INDEX} says so; "
-                "copy or download the checkpoint again"
-            )
+            raise _damaged(directory / shard, f"holds no tensor {name}, but {INDEX} says so")
     return headers
 
 
-def read_header(file: Path) -> dict[str, TensorHeader]:
-    """Headers of one safetensors file, whose length is checked against them."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-        if 8 + length > size:
-            raise _damaged(file, f"is {size} bytes long, which cuts off its header")
-        try:
-            header = json.loads(stream.read(length))
-        except ValueError as error:
-            raise _damaged(file, "has no readable header") from error
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-    if 8 + length + end != size:
-        raise _damaged(file, f"is {size} bytes long, its header describes {8 + length + end}")
-    return {
-        name: TensorHeader(entry["dtype"], tuple(entry["shape"]), file)
-        for name, entry in tensors.items()
-    }
+def _read_file(file: Path) -> dict[str, TensorHeader]:
+    headers = {}
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+                part = tensors.get_slice(name)
+                headers[name] = TensorHeader(part.get_dtype(), tuple(part.get_shape()), file)
+    except SafetensorError as error:
+        raise _damaged(file, f"is truncated or no safetensors file ({error})") from error
+    return headers
 
 
 def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointFormat) -> None:
@@ -156,6 +145,4 @@ def _check_tensor(
 
 
 def _damaged(file: Path, what: str) -> UnsupportedCheckpoint:
-    return UnsupportedCheckpoint(
-        f"{file}: {what}; the file is truncated or damaged, copy or download it again"
-    )
+    return UnsupportedCheckpoint(f"{file}: {what}; copy or download the checkpoint again")

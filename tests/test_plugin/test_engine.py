@@ -281,7 +281,7 @@ def test_truncated_file_stops_the_engine(modelopt: Path, tmp_path: Path) -> None
     copy = shutil.copytree(modelopt, tmp_path / "truncated")
     file = copy / "model.safetensors"
     os.truncate(file, file.stat().st_size - 100)
-    with pytest.raises(ValueError, match=r"model\.safetensors: .* truncated or damaged"):
+    with pytest.raises(ValueError, match=r"model\.safetensors: is truncated"):
         run(str(copy))
 
 

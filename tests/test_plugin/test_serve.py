@@ -103,5 +103,4 @@ def test_damaged_checkpoint_is_not_served(modelopt: Path, tmp_path: Path) -> Non
         assert process.wait(START_LIMIT) != 0
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-    assert f"{file}: is" in log.read_text()
-    assert "truncated or damaged" in log.read_text()
+    assert f"{file}: is truncated" in log.read_text()

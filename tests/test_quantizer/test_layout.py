@@ -81,9 +81,11 @@ def test_other_types_are_copied_and_aligned(src: Path, tmp_path: Path):
 
 
 def test_companions_are_copied_and_old_weights_are_not(src: Path, tmp_path: Path):
-    old = ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.safetensors",
-           "original/consolidated.00.pth", ".cache/part", INDEX]  # fmt: skip
-    copied = ["README.md", "modeling.py", "additional_chat_templates/tools.jinja"]
+    old = ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.safetensors"]
+    old += ["consolidated.safetensors.index.json", "original/consolidated.00.pth"]
+    old += [".cache/part", INDEX]
+    copied = ["README.md", "modeling.py", "original/config.json"]
+    copied += ["additional_chat_templates/tools.jinja"]
     (src / "model.safetensors").rename(src / "model-00001-of-00001.safetensors")
     weight_map = dict.fromkeys(read_tensors(src), "model-00001-of-00001.safetensors")
     for name in [*old, *copied]:

@@ -85,9 +85,8 @@ def test_ignore_refused(llama: Path, tmp_path: Path, ignore, message):
 
 def test_k_must_hold_whole_blocks_or_be_ignored(tmp_path: Path):
     src = save_checkpoint(tmp_path / "src", LlamaConfig(**SHAPE | {"intermediate_size": 72}))
-    name = r"model\.layers\.0\.mlp\.down_proj"
     with pytest.raises(
-        QuantizerError, match=rf"^{name}\.weight: K is 72, .* multiple of 16; .*--ignore {name}$"
+        QuantizerError, match=r"^model.*\.down_proj\.weight: K is 72, .* 16; .*--ignore down_proj$"
     ):
         quantize_checkpoint(src, tmp_path / "dst")
 

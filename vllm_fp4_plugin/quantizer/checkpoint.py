@@ -26,6 +26,8 @@ from vllm_fp4_plugin.quantizer.source import Source, open_source
 from vllm_fp4_plugin.quantizer.summary import Summary
 from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 
+_SEQ_LEN = 512
+
 
 def quantize_checkpoint(
     src: str | Path,
@@ -37,7 +39,7 @@ def quantize_checkpoint(
     ignore: Sequence[str] = (),
     kv_cache_scheme: str | None = None,
     calibration_tokens: int = 128 * 512,
-    seq_len: int = 512,
+    seq_len: int | None = None,
     shared_fused_scale: bool = False,
     max_shard_bytes: int = 5_000_000_000,
     console: Console | None = None,
@@ -59,7 +61,7 @@ def quantize_checkpoint(
             ``re:<regex>``.
         kv_cache_scheme: ``fp8`` to also measure scales for an FP8 key/value cache.
         calibration_tokens: tokens to measure on, if the text has that many.
-        seq_len: tokens run as one sequence.
+        seq_len: tokens run as one sequence; by default 512, or as many as the model takes.
         shared_fused_scale: give linears that engines fuse (q/k/v, gate/up) one weight scale.
         max_shard_bytes: largest file to write, unless one tensor is larger.
         console: where to show progress; None for silence.
@@ -70,9 +72,11 @@ def quantize_checkpoint(
     src, dst = Path(src), Path(dst)
     _check_choice("format", format, FORMATS)
     _check_choice("scales", scales, SCALE_RULES)
-    _check_calibration(calibrate, kv_cache_scheme, calibration_tokens, seq_len)
     check_destination(src, dst)
     source = open_source(src)
+    if seq_len is None:
+        seq_len = min(_SEQ_LEN, source.config.get("max_position_embeddings") or _SEQ_LEN)
+    _check_calibration(calibrate, kv_cache_scheme, calibration_tokens, seq_len)
     model = build_model(source)
     selection = select_linears(model, source, ignore)
     target = FORMATS[format]
@@ -139,7 +143,7 @@ def _read_sequences(file: Path, source: Source, tokens: int, seq_len: int) -> Te
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # a damaged file gives a bare one
         raise QuantizerError(
             f"src: {source.folder} holds no tokenizer that transformers can load ({error}); "
             "add its files, or leave out --calibrate"

@@ -43,7 +43,10 @@ def quantize(
     calibration_tokens: Annotated[
         int, typer.Option(help="Tokens to measure on, if FILE has that many.")
     ] = 128 * 512,
-    seq_len: Annotated[int, typer.Option(help="Tokens run as one sequence.")] = 512,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(help="Tokens run as one sequence; 512, or as many as the model takes."),
+    ] = None,
     shared_fused_scale: Annotated[
         bool,
         typer.Option(

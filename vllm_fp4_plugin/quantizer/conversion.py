@@ -70,7 +70,7 @@ class Conversion:
                 quantized = self._quantizer.quantize(linear)
                 errors.append(quantized.relative_mse)
                 amax = self._inputs.get(linear)
-                for part, tensor in self._target.linear_tensors(linear, quantized.weight, amax):
+                for part, tensor in self._target.linear_tensors(linear, quantized, amax):
                     writer.write(part, tensor)
             on_tensor()
         for name, tensor in self._kv_tensors.items():

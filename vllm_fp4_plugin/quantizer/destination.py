@@ -11,12 +11,12 @@ from pathlib import Path
 from types import FrameType
 
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
-from vllm_fp4_plugin.quantizer.tensor_file import INDEX_FILE
 
+# Weights and their indexes, in every format that checkpoints come in.
 _WEIGHT_SUFFIXES = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx",
+    ".index.json",
 )  # fmt: skip
-_WRITTEN_HERE = {"config.json", INDEX_FILE, "pytorch_model.bin.index.json"}
 
 
 def check_destination(src: Path, dst: Path) -> None:
@@ -25,8 +25,8 @@ def check_destination(src: Path, dst: Path) -> None:
     Raises:
         QuantizerError: naming ``dst``.
     """
-    inside, outside = src.resolve(), dst.resolve()
-    if inside.is_relative_to(outside) or outside.is_relative_to(inside):
+    source, target = src.resolve(), dst.resolve()
+    if source.is_relative_to(target) or target.is_relative_to(source):
         raise QuantizerError(f"dst: {dst} and {src} lie within each other; choose another folder")
     if os.path.lexists(dst):
         raise QuantizerError(f"dst: {dst} exists; choose another folder or remove it")
@@ -64,12 +64,13 @@ def atomic_folder(dst: Path, nbytes: int) -> Iterator[Path]:
 
 def copy_companions(src: Path, dst: Path) -> None:
     """Copy tokenizer, chat template, generation config and the like: all but weights and config."""
+    config = src / "config.json"
     for folder, folders, names in os.walk(src):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if name.startswith(".") or name in _WRITTEN_HERE or name.endswith(_WEIGHT_SUFFIXES):
-                continue
             file = Path(folder, name)
+            if name.startswith(".") or name.endswith(_WEIGHT_SUFFIXES) or file == config:
+                continue
             copy = dst / file.relative_to(src)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, E4M3_MAX, GLOBAL_RANGE, Convention, Nvfp4Tensor
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, E4M3_MAX, Convention, global_scale_of
 from vllm_fp4_plugin.quantizer.tensor_file import TensorSpec
+from vllm_fp4_plugin.quantizer.weights import QuantizedWeight
 
 
 @dataclass(frozen=True)
@@ -14,14 +15,13 @@ class Format:
     """One producer's layout.
 
     Attributes:
-        name: of the format, and of the arithmetic its weights are packed with.
+        name: of the format, and of the convention its global scales follow.
         weight: parameter of a linear that holds the packed codes, beside ``weight_scale``.
         global_scale: parameter of a linear that holds the weight's global scale.
         input_scale: parameter of a linear that holds the input's global scale.
         k_scale: parameter of an attention module that holds the keys' scale.
         v_scale: parameter of an attention module that holds the values' scale.
         scalar: shape of the global scales.
-        stores_divisor: whether global scales are stored as their reciprocals.
     """
 
     name: Convention
@@ -31,7 +31,6 @@ class Format:
     k_scale: str
     v_scale: str
     scalar: tuple[int, ...]
-    stores_divisor: bool
 
     def linear_specs(
         self, name: str, shape: tuple[int, ...], has_input_scale: bool
@@ -46,19 +45,15 @@ class Format:
         }
 
     def linear_tensors(
-        self, name: str, weight: Nvfp4Tensor, input_amax: Tensor | None
+        self, name: str, weight: QuantizedWeight, input_amax: Tensor | None
     ) -> Iterator[tuple[str, Tensor]]:
         """The tensors that ``linear_specs`` announces; ``input_amax`` is float32 ``()``."""
-        scale = weight.global_scale
-        # The packing divided by this reciprocal, which can be an ulp away from 2688 / max.
-        stored = scale.reciprocal() if self.stores_divisor else scale
         yield f"{name}.{self.weight}", weight.data
         yield f"{name}.weight_scale", weight.scales
-        yield f"{name}.{self.global_scale}", stored.reshape(self.scalar)
+        yield f"{name}.{self.global_scale}", weight.global_scale.reshape(self.scalar)
         if input_amax is not None:
-            divisor = GLOBAL_RANGE / input_amax
-            stored = divisor if self.stores_divisor else input_amax / GLOBAL_RANGE
-            yield f"{name}.{self.input_scale}", stored.reshape(self.scalar)
+            scale = global_scale_of(input_amax, self.name)
+            yield f"{name}.{self.input_scale}", scale.reshape(self.scalar)
 
     def kv_tensors(self, attention: str, k_amax: Tensor, v_amax: Tensor) -> dict[str, Tensor]:
         """FP8 scales of an attention module's keys and values, from float32 ``()`` maxima."""
@@ -79,7 +74,6 @@ FORMATS: dict[str, Format] = {
             k_scale="k_proj.k_scale",
             v_scale="v_proj.v_scale",
             scalar=(),
-            stores_divisor=False,
         ),
         Format(
             name="compressed-tensors",
@@ -89,7 +83,6 @@ FORMATS: dict[str, Format] = {
             k_scale="k_scale",
             v_scale="v_scale",
             scalar=(1,),
-            stores_divisor=True,
         ),
     )
 }

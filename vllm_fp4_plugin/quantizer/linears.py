@@ -62,7 +62,7 @@ def build_model(source: Source) -> Any:
         config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
         with _EmptyOnMeta():
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    except (ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # its validators have exceptions of their own
         raise QuantizerError(
             f"src: transformers cannot build the model that config.json describes ({error}); "
             "give a decoder that AutoModelForCausalLM supports"
@@ -87,7 +87,7 @@ def select_linears(model: nn.Module, source: Source, ignore: Sequence[str]) -> S
     for pattern in ignore:
         if not any(matches(name, [pattern]) for name in linears):
             raise QuantizerError(
-                f"ignore: {pattern!r} covers no linear; its linears are named like "
+                f"ignore: {pattern!r} covers no linear; the model names them like "
                 f"{next(iter(linears), 'nothing')}"
             )
     quantized = [n for n in linears if n.startswith(stacks) and not matches(n, ignore)]
@@ -96,12 +96,13 @@ def select_linears(model: nn.Module, source: Source, ignore: Sequence[str]) -> S
             f"src: no linear to quantise among {len(linears)} of "
             f"{type(model).__name__}; ignore fewer, or give another architecture"
         )
+    chosen = set(quantized)
     for name in quantized:
         _check_linear(name, tuple(linears[name].weight.shape), source)
     return Selection(
         quantized=quantized,
-        kept=[n for n in linears if n not in set(quantized)],
-        fused={n: _fused_with(n, linears, set(quantized)) for n in quantized},
+        kept=[n for n in linears if n not in chosen],
+        fused={n: _fused_with(n, linears, chosen) for n in quantized},
     )
 
 
@@ -116,12 +117,12 @@ def _refuse_experts(source: Source) -> None:
 
 def _check_linear(name: str, shape: tuple[int, ...], source: Source) -> None:
     weight = f"{name}.weight"
-    remedy = f"or leave it as it is with --ignore {name}"
+    keep = f"keep such weights as they are with --ignore {name.rpartition('.')[2]}"
     spec = source.specs.get(weight)
     if spec is None:
         raise QuantizerError(
             f"{weight}: the model has it, the checkpoint does not; save it anew with the "
-            f"transformers version in use, {remedy}"
+            "transformers version in use"
         )
     if spec.shape != shape:
         raise QuantizerError(
@@ -130,12 +131,11 @@ def _check_linear(name: str, shape: tuple[int, ...], source: Source) -> None:
     if spec.dtype not in FLOAT_DTYPES:
         raise QuantizerError(
             f"{weight}: dtype is {spec.dtype}, must be {', '.join(FLOAT_DTYPES)}; convert it, "
-            f"{remedy}"
+            f"or {keep}"
         )
     if shape[1] % BLOCK_SIZE:
         raise QuantizerError(
-            f"{weight}: K is {shape[1]}, must be a multiple of {BLOCK_SIZE}; leave it as it is "
-            f"with --ignore {name}"
+            f"{weight}: K is {shape[1]}, must be a multiple of {BLOCK_SIZE}; {keep}"
         )
 
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
+from vllm_fp4_plugin.checkpoint_files import read_headers
+from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
-from vllm_fp4_plugin.quantizer.tensor_file import DTYPES, INDEX_FILE, SINGLE_FILE, TensorSpec
+from vllm_fp4_plugin.quantizer.tensor_file import DTYPES, TensorSpec
 
 _QUANTIZED_KEYS = ("quantization_config", "compression_config")
 
@@ -46,12 +48,22 @@ def open_source(folder: Path) -> Source:
     if not folder.is_dir():
         raise QuantizerError(f"src: {folder} is not a folder; give a local checkpoint's folder")
     config = _read_config(folder)
-    specs: dict[str, TensorSpec] = {}
-    shards: dict[str, Path] = {}
-    for shard in _shard_files(folder):
-        for name, spec in _read_specs(shard).items():
-            specs[name] = spec
-            shards[name] = shard
+    try:
+        headers = read_headers(folder)
+    except UnsupportedCheckpoint as error:
+        raise QuantizerError(f"src: {error}") from error
+    if not headers:
+        raise QuantizerError(
+            f"src: {folder} holds no safetensors files; save the model with save_pretrained(), "
+            "which writes them"
+        )
+    for name, header in headers.items():
+        if header.dtype not in DTYPES:
+            raise QuantizerError(
+                f"{name}: dtype is {header.dtype}, must be one of {', '.join(DTYPES)}; convert it"
+            )
+    specs = {name: TensorSpec(header.dtype, header.shape) for name, header in headers.items()}
+    shards = {name: header.file for name, header in headers.items()}
     return Source(folder, config, specs, shards)
 
 
@@ -64,45 +76,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"src: {folder} is quantised already; give the 16-bit checkpoint it was made from"
         )
     return config
-
-
-def _shard_files(folder: Path) -> list[Path]:
-    if (folder / INDEX_FILE).exists():
-        weight_map = _read_json(folder / INDEX_FILE).get("weight_map", {})
-        files = [folder / name for name in sorted(set(weight_map.values()))]
-        for file in files:
-            if not file.exists():
-                raise QuantizerError(
-                    f"src: {INDEX_FILE} names {file.name}, which is not in {folder}; "
-                    "complete the download"
-                )
-    else:
-        files = [file for file in [folder / SINGLE_FILE] if file.exists()]
-    if not files:
-        raise QuantizerError(
-            f"src: {folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}; save the model with "
-            "save_pretrained(), which writes safetensors"
-        )
-    return files
-
-
-def _read_specs(shard: Path) -> dict[str, TensorSpec]:
-    specs = {}
-    try:
-        with safe_open(shard, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118, it is no mapping
-                piece = file.get_slice(name)
-                specs[name] = TensorSpec(piece.get_dtype(), tuple(piece.get_shape()))
-    except SafetensorError as error:
-        raise QuantizerError(
-            f"src: {shard.name} is truncated or no safetensors file ({error}); fetch it again"
-        ) from error
-    for name, spec in specs.items():
-        if spec.dtype not in DTYPES:
-            raise QuantizerError(
-                f"{name}: dtype is {spec.dtype}, must be one of {', '.join(DTYPES)}; convert it"
-            )
-    return specs
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.filesize import decimal
 from rich.table import Table
 
 
@@ -39,12 +40,8 @@ class Summary:
         table = Table(show_header=False)
         table.add_row("linears", f"{self.quantized} quantised, {self.kept} kept")
         table.add_row("activations", activations)
-        table.add_row("size", f"{_megabytes(self.bytes_before)} → {_megabytes(self.bytes_after)}")
+        table.add_row("size", f"{decimal(self.bytes_before)} → {decimal(self.bytes_after)}")
         table.add_row("bits per quantised weight", f"{self.bits_per_weight:.3f}")
         table.add_row("mean relative MSE of weights", f"{self.mean_relative_mse:.5f}")
         table.add_row("written to", str(self.dst))
         return table
-
-
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.1f} MB"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, Convention, Nvfp4Tensor, global_scale_of
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, Convention, global_scale_of
 from nvfp4_kernels.scale_search import ScaleRule, quantize_with_rule
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.source import Source
@@ -18,9 +18,18 @@ _SLICE_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight in NVFP4 and its ``‖dequantised - original‖² / ‖original‖²``."""
+    """A weight in NVFP4.
 
-    weight: Nvfp4Tensor
+    Attributes:
+        data: uint8 ``(rows, K/2)``.
+        scales: float8_e4m3fn ``(rows, K/16)``.
+        global_scale: float32 ``()``, as the convention stores it.
+        relative_mse: ``‖dequantised - original‖² / ‖original‖²``.
+    """
+
+    data: Tensor
+    scales: Tensor
+    global_scale: Tensor
     relative_mse: float
 
 
@@ -75,7 +84,7 @@ class WeightQuantizer:
             error += (packed.dequantize() - part).square().sum().item()
             norm += part.float().square().sum().item()
             start = stop
-        return QuantizedWeight(Nvfp4Tensor(data, scales, scale), error / norm if norm else 0.0)
+        return QuantizedWeight(data, scales, scale, error / norm if norm else 0.0)
 
     def _amax(self, name: str) -> Tensor:
         if name not in self._known_amax:
