@@ -1,16 +1,54 @@
 """What the linear ops have in common: their operands' shapes, checked once for all of them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_shape
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 A16_DTYPES = (torch.bfloat16, torch.float16)
+
+
+# Arguments of ``gemm`` and ``gemv``, in order.
+PRODUCT_SCHEMA = (
+    "(Tensor a, Tensor? a_scales, Tensor b, Tensor b_scales, Tensor alpha, SymInt[] shard_sizes, "
+    "Tensor? row_scale, Tensor? bias, ScalarType out_dtype) -> Tensor"
+)
+
+
+def check_product(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> tuple[Mode, int, int, int]:
+    """Check the arguments of ``gemm`` or ``gemv``; return mode, M, N and K."""
+    n, k = check_weight("b", b, b_scales)
+    mode, m = check_activation(a, a_scales, row_scale, k)
+    check_batch(a, "b", b)
+    check_shards(alpha, shard_sizes, n)
+    check_bias(bias, n)
+    check_out_dtype(out_dtype)
+    check_same_device(
+        a=a, a_scales=a_scales, b=b, b_scales=b_scales, alpha=alpha, row_scale=row_scale, bias=bias
+    )
+    return mode, m, n, k
+
+
+def fake_product(a: Tensor, a_scales: Tensor | None, b: Tensor, *rest: Any) -> Tensor:
+    """The result of ``gemm`` or ``gemv`` without its values."""
+    *_, out_dtype = rest
+    return a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=out_dtype)
 
 
 def check_weight(name: str, b: Tensor, b_scales: Tensor) -> tuple[int, int]:

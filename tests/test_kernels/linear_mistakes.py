@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.library import CustomOpDef
 
 from nvfp4_kernels import InvalidArgument, NoKernelError
 from tests.test_kernels.linear_cases import Case, LinearOp, grid_problem
@@ -133,8 +134,13 @@ def check_refused(op: LinearOp, what: str) -> None:
         op(**args)
 
 
+def below_the_dispatcher(op: CustomOpDef, name: str) -> LinearOp:
+    """The op's function itself, by keyword: the dispatcher hands meta tensors to the fake."""
+    schema = getattr(torch.ops.nvfp4, name).default._schema
+    return lambda **args: op._init_fn(*(args[argument.name] for argument in schema.arguments))
+
+
 def check_devices(implementation: LinearOp) -> None:
-    """Takes the op's function itself: the dispatcher hands meta tensors to the fake kernel."""
     args = {"row_scale": None, "bias": None, **grid_problem(_GOOD).args}
     for name in ("a_scales", "b", "b_scales", "alpha"):
         elsewhere = {**args, name: args[name].to("meta")}

@@ -21,7 +21,12 @@ from tests.test_kernels.linear_cases import (
     grid_problem,
     random_problem,
 )
-from tests.test_kernels.linear_mistakes import EVERY_MISTAKE, check_devices, check_refused
+from tests.test_kernels.linear_mistakes import (
+    EVERY_MISTAKE,
+    below_the_dispatcher,
+    check_devices,
+    check_refused,
+)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -167,4 +172,4 @@ def test_refused(what: str) -> None:
 
 
 def test_devices() -> None:
-    check_devices(gemm_op._gemm._init_fn)
+    check_devices(below_the_dispatcher(gemm_op._gemm, "gemm"))

@@ -16,7 +16,12 @@ from tests.test_kernels.linear_cases import (
     grid_problem,
     random_problem,
 )
-from tests.test_kernels.linear_mistakes import EVERY_MISTAKE, check_devices, check_refused
+from tests.test_kernels.linear_mistakes import (
+    EVERY_MISTAKE,
+    below_the_dispatcher,
+    check_devices,
+    check_refused,
+)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -80,7 +85,7 @@ def test_refused(what: str) -> None:
 
 
 def test_devices() -> None:
-    check_devices(gemv_op._gemv._init_fn)
+    check_devices(below_the_dispatcher(gemv_op._gemv, "gemv"))
 
 
 @pytest.mark.parametrize("a_dtype", [None, BF16], ids=["w4a4", "w4a16"])

@@ -21,6 +21,7 @@ from nvfp4_kernels.silu_mul_gemm.config import choose_config
 from tests.test_kernels import oracle
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.linear_cases import ROUNDOFF, rounding_error
+from tests.test_kernels.linear_mistakes import below_the_dispatcher
 from tests.test_kernels.oracle import Float64
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -215,7 +216,7 @@ def test_opcheck(name: str) -> None:
     problem = make_problem(CASES[name], grid=False)
     plain = ordered(problem.args, "row_scale", "out_dtype")
     check_op(torch.ops.nvfp4.silu_mul_gemm.default, plain)
-    quantized = ordered(quantized_args(problem), "out_global_scale", "row_scale")
+    quantized = ordered(quantized_args(problem), "row_scale", "out_global_scale")
     check_op(torch.ops.nvfp4.silu_mul_gemm_quantized.default, quantized)
 
 
@@ -333,8 +334,7 @@ def test_refused_1d_activation() -> None:
 
 
 def test_devices() -> None:
-    """Called below the dispatcher, which hands meta tensors to the fake kernel."""
-    implementation = silu_mul_gemm_op._silu_mul_gemm._init_fn
+    implementation = below_the_dispatcher(silu_mul_gemm_op._silu_mul_gemm, "silu_mul_gemm")
     args = {**make_problem(GOOD, grid=True).args, "row_scale": torch.ones(5)}
     tensors = [name for name, value in args.items() if isinstance(value, Tensor)]
     for name in tensors[1:]:

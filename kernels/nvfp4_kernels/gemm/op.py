@@ -1,20 +1,13 @@
 """``gemm``: D = alpha · row_scale · (A · Bᵀ) + bias with an NVFP4 weight."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import check_same_device
 from nvfp4_kernels.gemm.config import KERNELS, choose_config
-from nvfp4_kernels.operands import (
-    check_activation,
-    check_batch,
-    check_bias,
-    check_out_dtype,
-    check_shards,
-    check_weight,
-)
+from nvfp4_kernels.operands import PRODUCT_SCHEMA, check_product, fake_product
 
 
 def gemm(
@@ -59,42 +52,11 @@ def gemm(
     )
 
 
-@torch.library.custom_op("nvfp4::gemm", mutates_args=())
-def _gemm(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    row_scale: Tensor | None,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    n, k = check_weight("b", b, b_scales)
-    mode, m = check_activation(a, a_scales, row_scale, k)
-    check_batch(a, "b", b)
-    check_shards(alpha, shard_sizes, n)
-    check_bias(bias, n)
-    check_out_dtype(out_dtype)
-    check_same_device(
-        a=a, a_scales=a_scales, b=b, b_scales=b_scales, alpha=alpha, row_scale=row_scale, bias=bias
-    )
-    kernel = KERNELS.select(a.device, mode).load()
-    config = choose_config(m, n, k)
-    return kernel(a, a_scales, b, b_scales, alpha, shard_sizes, row_scale, bias, out_dtype, config)
+@torch.library.custom_op("nvfp4::gemm", mutates_args=(), schema=PRODUCT_SCHEMA)
+def _gemm(*operands: Any) -> Tensor:
+    mode, m, n, k = check_product(*operands)
+    kernel = KERNELS.select(operands[0].device, mode).load()
+    return kernel(*operands, choose_config(m, n, k))
 
 
-@_gemm.register_fake
-def _(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    row_scale: Tensor | None,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    return a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=out_dtype)
+_gemm.register_fake(fake_product)

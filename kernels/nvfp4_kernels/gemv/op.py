@@ -1,20 +1,14 @@
 """``gemv``: the product of a decode step, few tokens against an NVFP4 weight."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_same_device
+from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.gemv.config import KERNELS, MAX_M, choose_config
-from nvfp4_kernels.operands import (
-    check_activation,
-    check_batch,
-    check_bias,
-    check_out_dtype,
-    check_shards,
-    check_weight,
-)
+from nvfp4_kernels.operands import PRODUCT_SCHEMA, check_product, fake_product
 
 
 def gemv(
@@ -59,44 +53,13 @@ def gemv(
     )
 
 
-@torch.library.custom_op("nvfp4::gemv", mutates_args=())
-def _gemv(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    row_scale: Tensor | None,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    n, k = check_weight("b", b, b_scales)
-    mode, m = check_activation(a, a_scales, row_scale, k)
+@torch.library.custom_op("nvfp4::gemv", mutates_args=(), schema=PRODUCT_SCHEMA)
+def _gemv(*operands: Any) -> Tensor:
+    mode, m, n, k = check_product(*operands)
     if m > MAX_M:
         raise InvalidArgument(f"a: M is {m}, must be at most {MAX_M}; use gemm for more rows")
-    check_batch(a, "b", b)
-    check_shards(alpha, shard_sizes, n)
-    check_bias(bias, n)
-    check_out_dtype(out_dtype)
-    check_same_device(
-        a=a, a_scales=a_scales, b=b, b_scales=b_scales, alpha=alpha, row_scale=row_scale, bias=bias
-    )
-    kernel = KERNELS.select(a.device, mode).load()
-    config = choose_config(n, k)
-    return kernel(a, a_scales, b, b_scales, alpha, shard_sizes, row_scale, bias, out_dtype, config)
+    kernel = KERNELS.select(operands[0].device, mode).load()
+    return kernel(*operands, choose_config(n, k))
 
 
-@_gemv.register_fake
-def _(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b: Tensor,
-    b_scales: Tensor,
-    alpha: Tensor,
-    shard_sizes: Sequence[int],
-    row_scale: Tensor | None,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    return a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=out_dtype)
+_gemv.register_fake(fake_product)

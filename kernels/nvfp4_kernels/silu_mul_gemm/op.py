@@ -84,22 +84,20 @@ def silu_mul_gemm_quantized(
         InvalidArgument, NoKernelError: as ``silu_mul_gemm``.
     """
     return torch.ops.nvfp4.silu_mul_gemm_quantized(
-        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, out_global_scale, row_scale
+        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_global_scale
     )
 
 
+_OPERANDS = (
+    "Tensor a, Tensor? a_scales, Tensor b1, Tensor b1_scales, Tensor b2, Tensor b2_scales, "
+    "Tensor alpha, Tensor? row_scale"
+)
+
+
 def _run(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b1: Tensor,
-    b1_scales: Tensor,
-    b2: Tensor,
-    b2_scales: Tensor,
-    alpha: Tensor,
-    row_scale: Tensor | None,
-    out_global_scale: Tensor | None,
-    out_dtype: torch.dtype,
-) -> Any:
+    operands: tuple[Any, ...], out_global_scale: Tensor | None, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale = operands
     n, k = check_weight("b1", b1, b1_scales)
     if check_weight("b2", b2, b2_scales) != (n, k):
         raise InvalidArgument(
@@ -108,6 +106,7 @@ def _run(
         )
     mode, m = check_activation(a, a_scales, row_scale, k)
     check_batch(a, "b1", b1)
+    check_batch(a, "b2", b2)
     check_dtype("alpha", alpha, (torch.float32,))
     check_shape("alpha", alpha, (2,), "one factor for the gate and one for the up projection")
     check_out_dtype(out_dtype)
@@ -116,78 +115,45 @@ def _run(
         alpha=alpha, row_scale=row_scale, out_global_scale=out_global_scale,
     )  # fmt: skip
     kernel = KERNELS.select(a.device, mode).load()
-    config = choose_config(m, n, k)
-    return kernel(
-        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_global_scale, out_dtype,
-        config,
-    )  # fmt: skip
+    return kernel(*operands, out_global_scale, out_dtype, choose_config(m, n, k))
 
 
-@torch.library.custom_op("nvfp4::silu_mul_gemm", mutates_args=())
-def _silu_mul_gemm(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b1: Tensor,
-    b1_scales: Tensor,
-    b2: Tensor,
-    b2_scales: Tensor,
-    alpha: Tensor,
-    row_scale: Tensor | None,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    out, _ = _run(a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, None, out_dtype)
+@torch.library.custom_op(
+    "nvfp4::silu_mul_gemm",
+    mutates_args=(),
+    schema=f"({_OPERANDS}, ScalarType out_dtype) -> Tensor",
+)
+def _silu_mul_gemm(*arguments: Any) -> Tensor:
+    *operands, out_dtype = arguments
+    out, _ = _run(tuple(operands), None, out_dtype)
     return out
 
 
 @_silu_mul_gemm.register_fake
-def _(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b1: Tensor,
-    b1_scales: Tensor,
-    b2: Tensor,
-    b2_scales: Tensor,
-    alpha: Tensor,
-    row_scale: Tensor | None,
-    out_dtype: torch.dtype,
-) -> Tensor:
+def _(a: Tensor, a_scales: Tensor | None, b1: Tensor, *rest: Any) -> Tensor:
+    *_, out_dtype = rest
     return a.new_empty((*a.shape[:-1], b1.shape[-2]), dtype=out_dtype)
 
 
-@torch.library.custom_op("nvfp4::silu_mul_gemm_quantized", mutates_args=())
-def _silu_mul_gemm_quantized(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b1: Tensor,
-    b1_scales: Tensor,
-    b2: Tensor,
-    b2_scales: Tensor,
-    alpha: Tensor,
-    out_global_scale: Tensor,
-    row_scale: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op(
+    "nvfp4::silu_mul_gemm_quantized",
+    mutates_args=(),
+    schema=f"({_OPERANDS}, Tensor out_global_scale) -> (Tensor, Tensor)",
+)
+def _silu_mul_gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *operands, out_global_scale = arguments
     check_dtype("out_global_scale", out_global_scale, (torch.float32,))
     check_shape("out_global_scale", out_global_scale, (), "one scale for the whole output")
+    _, _, b1, b1_scales, *_ = operands
     n, _ = check_weight("b1", b1, b1_scales)
     check_blocks_of_16("output", (1, n))  # the next layer's K is this product's N
-    return _run(
-        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_global_scale,
-        torch.float32,
-    )  # fmt: skip
+    data, scales = _run(tuple(operands), out_global_scale, torch.float32)
+    assert scales is not None
+    return data, scales
 
 
 @_silu_mul_gemm_quantized.register_fake
-def _(
-    a: Tensor,
-    a_scales: Tensor | None,
-    b1: Tensor,
-    b1_scales: Tensor,
-    b2: Tensor,
-    b2_scales: Tensor,
-    alpha: Tensor,
-    out_global_scale: Tensor,
-    row_scale: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _(a: Tensor, a_scales: Tensor | None, b1: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     m, n = a.shape[-2], b1.shape[-2]
     data = a.new_empty((*a.shape[:-1], n // 2), dtype=torch.uint8)
     scales_shape = (*a.shape[:-2], *blocked_shape(m, n // BLOCK_SIZE))
