@@ -48,7 +48,14 @@ def compressed_tensors(
     bf16: Path, calibration: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     dst = tmp_path_factory.mktemp("compressed") / "model"
-    quantize_checkpoint(bf16, dst, format="compressed-tensors", calibrate=calibration, seq_len=128)
+    quantize_checkpoint(
+        bf16,
+        dst,
+        format="compressed-tensors",
+        calibrate=calibration,
+        seq_len=128,
+        kv_cache_scheme="fp8",
+    )
     return dst
 
 
@@ -143,10 +150,7 @@ def test_compressed_tensors(
     compressed_tensors: Path, modelopt: Path, engine: Callable[..., Run]
 ) -> None:
     """The two formats hold the same model but for ties that their divisions round apart."""
-    assert (
-        distance(engine(compressed_tensors), engine(modelopt, kv_cache_dtype="bfloat16"))
-        < SAME_W4A4
-    )
+    assert distance(engine(compressed_tensors), engine(modelopt)) < SAME_W4A4
 
 
 def test_fused_equals_unfused(
@@ -171,12 +175,27 @@ def test_compiled_w4a4(modelopt: Path, engine: Callable[..., Run]) -> None:
     assert distance(engine(modelopt), engine(modelopt, enforce_eager=False)) < SAME_W4A4
 
 
-def test_fp8_kv_cache_takes_the_checkpoints_scales(
-    modelopt: Path, engine: Callable[..., Run]
-) -> None:
+def test_fp8_kv_cache(modelopt: Path, engine: Callable[..., Run]) -> None:
     """The checkpoint declares an FP8 KV cache; a 16-bit one on demand differs, but not by much."""
     fp8, bf16_kv = engine(modelopt), engine(modelopt, kv_cache_dtype="bfloat16")
     assert 0 < distance(fp8, bf16_kv) < SAME_W4A4
+
+
+@pytest.mark.parametrize("producer", ["modelopt", "compressed_tensors"])
+def test_kv_scales_are_read(
+    producer: str, request: pytest.FixtureRequest, reference: Run, tmp_path: Path
+) -> None:
+    """With values' scales a hundred times too small, FP8 saturates and the answer is wrong."""
+    model: Path = request.getfixturevalue(producer)
+
+    def shrink(tensors: dict[str, torch.Tensor]) -> None:
+        scales = [name for name in tensors if name.endswith(".v_scale")]
+        assert len(scales) == 2
+        for name in scales:
+            tensors[name] /= 100
+
+    saturated = run(str(damaged(model, tmp_path, shrink)))
+    assert distance(saturated, reference) > WRONG
 
 
 @pytest.mark.parametrize("scales", ["absmax", "sweep", "four-over-six"])

@@ -1,0 +1,108 @@
+"""The split of the corpus: deterministic, disjoint, without tables and tests."""
+
+import pytest
+
+from examples.demo.corpus import Corpus, Document, calibration_text, is_held_out, read_corpus
+
+
+@pytest.fixture
+def library(tmp_path):
+    """60 modules with texts of their own, one copy of another, and files to be skipped."""
+    root = tmp_path / "lib"
+    texts = {f"module_{i:02}.py": f'"""Module {i}."""\n' + f"x{i} = {i}\n" * 40 for i in range(60)}
+    texts["zz_copy.py"] = texts["module_07.py"]
+    for path in ("test/test_a.py", "pkg/tests/b.py", "encodings/cp1.py", "_sysconfigdata_x.py"):
+        texts[path] = "TABLE = 1\n" * 40 + path
+    texts["short.py"] = "x = 1\n"
+    texts["notes.txt"] = "not Python " * 40
+    topics = {"b": "Second topic.\n" * 20, "a": "First\ttopic.\n" * 20}
+    texts["pydoc_data/topics.py"] = f"topics = {topics!r}\n"
+    for path, text in texts.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+def test_split_is_the_same_again_and_complete(library):
+    corpus = read_corpus(library)
+    assert corpus == read_corpus(library)
+    paths = [d.path for d in (*corpus.train, *corpus.held_out)]
+    kept = [f"module_{i:02}.py" for i in range(60)] + ["pydoc_data/topics.py"]
+    assert sorted(paths) == kept
+
+
+def test_sides_share_no_text(library):
+    corpus = read_corpus(library)
+    assert corpus.train
+    assert corpus.held_out
+    assert not {d.text for d in corpus.train} & {d.text for d in corpus.held_out}
+    assert all(is_held_out(d.path) for d in corpus.held_out)
+    assert not any(is_held_out(d.path) for d in corpus.train)
+
+
+def test_copy_of_a_file_cannot_cross_sides(tmp_path):
+    text = "same = True\n" * 40
+    train_only = next(f"a{i}.py" for i in range(99) if not is_held_out(f"a{i}.py"))
+    held_out_copy = next(f"b{i}.py" for i in range(99) if is_held_out(f"b{i}.py"))
+    held_out_own = next(f"c{i}.py" for i in range(99) if is_held_out(f"c{i}.py"))
+    (tmp_path / train_only).write_text(text)
+    (tmp_path / held_out_copy).write_text(text)
+    (tmp_path / held_out_own).write_text(text + "# own")
+    corpus = read_corpus(tmp_path)
+    assert [d.path for d in corpus.train] == [train_only]
+    assert [d.path for d in corpus.held_out] == [held_out_own]
+
+
+def test_side_depends_on_the_path_alone(library):
+    before = {d.path for d in read_corpus(library).held_out}
+    (library / "another.py").write_text("y = 2\n" * 40)
+    after = {d.path for d in read_corpus(library).held_out}
+    assert after - {"another.py"} == before
+
+
+def test_side_is_the_same_on_every_machine():
+    held_out = [path for path in (f"module_{i}.py" for i in range(100)) if is_held_out(path)]
+    assert held_out == [
+        "module_0.py",
+        "module_12.py",
+        "module_29.py",
+        "module_44.py",
+        "module_45.py",
+        "module_59.py",
+        "module_61.py",
+        "module_98.py",
+    ]
+
+
+def test_topics_are_read_as_prose(library):
+    corpus = read_corpus(library)
+    (topics,) = (d for d in (*corpus.train, *corpus.held_out) if "topics" in d.path)
+    assert topics.text.startswith("First\ttopic.\n")
+    assert "Second topic.\n" in topics.text
+
+
+def test_digest_tells_text_path_and_side_apart():
+    a, b = Document("a.py", "1"), Document("b.py", "2")
+    corpora = [
+        Corpus((a,), (b,)),
+        Corpus((b,), (a,)),
+        Corpus((a, b), ()),
+        Corpus((Document("a.py", "1b.py"),), (b,)),
+        Corpus((Document("c.py", "1"),), (b,)),
+    ]
+    assert len({corpus.digest for corpus in corpora}) == len(corpora)
+
+
+def test_calibration_text_is_of_training_files_only():
+    train = tuple(Document(f"t{i}", f"train{i} " * 2000) for i in range(200))
+    held_out = tuple(Document(f"h{i}", "held-out " * 2000) for i in range(9))
+    text = calibration_text(Corpus(train, held_out))
+    assert "held-out" not in text
+    assert "train0 " in text
+    assert "train198 " in text
+    assert 200_000 < len(text) < 300_000
+
+
+def test_folder_without_sources_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"gives 0 training and 0 held-out files"):
+        read_corpus(tmp_path)

@@ -1,0 +1,167 @@
+"""The whole demo on stand-ins for vLLM and the quantiser: what is cached, what is always done."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from examples.demo import pipeline, quantize, run
+from examples.demo.__main__ import app
+from examples.demo.corpus import Corpus, Document
+from examples.demo.pipeline import MeasureSettings
+from examples.demo.quantize import QuantizeError, quantize_command
+from examples.demo.server import ServerError
+from examples.demo.stages import StageCache
+from examples.demo.train import TrainSettings
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+TRAINING = TrainSettings(
+    steps=1,
+    threads=1,
+    hidden=32,
+    intermediate=64,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    batch=2,
+    sequence=16,
+)
+MEASURING = MeasureSettings(windows=2, window_length=20, max_tokens=3, server_time_limit=20)
+REPORT = "nvfp4-tc: o_proj ×1: nvfp4_gemm/reference (cpu)"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Runs every stage small; yields what the quantiser and the servers were started for."""
+    calls = []
+    corpus = Corpus(
+        tuple(Document(f"t{i}.py", f"x{i} = {i}  # training text\n" * 20) for i in range(9)),
+        (Document("h.py", "y = 1  # held-out text\n" * 20),),
+    )
+
+    def copy(source, target, calibration, scales):
+        assert "training text" in calibration.read_text()
+        assert "held-out" not in calibration.read_text()
+        calls.append(f"quantize {scales}")
+        shutil.copytree(source, target)
+
+    def fake_vllm(model, port, quantization):
+        assert (model / "model.safetensors").is_file()
+        calls.append(f"serve {quantization}")
+        return [sys.executable, str(FAKE), str(port), REPORT if quantization else ""]
+
+    monkeypatch.setattr(run, "read_corpus", lambda: corpus)
+    monkeypatch.setattr(pipeline, "quantize", copy)
+    monkeypatch.setattr(pipeline, "vllm_command", fake_vllm)
+    monkeypatch.setattr(pipeline, "keep_freed_memory", lambda: None)
+    return calls
+
+
+def demo(root, fresh=False, variants=False):
+    cache = StageCache(root, fresh)
+    file = run.run(cache, TRAINING, MEASURING, variants, started=time.monotonic())
+    return json.loads(file.read_text())
+
+
+def test_second_run_reuses_all_but_the_nvfp4_server(tmp_path, calls, capsys):
+    first = demo(tmp_path)
+    assert calls == ["serve None", "quantize absmax", "serve nvfp4-tc"]
+    calls.clear()
+    second = demo(tmp_path)
+    assert calls == ["serve nvfp4-tc"]
+    assert [s["stage"] for s in second["stages"] if not s["reused"]] == [
+        "nvfp4-absmax-measured",
+        "all",
+    ]
+    assert first["models"][0] == second["models"][0]
+    shown = capsys.readouterr().out
+    assert "o_proj ×1: nvfp4_gemm/reference (cpu)" in shown
+    assert "found in the cache" in shown
+
+
+def test_variants_are_measured_once_and_compared(tmp_path, calls):
+    demo(tmp_path)
+    calls.clear()
+    results = demo(tmp_path, variants=True)
+    assert calls == ["quantize sweep", "serve nvfp4-tc", "serve nvfp4-tc"]
+    assert [row["model"] for row in results["models"]] == ["BF16", "NVFP4 sweep", "NVFP4 absmax"]
+    calls.clear()
+    demo(tmp_path, variants=True)
+    assert calls == ["serve nvfp4-tc"]
+
+
+def test_fresh_run_makes_everything_again(tmp_path, calls):
+    demo(tmp_path)
+    calls.clear()
+    results = demo(tmp_path, fresh=True)
+    assert calls == ["serve None", "quantize absmax", "serve nvfp4-tc"]
+    assert not any(stage["reused"] for stage in results["stages"])
+
+
+def test_results_hold_figures_settings_and_versions(tmp_path, calls):
+    results = demo(tmp_path)
+    assert results["training"]["steps"] == 1
+    assert results["measuring"]["windows"] == 2
+    assert results["held_out_tokens_predicted"] == 2 * 19
+    assert {"torch", "transformers"} <= results["versions"].keys()
+    assert results["machine"]["python"]
+    bf16, nvfp4 = results["models"]
+    assert nvfp4["perplexity"] == bf16["perplexity"] > 1
+    assert bf16["log_perplexity_above_bf16"] is None
+    assert nvfp4["log_perplexity_above_bf16"] == {"estimate": 0, "low": 0, "high": 0}
+    assert nvfp4["kernels"] == [
+        {"layer": "o_proj", "count": 1, "kernel": "nvfp4_gemm/reference (cpu)"}
+    ]
+    assert nvfp4["checkpoint_bytes"] > 0
+
+
+def test_quantised_server_that_reports_no_kernels_is_an_error(tmp_path, calls, monkeypatch):
+    monkeypatch.setattr(
+        pipeline, "vllm_command", lambda model, port, _: [sys.executable, str(FAKE), str(port)]
+    )
+    with pytest.raises(ValueError, match="it is unknown which kernels ran"):
+        demo(tmp_path)
+
+
+def test_tool_is_called_by_its_documented_options():
+    command = quantize_command(Path("src"), Path("dst"), Path("text.txt"), "absmax")
+    assert command[0] == sys.executable
+    assert " ".join(command[1:]) == (
+        "-m vllm_fp4_plugin quantize src dst --format modelopt --scales absmax --calibrate text.txt"
+    )
+
+
+def test_failing_tool_is_named_with_its_command(monkeypatch):
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(quantize, "quantize_command", lambda *_: command)
+    with pytest.raises(QuantizeError, match=r"exited with code 3.*raise SystemExit\(3\)"):
+        quantize.quantize(Path("src"), Path("dst"), Path("text.txt"), "absmax")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ServerError("vllm serve: exited [with] code 1"), 1, "exited [with] code 1"),
+        (QuantizeError("quantize: exited"), 1, "QuantizeError: quantize: exited"),
+        (KeyboardInterrupt(), 130, "finished stages are kept"),
+    ],
+)
+def test_command_ends_with_message_and_code(tmp_path, monkeypatch, error, code, message):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(run, "run", fail)
+    result = CliRunner().invoke(app, ["--cache-dir", str(tmp_path)])
+    assert result.exit_code == code
+    assert message in result.output
+
+
+def test_help_needs_no_torch():
+    code = "import sys, examples.demo.__main__; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,101 @@
+"""Training: reproducible by steps, inside its budget by time, shapes that NVFP4 and TP=2 take."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from examples.demo.export import save_checkpoint
+from examples.demo.tokenizer import train_tokenizer
+from examples.demo.train import TrainSettings, build_model, learning_rate_share, train
+
+TINY = TrainSettings(
+    steps=3,
+    threads=1,
+    hidden=32,
+    intermediate=64,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    batch=2,
+    sequence=16,
+)
+TOKENS = np.random.default_rng(0).integers(256, size=2000).astype(np.uint16)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["some text to learn from\n"], vocabulary=270)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_same_steps_and_seed_give_the_same_model(tokenizer):
+    first, progress = train(TINY, TOKENS, tokenizer)
+    second, _ = train(TINY, TOKENS, tokenizer)
+    other, _ = train(replace(TINY, seed=1), TOKENS, tokenizer)
+    assert torch.equal(weights(first), weights(second))
+    assert not torch.equal(weights(first), weights(other))
+    assert (progress.steps, progress.tokens, progress.done) == (3, 3 * 2 * 16, 1.0)
+
+
+def test_training_learns(tokenizer):
+    pattern = np.tile(np.arange(10, 20, dtype=np.uint16), 200)
+    seen = []
+    train(replace(TINY, steps=30), pattern, tokenizer, lambda progress: seen.append(progress.loss))
+    assert seen[0] > 5  # log(270) is 5.6
+    assert seen[-1] < 4.5
+
+
+def test_time_budget_is_kept(tokenizer):
+    done = []
+    start = time.monotonic()
+    timed = replace(TINY, steps=None, seconds=1)
+    train(timed, TOKENS, tokenizer, lambda progress: done.append(progress.done))
+    assert 1 <= time.monotonic() - start < 5
+    assert done == sorted(done)
+    assert done[-1] == 1.0
+
+
+def test_learning_rate_rises_then_falls_to_zero():
+    shares = np.array([learning_rate_share(i / 100, 0.1, 0.4) for i in range(111)])
+    assert 0 < shares[0] < 0.1
+    assert (np.diff(shares[:10]) > 0).all()
+    assert (shares[10:61] == 1).all()
+    assert (np.diff(shares[61:101]) < 0).all()
+    assert (shares[100:] == 0).all()
+
+
+def test_text_shorter_than_a_batch_is_refused(tokenizer):
+    with pytest.raises(ValueError, match=r"tokens: are 50, must be at least 51"):
+        train(TINY, TOKENS[:50], tokenizer)
+
+
+def test_every_linear_splits_into_nvfp4_blocks_on_two_ranks(tokenizer):
+    with torch.device("meta"):
+        model = build_model(TrainSettings(), tokenizer)
+    for name, module in model.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            ranks = 2 if name.endswith(("o_proj", "down_proj")) else 1
+            assert module.in_features % (32 * ranks) == 0, name
+    vocabulary = 10_240 - len(tokenizer)  # rows missing from this short tokenizer
+    parameters = model.num_parameters() + vocabulary * TrainSettings().hidden
+    assert 5e6 <= parameters <= 10e6
+
+
+def test_checkpoint_is_bf16_tied_and_knows_its_end(tokenizer, tmp_path):
+    model, _ = train(replace(TINY, steps=1), TOKENS, tokenizer)
+    save_checkpoint(model, tokenizer, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.dtype == torch.bfloat16
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    torch.testing.assert_close(weights(loaded), weights(model), rtol=0, atol=0)
+    generation = GenerationConfig.from_pretrained(tmp_path)
+    assert generation.eos_token_id == tokenizer.eos_token_id == loaded.config.eos_token_id
+    assert generation.bos_token_id == tokenizer.bos_token_id
