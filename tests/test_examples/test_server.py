@@ -88,6 +88,19 @@ runpy.run_path({str(FAKE)!r}, run_name="__main__")
     assert not is_alive(children[0])
 
 
+def test_server_that_ignores_the_request_to_end_is_killed(log, monkeypatch):
+    monkeypatch.setattr("examples.demo.server.STOP_SECONDS", 0.2)
+    port = free_port()
+    code = (
+        "import runpy, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"sys.argv[1:] = ['{port}']; runpy.run_path({str(FAKE)!r}, run_name='__main__')"
+    )
+    with running(python(code), port, log, 20) as server:
+        pass
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{server.url}/health", trust_env=False)
+
+
 def test_failing_request_shows_the_answer_and_the_log(log):
     port = free_port()
     command = [sys.executable, str(FAKE), str(port), "a line of the log"]

@@ -1,0 +1,1 @@
+"""The demo: train, quantise, serve and measure a small language model on any machine."""

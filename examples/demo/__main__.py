@@ -1,0 +1,70 @@
+"""``python -m examples.demo``: train, quantise, serve and measure a small language model."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CACHE = Path(__file__).parents[2] / ".cache" / "demo"
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    cache_dir: Annotated[Path, typer.Option(help="Where everything made is kept.")] = CACHE,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Make everything anew.")] = False,
+    variants: Annotated[
+        bool, typer.Option("--variants", help="Also measure `quantize --scales sweep`.")
+    ] = False,
+    train_seconds: Annotated[float, typer.Option(min=1, help="Time to train for.")] = 150,
+    train_steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train by steps, not by time: gives the same model again."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads to train with.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the weights and the order of the text.")] = 0,
+    windows: Annotated[int, typer.Option(min=2, help="Held-out windows to measure on.")] = 32,
+    window_length: Annotated[int, typer.Option(min=2, max=1000, help="Tokens in each.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate a prompt.")] = 48,
+    server_time_limit: Annotated[
+        float, typer.Option(min=1, help="Seconds until a server must be ready.")
+    ] = 180,
+) -> None:
+    """Train a small language model, quantise it to NVFP4, serve both with vLLM and compare them.
+
+    The text is this Python's standard library: no GPU and no network are needed. A second run finds
+    the model in its cache, serves it and measures again.
+    """
+    started = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Read when torch is loaded, hence the late imports: threads that spin while they wait halve the
+    # speed where anything else runs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from examples.demo import display
+    from examples.demo.pipeline import MeasureSettings
+    from examples.demo.quantize import QuantizeError
+    from examples.demo.run import run
+    from examples.demo.server import ServerError
+    from examples.demo.stages import StageCache
+    from examples.demo.train import TrainSettings
+
+    training = TrainSettings(seconds=train_seconds, steps=train_steps, threads=threads, seed=seed)
+    measuring = MeasureSettings(windows, window_length, max_tokens, server_time_limit)
+    try:
+        file = run(StageCache(cache_dir.resolve(), fresh), training, measuring, variants, started)
+    except (QuantizeError, ServerError, ValueError) as error:
+        display.failure(error)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        display.console.print("interrupted; finished stages are kept")
+        raise typer.Exit(130) from None
+    display.console.print(f"all figures: {file}")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m examples.demo")

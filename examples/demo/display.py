@@ -1,0 +1,162 @@
+"""What the demo shows on the terminal."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from examples.demo.completions import Completion
+from examples.demo.corpus import Corpus
+from examples.demo.kernel_report import LayerKernel
+from examples.demo.measurement import PROMPTS
+from examples.demo.stages import Stage
+from examples.demo.train import Progress as TrainProgress
+
+console = Console(highlight=False)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner for a step whose length is unknown."""
+    with _progress() as progress:
+        progress.add_task(what, total=None)
+        yield
+
+
+@contextmanager
+def training() -> Iterator[Callable[[TrainProgress], None]]:
+    """A bar with loss and speed; yields the callback that moves it."""
+    figures = TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s")
+    with _progress(figures) as progress:
+        task = progress.add_task("training", total=1.0, loss=float("nan"), speed=0.0)
+
+        def on_step(state: TrainProgress) -> None:
+            progress.update(
+                task, completed=state.done, loss=state.loss, speed=state.tokens_per_second
+            )
+
+        yield on_step
+
+
+@contextmanager
+def serving(name: str, windows: int) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+    """A spinner until the server is ready, then a bar over windows; yields a callback for each."""
+    with _progress() as progress:
+        start = progress.add_task(f"{name}: starting vllm serve", total=None)
+        bar = progress.add_task(f"{name}: completions", total=windows, visible=False, start=False)
+
+        def on_ready() -> None:
+            progress.update(start, total=1, completed=1, description=f"{name}: server is ready")
+            progress.start_task(bar)
+            progress.update(bar, visible=True)
+
+        def on_window() -> None:
+            progress.update(bar, advance=1, description=f"{name}: held-out windows")
+
+        yield on_ready, on_window
+
+
+def rule(title: str) -> None:
+    """Head a part of the run."""
+    console.rule(title, align="left")
+
+
+def corpus(text: Corpus) -> None:
+    """How much text there is on each side."""
+    for side, documents in (("training", text.train), ("held-out", text.held_out)):
+        characters = sum(len(document.text) for document in documents)
+        console.print(f"{side} text: {len(documents)} files, {characters / 1e6:.2f} M characters")
+
+
+def trained(parameters: int, last: TrainProgress) -> None:
+    """How a training run ended."""
+    console.print(
+        f"{parameters / 1e6:.2f} M parameters, {last.steps} steps, "
+        f"{last.tokens / 1e6:.2f} M tokens, "
+        f"{last.tokens_per_second:,.0f} tokens/s, training loss {last.loss:.3f}"
+    )
+
+
+def stage(finished: Stage) -> None:
+    """Where a stage is, and whether it was made now."""
+    how = "found in the cache" if finished.reused else f"made in {finished.seconds:.1f} s"
+    console.print(f"{finished.name}: {how}, {finished.folder}")
+
+
+def completions(shown: Sequence[Completion]) -> None:
+    """Prompts dim, what the model wrote after them bright."""
+    for completion in shown:
+        text = Text.assemble((completion.prompt, "dim"), (completion.text, "bold"))
+        console.print(Panel(text, title=f"{completion.tokens} tokens", title_align="left"))
+
+
+def kernels(report: Sequence[LayerKernel]) -> None:
+    """Which kernel each layer got, as the server told it."""
+    for row in report:
+        console.print(f"nvfp4-tc: {row.layer} ×{row.count}: {row.kernel}", markup=False)
+
+
+def models(rows: Sequence[dict[str, Any]], tokens: int) -> None:
+    """The comparison of the served models."""
+    title = f"Served models; perplexity (ppl) over {tokens:,} held-out tokens"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    at_once = f"{len(PROMPTS)} at once"
+    for heading in ("model", "MiB", "ppl", "Δ log ppl", "95% interval", "tok/s", at_once):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for row in rows:
+        above = row["log_perplexity_above_bf16"]
+        table.add_row(
+            row["model"],
+            f"{row['checkpoint_bytes'] / 2**20:.2f}",
+            f"{row['perplexity']:.3f}",
+            f"{above['estimate']:+.4f}" if above else "",
+            f"[{above['low']:+.4f}, {above['high']:+.4f}]" if above else "",
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['tokens_per_second_at_once']:.0f}",
+        )
+    if any("reference" in kernel["kernel"] for row in rows for kernel in row["kernels"]):
+        table.caption = "Reference kernels are exact, not fast: these are no GPU speeds."
+    console.print(table)
+
+
+def times(rows: Sequence[dict[str, Any]]) -> None:
+    """Seconds of each stage."""
+    table = Table(title="Time", box=box.SIMPLE_HEAD)
+    table.add_column("stage")
+    table.add_column("seconds", justify="right")
+    table.add_column("")
+    for row in rows:
+        table.add_row(
+            row["stage"], f"{row['seconds']:.1f}", "from the cache" if row["reused"] else ""
+        )
+    console.print(table)
+
+
+def failure(error: Exception) -> None:
+    """Why the run ends early."""
+    console.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+
+
+def _progress(*columns: TextColumn) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+    )

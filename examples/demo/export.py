@@ -1,0 +1,21 @@
+"""The trained model as a checkpoint that vLLM and transformers load as it is."""
+
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+
+def save_checkpoint(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> None:
+    """Write the model in BF16, its generation settings and its tokenizer into ``folder``."""
+    disable_progress_bar()
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

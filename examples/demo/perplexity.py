@@ -1,0 +1,61 @@
+"""Held-out perplexity, and how sure one can be of a difference between two models."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95% confidence interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def choose_windows(tokens: np.ndarray, count: int, length: int) -> np.ndarray:
+    """``count`` windows spread evenly over ``tokens``, without overlap: ``(count, length)``.
+
+    Raises:
+        ValueError: if they do not fit.
+    """
+    if count * length > len(tokens):
+        raise ValueError(
+            f"windows: {count} of {length} tokens are {count * length}, there are {len(tokens)} "
+            "held-out tokens; ask for fewer with --windows"
+        )
+    starts = np.linspace(0, len(tokens) - length, count).astype(int)
+    return np.stack([tokens[start : start + length] for start in starts])
+
+
+def perplexity(logprobs: np.ndarray) -> float:
+    """``exp`` of the mean negative natural log-probability, over all entries."""
+    return float(np.exp(-logprobs.mean()))
+
+
+def log_perplexity_difference(
+    logprobs: np.ndarray, reference: np.ndarray, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """How much higher the log-perplexity is than that of a reference on the same windows.
+
+    Args:
+        logprobs: log-probabilities ``(windows, tokens)``.
+        reference: the reference model's, same tokens and shape.
+        resamples: bootstrap samples; windows are drawn whole, their tokens depend on one another.
+        seed: of the draws.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    if logprobs.shape != reference.shape:
+        raise ValueError(
+            f"reference: shape is {reference.shape}, must be {logprobs.shape}, the shape of "
+            "logprobs; measure both models on the same windows"
+        )
+    differences = (reference - logprobs).mean(axis=1)
+    draws = np.random.default_rng(seed).integers(
+        len(differences), size=(resamples, len(differences))
+    )
+    low, high = np.quantile(differences[draws].mean(axis=1), [0.025, 0.975])
+    return Interval(float(differences.mean()), float(low), float(high))

@@ -1,0 +1,151 @@
+"""A ``vllm serve`` of one's own: started, waited for, and always stopped."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+HOST = "127.0.0.1"
+MODEL_NAME = "demo"
+LOG_TAIL_LINES = 25
+STOP_SECONDS = 15
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_NO_USAGE_STATS": "1",
+    "NO_COLOR": "1",
+}
+
+
+class ServerError(RuntimeError):
+    """The server could not be started, died, or answered with an error."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that has answered ``/health``.
+
+    Attributes:
+        url: its root, without a final slash.
+        log: file its output goes to.
+        ready_seconds: time from start to the first healthy answer.
+    """
+
+    url: str
+    log: Path
+    ready_seconds: float
+
+
+def vllm_command(model: Path, port: int, quantization: str | None) -> list[str]:
+    """Command line that serves ``model`` under the name ``MODEL_NAME``."""
+    vllm = Path(sys.executable).with_name("vllm")
+    if not vllm.is_file():
+        raise ServerError(
+            f"vllm: no such command beside {sys.executable}; install vLLM into this environment"
+        )
+    command = [str(vllm), "serve", str(model), "--host", HOST, "--port", str(port)]
+    command += ["--served-model-name", MODEL_NAME]
+    command += ["--max-num-batched-tokens", "2048", "--max-num-seqs", "16"]
+    # Compiling costs more than it saves here; the prefix cache would flatter the speeds.
+    command += ["--enforce-eager", "--no-enable-prefix-caching"]
+    return command + (["--quantization", quantization] if quantization else [])
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    port: int,
+    log: Path,
+    time_limit: float,
+) -> Iterator[Server]:
+    """Run a server for the time of a ``with`` block and stop its whole process group after it.
+
+    Args:
+        command: the server's command line.
+        port: port it will listen on.
+        log: file for its output, overwritten.
+        time_limit: seconds until it must answer ``/health``.
+
+    Raises:
+        ServerError: if it exits or stays silent, or an HTTP call in the block fails; with the log's
+            last lines.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **ENVIRONMENT},
+            start_new_session=True,
+        )
+    try:
+        url = f"http://{HOST}:{port}"
+        yield Server(url, log, _wait_until_healthy(process, url, log, time_limit))
+    except httpx.HTTPError as error:
+        body = f" {error.response.text}" if isinstance(error, httpx.HTTPStatusError) else ""
+        raise ServerError(_failure(f"failed while it served: {error}{body}", log)) from error
+    finally:
+        _stop(process)
+
+
+def _wait_until_healthy(
+    process: subprocess.Popen[bytes],
+    url: str,
+    log: Path,
+    time_limit: float,
+) -> float:
+    start = time.monotonic()
+    while (waited := time.monotonic() - start) < time_limit:
+        if (code := process.poll()) is not None:
+            raise ServerError(
+                _failure(f"exited with code {code} after {waited:.0f} s, before it was ready", log)
+            )
+        try:
+            if httpx.get(f"{url}/health", timeout=2, trust_env=False).is_success:
+                return time.monotonic() - start
+        except httpx.TransportError:
+            pass  # not listening yet
+        time.sleep(0.1)
+    raise ServerError(
+        _failure(
+            f"not ready after {time_limit:.0f} s; give it longer with --server-time-limit", log
+        )
+    )
+
+
+def _failure(what: str, log: Path) -> str:
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        tail = deque((line.rstrip() for line in lines), maxlen=LOG_TAIL_LINES)
+    text = "\n".join(f"  | {line}" for line in tail) or "  (it is empty)"
+    return f"vllm serve: {what}\nlast lines of {log}:\n{text}"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and its engine processes, which share its process group."""
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(STOP_SECONDS)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        pass
+    finally:  # also when a second Ctrl-C cuts the waiting short
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

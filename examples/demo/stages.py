@@ -1,0 +1,116 @@
+"""A cache of stages: folders made whole or not at all, found again by a hash of their inputs."""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+STAGE_FILE = "stage.json"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A finished stage.
+
+    Attributes:
+        name: what it made.
+        folder: where its files are.
+        content: SHA-256 of those files; later stages put it among their inputs.
+        seconds: time it took to make, or to find again.
+        reused: whether it was found in the cache.
+    """
+
+    name: str
+    folder: Path
+    content: str
+    seconds: float
+    reused: bool
+
+
+@dataclass
+class StageCache:
+    """Stages under ``root``, one folder ``<name>-<key>`` each.
+
+    Attributes:
+        root: cache folder, made when missing.
+        fresh: make every stage again, replacing what is cached.
+        finished: the stages of this run, in order.
+    """
+
+    root: Path
+    fresh: bool = False
+    finished: list[Stage] = field(default_factory=list)
+
+    def stage(
+        self,
+        name: str,
+        inputs: Mapping[str, Any],
+        code: Iterable[Path],
+        make: Callable[[Path], None],
+    ) -> Stage:
+        """Find a stage made from the same inputs by the same code, or make it.
+
+        Args:
+            name: file-name-safe name of the stage.
+            inputs: everything its result depends on, as JSON values.
+            code: files and packages that make it; a change in any of them makes it anew.
+            make: fills the empty folder it is given. What it has written goes when it raises.
+        """
+        start = time.monotonic()
+        key = hashlib.sha256(
+            json.dumps([dict(inputs), hash_files(code)], sort_keys=True).encode()
+        ).hexdigest()[:16]
+        folder = self.root / f"{name}-{key}"
+        reused = not self.fresh and (folder / STAGE_FILE).is_file()
+        if not reused:
+            self._make(name, dict(inputs), folder, make)
+        content = json.loads((folder / STAGE_FILE).read_text())["content"]
+        stage = Stage(name, folder, content, time.monotonic() - start, reused)
+        self.finished.append(stage)
+        return stage
+
+    def _make(
+        self, name: str, inputs: dict[str, Any], folder: Path, make: Callable[[Path], None]
+    ) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        # A folder beside the final one: a rename is atomic within one file system only.
+        with tempfile.TemporaryDirectory(
+            dir=self.root, prefix=f".{name}-", ignore_cleanup_errors=True
+        ) as workspace:
+            partial = Path(workspace) / "made"
+            partial.mkdir()
+            make(partial)
+            record = {"name": name, "inputs": inputs, "content": hash_files([partial])}
+            (partial / STAGE_FILE).write_text(json.dumps(record, indent=2) + "\n")
+            if folder.exists():
+                folder.rename(Path(workspace) / "replaced")
+            partial.rename(folder)
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """SHA-256 over names and bytes of files; a folder stands for the files in it, but bytecode."""
+    digest = hashlib.sha256()
+    for path in paths:
+        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        for file in files:
+            if file.suffix == ".pyc":
+                continue
+            name = file.name if file is path else file.relative_to(path).as_posix()
+            data = file.read_bytes()
+            digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by a file holding ``text``; a reader sees the old file or the new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

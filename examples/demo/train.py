@@ -1,0 +1,181 @@
+"""Train a small Llama on the CPU within a budget of seconds."""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import AdamW, Muon, Optimizer
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+MAX_POSITIONS = 1024
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything a training run depends on, but its text.
+
+    Attributes:
+        seconds: wall-clock budget; the learning rate follows it, so that every run ends cooled.
+        steps: optimizer steps instead of a budget of time: the result can be reproduced.
+        threads: CPU threads.
+        seed: of the weights and of the order of the text.
+        hidden, intermediate, layers, heads, kv_heads, head_dim: the model's sizes.
+        batch, sequence: sequences a step, tokens a sequence.
+        matrix_rate: peak learning rate of Muon, for the layers' matrices.
+        other_rate: peak learning rate of AdamW, for embeddings and norms.
+        momentum: of Muon.
+        warmup, cooldown: shares of the run in which the rates rise to their peaks and fall to 0.
+    """
+
+    seconds: float = 150
+    steps: int | None = None
+    threads: int = 2
+    seed: int = 0
+    hidden: int = 256
+    intermediate: int = 768
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    batch: int = 8
+    sequence: int = 256
+    matrix_rate: float = 0.02
+    other_rate: float = 0.02
+    momentum: float = 0.9
+    warmup: float = 0.02
+    cooldown: float = 0.7
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is: ``done`` from 0 to 1, steps and tokens so far, smoothed loss in nats."""
+
+    done: float
+    steps: int
+    tokens: int
+    loss: float
+    tokens_per_second: float
+
+
+def train(
+    settings: TrainSettings,
+    tokens: np.ndarray,
+    tokenizer: PreTrainedTokenizerFast,
+    on_step: Callable[[Progress], None] = lambda progress: None,
+) -> tuple[LlamaForCausalLM, Progress]:
+    """Train from scratch.
+
+    Args:
+        settings: sizes, budget and rates.
+        tokens: the text as one stream of ids, ``(tokens,)``.
+        tokenizer: whose ids they are.
+        on_step: called after every step.
+
+    Returns:
+        The model, parameters in float32, and the last progress.
+
+    Raises:
+        ValueError: if the text is shorter than one batch.
+    """
+    torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    model = build_model(settings, tokenizer)
+    optimizers = _optimizers(model, settings)
+    schedule = [(group, group["lr"]) for o in optimizers for group in o.param_groups]
+    batches = _batches(tokens, settings)
+    smoothed = torch.zeros(())
+    start, steps = time.monotonic(), 0
+    while True:
+        passed = time.monotonic() - start
+        done = steps / settings.steps if settings.steps else passed / settings.seconds
+        if steps:
+            seen = steps * settings.batch * settings.sequence
+            debiased = float(smoothed) / (1 - 0.95**steps)
+            progress = Progress(min(done, 1.0), steps, seen, debiased, seen / passed)
+            on_step(progress)
+            if done >= 1:
+                return model, progress
+        for group, peak in schedule:
+            group["lr"] = peak * learning_rate_share(done, settings.warmup, settings.cooldown)
+        smoothed = 0.95 * smoothed + 0.05 * _step(model, next(batches), optimizers)
+        steps += 1
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc, for this whole process, to reuse large blocks.
+
+    Mapped anew in every step, they cost a third of the training speed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_max = -1, -4
+        mallopt(m_mmap_max, 0)
+        mallopt(m_trim_threshold, 2**31 - 1)
+
+
+def build_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """A Llama with fresh weights and tied embeddings."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=settings.hidden,
+            intermediate_size=settings.intermediate,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            num_key_value_heads=settings.kv_heads,
+            head_dim=settings.head_dim,
+            max_position_embeddings=MAX_POSITIONS,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def learning_rate_share(done: float, warmup: float, cooldown: float) -> float:
+    """Share of the peak learning rate after ``done`` (0 to 1) of the run."""
+    return max(0.0, min(1.0, (done + 1e-3) / warmup, (1 - done) / cooldown))
+
+
+def _step(model: LlamaForCausalLM, batch: Tensor, optimizers: list[Optimizer]) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.detach()
+
+
+def _optimizers(model: LlamaForCausalLM, settings: TrainSettings) -> list[Optimizer]:
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if not any(p is m for m in matrices)]
+    return [
+        Muon(matrices, lr=settings.matrix_rate, weight_decay=0.0, momentum=settings.momentum),
+        AdamW(others, lr=settings.other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+    ]
+
+
+def _batches(tokens: np.ndarray, settings: TrainSettings) -> Iterator[Tensor]:
+    """Batches of adjacent windows, ``(batch, sequence + 1)``, shuffled and cut anew every epoch."""
+    window = settings.sequence + 1
+    if len(tokens) < window * (settings.batch + 1):
+        raise ValueError(
+            f"tokens: are {len(tokens)}, must be at least {window * (settings.batch + 1)}; "
+            "give more text or a smaller batch"
+        )
+    stream = torch.from_numpy(tokens.astype(np.int64))
+    draws = np.random.default_rng(settings.seed)
+    while True:
+        starts = np.arange(draws.integers(window), len(tokens) - window + 1, window)
+        draws.shuffle(starts)
+        for first in range(0, len(starts) - settings.batch + 1, settings.batch):
+            chosen = starts[first : first + settings.batch]
+            yield torch.stack([stream[start : start + window] for start in chosen])
