@@ -22,7 +22,7 @@ class Handler(BaseHTTPRequestHandler):
             logprobs = [None, *(-token / 100 for token in body["prompt"][1:])]
             self._answer({"choices": [{"logprobs": {"token_logprobs": logprobs}}]})
         else:
-            assert body["temperature"] == 0
+            assert body["seed"] == 0
             count = body["max_tokens"]
             choices = [{"text": "x" * count}]
             self._answer({"choices": choices, "usage": {"completion_tokens": count}})

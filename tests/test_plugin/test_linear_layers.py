@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from vllm.model_executor.layers import linear as linear_layers
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
@@ -392,6 +393,14 @@ def test_misaligned_k_is_refused() -> None:
         ColumnParallelLinear(
             100, 80, bias=False, quant_config=Nvfp4TcConfig(checkpoint()), prefix="m.fc"
         )
+
+
+@pytest.mark.usefixtures("vllm_config")
+def test_k_that_tensor_parallelism_misaligns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_layers, "get_tensor_model_parallel_world_size", lambda: 4)
+    message = r"K is 96, which tensor parallelism of 4 cuts into 24; .* --tensor-parallel-size"
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        LAYERS["row"][0](Nvfp4TcConfig(checkpoint()))
 
 
 @pytest.mark.usefixtures("vllm_config")

@@ -1,0 +1,64 @@
+"""Model families beside Llama: they load, fuse their MLPs, and say the same as unfused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Cohere2Config,
+    GraniteConfig,
+    MistralConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tests import tiny_llama
+from tests.engine import run
+
+pytestmark = pytest.mark.slow
+
+# Random weights; what differs is where bfloat16 rounds.
+ROUNDING = 0.03
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+    "pad_token_id": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "Cohere 2": Cohere2Config(**SIZES),
+    "Granite": GraniteConfig(**SIZES),
+    "Mistral": MistralConfig(**SIZES, head_dim=32),
+    "Phi-3, fused on disk": Phi3Config(**SIZES),
+    "Qwen 2, with bias": Qwen2Config(**SIZES),
+    "Qwen 3": Qwen3Config(**SIZES, head_dim=32),
+}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_family(family: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family], dtype=torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.normal_()
+    model.save_pretrained(tmp_path)
+    tiny_llama.tokenizer().save_pretrained(tmp_path)
+
+    options = {"activation": "16-bit"}
+    fused = run(str(tmp_path), additional_config={"nvfp4_tc": options})
+    unfused = run(str(tmp_path), additional_config={"nvfp4_tc": options | {"fuse_mlp": False}})
+    kernels = [line for line in fused.report if line.startswith("gate_up_proj")]
+    assert kernels == ["gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/reference (cpu), W4A16"]
+    differences = [abs(a - b) for a, b in zip(fused.logprobs, unfused.logprobs, strict=True)]
+    assert sum(differences) / len(differences) < ROUNDING
