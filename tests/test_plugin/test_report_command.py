@@ -1,0 +1,39 @@
+"""``python -m vllm_fp4_plugin report``: the table, without loading a weight."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vllm_fp4_plugin", "report", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_table(modelopt: Path) -> None:
+    done = report(
+        modelopt, "--every-layer", "--additional-config", '{"nvfp4_tc":{"fuse_mlp":false}}'
+    )
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.replace("│", " ").split())
+    assert "model.layers.1.self_attn.qkv_proj" in done.stdout
+    assert text.count("W4A4 static") == 8  # 2 layers of 4 projections
+    assert text.count("switched") == 2
+    assert "bytes per weight" in text
+
+
+def test_refusal_is_one_line_and_a_status(bf16: Path) -> None:
+    done = report(bf16, "--additional-config", '{"nvfp4_tc":{"fuse":false}}')
+    assert done.returncode == 1
+    assert "nvfp4_tc.fuse: unknown option" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_additional_config_must_be_json(bf16: Path) -> None:
+    done = report(bf16, "--additional-config", "{nvfp4_tc}")
+    assert done.returncode == 1
+    assert "additional-config: is no JSON" in done.stdout
