@@ -33,14 +33,19 @@ def config(**changes: Any) -> LlamaConfig:
 
 
 def model(**changes: Any) -> LlamaForCausalLM:
-    """Random bfloat16 weights, scaled so that the shards of fused layers differ in magnitude."""
+    """Random bfloat16 weights, amplified."""
     torch.manual_seed(0)
     llama = LlamaForCausalLM(config(**changes)).to(torch.bfloat16)
+    amplify(llama)
+    return llama
+
+
+def amplify(random: torch.nn.Module) -> None:
+    """Scale a fresh model, so that every layer counts and each shard has a gain of its own."""
     gains = {"k_proj": 4.0, "up_proj": 8.0, "gate_proj": 2.0, "lm_head": 12.0, "embed": 8.0}
-    for name, parameter in llama.named_parameters():
+    for name, parameter in random.named_parameters():
         if parameter.ndim == 2:
             parameter.data.mul_(next((g for key, g in gains.items() if key in name), 2.0))
-    return llama
 
 
 def save(directory: Path, **changes: Any) -> Path:

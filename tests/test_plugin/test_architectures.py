@@ -20,7 +20,7 @@ from tests.engine import run
 
 pytestmark = pytest.mark.slow
 
-# Random weights; what differs is where bfloat16 rounds.
+# What differs is where bfloat16 rounds: .013 to .021 seen. Gate and up swapped give .5 and more.
 ROUNDING = 0.03
 
 SIZES = {
@@ -36,7 +36,7 @@ SIZES = {
     "eos_token_id": 1,
 }
 CONFIGS: dict[str, PretrainedConfig] = {
-    "Cohere 2": Cohere2Config(**SIZES),
+    "Cohere 2": Cohere2Config(**SIZES, logit_scale=1.0),
     "Granite": GraniteConfig(**SIZES),
     "Mistral": MistralConfig(**SIZES, head_dim=32),
     "Phi-3, fused on disk": Phi3Config(**SIZES),
@@ -52,6 +52,7 @@ def test_family(family: str, tmp_path: Path) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.data.normal_()
+    tiny_llama.amplify(model)
     model.save_pretrained(tmp_path)
     tiny_llama.tokenizer().save_pretrained(tmp_path)
 

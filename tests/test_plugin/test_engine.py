@@ -3,7 +3,7 @@
 Bounds on the mean absolute difference of log-probabilities. Two runs of the same arithmetic differ
 by the rounding of bfloat16 between layers (the compiled model rounds elsewhere); with 4-bit
 activations such a difference can move a value to the next E2M1 step. The bounds are about three
-times what was seen, and a tenth of what a wrong scale does.
+times what was seen, and well below what a wrong scale does.
 """
 
 import json
