@@ -1,0 +1,27 @@
+"""A functional Blackwell: compiled sm_100a PTX, run on the CPU and watched while it runs."""
+
+from tests.emulator.findings import EmulatorError
+from tests.emulator.machine.gpu import B200, Gpu, Limits
+from tests.emulator.machine.schedule import (
+    ALL_LATE,
+    COPIES_LATE,
+    EAGER,
+    STANDARD,
+    TENSOR_LATE,
+    Schedule,
+    randomised,
+)
+
+__all__ = [
+    "ALL_LATE",
+    "B200",
+    "COPIES_LATE",
+    "EAGER",
+    "STANDARD",
+    "TENSOR_LATE",
+    "EmulatorError",
+    "Gpu",
+    "Limits",
+    "Schedule",
+    "randomised",
+]

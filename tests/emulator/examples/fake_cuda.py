@@ -1,0 +1,136 @@
+"""CUDA's Python bindings, and what of CuTe's helpers uses them, as if there were a GPU."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.bindings import runtime as cudart
+
+from tests.emulator.runtime.shim import Runtime
+
+
+class HardwareInfo:
+    """``cutlass.utils.HardwareInfo`` of the emulated chip.
+
+    Attributes:
+        sms: streaming multiprocessors; few, so that persistent kernels take several tiles.
+    """
+
+    sms = 148
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+
+    def get_max_active_clusters(self, cluster_size: int, *args: object, **kwargs: object) -> int:
+        return max(1, self.sms // cluster_size)
+
+    def get_device_multiprocessor_count(self) -> int:
+        return self.sms
+
+    def get_l2_cache_size_in_bytes(self) -> int:
+        return 126 * 2**20
+
+
+def _run_once(
+    function: Callable[..., Any],
+    *args: object,
+    workspace_generator: Callable[[], Any] | None = None,
+    kernel_arguments: Any = None,
+    **kwargs: object,
+) -> float:
+    """``cutlass.testing.benchmark`` without the benchmark: there is no time to measure."""
+    return 1.0
+
+
+class _Heap:
+    """cudaMalloc as host memory."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Any] = {}
+
+    def allocate(self, nbytes: int) -> int:
+        import torch
+
+        block = torch.empty(nbytes, dtype=torch.uint8)
+        self._blocks[block.data_ptr()] = block
+        return int(block.data_ptr())
+
+    def free(self, address: int) -> None:
+        del self._blocks[int(address)]
+
+
+def install(runtime: Runtime, sms: int) -> None:
+    """Patches the bindings and CuTe in this process.
+
+    Args:
+        runtime: the installed one; its errors come out of CuTe's calls.
+        sms: streaming multiprocessors that CuTe's ``HardwareInfo`` reports.
+    """
+    import cutlass.testing
+    import cutlass.utils
+    import cutlass.utils.hardware_info
+    from cutlass.base_dsl.jit_executor import JitCompiledFunction, JitExecutor
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
+
+    done = driver.CUresult.CUDA_SUCCESS
+    ok = cudart.cudaError_t.cudaSuccess
+    heap = _Heap()
+
+    def copy(target: Any, source: Any, nbytes: int, *rest: object) -> tuple[Any]:
+        ctypes.memmove(int(target), int(source), nbytes)
+        return (done,)
+
+    for name, value in {
+        "cuInit": lambda *a: (done,),
+        "cuDeviceGetCount": lambda *a: (done, 1),
+        "cuDeviceGet": lambda *a: (done, 0),
+        "cuCtxGetCurrent": lambda *a: (done, 0),
+        "cuCtxCreate": lambda *a: (done, 0),
+        "cuDriverGetVersion": lambda *a: (done, 13000),
+        "cuStreamCreate": lambda *a: (done, driver.CUstream(0)),
+        "cuStreamSynchronize": lambda *a: (done,),
+        "cuCtxSynchronize": lambda *a: (done,),
+        "cuMemcpyDtoDAsync": copy,
+        "cuMemcpyDtoHAsync": copy,
+        "cuMemcpyHtoDAsync": copy,
+    }.items():
+        setattr(driver, name, value)
+
+    def memset(address: Any, value: int, nbytes: int, *rest: object) -> tuple[Any]:
+        ctypes.memset(int(address), value, nbytes)
+        return (ok,)
+
+    def free(address: Any) -> tuple[Any]:
+        heap.free(address)
+        return (ok,)
+
+    for name, value in {
+        "cudaGetDeviceCount": lambda *a: (ok, 1),
+        "cudaGetDevice": lambda *a: (ok, 0),
+        "cudaSetDevice": lambda *a: (ok,),
+        "cudaStreamCreate": lambda *a: (ok, cudart.cudaStream_t(0)),
+        "cudaStreamSynchronize": lambda *a: (ok,),
+        "cudaDeviceSynchronize": lambda *a: (ok,),
+        "cudaLibraryUnload": lambda *a: (ok,),
+        "cudaMalloc": lambda nbytes: (ok, heap.allocate(nbytes)),
+        "cudaFree": free,
+        "cudaMemset": memset,
+    }.items():
+        setattr(cudart, name, value)
+
+    HardwareInfo.sms = sms
+    cutlass.utils.HardwareInfo = HardwareInfo
+    cutlass.utils.hardware_info.HardwareInfo = HardwareInfo
+    cutlass.testing.benchmark = _run_once
+    cutlass.testing.get_workspace_count = lambda *a, **k: 1
+    CudaDialectJitCompiledFunction.num_devices = 1
+    for executor in (JitExecutor, JitCompiledFunction):
+        executor.run_compiled_program = _raising(runtime, executor.run_compiled_program)
+
+
+def _raising(runtime: Runtime, run_compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def run_raising(self: Any, arguments: list[Any]) -> Any:
+        with runtime.raising():
+            return run_compiled(self, arguments)
+
+    return run_raising

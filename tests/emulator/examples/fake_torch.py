@@ -1,0 +1,164 @@
+"""torch as if it had a GPU: tensors "on cuda" are CPU tensors, copies to and from it are copies."""
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+from torch.overrides import TorchFunctionMode
+
+from tests.emulator.examples.scaled_mm import block_scaled_mm
+
+_CUDA, _CPU = 2, 1  # DLDeviceType
+
+
+def _is_cuda(value: object) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and value.split(":")[0] == "cuda"
+
+
+class CudaIsCpu(TorchFunctionMode):
+    """Creates on the CPU what is asked for on cuda; a move between the two makes a copy."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        moved = any(_is_cuda(v) for v in (*args, *kwargs.values()))
+        if moved:
+            args = tuple(torch.device("cpu") if _is_cuda(a) else a for a in args)
+            kwargs = {k: torch.device("cpu") if _is_cuda(v) else v for k, v in kwargs.items()}
+        result = func(*args, **kwargs)
+        if func is torch.Tensor.to and moved and result is args[0]:
+            return result.clone()
+        return result
+
+
+class Stream:
+    """A CUDA stream, on which everything has always finished."""
+
+    cuda_stream = 0
+    device = torch.device("cpu")
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    def synchronize(self) -> None: ...
+    def wait_stream(self, stream: object) -> None: ...
+    def wait_event(self, event: object) -> None: ...
+    def record_event(self, event: object = None) -> "Event":
+        return Event()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Event:
+    """A CUDA event; the time between any two is 1 ms."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    def record(self, stream: object = None) -> None: ...
+    def synchronize(self) -> None: ...
+    def wait(self, stream: object = None) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        return 1.0
+
+
+class Graph:
+    """A CUDA graph that ran once, when it was captured."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    def replay(self) -> None: ...
+
+
+@contextlib.contextmanager
+def _nothing(*args: object, **kwargs: object) -> Iterator[None]:
+    yield
+
+
+def _copy(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    return tensor.clone()
+
+
+def _on_cuda(dlpack: Callable[..., object]) -> Callable[..., object]:
+    """``__dlpack__`` whose capsules say that the memory is a GPU's."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+    def export(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
+        capsule = dlpack(tensor.detach())
+        # DLManagedTensor starts with DLTensor: data pointer, then the device's type.
+        ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = _CUDA
+        return capsule
+
+    return export
+
+
+def install(sms: int) -> None:
+    """Patches torch in this process.
+
+    Args:
+        sms: streaming multiprocessors that device properties report.
+    """
+    properties = SimpleNamespace(
+        name="emulated B200",
+        major=10,
+        minor=0,
+        multi_processor_count=sms,
+        total_memory=2**34,
+        L2_cache_size=126 * 2**20,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block_optin=232448,
+    )
+    values: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "synchronize": lambda *a: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda *a: None,
+        "device": _nothing,
+        "get_device_name": lambda *a: properties.name,
+        "get_device_capability": lambda *a: (10, 0),
+        "get_device_properties": lambda *a: properties,
+        "empty_cache": lambda: None,
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "current_stream": lambda *a: Stream(),
+        "default_stream": lambda *a: Stream(),
+        "stream": _nothing,
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "graph": _nothing,
+        "mem_get_info": lambda *a: (2**34, 2**34),
+        "manual_seed": lambda *a: None,
+        "manual_seed_all": lambda *a: None,
+    }
+    for name, value in values.items():
+        setattr(torch.cuda, name, value)
+    torch.Tensor.cuda = _copy  # type: ignore[assignment, method-assign]
+    torch.Tensor.cpu = _copy  # type: ignore[assignment, method-assign]
+    torch.Tensor.is_cuda = True  # type: ignore[assignment]
+    torch.Tensor.__dlpack__ = _on_cuda(torch.Tensor.__dlpack__)  # type: ignore[method-assign, assignment]
+    torch.Tensor.__dlpack_device__ = lambda self: (_CUDA, 0)  # type: ignore[method-assign, assignment, return-value]
+    # TVM FFI prefers this C table to DLPack in Python.
+    del torch.Tensor.__dlpack_c_exchange_api__
+    torch.utils.dlpack.to_dlpack = _on_cuda(torch.utils.dlpack.to_dlpack)
+    torch._C._cuda_getCurrentRawStream = lambda device: 0
+    torch._scaled_mm = block_scaled_mm
+    CudaIsCpu().__enter__()

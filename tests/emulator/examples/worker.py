@@ -1,0 +1,105 @@
+"""One example in a process of its own; ``run.py`` starts it. Writes one JSON line per schedule."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+import runpy
+import shlex
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+from tests.emulator.examples.cases import CASES, Case
+from tests.emulator.runtime import shim
+
+# Some examples only print that their check failed.
+_FAILED = re.compile(r"\bFAIL(ED)?\b")
+
+
+class _Watched(io.TextIOBase):
+    """Standard output that remembers a line which says that something failed."""
+
+    def __init__(self, to: TextIO) -> None:
+        self._to = to
+        self.failure = ""
+
+    def write(self, text: str) -> int:
+        if _FAILED.search(text) and not self.failure:
+            self.failure = text.strip()
+        return self._to.write(text)
+
+    def flush(self) -> None:
+        self._to.flush()
+
+
+def _run(case: Case, root: Path) -> str:
+    """What the example's own check says: "pass" or the reason why not."""
+    script = root / "examples/python/CuTeDSL" / case.path
+    sys.argv = [str(script), *shlex.split(case.arguments)]
+    sys.path.insert(0, str(script.parent))
+    output = _Watched(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(output):
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            return f"exit {stop.code}"
+    except Exception as error:
+        traceback.print_exc()
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    finally:
+        sys.path.pop(0)
+    return f"it prints: {output.failure}" if output.failure else "pass"
+
+
+def main() -> None:
+    name, root, schedules, record, results = sys.argv[1:6]
+    case = next(case for case in CASES if case.name == name)
+
+    import numpy as np
+
+    from tests.emulator.examples.recorder import Recorder
+    from tests.emulator.machine.gpu import B200, Gpu
+    from tests.emulator.machine.schedule import STANDARD
+    from tests.emulator.runtime.allocations import WithLiveStorages
+
+    device: Any
+    runs: list[tuple[str, Any]]
+    limits = dataclasses.replace(B200, sms=case.sms)
+    if record:
+        runs = [("recorded", Recorder(Path(record), name))]
+    else:
+        wanted = schedules.split(",")
+        runs = [
+            (s.name, WithLiveStorages(Gpu(limits, schedule=s)))
+            for s in STANDARD
+            if schedules == "all" or s.name in wanted
+        ]
+    runtime = shim.install(runs[0][1])
+
+    import torch
+
+    from tests.emulator.examples import fake_cuda, fake_torch
+
+    torch.set_num_threads(1)
+    fake_torch.install(case.sms)
+    fake_cuda.install(runtime, case.sms)
+    for label, device in runs:
+        runtime.device = device
+        torch.manual_seed(0)
+        np.random.seed(0)
+        started = time.monotonic()
+        result = _run(case, Path(root))
+        seconds = time.monotonic() - started
+        if record:
+            result = f"{len(device.launches)} launches; {result}"
+        with open(results, "a") as lines:
+            print(json.dumps({"schedule": label, "result": result, "seconds": seconds}), file=lines)
+
+
+if __name__ == "__main__":
+    main()

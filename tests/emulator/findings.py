@@ -1,0 +1,124 @@
+"""What the emulator reports: one exception class per mistake, each naming where it was made.
+
+Everything a kernel can do wrong is an :class:`EmulatorError`. The parts of the machine raise it
+with the fact alone; the warp that was executing adds where (:meth:`EmulatorError.at`), so that
+every report names the PTX line, the warp, the CTA and, where the PTX has ``.loc`` lines, the
+kernel's source line."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Where:
+    """A place in a run.
+
+    Attributes:
+        kernel: entry name.
+        line: 1-based line of the PTX text.
+        text: that line.
+        source: ``file:line`` of the kernel's own source, empty where the PTX does not say.
+        cta: block index (x, y, z) in the grid, or None before any CTA runs.
+        warp: warp index in its CTA, or None.
+    """
+
+    kernel: str
+    line: int
+    text: str
+    source: str = ""
+    cta: tuple[int, int, int] | None = None
+    warp: int | None = None
+
+    def __str__(self) -> str:
+        who = "" if self.cta is None else f"CTA {self.cta} warp {self.warp}, "
+        source = f" ({self.source})" if self.source else ""
+        return f"{who}PTX line {self.line}{source}: {self.text.strip()}"
+
+
+class EmulatorError(Exception):
+    """A kernel did what hardware would not forgive, or asks for what the emulator does not know.
+
+    Attributes:
+        fact: what is wrong, without the place.
+        where: the place, once known.
+    """
+
+    def __init__(self, fact: str, where: Where | None = None) -> None:
+        super().__init__(fact)
+        self.fact = fact
+        self.where = where
+
+    def at(self, where: Where) -> "EmulatorError":
+        """This error with the place it was raised from, unless it has one already."""
+        if self.where is None:
+            self.where = where
+        return self
+
+    def __str__(self) -> str:
+        return self.fact if self.where is None else f"{self.fact}\n  at {self.where}"
+
+
+class UnknownInstruction(EmulatorError):
+    """An instruction, or a form of one, that the emulator does not model."""
+
+
+class IllegalInstruction(EmulatorError):
+    """An instruction whose operands, descriptors or shapes the PTX ISA does not allow."""
+
+
+class PtxSyntaxError(EmulatorError):
+    """Text that is not PTX as this parser reads it."""
+
+
+class LaunchError(EmulatorError):
+    """A launch configuration or parameter list that the device would refuse."""
+
+
+class OutOfBounds(EmulatorError):
+    """An access outside of every allocation, or across the end of one."""
+
+
+class Misaligned(EmulatorError):
+    """An address that is not a multiple of what the access needs."""
+
+
+class UninitialisedRead(EmulatorError):
+    """A read of shared, tensor, local or global memory that nothing has written."""
+
+
+class DataRace(EmulatorError):
+    """Two accesses to the same bytes, one of them a write, that nothing orders."""
+
+
+class MissingProxyFence(DataRace):
+    """A generic-proxy write that the async proxy may not see: fence.proxy.async is missing."""
+
+
+class MissingTensorFence(DataRace):
+    """Tensor-memory accesses ordered by a barrier, but without the tcgen05.fence or wait it
+    needs."""
+
+
+class Deadlock(EmulatorError):
+    """No warp can go on and nothing is in flight."""
+
+
+class Livelock(EmulatorError):
+    """Warps spin, and nothing that could end their spinning is left."""
+
+
+class BarrierMisuse(EmulatorError):
+    """An mbarrier or CTA barrier used against its protocol: counts, transactions, phases,
+    lifetime."""
+
+
+class TensorMemoryMisuse(EmulatorError):
+    """Tensor memory over-allocated, leaked, freed twice, or touched outside of an allocation or
+    lane."""
+
+
+class DivergentExecution(EmulatorError):
+    """An ``.aligned`` or warp-wide instruction that not all lanes of the warp reached together."""
+
+
+class KernelAssertion(EmulatorError):
+    """The kernel itself gave up: trap or a failed device assertion."""

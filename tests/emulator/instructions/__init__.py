@@ -1,0 +1,34 @@
+"""Instruction families: each file writes the code of its family and holds what that calls."""
+
+from tests.emulator.instructions import (
+    atomic,
+    bulk,
+    cluster,
+    control,
+    copy,
+    lanewise,
+    load_store,
+    matrix,
+    mbarrier,
+    synchronise,
+    tensor,
+    warp_wide,
+)
+from tests.emulator.instructions.registry import FAMILIES, RUNTIME
+
+__all__ = [
+    "FAMILIES",
+    "RUNTIME",
+    "atomic",
+    "bulk",
+    "cluster",
+    "control",
+    "copy",
+    "lanewise",
+    "load_store",
+    "matrix",
+    "mbarrier",
+    "synchronise",
+    "tensor",
+    "warp_wide",
+]

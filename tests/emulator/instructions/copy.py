@@ -1,0 +1,129 @@
+"""cp.async: per-lane asynchronous copies from global to shared memory (PTX ISA, cp.async)."""
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.emulator.findings import IllegalInstruction, Misaligned
+from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
+from tests.emulator.instructions.registry import family, runtime
+from tests.emulator.memory.clocks import Origin
+from tests.emulator.memory.shadow import Access
+from tests.emulator.ptx.syntax import Immediate, Instruction
+
+if TYPE_CHECKING:
+    from tests.emulator.codegen import Emitter
+    from tests.emulator.machine.warp import Mask, Warp
+
+
+@family("cp")
+def copy(e: "Emitter", i: Instruction) -> None:
+    from tests.emulator.instructions import bulk
+
+    parts = i.parts
+    if "bulk" in parts:
+        bulk.write(e, i)
+    elif parts[1] != "async":
+        raise e.unknown(i)
+    elif parts[2] == "commit_group":
+        e.write("w.copy_groups.commit()")
+    elif parts[2] == "wait_group":
+        e.write(f"yield from wait_copies(w, {e.value(i.operands[0], 'u32')})")
+    elif parts[2] == "wait_all":
+        e.write("w.copy_groups.commit()")
+        e.write("yield from wait_copies(w, 0)")
+    elif parts[2] == "mbarrier":
+        e.write(
+            f"copies_arrive(w, {e.address(i.operands[0])}, {'noinc' in parts}, {e.mask}, {i.line})"
+        )
+    elif parts[2] in ("ca", "cg"):
+        _issue(e, i)
+    else:
+        raise e.unknown(i)
+
+
+def _issue(e: "Emitter", i: Instruction) -> None:
+    target, source, size, *rest = i.operands
+    if not isinstance(size, Immediate):
+        raise e.unknown(i, "copy size that is not a literal")
+    source_size = "None"
+    if (rest and "cache_hint" not in " ".join(i.parts)) or len(rest) == 2:
+        source_size = e.value(rest[0], "u32")
+    e.write(
+        f"copy_async(w, {e.address(target)}, {e.address(source)}, {size.value}, {source_size}, "
+        f"{i.parts[2]!r}, {e.mask}, {i.line})"
+    )
+
+
+@runtime
+def copy_async(
+    w: "Warp",
+    target: Any,
+    source: Any,
+    size: int,
+    source_size: Any,
+    cache: str,
+    mask: "Mask",
+    line: int,
+) -> None:
+    allowed = (16,) if cache == "cg" else (4, 8, 16)
+    if size not in allowed:
+        raise IllegalInstruction(f"cp.async.{cache} of {size} bytes: must be one of {allowed}")
+    groups = w.copy_groups
+    clock = groups.issued(line)
+    before = w.actor.clocks.copy()
+    work = []
+    for lane in w.active(mask):
+        place, origin = pick(target, lane), pick(source, lane)
+        for address in (place, origin):
+            if address % size:
+                raise Misaligned(f"cp.async address {address:#x} is not a multiple of {size}")
+        wanted = size if source_size is None else min(pick(source_size, lane), size)
+        work.append((place & 0xFFFFFFFF, origin, wanted))
+
+    def run() -> None:
+        made = Origin("cp.async write", "generic", False, lambda: w.where(line))
+        event = w.launch.events.new(groups.writes, clock, made)
+        access = Access(w.launch.events, event, before, {0, 1}, w.launch.report)
+        for place, origin, wanted in work:
+            data = np.zeros(size, np.uint8)
+            if wanted:
+                data[:wanted] = w.gpu.memory.at(origin, "cp.async read").read(
+                    origin, wanted, access
+                )
+            w.cta.shared.write(place, data, access)
+        w.launch.counters.nbytes["cp.async"] += size * len(work)
+
+    w.issue("copies", groups.queue, run, line)
+
+
+@runtime
+def wait_copies(w: "Warp", allowed: int) -> Generator[None, None, None]:
+    w.cta.cluster.units.flush(w.copy_groups.queue)
+    w.copy_groups.waited(allowed, reads_only=False)
+    if w.jitter:
+        yield
+    return
+    yield
+
+
+@runtime
+def copies_arrive(w: "Warp", address: Any, noinc: bool, mask: "Mask", line: int) -> None:
+    """cp.async.mbarrier.arrive: an arrival once all earlier cp.async of the lane are done."""
+    groups = w.copy_groups
+    clock = groups.open
+    groups.commit()
+    for lane in w.active(mask):
+        cta, barrier = barrier_at(w, pick(address, lane))
+        check_visible(w, barrier, cta, False)
+        if not noinc:
+            barrier.pending += 1
+
+        def run(barrier: Any = barrier) -> None:
+            handed = w.actor.clocks.copy()
+            handed.generic[groups.writes] = clock
+            handed.proxy[groups.writes] = clock
+            barrier.arrive(handed)
+
+        w.issue("copies", groups.queue, run, line)

@@ -1,0 +1,490 @@
+"""ld, st, atom, red, prefetch: the generic proxy's way to memory."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.emulator.findings import Misaligned, UnknownInstruction
+from tests.emulator.instructions.registry import family, runtime
+from tests.emulator.memory.clocks import Clocks
+from tests.emulator.memory.linear import LinearMemory
+from tests.emulator.ptx.syntax import (
+    TYPE_BITS,
+    Immediate,
+    Instruction,
+    Operand,
+    Register,
+    Sink,
+    Vector,
+)
+from tests.emulator.windows import LOCAL_WINDOW, PARAMETER_WINDOW, WINDOW_SHIFT
+
+if TYPE_CHECKING:
+    from tests.emulator.codegen import Emitter
+    from tests.emulator.machine.warp import Warp
+
+Lanes = np.ndarray[Any, Any]
+
+SPACES = ("global", "shared", "local", "param", "const")
+ORDERS = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "sc", "mmio")
+SCOPES = ("cta", "cluster", "gpu", "sys")
+VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+ITEMS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
+_SHARED_TOP = 6
+
+
+class _Form:
+    """The modifiers of a load or store."""
+
+    def __init__(self, e: "Emitter", i: Instruction) -> None:
+        self.space = "generic"
+        self.order = "weak"
+        self.count = 1
+        self.scope = ""
+        for part in i.parts[1:-1]:
+            stem = part.split("::")[0]
+            if stem in SPACES:
+                self.space = stem
+            elif part in ORDERS:
+                self.order = part
+            elif part in VECTORS:
+                self.count = VECTORS[part]
+            elif part in SCOPES:
+                self.scope = part
+            elif stem in ("L1", "L2", "nc", "ca", "cg", "cs", "cv", "lu", "wb", "wt", "level"):
+                continue  # cache behaviour only
+            else:
+                raise e.unknown(i, f"modifier .{part}")
+        self.kind = i.parts[-1]
+        self.width = max(TYPE_BITS[self.kind] // 8, 1)
+        self.nbytes = self.width * self.count
+        self.strong = self.order not in ("weak",)
+
+
+def _polls(e: "Emitter", form: _Form) -> None:
+    """Strong accesses are where threads meet: others get a turn before each."""
+    if form.strong and form.space != "param":
+        e.write("yield")
+
+
+@family("ld", "ldu")
+def load(e: "Emitter", i: Instruction) -> None:
+    form = _Form(e, i)
+    target, source = i.operands[0], i.operands[1]
+    targets = list(target.items) if isinstance(target, Vector) else [target]
+    address = e.address(source)
+    if form.space == "param":
+        _load_parameter(e, form, targets, address)
+        return
+    _polls(e, form)
+    acquire = form.order in ("acquire", "acq_rel", "sc")
+    common = f"{i.line}, {form.strong}, {acquire}"
+    if e.is_uniform(source) and form.space != "local":
+        value = f"ld_uniform(w, {form.space!r}, {address}, {form.width}, {form.count}, {common})"
+        names = [e.temporary() for _ in targets]
+        e.write(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {value}")
+        for item, name in zip(targets, names, strict=True):
+            if isinstance(item, Sink):
+                continue
+            if form.kind[0] == "s" and form.width < 4:
+                name = _extend(name, form.width, _bits(e, item))
+            e.assign(item, name, _container(e, item), uniform=True)
+        return
+    if e.is_uniform(source):
+        address = f"np.full(32, {address}, np.uint64)"
+    names = [e.temporary() for _ in targets]
+    e.write(
+        f"{', '.join(names)}{',' if len(names) == 1 else ''} = ld_lanes(w, {form.space!r}, "
+        f"{address}, {form.width}, {form.count}, {e.mask}, {common})"
+    )
+    kind = (
+        form.kind
+        if form.kind[0] in "us"
+        else ("b128" if form.width == 16 else f"u{form.width * 8}")
+    )
+    for item, name in zip(targets, names, strict=True):
+        if isinstance(item, Sink):
+            continue
+        if kind[0] == "s":
+            name = f"{name}.view({e.dtype(f'i{form.width}')})"
+        e.assign(item, name, kind)
+
+
+def _bits(e: "Emitter", item: Operand) -> int:
+    """Width of a destination register."""
+    assert isinstance(item, Register)
+    return e.storage(item.name).bits
+
+
+def _container(e: "Emitter", item: Operand) -> str:
+    bits = _bits(e, item)
+    return "b128" if bits == 128 else f"u{bits}"
+
+
+def _extend(name: str, width: int, bits: int) -> str:
+    half, full = 1 << (8 * width - 1), (1 << bits) - 1
+    return f"((({name} ^ {half}) - {half}) & {full:#x})"
+
+
+def _load_parameter(e: "Emitter", form: _Form, targets: list[Operand], address: str) -> None:
+    e.write(f"p = {address} & {(1 << WINDOW_SHIFT) - 1:#x}")
+    for number, item in enumerate(targets):
+        start = number * form.width
+        value = (
+            f"int.from_bytes(w.launch.parameters[p + {start}:p + {start + form.width}], 'little')"
+        )
+        if not isinstance(item, Sink):
+            if form.kind[0] == "s" and form.width < 4:
+                value = _extend(value, form.width, _bits(e, item))
+            e.assign(item, value, _container(e, item), uniform=True)
+
+
+@family("st")
+def store(e: "Emitter", i: Instruction) -> None:
+    form = _Form(e, i)
+    if i.parts[1] == "async" or "async" in i.parts:
+        raise e.unknown(i)
+    target, source = i.operands[0], i.operands[1]
+    sources = list(source.items) if isinstance(source, Vector) else [source]
+    release = form.order in ("release", "acq_rel", "sc")
+    if form.strong:
+        e.write("yield")
+    common = f"{i.line}, {form.strong}, {release}"
+    bits = form.width * 8
+    kind = "b128" if bits == 128 else f"u{bits}"
+    address = e.address(target)
+    if e.is_uniform(target) and all(e.is_uniform(s) for s in sources) and form.space != "local":
+        values = ", ".join(_plain(e, s, kind) for s in sources)
+        e.write(f"st_uniform(w, {form.space!r}, {address}, {form.width}, ({values},), {common})")
+        return
+    if e.is_uniform(target):
+        address = f"np.full(32, {address}, np.uint64)"
+    values = ", ".join(
+        f"np.full(32, {_plain(e, s, kind)}, {e.dtype(ITEMS[form.width])})"
+        if e.is_uniform(s)
+        else e.value(s, kind)
+        for s in sources
+    )
+    e.write(
+        f"st_lanes(w, {form.space!r}, {address}, {form.width}, ({values},), {e.mask}, {common})"
+    )
+
+
+def _plain(e: "Emitter", operand: Operand, kind: str) -> str:
+    if isinstance(operand, Immediate) and operand.bits and kind == "b128":
+        raise UnknownInstruction("a float literal stored as .b128")
+    return e.value(operand, kind)
+
+
+# What generated code calls
+
+
+def memory_at(w: "Warp", space: str, address: int, verb: str) -> LinearMemory:
+    """The memory that an address of a state space lies in.
+
+    Raises:
+        OutOfBounds: there is none.
+    """
+    if space == "generic":
+        top = address >> WINDOW_SHIFT
+        if top == _SHARED_TOP:
+            space = "shared"
+        elif top == LOCAL_WINDOW >> WINDOW_SHIFT:
+            raise UnknownInstruction("generic access to local memory")
+        elif top == PARAMETER_WINDOW >> WINDOW_SHIFT:
+            return w.launch.parameter_memory()
+        else:
+            space = "global"
+    if space == "shared":
+        address &= 0xFFFFFFFF
+        own = w.cta.shared
+        if own.contains(address):
+            return own
+        return w.cta.cluster.cta_at(address).shared
+    return w.gpu.memory.at(address, verb)
+
+
+def address_in(memory: LinearMemory, address: int) -> int:
+    return address & 0xFFFFFFFF if memory.base < 1 << 32 else address
+
+
+@runtime
+def ld_uniform(
+    w: "Warp",
+    space: str,
+    address: int,
+    width: int,
+    count: int,
+    line: int,
+    strong: bool,
+    acquire: bool,
+) -> tuple[int, ...]:
+    """One load for the whole warp: ``count`` unsigned integers."""
+    memory = memory_at(w, space, address, "read")
+    address = address_in(memory, address)
+    nbytes = width * count
+    data = memory.read(address, nbytes, w.access(line, "read", strong))
+    if address % nbytes:
+        misaligned(memory, address, nbytes)
+    if strong:
+        observe(w, address, acquire)
+    w.launch.counters.nbytes[f"{memory.kind} read"] += nbytes
+    w.note("read", line, amount=nbytes, detail=(memory.kind, 1, 1))
+    raw = data.tobytes()
+    if count == 1:
+        return (int.from_bytes(raw, "little"),)
+    return tuple(int.from_bytes(raw[n : n + width], "little") for n in range(0, nbytes, width))
+
+
+@runtime
+def st_uniform(
+    w: "Warp",
+    space: str,
+    address: int,
+    width: int,
+    values: tuple[int, ...],
+    line: int,
+    strong: bool,
+    release: bool,
+) -> None:
+    memory = memory_at(w, space, address, "write")
+    address = address_in(memory, address)
+    raw = b"".join(int(v).to_bytes(width, "little") for v in values)
+    if address % len(raw):
+        misaligned(memory, address, len(raw))
+    memory.write(address, np.frombuffer(raw, np.uint8), w.access(line, "write", strong))
+    if strong:
+        publish(w, address, release)
+    w.launch.counters.nbytes[f"{memory.kind} write"] += len(raw)
+    w.note("write", line, amount=len(raw), detail=(memory.kind, 1, 1))
+
+
+def misaligned(memory: LinearMemory, address: int, nbytes: int) -> None:
+    raise Misaligned(f"address {address:#x} in {memory.name} is not a multiple of {nbytes}")
+
+
+def observe(w: "Warp", address: int, acquire: bool) -> None:
+    published = w.launch.published.get(address)
+    if published is not None:
+        w.actor.strong_read(published, acquire)
+
+
+def publish(w: "Warp", address: int, release: bool) -> None:
+    handed = w.actor.strong_write(release)
+    w.launch.scheduler.polls = 0
+    if handed is not None:
+        w.launch.published.setdefault(address, Clocks()).join(handed)
+
+
+def _by_memory(
+    w: "Warp", space: str, addresses: Lanes, verb: str
+) -> list[tuple[LinearMemory, Lanes | None, Lanes]]:
+    """Lanes grouped by the memory they address."""
+    if addresses.dtype != np.uint64:
+        addresses = addresses.astype(np.uint64)
+    memory = memory_at(w, space, int(addresses[0]), verb)
+    if memory.base < 1 << 32:
+        addresses = addresses & np.uint64(0xFFFFFFFF)
+    if (addresses - np.uint64(memory.base) < np.uint64(memory.nbytes)).all():
+        return [(memory, None, addresses)]
+    if space == "shared" or memory.base < 1 << 32:
+        groups = []
+        for rank in np.unique(addresses >> np.uint64(24)).tolist():
+            chosen = np.flatnonzero(addresses >> np.uint64(24) == rank)
+            peer = w.cta.cluster.peer(rank, int(addresses[chosen[0]])).shared
+            groups.append((peer, chosen, addresses[chosen]))
+        return groups
+    return [
+        (found, chosen, addresses if chosen is None else addresses[chosen])
+        for found, chosen in w.gpu.memory.of_lanes(addresses, verb)
+    ]
+
+
+@runtime
+def ld_lanes(
+    w: "Warp",
+    space: str,
+    addresses: Lanes,
+    width: int,
+    count: int,
+    mask: Lanes | None,
+    line: int,
+    strong: bool,
+    acquire: bool,
+) -> list[Lanes]:
+    """``count`` arrays of 32 items of ``width`` bytes; lanes outside of ``mask`` get zeros."""
+    if space == "local":
+        return _local(w, addresses, width, count, mask, line, None)
+    chosen = None
+    if mask is not None and not mask.all():
+        chosen = np.flatnonzero(mask)
+        addresses = addresses[chosen]
+    nbytes = width * count
+    access = w.access(line, "read", strong)
+    groups = _by_memory(w, space, addresses, "read")
+    whole = np.zeros((32, nbytes), np.uint8) if chosen is not None or len(groups) > 1 else None
+    for memory, part, where in groups:
+        step = min(nbytes, 16)
+        pieces = [
+            memory.read_lanes(where + np.uint64(n) if n else where, step, access)
+            for n in range(0, nbytes, step)
+        ]
+        w.launch.counters.nbytes[f"{memory.kind} read"] += nbytes * where.size
+        if w.trace is not None:
+            _note_lanes(w, "read", line, memory, where, nbytes)
+        if nbytes > 16 and int(np.bitwise_or.reduce(where)) % nbytes:
+            misaligned(memory, int(where[0]), nbytes)
+        if whole is None:
+            data = pieces[0] if len(pieces) == 1 else np.stack(pieces, 1)
+            items = data.view(ITEMS[width]).reshape(32, count) if count > 1 else data
+            return [items[:, n] for n in range(count)] if count > 1 else [items]
+        rows = np.arange(addresses.size) if part is None else part
+        rows = rows if chosen is None else chosen[rows]
+        for n, piece in enumerate(pieces):
+            whole[rows, n * step : (n + 1) * step] = piece.view(np.uint8).reshape(-1, step)
+        if strong:
+            for address in where.tolist():
+                observe(w, address, acquire)
+    assert whole is not None
+    items = whole.view(ITEMS[width])
+    return [items[:, n] for n in range(count)]
+
+
+@runtime
+def st_lanes(
+    w: "Warp",
+    space: str,
+    addresses: Lanes,
+    width: int,
+    values: tuple[Lanes, ...],
+    mask: Lanes | None,
+    line: int,
+    strong: bool,
+    release: bool,
+) -> None:
+    if space == "local":
+        _local(w, addresses, width, len(values), mask, line, values)
+        return
+    count = len(values)
+    nbytes = width * count
+    if count == 1:
+        data = values[0]
+    else:
+        data = np.empty((32, count), ITEMS[width])
+        for n, value in enumerate(values):
+            data[:, n] = value
+    if mask is not None and not mask.all():
+        chosen = np.flatnonzero(mask)
+        addresses = addresses[chosen]
+        data = data[chosen]
+    access = w.access(line, "write", strong)
+    step = min(nbytes, 16)
+    packed = np.ascontiguousarray(data).view(ITEMS[step]).reshape(data.shape[0], -1)
+    for memory, part, where in _by_memory(w, space, addresses, "write"):
+        rows = packed if part is None else packed[part]
+        if nbytes > 16 and int(np.bitwise_or.reduce(where)) % nbytes:
+            misaligned(memory, int(where[0]), nbytes)
+        for n in range(nbytes // step):
+            place = where + np.uint64(n * step) if n else where
+            memory.write_lanes(place, step, rows[:, n], access)
+        w.launch.counters.nbytes[f"{memory.kind} write"] += nbytes * where.size
+        if w.trace is not None:
+            _note_lanes(w, "write", line, memory, where, nbytes)
+        if strong:
+            for address in where.tolist():
+                publish(w, address, release)
+
+
+def _note_lanes(
+    w: "Warp", kind: str, line: int, memory: LinearMemory, where: Lanes, nbytes: int
+) -> None:
+    """Sectors of global memory, or passes over shared memory's 32 banks of 4 bytes."""
+    if memory.kind == "shared":
+        # Wide accesses go in groups of lanes that together move 128 bytes.
+        words = (where[:, None] // 4 + np.arange(max(nbytes // 4, 1), dtype=np.uint64)).astype(int)
+        group = max(128 // max(nbytes, 4), 1)
+        passes = 0
+        for first in range(0, where.size, group):
+            distinct = np.unique(words[first : first + group])
+            passes += int(np.bincount(distinct % 32).max())
+    else:
+        ends = np.concatenate([where, where + np.uint64(nbytes - 1)])
+        passes = int(np.unique(ends // 32).size)
+    w.note(kind, line, amount=nbytes * where.size, detail=(memory.kind, where.size, passes))
+
+
+def _local(
+    w: "Warp",
+    addresses: Lanes,
+    width: int,
+    count: int,
+    mask: Lanes | None,
+    line: int,
+    values: tuple[Lanes, ...] | None,
+) -> list[Lanes]:
+    """Each lane's own local memory."""
+    found = [np.zeros(32, ITEMS[width]) for _ in range(count)]
+    access = w.access(line, "read" if values is None else "write")
+    for lane in w.active(mask):
+        address = int(addresses[lane])
+        for n in range(count):
+            place = address + n * width
+            if values is None:
+                data = w.local[lane].read(place, width, access)
+                found[n][lane] = data.view(ITEMS[width])[0]
+            else:
+                w.local[lane].write(place, values[n][lane : lane + 1].view(np.uint8), access)
+    return found
+
+
+@family("prefetch", "prefetchu", "discard", "applypriority")
+def hint(e: "Emitter", i: Instruction) -> None:
+    """Cache hints: the address must be good, nothing else happens."""
+    target = i.operands[0]
+    if i.has("tensormap"):
+        e.write(f"# {i.opcode}")
+        e.write("pass")
+        return
+    address = e.address(target)
+    if e.is_uniform(target):
+        e.write(f"check_address(w, {address})")
+    else:
+        e.write(
+            f"check_address(w, int({address}[{e.mask}][0]))"
+            if e.mask != "None"
+            else f"check_address(w, int({address}[0]))"
+        )
+
+
+@runtime
+def check_address(w: "Warp", address: int) -> None:
+    memory_at(w, "generic", address, "prefetch")
+
+
+@family("fence", "membar")
+def fence(e: "Emitter", i: Instruction) -> None:
+    parts = i.parts
+    if i.has("mbarrier_init"):
+        e.write("fence_mbarrier_init(w)")
+    elif len(parts) > 2 and parts[1] == "proxy":
+        if parts[2].split("::")[0] == "async":
+            e.write("w.actor.fence_proxy()")
+            e.write("fence_mbarrier_init(w)")
+        elif parts[2].split("::")[0] in ("tensormap", "alias"):
+            e.write("w.actor.fence_thread()")
+        else:
+            raise e.unknown(i)
+    elif parts[0] == "membar" or parts[1] in ("acq_rel", "sc", "acquire", "release"):
+        e.write("w.actor.fence_thread()")
+    else:
+        raise e.unknown(i)
+    e.write("if w.jitter: yield")
+
+
+@runtime
+def fence_mbarrier_init(w: "Warp") -> None:
+    """Publishes the mbarriers this warp has initialised to the cluster and to the async proxy."""
+    mine = w.actor.component
+    for barrier in w.cta.mbarriers.values():
+        if barrier.initialiser[0] == mine:
+            barrier.fenced = True

@@ -1,0 +1,554 @@
+"""tcgen05.* (PTX ISA, TensorCore 5th Generation Family Instructions)."""
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.emulator.findings import IllegalInstruction, OutOfBounds, TensorMemoryMisuse
+from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
+from tests.emulator.instructions.registry import family, runtime
+from tests.emulator.ptx.syntax import Address, Immediate, Instruction, Sink, Vector
+from tests.emulator.tcgen05 import copy as tensor_copy
+from tests.emulator.tcgen05.allocation import check_columns
+from tests.emulator.tcgen05.column_mask import decode_column_mask
+from tests.emulator.tcgen05.descriptors import SharedDescriptor, decode_shared_descriptor
+from tests.emulator.tcgen05.execute import CtaMemory, Mma, a_shape, b_shape, execute, footprint
+from tests.emulator.tcgen05.instruction import decode_instruction
+from tests.emulator.tcgen05.operands import OperandShape, chunk_index
+from tests.emulator.tcgen05.tensor_memory_layout import (
+    split_address,
+    split_scale_address,
+)
+from tests.emulator.tcgen05.transfer import (
+    Fragment,
+    check_access,
+    fragment,
+    load,
+    shift_down,
+    store,
+)
+
+if TYPE_CHECKING:
+    from tests.emulator.codegen import Emitter
+    from tests.emulator.machine.cta import Cta
+    from tests.emulator.machine.warp import Mask, Warp
+
+
+@family("tcgen05")
+def tcgen05(e: "Emitter", i: Instruction) -> None:
+    writer = _WRITERS.get(i.parts[1])
+    if writer is None:
+        raise e.unknown(i)
+    writer(e, i)
+
+
+def _group(e: "Emitter", i: Instruction) -> int:
+    for part in i.parts:
+        if part.startswith("cta_group::"):
+            return int(part[-1])
+    raise e.unknown(i, "no .cta_group")
+
+
+def _known(e: "Emitter", i: Instruction, *accepted: str) -> None:
+    for part in i.parts[2:]:
+        if part not in accepted and not part.startswith("cta_group::"):
+            raise e.unknown(i, f"modifier .{part}")
+
+
+def _alloc(e: "Emitter", i: Instruction) -> None:
+    _known(e, i, "sync", "aligned", "shared::cta", "b32")
+    target, columns = i.operands
+    e.write(f"w.require_all({e.mask}, {i.opcode!r})")
+    e.write(
+        f"yield from tensor_alloc(w, {e.address(target)}, {e.value(columns, 'u32')}, "
+        f"{_group(e, i)}, {i.line})"
+    )
+
+
+def _dealloc(e: "Emitter", i: Instruction) -> None:
+    _known(e, i, "sync", "aligned", "b32")
+    address, columns = i.operands
+    e.write(f"w.require_all({e.mask}, {i.opcode!r})")
+    e.write(
+        f"tensor_dealloc(w, {e.value(address, 'u32')}, {e.value(columns, 'u32')}, "
+        f"{_group(e, i)}, {i.line})"
+    )
+
+
+def _relinquish(e: "Emitter", i: Instruction) -> None:
+    _known(e, i, "sync", "aligned")
+    e.write(f"w.require_all({e.mask}, {i.opcode!r})")
+    e.write("w.cta.tensor.relinquished = True")
+
+
+def _mma(e: "Emitter", i: Instruction) -> None:
+    kind, scale_vector, ws, ashift = "", None, False, False
+    for part in i.parts[2:]:
+        if part.startswith("kind::"):
+            kind = part[6:]
+        elif part.startswith("scale_vec::") or part in ("block16", "block32"):
+            scale_vector = part
+        elif part == "ws":
+            ws = True
+        elif part == "ashift":
+            ashift = True
+        elif part == "sp":
+            raise e.unknown(i, "sparse A")
+        elif part.startswith(("cta_group::", "collector::")) or part in (
+            "block_scale",
+            "a",
+            "discard",
+            "fill",
+            "use",
+            "lastuse",
+        ):
+            continue  # collector hints keep A or B in the core; they change no result
+        elif part.startswith(("b0", "b1", "b2", "b3")):
+            continue
+        else:
+            raise e.unknown(i, f"modifier .{part}")
+    operands = list(i.operands)
+    d, a, b, descriptor = operands[:4]
+    rest = operands[4:]
+    scales = "None, None"
+    if i.has("block_scale"):
+        scales = f"{e.address(rest[0])}, {e.address(rest[1])}"
+        rest = rest[2:]
+    disabled = "()"
+    if rest and isinstance(rest[0], Vector):
+        disabled = "(" + "".join(f"{e.value(x, 'u32')}, " for x in rest[0].items) + ")"
+        rest = rest[1:]
+    enable = e.value(rest[0], "pred")
+    last = "0"
+    if len(rest) > 1:
+        last = e.value(rest[1], "u64" if ws else "u32")
+    from_tensor = isinstance(a, Address)
+    first = e.address(a) if from_tensor else e.value(a, "u64")
+    e.write(
+        f"tensor_mma(w, {kind!r}, {_group(e, i)}, {scale_vector!r}, {ws}, {ashift}, "
+        f"{e.address(d)}, {first}, {from_tensor}, {e.value(b, 'u64')}, "
+        f"{e.value(descriptor, 'u32')}, {enable}, {scales}, {disabled}, {last}, {e.mask}, {i.line})"
+    )
+    e.write("if w.jitter: yield")
+
+
+def _cp(e: "Emitter", i: Instruction) -> None:
+    shape, multicast, source = "", None, None
+    for part in i.parts[2:]:
+        if part[0].isdigit():
+            shape = part
+        elif part.startswith("warpx"):
+            multicast = part
+        elif part in ("b6x16_p32", "b4x16_p64"):
+            source = part
+        elif part != "b8x16" and not part.startswith("cta_group::"):
+            raise e.unknown(i, f"modifier .{part}")
+    target, descriptor = i.operands
+    what = e.constant(
+        tensor_copy.Copy(shape, multicast, source), ("copy", shape, multicast, source)
+    )
+    e.write(
+        f"tensor_cp(w, {what}, {_group(e, i)}, {e.address(target)}, {e.value(descriptor, 'u64')}, "
+        f"{e.mask}, {i.line})"
+    )
+
+
+def _shift(e: "Emitter", i: Instruction) -> None:
+    _known(e, i, "down")
+    e.write(f"tensor_shift(w, {_group(e, i)}, {e.address(i.operands[0])}, {e.mask}, {i.line})")
+
+
+def _fragment(e: "Emitter", i: Instruction, half_split: int | None) -> str:
+    shape, count, packed = "", 0, False
+    for part in i.parts[2:]:
+        if part in (
+            "sync",
+            "aligned",
+            "b32",
+            "red",
+            "min",
+            "max",
+            "abs",
+            "NaN",
+            "f32",
+            "u32",
+            "s32",
+        ):
+            continue
+        if part in ("pack::16b", "unpack::16b"):
+            packed = True
+        elif part[0] == "x" and part[1:].isdigit():
+            count = int(part[1:])
+        elif part[0].isdigit():
+            shape = part
+        else:
+            raise e.unknown(i, f"modifier .{part}")
+    return e.constant(
+        fragment(shape, count, packed=packed, half_split=half_split),
+        ("fragment", shape, count, packed, half_split),
+    )
+
+
+def _half_split(operands: tuple[Any, ...], at: int) -> int | None:
+    extra = operands[at] if len(operands) > at else None
+    return extra.value if isinstance(extra, Immediate) else None
+
+
+def _ld(e: "Emitter", i: Instruction) -> None:
+    reduces = i.has("red")
+    if reduces:
+        raise e.unknown(i, "tcgen05.ld.red")
+    target, address = i.operands[:2]
+    items = target.items if isinstance(target, Vector) else (target,)
+    part = _fragment(e, i, _half_split(i.operands, 2))
+    e.write(f"w.require_all({e.mask}, {i.opcode!r})")
+    name = e.temporary()
+    e.write(f"{name} = tensor_ld(w, {part}, {e.address(address)}, {i.line})")
+    for number, item in enumerate(items):
+        if not isinstance(item, Sink):
+            e.assign(item, f"{name}[{number}]", "u32")
+
+
+def _st(e: "Emitter", i: Instruction) -> None:
+    address, *rest = i.operands
+    half_split = rest.pop(0).value if isinstance(rest[0], Immediate) and len(rest) > 1 else None
+    source = rest[0]
+    items = source.items if isinstance(source, Vector) else (source,)
+    part = _fragment(e, i, half_split)
+    e.write(f"w.require_all({e.mask}, {i.opcode!r})")
+    values = ", ".join(e.lanes(item, "u32") for item in items)
+    e.write(f"tensor_st(w, {part}, {e.address(address)}, ({values},), {i.line})")
+
+
+def _commit(e: "Emitter", i: Instruction) -> None:
+    multicast = i.has("multicast::cluster")
+    ranks = e.value(i.operands[1], "u32") if multicast else "None"
+    e.write(
+        f"tensor_commit(w, {_group(e, i)}, {e.address(i.operands[0])}, {ranks}, {e.mask}, {i.line})"
+    )
+    e.write("if w.jitter: yield")
+
+
+def _wait(e: "Emitter", i: Instruction) -> None:
+    e.write(f"w.require_all({e.mask}, {i.opcode!r})")
+    loads = i.parts[1] == "wait::ld"
+    e.write("w.tensor.wait_loads()" if loads else "w.tensor.wait_stores()")
+    e.write(
+        f"if traced: w.note('tensor_wait', {i.line}, detail={'loads' if loads else 'stores'!r})"
+    )
+
+
+def _fence(e: "Emitter", i: Instruction) -> None:
+    which = "before" if i.parts[1] == "fence::before_thread_sync" else "after"
+    e.write(f"w.actor.fence_tensor_{which}()")
+
+
+_WRITERS: dict[str, Callable[["Emitter", Instruction], None]] = {
+    "alloc": _alloc,
+    "dealloc": _dealloc,
+    "relinquish_alloc_permit": _relinquish,
+    "mma": _mma,
+    "cp": _cp,
+    "shift": _shift,
+    "ld": _ld,
+    "st": _st,
+    "commit": _commit,
+    "wait::ld": _wait,
+    "wait::st": _wait,
+    "fence::before_thread_sync": _fence,
+    "fence::after_thread_sync": _fence,
+}
+
+
+# What generated code calls
+
+
+def _ctas(w: "Warp", group: int) -> list["Cta"]:
+    """The CTAs that take part, even rank first."""
+    w.launch.use_cta_group(group)
+    if group == 1:
+        return [w.cta]
+    rank = w.cta.rank & ~1
+    if rank + 1 >= len(w.cta.cluster.ctas):
+        raise IllegalInstruction(
+            f"cta_group::2 in CTA rank {w.cta.rank} of a cluster of {len(w.cta.cluster.ctas)}: "
+            "it has no peer"
+        )
+    return [w.cta.cluster.peer(rank), w.cta.cluster.peer(rank + 1)]
+
+
+@runtime
+def tensor_alloc(
+    w: "Warp", target: Any, columns: int, group: int, line: int
+) -> Generator[None, None, None]:
+    """A pair allocates in both CTAs at once: the second to ask gets what the first was given."""
+    columns = pick(columns, 0)
+    check_columns(columns)
+    ctas = _ctas(w, group)
+    own = w.cta.tensor
+    if own.promised:
+        start, promised = own.promised.pop(0)
+        if promised != columns:
+            raise TensorMemoryMisuse(
+                f"tcgen05.alloc of {columns} columns, the peer CTA asked for {promised}"
+            )
+    else:
+        while True:
+            starts = [cta.tensor.find(columns) for cta in ctas]
+            if None not in starts and len(set(starts)) == 1:
+                break
+            w.blocked(own.waiters, lambda: f"{columns} free columns of {own.name}")
+            yield
+        assert starts[0] is not None
+        start = starts[0]
+        for cta in ctas:
+            cta.tensor.allocate(start, columns)
+            if cta is not w.cta:
+                cta.tensor.promised.append((start, columns))
+    place = pick(target, 0) & 0xFFFFFFFF
+    data = np.array([start], np.uint32).view(np.uint8)
+    w.cta.shared.write(place, data, w.access(line, "write"))
+
+
+@runtime
+def tensor_dealloc(w: "Warp", address: Any, columns: Any, group: int, line: int) -> None:
+    _ctas(w, group)
+    lane, start = split_address(pick(address, 0))
+    columns = pick(columns, 0)
+    tensor = w.cta.tensor
+    if lane:
+        raise TensorMemoryMisuse(f"tcgen05.dealloc of address {pick(address, 0):#x}: not at lane 0")
+    tensor.free(start, columns)
+    tensor.order_free(start, columns, w.tensor.store_access(line))
+
+
+def chunks_of(descriptor: SharedDescriptor, shape: OperandShape) -> np.ndarray:
+    """Indices of the 16-byte chunks of shared memory that an operand touches."""
+    start, index = chunk_index(descriptor, shape)
+    return (index + start // 16).reshape(-1)
+
+
+@runtime
+def tensor_mma(
+    w: "Warp",
+    kind: str,
+    group: int,
+    scale_vector: str | None,
+    ws: bool,
+    ashift: bool,
+    d: Any,
+    a: Any,
+    from_tensor: bool,
+    b: Any,
+    descriptor: Any,
+    enable: Any,
+    scales_a: Any,
+    scales_b: Any,
+    disabled: tuple[Any, ...],
+    last: Any,
+    mask: "Mask",
+    line: int,
+) -> None:
+    for lane in w.active(mask):
+        instruction = decode_instruction(
+            pick(descriptor, lane),
+            kind,
+            cta_group=group,
+            weight_stationary=ws,
+            scale_vector=scale_vector,
+        )
+        zeros = None
+        if ws and pick(last, lane):
+            zeros = decode_column_mask(
+                pick(last, lane), instruction.m, instruction.n, instruction.max_shift
+            )
+        mma = Mma(
+            instruction,
+            split_address(pick(d, lane)),
+            split_address(pick(a, lane))
+            if from_tensor
+            else decode_shared_descriptor(pick(a, lane)),
+            decode_shared_descriptor(pick(b, lane)),
+            bool(pick(enable, lane)),
+            None if scales_a is None else split_scale_address(pick(scales_a, lane)),
+            None if scales_b is None else split_scale_address(pick(scales_b, lane)),
+            tuple(pick(x, lane) for x in disabled),
+            0 if ws else pick(last, lane),
+            zeros,
+            ashift,
+        )
+        _issue_mma(w, mma, _ctas(w, group), line)
+        counted = (kind, instruction.m, instruction.n, instruction.k, group)
+        w.launch.counters.multiplies[counted] += 1
+        w.note("mma", line, detail=(*counted, instruction.scales, from_tensor))
+
+
+def _issue_mma(w: "Warp", mma: Mma, ctas: list["Cta"], line: int) -> None:
+    before = w.actor.snapshot()
+    unit = w.tensor
+    shared_reads = unit.pipe_access(before, line, "tcgen05.mma read of an operand", "async")
+    tensor_reads = unit.pipe_access(before, line, "tcgen05.mma read", "tensor")
+    tensor_writes = unit.pipe_access(before, line, "tcgen05.mma write", "tensor")
+
+    def run() -> None:
+        instruction = mma.instruction
+        shift = mma.column_mask.shift if mma.column_mask else 0
+        operands = [chunks_of(mma.b, b_shape(instruction, shift))]
+        if isinstance(mma.a, SharedDescriptor):
+            operands.append(chunks_of(mma.a, a_shape(instruction)))
+        touched = footprint_of(mma)
+        for cta in ctas:
+            for chunks in operands:
+                cta.shared.read_chunks(chunks, shared_reads)
+            for lanes, columns in touched.tensor_reads:
+                cta.tensor.check_cells(columns, "tcgen05.mma read")
+                cta.tensor.shadow.read((lanes, columns), tensor_reads)
+            for block in touched.tensor_writes:
+                cta.tensor.check_cells(block.columns, "tcgen05.mma write")
+                cta.tensor.shadow.write((block.lanes, block.columns), tensor_writes)
+        execute(mma, [CtaMemory(cta.shared.whole, cta.tensor.cells) for cta in ctas])
+
+    w.issue("tensor", unit.queue, run, line)
+
+
+def footprint_of(mma: Mma) -> Any:
+    return footprint(mma)
+
+
+@runtime
+def tensor_cp(
+    w: "Warp",
+    what: tensor_copy.Copy,
+    group: int,
+    target: Any,
+    descriptor: Any,
+    mask: "Mask",
+    line: int,
+) -> None:
+    for lane in w.active(mask):
+        _issue_cp(w, what, group, pick(target, lane), pick(descriptor, lane), line)
+
+
+def _issue_cp(
+    w: "Warp", what: tensor_copy.Copy, group: int, target: int, descriptor: int, line: int
+) -> None:
+    source = decode_shared_descriptor(descriptor)
+    address = split_address(target)
+    before = w.actor.snapshot()
+    reads = w.tensor.pipe_access(before, line, "tcgen05.cp read", "async")
+    writes = w.tensor.pipe_access(before, line, "tcgen05.cp write", "tensor")
+    ctas = _ctas(w, group)
+    w.note("tensor_copy", line, amount=16 * what.rows * what.columns // 4)
+
+    def run() -> None:
+        chunks = chunks_of(source, tensor_copy.source_shape(what))
+        columns = slice(address.column, address.column + what.columns)
+        for cta in ctas:
+            cta.shared.read_chunks(chunks, reads)
+            cta.tensor.check_cells(columns, "tcgen05.cp write")
+            for lanes, _ in tensor_copy.destination_lanes(what, address.lane):
+                cta.tensor.shadow.write((lanes, columns), writes)
+            words = tensor_copy.source_words(cta.shared.whole, what, source)
+            tensor_copy.write_words(cta.tensor.cells, what, address, words)
+            w.launch.counters.nbytes["copy shared to tensor"] += words.nbytes
+
+    w.issue("tensor", w.tensor.queue, run, line)
+
+
+@runtime
+def tensor_shift(w: "Warp", group: int, target: Any, mask: "Mask", line: int) -> None:
+    for lane in w.active(mask):
+        _issue_shift(w, group, pick(target, lane), line)
+
+
+def _issue_shift(w: "Warp", group: int, target: int, line: int) -> None:
+    address = split_address(target)
+    access = w.tensor.pipe_access(w.actor.snapshot(), line, "tcgen05.shift write", "tensor")
+    ctas = _ctas(w, group)
+
+    def run() -> None:
+        place = (
+            slice(address.lane, address.lane + 32),
+            slice(address.column, address.column + 8),
+        )
+        for cta in ctas:
+            cta.tensor.shadow.read(place, access)
+            cta.tensor.shadow.write(place, access)
+            shift_down(cta.tensor.cells, address)
+
+    w.issue("tensor", w.tensor.queue, run, line)
+
+
+@runtime
+def tensor_ld(w: "Warp", part: Fragment, address: Any, line: int) -> np.ndarray:
+    place = split_address(pick(address, 0))
+    check_access(part, place, w.index)
+    tensor = w.cta.tensor
+    tensor.check_columns(place.column, place.column + part.width, "tcgen05.ld read")
+    cells = (
+        slice(place.lane, place.lane + part.rows),
+        slice(place.column, place.column + part.width),
+    )
+    tensor.shadow.read(cells, w.tensor.load_access(line))
+    w.launch.counters.nbytes["tensor to registers"] += 128 * part.registers
+    w.note("tensor_load", line, amount=part.registers, detail=part.shape)
+    return load(tensor.cells, part, place)
+
+
+@runtime
+def tensor_st(
+    w: "Warp", part: Fragment, address: Any, values: tuple[np.ndarray, ...], line: int
+) -> None:
+    place = split_address(pick(address, 0))
+    check_access(part, place, w.index)
+    tensor = w.cta.tensor
+    tensor.check_columns(place.column, place.column + part.width, "tcgen05.st write")
+    cells = (
+        slice(place.lane, place.lane + part.rows),
+        slice(place.column, place.column + part.width),
+    )
+    tensor.shadow.write(cells, w.tensor.store_access(line))
+    w.launch.counters.nbytes["registers to tensor"] += 128 * part.registers
+    w.note("tensor_store", line, amount=part.registers, detail=part.shape)
+    store(tensor.cells, part, place, np.stack(values))
+
+
+@runtime
+def tensor_commit(w: "Warp", group: int, address: Any, ranks: Any, mask: "Mask", line: int) -> None:
+    """An arrival on the mbarrier once everything issued so far is done."""
+    for lane in w.active(mask):
+        chosen = None if ranks is None else pick(ranks, lane)
+        _issue_commit(w, group, pick(address, lane), chosen, line)
+
+
+def _issue_commit(w: "Warp", group: int, address: int, ranks: int | None, line: int) -> None:
+    place = address & 0xFFFFFFFF
+    _ctas(w, group)
+    if ranks is None:
+        targets = [barrier_at(w, place)]
+    else:
+        chosen = ranks
+        if chosen >> len(w.cta.cluster.ctas):
+            raise OutOfBounds(
+                f"tcgen05.commit to CTA mask {chosen:#x} in a cluster of {len(w.cta.cluster.ctas)}"
+            )
+        inside = place & 0xFFFFFF
+        targets = [
+            barrier_at(w, rank << 24 | inside)
+            for rank in range(len(w.cta.cluster.ctas))
+            if chosen >> rank & 1
+        ]
+    for cta, barrier in targets:
+        check_visible(w, barrier, cta, True)
+    w.note("commit", line, detail=tuple(barrier.key for _, barrier in targets))
+    clock = w.tensor.commit()
+    handed = w.actor.snapshot().copy()
+    for view in (handed.generic, handed.proxy):
+        view[w.tensor.pipe] = clock
+
+    def run() -> None:
+        for _, barrier in targets:
+            barrier.arrive(handed)
+
+    w.issue("tensor", w.tensor.queue, run, line)

@@ -1,0 +1,58 @@
+"""What an opcode means: the one entrance to the lane-wise instructions."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from tests.emulator.isa import approximate, bits, compare, convert, floating, half, integer, moves
+from tests.emulator.isa.opcode import Opcode
+from tests.emulator.isa.semantics import DTYPES, Lanewise
+
+__all__ = ["DTYPES", "FAMILIES", "Lanewise", "lookup"]
+
+_Builder = Callable[[Opcode, int | None, int | None], Lanewise]
+_BY_FAMILY: dict[str, _Builder] = {
+    **bits.FAMILIES,
+    **compare.FAMILIES,
+    **convert.FAMILIES,
+    **moves.FAMILIES,
+    **approximate.FAMILIES,
+}
+# Arithmetic families are told apart by their type.
+_BY_TYPE: tuple[Mapping[str, _Builder], ...] = (integer.FAMILIES, floating.FAMILIES, half.FAMILIES)
+FAMILIES = frozenset(_BY_FAMILY).union(*_BY_TYPE)
+
+
+def _arithmetic(op: Opcode) -> Mapping[str, _Builder]:
+    kind = op.parts[-1] if op.parts else ""
+    if "f32" in op.parts[:-1] and kind in ("f16", "bf16"):
+        return floating.MIXED
+    if kind in half.TYPES:
+        return half.FAMILIES
+    return floating.FAMILIES if kind.startswith("f") else integer.FAMILIES
+
+
+@cache
+def lookup(opcode: str, sources: int | None = None, results: int | None = None) -> Lanewise | None:
+    """What a lane-wise instruction computes; None where the opcode is of no lane-wise family.
+
+    Args:
+        opcode: with its modifiers, ``"setp.lt.and.s32"``.
+        sources: source operands that the instruction has, where forms differ by that (three-operand
+            ``max.f32``); items of a vector operand count one by one. None: the usual form.
+        results: destinations it has; 2 for ``p|q``. None: the usual form.
+
+    Raises:
+        UnknownInstruction: a modifier or type that the family lacks or that is not modelled.
+        IllegalInstruction: a number of operands that the form does not have.
+    """
+    op = Opcode(opcode)
+    if op.family not in FAMILIES:
+        return None
+    builder = _BY_FAMILY.get(op.family)
+    if builder is None:
+        families = _arithmetic(op)
+        if op.family not in families:
+            # Such as fma.s32: let the family that exists say which types it has.
+            families = next(known for known in _BY_TYPE if op.family in known)
+        builder = families[op.family]
+    return builder(op, sources, results)

@@ -1,0 +1,179 @@
+"""Rounding float64 values to narrower formats, by every rule cvt and arithmetic know."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.emulator.isa.semantics import Lanes
+
+F64 = npt.NDArray[np.float64]
+
+
+def _away(values: F64) -> F64:
+    return np.copysign(np.floor(np.abs(values) + 0.5), values)
+
+
+# Integral rounding of each modifier (PTX ISA, Rounding Modifiers).
+INTEGRAL: dict[str, Callable[[F64], F64]] = {
+    "rn": np.rint,
+    "rz": np.trunc,
+    "rm": np.floor,
+    "rp": np.ceil,
+    "rna": _away,
+}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format.
+
+    Attributes:
+        exponent: bits of the exponent.
+        mantissa: stored bits of the mantissa.
+        largest: greatest finite magnitude.
+        infinite: whether it has infinities.
+        nan: encoding of the canonical NaN; the largest magnitude where there is none.
+    """
+
+    exponent: int
+    mantissa: int
+    largest: float
+    infinite: bool
+    nan: int
+
+    @property
+    def bias(self) -> int:
+        return (1 << (self.exponent - 1)) - 1
+
+
+FORMATS = {
+    "f32": Format(8, 23, 2.0**128 - 2.0**104, True, 0x7FFFFFFF),
+    "tf32": Format(8, 10, 2.0**128 - 2.0**117, True, 0x7FFFFFFF >> 13),
+    "f16": Format(5, 10, 65504.0, True, 0x7FFF),
+    "bf16": Format(8, 7, 2.0**128 - 2.0**120, True, 0x7FFF),
+    "e4m3": Format(4, 3, 448.0, False, 0x7F),
+    "e5m2": Format(5, 2, 57344.0, True, 0x7F),
+    "e2m1": Format(2, 1, 6.0, False, 0x7),
+    "e2m3": Format(2, 3, 7.5, False, 0x1F),
+    "e3m2": Format(3, 2, 28.0, False, 0x1F),
+}
+
+
+def quantum(values: F64, form: Format) -> npt.NDArray[np.int32]:
+    """Exponent of the distance between representable numbers at each value."""
+    exponents: npt.NDArray[np.int32] = np.frexp(values)[1]
+    result: npt.NDArray[np.int32] = np.maximum(exponents - 1, 1 - form.bias) - form.mantissa
+    return result
+
+
+def rounded(values: Lanes, form: Format, rounding: str) -> F64:
+    """Each value rounded to a number of the format, overflow included.
+
+    Args:
+        values: float64, exact or rounded to odd.
+        form: target.
+        rounding: a key of ``INTEGRAL``.
+    """
+    step = quantum(values, form)
+    result = np.ldexp(INTEGRAL[rounding](np.ldexp(values, -step)), step)
+    return overflowed(result, values, form, rounding)
+
+
+def overflowed(result: F64, values: F64, form: Format, rounding: str) -> F64:
+    """Results beyond the largest number: infinite, or the largest where rounding points inwards."""
+    beyond = (np.abs(result) > form.largest) & np.isfinite(values)
+    if not beyond.any():
+        return result
+    inwards = {"rz": values == values, "rm": values > 0, "rp": values < 0}.get(rounding)
+    limit = np.inf if inwards is None else np.where(inwards, form.largest, np.inf)
+    return np.where(beyond, np.copysign(limit, values), result)
+
+
+def two_sum(a: Lanes, b: Lanes) -> tuple[F64, F64]:
+    """float64 sum of each pair and its rounding error."""
+    total = a + b
+    second = total - a
+    return total, (a - (total - second)) + (b - second)
+
+
+def to_odd(total: F64, error: F64) -> F64:
+    """A float64 sum, made odd where it is inexact, so that it may be rounded once more."""
+    inexact = (error != 0) & np.isfinite(total) & (total.view(np.uint64) & 1 == 0)
+    toward = np.where(error > 0, np.inf, -np.inf)
+    return np.where(inexact, np.nextafter(total, toward), total)
+
+
+def to_f32(values: Lanes, rounding: str) -> npt.NDArray[np.float32]:
+    """float64 values, exact or rounded to odd, as float32."""
+    if rounding == "rn":
+        return values.astype(np.float32)
+    return rounded(values, FORMATS["f32"], rounding).astype(np.float32)
+
+
+def to_f16(values: Lanes, rounding: str) -> npt.NDArray[np.float16]:
+    """float64 or float32 values as float16."""
+    if rounding == "rn":
+        return values.astype(np.float16)
+    return rounded(values.astype(np.float64), FORMATS["f16"], rounding).astype(np.float16)
+
+
+def to_bf16(values: Lanes, rounding: str) -> npt.NDArray[np.uint16]:
+    """float64 values as bfloat16 patterns; NaN becomes canonical."""
+    exact = rounded(values, FORMATS["bf16"], rounding).astype(np.float32)
+    patterns = (exact.view(np.uint32) >> 16).astype(np.uint16)
+    return np.where(np.isnan(exact), np.uint16(0x7FFF), patterns)
+
+
+def from_bf16(patterns: Lanes) -> npt.NDArray[np.float32]:
+    """bfloat16 patterns as float32."""
+    return np.left_shift(patterns, 16, dtype=np.uint32).view(np.float32)
+
+
+def encode(values: F64, form: Format, rounding: str, *, finite: bool) -> npt.NDArray[np.uint32]:
+    """Patterns of float64 values in a narrow format.
+
+    Args:
+        values: exact.
+        form: target.
+        rounding: a key of ``INTEGRAL``.
+        finite: ``.satfinite``: magnitudes beyond the largest number become that number.
+    """
+    numbers = rounded(values, form, rounding)
+    if finite:
+        numbers = np.clip(numbers, -form.largest, form.largest)
+    return encode_exact(numbers, form)
+
+
+def encode_exact(numbers: F64, form: Format) -> npt.NDArray[np.uint32]:
+    """Patterns of numbers that the format has; NaN becomes canonical."""
+    magnitude = np.abs(np.where(np.isfinite(numbers), numbers, 0.0))
+    step = quantum(magnitude, form)
+    # Adding the biased exponent carries the leading one of a normal mantissa.
+    biased = step + form.mantissa + form.bias - 1
+    patterns = np.ldexp(magnitude, -step).astype(np.int64) + (biased << form.mantissa)
+    top = ((1 << form.exponent) - 1) << form.mantissa
+    patterns = np.where(np.isinf(numbers), top, patterns)
+    patterns |= np.signbit(numbers).astype(np.int64) << (form.exponent + form.mantissa)
+    return np.where(np.isnan(numbers), form.nan, patterns).astype(np.uint32)
+
+
+@cache
+def decoded(name: str) -> npt.NDArray[np.float64]:
+    """Value of every pattern of a narrow format (up to 8 bits)."""
+    form = FORMATS[name]
+    magnitudes = np.arange(1 << (form.exponent + form.mantissa))
+    field = magnitudes >> form.mantissa
+    fraction = magnitudes & ((1 << form.mantissa) - 1)
+    leading = np.where(field > 0, 1 << form.mantissa, 0)
+    step = np.maximum(field, 1) - form.bias - form.mantissa
+    values = np.ldexp((leading + fraction).astype(np.float64), step)
+    if form.infinite:
+        top = (1 << form.exponent) - 1
+        values[field == top] = np.nan
+        values[top << form.mantissa] = np.inf
+    elif name == "e4m3":
+        values[form.nan] = np.nan
+    return np.concatenate([values, -values])

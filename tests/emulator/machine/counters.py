@@ -1,0 +1,32 @@
+"""What a launch did, counted: instructions by family and warp, bytes by path, MMAs by shape."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.emulator.codegen import Program
+
+
+class Counters:
+    """Counts of one launch.
+
+    Attributes:
+        instructions: (warp index, family) -> warp instructions issued.
+        nbytes: path -> bytes: "global read", "global write", "copy global to shared", ...
+        multiplies: (kind, M, N, K, CTAs) -> tensor core instructions.
+        waits: barrier kind -> times a warp had to wait.
+    """
+
+    def __init__(self, program: "Program") -> None:
+        self._program = program
+        self.instructions: Counter[tuple[int, str]] = Counter()
+        self.nbytes: Counter[str] = Counter()
+        self.multiplies: Counter[tuple[str, int, int, int, int]] = Counter()
+        self.waits: Counter[str] = Counter()
+
+    def add_blocks(self, warp: int, blocks_run: list[int]) -> None:
+        """Adds a finished warp's executions of each basic block."""
+        for families, times in zip(self._program.block_families, blocks_run, strict=True):
+            if times:
+                for family, count in families.items():
+                    self.instructions[warp, family] += count * times

@@ -1,0 +1,207 @@
+"""A CTA and its cluster: what their warps share."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tests.emulator.findings import BarrierMisuse, IllegalInstruction, OutOfBounds
+from tests.emulator.machine.units import Units
+from tests.emulator.machine.warp import Warp
+from tests.emulator.memory.clocks import MBARRIER
+from tests.emulator.memory.linear import LinearMemory
+from tests.emulator.memory.tensor import TensorMemory
+from tests.emulator.sync.barrier import Barrier, ClusterBarrier
+from tests.emulator.sync.mbarrier import MBarrier
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.launch import Launch
+
+# The first kilobyte belongs to the system on sm_90 and later. A shared address carries the rank of
+# its CTA in the cluster above bit 24: kernels clear bit 24 to name the leader of a pair.
+SHARED_BASE = 1024
+RANK_SHIFT = 24
+
+Position = tuple[int, int, int]
+
+
+class Cta:
+    """One thread block.
+
+    Attributes:
+        position: %ctaid.
+        rank: in its cluster.
+        shared: its shared memory.
+        tensor: its tensor memory.
+        barriers: CTA barriers by number.
+        mbarriers: live mbarrier objects by shared address.
+    """
+
+    def __init__(self, cluster: "Cluster", position: Position, rank: int) -> None:
+        launch = cluster.launch
+        self.cluster = cluster
+        self.launch = launch
+        self.gpu = launch.gpu
+        self.position = position
+        self.rank = rank
+        self.threads = launch.threads
+        self.alive = True
+        # A few chunks more than the CTA has: descriptors count in 16 bytes.
+        whole = np.zeros(SHARED_BASE + -(-launch.shared_bytes // 16) * 16, np.uint8)
+        self.shared = LinearMemory(
+            f"shared memory of CTA {position}",
+            SHARED_BASE | rank << RANK_SHIFT,
+            whole[SHARED_BASE : SHARED_BASE + launch.shared_bytes],
+            launch.program.granule,
+            kind="shared",
+            whole=whole,
+        )
+        self.tensor = TensorMemory(f"tensor memory of CTA {position}")
+        self.barriers: dict[int, Barrier] = {}
+        self.mbarriers: dict[int, MBarrier] = {}
+        self.warps = [Warp(self, index) for index in range(-(-launch.threads // 32))]
+        self.running = len(self.warps)
+        self.registers: dict[int, int] = {}
+
+    def barrier(self, number: int) -> Barrier:
+        if not 0 <= number < 16:
+            raise BarrierMisuse(f"barrier {number}: a CTA has barriers 0 to 15")
+        found = self.barriers.get(number)
+        if found is None:
+            found = self.barriers[number] = Barrier(f"barrier {number} of CTA {self.position}")
+        return found
+
+    def mbarrier(self, address: int) -> MBarrier:
+        """The live mbarrier at a shared address of this CTA."""
+        found = self.mbarriers.get(address)
+        if found is None:
+            near = ", ".join(f"{a:#x}" for a in sorted(self.mbarriers)[:16])
+            raise BarrierMisuse(
+                f"no live mbarrier at shared {address:#x} of CTA {self.position}"
+                + (f"; live ones: {near}" if near else "; none was initialised")
+            )
+        return found
+
+    def new_mbarrier(self, address: int, count: int, warp: Warp, line: int) -> None:
+        """mbarrier.init."""
+        if address % 8:
+            raise BarrierMisuse(f"mbarrier.init at {address:#x}: must be a multiple of 8")
+        memory = self.shared
+        granules = slice(
+            (address - memory.base) // memory.granule, (address + 8 - memory.base) // memory.granule
+        )
+        if not memory.contains(address) or not memory.contains(address + 7):
+            raise OutOfBounds(f"mbarrier.init at {address:#x}: outside of {memory.name}")
+        if address not in self.mbarriers:
+            memory.shadow.order(granules, warp.access(line, "write"))
+        actor = warp.actor
+        component = self.launch.events.new_component()
+        self.mbarriers[address] = MBarrier(address, count, component, (actor.component, actor.now))
+        memory.shadow.mark(granules, MBARRIER)
+
+    def invalidate_mbarrier(self, address: int, warp: Warp, line: int) -> None:
+        """mbarrier.inval: the bytes are ordinary memory again, without a value."""
+        self.mbarrier(address)
+        del self.mbarriers[address]
+        memory = self.shared
+        start = (address - memory.base) // memory.granule
+        event = warp.access(line, "write").event
+        memory.shadow.mark(slice(start, start + 8 // memory.granule), event)
+
+    def set_registers(self, warp: Warp, count: int, more: bool) -> None:
+        """setmaxnreg: the sum over all warps must stay within the register file."""
+        self.registers[warp.index] = count
+        total = sum(self.registers.values()) * 32
+        limit = self.gpu.limits.registers
+        if more and len(self.registers) == len(self.warps) and total > limit:
+            self.launch.report(
+                IllegalInstruction(
+                    f"setmaxnreg.inc {count}: the CTA's warps would hold {total} registers of {limit}"
+                )
+            )
+
+    def warp_exited(self, warp: Warp) -> None:
+        self.running -= 1
+        self.cluster.barrier.leave()
+        if self.running == 0:
+            self.cluster.cta_exited(self)
+
+
+class Cluster:
+    """CTAs that share a cluster barrier and can reach one another's shared memory."""
+
+    def __init__(self, launch: "Launch", number: int) -> None:
+        self.launch = launch
+        self.number = number
+        shape, grid = launch.cluster, launch.grid
+        across = [grid[axis] // shape[axis] for axis in range(3)]
+        x = number % across[0]
+        y = number // across[0] % across[1]
+        z = number // (across[0] * across[1])
+        self.position: Position = (x, y, z)
+        self.units = Units(launch.schedule)
+        self.ready: list[Warp] = []
+        per_cta = -(-launch.threads // 32)
+        size = shape[0] * shape[1] * shape[2]
+        self.barrier = ClusterBarrier(per_cta * size)
+        self.ctas = []
+        for rank in range(size):
+            inside = (
+                rank % shape[0],
+                rank // shape[0] % shape[1],
+                rank // (shape[0] * shape[1]),
+            )
+            position = tuple(self.position[a] * shape[a] + inside[a] for a in range(3))
+            self.ctas.append(Cta(self, position, rank))  # type: ignore[arg-type]
+        self.alive = size
+        self.ready = [warp for cta in self.ctas for warp in cta.warps]
+
+    def cta_at(self, address: int) -> Cta:
+        """The CTA whose shared memory a shared::cluster address names."""
+        return self.peer(address >> RANK_SHIFT, address)
+
+    def peer(self, rank: int, address: int = 0) -> Cta:
+        if not 0 <= rank < len(self.ctas):
+            raise OutOfBounds(
+                f"shared::cluster address {address:#x} names CTA rank {rank} of a cluster of "
+                f"{len(self.ctas)}"
+            )
+        cta = self.ctas[rank]
+        if not cta.alive:
+            raise OutOfBounds(
+                f"shared memory of CTA {cta.position} used after that CTA has exited; "
+                "a cluster barrier before its exit is missing"
+            )
+        return cta
+
+    def cta_exited(self, cta: Cta) -> None:
+        self.units_done_for(cta)
+        cta.tensor.check_freed(cta, self.launch.report)
+        cta.alive = False
+        self.alive -= 1
+
+    def units_done_for(self, cta: Cta) -> None:
+        """Bulk copies out of the CTA's shared memory must have read it before it goes."""
+        for warp in cta.warps:
+            if warp.bulk_groups.unread():
+                self.launch.report(
+                    BarrierMisuse(
+                        f"{warp.name} exits while bulk stores still read its shared memory; "
+                        "cp.async.bulk.wait_group.read before the exit is missing",
+                        warp.bulk_groups.oldest(),
+                    )
+                )
+
+    def state(self) -> list[str]:
+        """Every barrier that somebody waits for, and who, for a deadlock report."""
+        lines = []
+        for cta in self.ctas:
+            for warp in cta.warps:
+                if not warp.exited and warp.waits_for is not None:
+                    lines.append(f"{warp.where(warp.line())}\n    waits for {warp.waits_for()}")
+        for cta in self.ctas:
+            for address in sorted(cta.mbarriers):
+                lines.append(f"CTA {cta.position} {cta.mbarriers[address]}")
+            lines += [str(b) for b in cta.barriers.values() if b.arrived]
+        if self.barrier.arrived:
+            lines.append(str(self.barrier))
+        return lines

@@ -1,0 +1,156 @@
+"""The chip: its limits, its memory, and kernels to launch on it."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.emulator.codegen import Program
+from tests.emulator.findings import EmulatorError, LaunchError
+from tests.emulator.machine.launch import Dimensions, Launch
+from tests.emulator.machine.schedule import EAGER, Schedule
+from tests.emulator.memory.linear import Bytes
+from tests.emulator.memory.spaces import GlobalMemory
+from tests.emulator.ptx.parser import parse
+from tests.emulator.ptx.syntax import Module
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one chip offers.
+
+    Attributes:
+        sms: streaming multiprocessors.
+        shared: bytes of shared memory a CTA may have; ``shared_per_sm`` with the system's share.
+        threads: of a CTA; ``threads_per_sm`` resident.
+        cluster: CTAs of a cluster without opting in to more.
+        registers: 32-bit registers of an SM.
+    """
+
+    sms: int = 148
+    shared: int = 232448
+    shared_per_sm: int = 233472
+    threads: int = 1024
+    threads_per_sm: int = 2048
+    cluster: int = 16
+    registers: int = 65536
+
+
+B200 = Limits()
+
+
+class Gpu:
+    """A functional model of one device.
+
+    Args:
+        limits: of the chip; ``B200`` by default.
+        schedule: order of everything that hardware leaves open, for launches that name none.
+        tolerated: findings that are collected in ``Launch.findings`` instead of raised.
+        strict_tensor_fences: whether a barrier orders tcgen05 accesses only with
+            ``tcgen05.fence::before_thread_sync`` and ``::after_thread_sync`` around it, as the PTX
+            ISA demands. NVIDIA's own kernels leave them out where an mbarrier follows a wait or
+            commit.
+
+    Attributes:
+        memory: global memory; ranges are registered before a launch.
+        launches: the latest launch last.
+    """
+
+    def __init__(
+        self,
+        limits: Limits = B200,
+        schedule: Schedule = EAGER,
+        tolerated: tuple[type[EmulatorError], ...] = (),
+        strict_tensor_fences: bool = False,
+    ) -> None:
+        self.limits = limits
+        self.schedule = schedule
+        self.tolerated = tolerated
+        self.strict_tensor_fences = strict_tensor_fences
+        self.memory = GlobalMemory()
+        self.launches: deque[Launch] = deque(maxlen=16)
+        self._variables: dict[tuple[int, str], Bytes] = {}
+        self._modules: dict[str, Module] = {}
+        self._programs: dict[tuple[int, str, Dimensions], Program] = {}
+
+    def load(self, ptx: str) -> Module:
+        """Parses PTX; the same text is parsed once."""
+        module = self._modules.get(ptx)
+        if module is None:
+            module = self._modules[ptx] = parse(ptx)
+        return module
+
+    def address_of(self, name: str, module: Module) -> int:
+        """Address of a module-scope .global or .const variable, placed on first use."""
+        key = (id(module), name)
+        if key not in self._variables:
+            variable = module.variables[name]
+            if variable.space not in ("global", "const"):
+                raise LaunchError(f"variable {name} in space .{variable.space} has no address here")
+            data = np.zeros(-(-max(variable.nbytes, 16) // 128) * 128 + 128, np.uint8)
+            skip = -data.ctypes.data % 128
+            data = data[skip:]
+            if variable.initial is not None:
+                data[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+            writable = variable.space == "global"
+            self.memory.register_array(data, name=name, writable=writable)
+            self._variables[key] = data
+        return self._variables[key].ctypes.data
+
+    def launch(
+        self,
+        module: Module,
+        kernel: str,
+        grid: Dimensions,
+        block: Dimensions,
+        cluster: Dimensions = (1, 1, 1),
+        dynamic_shared: int = 0,
+        parameters: list[bytes] | None = None,
+        attributes: Mapping[str, int] | None = None,
+        schedule: Schedule | None = None,
+        traced: bool = False,
+    ) -> Launch:
+        """Runs one kernel to its end.
+
+        Args:
+            module: from :meth:`load`.
+            kernel: entry name.
+            grid: CTAs along x, y, z.
+            block: threads of a CTA along x, y, z.
+            cluster: CTAs of a cluster along x, y, z.
+            dynamic_shared: bytes of dynamic shared memory.
+            parameters: the bytes of each kernel parameter.
+            attributes: further launch attributes.
+            schedule: instead of the chip's.
+            traced: whether to record what every warp did (``Launch.traces``), for the timing model.
+
+        Returns:
+            The finished launch, with its counters.
+
+        Raises:
+            EmulatorError: a finding, naming the place.
+        """
+        if kernel not in module.kernels:
+            raise LaunchError(f"kernel: {kernel!r}, the module has {sorted(module.kernels)}")
+        key = (id(module), kernel, block)
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = Program(module, module.kernels[kernel], block)
+        self.memory.regrain(program.granule)
+        launch = Launch(
+            self,
+            program,
+            grid,
+            block,
+            cluster,
+            dynamic_shared,
+            parameters or [],
+            schedule or self.schedule,
+            attributes or {},
+            traced,
+        )
+        self.launches.append(launch)
+        with np.errstate(all="ignore"):
+            launch.run()
+        return launch

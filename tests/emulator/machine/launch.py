@@ -1,0 +1,199 @@
+"""One kernel launch: its configuration, checked, and everything that lives as long as it runs."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tests.emulator.findings import (
+    EmulatorError,
+    IllegalInstruction,
+    LaunchError,
+    MissingTensorFence,
+)
+from tests.emulator.machine.bulk_groups import BulkGroups
+from tests.emulator.machine.counters import Counters
+from tests.emulator.machine.cta import Cta
+from tests.emulator.machine.schedule import Schedule
+from tests.emulator.machine.scheduler import Scheduler
+from tests.emulator.machine.trace import CtaTrace, WarpTrace
+from tests.emulator.machine.warp import Warp
+from tests.emulator.memory.clocks import Clocks, Events
+from tests.emulator.memory.linear import LinearMemory
+from tests.emulator.windows import PARAMETER_WINDOW
+
+if TYPE_CHECKING:
+    from tests.emulator.codegen import Program
+    from tests.emulator.machine.gpu import Gpu
+
+Dimensions = tuple[int, int, int]
+
+
+def _count(dimensions: Dimensions) -> int:
+    return dimensions[0] * dimensions[1] * dimensions[2]
+
+
+class Launch:
+    """A grid about to run.
+
+    Args:
+        gpu: the chip.
+        program: the kernel's generated code.
+        grid: CTAs along each axis, a multiple of ``cluster``.
+        block: threads of a CTA along each axis.
+        cluster: CTAs of a cluster along each axis.
+        dynamic_shared: bytes.
+        parameters: one value per kernel parameter, as the bytes of its declared size.
+        schedule: order of everything that hardware leaves open.
+        attributes: further launch attributes by name; recorded, not acted upon.
+        traced: whether to record what every warp did, for the timing model.
+
+    Raises:
+        LaunchError: the device would refuse the launch; nothing has run.
+    """
+
+    def __init__(
+        self,
+        gpu: "Gpu",
+        program: "Program",
+        grid: Dimensions,
+        block: Dimensions,
+        cluster: Dimensions,
+        dynamic_shared: int,
+        parameters: list[bytes],
+        schedule: Schedule,
+        attributes: Mapping[str, int],
+        traced: bool = False,
+    ) -> None:
+        self.gpu = gpu
+        self.program = program
+        self.grid = grid
+        self.block = block
+        self.cluster = cluster
+        self.dynamic_shared = dynamic_shared
+        self.schedule = schedule
+        self.attributes = attributes
+        self.threads = _count(block)
+        self.shared_bytes = program.static_shared(dynamic_shared)
+        self._check(parameters)
+        self.parameters = program.lay_out_parameters(parameters)
+        self.events = Events()
+        self.counters = Counters(program)
+        self.findings: list[EmulatorError] = []
+        self._parameter_memory: LinearMemory | None = None
+        self.traces: list[CtaTrace] | None = [] if traced else None
+        self._open_traces: dict[Dimensions, CtaTrace] = {}
+        self.published: dict[int, Clocks] = {}
+        self._cta_group = 0
+        self._next = 0
+        self.clusters = _count(grid) // _count(cluster)
+        self.scheduler = Scheduler(self, max(1, self._resident_ctas() // _count(cluster)))
+
+    def _check(self, parameters: list[bytes]) -> None:
+        limits, kernel = self.gpu.limits, self.program.kernel
+        name = kernel.name
+        for label, value in (("grid", self.grid), ("block", self.block), ("cluster", self.cluster)):
+            if min(value) < 1:
+                raise LaunchError(f"{label}: {value}, every extent must be at least 1")
+        if self.threads > limits.threads:
+            raise LaunchError(f"block: {self.threads} threads, the limit is {limits.threads}")
+        if kernel.required_block and kernel.required_block != self.block:
+            raise LaunchError(
+                f"block: {self.block}, {name} is compiled for .reqntid {kernel.required_block}"
+            )
+        if kernel.max_block and self.threads > kernel.max_block:
+            raise LaunchError(
+                f"block: {self.threads} threads, {name} is compiled for .maxntid {kernel.max_block}"
+            )
+        if kernel.required_cluster and kernel.required_cluster != self.cluster:
+            raise LaunchError(
+                f"cluster: {self.cluster}, {name} needs .reqnctapercluster {kernel.required_cluster}"
+            )
+        if any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
+            raise LaunchError(f"grid: {self.grid} is not a multiple of the cluster {self.cluster}")
+        if _count(self.cluster) > limits.cluster:
+            raise LaunchError(
+                f"cluster: {_count(self.cluster)} CTAs, the limit is {limits.cluster}"
+            )
+        if self.shared_bytes > limits.shared:
+            raise LaunchError(
+                f"shared memory: {self.shared_bytes} bytes with {self.dynamic_shared} dynamic, a "
+                f"CTA has {limits.shared}"
+            )
+        declared = kernel.parameters
+        if len(parameters) != len(declared):
+            raise LaunchError(
+                f"parameters: {len(parameters)} given, {name} declares {len(declared)}"
+            )
+        for index, (value, variable) in enumerate(zip(parameters, declared, strict=True)):
+            if len(value) != variable.nbytes:
+                raise LaunchError(
+                    f"parameter {index}: {len(value)} bytes, {name} declares {variable.nbytes}"
+                )
+
+    def _resident_ctas(self) -> int:
+        limits = self.gpu.limits
+        shared = limits.shared_per_sm // (self.shared_bytes + 1024)
+        return limits.sms * max(1, min(32, shared, limits.threads_per_sm // max(self.threads, 32)))
+
+    def next_cluster(self) -> int | None:
+        """The next cluster of the grid that nobody has started or cancelled."""
+        if self._next == self.clusters:
+            return None
+        self._next += 1
+        return self._next - 1
+
+    def new_trace(self, warp: Warp) -> WarpTrace | None:
+        """The list that a warp records into, None unless the launch is traced."""
+        if self.traces is None:
+            return None
+        cta = warp.cta
+        if warp.index == 0:
+            trace = CtaTrace(cta.position, cta.cluster.number, cta.rank, [])
+            self.traces.append(trace)
+            self._open_traces[cta.position] = trace
+        record: WarpTrace = []
+        self._open_traces[cta.position].warps.append(record)
+        return record
+
+    def new_bulk_groups(self, warp: Warp) -> BulkGroups:
+        return BulkGroups(warp, self.events)
+
+    def use_cta_group(self, group: int) -> None:
+        """All tcgen05 instructions of a kernel must name the same cta_group (PTX ISA, tcgen05)."""
+        if self._cta_group not in (0, group):
+            raise IllegalInstruction(
+                f"cta_group::{group} in a kernel that has used cta_group::{self._cta_group}"
+            )
+        self._cta_group = group
+
+    def clock(self, warp: Warp) -> int:
+        """A clock that only ever grows; it counts the warp's executed blocks, not cycles."""
+        return sum(warp.blocks_run)
+
+    def sm_of(self, cta: Cta) -> int:
+        x, y, z = cta.position
+        linear = x + self.grid[0] * (y + self.grid[1] * z)
+        return linear % self.gpu.limits.sms
+
+    def parameter_memory(self) -> LinearMemory:
+        """The parameters as read-only memory, for generic loads."""
+        if self._parameter_memory is None:
+            size = -(-max(len(self.parameters), 16) // 16) * 16
+            data = np.frombuffer(self.parameters.ljust(size, b"\0"), np.uint8)
+            self._parameter_memory = LinearMemory(
+                "parameters", PARAMETER_WINDOW, data, 4, True, False, "parameter"
+            )
+        return self._parameter_memory
+
+    def report(self, finding: EmulatorError) -> None:
+        """Takes a finding: raised at once, unless the chip was told to tolerate its kind."""
+        if not isinstance(finding, self.gpu.tolerated):
+            raise finding
+        self.findings.append(finding)
+
+    def run(self) -> None:
+        for lint in self.program.lints:
+            self.report(MissingTensorFence(lint.fact, self.program.where(lint.line)))
+        self.scheduler.run()
+        self.gpu.memory.settle()

@@ -1,0 +1,100 @@
+"""Turns: which cluster, which warp, and when asynchronous work completes."""
+
+from typing import TYPE_CHECKING
+
+from tests.emulator.findings import Deadlock, EmulatorError, Livelock
+from tests.emulator.machine.cta import Cluster
+from tests.emulator.machine.warp import Warp
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.launch import Launch
+
+# Turns in which warps only polled before the run is called endless, per resident warp.
+_POLLS = 2000
+
+
+class Scheduler:
+    """Runs the clusters of a launch, as many at a time as the chip holds.
+
+    In order: a cluster runs until it ends or waits for another one, and only then the next one
+    starts. At random: all resident clusters take turns."""
+
+    def __init__(self, launch: "Launch", resident: int) -> None:
+        self.launch = launch
+        self.resident = resident
+        self.clusters: list[Cluster] = []
+        self.polls = 0
+        self._random = launch.schedule.random()
+        self._mixed = launch.schedule.warps == "random"
+
+    def resume(self, warp: Warp) -> None:
+        self.polls = 0
+        warp.cta.cluster.ready.append(warp)
+
+    def run(self) -> None:
+        """Runs the whole grid.
+
+        Raises:
+            Deadlock, Livelock: nothing can go on, or nothing does.
+        """
+        while True:
+            if self._mixed:
+                while len(self.clusters) < self.resident and self._start():
+                    pass
+            movable = [c for c in self.clusters if c.ready or not c.units.idle]
+            if not movable:
+                if len(self.clusters) < self.resident and self._start():
+                    continue
+                if not self.clusters:
+                    return
+                self._stuck(Deadlock, "no warp can go on and nothing is in flight")
+            cluster = self._random.choice(movable) if self._mixed else movable[0]
+            self._turn(cluster)
+            if not cluster.alive:
+                self.clusters.remove(cluster)
+
+    def _start(self) -> bool:
+        number = self.launch.next_cluster()
+        if number is None:
+            return False
+        self.clusters.append(Cluster(self.launch, number))
+        return True
+
+    def _turn(self, cluster: Cluster) -> None:
+        units = cluster.units
+        if not self._mixed:
+            # One cluster until it has nothing left to do by itself.
+            while True:
+                while cluster.ready:
+                    self._run(cluster, cluster.ready.pop(0))
+                if units.idle:
+                    return
+                units.step()
+        if cluster.ready and not units.may_step():
+            ready = cluster.ready
+            index = self._random.randrange(len(ready))
+            self._run(cluster, ready.pop(index))
+        elif not units.idle:
+            units.step()
+
+    def _run(self, cluster: Cluster, warp: Warp) -> None:
+        if not warp.run():
+            warp.exited = True
+            self.polls = 0
+            warp.cta.warp_exited(warp)
+        elif warp.ready:
+            cluster.ready.append(warp)
+            if self._mixed or len(cluster.ready) >= 1:
+                self._count_poll()
+        # A polling cluster must not keep the others from going on.
+
+    def _count_poll(self) -> None:
+        self.polls += 1
+        warps = sum(len(cta.warps) for c in self.clusters for cta in c.ctas)
+        if self.polls > _POLLS * warps:
+            self._stuck(Livelock, f"warps have only polled for {self.polls} turns")
+
+    def _stuck(self, kind: type[EmulatorError], fact: str) -> None:
+        lines = [line for cluster in self.clusters for line in cluster.state()]
+        shown = lines[:60] + ([f"... and {len(lines) - 60} more"] if len(lines) > 60 else [])
+        raise kind("\n  ".join([fact, *shown]))

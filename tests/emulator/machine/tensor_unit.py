@@ -1,0 +1,77 @@
+"""A warp's side of the tensor core: what orders the tcgen05 instructions it issues."""
+
+from typing import TYPE_CHECKING
+
+from tests.emulator.memory.clocks import Origin, Snapshot
+from tests.emulator.memory.shadow import Access
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.warp import Warp
+
+
+class TensorUnit:
+    """Components and clocks of one warp's tcgen05 work.
+
+    mma, cp and shift run in the order they are issued (PTX ISA, tcgen05 memory consistency,
+    pipelined instructions): one component, whose clock advances with each commit. ld and st are
+    components of their own, whose clocks advance with each wait.
+
+    Attributes:
+        pipe, loads, stores: components; ``*_clock`` their clocks now.
+    """
+
+    def __init__(self, warp: "Warp") -> None:
+        self._warp = warp
+        events = warp.launch.events
+        self.pipe = events.new_component()
+        self.pipe_clock = 1
+        self.loads = events.new_component()
+        self.loads_clock = 1
+        self.stores = events.new_component()
+        self.stores_clock = 1
+        self._events: dict[object, int] = {}
+
+    @property
+    def queue(self) -> tuple[str, int]:
+        return ("pipe", self.pipe)
+
+    def _event(self, component: int, clock: int, line: int, verb: str, proxy: str) -> int:
+        key = (component, clock, line, verb)
+        found = self._events.get(key)
+        if found is None:
+            warp = self._warp
+            origin = Origin(verb, proxy, False, lambda: warp.where(line))
+            found = self._events[key] = warp.launch.events.new(component, clock, origin)
+        return found
+
+    def pipe_access(self, before: Snapshot, line: int, verb: str, proxy: str) -> Access:
+        """An access of mma, cp or shift; ``proxy`` is "async" for shared memory, else "tensor"."""
+        launch = self._warp.launch
+        event = self._event(self.pipe, self.pipe_clock, line, verb, proxy)
+        return Access(launch.events, event, before, before.known[proxy], launch.report, self.pipe)
+
+    def load_access(self, line: int) -> Access:
+        launch, before = self._warp.launch, self._warp.actor.snapshot()
+        event = self._event(self.loads, self.loads_clock, line, "tcgen05.ld read", "tensor")
+        return Access(launch.events, event, before, before.known["tensor"], launch.report)
+
+    def store_access(self, line: int) -> Access:
+        launch, before = self._warp.launch, self._warp.actor.snapshot()
+        event = self._event(self.stores, self.stores_clock, line, "tcgen05.st write", "tensor")
+        # Stores of one warp follow one another.
+        return Access(
+            launch.events, event, before, before.known["tensor"], launch.report, self.stores
+        )
+
+    def commit(self) -> int:
+        """Closes the work so far; returns its clock."""
+        self.pipe_clock += 1
+        return self.pipe_clock - 1
+
+    def wait_loads(self) -> None:
+        self._warp.actor.finished(self.loads, self.loads_clock, tensor=True)
+        self.loads_clock += 1
+
+    def wait_stores(self) -> None:
+        self._warp.actor.finished(self.stores, self.stores_clock, tensor=True)
+        self.stores_clock += 1

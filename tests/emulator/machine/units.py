@@ -1,0 +1,72 @@
+"""Asynchronous work in flight: queues that complete in order, and when the schedule lets them."""
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from tests.emulator.machine.schedule import Schedule
+
+
+@dataclass(slots=True)
+class Work:
+    """One operation of an asynchronous unit.
+
+    Attributes:
+        run: does it.
+        what: for reports.
+    """
+
+    run: Callable[[], None]
+    what: Callable[[], str]
+
+
+class Units:
+    """Queues of work. Work of one queue completes in order, queues are independent of one
+    another."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._policy = {"copies": schedule.copies, "tensor": schedule.tensor}
+        self._random = schedule.random()
+        self._queues: dict[Hashable, deque[Work]] = {}
+
+    def issue(self, unit: str, queue: Hashable, work: Work) -> None:
+        """Hands over work of ``unit`` ("copies" or "tensor")."""
+        if self._policy[unit] == "eager" and queue not in self._queues:
+            work.run()
+        else:
+            self._queues.setdefault(queue, deque()).append(work)
+
+    def flush(self, queue: Hashable) -> None:
+        """Completes one queue, because a warp waits for it."""
+        while queue in self._queues:
+            self._step(queue)
+
+    def step_queue(self, queue: Hashable) -> None:
+        """Completes the oldest work of one queue."""
+        self._step(queue)
+
+    @property
+    def idle(self) -> bool:
+        return not self._queues
+
+    def may_step(self) -> bool:
+        """Under a random schedule: whether something completes now, before anybody needs it."""
+        return (
+            bool(self._queues) and "random" in self._policy.values() and self._random.random() < 0.5
+        )
+
+    def step(self) -> None:
+        """Completes one operation: the oldest, or one at random."""
+        queues = list(self._queues)
+        random = "random" in self._policy.values()
+        self._step(self._random.choice(queues) if random else queues[0])
+
+    def _step(self, queue: Hashable) -> None:
+        waiting = self._queues[queue]
+        work = waiting.popleft()
+        if not waiting:
+            del self._queues[queue]
+        work.run()
+
+    def in_flight(self) -> list[str]:
+        return [work.what() for waiting in self._queues.values() for work in waiting]

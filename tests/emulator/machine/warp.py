@@ -1,0 +1,173 @@
+"""A warp: 32 lanes, one program counter's worth of state, and its place in the machine."""
+
+from collections.abc import Callable, Generator, Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.emulator.findings import DivergentExecution, EmulatorError, UninitialisedRead, Where
+from tests.emulator.machine.tensor_unit import TensorUnit
+from tests.emulator.machine.trace import Event, Key, WarpTrace
+from tests.emulator.machine.units import Work
+from tests.emulator.memory.clocks import Actor, Origin
+from tests.emulator.memory.shadow import Access
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.cta import Cta
+
+LANES = 32
+Mask = npt.NDArray[np.bool_] | None
+Program = Generator[None, None, None]
+
+
+class Warp:
+    """One warp of a CTA.
+
+    Attributes:
+        cta: its CTA.
+        index: in the CTA.
+        live: lanes that exist.
+        actor: its clocks.
+        jitter: whether the schedule may take the turn away at synchronisation points.
+        waits_for: what it is blocked on, for reports.
+        timed_out: PTX line of the mbarrier.try_wait that has just given up, under such a schedule.
+        blocks_run: executions of each basic block.
+        trace: what it did, or None where the launch is not traced.
+        bulk_groups, copy_groups: of cp.async.bulk and of cp.async.
+        tensor: its side of the tensor core.
+        local: local memory of each lane.
+    """
+
+    def __init__(self, cta: "Cta", index: int) -> None:
+        self.cta = cta
+        self.gpu = cta.gpu
+        self.launch = cta.launch
+        self.index = index
+        threads = min(LANES, cta.threads - index * LANES)
+        self.live = np.arange(LANES) < threads
+        self.actor = Actor(cta.launch.events, cta.gpu.strict_tensor_fences)
+        self.jitter = cta.launch.schedule.warps == "random"
+        self.ready = True
+        self.waits_for: Callable[[], str] | None = None
+        self.exited = False
+        self.timed_out: int | None = None
+        self.blocks_run = [0] * cta.launch.program.block_count
+        self.bulk_groups = cta.launch.new_bulk_groups(self)
+        self.local = cta.launch.program.new_local_memory(self)
+        self.cluster_generation: int | None = None
+        self.trace: WarpTrace | None = cta.launch.new_trace(self)
+        self.copy_groups = cta.launch.new_bulk_groups(self)
+        self.tensor = TensorUnit(self)
+        self.program: Program = cta.launch.program.start(self)
+
+    @property
+    def name(self) -> str:
+        return f"CTA {self.cta.position} warp {self.index}"
+
+    def where(self, line: int) -> Where:
+        return self.launch.program.where(line, self.cta.position, self.index)
+
+    def line(self) -> int:
+        """PTX line the warp is at."""
+        frame = self.program.gi_frame
+        return self.launch.program.line_of(frame.f_lineno) if frame is not None else 0
+
+    def note(
+        self, kind: str, line: int, key: Key = (), amount: int = 0, detail: object = None
+    ) -> None:
+        """Records an event, where the launch is traced."""
+        if self.trace is not None:
+            self.trace.append(Event(kind, line, key, amount, detail))
+
+    # Who is asking, for memory
+
+    def access(self, line: int, verb: str, strong: bool = False) -> Access:
+        """A generic-proxy access of this warp at ``line``."""
+        actor = self.actor
+
+        def origin() -> Origin:
+            return Origin(f"generic {verb}", "generic", strong, lambda: self.where(line))
+
+        event = actor.event((line, verb), origin)
+        return Access(self.launch.events, event, actor.clocks, actor.known, self.launch.report)
+
+    def thread_index(self, axis: int) -> npt.NDArray[np.uint32]:
+        """%tid along one axis."""
+        linear = np.arange(self.index * LANES, (self.index + 1) * LANES, dtype=np.uint32)
+        x, y, _ = self.launch.block
+        return (linear % x, linear // x % y, linear // (x * y))[axis].astype(np.uint32)
+
+    def issue(self, unit: str, queue: Hashable, run: Callable[[], None], line: int) -> None:
+        """Hands work to an asynchronous unit; what it raises names this warp and ``line``."""
+
+        def guarded() -> None:
+            try:
+                run()
+            except EmulatorError as error:
+                raise error.at(self.where(line)) from None
+
+        self.cta.cluster.units.issue(unit, queue, Work(guarded, lambda: str(self.where(line))))
+
+    # Waiting
+
+    def blocked(self, waiters: list[Callable[[], None]], what: Callable[[], str]) -> None:
+        """Goes to sleep until ``waiters`` are woken; the generated code yields right after."""
+        self.ready = False
+        self.waits_for = what
+        waiters.append(self.wake)
+
+    def wake(self) -> None:
+        if not self.ready:
+            self.ready = True
+            self.waits_for = None
+            self.launch.scheduler.resume(self)
+
+    # Lanes
+
+    def mask_bits(self, mask: Mask) -> int:
+        lanes = self.live if mask is None else mask
+        return int(np.packbits(lanes, bitorder="little").view(np.uint32)[0])
+
+    def active(self, mask: Mask) -> list[int]:
+        return (np.flatnonzero(self.live if mask is None else mask)).tolist()
+
+    def require_all(self, mask: Mask, what: str) -> None:
+        """For ``.aligned`` instructions: every lane that has not exited must be here."""
+        if mask is not None and not (mask | ~self.live).all():
+            missing = np.flatnonzero(self.live & ~mask).tolist()
+            self.launch.report(
+                DivergentExecution(f"{what} without lanes {missing} of its warp: it is .aligned")
+            )
+
+    def run(self) -> bool:
+        """Goes on until it waits or ends; False at the end.
+
+        Raises:
+            EmulatorError: with the place it came from.
+        """
+        try:
+            self.program.send(None)
+        except StopIteration:
+            return False
+        except EmulatorError as error:
+            raise error.at(self.where(self._line_in(error))) from None
+        except NameError as error:
+            # The generated code holds registers in variables; nothing else there can be missing.
+            register = self.launch.program.register_of(error.name)
+            if register is None:
+                raise
+            raise UninitialisedRead(
+                f"read of register {register} that nothing has written",
+                self.where(self._line_in(error)),
+            ) from None
+        return True
+
+    def _line_in(self, error: Exception) -> int:
+        """PTX line of the generated code that an exception passed through."""
+        frames, line = error.__traceback__, 0
+        while frames is not None:
+            if frames.tb_frame.f_code is self.launch.program.code:
+                line = self.launch.program.line_of(frames.tb_lineno)
+            frames = frames.tb_next
+        return line

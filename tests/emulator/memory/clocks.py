@@ -1,0 +1,219 @@
+"""Happens-before: vector clocks over warps and asynchronous units, through three views.
+
+A *component* is whatever orders its own work: a warp, an mbarrier's phases (which the bulk copies
+that complete on it share), the tensor pipe of an issuing warp, a warp's bulk groups, its tcgen05.ld
+and .st. An access is an *event*: a component, that component's clock, and where it was made. Event
+e happens before an actor's next access when the actor's clock of e's component has reached e's.
+
+Barriers alone do not order everything. Each actor therefore holds three views of the same clocks:
+
+``generic``  what its own loads and stores come after;
+``proxy``    which generic writes the async proxy sees from here on (PTX ISA, Async proxy): brought
+up to
+             ``generic`` by fence.proxy.async;
+``tensor``   what its own tcgen05 instructions come after (PTX ISA, tcgen05 memory consistency):
+brought
+             up to ``generic`` by tcgen05.fence::after_thread_sync, and published by
+             ::before_thread_sync.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.emulator.findings import EmulatorError, Where
+
+Clock = dict[int, int]
+
+NEVER = 0  # event of memory nothing has written
+HOST = 1  # event of everything before the launch
+MBARRIER = 2  # event of the eight bytes of a live mbarrier object
+
+
+def join(into: Clock, other: Clock) -> None:
+    """``into`` becomes the later of both, component by component."""
+    for component, clock in other.items():
+        if into.get(component, 0) < clock:
+            into[component] = clock
+
+
+@dataclass(slots=True)
+class Clocks:
+    """The three views; also what a release hands over."""
+
+    generic: Clock = field(default_factory=dict)
+    proxy: Clock = field(default_factory=dict)
+    tensor: Clock = field(default_factory=dict)
+
+    def copy(self) -> "Clocks":
+        return Clocks(self.generic.copy(), self.proxy.copy(), self.tensor.copy())
+
+    def join(self, other: "Clocks") -> None:
+        """What an acquire learns. tcgen05 accesses do not come after it by that alone."""
+        join(self.generic, other.generic)
+        join(self.proxy, other.proxy)
+
+
+class Snapshot(Clocks):
+    """An actor's clocks when it issued asynchronous work; and what is known to come before that
+    work."""
+
+    __slots__ = ("known",)
+
+    def __init__(self, clocks: Clocks) -> None:
+        super().__init__(clocks.generic.copy(), clocks.proxy.copy(), clocks.tensor.copy())
+        self.known: dict[str, set[int]] = {"async": {NEVER, HOST}, "tensor": {NEVER, HOST}}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who made an access, for reports and for the rules that depend on it.
+
+    Attributes:
+        verb: "generic write", "TMA read" ...
+        proxy: "generic", "async" or "tensor".
+        strong: an atomic, volatile, relaxed, acquire or release access: two of them never race.
+        where: place, resolved when reported.
+    """
+
+    verb: str
+    proxy: str
+    strong: bool
+    where: Callable[[], Where]
+
+
+class Events:
+    """All events of one launch, by number; and the sets of concurrent readers."""
+
+    def __init__(self) -> None:
+        nobody = Origin("the launch", "generic", True, lambda: Where("", 0, ""))
+        self.component: list[int] = [0, 0, 0]
+        self.clock: list[int] = [0, 0, 0]
+        self.origin: list[Origin] = [nobody, nobody, nobody]
+        self.components = 0
+        self._sets: list[frozenset[int]] = [frozenset()]
+        self._set_number: dict[frozenset[int], int] = {}
+
+    def new_component(self) -> int:
+        self.components += 1
+        return self.components
+
+    def new(self, component: int, clock: int, origin: Origin) -> int:
+        self.component.append(component)
+        self.clock.append(clock)
+        self.origin.append(origin)
+        return len(self.clock) - 1
+
+    def readers(self, number: int) -> frozenset[int]:
+        """The events behind a reader number: one event, or a set numbered below zero."""
+        return self._sets[-number] if number < 0 else frozenset((number,))
+
+    def reader_number(self, events: frozenset[int]) -> int:
+        if len(events) == 1:
+            return next(iter(events))
+        number = self._set_number.get(events)
+        if number is None:
+            number = self._set_number[events] = len(self._sets)
+            self._sets.append(events)
+        return -number
+
+
+Report = Callable[[EmulatorError], None]
+
+
+class Actor:
+    """One warp, as the thing that is ordered with others.
+
+    Args:
+        events: the launch's.
+        strict: whether tcgen05 accesses need the tcgen05.fence instructions around a barrier. If
+        not,
+            every acquire and release has them built in.
+
+    Attributes:
+        clocks: its three views.
+        component: its own.
+        now: its own clock, advanced by each release.
+        known: events known to come before its generic accesses.
+    """
+
+    def __init__(self, events: Events, strict: bool) -> None:
+        self.events = events
+        self.strict = strict
+        self.component = events.new_component()
+        self.clocks = Clocks()
+        self.now = 1
+        self.clocks.generic[self.component] = 1
+        self.known: set[int] = {NEVER, HOST}
+        self._interval: dict[object, int] = {}
+        self._snapshot: Snapshot | None = None
+        self._fence_released: Clocks | None = None
+        self._fence_wanted = Clocks()
+
+    def event(self, key: object, make: Callable[[], Origin]) -> int:
+        """The event of an access now; accesses with one ``key`` between two releases share it."""
+        number = self._interval.get(key)
+        if number is None:
+            number = self._interval[key] = self.events.new(self.component, self.now, make())
+        return number
+
+    def snapshot(self) -> Snapshot:
+        """The clocks now, not to be changed; the same object until they do."""
+        if self._snapshot is None:
+            self._snapshot = Snapshot(self.clocks)
+        return self._snapshot
+
+    def release(self) -> Clocks:
+        """What a release at this point hands over; later accesses are not part of it."""
+        handed = self.clocks.copy()
+        self.now += 1
+        self.clocks.generic[self.component] = self.now
+        self._interval = {}
+        self._snapshot = None
+        return handed
+
+    def acquire(self, handed: Clocks) -> None:
+        self.clocks.join(handed)
+        if not self.strict:
+            join(self.clocks.tensor, handed.generic)
+        self._snapshot = None
+
+    def finished(self, component: int, clock: int, tensor: bool = False) -> None:
+        """Work of one of its own units is done: a group of copies, its tcgen05.ld or .st."""
+        clocks = self.clocks
+        views = [clocks.tensor] if tensor else [clocks.generic, clocks.proxy, clocks.tensor]
+        if tensor and not self.strict:
+            views.append(clocks.generic)
+        for view in views:
+            view[component] = max(view.get(component, 0), clock)
+        self._snapshot = None
+
+    def fence_proxy(self) -> None:
+        """fence.proxy.async: generic writes so far are visible to the async proxy."""
+        join(self.clocks.proxy, self.clocks.generic)
+        self._snapshot = None
+
+    def fence_tensor_before(self) -> None:
+        """tcgen05.fence::before_thread_sync: releases from here on publish finished tcgen05
+        work."""
+        join(self.clocks.generic, self.clocks.tensor)
+        self._snapshot = None
+
+    def fence_tensor_after(self) -> None:
+        """tcgen05.fence::after_thread_sync: tcgen05 work from here on comes after what was
+        acquired."""
+        join(self.clocks.tensor, self.clocks.generic)
+        self._snapshot = None
+
+    def fence_thread(self) -> None:
+        """fence.acq_rel / fence.sc / membar: later strong writes release, earlier strong reads
+        acquire."""
+        self.acquire(self._fence_wanted)
+        self._fence_wanted = Clocks()
+        self._fence_released = self.release()
+
+    def strong_write(self, releasing: bool) -> Clocks | None:
+        """What a strong write publishes at its address."""
+        return self.release() if releasing else self._fence_released
+
+    def strong_read(self, published: Clocks, acquiring: bool) -> None:
+        (self.acquire if acquiring else self._fence_wanted.join)(published)

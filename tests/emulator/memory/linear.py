@@ -1,0 +1,178 @@
+"""Byte-addressed memory: shared memory of a CTA, local memory of a warp, one global allocation."""
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.emulator.findings import Misaligned, OutOfBounds
+from tests.emulator.memory.clocks import HOST, NEVER
+from tests.emulator.memory.shadow import Access, Shadow
+
+Bytes = npt.NDArray[np.uint8]
+Lanes = npt.NDArray[np.uint64]
+
+_ITEM = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.dtype("V16")}
+
+
+class LinearMemory:
+    """``nbytes`` bytes from ``base``, each access checked for bounds, alignment and order.
+
+    Args:
+        name: for reports.
+        base: address of the first byte, a multiple of 16.
+        data: the bytes.
+        granule: bytes per shadow entry, 1 or 4; no generic access of the launch is narrower.
+        initialised: whether reads before any write are fine.
+        writable: whether writes are.
+        kind: state space, for counts.
+        whole: bytes from address 0 of the window on, which end with ``data``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base: int,
+        data: Bytes,
+        granule: int,
+        initialised: bool = False,
+        writable: bool = True,
+        kind: str = "global",
+        whole: Bytes | None = None,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.whole = data if whole is None else whole
+        self.base = base
+        self.nbytes = data.size
+        self.data = data
+        self.granule = granule
+        self.writable = writable
+        granules = -(-self.nbytes // granule)
+        # Whole 16-byte items, so that the shadow can be viewed at every access width.
+        self.shadow = Shadow(-(-granules // 16) * 16, name, initialised)
+        self._views: dict[int, npt.NDArray[np.generic]] = {}
+
+    def regrain(self, granule: int) -> None:
+        """Starts the shadow anew with entries of ``granule`` bytes, keeping what is initialised."""
+        if granule == self.granule:
+            return
+        coarse = self.shadow.writer != NEVER
+        if granule < self.granule:
+            written = np.repeat(coarse, self.granule // granule)
+        else:
+            written = coarse.reshape(-1, granule // self.granule).all(1)
+        self.granule = granule
+        granules = -(-self.nbytes // granule)
+        self.shadow = Shadow(-(-granules // 16) * 16, self.name, self.shadow.initialised)
+        size = min(written.size, self.shadow.writer.size)
+        self.shadow.writer[:size][written[:size]] = HOST
+
+    def contains(self, address: int) -> bool:
+        return 0 <= address - self.base < self.nbytes
+
+    def _span(self, address: int, nbytes: int, verb: str) -> tuple[int, slice]:
+        start = address - self.base
+        if start < 0 or start + nbytes > self.nbytes:
+            raise OutOfBounds(
+                f"{verb} of {nbytes} bytes at {address:#x}: {self.name} is "
+                f"[{self.base:#x}, {self.base + self.nbytes:#x})"
+            )
+        if not self.writable and verb == "write":
+            raise OutOfBounds(f"write at {address:#x}: {self.name} is read-only")
+        granule = self.granule
+        return start, slice(start // granule, -(-(start + nbytes) // granule))
+
+    def read(self, address: int, nbytes: int, access: Access) -> Bytes:
+        """A view of ``nbytes`` consecutive bytes."""
+        start, granules = self._span(address, nbytes, "read")
+        self.shadow.read(granules, access)
+        return self.data[start : start + nbytes]
+
+    def write(self, address: int, values: Bytes, access: Access) -> None:
+        start, granules = self._span(address, values.size, "write")
+        self.shadow.write(granules, access)
+        self.data[start : start + values.size] = values
+
+    def bytes_at(self, address: int, nbytes: int, verb: str) -> Bytes:
+        """A view without any record: the caller marks the shadow."""
+        start, _ = self._span(address, nbytes, verb)
+        return self.data[start : start + nbytes]
+
+    def write_window(self, address: int, nbytes: int, access: Access) -> Bytes:
+        """A view to write to; all of it counts as written."""
+        start, granules = self._span(address, nbytes, "write")
+        self.shadow.write(granules, access)
+        return self.data[start : start + nbytes]
+
+    def read_chunks(self, chunks: npt.NDArray[np.intp], access: Access) -> None:
+        """Checks and records reads of 16-byte chunks, numbered from address 0 of the window."""
+        first = (self.base & 0xFFFFFF) // 16
+        lowest, highest = int(chunks.min()), int(chunks.max())
+        if lowest < first or (highest + 1 - first) * 16 > self.nbytes:
+            raise OutOfBounds(
+                f"read of [{lowest * 16:#x}, {highest * 16 + 16:#x}): {self.name} is "
+                f"[{self.base:#x}, {self.base + self.nbytes:#x})"
+            )
+        per_chunk = 16 // self.granule
+        index = (chunks - first)[:, None] * per_chunk + np.arange(per_chunk)
+        self.shadow.read(index.reshape(-1), access)
+
+    def read_int(self, address: int, nbytes: int, access: Access) -> int:
+        if address % nbytes:
+            raise _misaligned(self.name, address, nbytes)
+        return int.from_bytes(self.read(address, nbytes, access).tobytes(), "little")
+
+    def read_lanes(self, addresses: Lanes, width: int, access: Access) -> npt.NDArray[np.generic]:
+        """One item of ``width`` bytes per address: an array of unsigned integers, V16 for 16."""
+        index = self._lane_index(addresses, width, "read")
+        self.shadow.read(self._granules(index, width), access)
+        view = self._view(width)
+        return view[index]
+
+    def write_lanes(
+        self, addresses: Lanes, width: int, values: npt.NDArray[np.generic], access: Access
+    ) -> None:
+        index = self._lane_index(addresses, width, "write")
+        self.shadow.write(self._granules(index, width), access)
+        self._view(width)[index] = values
+
+    def _view(self, width: int) -> npt.NDArray[np.generic]:
+        view = self._views.get(width)
+        if view is None:
+            whole = self.nbytes // width * width
+            view = self._views[width] = self.data[:whole].view(_ITEM[width])
+        return view
+
+    def _lane_index(self, addresses: Lanes, width: int, verb: str) -> npt.NDArray[np.int64]:
+        # Unsigned: an address below the base wraps to a huge one, so one comparison does for both
+        # ends.
+        offsets = addresses - self.base
+        largest = int(offsets.max())
+        if largest + width > self.nbytes:
+            self._lane_error(addresses, width, verb)
+        if not self.writable and verb == "write":
+            raise OutOfBounds(f"write at {int(addresses[0]):#x}: {self.name} is read-only")
+        if width == 1:
+            return offsets.view(np.int64)
+        if int(np.bitwise_or.reduce(addresses)) & (width - 1):
+            bad = next(int(a) for a in addresses if int(a) % width)
+            raise _misaligned(self.name, bad, width)
+        return (offsets // width).view(np.int64)
+
+    def _lane_error(self, addresses: Lanes, width: int, verb: str) -> None:
+        end = self.base + self.nbytes
+        for address in addresses.tolist():
+            if not self.base <= address <= end - width:
+                raise OutOfBounds(
+                    f"{verb} of {width} bytes at {address:#x}: {self.name} is "
+                    f"[{self.base:#x}, {end:#x})"
+                )
+
+    def _granules(self, index: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+        per_item = width // self.granule
+        if per_item <= 1:
+            return index if width == self.granule else index * width // self.granule
+        return (index[:, None] * per_item + np.arange(per_item)).reshape(-1)
+
+
+def _misaligned(name: str, address: int, width: int) -> Misaligned:
+    return Misaligned(f"address {address:#x} in {name} is not a multiple of {width}")

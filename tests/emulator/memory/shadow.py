@@ -1,0 +1,205 @@
+"""Who last wrote and read each granule of a memory, and whether that is ordered before an
+access."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.emulator.findings import (
+    BarrierMisuse,
+    DataRace,
+    EmulatorError,
+    MissingProxyFence,
+    MissingTensorFence,
+    UninitialisedRead,
+)
+from tests.emulator.memory.clocks import HOST, MBARRIER, NEVER, Clock, Clocks, Events, Report
+
+Events32 = npt.NDArray[np.int32]
+Selection = Any  # whatever indexes a numpy array: a slice, a tuple of slices, an index array
+
+
+class Access:
+    """The right to touch memory as one event, with what is known to come before it.
+
+    Args:
+        events: the launch's events.
+        event: this access's own.
+        before: clocks of the actor when it issued the access.
+        known: events found ordered so far; kept by the actor, since order never goes away.
+        pipe: component whose earlier events are in order with this one (a tensor pipe), or 0.
+        report: takes a finding; raises it unless it is tolerated.
+    """
+
+    __slots__ = ("before", "event", "events", "known", "pipe", "report")
+
+    def __init__(
+        self,
+        events: Events,
+        event: int,
+        before: Clocks,
+        known: set[int],
+        report: Report,
+        pipe: int = 0,
+    ) -> None:
+        self.events = events
+        self.event = event
+        self.before = before
+        self.known = known
+        self.report = report
+        self.pipe = pipe
+
+    def after_write(self, earlier: int, memory: str, verb: str) -> None:
+        """Checks that the write ``earlier`` happens before this access."""
+        if earlier in self.known or earlier == self.event:
+            return
+        if earlier == MBARRIER:
+            self.report(BarrierMisuse(f"{verb} of {memory} that holds a live mbarrier"))
+            return
+        events = self.events
+        mine, theirs = events.origin[self.event], events.origin[earlier]
+        if self._ordered(earlier, theirs.proxy == "generic"):
+            self.known.add(earlier)
+        elif not (mine.strong and theirs.strong):
+            self.report(self._race(earlier, memory, verb))
+
+    def after_reads(self, number: int, memory: str, verb: str) -> None:
+        """Checks that the reads behind reader ``number`` happen before this write."""
+        if number in self.known or number == self.event:
+            return
+        mine = self.events.origin[self.event]
+        for earlier in self.events.readers(number):
+            if earlier in self.known or earlier == self.event:
+                continue
+            if self._ordered(earlier, False):
+                self.known.add(earlier)
+            elif not (mine.strong and self.events.origin[earlier].strong):
+                self.report(self._race(earlier, memory, verb))
+
+    def _view(self, generic_write: bool) -> Clock:
+        proxy = self.events.origin[self.event].proxy
+        if proxy == "tensor":
+            return self.before.tensor
+        if proxy == "async" and generic_write:
+            return self.before.proxy
+        return self.before.generic
+
+    def _ordered(self, earlier: int, generic_write: bool) -> bool:
+        component = self.events.component[earlier]
+        if component == self.pipe:
+            return True
+        return self._view(generic_write).get(component, 0) >= self.events.clock[earlier]
+
+    def _race(self, earlier: int, memory: str, verb: str) -> EmulatorError:
+        component, clock = self.events.component[earlier], self.events.clock[earlier]
+        theirs = self.events.origin[earlier]
+        mine = self.events.origin[self.event]
+        place = f"{verb} of {memory} after a {theirs.verb} at {theirs.where()}"
+        kind: type[EmulatorError] = DataRace
+        why = "nothing orders the two"
+        if self.before.generic.get(component, 0) >= clock:
+            if mine.proxy == "tensor":
+                kind, why = MissingTensorFence, "tcgen05.fence::after_thread_sync is missing"
+            elif mine.proxy == "async":
+                kind, why = MissingProxyFence, "fence.proxy.async between the two is missing"
+        elif self.before.tensor.get(component, 0) >= clock or theirs.proxy == "tensor":
+            why = "nothing orders the two (a wait::ld, wait::st or commit, then a barrier)"
+        return kind(f"{place}: {why}", mine.where())
+
+    def joined(self, number: int) -> int:
+        """The reader number of ``number``'s readers and this access."""
+        if number in self.known or number == self.event:
+            return self.event
+        earlier = self.events.readers(number)
+        if self.event in earlier:
+            return number
+        kept = frozenset(e for e in earlier if e not in self.known and not self._ordered(e, False))
+        return self.events.reader_number(kept | {self.event})
+
+
+class Shadow:
+    """Last writer and readers of each granule.
+
+    Args:
+        shape: granules.
+        name: of the memory, for reports.
+        initialised: whether the host has written it.
+    """
+
+    def __init__(self, shape: int | tuple[int, ...], name: str, initialised: bool = False) -> None:
+        self.name = name
+        self.initialised = initialised
+        self.writer: npt.NDArray[np.int32] = np.zeros(shape, np.int32)
+        self.reader: npt.NDArray[np.int32] = np.zeros(shape, np.int32)
+
+    def read(self, where: Selection, access: Access) -> None:
+        """Checks and records a read of the selected granules."""
+        readers = self.reader[where]
+        joined = self._read(self.writer[where], readers, access)
+        if joined is not None:
+            self.reader[where] = joined
+
+    def read_view(self, writers: Events32, readers: Events32, access: Access) -> None:
+        """:meth:`read` of granules given as views of ``writer`` and ``reader``."""
+        joined = self._read(writers, readers, access)
+        if joined is not None:
+            readers[...] = joined
+
+    def _read(
+        self, writers: Events32, readers: Events32, access: Access
+    ) -> "Events32 | int | None":
+        """Checks a read; returns the reader numbers to record, None if they do not change."""
+        first = int(writers.flat[0])
+        if (writers == first).all():
+            self._read_after(first, access)
+        else:
+            for event in np.unique(writers).tolist():
+                self._read_after(event, access)
+        first = int(readers.flat[0])
+        if (readers == first).all():
+            return None if first == access.event else access.joined(first)
+        numbers, inverse = np.unique(readers, return_inverse=True)
+        joined = np.array([access.joined(n) for n in numbers.tolist()], np.int32)
+        return joined[inverse].reshape(readers.shape)
+
+    def _read_after(self, event: int, access: Access) -> None:
+        if event == NEVER:
+            if not self.initialised:
+                access.report(UninitialisedRead(f"read of {self.name} that nothing has written"))
+        else:
+            access.after_write(event, self.name, "read")
+
+    def write(self, where: Selection, access: Access) -> None:
+        """Checks and records a write of the selected granules."""
+        self.order(where, access)
+        self.writer[where] = access.event
+        self.reader[where] = 0
+
+    def write_view(self, writers: Events32, readers: Events32, access: Access) -> None:
+        """:meth:`write` of granules given as views of ``writer`` and ``reader``."""
+        self._order(writers, readers, access)
+        writers[...] = access.event
+        readers[...] = 0
+
+    def order(self, where: Selection, access: Access) -> None:
+        """Checks that everything done to the selected granules happens before ``access``."""
+        self._order(self.writer[where], self.reader[where], access)
+
+    def _order(self, writers: Events32, readers: Events32, access: Access) -> None:
+        first = int(writers.flat[0])
+        for event in (first,) if (writers == first).all() else np.unique(writers).tolist():
+            access.after_write(event, self.name, "write")
+        first = int(readers.flat[0])
+        for number in (first,) if (readers == first).all() else np.unique(readers).tolist():
+            access.after_reads(number, self.name, "write")
+
+    def mark(self, where: Selection, event: int) -> None:
+        """Sets the writer without a check: allocation, mbarrier objects, the host."""
+        self.writer[where] = event
+        self.reader[where] = 0
+
+    def settle(self) -> None:
+        """The launch is over: everything written counts as the host's."""
+        self.writer[self.writer != NEVER] = HOST
+        self.reader[...] = 0

@@ -1,0 +1,164 @@
+"""What PTX text says, as values: modules, kernels, instructions and their operands."""
+
+from dataclasses import dataclass, field
+
+TYPE_BITS = {
+    **{f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64, 128)},
+    "f16": 16,
+    "bf16": 16,
+    "f32": 32,
+    "f64": 64,
+    "f16x2": 32,
+    "bf16x2": 32,
+    "pred": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A virtual register ``%r1`` or a special one ``%tid.x``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """A negated predicate operand, ``!%p1``."""
+
+    register: Register
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """A literal. ``bits`` is 32 or 64 where ``value`` is the pattern of a float, 0 for an
+    integer."""
+
+    value: int
+    bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """The address of a variable, parameter or label, plus ``offset`` bytes."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """``{a, b, ...}``."""
+
+    items: tuple["Operand", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two destinations ``d|p``."""
+
+    first: "Operand"
+    second: "Operand"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """``[start + offset]``, with the tensor coordinates (and offsets) of ``[start, {c0, c1}]``."""
+
+    start: "Register | Symbol | Immediate"
+    offset: int = 0
+    coordinates: tuple["Operand", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """``_``: a result that is not wanted."""
+
+
+Operand = Register | Not | Immediate | Symbol | Vector | Pair | Address | Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One statement.
+
+    Attributes:
+        opcode: with all modifiers, ``ld.shared.v4.b32``.
+        parts: ``opcode`` split at its dots.
+        operands: in textual order, destinations first.
+        guard: predicate register of ``@%p``, or None.
+        guard_negated: of ``@!%p``.
+        line: 1-based line in the PTX text.
+        source: index into ``Kernel.sources`` of the ``.loc`` in force, -1 for none.
+    """
+
+    opcode: str
+    parts: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    guard: str | None
+    guard_negated: bool
+    line: int
+    source: int = -1
+
+    def has(self, modifier: str) -> bool:
+        return modifier in self.parts
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A ``.shared``, ``.local``, ``.const`` or ``.global`` variable, or a parameter.
+
+    Attributes:
+        nbytes: its size; 0 for an ``extern`` array.
+        align: bytes.
+        initial: its bytes where the text gives them, else None.
+    """
+
+    name: str
+    space: str
+    nbytes: int
+    align: int
+    initial: bytes | None = None
+
+
+@dataclass
+class Kernel:
+    """One ``.entry``.
+
+    Attributes:
+        parameters: in order.
+        registers: virtual register -> PTX type without its dot.
+        labels: label -> index into ``body`` of the instruction that follows it.
+        required_block: ``.reqntid``, or None.
+        max_block: product of ``.maxntid``, or None.
+        required_cluster: ``.reqnctapercluster``, or None.
+        variables: shared and local variables declared inside of it.
+        sources: ``file:line`` strings.
+    """
+
+    name: str
+    parameters: list[Variable] = field(default_factory=list)
+    registers: dict[str, str] = field(default_factory=dict)
+    body: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    required_block: tuple[int, int, int] | None = None
+    max_block: int | None = None
+    required_cluster: tuple[int, int, int] | None = None
+    variables: list[Variable] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Module:
+    """A PTX text.
+
+    Attributes:
+        target: ``sm_100a``.
+        kernels: entry name -> kernel.
+        variables: module-scope variables by name.
+        lines: the text, for reports.
+    """
+
+    target: str
+    kernels: dict[str, Kernel]
+    variables: dict[str, Variable]
+    lines: list[str]

@@ -1,0 +1,110 @@
+"""Which of the host's memory kernels may touch: torch's live storages, looked up at each launch."""
+
+import gc
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from tests.emulator.ptx.syntax import Module
+from tests.emulator.runtime.device import Device, Dimensions
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.gpu import Limits
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bytes that kernels may touch, and what reports call them."""
+
+    address: int
+    nbytes: int
+    name: str = ""
+
+
+class Memory(Protocol):
+    """The device's global memory."""
+
+    def register(self, address: int, nbytes: int, *, name: str = "") -> object: ...
+    def unregister(self, address: int) -> None: ...
+
+
+class MemoryDevice(Device, Protocol):
+    @property
+    def memory(self) -> Memory: ...
+
+
+class Allocations:
+    """Keeps a device's global memory in step with what the host has allocated.
+
+    Args:
+        memory: to register ranges with.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._known: dict[int, int] = {}
+
+    def synchronise(self, ranges: Iterable[Range]) -> None:
+        """Makes exactly ``ranges`` known, leaving alone those that already are."""
+        wanted = {r.address: r for r in ranges if r.nbytes}
+        for address, nbytes in list(self._known.items()):
+            if address not in wanted or wanted[address].nbytes != nbytes:
+                self._memory.unregister(address)
+                del self._known[address]
+        for address, given in wanted.items():
+            if address not in self._known:
+                self._memory.register(address, given.nbytes, name=given.name)
+                self._known[address] = given.nbytes
+
+
+def live_storages() -> list[Range]:
+    """The storage of every CPU tensor that Python can reach, each once."""
+    torch = sys.modules["torch"]
+    found: dict[int, Range] = {}
+    for item in gc.get_objects():
+        # Not isinstance: torch's own check runs Python code, and there are many objects.
+        if not issubclass(type(item), torch.Tensor) or item.device.type != "cpu":
+            continue
+        storage = item.untyped_storage()
+        address, nbytes = storage.data_ptr(), storage.nbytes()
+        if address and (address not in found or found[address].nbytes < nbytes):
+            kind = str(item.dtype).removeprefix("torch.")
+            # The whole storage: the tensor at hand may be a view of it.
+            found[address] = Range(address, nbytes, f"{kind}[{nbytes // item.element_size()}]")
+    return list(found.values())
+
+
+class WithLiveStorages:
+    """A device whose kernels may touch every live CPU tensor's storage, and nothing else.
+
+    For programs that cannot say what they pass to their kernels. Whether the host has written a
+    tensor is not known: all count as initialised.
+    """
+
+    def __init__(self, device: MemoryDevice) -> None:
+        self._device = device
+        self._allocations = Allocations(device.memory)
+
+    @property
+    def limits(self) -> "Limits":
+        return self._device.limits
+
+    def load(self, ptx: str) -> Module:
+        return self._device.load(ptx)
+
+    def launch(
+        self,
+        module: Module,
+        kernel: str,
+        grid: Dimensions,
+        block: Dimensions,
+        cluster: Dimensions = (1, 1, 1),
+        dynamic_shared: int = 0,
+        parameters: list[bytes] | None = None,
+        attributes: Mapping[str, int] | None = None,
+    ) -> object:
+        self._allocations.synchronise(live_storages())
+        return self._device.launch(
+            module, kernel, grid, block, cluster, dynamic_shared, parameters, attributes
+        )

@@ -1,0 +1,108 @@
+"""Launch and device attributes, by the names CUDA's documentation gives them."""
+
+import struct
+from typing import TYPE_CHECKING
+
+from tests.emulator.findings import EmulatorError, LaunchError
+from tests.emulator.runtime.device import Dimensions
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.gpu import Limits
+
+
+class UnmodelledCall(EmulatorError):
+    """Host code asks CUDA for something the emulator's runtime does not do."""
+
+
+# cudaLaunchAttributeID (CUDA Runtime API, "Data types used by CUDA Runtime"): those whose value is
+# one 32-bit number. 0 says to ignore the entry.
+_NUMBERS = {
+    2: "cooperative",
+    3: "synchronization_policy",
+    5: "cluster_scheduling_policy_preference",
+    6: "programmatic_stream_serialization",
+    8: "priority",
+    10: "mem_sync_domain",
+    14: "preferred_shared_memory_carveout",
+}
+_IGNORE, _CLUSTER, _PREFERRED_CLUSTER = 0, 4, 11
+_UNMODELLED = {
+    1: "access_policy_window",
+    7: "programmatic_event",
+    9: "mem_sync_domain_map",
+    12: "launch_completion_event",
+    13: "device_updatable_kernel_node",
+    16: "nvlink_util_centric_scheduling",
+    17: "portable_cluster_size_mode",
+    18: "shared_memory_mode",
+}
+ATTRIBUTE_BYTES = 72
+_VALUE = 8
+
+
+def decode_launch_attributes(data: bytes) -> tuple[Dimensions, dict[str, int]]:
+    """Cluster extents and the other attributes by name.
+
+    Args:
+        data: the launch's ``cudaLaunchAttribute`` records, 72 bytes each.
+
+    Raises:
+        UnmodelledCall: an attribute that the emulator cannot honour, by its name.
+        LaunchError: an attribute that CUDA does not document.
+    """
+    cluster = (1, 1, 1)
+    attributes = {}
+    for at in range(0, len(data), ATTRIBUTE_BYTES):
+        (identity,) = struct.unpack_from("<I", data, at)
+        if identity == _CLUSTER:
+            cluster = struct.unpack_from("<III", data, at + _VALUE)
+        elif identity == _PREFERRED_CLUSTER:
+            # A wish that a device may leave unfulfilled, as this one does.
+            for axis, extent in zip(
+                "xyz", struct.unpack_from("<III", data, at + _VALUE), strict=True
+            ):
+                attributes[f"preferred_cluster_{axis}"] = extent
+        elif identity in _NUMBERS:
+            (attributes[_NUMBERS[identity]],) = struct.unpack_from("<i", data, at + _VALUE)
+        elif identity in _UNMODELLED:
+            raise UnmodelledCall(f"launch attribute {_UNMODELLED[identity]} ({identity})")
+        elif identity != _IGNORE:
+            raise LaunchError(
+                f"launch attribute {identity}: unknown, accepted are "
+                f"{sorted({*_NUMBERS, *_UNMODELLED, _IGNORE, _CLUSTER, _PREFERRED_CLUSTER})}"
+            )
+    return cluster, attributes
+
+
+def device_attribute(limits: "Limits", capability: tuple[int, int], attribute: int) -> int:
+    """Value of a ``cudaDeviceAttr`` of the emulated chip.
+
+    Raises:
+        UnmodelledCall: an attribute without a value here.
+    """
+    values = {
+        1: limits.threads,  # maxThreadsPerBlock
+        2: 1024,  # maxBlockDimX, Y, Z
+        3: 1024,
+        4: 64,
+        5: 2**31 - 1,  # maxGridDimX, Y, Z
+        6: 65535,
+        7: 65535,
+        8: 48 * 1024,  # maxSharedMemoryPerBlock without opting in
+        10: 32,  # warpSize
+        12: limits.registers,  # maxRegistersPerBlock
+        16: limits.sms,  # multiProcessorCount
+        39: limits.threads_per_sm,  # maxThreadsPerMultiProcessor
+        75: capability[0],  # computeCapabilityMajor
+        76: capability[1],  # computeCapabilityMinor
+        81: limits.shared_per_sm,  # maxSharedMemoryPerMultiprocessor
+        82: limits.registers,  # maxRegistersPerMultiprocessor
+        95: 1,  # cooperativeLaunch
+        97: limits.shared,  # maxSharedMemoryPerBlockOptin
+        106: 32,  # maxBlocksPerMultiprocessor
+        111: limits.shared_per_sm - limits.shared,  # reservedSharedMemoryPerBlock
+        120: 1,  # clusterLaunch
+    }
+    if attribute not in values:
+        raise UnmodelledCall(f"device attribute {attribute}, modelled are {sorted(values)}")
+    return values[attribute]

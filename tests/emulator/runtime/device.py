@@ -1,0 +1,34 @@
+"""What the runtime asks of whatever runs the kernels."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from tests.emulator.ptx.syntax import Module
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.gpu import Limits
+
+Dimensions = tuple[int, int, int]
+
+
+class Device(Protocol):
+    """A machine that runs PTX; ``tests.emulator.machine.gpu.Gpu`` is one."""
+
+    @property
+    def limits(self) -> "Limits": ...
+
+    def load(self, ptx: str) -> Module:
+        """Takes in a PTX text; the same text costs nothing the second time."""
+
+    def launch(
+        self,
+        module: Module,
+        kernel: str,
+        grid: Dimensions,
+        block: Dimensions,
+        cluster: Dimensions = (1, 1, 1),
+        dynamic_shared: int = 0,
+        parameters: list[bytes] | None = None,
+        attributes: Mapping[str, int] | None = None,
+    ) -> object:
+        """Runs one kernel to its end; raises EmulatorError."""

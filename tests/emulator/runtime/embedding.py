@@ -1,0 +1,55 @@
+"""CuTe's compiler, made to keep the PTX of what it compiles inside of the GPU binary."""
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cutlass._mlir import ir
+from cutlass.base_dsl.compiler import Compiler
+
+from tests.emulator.runtime.fatbin import is_fat_binary, with_ptx
+
+_PASS = "cute-to-nvvm{"
+_DUMP = re.compile(r"dump-ptx-path=([^\s}]+)")
+
+
+class PtxEmbedding(Compiler):
+    """Compiles like ``Compiler`` and adds the PTX to the fat binary in the compiled module.
+
+    The PTX then follows the module wherever it goes: into the JIT engine, CuTe's caches, object
+    files. Nothing has to match kernels by name.
+    """
+
+    def compile(self, module: ir.Module, pipeline: str, *args: Any, **kwargs: Any) -> ir.Module:
+        if _PASS not in pipeline:  # a pipeline for looking at IR: there is no GPU binary
+            return super().compile(module, pipeline, *args, **kwargs)
+        with tempfile.TemporaryDirectory(prefix="emulator-ptx-") as folder:
+            given = _DUMP.search(pipeline)
+            path = Path(given[1]) if given else Path(folder, "kernels")
+            if not given:
+                pipeline = pipeline.replace(_PASS, f"{_PASS}dump-ptx-path={path} ", 1)
+            compiled = super().compile(module, pipeline, *args, **kwargs)
+            written = sorted(path.parent.glob(f"{path.name}.*ptx"), key=lambda p: p.stat().st_mtime)
+            if written:  # none where the module has no kernels
+                _embed(compiled, written[-1].read_text())
+        return compiled
+
+
+def _embed(module: ir.Module, ptx: str) -> None:
+    found = 0
+    for operation in module.body.operations:
+        if operation.operation.name != "llvm.mlir.global" or "value" not in operation.attributes:
+            continue
+        value = operation.attributes["value"]
+        if not isinstance(value, ir.StringAttr) or not is_fat_binary(value.value_bytes):
+            continue
+        image = with_ptx(value.value_bytes, ptx)
+        with module.context:
+            operation.attributes["value"] = ir.StringAttr.get(image)
+            operation.attributes["global_type"] = ir.TypeAttr.get(
+                ir.Type.parse(f"!llvm.array<{len(image)} x i8>")
+            )
+        found += 1
+    if found != 1:
+        raise RuntimeError(f"compiled module: {found} GPU binaries, expected 1 to add the PTX to")

@@ -1,0 +1,98 @@
+"""Building and loading the library that stands in for CuTe's runtime library."""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# The name that CuTe looks for in CUTE_DSL_LIBS.
+_NAME = "libcute_dsl_runtime.so"
+_SOURCE = Path(__file__).with_name("shim.c")
+
+Words = ctypes.POINTER(ctypes.c_uint64)
+_Dispatcher = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, Words, ctypes.c_int32)
+# Takes the entry point's name, its arguments as 64-bit words and their number.
+DispatchFunction = Callable[[bytes, Any, int], int]
+
+
+def cache_directory() -> Path:
+    """Where what is built once is kept: ``XDG_CACHE_HOME``, else the user's temporary directory."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    root = Path(home) if home else Path(tempfile.gettempdir(), f"cache-{os.getuid()}")
+    return root / "blackwell-emulator"
+
+
+def build() -> Path:
+    """Path of the built library; compiles it if this source has not been compiled yet.
+
+    Raises:
+        RuntimeError: there is no C compiler, or it fails.
+    """
+    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
+    library = cache_directory() / digest / _NAME
+    if library.exists():
+        # What is in a shared temporary directory is loaded only if this user put it there.
+        if library.stat().st_uid != os.getuid():
+            raise RuntimeError(f"{library}: belongs to another user; set XDG_CACHE_HOME")
+        return library
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise RuntimeError(
+            "C compiler: none found as $CC, cc or gcc, and the emulator's runtime library is not "
+            f"built yet ({library}); install gcc, or set CC"
+        )
+    library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        built = Path(folder, _NAME)
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(built), str(_SOURCE)]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise RuntimeError(f"C compiler: cannot run {compiler!r} ({error}); set CC") from error
+        if result.returncode:
+            raise RuntimeError(f"C compiler: {' '.join(command)} failed:\n{result.stderr}")
+        built.rename(library)
+    return library
+
+
+class Library:
+    """The loaded library.
+
+    Args:
+        path: of the library.
+        mode: how to load it; globally, and before CuTe's own, for CuTe to find it.
+    """
+
+    def __init__(self, path: Path, mode: int = ctypes.RTLD_GLOBAL) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(str(path), mode=mode)
+        self._dispatcher: object = None
+
+        self._swap = self._library.emulator_set_dispatcher
+        self._swap.restype = ctypes.c_void_p
+
+    def dispatch_to(self, function: DispatchFunction | None) -> None:
+        """Sends every entry point's calls to ``function``; None: to nobody."""
+        dispatcher = _Dispatcher(function) if function else None
+        self._swap(dispatcher)
+        self._dispatcher = dispatcher  # ctypes keeps no reference
+
+    @contextmanager
+    def lent_to(self, function: DispatchFunction) -> Iterator[ctypes.CDLL]:
+        """The entry points, with their calls sent to ``function`` as long as the context lasts."""
+        dispatcher = _Dispatcher(function)
+        previous = self._swap(dispatcher)
+        try:
+            yield self._library
+        finally:
+            self._swap(ctypes.c_void_p(previous))
+
+    def set_detail(self, text: str) -> None:
+        """The text that goes with the next error code."""
+        self._library.emulator_set_detail(text.encode())

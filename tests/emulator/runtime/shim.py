@@ -1,0 +1,148 @@
+"""Making CuTe DSL launch into an emulated device instead of a GPU.
+
+    runtime = shim.install(Gpu())        # before anything imports cutlass
+    compiled = cute.compile(...)         # as on a GPU
+    with runtime.raising():
+        compiled(...)                    # findings of the emulator come out as they are
+
+Functions compiled for TVM FFI raise findings by themselves, without :meth:`Runtime.raising`.
+"""
+
+import atexit
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.emulator.runtime.device import Device
+from tests.emulator.runtime.driver import Driver
+from tests.emulator.runtime.library import Library, build, cache_directory
+
+_CAPABILITIES = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
+# Kind of the TVM FFI errors that the library raises, registered to come out as the exceptions.
+_FFI_KIND = "EmulatorError"
+
+_installed: "Runtime | None" = None
+
+
+class Runtime:
+    """The installed runtime.
+
+    Attributes:
+        arch: what kernels are compiled for.
+        library: path of the library that CuTe takes for its own.
+    """
+
+    def __init__(self, device: Device, arch: str, library: Library) -> None:
+        self.arch = arch
+        self.library = library.path
+        self._library = library
+        self._driver = Driver(device, _CAPABILITIES[arch], library.set_detail)
+        library.dispatch_to(self._driver.dispatch)
+
+    @property
+    def device(self) -> Device:
+        """What runs the kernels; may be replaced at any time, compiled functions stay good."""
+        return self._driver.device
+
+    @device.setter
+    def device(self, device: Device) -> None:
+        self._driver.device = device
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raises what went wrong inside of a launch instead of CuTe's error code for it."""
+        self._driver.take_pending()
+        try:
+            yield
+        except Exception as error:
+            pending = self._driver.take_pending()
+            if pending is None or pending is error:
+                raise
+            raise pending from None
+        pending = self._driver.take_pending()
+        if pending is not None:
+            raise pending
+
+    @staticmethod
+    def bind(compiled: Any) -> Any:
+        """Prepares a function compiled without TVM FFI for its first call.
+
+        CuTe would count devices and unload the library through CUDA's own Python bindings, which
+        know nothing of this runtime.
+        """
+        load = compiled._load_cuda_library
+
+        def load_and_forget() -> list[object]:
+            load()
+            return []
+
+        compiled.num_devices = 1
+        compiled._load_cuda_library = load_and_forget
+        return compiled
+
+    def error_class(self) -> type[BaseException]:
+        """A class for TVM FFI to raise: its instances are this thread's pending exceptions."""
+        take_pending = self._driver.take_pending
+
+        class Pending(RuntimeError):
+            def __new__(cls, message: str) -> BaseException:  # type: ignore[misc]
+                return take_pending() or super().__new__(cls, message)
+
+        return Pending
+
+
+def installed() -> Runtime | None:
+    """The runtime of this process, if there is one."""
+    return _installed
+
+
+def install(device: Device, arch: str = "sm_100a") -> Runtime:
+    """Makes CuTe DSL compile for ``arch`` and launch on ``device`` in this process from here on.
+
+    Args:
+        device: runs the kernels. Installing again replaces it.
+        arch: "sm_100a" or "sm_90a".
+
+    Raises:
+        RuntimeError: cutlass is imported already, or there is no C compiler.
+        ValueError: the arch is unknown, or another one is installed.
+    """
+    global _installed
+    if arch not in _CAPABILITIES:
+        raise ValueError(f"arch: {arch!r}, accepted are {sorted(_CAPABILITIES)}")
+    if _installed is not None:
+        if _installed.arch != arch:
+            raise ValueError(f"arch: {arch!r}, this process compiles for {_installed.arch!r}")
+        _installed.device = device
+        return _installed
+    if "cutlass" in sys.modules:
+        raise RuntimeError(
+            "the emulator's runtime comes too late: cutlass is imported and bound to CUDA; call "
+            "install() before the first import of cutlass, or in a fresh process"
+        )
+    library = Library(build())
+    os.environ["CUTE_DSL_LIBS"] = str(library.path)
+    os.environ["CUTE_DSL_ARCH"] = arch
+    os.environ["CUTE_DSL_LINEINFO"] = "1"  # findings name the kernel's own lines
+    # What CuTe caches elsewhere has no PTX in it.
+    os.environ["CUTE_DSL_CACHE_DIR"] = str(cache_directory() / "cute")
+    runtime = Runtime(device, arch, library)
+    _use_embedding_compiler()
+    if importlib.util.find_spec("tvm_ffi"):
+        importlib.import_module("tvm_ffi").register_error(_FFI_KIND, runtime.error_class())
+    atexit.register(library.dispatch_to, None)
+    _installed = runtime
+    return runtime
+
+
+def _use_embedding_compiler() -> None:
+    from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
+
+    from tests.emulator.runtime.embedding import PtxEmbedding
+
+    for dsl in (CuTeDSL._get_dsl(), CuteExperimentalDSL._get_dsl()):
+        given = dsl.compiler_provider
+        dsl.compiler_provider = PtxEmbedding(given.passmanager, given.execution_engine)

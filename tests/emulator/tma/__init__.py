@@ -1,0 +1,1 @@
+"""Tensor memory accelerator: tensor maps, tile copies, swizzles, bulk copies and reductions."""

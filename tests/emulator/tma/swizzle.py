@@ -1,0 +1,121 @@
+"""Shared-memory swizzles: where a box's bytes go, as a permutation of small units."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+_ITEM: dict[int, Any] = {8: np.uint64, 16: np.complex128}  # moved as they are, never computed with
+
+
+class Swizzle(IntEnum):
+    """Numbered as the driver does (CUtensorMapSwizzle)."""
+
+    NONE = 0
+    B32 = 1
+    B64 = 2
+    B128 = 3
+    B128_ATOM_32B = 4
+    B128_ATOM_32B_FLIP_8B = 5
+    B128_ATOM_64B = 6
+
+    @property
+    def span(self) -> int:
+        """Bytes within which chunks change places; rows of a swizzled box start this far apart."""
+        return (0, 32, 64, 128, 128, 128, 128)[self]
+
+    @property
+    def mode(self) -> int:
+        """Number in the descriptor and in tensormap.replace's .swizzle_mode."""
+        return min(self, 3)
+
+    @property
+    def atomicity(self) -> int:
+        """Number in the descriptor and in tensormap.replace's .swizzle_atomicity."""
+        return max(self - 3, 0)
+
+    @property
+    def period(self) -> int:
+        """Bytes after which the pattern repeats (PTX ISA 5.5.7)."""
+        return (16, 256, 512, 1024, 512, 512, 256)[self]
+
+
+def swizzled(swizzle: Swizzle, addresses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where the bytes of linear shared ``addresses`` go (PTX ISA 5.5.7, its tables)."""
+    line = addresses >> 7
+    if swizzle == Swizzle.B32:
+        return addresses ^ (line & 1) << 4
+    if swizzle == Swizzle.B64:
+        return addresses ^ (line & 3) << 4
+    if swizzle == Swizzle.B128:
+        return addresses ^ (line & 7) << 4
+    if swizzle == Swizzle.B128_ATOM_32B:
+        return addresses ^ (line & 3) << 5
+    if swizzle == Swizzle.B128_ATOM_32B_FLIP_8B:
+        return addresses ^ (line & 3) << 5 ^ (line & 1) << 3
+    if swizzle == Swizzle.B128_ATOM_64B:
+        return addresses ^ (line & 1) << 6
+    return addresses
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Placement:
+    """Where the rows of a box lie in shared memory, relative to the copy's shared address.
+
+    Attributes:
+        nbytes: from the shared address to the end of what the copy touches.
+        unit: bytes that stay together, 8 or 16.
+        index: for each unit of the box in order, its place; None if they lie as they are.
+        inverse: for each place its unit, where the box fills all places and has an index.
+    """
+
+    nbytes: int
+    unit: int
+    index: npt.NDArray[np.intp] | None
+    inverse: npt.NDArray[np.intp] | None
+
+    def scatter(self, box: Bytes, window: Bytes) -> None:
+        """Writes the box's bytes (in order, contiguous) to the ``nbytes`` of shared memory."""
+        if self.index is None:
+            window[...] = box.reshape(-1)
+            return
+        item = _ITEM[self.unit]
+        units = box.reshape(-1).view(item)
+        if self.inverse is not None:
+            units.take(self.inverse, out=window.view(item), mode="clip")
+        else:
+            window.view(item)[self.index] = units
+
+    def gather(self, window: Bytes) -> Bytes:
+        """The box's bytes in order, out of the ``nbytes`` of shared memory."""
+        if self.index is None:
+            return window.copy()
+        return window.view(_ITEM[self.unit]).take(self.index).view(np.uint8)
+
+
+@lru_cache(maxsize=4096)
+def placement(swizzle: Swizzle, rows: int, row_bytes: int, phase: int) -> Placement:
+    """Placement of ``rows`` rows at a shared address that is ``phase`` modulo 1024.
+
+    A swizzled row starts a whole span after the one before, however short it is; the bytes between
+    are left alone (seen on an H200). Rows that are not swizzled follow one another.
+    """
+    if swizzle == Swizzle.NONE:
+        return Placement(rows * row_bytes, 16, None, None)
+    unit = 8 if swizzle == Swizzle.B128_ATOM_32B_FLIP_8B else 16
+    starts = phase + swizzle.span * np.arange(rows)[:, None]
+    linear = starts + np.arange(0, row_bytes, unit)[None, :]
+    index = ((swizzled(swizzle, linear) - phase) // unit).reshape(-1)
+    places = int(index.max()) + 1
+    inverse = None
+    if places == index.size:
+        inverse = np.empty(places, np.intp)
+        inverse[index] = np.arange(places)
+        inverse.setflags(write=False)
+    index.setflags(write=False)
+    return Placement(places * unit, unit, index, inverse)

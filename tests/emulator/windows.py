@@ -1,0 +1,7 @@
+"""Generic addresses: shared memory, parameters and local memory have windows above host
+addresses."""
+
+WINDOW_SHIFT = 60
+LOCAL_WINDOW = 5 << WINDOW_SHIFT
+SHARED_WINDOW = 6 << WINDOW_SHIFT
+PARAMETER_WINDOW = 7 << WINDOW_SHIFT

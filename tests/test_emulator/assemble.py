@@ -1,0 +1,103 @@
+"""Small PTX kernels from their bodies, run on the emulator with numpy arrays as global memory."""
+
+import re
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.emulator import EAGER, Gpu, Schedule
+from tests.emulator.machine.launch import Launch
+
+_REGISTERS = {
+    "p": "pred",
+    "h": "b16",
+    "r": "b32",
+    "f": "f32",
+    "rd": "b64",
+    "fd": "f64",
+    "q": "b128",
+}
+
+
+def assemble(body: str, parameters: int, shared: int = 0, target: str = "sm_100a") -> str:
+    """A PTX module with one kernel ``k``.
+
+    ``%rd90``, ``%rd91`` .. hold the pointer parameters, ``%r90`` the thread index along x.
+    Registers are declared as their names say: %p pred, %h b16, %r b32, %f f32, %rd b64, %fd f64, %q
+    b128.
+
+    Args:
+        body: instructions.
+        parameters: how many 64-bit parameters there are.
+        shared: bytes of static shared memory called ``smem``.
+    """
+    declared = "".join(
+        f"    .reg .{kind} {name};\n"
+        for name, kind in sorted(_named(body + "%r90 " + "".join(f"%rd9{n} " for n in range(9))))
+    )
+    loads = "".join(f"    ld.param.u64 %rd9{n}, [p{n}];\n" for n in range(parameters))
+    params = ", ".join(f".param .u64 p{n}" for n in range(parameters))
+    memory = f"    .shared .align 1024 .b8 smem[{shared}];\n" if shared else ""
+    return (
+        f".version 8.8\n.target {target}\n.address_size 64\n"
+        f".visible .entry k({params})\n{{\n{declared}{memory}{loads}"
+        f"    mov.u32 %r90, %tid.x;\n{body}\n    ret;\n}}\n"
+    )
+
+
+def _named(text: str) -> set[tuple[str, str]]:
+    found = set()
+    for match in re.finditer(r"%(rd|fd|p|h|r|f|q)(\d+)\b", text):
+        found.add((match.group(0), _REGISTERS[match.group(1)]))
+    return found
+
+
+def global_array(values: Any, dtype: Any = None) -> np.ndarray:
+    """A copy that starts at a multiple of 1024 bytes, as device allocations do."""
+    source = np.ascontiguousarray(values, dtype)
+    raw = np.zeros(source.nbytes + 2048, np.uint8)
+    skip = -raw.ctypes.data % 1024
+    placed = raw[skip : skip + source.nbytes].view(source.dtype).reshape(source.shape)
+    placed[...] = source
+    return placed
+
+
+@dataclass
+class Run:
+    """A launch of an assembled kernel.
+
+    Attributes:
+        grid, block, cluster: along x.
+        dynamic_shared: bytes.
+        schedule: of the run.
+        options: for :class:`Gpu`.
+    """
+
+    grid: int = 1
+    block: int = 32
+    cluster: int = 1
+    dynamic_shared: int = 0
+    schedule: Schedule = EAGER
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, body: str, *arrays: np.ndarray, shared: int = 0) -> Launch:
+        gpu = Gpu(**self.options)
+        for number, array in enumerate(arrays):
+            raw = array.reshape(-1).view(np.uint8)
+            gpu.memory.register_array(raw, name=f"array {number}")
+        module = gpu.load(assemble(body, len(arrays), shared))
+        return gpu.launch(
+            module,
+            "k",
+            (self.grid, 1, 1),
+            (self.block, 1, 1),
+            (self.cluster, 1, 1),
+            self.dynamic_shared,
+            [struct.pack("<Q", a.ctypes.data) for a in arrays],
+            schedule=self.schedule,
+        )
+
+
+run = Run()

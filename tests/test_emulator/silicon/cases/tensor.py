@@ -1,0 +1,179 @@
+"""Shared by the tensor copies: kernels that move one box in each CTA, and tensors to move."""
+
+from functools import cache
+
+import numpy as np
+
+from tests.test_emulator.silicon.case import DATA_TYPES, Array, Case, TensorMap, random_array
+from tests.test_emulator.silicon.ptx_text import (
+    PROLOGUE,
+    dump,
+    fill,
+    module,
+    shared_array,
+    upload,
+    wait,
+)
+
+THREADS = 32
+_CONFIG = 8  # words of a CTA's configuration: five coordinates, bytes, offset in smem, one spare
+
+# Loads the CTA's coordinates to %c0.., the bytes it moves, and where its box lies in smem.
+_CONFIGURE = f"""\
+.reg .b32 %c<5>, %bytes, %box;
+mad.wide.u32 %d0, %cta_x, {4 * _CONFIG}, %config;
+ld.global.v4.b32 {{%c0, %c1, %c2, %c3}}, [%d0];
+ld.global.v4.b32 {{%c4, %bytes, %box, %r0}}, [%d0+16]; add.u32 %box, %box, %base;"""
+
+
+def coordinates(rank: int) -> str:
+    return "{" + ", ".join(f"%c{i}" for i in range(rank)) + "}"
+
+
+def element_bytes(data_type: str) -> int:
+    return DATA_TYPES[data_type][1]
+
+
+def configuration(places: list[tuple[int, ...]], moved: int, offset: int = 0) -> Array:
+    """Rows of coordinates, padded to five, bytes an mbarrier is to expect, offset in ``smem``."""
+    table = np.zeros((len(places), _CONFIG), "i4")
+    for row, place in zip(table, places, strict=True):
+        row[: len(place)] = place
+        row[5:7] = moved, offset
+    return table
+
+
+def compact(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Strides in bytes of dimensions 1 and up, each the least multiple of 16 that fits."""
+    strides = []
+    pitch = size
+    for extent in shape[:-1]:
+        pitch = -(-pitch * extent // 16) * 16
+        strides.append(pitch)
+    return tuple(strides)
+
+
+def tensor_bytes(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> int:
+    return strides[-1] * shape[-1] if strides else shape[0] * size
+
+
+def smem_bytes(tensor_map: TensorMap) -> int:
+    """Shared memory that a box takes, rounded up to 1 KB, rows as wide as the swizzle at least."""
+    steps = tensor_map.element_strides or (1,) * len(tensor_map.box)
+    taken = [-(-extent // step) for extent, step in zip(tensor_map.box, steps, strict=True)]
+    taken[0] = tensor_map.box[0]  # dimension 0 has no step without interleaving
+    span = int(tensor_map.swizzle.rstrip("B").split("B")[0]) if tensor_map.swizzle != "none" else 16
+    row = max(taken[0] * element_bytes(tensor_map.data_type), span)
+    return -(-row * int(np.prod(taken[1:], dtype=int)) // 1024) * 1024
+
+
+def moved_bytes(tensor_map: TensorMap) -> int:
+    """Bytes that a load adds to its mbarrier: the whole box, in bounds or not."""
+    steps = tensor_map.element_strides or (1,) * len(tensor_map.box)
+    taken = [-(-extent // step) for extent, step in zip(tensor_map.box, steps, strict=True)]
+    taken[0] = tensor_map.box[0]
+    return int(np.prod(taken)) * element_bytes(tensor_map.data_type)
+
+
+@cache
+def load_ptx(rank: int, size: int) -> str:
+    """Each CTA fills ``smem``, loads its box there, and dumps all of it."""
+    body = [
+        PROLOGUE,
+        _CONFIGURE,
+        fill(size, THREADS),
+        "@%main mbarrier.init.shared::cta.b64 [%bar], 1;",
+        "fence.proxy.async; bar.sync 0; @!%main bra LOADED;",
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], %bytes;",
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        f" [%box], [%map, {coordinates(rank)}], [%bar];",
+        "LOADED:",
+        wait("%bar", 0, "WAIT"),
+        f"mad.wide.u32 %d1, %cta_x, {size}, %out;",
+        dump(size, THREADS, "%d1"),
+    ]
+    return module(["tensor", "config", "out"], body, maps=["map"], declarations=shared_array(size))
+
+
+def load(
+    name: str,
+    tensor_map: TensorMap,
+    tensor: Array,
+    places: list[tuple[int, ...]],
+    offset: int = 0,
+) -> Case:
+    """A case that loads one box for each place.
+
+    Args:
+        name: of the case.
+        tensor_map: of ``tensor``.
+        tensor: what is read.
+        places: coordinates of each CTA's box.
+        offset: bytes into shared memory where the box goes.
+    """
+    size = -(-(smem_bytes(tensor_map) + offset) // 1024) * 1024
+    return Case(
+        name,
+        load_ptx(len(tensor_map.box), size),
+        {"tensor": tensor, "config": configuration(places, moved_bytes(tensor_map), offset)},
+        {"out": np.zeros((len(places), size), "u1")},
+        grid=(len(places), 1, 1),
+        block=(THREADS, 1, 1),
+        maps={"map": tensor_map},
+        rows={"out": [str(place) for place in places]},
+    )
+
+
+@cache
+def store_ptx(rank: int, size: int, operation: str = "") -> str:
+    """Each CTA brings its tile to ``smem`` and stores or reduces it into the tensor.
+
+    CTAs take turns in nothing: their boxes must not overlap, or the operation must not mind.
+    """
+    opcode = "cp.reduce.async" if operation else "cp.async"
+    infix = f".{operation}" if operation else ""
+    body = [
+        PROLOGUE,
+        _CONFIGURE,
+        f"mad.wide.u32 %d1, %cta_x, {size}, %tiles;",
+        upload(size, THREADS, "%d1"),
+        "fence.proxy.async; bar.sync 0; @!%main bra STORED;",
+        f"{opcode}.bulk.tensor.{rank}d.global.shared::cta{infix}.tile.bulk_group"
+        f" [%map, {coordinates(rank)}], [%box];",
+        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
+        "STORED:",
+    ]
+    return module(
+        ["config", "tiles", "tensor"], body, maps=["map"], declarations=shared_array(size)
+    )
+
+
+def store(
+    name: str,
+    tensor_map: TensorMap,
+    tensor: Array,
+    places: list[tuple[int, ...]],
+    tiles: Array,
+    operation: str = "",
+) -> Case:
+    """A case that stores one box at each place of a copy of ``tensor``."""
+    size = smem_bytes(tensor_map)
+    assert tiles.shape == (len(places), size)
+    return Case(
+        name,
+        store_ptx(len(tensor_map.box), size, operation),
+        {"config": configuration(places, 0), "tiles": tiles},
+        {"tensor": tensor},
+        grid=(len(places), 1, 1),
+        block=(THREADS, 1, 1),
+        maps={"map": tensor_map},
+    )
+
+
+def numbered(size: int) -> Array:
+    """``size`` bytes that tell where they come from: 16-bit numbers in order."""
+    return np.arange(size // 2, dtype="u2").view("u1")
+
+
+def scattered(name: str, size: int) -> Array:
+    return random_array(name, (size,), "u1")

@@ -1,0 +1,82 @@
+"""Running a recorded case in the emulator."""
+
+import struct
+
+import numpy as np
+
+from tests.emulator import Gpu, Schedule
+from tests.emulator.tma.element_type import ElementType
+from tests.emulator.tma.swizzle import Swizzle
+from tests.emulator.tma.tensor_map import Interleave, encode
+from tests.emulator.tma.tensor_map import TensorMap as Descriptor
+from tests.test_emulator.silicon.case import (
+    DATA_TYPES,
+    INTERLEAVES,
+    SWIZZLES,
+    Array,
+    Case,
+    TensorMap,
+)
+
+CAPABILITY = 90
+
+
+def descriptor(tensor_map: TensorMap, address: int) -> bytes:
+    """The emulator's 128 bytes for a map over an array at ``address``.
+
+    Raises:
+        IllegalInstruction: the driver would refuse.
+    """
+    driver = DATA_TYPES[tensor_map.data_type][0]
+    return encode(
+        Descriptor(
+            element_type=next(kind for kind in ElementType if kind.driver == driver),
+            address=address + tensor_map.offset,
+            dims=tensor_map.shape,
+            strides=tensor_map.strides,
+            box=tensor_map.box,
+            element_strides=tensor_map.element_strides or (1,) * len(tensor_map.box),
+            interleave=Interleave(INTERLEAVES.index(tensor_map.interleave)),
+            swizzle=Swizzle(SWIZZLES.index(tensor_map.swizzle)),
+            l2_promotion=tensor_map.l2_promotion,
+            nan_fill=tensor_map.nan_fill,
+        ),
+        CAPABILITY,
+    )
+
+
+def _device_array(array: Array) -> Array:
+    """A copy at a multiple of 256 bytes, as the device's allocations are."""
+    storage = np.zeros(array.nbytes + 256, "u1")
+    skip = -storage.ctypes.data % 256
+    copy = storage[skip : skip + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def run_on_emulator(case: Case, schedule: Schedule | None = None) -> dict[str, Array]:
+    """Outputs of a case after its launch.
+
+    Raises:
+        EmulatorError: a finding.
+    """
+    gpu = Gpu()
+    arrays = {n: _device_array(a) for n, a in (*case.inputs.items(), *case.outputs.items())}
+    for name, array in arrays.items():
+        gpu.memory.register_array(
+            array.reshape(-1).view("u1"), name=name, writable=name in case.outputs
+        )
+    parameters = [struct.pack("<Q", array.ctypes.data) for array in arrays.values()]
+    for tensor_map in case.maps.values():
+        parameters.append(descriptor(tensor_map, arrays[tensor_map.array].ctypes.data))
+    gpu.launch(
+        gpu.load(case.ptx),
+        case.entry,
+        grid=case.grid,
+        block=case.block,
+        cluster=case.cluster,
+        dynamic_shared=case.dynamic_shared,
+        parameters=parameters,
+        schedule=schedule,
+    )
+    return {name: arrays[name] for name in case.outputs}

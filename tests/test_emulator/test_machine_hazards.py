@@ -1,0 +1,432 @@
+"""Each mistake hardware would not forgive, beside the same kernel without it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.emulator import STANDARD, Schedule
+from tests.emulator.findings import (
+    BarrierMisuse,
+    DataRace,
+    Deadlock,
+    EmulatorError,
+    Misaligned,
+    MissingProxyFence,
+    OutOfBounds,
+    UninitialisedRead,
+)
+from tests.test_emulator.assemble import Run, global_array
+
+# Two warps hand shared memory to one another through barrier 0.
+EXCHANGE = """
+    shl.b32 %r1, %r90, 2;
+    mov.u32 %r2, smem;
+    add.u32 %r3, %r2, %r1;
+    st.shared.u32 [%r3], %r90;
+    bar.sync 0;
+    xor.b32 %r4, %r1, 128;
+    add.u32 %r5, %r2, %r4;
+    ld.shared.u32 %r6, [%r5];
+    mad.wide.u32 %rd1, %r90, 4, %rd90;
+    st.global.u32 [%rd1], %r6;
+"""
+
+# Warp 0 copies 256 bytes in, four times over one buffer; warp 1 reads them.
+PIPELINE = """
+    mov.u32 %r2, smem;
+    add.u32 %r3, %r2, 1024;
+    add.u32 %r4, %r2, 1032;
+    setp.ne.u32 %p1, %r90, 0;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [%r3], 1;
+    mbarrier.init.shared.b64 [%r4], 32;
+    fence.mbarrier_init.release.cluster;
+READY:
+    bar.sync 0;
+    shr.u32 %r5, %r90, 5;
+    setp.ne.u32 %p2, %r5, 0;
+    mov.u32 %r6, 0;
+    mov.u32 %r7, 0;
+    mov.u64 %rd2, %rd90;
+    @%p2 bra CONSUME;
+    elect.sync _|%p3, -1;
+    @!%p3 bra DONE;
+PRODUCE:
+    xor.b32 %r8, %r6, 1;
+EMPTY:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r4], %r8;
+    @!%p4 bra EMPTY;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd2], 256, [%r3];
+    add.u64 %rd2, %rd2, 256;
+    xor.b32 %r6, %r6, 1;
+    add.u32 %r7, %r7, 1;
+    setp.lt.u32 %p5, %r7, 4;
+    @%p5 bra PRODUCE;
+    bra DONE;
+CONSUME:
+    and.b32 %r9, %r90, 31;
+    shl.b32 %r10, %r9, 3;
+    add.u32 %r11, %r2, %r10;
+    cvt.u64.u32 %rd3, %r10;
+    add.u64 %rd4, %rd91, %rd3;
+NEXT:
+FULL:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r3], %r6;
+    @!%p4 bra FULL;
+    ld.shared.v2.u32 {%r12, %r13}, [%r11];
+    mbarrier.arrive.shared.b64 _, [%r4];
+    st.global.v2.u32 [%rd4], {%r12, %r13};
+    add.u64 %rd4, %rd4, 256;
+    xor.b32 %r6, %r6, 1;
+    add.u32 %r7, %r7, 1;
+    setp.lt.u32 %p5, %r7, 4;
+    @%p5 bra NEXT;
+DONE:
+"""
+
+# Shared memory written by threads, stored by a bulk copy, written again, stored again.
+STORE = """
+    mov.u32 %r2, smem;
+    shl.b32 %r3, %r90, 2;
+    add.u32 %r4, %r2, %r3;
+    setp.ne.u32 %p1, %r90, 0;
+    mov.u32 %r5, 0;
+    mov.u64 %rd2, %rd90;
+AGAIN:
+    mad.lo.u32 %r6, %r5, 1000, %r90;
+    st.shared.u32 [%r4], %r6;
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    @%p1 bra SKIP;
+    cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r2], 256;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group.read 0;
+SKIP:
+    bar.sync 0;
+    add.u64 %rd2, %rd2, 256;
+    add.u32 %r5, %r5, 1;
+    setp.lt.u32 %p2, %r5, 2;
+    @%p2 bra AGAIN;
+    @%p1 bra DONE;
+    cp.async.bulk.wait_group 0;
+DONE:
+"""
+
+# The two CTAs of a cluster write into each other's shared memory.
+CLUSTER = """
+    mov.u32 %r2, smem;
+    mov.u32 %r3, %cluster_ctarank;
+    xor.b32 %r4, %r3, 1;
+    mapa.shared::cluster.u32 %r5, %r2, %r4;
+    shl.b32 %r6, %r90, 2;
+    add.u32 %r7, %r5, %r6;
+    add.u32 %r8, %r2, %r6;
+    mad.lo.u32 %r9, %r3, 100, %r90;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    st.shared::cluster.u32 [%r7], %r9;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    ld.shared.u32 %r10, [%r8];
+    mov.u32 %r11, %ctaid.x;
+    mad.lo.u32 %r12, %r11, 32, %r90;
+    mad.wide.u32 %rd1, %r12, 4, %rd90;
+    st.global.u32 [%rd1], %r10;
+"""
+
+# CTA 0 publishes a value through a flag in global memory; CTA 1 waits for it.
+FLAG = """
+    mov.u32 %r1, %ctaid.x;
+    setp.ne.u32 %p1, %r90, 0;
+    @%p1 bra DONE;
+    setp.ne.u32 %p2, %r1, 0;
+    @%p2 bra READER;
+    st.global.u32 [%rd90], 42;
+    st.release.gpu.global.u32 [%rd90+4], 1;
+    bra DONE;
+READER:
+    ld.acquire.gpu.global.u32 %r2, [%rd90+4];
+    setp.eq.u32 %p3, %r2, 0;
+    @%p3 bra READER;
+    ld.global.u32 %r3, [%rd90];
+    st.global.u32 [%rd90+8], %r3;
+DONE:
+"""
+
+
+def exchange(body: str, schedule: Schedule) -> None:
+    out = global_array(np.zeros(64, np.uint32))
+    Run(block=64, schedule=schedule)(body, out, shared=256)
+    np.testing.assert_array_equal(out, np.arange(64) ^ 32)
+
+
+def pipeline(body: str, schedule: Schedule) -> None:
+    data = global_array(np.arange(256, dtype=np.uint32))
+    out = global_array(np.zeros(256, np.uint32))
+    Run(block=64, schedule=schedule)(body, data, out, shared=2048)
+    np.testing.assert_array_equal(out, data)
+
+
+def store(body: str, schedule: Schedule) -> None:
+    out = global_array(np.zeros((2, 64), np.uint32))
+    Run(block=64, schedule=schedule)(body, out, shared=256)
+    np.testing.assert_array_equal(out, np.arange(64) + np.array([[0], [1000]]))
+
+
+def cluster(body: str, schedule: Schedule) -> None:
+    out = global_array(np.zeros((2, 32), np.uint32))
+    Run(grid=2, cluster=2, schedule=schedule)(body, out, shared=128)
+    np.testing.assert_array_equal(out, np.arange(32) + np.array([[100], [0]]))
+
+
+def flag(body: str, schedule: Schedule) -> None:
+    out = global_array(np.zeros(4, np.uint32))
+    Run(grid=2, schedule=schedule)(body, out)
+    assert out.tolist() == [42, 1, 42, 0]
+
+
+KERNELS = {
+    "exchange": (exchange, EXCHANGE),
+    "pipeline": (pipeline, PIPELINE),
+    "store": (store, STORE),
+    "cluster": (cluster, CLUSTER),
+    "flag": (flag, FLAG),
+}
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_right_kernels_run_in_every_schedule(name: str, schedule: Schedule) -> None:
+    check, body = KERNELS[name]
+    check(body, schedule)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An edit of a kernel and what must be reported."""
+
+    kernel: str
+    old: str
+    new: str
+    error: type[EmulatorError]
+    match: str
+    count: int = 1
+
+
+MISTAKES = {
+    "barrier left out": Mistake(
+        "exchange", "bar.sync 0;", "", UninitialisedRead, "shared memory.*nothing has written"
+    ),
+    "barrier after the read": Mistake(
+        "exchange",
+        "bar.sync 0;\n    xor.b32 %r4, %r1, 128;\n    add.u32 %r5, %r2, %r4;\n"
+        "    ld.shared.u32 %r6, [%r5];",
+        "xor.b32 %r4, %r1, 128;\n    add.u32 %r5, %r2, %r4;\n    ld.shared.u32 %r6, [%r3];\n"
+        "    st.shared.u32 [%r5], %r6;\n    bar.sync 0;",
+        DataRace,
+        "nothing orders the two",
+    ),
+    "barrier of fewer threads": Mistake(
+        "exchange", "bar.sync 0;", "bar.sync 0, 32;", UninitialisedRead, "nothing has written"
+    ),
+    "barrier of more threads": Mistake(
+        "exchange", "bar.sync 0;", "bar.sync 0, 96;", Deadlock, r"barrier 0 .*64 of 96 threads"
+    ),
+    "barrier of half a warp": Mistake(
+        "exchange", "bar.sync 0;", "bar.sync 0, 48;", BarrierMisuse, "multiple of 32"
+    ),
+    "barrier that does not exist": Mistake(
+        "exchange", "bar.sync 0;", "bar.sync 16;", BarrierMisuse, "0 to 15"
+    ),
+    "shared memory out of bounds": Mistake(
+        "exchange", "st.shared.u32 [%r3]", "st.shared.u32 [%r3+256]", OutOfBounds, "shared memory"
+    ),
+    "misaligned": Mistake(
+        "exchange", "st.shared.u32 [%r3]", "st.shared.u32 [%r3+2]", Misaligned, "multiple of 4"
+    ),
+    "full barrier not waited for": Mistake(
+        "pipeline", "@!%p4 bra FULL;", "", EmulatorError, "read of shared memory"
+    ),
+    "empty barrier not waited for": Mistake(
+        "pipeline",
+        "@!%p4 bra EMPTY;",
+        "",
+        EmulatorError,
+        "write of shared memory|more than expected",
+    ),
+    "expects too few bytes": Mistake(
+        "pipeline", "[%r3], 256;\n    cp", "[%r3], 128;\n    cp", Deadlock, "-128 bytes outstanding"
+    ),
+    "expects too many bytes": Mistake(
+        "pipeline", "[%r3], 256;\n    cp", "[%r3], 512;\n    cp", Deadlock, "256 bytes outstanding"
+    ),
+    "expects nothing": Mistake(
+        "pipeline",
+        "mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 256;",
+        "mbarrier.arrive.shared.b64 _, [%r3];",
+        EmulatorError,
+        "read of shared memory|write of shared memory",
+    ),
+    "consumer does not release": Mistake(
+        "pipeline", "mbarrier.arrive.shared.b64 _, [%r4];", "", Deadlock, "waits for the completion"
+    ),
+    "consumer releases before it reads": Mistake(
+        "pipeline",
+        "ld.shared.v2.u32 {%r12, %r13}, [%r11];\n    mbarrier.arrive.shared.b64 _, [%r4];",
+        "mbarrier.arrive.shared.b64 _, [%r4];\n    ld.shared.v2.u32 {%r12, %r13}, [%r11];",
+        DataRace,
+        "nothing orders the two",
+    ),
+    "release without order": Mistake(
+        "pipeline",
+        "mbarrier.arrive.shared.b64 _, [%r4];",
+        "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r4];",
+        DataRace,
+        "nothing orders the two",
+    ),
+    "wrong arrival count": Mistake(
+        "pipeline", "[%r4], 32;", "[%r4], 33;", Deadlock, "1 of 33 arrivals"
+    ),
+    "count too small": Mistake(
+        "pipeline", "[%r4], 32;", "[%r4], 31;", BarrierMisuse, "its count is too small"
+    ),
+    "wrong phase at the start": Mistake(
+        "pipeline", "xor.b32 %r8, %r6, 1;", "mov.b32 %r8, %r6;", Deadlock, "parity 0 of mbarrier"
+    ),
+    "mbarrier never initialised": Mistake(
+        "pipeline", "mbarrier.init.shared.b64 [%r3], 1;", "", BarrierMisuse, "no live mbarrier"
+    ),
+    "initialisation not ordered": Mistake(
+        "pipeline",
+        "READY:\n    bar.sync 0;",
+        "READY:",
+        BarrierMisuse,
+        "nothing orders that|no live",
+    ),
+    "initialisation not published": Mistake(
+        "pipeline",
+        "fence.mbarrier_init.release.cluster;",
+        "",
+        MissingProxyFence,
+        "fence.mbarrier_init or fence.proxy.async is missing",
+    ),
+    "mbarrier overwritten": Mistake(
+        "pipeline",
+        "mbarrier.arrive.shared.b64 _, [%r4];",
+        "st.shared.u32 [%r3], 0;\n    mbarrier.arrive.shared.b64 _, [%r4];",
+        BarrierMisuse,
+        "holds a live mbarrier",
+    ),
+    "copy size not a multiple of 16": Mistake(
+        "pipeline", "[%rd2], 256", "[%rd2], 250", EmulatorError, "multiples of 16"
+    ),
+    "copy out of bounds": Mistake(
+        "pipeline", "add.u64 %rd2, %rd2, 256;", "add.u64 %rd2, %rd2, 512;", OutOfBounds, "bulk copy"
+    ),
+    "no proxy fence before a store": Mistake(
+        "store",
+        "fence.proxy.async.shared::cta;",
+        "",
+        MissingProxyFence,
+        "fence.proxy.async between the two is missing",
+    ),
+    "no barrier before a store": Mistake(
+        "store",
+        "fence.proxy.async.shared::cta;\n    bar.sync 0;",
+        "fence.proxy.async.shared::cta;",
+        EmulatorError,
+        "read of shared memory",
+    ),
+    "store not waited for before its source is written": Mistake(
+        "store",
+        "cp.async.bulk.wait_group.read 0;",
+        "",
+        DataRace,
+        "write of shared memory.*after a bulk copy read",
+    ),
+    "store waited for with one group too many": Mistake(
+        "store",
+        "cp.async.bulk.wait_group.read 0;",
+        "cp.async.bulk.wait_group.read 1;",
+        DataRace,
+        "after a bulk copy read",
+    ),
+    "store never committed": Mistake(
+        "store", "cp.async.bulk.commit_group;", "", DataRace, "after a bulk copy read"
+    ),
+    "no cluster barrier before a peer is written": Mistake(
+        "cluster",
+        "barrier.cluster.arrive.aligned;\n    barrier.cluster.wait.aligned;\n    ld.shared",
+        "ld.shared",
+        UninitialisedRead,
+        "shared memory of CTA",
+    ),
+    "cluster barrier without a wait": Mistake(
+        "cluster",
+        "barrier.cluster.wait.aligned;\n    ld.shared",
+        "ld.shared",
+        UninitialisedRead,
+        "shared memory of CTA",
+    ),
+    "cluster barrier without order": Mistake(
+        "cluster",
+        "barrier.cluster.arrive.aligned;\n    barrier.cluster.wait.aligned;\n    ld.shared",
+        "barrier.cluster.arrive.relaxed.aligned;\n    barrier.cluster.wait.aligned;\n    ld.shared",
+        DataRace,
+        "nothing orders the two",
+    ),
+    "rank that does not exist": Mistake(
+        "cluster", "xor.b32 %r4, %r3, 1;", "add.u32 %r4, %r3, 1;", OutOfBounds, "CTA rank 2"
+    ),
+    "flag without release": Mistake(
+        "flag", "st.release.gpu", "st.relaxed.gpu", DataRace, "nothing orders the two"
+    ),
+    "flag without acquire": Mistake(
+        "flag", "ld.acquire.gpu", "ld.relaxed.gpu", DataRace, "nothing orders the two"
+    ),
+    "flag that is not strong": Mistake("flag", "st.release.gpu", "st", DataRace, "nothing orders"),
+}
+
+
+def test_exit_while_a_store_still_reads() -> None:
+    body = """
+        mov.u32 %r2, smem;
+        shl.b32 %r3, %r90, 2;
+        add.u32 %r3, %r3, %r2;
+        st.shared.u32 [%r3], %r90;
+        fence.proxy.async.shared::cta;
+        bar.sync 0;
+        elect.sync _|%p1, -1;
+        @!%p1 exit;
+        cp.async.bulk.global.shared::cta.bulk_group [%rd90], [%r2], 128;
+        cp.async.bulk.commit_group;
+    """
+    out = global_array(np.zeros(32, np.uint32))
+    with pytest.raises(BarrierMisuse, match=r"wait_group.read before the exit is missing"):
+        Run()(body, out, shared=128)
+    Run()(body + "cp.async.bulk.wait_group.read 0;", out, shared=128)
+    assert out.tolist() == list(range(32))
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_reported(name: str) -> None:
+    """In at least one schedule, and as what they are in every schedule that reports them."""
+    mistake = MISTAKES[name]
+    check, body = KERNELS[mistake.kernel]
+    assert body.count(mistake.old) == mistake.count
+    wrong = body.replace(mistake.old, mistake.new)
+    reports = []
+    for schedule in STANDARD:
+        try:
+            check(wrong, schedule)
+        except EmulatorError as error:
+            reports.append(error)
+        except AssertionError:
+            continue
+    assert reports, "no schedule reported it"
+    for report in reports:
+        assert report.where is not None or isinstance(report, Deadlock)
+    with pytest.raises(mistake.error, match=mistake.match):
+        raise reports[0]
