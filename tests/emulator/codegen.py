@@ -16,7 +16,7 @@ import numpy as np
 
 from tests.emulator.findings import EmulatorError, LaunchError, UnknownInstruction, Where
 from tests.emulator.memory.linear import LinearMemory
-from tests.emulator.ptx.flow import analyse
+from tests.emulator.ptx.flow import analyse, read, written
 from tests.emulator.ptx.lint import unwaited_loads
 from tests.emulator.ptx.syntax import (
     Address,
@@ -102,7 +102,8 @@ class Program:
         for instruction in self.kernel.body:
             if instruction.line >= line:
                 if instruction.source >= 0:
-                    source = self.kernel.sources[instruction.source]
+                    number, at = self.kernel.sources[instruction.source]
+                    source = f"{self.module.files.get(number, number)}:{at}"
                 break
         text = lines[line - 1] if 0 < line <= len(lines) else ""
         return Where(self.kernel.name, line, text, source, cta, warp)
@@ -346,9 +347,13 @@ class Emitter:
     def lanes(self, operand: Operand, kind: str) -> str:
         """:meth:`value`, always 32 lanes wide."""
         value = self.value(operand, kind)
-        if self.is_uniform(operand):
-            return f"np.full(32, {value}, {self.dtype(code_of(kind))})"
-        return value
+        return self.full(value, kind) if self.is_uniform(operand) else value
+
+    def full(self, value: str, kind: str) -> str:
+        """32 lanes of one unsigned scalar."""
+        if kind == "b128":
+            return f"full_b128({value})"
+        return f"np.full(32, {value}, {self.dtype(code_of(kind))})"
 
     def address_of(self, symbol: Symbol) -> str:
         """Expression of a variable's or parameter's address in its own state space."""
@@ -397,9 +402,8 @@ class Emitter:
             self.write(f"{form.name} = {expression}")
             return
         if uniform:
-            own = "pred" if form.bits == 1 else f"u{form.bits // 8 * 8}"
-            full = f"np.full(32, {expression}, {self.dtype(code_of(own))})"
-            expression, kind = full, own
+            own = {1: "pred", 128: "b128"}.get(form.bits, f"u{form.bits}")
+            expression, kind = self.full(expression, own), own
         code = code_of(kind)
         if code != form.code:
             if code[1:] == form.code[1:]:
@@ -437,11 +441,20 @@ class Emitter:
             if form is not None and not form.uniform:
                 zeros = self.constant(np.zeros(32, form.code), ("zeros", form.code))
                 setup.append(f"{form.name} = {zeros}")
+        for form in self._undefined():
+            poison = 0xBAD0BAD0BAD0BAD0BAD0BAD0BAD0BAD0 & (1 << form.bits) - 1
+            setup.append(f"{form.name} = {bool(poison) if form.bits == 1 else poison}")
         lines = head + ["    " + line for line in setup] + body_lines
         self.ptx_lines = [self.kernel.body[0].line if self.kernel.body else 0] * (
             1 + len(setup)
         ) + self.ptx_lines
         return "\n".join(lines) + "\n"
+
+    def _undefined(self) -> list[Storage]:
+        """Registers that no instruction writes: compilers name them for values nobody wants."""
+        defined = {name for i in self.kernel.body for name in written(i)}
+        used = {name for i in self.kernel.body for name in read(i)}
+        return [self.storage(n) for n in sorted(used - defined) if n in self.program.storage]
 
     def _body(self) -> list[str]:
         self._indent = 1

@@ -98,6 +98,22 @@ class MissingTensorFence(DataRace):
     needs."""
 
 
+class UnwaitedLoad(EmulatorError):
+    """A tcgen05.ld's value leaves the registers without tcgen05.wait::ld."""
+
+
+class ExitedPeer(EmulatorError):
+    """Shared memory of a CTA of the cluster is used after that CTA has exited."""
+
+
+class LaneReach(EmulatorError):
+    """A warp's tcgen05.ld or .st names lanes of another warp's quarter of tensor memory."""
+
+
+class UnfinishedStore(EmulatorError):
+    """A CTA exits while bulk stores may still read its shared memory."""
+
+
 class Deadlock(EmulatorError):
     """No warp can go on and nothing is in flight."""
 

@@ -69,6 +69,8 @@ def test_arithmetic(name: str, kind: str, count: int, plain: Callable[..., int])
         for lane in zip(*sources, strict=True)
     ]
     assert run(f"{name}.{kind}", *sources).tolist() == expected
+    lanes = [tuple(map(int, lane)) for lane in zip(*sources, strict=True)]
+    assert [run_scalar(f"{name}.{kind}", *lane) for lane in lanes] == expected
 
 
 @pytest.mark.parametrize("kind", ["u16", "s16", "u32", "s32"])
@@ -80,6 +82,8 @@ def test_wide_products(kind: str) -> None:
     assert run(f"mul.wide.{kind}", a, b).tolist() == [p % limit for p in products]
     sums = [(p + int(z)) % limit for p, z in zip(products, c, strict=True)]
     assert run(f"mad.wide.{kind}", a, b, c).tolist() == sums
+    lanes = list(zip(a.tolist(), b.tolist(), c.tolist(), strict=True))
+    assert [run_scalar(f"mad.wide.{kind}", *lane) for lane in lanes] == sums
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,8 @@ _PAIRS = [(kind, name) for kind in ("u16x2", "s16x2") for name in ("add", "min",
 @pytest.mark.parametrize(("kind", "name"), [*_PAIRS, ("s16x2", "min.relu"), ("s16x2", "max.relu")])
 def test_packed_pairs(kind: str, name: str) -> None:
     a, b = integers(32, 1), integers(32, 2)
-    plain = {"add": lambda x, y: x + y, "min": min, "max": max}[name[:3]]
+    plains: dict[str, Plain] = {"add": lambda x, y: x + y, "min": min, "max": max}
+    plain = plains[name[:3]]
 
     def half(x: int, y: int) -> int:
         value = plain(_number(x & 0xFFFF, kind[:3]), _number(y & 0xFFFF, kind[:3]))

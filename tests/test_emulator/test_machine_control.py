@@ -219,5 +219,12 @@ def test_out_of_bounds_names_the_nearest_allocation() -> None:
 
 
 def test_a_register_nothing_has_written() -> None:
+    body = """
+        mov.u32 %r2, %ctaid.x;
+        setp.eq.u32 %p1, %r2, 9;
+        @!%p1 bra SKIP;
+        mov.u32 %r1, 1;
+    SKIP:
+    """
     with pytest.raises(UninitialisedRead, match="register %r1 that nothing has written"):
-        run(STORE, global_array(np.zeros(32, np.uint32)))
+        run(body + STORE, global_array(np.zeros(32, np.uint32)))

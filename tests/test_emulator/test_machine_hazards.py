@@ -14,6 +14,7 @@ from tests.emulator.findings import (
     Misaligned,
     MissingProxyFence,
     OutOfBounds,
+    UnfinishedStore,
     UninitialisedRead,
 )
 from tests.test_emulator.assemble import Run, global_array
@@ -404,7 +405,7 @@ def test_exit_while_a_store_still_reads() -> None:
         cp.async.bulk.commit_group;
     """
     out = global_array(np.zeros(32, np.uint32))
-    with pytest.raises(BarrierMisuse, match=r"wait_group.read before the exit is missing"):
+    with pytest.raises(UnfinishedStore, match=r"wait_group.read before the exit is missing"):
         Run()(body, out, shared=128)
     Run()(body + "cp.async.bulk.wait_group.read 0;", out, shared=128)
     assert out.tolist() == list(range(32))

@@ -29,7 +29,7 @@ def known(memory: GlobalMemory, tensor: torch.Tensor) -> bool:
 
 def test_a_view_counts_with_its_whole_storage() -> None:
     base = torch.zeros(1000)
-    view = base[100:200]
+    view = torch.nn.Parameter(base[100:200])
     address, nbytes = base.data_ptr(), base.nbytes
     del base
     found = [r for r in live_storages() if r.address == address]

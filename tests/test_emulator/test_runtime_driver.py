@@ -16,6 +16,9 @@ from tests.emulator.runtime.attributes import UnmodelledCall, decode_launch_attr
 from tests.emulator.runtime.driver import Driver
 from tests.emulator.runtime.fatbin import with_ptx
 from tests.emulator.runtime.library import Library, build
+from tests.emulator.tma.element_type import ElementType
+from tests.emulator.tma.swizzle import Swizzle
+from tests.emulator.tma.tensor_map import TensorMap, decode
 from tests.test_emulator.test_runtime_fatbin import ELF
 
 PTX = """
@@ -25,6 +28,7 @@ PTX = """
 .visible .entry first(.param .u64 a, .param .align 64 .b8 b[128], .param .u32 c)
 {
   .shared .align 16 .b8 buffer[256];
+  .local .align 16 .b8 spilled[64];
   ret;
 }
 .visible .entry second()
@@ -156,9 +160,9 @@ def test_exceptions_stay_in_their_thread(host: Host) -> None:
     assert host.driver.pending is None
 
 
-def test_the_first_exception_is_the_one_that_counts(host: Host) -> None:
-    host.call("_cudaSetDevice", 7)
+def test_an_exception_that_nobody_took_does_not_hide_the_next(host: Host) -> None:
     host.call("_cudaMalloc")
+    host.call("_cudaSetDevice", 7)
     assert "device 7" in str(host.driver.take_pending())
 
 
@@ -259,29 +263,37 @@ def test_an_image_without_ptx_says_what_to_do(host: Host) -> None:
         host.load()
 
 
-def encode(host: Host, *, rank: int = 2, swizzle: int = 3, element_type: int = 6) -> bytes:
+def encode(host: Host, *, rank: int = 2, swizzle: int = 2, element_type: int = 6) -> bytes:
     result = ctypes.create_string_buffer(128)
     u64, u32 = ctypes.c_uint64, ctypes.c_uint32
-    pointers = [ctypes.c_void_p(0x10000), (u64 * 2)(64, 8), (u64 * 1)(128), (u32 * 2)(64, 8)]
+    pointers = [ctypes.c_void_p(0x10000), (u64 * 2)(64, 8), (u64 * 1)(144), (u32 * 2)(32, 4)]
     host.check(
         "_cuTensorMapEncodeTiled",
         result,
         element_type,
         rank,
         *pointers,
-        (u32 * 2)(1, 1),
+        (u32 * 2)(1, 2),
         0,
         swizzle,
         2,
-        0,
+        1,
     )
     return result.raw
 
 
 def test_tensor_maps_are_encoded(host: Host) -> None:
-    address, kind = struct.unpack_from("<QI", encode(host))
-    assert address == 0x10000
-    assert (kind >> 4 & 7, kind >> 7 & 15, kind >> 13 & 3) == (1, 6, 3)
+    assert decode(encode(host)) == TensorMap(
+        element_type=ElementType.F16,
+        address=0x10000,
+        dims=(64, 8),
+        strides=(144,),
+        box=(32, 4),
+        element_strides=(1, 2),
+        swizzle=Swizzle.B64,
+        l2_promotion=2,
+        nan_fill=True,
+    )
 
 
 def test_tensor_maps_that_the_driver_refuses(host: Host) -> None:
@@ -292,7 +304,7 @@ def test_tensor_maps_that_the_driver_refuses(host: Host) -> None:
     with pytest.raises(LaunchError, match="data type 40"):
         encode(host, element_type=40)
     with pytest.raises(IllegalInstruction, match="box"):
-        encode(host, swizzle=1)  # 128 bytes of a row do not fit a swizzle of 32
+        encode(host, swizzle=1)  # 64 bytes of a row do not fit a swizzle of 32
 
 
 def test_a_library_is_initialised_once(host: Host) -> None:

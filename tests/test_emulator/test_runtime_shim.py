@@ -99,18 +99,11 @@ def test_launches_reach_the_device_and_findings_come_back(tmp_path: Path) -> Non
         runtime.device = Failing()
         for call in (lambda: plain(pointer, 5, stream), lambda: ffi(address, 7, 0)):
             try:
-                with runtime.raising():
-                    call()
+                call()
             except DataRace as error:
                 assert error is RACE
             else:
                 raise AssertionError("nothing was raised")
-        try:
-            ffi(address, 7, 0)  # by itself, too
-        except DataRace as error:
-            assert error is RACE
-        else:
-            raise AssertionError("nothing was raised")
 
         runtime.device = device
         ffi(address, 7, 0)  # and nothing sticks

@@ -459,8 +459,20 @@ def test_column_mask_zeroes_and_shifts_b() -> None:
         position = column % 32 % 7
         if position < 3 if column < 32 else position >= 4:
             b[column] = 0
+    unshifted = replace(machine.mma, column_mask=None)
+    moved, plain = (footprint(mma).shared_reads[0] for mma in (machine.mma, unshifted))
+    np.testing.assert_array_equal(moved[:-3], plain[3:])
     got = machine.run().view(np.float32)
     np.testing.assert_allclose(got, machine.a @ b.T, rtol=1e-5, atol=1e-5)
+
+
+def test_either_cta_of_a_pair_uses_its_own_scales_of_b() -> None:
+    case = Case("mxf8f6f4", "e4m3", "e4m3", "f32", 256, 32, 2, accumulate=False)
+    plain, doubled = (Machine(case, 0) for _ in range(2))
+    doubled.tensor[1].view(np.uint8).reshape(128, 512, 4)[:, SFB_COLUMN, 0] += 1
+    expected = plain.run().view(np.float32)
+    expected[128:] *= 2
+    np.testing.assert_array_equal(doubled.run().view(np.float32), expected)
 
 
 def test_a_shift_moves_a_after_use() -> None:

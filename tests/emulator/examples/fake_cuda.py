@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from cuda.bindings import driver
+from cuda.bindings import driver  # type: ignore[import-untyped]
 from cuda.bindings import runtime as cudart
 
 from tests.emulator.runtime.shim import Runtime
@@ -31,14 +31,8 @@ class HardwareInfo:
         return 126 * 2**20
 
 
-def _run_once(
-    function: Callable[..., Any],
-    *args: object,
-    workspace_generator: Callable[[], Any] | None = None,
-    kernel_arguments: Any = None,
-    **kwargs: object,
-) -> float:
-    """``cutlass.testing.benchmark`` without the benchmark: there is no time to measure."""
+def _no_benchmark(*args: object, **kwargs: object) -> float:
+    """``cutlass.testing.benchmark``: there is no time to measure, so nothing runs."""
     return 1.0
 
 
@@ -66,6 +60,7 @@ def install(runtime: Runtime, sms: int) -> None:
         runtime: the installed one; its errors come out of CuTe's calls.
         sms: streaming multiprocessors that CuTe's ``HardwareInfo`` reports.
     """
+    import cutlass.cute.testing
     import cutlass.testing
     import cutlass.utils
     import cutlass.utils.hardware_info
@@ -80,7 +75,15 @@ def install(runtime: Runtime, sms: int) -> None:
         ctypes.memmove(int(target), int(source), nbytes)
         return (done,)
 
-    for name, value in {
+    def memset(address: Any, value: int, nbytes: int, *rest: object) -> tuple[Any]:
+        ctypes.memset(int(address), value, nbytes)
+        return (ok,)
+
+    def free(address: Any) -> tuple[Any]:
+        heap.free(address)
+        return (ok,)
+
+    of_driver: dict[str, Any] = {
         "cuInit": lambda *a: (done,),
         "cuDeviceGetCount": lambda *a: (done, 1),
         "cuDeviceGet": lambda *a: (done, 0),
@@ -93,18 +96,8 @@ def install(runtime: Runtime, sms: int) -> None:
         "cuMemcpyDtoDAsync": copy,
         "cuMemcpyDtoHAsync": copy,
         "cuMemcpyHtoDAsync": copy,
-    }.items():
-        setattr(driver, name, value)
-
-    def memset(address: Any, value: int, nbytes: int, *rest: object) -> tuple[Any]:
-        ctypes.memset(int(address), value, nbytes)
-        return (ok,)
-
-    def free(address: Any) -> tuple[Any]:
-        heap.free(address)
-        return (ok,)
-
-    for name, value in {
+    }
+    of_runtime: dict[str, Any] = {
         "cudaGetDeviceCount": lambda *a: (ok, 1),
         "cudaGetDevice": lambda *a: (ok, 0),
         "cudaSetDevice": lambda *a: (ok,),
@@ -115,14 +108,17 @@ def install(runtime: Runtime, sms: int) -> None:
         "cudaMalloc": lambda nbytes: (ok, heap.allocate(nbytes)),
         "cudaFree": free,
         "cudaMemset": memset,
-    }.items():
-        setattr(cudart, name, value)
+    }
+    for bindings, functions in ((driver, of_driver), (cudart, of_runtime)):
+        for name, function in functions.items():
+            setattr(bindings, name, function)
 
     HardwareInfo.sms = sms
     cutlass.utils.HardwareInfo = HardwareInfo
     cutlass.utils.hardware_info.HardwareInfo = HardwareInfo
-    cutlass.testing.benchmark = _run_once
-    cutlass.testing.get_workspace_count = lambda *a, **k: 1
+    for module in (cutlass.testing, cutlass.cute.testing):
+        module.benchmark = _no_benchmark
+        module.get_workspace_count = lambda *a, **k: 1
     CudaDialectJitCompiledFunction.num_devices = 1
     for executor in (JitExecutor, JitCompiledFunction):
         executor.run_compiled_program = _raising(runtime, executor.run_compiled_program)

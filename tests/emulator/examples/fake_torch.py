@@ -149,16 +149,23 @@ def install(sms: int) -> None:
         "manual_seed": lambda *a: None,
         "manual_seed_all": lambda *a: None,
     }
-    for name, value in values.items():
-        setattr(torch.cuda, name, value)
-    torch.Tensor.cuda = _copy  # type: ignore[assignment, method-assign]
-    torch.Tensor.cpu = _copy  # type: ignore[assignment, method-assign]
-    torch.Tensor.is_cuda = True  # type: ignore[assignment]
-    torch.Tensor.__dlpack__ = _on_cuda(torch.Tensor.__dlpack__)  # type: ignore[method-assign, assignment]
-    torch.Tensor.__dlpack_device__ = lambda self: (_CUDA, 0)  # type: ignore[method-assign, assignment, return-value]
+    tensor: dict[str, Any] = {
+        "cuda": _copy,
+        "cpu": _copy,
+        "is_cuda": True,
+        "__dlpack__": _on_cuda(torch.Tensor.__dlpack__),
+        "__dlpack_device__": lambda self: (_CUDA, 0),
+    }
+    dlpack = torch.utils.dlpack
+    for owner, patches in (
+        (torch.cuda, values),
+        (torch.Tensor, tensor),
+        (dlpack, {"to_dlpack": _on_cuda(vars(dlpack)["to_dlpack"])}),
+        (torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}),
+        (torch, {"_scaled_mm": block_scaled_mm}),
+    ):
+        for name, value in patches.items():
+            setattr(owner, name, value)
     # TVM FFI prefers this C table to DLPack in Python.
     del torch.Tensor.__dlpack_c_exchange_api__
-    torch.utils.dlpack.to_dlpack = _on_cuda(torch.utils.dlpack.to_dlpack)
-    torch._C._cuda_getCurrentRawStream = lambda device: 0
-    torch._scaled_mm = block_scaled_mm
     CudaIsCpu().__enter__()

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +27,7 @@ class Outcome:
     schedule: str
     result: str
     seconds: float
+    findings: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -83,11 +84,11 @@ def _row(case: Case, outcomes: list[Outcome]) -> str:
     else:
         result = "; ".join(f"{o.schedule}: {o.result}" for o in outcomes if o.result != "pass")
     seconds = "/".join(f"{o.seconds:.1f}" for o in outcomes)
+    found = ", ".join(sorted({name for o in outcomes for name in o.findings})) or "none"
     arguments = case.arguments.replace("|", "\\|")
     names = f"{len(passed)}/{len(outcomes)}"
-    return (
-        f"| {case.name} | `{arguments}` | {names} | {result.replace('|', ' ')[:300]} | {seconds} |"
-    )
+    shown = result.replace("|", " ")[:300]
+    return f"| {case.name} | `{arguments}` | {names} | {shown} | {found} | {seconds} |"
 
 
 def main(
@@ -103,8 +104,8 @@ def main(
     """Prints a Markdown table with one row per example."""
     for folder in filter(None, (Path(record) if record else None, log)):
         folder.mkdir(parents=True, exist_ok=True)
-    print("| example | arguments | schedules passed | result | seconds |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| example | arguments | schedules passed | result | findings | seconds |")
+    print("| --- | --- | --- | --- | --- | --- |")
     with _aligned() as preload:
         for case in CASES:
             if only in case.name:

@@ -1,103 +1,55 @@
 """atom and red: what they compute, and the instructions."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.emulator.findings import UnknownInstruction
+from tests.emulator.instructions import remote
 from tests.emulator.instructions.load_store import (
     ITEMS,
     ORDERS,
     SCOPES,
     SPACES,
     VECTORS,
-    address_in,
     memory_at,
-    misaligned,
     observe,
     publish,
 )
 from tests.emulator.instructions.registry import family, runtime
-from tests.emulator.isa.lanewise import lookup
-from tests.emulator.isa.semantics import compiled
 from tests.emulator.ptx.syntax import TYPE_BITS, Instruction, Sink, Vector
+from tests.emulator.tma.reduction import ACCEPTED, combine
 
 if TYPE_CHECKING:
     from tests.emulator.codegen import Emitter
     from tests.emulator.machine.warp import Warp
 
-Items = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 Lanes = npt.NDArray[Any]
 
-
-def _integers(kind: str, items: Items) -> Items:
-    return items.view(f"{'i' if kind[0] == 's' else 'u'}{items.dtype.itemsize}")
-
-
-def _lanewise(opcode: str, old: Items, value: Items) -> Items:
-    semantics = lookup(opcode)
-    if semantics is None:
-        raise UnknownInstruction(f"atomic {opcode}")
-    function = semantics.vector
-    if isinstance(function, str):
-        function = compiled(function, 2)
-    result: Items = function(old, value)
-    return result
+_SWAPS = ("exch", "cas")
+_SWAPPED = frozenset({"b16", "b32", "b64", "b128"})  # of exch and cas (PTX ISA, atom)
 
 
-def _add(kind: str, old: Items, value: Items) -> Items:
-    if kind in ("f32", "f64"):
-        code = "f4" if kind == "f32" else "f8"
-        return old.view(code) + value.view(code)
-    if kind in ("f16", "f16x2"):
-        return old.view("f2") + value.view("f2")
-    if kind in ("bf16", "bf16x2"):
-        return _lanewise(f"add.rn.{kind}", old, value)
-    return _integers(kind, old) + _integers(kind, value)
-
-
-def _extreme(name: str) -> Callable[[str, Items, Items], Items]:
-    def run(kind: str, old: Items, value: Items) -> Items:
-        if kind[0] in "us":
-            pick = np.minimum if name == "min" else np.maximum
-            return pick(_integers(kind, old), _integers(kind, value))
-        if kind in ("f16", "f16x2"):
-            choose = np.fmin if name == "min" else np.fmax
-            return choose(old.view("f2"), value.view("f2"))
-        return _lanewise(f"{name}.{kind}", old, value)
-
-    return run
-
-
-def _increment(kind: str, old: Items, limit: Items) -> Items:
-    return np.where(old >= limit, np.zeros_like(old), old + old.dtype.type(1))
-
-
-def _decrement(kind: str, old: Items, limit: Items) -> Items:
-    wraps = (old == 0) | (old > limit)
-    return np.where(wraps, limit, old - old.dtype.type(1))
-
-
-OPERATIONS: dict[str, Callable[..., Items]] = {
-    "add": _add,
-    "min": _extreme("min"),
-    "max": _extreme("max"),
-    "inc": _increment,
-    "dec": _decrement,
-    "and": lambda kind, old, value: old & value,
-    "or": lambda kind, old, value: old | value,
-    "xor": lambda kind, old, value: old ^ value,
-    "exch": lambda kind, old, value: value,
-    "cas": lambda kind, old, compare, value: np.where(old == compare, value, old),
-}
+def _result(operation: str, kind: str, old: Bytes, operands: list[Bytes], flush: bool) -> Bytes:
+    """What an atomic leaves: one row of bytes for each lane, as in ``old``."""
+    if operation == "exch":
+        return operands[0]
+    if operation == "cas":
+        same = (old == operands[0]).all(-1, keepdims=True)
+        return np.where(same, operands[1], old)
+    plain = kind.removesuffix("x2")
+    found = combine(
+        operation, plain, old.reshape(-1), operands[0].reshape(-1), flush and plain == "f32"
+    )
+    return found.reshape(old.shape)
 
 
 @family("atom", "red")
 def write_atomic(e: "Emitter", i: Instruction) -> None:
     if i.has("async"):
-        raise e.unknown(i)
+        remote.reduce(e, i)
+        return
     parts = [p for p in i.parts[1:] if p not in ("noftz",)]
     space, order, count = "generic", "relaxed", 1
     operation = ""
@@ -111,7 +63,7 @@ def write_atomic(e: "Emitter", i: Instruction) -> None:
             continue
         elif part in VECTORS:
             count = VECTORS[part]
-        elif part in OPERATIONS and not operation:
+        elif part in (*_SWAPS, *ACCEPTED) and not operation:
             operation = part
         else:
             raise e.unknown(i, f"modifier .{part}")
@@ -122,11 +74,11 @@ def write_atomic(e: "Emitter", i: Instruction) -> None:
     if e.is_uniform(operands[0]):
         address = f"np.full(32, {address}, np.uint64)"
     groups = [list(o.items) if isinstance(o, Vector) else [o] for o in operands[1:]]
-    bits = TYPE_BITS[kind]
-    if bits == 128:
-        raise e.unknown(i, "128-bit atomics")
+    if kind.removesuffix("x2") not in ACCEPTED.get(operation, _SWAPPED):
+        raise e.unknown(i, f"{operation or 'no operation'} of .{kind}")
+    own = "b128" if kind == "b128" else f"u{TYPE_BITS[kind]}"
     arguments = ", ".join(
-        "(" + "".join(f"{e.lanes(item, f'u{bits}')}, " for item in group) + ")" for group in groups
+        "(" + "".join(f"{e.lanes(item, own)}, " for item in group) + ")" for group in groups
     )
     e.write("yield")
     call = (
@@ -142,7 +94,7 @@ def write_atomic(e: "Emitter", i: Instruction) -> None:
     e.write(f"{', '.join(names)}{',' if count == 1 else ''} = {call}")
     for item, name in zip(targets, names, strict=True):
         if not isinstance(item, Sink):
-            e.assign(item, name, f"u{bits}")
+            e.assign(item, name, own)
 
 
 @runtime
@@ -157,26 +109,45 @@ def atomic(
     line: int,
     order: str,
 ) -> list[Lanes]:
-    """Lane after lane; returns the old values."""
-    width = TYPE_BITS[kind] // 8
-    count = len(values[0])
-    old = [np.zeros(32, ITEMS[width]) for _ in range(count)]
+    """Lane after lane, or all at once where they do not meet; returns the old values."""
+    width, count = TYPE_BITS[kind] // 8, len(values[0])
+    nbytes = width * count
     access = w.access(line, "atomic", strong=True)
-    run = OPERATIONS[operation]
-    for lane in w.active(mask):
-        address = int(addresses[lane])
-        memory = memory_at(w, space, address, "atomic")
-        address = address_in(memory, address)
-        if address % (width * count):
-            misaligned(memory, address, width * count)
-        observe(w, address, order in ("acquire", "acq_rel", "sc"))
-        for n in range(count):
-            place = address + n * width
-            before = memory.read(place, width, access).copy()
-            after = run(kind, before.view(ITEMS[width]), *(v[n][lane : lane + 1] for v in values))
-            memory.write(place, after.view(np.uint8), access)
-            old[n][lane] = before.view(ITEMS[width])[0]
-        publish(w, address, order in ("release", "acq_rel", "sc"))
-        w.launch.counters.nbytes[f"{memory.kind} atomic"] += width * count
-        w.note("atomic", line, amount=width * count, detail=(memory.kind, 1, 1))
-    return old
+    operands = [np.stack(group, 1).view(np.uint8).reshape(32, nbytes) for group in values]
+    old = np.zeros((32, nbytes), np.uint8)
+    for lanes in _batches(w, space, addresses, mask):
+        places = addresses[lanes].astype(np.uint64)
+        memory = memory_at(w, space, int(places[0]), "atomic")
+        if memory.base < 1 << 32:
+            places &= np.uint64(0xFFFFFFFF)
+        for address in places.tolist():
+            observe(w, address, order in ("acquire", "acq_rel", "sc"))
+        before = memory.read_lanes(places, nbytes, access).view(np.uint8).reshape(-1, nbytes)
+        # Additions of f32 flush in global memory alone (PTX ISA, atom).
+        after = _result(
+            operation, kind, before, [rows[lanes] for rows in operands], memory.kind == "global"
+        )
+        items = np.ascontiguousarray(after).view(ITEMS[nbytes])[:, 0]
+        memory.write_lanes(places, nbytes, items, access)
+        old[lanes] = before
+        for address in places.tolist():
+            publish(w, address, order in ("release", "acq_rel", "sc"))
+        amount = nbytes * len(lanes)
+        w.launch.counters.nbytes[f"{memory.kind} atomic"] += amount
+        w.note("atomic", line, amount=amount, detail=(memory.kind, len(lanes), len(lanes)))
+    return list(np.ascontiguousarray(old.view(ITEMS[width]).T))
+
+
+def _batches(
+    w: "Warp", space: str, addresses: Lanes, mask: Lanes | None
+) -> list[npt.NDArray[np.intp]]:
+    """Lanes that go together: all of them if each has its own place in one memory."""
+    lanes = np.flatnonzero(w.live if mask is None else mask)
+    places = addresses[lanes].astype(np.uint64)
+    memory = memory_at(w, space, int(places[0]), "atomic")
+    if memory.base < 1 << 32:
+        places &= np.uint64(0xFFFFFFFF)
+    inside = places - np.uint64(memory.base) < np.uint64(memory.nbytes)
+    if inside.all() and len(set(places.tolist())) == lanes.size:
+        return [lanes]
+    return list(lanes[:, None])

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.emulator.findings import IllegalInstruction, OutOfBounds
-from tests.emulator.instructions.load_store import memory_at
+from tests.emulator.instructions.load_store import memory_at, misaligned
 from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.memory.clocks import Origin, Snapshot
+from tests.emulator.memory.linear import LinearMemory
 from tests.emulator.memory.shadow import Access
 from tests.emulator.ptx.syntax import Address, Immediate, Instruction, Operand
 from tests.emulator.sync.mbarrier import MBarrier
@@ -23,7 +24,6 @@ from tests.emulator.tma.tile import Direction, Tile, locate, locate_rows
 
 if TYPE_CHECKING:
     from tests.emulator.codegen import Emitter
-    from tests.emulator.machine.bulk_groups import BulkGroups
     from tests.emulator.machine.cta import Cta
     from tests.emulator.machine.warp import Mask, Warp
 
@@ -37,10 +37,10 @@ def write(e: "Emitter", i: Instruction) -> None:
     """Writes any cp.*bulk* instruction."""
     parts = i.parts
     if "commit_group" in parts:
-        e.write("w.bulk_groups.commit()")
+        e.write(f"w.bulk_groups.commit(w.mask_bits({e.mask}))")
     elif "wait_group" in parts:
         allowed = e.value(i.operands[0], "u32")
-        e.write(f"yield from wait_bulk(w, {allowed}, {parts[-1] == 'read'}, {i.line})")
+        e.write(f"yield from wait_bulk(w, {allowed}, {parts[-1] == 'read'}, {e.mask}, {i.line})")
     elif "tensor" in parts:
         _tensor(e, i)
         e.write("if w.jitter: yield")
@@ -299,7 +299,7 @@ def tensor_store(
     line: int,
 ) -> None:
     groups = w.bulk_groups
-    for lane in w.active(mask):
+    for lane in _distinct(w, mask, operation, tensor, source, *coordinates):
         tensor_map = _tensor_map(w, pick(tensor, lane))
         way = Direction.REDUCE if operation else Direction.STORE
         tile = _locate(tensor_map, coordinates, lane, rows, way)
@@ -307,7 +307,7 @@ def tensor_store(
         placed = place(tensor_map, tile.box, shared & 0xFFFFFF)
         cta = w.cta.cluster.cta_at(shared)
         before = w.actor.snapshot()
-        clock = groups.issued(line)
+        clock = groups.issued(line, 1 << lane)
         w.note("store", line, ("group", groups.reads, clock), tile.box.transaction_bytes)
 
         def run(
@@ -330,28 +330,26 @@ def tensor_store(
                 tile.write(data, fetch)
             w.launch.counters.nbytes["copy shared to global"] += tile.box.transaction_bytes
 
-        _queue(w, groups, clock, run, line)
+        groups.queue_work(clock, run, line)
 
 
-def _queue(w: "Warp", groups: "BulkGroups", clock: int, run: Callable[[], None], line: int) -> None:
-    groups.pending.append(clock)
-
-    def counted() -> None:
-        groups.pending.popleft()
-        run()
-
-    w.issue("copies", groups.queue, counted, line)
+def _distinct(w: "Warp", mask: "Mask", operation: str, *operands: Any) -> list[int]:
+    """Lanes that issue: one of those that store the same bytes to the same place."""
+    lanes = w.active(mask)
+    if operation or len(lanes) == 1:
+        return lanes
+    return list({tuple(pick(o, lane) for o in operands): lane for lane in lanes}.values())
 
 
 @runtime
-def wait_bulk(w: "Warp", allowed: Any, reads_only: bool, line: int) -> Generator[None, None, None]:
+def wait_bulk(
+    w: "Warp", allowed: Any, reads_only: bool, mask: "Mask", line: int
+) -> Generator[None, None, None]:
     groups = w.bulk_groups
-    until = groups.open - 1 - pick(allowed, 0)
+    until = groups.until(pick(allowed, 0), w.mask_bits(mask))
     what = "reads" if reads_only else "writes"
     w.note("wait_group", line, ("group", groups.reads), until, what)
-    while groups.pending and groups.pending[0] <= until:
-        w.cta.cluster.units.step_queue(groups.queue)
-    groups.waited(pick(allowed, 0), reads_only)
+    groups.wait(until, reads_only)
     if w.jitter:
         yield
 
@@ -372,6 +370,8 @@ def bulk_prefetch(w: "Warp", source: Any, size: Any, mask: "Mask") -> None:
     for lane in w.active(mask):
         address, nbytes = pick(source, lane), pick(size, lane)
         bulk_rules.check_copy(nbytes, address)
+        if not nbytes:
+            continue
         w.gpu.memory.at(address, "bulk prefetch").bytes_at(address, nbytes, "read")
         w.launch.counters.nbytes["prefetch to L2"] += nbytes
 
@@ -397,6 +397,8 @@ def bulk_load(
         nbytes, origin = pick(size, lane), pick(source, lane)
         shared = pick(target, lane) & 0xFFFFFFFF
         bulk_rules.check_copy(nbytes, shared, origin)
+        if not nbytes:
+            continue  # moves and completes nothing (seen on an H200)
         signal = pick(barrier, lane) & 0xFFFFFFFF
         copies = _destinations(w, shared, signal, ranks, 1, lane)
         before = w.actor.snapshot()
@@ -448,14 +450,16 @@ def bulk_store(
     if operation:
         bulk_rules.check_reduction(operation, kind, "global", noftz)
     groups = w.bulk_groups
-    for lane in w.active(mask):
+    for lane in _distinct(w, mask, operation, target, source, size):
         nbytes, address = pick(size, lane), pick(target, lane)
         shared = pick(source, lane) & 0xFFFFFFFF
         bulk_rules.check_copy(nbytes, shared, address)
+        if not nbytes:
+            continue
         cta = w.cta.cluster.cta_at(shared)
         memory = w.gpu.memory.at(address, "bulk copy")
         before = w.actor.snapshot()
-        clock = groups.issued(line)
+        clock = groups.issued(line, 1 << lane)
         w.note("store", line, ("group", groups.reads, clock), nbytes)
 
         def run(
@@ -474,13 +478,13 @@ def bulk_store(
             )
             window = memory.write_window(address, nbytes, access)
             if operation:
-                flush = bulk_rules.flushes(operation, kind)
-                window[...] = combine(operation, kind, window.copy(), data.copy(), flush)
+                # Subnormals stay, unlike in red.global.add.f32 (seen on an H200).
+                window[...] = combine(operation, kind, window.copy(), data.copy())
             else:
                 window[...] = data
             w.launch.counters.nbytes["copy shared to global"] += nbytes
 
-        _queue(w, groups, clock, run, line)
+        groups.queue_work(clock, run, line)
 
 
 @family("tensormap")
@@ -526,9 +530,20 @@ def replace_in_map(
         memory = memory_at(w, space, place, "tensormap.replace")
         if memory.base < 1 << 32:
             place &= 0xFFFFFFFF
-        raw = memory.read(place, 128, w.access(line, "read")).tobytes()
-        changed = replace_field(raw, field, pick(value, lane), ordinal)
-        memory.write(place, np.frombuffer(changed, np.uint8), w.access(line, "write"))
+        if place % 128:
+            misaligned(memory, place, 128)
+        raw = _map_bytes(w, memory, place, line).tobytes()
+        changed = np.frombuffer(replace_field(raw, field, pick(value, lane), ordinal), np.uint8)
+        memory.write(place, changed[:_MAP_BYTES], w.access(line, "write"))
+
+
+# What a tensor map says lies in its first half; the rest is padding that kernels do not fill in.
+_MAP_BYTES = 64
+
+
+def _map_bytes(w: "Warp", memory: LinearMemory, address: int, line: int) -> Bytes:
+    memory.read(address, _MAP_BYTES, w.access(line, "read"))
+    return memory.bytes_at(address, 128, "read")
 
 
 @runtime
@@ -538,6 +553,6 @@ def copy_tensor_map(w: "Warp", target: Any, source: Any, mask: "Mask", line: int
     lane = w.active(mask)[0]
     place, origin = pick(target, lane), pick(source, lane)
     memory = memory_at(w, "shared", origin, "tensor map read")
-    raw = memory.read(origin & 0xFFFFFFFF, 128, w.access(line, "read")).copy()
+    raw = _map_bytes(w, memory, origin & 0xFFFFFFFF, line).copy()
     w.gpu.memory.at(place, "tensor map write").write(place, raw, w.access(line, "write"))
     w.actor.fence_thread()

@@ -10,7 +10,7 @@ from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.memory.clocks import Origin
 from tests.emulator.memory.shadow import Access
-from tests.emulator.ptx.syntax import Immediate, Instruction
+from tests.emulator.ptx.syntax import Immediate, Instruction, Not, Operand, Register
 
 if TYPE_CHECKING:
     from tests.emulator.codegen import Emitter
@@ -27,12 +27,12 @@ def copy(e: "Emitter", i: Instruction) -> None:
     elif parts[1] != "async":
         raise e.unknown(i)
     elif parts[2] == "commit_group":
-        e.write("w.copy_groups.commit()")
+        e.write(f"w.copy_groups.commit(w.mask_bits({e.mask}))")
     elif parts[2] == "wait_group":
-        e.write(f"yield from wait_copies(w, {e.value(i.operands[0], 'u32')})")
+        e.write(f"yield from wait_copies(w, {e.value(i.operands[0], 'u32')}, {e.mask})")
     elif parts[2] == "wait_all":
-        e.write("w.copy_groups.commit()")
-        e.write("yield from wait_copies(w, 0)")
+        e.write(f"w.copy_groups.commit(w.mask_bits({e.mask}))")
+        e.write(f"yield from wait_copies(w, 0, {e.mask})")
     elif parts[2] == "mbarrier":
         e.write(
             f"copies_arrive(w, {e.address(i.operands[0])}, {'noinc' in parts}, {e.mask}, {i.line})"
@@ -44,16 +44,28 @@ def copy(e: "Emitter", i: Instruction) -> None:
 
 
 def _issue(e: "Emitter", i: Instruction) -> None:
+    for part in i.parts[3:]:
+        if part.split("::")[0] not in ("shared", "global", "L2"):
+            raise e.unknown(i, f"modifier .{part}")
     target, source, size, *rest = i.operands
     if not isinstance(size, Immediate):
         raise e.unknown(i, "copy size that is not a literal")
-    source_size = "None"
-    if (rest and "cache_hint" not in " ".join(i.parts)) or len(rest) == 2:
-        source_size = e.value(rest[0], "u32")
+    source_size, ignored = "None", "False"
+    if len(rest) > i.has("L2::cache_hint"):
+        if _is_predicate(e, rest[0]):
+            ignored = e.value(rest[0], "pred")
+        else:
+            source_size = e.value(rest[0], "u32")
     e.write(
         f"copy_async(w, {e.address(target)}, {e.address(source)}, {size.value}, {source_size}, "
-        f"{i.parts[2]!r}, {e.mask}, {i.line})"
+        f"{ignored}, {i.parts[2]!r}, {e.mask}, {i.line})"
     )
+
+
+def _is_predicate(e: "Emitter", operand: Operand) -> bool:
+    if isinstance(operand, Not):
+        return True
+    return isinstance(operand, Register) and e.storage(operand.name).bits == 1
 
 
 @runtime
@@ -63,15 +75,17 @@ def copy_async(
     source: Any,
     size: int,
     source_size: Any,
+    ignored: Any,
     cache: str,
     mask: "Mask",
     line: int,
 ) -> None:
+    """Each lane's ``size`` bytes: those beyond ``source_size`` are zero, all where ``ignored``."""
     allowed = (16,) if cache == "cg" else (4, 8, 16)
     if size not in allowed:
         raise IllegalInstruction(f"cp.async.{cache} of {size} bytes: must be one of {allowed}")
     groups = w.copy_groups
-    clock = groups.issued(line)
+    clock = groups.issued(line, w.mask_bits(mask))
     before = w.actor.clocks.copy()
     work = []
     for lane in w.active(mask):
@@ -79,7 +93,13 @@ def copy_async(
         for address in (place, origin):
             if address % size:
                 raise Misaligned(f"cp.async address {address:#x} is not a multiple of {size}")
-        wanted = size if source_size is None else min(pick(source_size, lane), size)
+        wanted = size if source_size is None else pick(source_size, lane)
+        if wanted > size:
+            raise IllegalInstruction(
+                f"cp.async of {size} bytes with src-size {wanted}: must be at most {size}"
+            )
+        if pick(ignored, lane):
+            wanted = 0
         work.append((place & 0xFFFFFFFF, origin, wanted))
 
     def run() -> None:
@@ -95,25 +115,24 @@ def copy_async(
             w.cta.shared.write(place, data, access)
         w.launch.counters.nbytes["cp.async"] += size * len(work)
 
-    w.issue("copies", groups.queue, run, line)
+    groups.queue_work(clock, run, line)
 
 
 @runtime
-def wait_copies(w: "Warp", allowed: int) -> Generator[None, None, None]:
-    w.cta.cluster.units.flush(w.copy_groups.queue)
-    w.copy_groups.waited(allowed, reads_only=False)
+def wait_copies(w: "Warp", allowed: int, mask: "Mask") -> Generator[None, None, None]:
+    groups = w.copy_groups
+    # cp.async is in the generic proxy (PTX ISA, cp.async).
+    groups.wait(groups.until(allowed, w.mask_bits(mask)), reads_only=False, proxy=False)
     if w.jitter:
         yield
-    return
-    yield
 
 
 @runtime
 def copies_arrive(w: "Warp", address: Any, noinc: bool, mask: "Mask", line: int) -> None:
     """cp.async.mbarrier.arrive: an arrival once all earlier cp.async of the lane are done."""
     groups = w.copy_groups
-    clock = groups.open
-    groups.commit()
+    handed = w.actor.release()
+    clock = handed.generic[groups.writes] = groups.mark()
     for lane in w.active(mask):
         cta, barrier = barrier_at(w, pick(address, lane))
         check_visible(w, barrier, cta, False)
@@ -121,9 +140,6 @@ def copies_arrive(w: "Warp", address: Any, noinc: bool, mask: "Mask", line: int)
             barrier.pending += 1
 
         def run(barrier: Any = barrier) -> None:
-            handed = w.actor.clocks.copy()
-            handed.generic[groups.writes] = clock
-            handed.proxy[groups.writes] = clock
             barrier.arrive(handed)
 
-        w.issue("copies", groups.queue, run, line)
+        groups.queue_work(clock, run, line)

@@ -19,7 +19,12 @@ from tests.emulator.ptx.syntax import (
     Vector,
 )
 from tests.emulator.storage import code_of
-from tests.emulator.windows import SHARED_WINDOW
+from tests.emulator.windows import (
+    LOCAL_WINDOW,
+    PARAMETER_WINDOW,
+    SHARED_WINDOW,
+    WINDOW_SHIFT,
+)
 
 if TYPE_CHECKING:
     from tests.emulator.codegen import Emitter
@@ -38,6 +43,11 @@ def scalar_f8(bits: int) -> np.floating:
 @runtime
 def scalar_f2(bits: int) -> np.floating:
     return np.uint16(bits).view(np.float16)
+
+
+@runtime
+def full_b128(value: int) -> np.ndarray:
+    return np.frombuffer(value.to_bytes(16, "little"), "V16").repeat(32)
 
 
 def _call(e: "Emitter", semantics: Lanewise, opcode: str, arguments: list[str]) -> str:
@@ -250,13 +260,14 @@ def _unpack(e: "Emitter", kind: str, target: Vector, source: Operand) -> None:
         return
     name = e.temporary()
     present = e.value(source, "b128" if kind == "b128" else f"u{TYPE_BITS[kind]}")
+    # Rows of a copy: what follows needs its lanes side by side.
     e.write(
-        f"{name} = np.ascontiguousarray({present}).view({e.dtype(f'u{bits // 8}')})"
-        f".reshape(32, {len(items)})"
+        f"{name} = np.ascontiguousarray(np.ascontiguousarray({present})"
+        f".view({e.dtype(f'u{bits // 8}')}).reshape(32, {len(items)}).T)"
     )
     for n, item in enumerate(items):
         if not isinstance(item, Sink):
-            e.assign(item, f"{name}[:, {n}]", f"u{bits}")
+            e.assign(item, f"{name}[{n}]", f"u{bits}")
 
 
 @family("cvta")
@@ -287,13 +298,19 @@ def convert_address(e: "Emitter", i: Instruction) -> None:
 @family("isspacep")
 def is_in_space(e: "Emitter", i: Instruction) -> None:
     target, source = i.operands
-    space = i.parts[1].split("::")[0]
-    tops = {"shared": 6, "param": 7, "local": 5}
+    space = i.parts[1]
+    windows = {
+        "shared::cluster": SHARED_WINDOW,
+        "param": PARAMETER_WINDOW,
+        "local": LOCAL_WINDOW,
+        "global": 0,
+    }
     value = e.value(source, "u64")
-    if space in tops:
-        text = f"({value} >> 60) == {tops[space]}"
-    elif space == "global":
-        text = f"({value} >> 60) == 0"
+    if space in ("shared", "shared::cta"):
+        # The window of this CTA alone: the rank is above bit 24.
+        text = f"({value} >> 24) == {SHARED_WINDOW >> 24} + w.cta.rank"
+    elif space in windows:
+        text = f"({value} >> {WINDOW_SHIFT}) == {windows[space] >> WINDOW_SHIFT}"
     else:
         raise e.unknown(i)
     e.assign(target, text, "pred", uniform=e.is_uniform(source))

@@ -141,9 +141,12 @@ def _load_parameter(e: "Emitter", form: _Form, targets: list[Operand], address: 
 
 @family("st")
 def store(e: "Emitter", i: Instruction) -> None:
+    if i.has("async"):
+        from tests.emulator.instructions import remote
+
+        remote.store(e, i)
+        return
     form = _Form(e, i)
-    if i.parts[1] == "async" or "async" in i.parts:
-        raise e.unknown(i)
     target, source = i.operands[0], i.operands[1]
     sources = list(source.items) if isinstance(source, Vector) else [source]
     release = form.order in ("release", "acq_rel", "sc")
@@ -160,10 +163,7 @@ def store(e: "Emitter", i: Instruction) -> None:
     if e.is_uniform(target):
         address = f"np.full(32, {address}, np.uint64)"
     values = ", ".join(
-        f"np.full(32, {_plain(e, s, kind)}, {e.dtype(ITEMS[form.width])})"
-        if e.is_uniform(s)
-        else e.value(s, kind)
-        for s in sources
+        e.full(_plain(e, s, kind), kind) if e.is_uniform(s) else e.value(s, kind) for s in sources
     )
     e.write(
         f"st_lanes(w, {form.space!r}, {address}, {form.width}, ({values},), {e.mask}, {common})"
@@ -220,6 +220,8 @@ def ld_uniform(
     acquire: bool,
 ) -> tuple[int, ...]:
     """One load for the whole warp: ``count`` unsigned integers."""
+    if space == "generic" and address >> WINDOW_SHIFT == LOCAL_WINDOW >> WINDOW_SHIFT:
+        raise UnknownInstruction("a generic load of local memory from an address all lanes share")
     memory = memory_at(w, space, address, "read")
     address = address_in(memory, address)
     nbytes = width * count
@@ -313,7 +315,7 @@ def ld_lanes(
     acquire: bool,
 ) -> list[Lanes]:
     """``count`` arrays of 32 items of ``width`` bytes; lanes outside of ``mask`` get zeros."""
-    if space == "local":
+    if space == "local" or _is_local(space, addresses):
         return _local(w, addresses, width, count, mask, line, None)
     chosen = None
     if mask is not None and not mask.all():
@@ -336,8 +338,9 @@ def ld_lanes(
             misaligned(memory, int(where[0]), nbytes)
         if whole is None:
             data = pieces[0] if len(pieces) == 1 else np.stack(pieces, 1)
-            items = data.view(ITEMS[width]).reshape(32, count) if count > 1 else data
-            return [items[:, n] for n in range(count)] if count > 1 else [items]
+            if count == 1:
+                return [data]
+            return list(np.ascontiguousarray(data.view(ITEMS[width]).reshape(32, count).T))
         rows = np.arange(addresses.size) if part is None else part
         rows = rows if chosen is None else chosen[rows]
         for n, piece in enumerate(pieces):
@@ -346,8 +349,7 @@ def ld_lanes(
             for address in where.tolist():
                 observe(w, address, acquire)
     assert whole is not None
-    items = whole.view(ITEMS[width])
-    return [items[:, n] for n in range(count)]
+    return list(np.ascontiguousarray(whole.view(ITEMS[width]).reshape(32, count).T))
 
 
 @runtime
@@ -362,7 +364,7 @@ def st_lanes(
     strong: bool,
     release: bool,
 ) -> None:
-    if space == "local":
+    if space == "local" or _is_local(space, addresses):
         _local(w, addresses, width, len(values), mask, line, values)
         return
     count = len(values)
@@ -411,6 +413,10 @@ def _note_lanes(
         ends = np.concatenate([where, where + np.uint64(nbytes - 1)])
         passes = int(np.unique(ends // 32).size)
     w.note(kind, line, amount=nbytes * where.size, detail=(memory.kind, where.size, passes))
+
+
+def _is_local(space: str, addresses: Lanes) -> bool:
+    return space == "generic" and int(addresses[0]) >> WINDOW_SHIFT == LOCAL_WINDOW >> WINDOW_SHIFT
 
 
 def _local(
@@ -484,6 +490,7 @@ def fence(e: "Emitter", i: Instruction) -> None:
 @runtime
 def fence_mbarrier_init(w: "Warp") -> None:
     """Publishes the mbarriers this warp has initialised to the cluster and to the async proxy."""
+    w.actor.fence_inits()
     mine = w.actor.component
     for barrier in w.cta.mbarriers.values():
         if barrier.initialiser[0] == mine:

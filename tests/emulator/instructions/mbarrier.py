@@ -69,7 +69,7 @@ def _arrive(e: "Emitter", i: Instruction) -> None:
     drop = i.parts[1] == "arrive_drop"
     call = (
         f"mbarrier_arrive(w, {e.address(operands[0])}, {count}, {expect}, {i.has('relaxed')}, "
-        f"{drop}, {e.mask}, {i.line})"
+        f"{drop}, {i.has('noComplete')}, {e.mask}, {i.line})"
     )
     if isinstance(target, Sink):
         e.write(call)
@@ -156,7 +156,8 @@ def barrier_at(w: "Warp", address: int) -> tuple["Cta", MBarrier]:
 def check_visible(w: "Warp", barrier: MBarrier, cta: "Cta", remote: bool) -> None:
     """The warp must come after the mbarrier's initialisation."""
     component, clock = barrier.initialiser
-    if w.actor.clocks.generic.get(component, 0) < clock:
+    clocks = w.actor.clocks
+    if max(clocks.generic.get(component, 0), clocks.inits.get(component, 0)) < clock:
         w.launch.report(
             BarrierMisuse(
                 f"{barrier} of CTA {cta.position} is used, but nothing orders that after its "
@@ -198,6 +199,7 @@ def mbarrier_arrive(
     expect: Any,
     relaxed: bool,
     drop: bool,
+    incomplete: bool,
     mask: "Mask",
     line: int,
 ) -> np.ndarray:
@@ -220,9 +222,16 @@ def mbarrier_arrive(
             w.note("expect", line, barrier.key, pick(expect, lane))
         w.note("arrive", line, barrier.key, pick(count, lane))
         pending = barrier.pending
-        phase = barrier.drop(clocks) if drop else barrier.arrive(clocks, pick(count, lane))
+        arrive = barrier.drop if drop else barrier.arrive
+        phase = arrive(clocks, pick(count, lane))
         if barrier.phase != phase:
             flipped.add(barrier.key)
+            if incomplete:
+                w.launch.report(
+                    BarrierMisuse(
+                        f"an arrival with .noComplete completes phase {phase} of {barrier}"
+                    )
+                )
         state[lane] = ((phase & 1) << _STATE_PHASE) | (pending << 20)
     return state
 
@@ -255,7 +264,7 @@ def _done(barrier: MBarrier, phase: int, parity: bool) -> bool:
 def mbarrier_wait(
     w: "Warp", address: int, phase: int, block: bool, relaxed: bool, parity: bool, line: int
 ) -> Generator[None, None, bool]:
-    """test_wait, or try_wait: the latter sleeps until its phase completes."""
+    """test_wait, or try_wait: asked twice in a row, the latter sleeps until its phase completes."""
     cta, barrier = barrier_at(w, address)
     if cta is not w.cta:
         raise BarrierMisuse(f"wait on an mbarrier of another CTA: {barrier} of CTA {cta.position}")
@@ -267,19 +276,24 @@ def mbarrier_wait(
         yield
     if block and not _done(barrier, phase, parity):
         w.launch.counters.waits["mbarrier"] += 1
-        if w.launch.schedule.timeouts and w.timed_out != line:
-            w.timed_out = line
-            yield
+        attempt = (line, barrier.key, phase)
+        if w.gave_up != attempt:
+            # A try_wait may give up: it is asked again, unless it was no more than a look.
+            w.gave_up = attempt
+            if w.jitter:
+                yield
             return False
         start = barrier.phase
         while barrier.phase == start:
-            w.blocked(barrier.waiters, lambda: _wanted(barrier, phase, parity))
+            w.blocked(barrier.waiters, lambda: _wanted(barrier, phase, parity), limited=True)
             yield
+            if w.timed_out:
+                return False
         done = True
     else:
         done = _done(barrier, phase, parity)
     if done:
-        w.timed_out = None
+        w.gave_up = None
         if not relaxed:
             w.actor.acquire(barrier.handed)
     return done

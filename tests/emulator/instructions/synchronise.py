@@ -143,7 +143,7 @@ def bar_red(
 def cluster_arrive(w: "Warp", relaxed: bool, line: int) -> None:
     if w.cluster_generation is not None:
         raise BarrierMisuse("barrier.cluster.arrive twice without a barrier.cluster.wait")
-    clocks = None if relaxed else w.actor.release()
+    clocks = w.actor.relaxed() if relaxed else w.actor.release()
     w.cluster_generation = w.cta.cluster.barrier.arrive((w.cta.rank, w.index), clocks)
     w.note("cluster_arrive", line, ("cluster", w.cta.cluster.number), w.cluster_generation)
 

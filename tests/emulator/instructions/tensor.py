@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.emulator.findings import IllegalInstruction, OutOfBounds, TensorMemoryMisuse
+from tests.emulator.findings import (
+    IllegalInstruction,
+    LaneReach,
+    OutOfBounds,
+    TensorMemoryMisuse,
+)
 from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.ptx.syntax import Address, Immediate, Instruction, Sink, Vector
@@ -16,6 +21,9 @@ from tests.emulator.tcgen05.descriptors import SharedDescriptor, decode_shared_d
 from tests.emulator.tcgen05.execute import CtaMemory, Mma, a_shape, b_shape, execute, footprint
 from tests.emulator.tcgen05.instruction import decode_instruction
 from tests.emulator.tcgen05.operands import OperandShape, chunk_index
+from tests.emulator.tcgen05.tensor_memory_layout import (
+    Address as TensorAddress,
+)
 from tests.emulator.tcgen05.tensor_memory_layout import (
     split_address,
     split_scale_address,
@@ -313,7 +321,7 @@ def tensor_alloc(
 
 @runtime
 def tensor_dealloc(w: "Warp", address: Any, columns: Any, group: int, line: int) -> None:
-    _ctas(w, group)
+    w.launch.use_cta_group(group)
     lane, start = split_address(pick(address, 0))
     columns = pick(columns, 0)
     tensor = w.cta.tensor
@@ -327,6 +335,14 @@ def chunks_of(descriptor: SharedDescriptor, shape: OperandShape) -> np.ndarray:
     """Indices of the 16-byte chunks of shared memory that an operand touches."""
     start, index = chunk_index(descriptor, shape)
     return (index + start // 16).reshape(-1)
+
+
+def _check_cells(w: "Warp", cta: "Cta", columns: Any, verb: str) -> None:
+    """The columns must be allocated, all by one allocation."""
+    try:
+        cta.tensor.check_cells(columns, verb)
+    except TensorMemoryMisuse as finding:
+        w.launch.report(finding.at(w.where(w.line())))
 
 
 @runtime
@@ -397,23 +413,19 @@ def _issue_mma(w: "Warp", mma: Mma, ctas: list["Cta"], line: int) -> None:
         operands = [chunks_of(mma.b, b_shape(instruction, shift))]
         if isinstance(mma.a, SharedDescriptor):
             operands.append(chunks_of(mma.a, a_shape(instruction)))
-        touched = footprint_of(mma)
+        touched = footprint(mma)
         for cta in ctas:
             for chunks in operands:
                 cta.shared.read_chunks(chunks, shared_reads)
             for lanes, columns in touched.tensor_reads:
-                cta.tensor.check_cells(columns, "tcgen05.mma read")
+                _check_cells(w, cta, columns, "tcgen05.mma read")
                 cta.tensor.shadow.read((lanes, columns), tensor_reads)
             for block in touched.tensor_writes:
-                cta.tensor.check_cells(block.columns, "tcgen05.mma write")
+                _check_cells(w, cta, block.columns, "tcgen05.mma write")
                 cta.tensor.shadow.write((block.lanes, block.columns), tensor_writes)
         execute(mma, [CtaMemory(cta.shared.whole, cta.tensor.cells) for cta in ctas])
 
     w.issue("tensor", unit.queue, run, line)
-
-
-def footprint_of(mma: Mma) -> Any:
-    return footprint(mma)
 
 
 @runtime
@@ -446,7 +458,7 @@ def _issue_cp(
         columns = slice(address.column, address.column + what.columns)
         for cta in ctas:
             cta.shared.read_chunks(chunks, reads)
-            cta.tensor.check_cells(columns, "tcgen05.cp write")
+            _check_cells(w, cta, columns, "tcgen05.cp write")
             for lanes, _ in tensor_copy.destination_lanes(what, address.lane):
                 cta.tensor.shadow.write((lanes, columns), writes)
             words = tensor_copy.source_words(cta.shared.whole, what, source)
@@ -480,16 +492,24 @@ def _issue_shift(w: "Warp", group: int, target: int, line: int) -> None:
     w.issue("tensor", w.tensor.queue, run, line)
 
 
+def _reachable(w: "Warp", part: Fragment, address: int) -> TensorAddress:
+    """The place a load or store names; of lanes beyond a warp's reach hardware takes the low bits."""
+    place = split_address(address)
+    try:
+        check_access(part, place, w.index)
+    except LaneReach as finding:
+        w.launch.report(finding.at(w.where(w.line())))
+        place = TensorAddress(w.index % 4 * 32 + place.lane % 32, place.column)
+    return place
+
+
 @runtime
 def tensor_ld(w: "Warp", part: Fragment, address: Any, line: int) -> np.ndarray:
-    place = split_address(pick(address, 0))
-    check_access(part, place, w.index)
+    place = _reachable(w, part, pick(address, 0))
     tensor = w.cta.tensor
-    tensor.check_columns(place.column, place.column + part.width, "tcgen05.ld read")
-    cells = (
-        slice(place.lane, place.lane + part.rows),
-        slice(place.column, place.column + part.width),
-    )
+    columns = slice(place.column, place.column + part.width)
+    _check_cells(w, w.cta, columns, "tcgen05.ld read")
+    cells = (slice(place.lane, place.lane + part.rows), columns)
     tensor.shadow.read(cells, w.tensor.load_access(line))
     w.launch.counters.nbytes["tensor to registers"] += 128 * part.registers
     w.note("tensor_load", line, amount=part.registers, detail=part.shape)
@@ -500,14 +520,11 @@ def tensor_ld(w: "Warp", part: Fragment, address: Any, line: int) -> np.ndarray:
 def tensor_st(
     w: "Warp", part: Fragment, address: Any, values: tuple[np.ndarray, ...], line: int
 ) -> None:
-    place = split_address(pick(address, 0))
-    check_access(part, place, w.index)
+    place = _reachable(w, part, pick(address, 0))
     tensor = w.cta.tensor
-    tensor.check_columns(place.column, place.column + part.width, "tcgen05.st write")
-    cells = (
-        slice(place.lane, place.lane + part.rows),
-        slice(place.column, place.column + part.width),
-    )
+    columns = slice(place.column, place.column + part.width)
+    _check_cells(w, w.cta, columns, "tcgen05.st write")
+    cells = (slice(place.lane, place.lane + part.rows), columns)
     tensor.shadow.write(cells, w.tensor.store_access(line))
     w.launch.counters.nbytes["registers to tensor"] += 128 * part.registers
     w.note("tensor_store", line, amount=part.registers, detail=part.shape)

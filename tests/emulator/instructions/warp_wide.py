@@ -44,17 +44,15 @@ def shuffle(e: "Emitter", i: Instruction) -> None:
     _members(e, i, wanted)
     first = target.first if isinstance(target, Pair) else target
     flag = target.second if isinstance(target, Pair) else Sink()
-    fixed = isinstance(clamp, Immediate) and clamp.value == 31
-    if (
-        isinstance(first, Register)
-        and e.storage(first.name).uniform
-        and isinstance(flag, Sink)
-        and fixed
-    ):
+    if any(isinstance(o, Register) and e.storage(o.name).uniform for o in (first, flag)):
+        # One lane's value for all of them, each of which finds that lane in range.
         value = e.value(source, "u32")
         if not e.is_uniform(source):
             value = f"int(({value})[{e.value(lane, 'u32')} & 31])"
-        e.assign(first, value, "u32", uniform=True)
+        if not isinstance(first, Sink):
+            e.assign(first, value, "u32", uniform=True)
+        if not isinstance(flag, Sink):
+            e.assign(flag, "True", "pred", uniform=True)
         return
     values = e.lanes(source, "u32")
     name, valid = e.temporary(), e.temporary()

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 
 from tests.emulator.isa import exact
-from tests.emulator.isa.floating import ROUNDINGS, modified
-from tests.emulator.isa.flush import canonical_f16, flush_f32
+from tests.emulator.isa.floating import ROUNDINGS, from_wide
+from tests.emulator.isa.flush import canonical_f16, canonical_f32, flush_f32
 from tests.emulator.isa.half import packed_form
 from tests.emulator.isa.opcode import Opcode
-from tests.emulator.isa.rounding import from_bf16, to_bf16, to_f32
+from tests.emulator.isa.rounding import from_bf16, to_bf16
 from tests.emulator.isa.semantics import Function, Lanes, Lanewise, check_count
 
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 _HIGH = np.uint64(0xFFFFFFFF00000000)
 _SMALLEST_F64 = 2.0**-1022
+_LEAST_EXPONENT = np.array(-126, np.float32)
 
 
 def _reciprocal_root(values: Any) -> Lanes:
@@ -47,21 +48,13 @@ _FUNCTIONS: dict[str, Function] = {
 }
 
 
-def _wide(name: str) -> Function:
-    """The function in float64, with argument and result in float32."""
-    function = _FUNCTIONS[name]
-
-    def run(values: Any) -> Lanes:
-        result: Lanes = function(values.astype(np.float64)).astype(np.float32)
-        return result
-
-    return run
-
-
 def ex2_ftz(values: Any) -> Lanes:
     """ex2.approx.ftz.f32: results below 2^-126 are zero; subnormal arguments give 1 as zeros do."""
     result: Lanes = np.exp2(values, dtype=np.float64).astype(np.float32)
-    return flush_f32(result) if (result < np.float32(2.0**-126)).any() else result
+    normal = values >= _LEAST_EXPONENT
+    if np.count_nonzero(normal) == result.size:
+        return result
+    return canonical_f32(result * normal)
 
 
 def _f32(op: Opcode, count: int | None, results: int | None) -> Lanewise:
@@ -78,18 +71,18 @@ def _f32(op: Opcode, count: int | None, results: int | None) -> Lanewise:
         return _half(op, name, kind)
     ftz = name != "tanh" and op.flag("ftz")
     op.finish()
-    if rounding in ROUNDINGS[1:]:
-        function = _FUNCTIONS[name]
-
-        def directed(values: Any) -> Lanes:
-            return to_f32(function(np.asarray(values, np.float64)), rounding)
-
-        return Lanewise(("f32",), ("f32",), modified(directed, ftz=ftz))
+    function = _FUNCTIONS[name]
     if name == "ex2" and ftz:
         return Lanewise(("f32",), ("f32",), ex2_ftz)
-    if not ftz and name in ("rcp", "sqrt"):
+    if not ftz and rounding in ("rn", "approx") and name in ("rcp", "sqrt"):
         return Lanewise(("f32",), ("f32",), "1 / {0}" if name == "rcp" else "np.sqrt({0})")
-    return Lanewise(("f32",), ("f32",), modified(_wide(name), ftz=ftz))
+
+    def wide(values: Any) -> Lanes:
+        result: Lanes = function(np.asarray(values, np.float64))
+        return result
+
+    nearest = "rn" if rounding == "approx" else rounding
+    return Lanewise(("f32",), ("f32",), from_wide(wide, nearest, ftz=ftz))
 
 
 def _half(op: Opcode, name: str, kind: str) -> Lanewise:

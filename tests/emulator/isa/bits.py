@@ -63,6 +63,14 @@ def lop3(table: int) -> Function:
     return function
 
 
+# Tables that depend on fewer than three operands: their value ignores a, b or c.
+_IGNORING = frozenset(
+    code
+    for code in range(256)
+    if any(code >> gap & keep == code & keep for gap, keep in ((4, 0x0F), (2, 0x33), (1, 0x55)))
+)
+
+
 def _lop3(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     op.type(("b32",))
     combine = op.choice(("or", "and", "none"), "none")
@@ -72,15 +80,13 @@ def _lop3(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     check_count(op.text, results, (2,) if boolean else (1,), "destination")
 
     def word(a: Any, b: Any, c: Any, table: Any) -> Any:
-        if not 0 <= int(table) <= 255:
-            raise IllegalInstruction(
-                f"{op.text}: immLut {table}, expected 0 to 255 (PTX ISA, lop3)"
-            )
-        value = lop3(int(table))(a, b, c)
-        if value.__class__ is int:  # a table that ignores the lanes' operands
-            value = np.full(np.broadcast(a, b, c).size, value, np.uint32)
-        elif value.size < np.broadcast(a, b, c).size:
-            value = np.broadcast_to(value, np.broadcast(a, b, c).shape)
+        code = int(np.ravel(table)[0])
+        if not 0 <= code <= 255:
+            raise IllegalInstruction(f"{op.text}: immLut {code}, expected 0 to 255 (PTX ISA, lop3)")
+        value = lop3(code)(a, b, c)
+        if code in _IGNORING:  # some tables leave out the operands that have lanes
+            shape = np.broadcast(a, b, c).shape
+            value = np.full(shape, value, np.uint32)
         return value
 
     def with_predicate(a: Any, b: Any, c: Any, table: Any, other: Any) -> Any:
@@ -259,8 +265,7 @@ def _bfe(op: Opcode, count: int | None, results: int | None) -> Lanewise:
         length = c & 255
         shifted = np.right_shift(a, b & 255, dtype=np.int64)
         spare = 64 - np.minimum(length, 64).astype(np.int64)
-        # A shift by 64 leaves the sign; an empty field is zero.
-        field = np.where(length == 0, 0, (shifted << spare) >> spare)
+        field: Lanes = (shifted << spare) >> spare  # numpy gives 0 for shifts by 64
         return field.astype(dtype)
 
     sources = (kind, "u32", "u32")
@@ -300,8 +305,8 @@ def _szext(op: Opcode, count: int | None, results: int | None) -> Lanewise:
         spare = 64 - length.astype(np.int64)
         if kind == "u32":
             return (a.astype(np.uint64) & _ones(length)).astype(np.uint32)
-        extended = (a.astype(np.int64) << spare) >> spare
-        return np.where(length == 0, 0, extended).astype(np.int32)
+        extended: Lanes = (a.astype(np.int64) << spare) >> spare
+        return extended.astype(np.int32)
 
     sources = (kind, "u32")
     return Lanewise(sources, (kind,), coerced(run, sources))
@@ -334,32 +339,33 @@ _PERMUTE_MODES = {
 
 def _byte_pairs(a: Any, b: Any) -> Lanes:
     """The 8 bytes of b:a in each lane, low byte first."""
-    pairs = np.empty((max(np.size(a), np.size(b)), 2), np.uint32)
+    rows = max(1 if word.__class__ is int else word.size for word in (a, b))
+    pairs = np.empty((rows, 2), np.uint32)
     pairs[:, 0] = a
     pairs[:, 1] = b
     return pairs.view(np.uint8)
 
 
 @lru_cache(maxsize=1024)
-def _selectors(control: int) -> tuple[Lanes, Lanes | None]:
-    """Source bytes of a generic permute, and which of them give only their sign."""
+def _selectors(control: int, rows: int) -> tuple[Lanes, Lanes | None]:
+    """Places of a generic permute's bytes in lanes of 8, and which of them give their sign."""
     nibbles = np.array([control >> shift & 15 for shift in (0, 4, 8, 12)])
-    return nibbles & 7, nibbles > 7 if (nibbles > 7).any() else None
+    signs = nibbles > 7
+    return np.arange(0, 8 * rows, 8)[:, None] + (nibbles & 7), signs if signs.any() else None
 
 
 def _permute(a: Any, b: Any, c: Any) -> Lanes:
     source = _byte_pairs(a, b)
-    if np.size(c) == 1:
-        places, signs = _selectors(int(c))
-        found = source.take(places, axis=1)
-        if signs is not None:
-            found = np.where(signs, np.where(found > 127, 255, 0), found).astype(np.uint8)
+    if c.__class__ is int or c.size == 1:
+        places, signs = _selectors(int(c if c.__class__ is int else c[0]), len(source))
+        found = source.take(places)  # of the bytes of all lanes
     else:
         nibbles = c[:, None] >> np.array([0, 4, 8, 12], np.uint32) & 15
-        if len(source) == 1:
-            source = np.broadcast_to(source, (len(c), 8))
+        signs = nibbles > 7
+        source = np.broadcast_to(source, (len(c), 8))
         found = np.take_along_axis(source, (nibbles & 7).astype(np.intp), axis=1)
-        found = np.where(nibbles > 7, np.where(found > 127, 255, 0), found).astype(np.uint8)
+    if signs is not None:
+        found = np.where(signs, np.where(found > 127, 255, 0), found).astype(np.uint8)
     result: Lanes = found.view(np.uint32)[:, 0]
     return result
 

@@ -15,6 +15,7 @@ from tests.emulator.isa.semantics import (
     check_count,
     coerced,
     compiled,
+    spread,
 )
 
 _BITS = ("b16", "b32", "b64")
@@ -77,7 +78,7 @@ def _opened(kind: str, flush: bool) -> Function | None:
 
 
 def _halves(a: Any) -> Lanes:
-    return np.atleast_1d(a).view(np.uint16)
+    return (a if isinstance(a, np.ndarray) else spread(int(a), np.uint32)).view(np.uint16)
 
 
 def _true(kind: str, template: str, flush: bool) -> str | Function:
@@ -139,7 +140,7 @@ def _set(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     if packed:
         targets = ["u32", "s32", kind]
     elif kind in ("f16", "bf16"):
-        targets = ["u16", "s16", "u32", "s32", "f16", "bf16"]
+        targets = ["u16", "s16", "u32", "s32", "bf16", *(["f16"] if kind == "f16" else [])]
     else:
         targets = ["u32", "s32", "f32", "f16", "bf16"]
     target = op.type(targets)
@@ -159,7 +160,7 @@ def _set(op: Opcode, count: int | None, results: int | None) -> Lanewise:
 
     def run(a: Any, b: Any, other: Any = False) -> Lanes:
         found = holds(a, b)
-        if packed and boolean:
+        if packed and np.size(other) > 1:
             other = np.repeat(other, 2)
         found = np.where(combined(found, other), value, value.dtype.type(0))
         return found.view(np.uint32) if packed else found

@@ -6,11 +6,19 @@ from typing import Any
 import numpy as np
 
 from tests.emulator.isa import exact, narrow
-from tests.emulator.isa.flush import canonical_f16, canonical_f32, clamp_unit, flush_f32, relu
+from tests.emulator.isa.flush import (
+    canonical_f16,
+    canonical_f32,
+    clamp_unit,
+    flush_f32,
+    relu,
+)
 from tests.emulator.isa.opcode import Opcode
 from tests.emulator.isa.rounding import (
     FORMATS,
     INTEGRAL,
+    cut_to_bf16,
+    flush_wide,
     from_bf16,
     to_bf16,
     to_f16,
@@ -124,18 +132,24 @@ def _opened(kind: str) -> Function:
     """From what is presented to float64."""
     if kind == "bf16":
         return lambda values: from_bf16(values).astype(np.float64)
-    return lambda values: values.astype(np.float64)
+    if kind == "f16":  # float32 on the way makes signalling NaN quiet
+        return lambda values: values.astype(np.float32).astype(np.float64)
+    return lambda values: values.astype(np.float64) * 1.0  # which quiets NaN, too
 
 
-def _closed(kind: str, rounding: str) -> Function:
-    """From float64, exact or odd, to the values or patterns given back."""
-    if kind == "f32":
-        return lambda values: canonical_f32(to_f32(values, rounding))
-    if kind == "f16":
-        return lambda values: canonical_f16(to_f16(values, rounding))
-    if kind == "bf16":
-        return lambda values: to_bf16(values, rounding)
-    return lambda values: values
+def _closed(kind: str, rounding: str, *, keeps_nan: bool = False) -> Function:
+    """From float64, exact or odd, to the values or patterns given back.
+
+    NaN becomes canonical, but for that of float64 sources, which keeps its upper bits.
+    """
+    narrower: dict[str, Function] = {"f32": to_f32, "f16": to_f16, "bf16": to_bf16}
+    canonical: Function = {"f32": canonical_f32, "f16": canonical_f16}.get(kind, np.asarray)
+    if kind == "f64":
+        return lambda values: values
+    if keeps_nan:
+        canonical, narrower["bf16"] = np.asarray, cut_to_bf16
+    close = narrower[kind]
+    return lambda values: canonical(close(values, rounding))
 
 
 def _to_integer(op: Opcode, target: str, source: str) -> Lanewise:
@@ -150,15 +164,19 @@ def _to_integer(op: Opcode, target: str, source: str) -> Lanewise:
     missing = 0
     if source == "f64" or bits == 64:
         missing = low if target[0] == "s" else 1 << (bits - 1)
-    opened = _opened(source)
-    # float64 has no 2^63 - 1: what is not below the power of two above ``high`` is ``high``.
+    # No float has 2^63 - 1: what is not below the power of two above ``high`` is ``high``.
     above = float(high + 1)
+    wide: dict[str, Function] = {"f16": lambda v: v.astype(np.float32), "bf16": from_bf16}
+    opened = wide.get(source, np.asarray)
 
     def run(values: Any) -> Lanes:
         if ftz:
             values = flush_f32(values)
         found = integral(opened(values))
-        inside = (found >= low) & (found < above)
+        inside = (found >= float(low)) & (found < above)
+        if np.count_nonzero(inside) == inside.size:
+            converted: Lanes = found.astype(dtype)
+            return converted
         integers = np.where(inside, found, 0).astype(dtype)
         outside = np.where(
             np.isnan(found), dtype(missing), np.where(found < 0, dtype(low), dtype(high))
@@ -183,20 +201,20 @@ def _between_floats(op: Opcode, target: str, source: str) -> Lanewise:
     plain = not (ftz or sat or negative_to_zero or finite)
     if plain and (target, source) in _DIRECT and rounding == "rn":
         return _DIRECT[target, source]
-    opened, closed = _opened(source), _closed(target, rounding)
+    opened, closed = _opened(source), _closed(target, rounding, keeps_nan=source == "f64")
+    # On sm_90 .ftz leaves the arguments of conversions to f16 alone.
+    flushes = ftz and source == "f32" and target != "f16"
     form = FORMATS.get(target)
 
     def run(values: Any) -> Lanes:
-        if ftz and source == "f32":
-            values = flush_f32(values)
-        numbers = opened(values)
+        numbers = opened(canonical_f32(flush_f32(values)) if flushes else values)
+        if ftz and target == "f32":
+            numbers = flush_wide(numbers, "f32", rounding)
         if negative_to_zero:
             numbers = relu(numbers)
         if finite and form is not None:
             numbers = np.clip(numbers, -form.largest, form.largest)
         found = closed(numbers)
-        if ftz and target == "f32":
-            found = flush_f32(found)
         return clamp_unit(found) if sat else found
 
     return Lanewise((_NAME[source],), (_NAME[target],), run)
@@ -229,9 +247,7 @@ _DIRECT = {
     ("f64", "f64"): Lanewise(("f64",), ("f64",), "{0}"),
     ("f64", "f32"): Lanewise(("f32",), ("f64",), "{0}.astype(np.float64)"),
     ("f32", "f16"): Lanewise(("b16",), ("f32",), _F16_VALUES.take),
-    ("f32", "bf16"): Lanewise(
-        ("b16",), ("f32",), "np.left_shift({0}, 16, dtype=np.uint32).view(np.float32)"
-    ),
+    ("f32", "bf16"): Lanewise(("b16",), ("f32",), from_bf16),
     ("f16", "f32"): Lanewise(("f32",), ("f16",), _f32_to_f16),
     ("bf16", "f32"): Lanewise(("f32",), ("b16",), narrow.f32_to_bf16),
 }

@@ -8,63 +8,111 @@ import numpy as np
 
 from tests.emulator.isa import exact
 from tests.emulator.isa.extreme import min_max
-from tests.emulator.isa.flush import clamp_unit, flush_f32
+from tests.emulator.isa.flush import any_tiny, canonical_f32, clamp_unit, flush_f32
 from tests.emulator.isa.opcode import Opcode
-from tests.emulator.isa.rounding import from_bf16, to_f32, to_odd, two_sum
-from tests.emulator.isa.semantics import Function, Lanes, Lanewise, check_count, elementwise, spread
+from tests.emulator.isa.rounding import flush_wide, from_bf16, to_f32, to_odd, two_sum
+from tests.emulator.isa.semantics import (
+    Function,
+    Lanes,
+    Lanewise,
+    check_count,
+    coerced,
+    elementwise,
+    spread,
+)
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
-_LOW_28 = np.array(0x0FFFFFFF, np.uint64)
+_LOW_BITS = np.array([0x0FFFFFFF], np.uint64)
+# Arrays as long as one and two values a lane: numpy is slower where it has to stretch one.
+_LOW_28 = {size: np.repeat(_LOW_BITS, size) for size in (32, 64)}
 _SIGN = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 def fma_f32(a: Any, b: Any, c: Any) -> Lanes:
     """a·b + c rounded once to float32, to nearest."""
-    product = np.multiply(a, b, dtype=np.float64)  # exact: 24 + 24 bits
-    total = product + c
-    # A second rounding errs only at midpoints, whose float64 patterns end in 28 zeros at least.
-    if np.count_nonzero(total.view(np.uint64) & _LOW_28) == total.size:
+    double = np.float64
+    product = a.astype(double) * b.astype(double)  # exact: 24 + 24 bits
+    total = product + c.astype(double)
+    # A second rounding errs only at midpoints, whose float64 patterns end in 28 zeros at least, as
+    # those of infinities and NaN do.
+    size = total.size
+    if np.count_nonzero(total.view(np.uint64) & _LOW_28.get(size, _LOW_BITS)) == size:
         return total.astype(np.float32)
     if ((total - product == c) & (total - c == product)).all():  # exact sums
         return total.astype(np.float32)
-    return to_odd(*two_sum(product, c)).astype(np.float32)
+    return canonical_f32(to_odd(*two_sum(product, c)).astype(np.float32))
 
 
-def _zero_sum(total: Lanes, a: Lanes, b: Lanes) -> Lanes:
-    """Under rm, exact sums of opposite values are -0 (IEEE 754)."""
-    cancelled = (total == 0) & (np.signbit(a) != np.signbit(b))
-    return np.where(cancelled, -0.0, total)
-
-
-def _directed_sum(a: Any, b: Any, rounding: str) -> Lanes:
+def _wide_sum(a: Any, b: Any, rounding: str) -> Lanes:
     total, error = two_sum(np.asarray(a, np.float64), np.asarray(b, np.float64))
     odd = to_odd(total, error)
-    return to_f32(_zero_sum(odd, a, b) if rounding == "rm" else odd, rounding)
+    if rounding != "rm":
+        return odd
+    # Exact sums of opposite values are -0 when rounding down (IEEE 754).
+    cancelled = (odd == 0) & (np.signbit(a) != np.signbit(b))
+    return np.where(cancelled, -0.0, odd)
 
 
-def binary_f32(name: str, rounding: str) -> Function:
-    """add, sub, mul, div or fma of float32 lanes, rounded as ``rounding`` says."""
-    if rounding == "rn":
-        numpy = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
-        return fma_f32 if name == "fma" else numpy[name]
+def _wide(name: str, rounding: str) -> Function:
+    """add, sub, mul, div or fma of float32 lanes in float64, exact or rounded to odd."""
     if name == "add":
-        return lambda a, b: _directed_sum(a, b, rounding)
+        return lambda a, b: _wide_sum(a, b, rounding)
     if name == "sub":
-        return lambda a, b: _directed_sum(a, -b, rounding)
+        return lambda a, b: _wide_sum(a, -b, rounding)
     if name == "fma":
-        return lambda a, b, c: _directed_sum(np.multiply(a, b, dtype=np.float64), c, rounding)
+        return lambda a, b, c: _wide_sum(np.multiply(a, b, dtype=np.float64), c, rounding)
     # Products are exact in float64; quotients that are not come close to no float32 number.
-    wide = np.multiply if name == "mul" else np.divide
-    return lambda a, b: to_f32(wide(a, b, dtype=np.float64), rounding)
+    ufunc = np.multiply if name == "mul" else np.divide
+    return lambda a, b: ufunc(a, b, dtype=np.float64)
 
 
-def modified(function: Function, *, ftz: bool, sat: bool = False) -> Function:
-    """A float32 function with ``.ftz`` on what goes in and comes out, and ``.sat``."""
-    if ftz and sat:
-        return lambda *v: clamp_unit(flush_f32(function(*map(flush_f32, v))))
-    if ftz:
-        return lambda *v: flush_f32(function(*map(flush_f32, v)))
-    return (lambda *v: clamp_unit(function(*v))) if sat else function
+def from_wide(wide: Function, rounding: str, *, ftz: bool, sat: bool = False) -> Function:
+    """A float32 instruction.
+
+    Args:
+        wide: its meaning: float32 arguments, float64 result, exact or rounded to odd.
+        rounding: of that result.
+        ftz: ``.ftz``, on what goes in and comes out.
+        sat: ``.sat``.
+    """
+
+    def run(*values: Any) -> Lanes:
+        found = wide(*map(flush_f32, values)) if ftz else wide(*values)
+        if ftz:
+            found = flush_wide(found, "f32", rounding)
+        found = canonical_f32(to_f32(found, rounding))
+        return clamp_unit(found) if sat else found
+
+    return run
+
+
+_NEAREST: dict[str, Function] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "fma": fma_f32,
+}
+
+
+def _flushing(nearest: Function, general: Function) -> Function:
+    """``nearest`` while nothing has to be flushed, ``general`` otherwise."""
+
+    def run(*values: Any) -> Lanes:
+        found: Lanes = nearest(*values)
+        if any(map(any_tiny, values)) or any_tiny(found):
+            found = general(*values)
+        return found
+
+    return run
+
+
+def _f32(name: str, rounding: str, *, ftz: bool, sat: bool) -> Function:
+    nearest = _NEAREST[name]
+    if rounding != "rn" or ftz:
+        general = from_wide(_wide(name, rounding), rounding, ftz=ftz, sat=sat)
+        return general if rounding != "rn" or sat else _flushing(nearest, general)
+    return (lambda *values: clamp_unit(nearest(*values))) if sat else nearest
 
 
 def _packed_fma(a: Any, b: Any, c: Any) -> Lanes:
@@ -81,7 +129,7 @@ def _packed_fma(a: Any, b: Any, c: Any) -> Lanes:
 
 def _packed_binary(name: str) -> Function:
     """add, sub or mul .rn.f32x2."""
-    ufunc = binary_f32(name, "rn")
+    ufunc = _NEAREST[name]
 
     def run(a: Any, b: Any) -> Lanes:
         if a.__class__ is int:
@@ -111,14 +159,14 @@ def _arithmetic(op: Opcode, count: int | None, results: int | None) -> Lanewise:
         if rounding == "rn" and not ftz:
             packed = _packed_fma if fused else _packed_binary(name)
         else:
-            single = modified(binary_f32(name, rounding), ftz=ftz)
+            single = _f32(name, rounding, ftz=ftz, sat=False)
             packed = elementwise(single, np.uint64, np.float32)
         return Lanewise(("b64",) * places, ("b64",), packed)
     sat = op.flag("sat")
     op.finish()
     if rounding == "rn" and not fused and not ftz and not sat:
         return Lanewise(("f32", "f32"), ("f32",), f"{{0}} {_SIGN[name]} {{1}}")
-    function = modified(binary_f32(name, rounding), ftz=ftz, sat=sat)
+    function = _f32(name, rounding, ftz=ftz, sat=sat)
     return Lanewise(("f32",) * places, ("f32",), function)
 
 
@@ -163,17 +211,18 @@ def _mixed(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     rounding = op.choice(ROUNDINGS, None if fused else "rn")
     sat = op.flag("sat")
     op.finish()
-    function = modified(binary_f32(op.family, rounding), ftz=False, sat=sat)
+    function = _f32(op.family, rounding, ftz=False, sat=sat)
     name = "f16" if narrow == "f16" else "b16"
 
     def wide(value: Any) -> Any:
         return value.astype(np.float32) if narrow == "f16" else from_bf16(value)
 
-    if fused:
-        return Lanewise(
-            (name, name, "f32"), ("f32",), lambda a, b, c: function(wide(a), wide(b), c)
-        )
-    return Lanewise((name, "f32"), ("f32",), lambda a, c: function(wide(a), c))
+    def run(*values: Any) -> Lanes:
+        result: Lanes = function(*map(wide, values[:-1]), values[-1])
+        return result
+
+    sources = (name, name, "f32") if fused else (name, "f32")
+    return Lanewise(sources, ("f32",), coerced(run, sources))
 
 
 def _div(op: Opcode, count: int | None, results: int | None) -> Lanewise:
@@ -188,16 +237,19 @@ def _div(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     ftz = op.flag("ftz")
     op.finish()
     if rounding == "approx":
-        return Lanewise(("f32", "f32"), ("f32",), modified(_approximate_quotient, ftz=ftz))
-    if rounding in ("rn", "full") and not ftz:
+        function = from_wide(_approximate_quotient, "rn", ftz=ftz)
+        return Lanewise(("f32", "f32"), ("f32",), function)
+    if rounding == "full":
+        rounding = "rn"
+    if rounding == "rn" and not ftz:
         return Lanewise(("f32", "f32"), ("f32",), "{0} / {1}")
-    function = binary_f32("div", "rn" if rounding == "full" else rounding)
-    return Lanewise(("f32", "f32"), ("f32",), modified(function, ftz=ftz))
+    return Lanewise(("f32", "f32"), ("f32",), _f32("div", rounding, ftz=ftz, sat=False))
 
 
 def _approximate_quotient(a: Any, b: Any) -> Lanes:
     """Divisors above 2^126 count as infinite (PTX ISA, div.approx)."""
-    return np.where(np.abs(b) > np.float32(2.0**126), a * np.copysign(np.float32(0), b), a / b)
+    quotient = np.divide(a, b, dtype=np.float64)
+    return np.where(np.abs(b) > np.float32(2.0**126), a * np.copysign(np.float32(0), b), quotient)
 
 
 def _sign(op: Opcode, count: int | None, results: int | None) -> Lanewise:
@@ -208,7 +260,9 @@ def _sign(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     function = np.abs if op.family == "abs" else np.negative
     ftz = kind == "f32" and op.flag("ftz")
     op.finish()
-    return Lanewise((kind,), (kind,), modified(function, ftz=True) if ftz else template)
+    if ftz:
+        return Lanewise((kind,), (kind,), lambda a: canonical_f32(function(flush_f32(a))))
+    return Lanewise((kind,), (kind,), template)
 
 
 def _copysign(op: Opcode, count: int | None, results: int | None) -> Lanewise:

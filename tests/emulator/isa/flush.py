@@ -17,6 +17,12 @@ def flush_f32(values: Any) -> Any:
     return values * (np.abs(values) >= _SMALLEST_F32)
 
 
+def any_tiny(values: Any) -> bool:
+    """Whether a float32 value is subnormal, or the least normal number, to which one may round."""
+    tiny = np.count_nonzero(np.abs(values) <= _SMALLEST_F32)
+    return bool(tiny) and tiny + np.count_nonzero(values) != values.size
+
+
 def flush_f16(values: Any) -> Any:
     """Likewise for float16."""
     return values * (np.abs(values) >= _SMALLEST_F16)
@@ -34,11 +40,11 @@ def relu(values: Any) -> Any:
 
 def canonical_f16(values: Lanes) -> Lanes:
     """float16 values with every NaN canonical."""
-    missing = np.isnan(values)
-    return np.where(missing, NAN_F16, values) if missing.any() else values
+    missing = values != values
+    return np.where(missing, NAN_F16, values) if np.count_nonzero(missing) else values
 
 
 def canonical_f32(values: Lanes) -> Lanes:
     """float32 values with every NaN canonical."""
-    missing = np.isnan(values)
-    return np.where(missing, NAN_F32, values) if missing.any() else values
+    missing = values != values
+    return np.where(missing, NAN_F32, values) if np.count_nonzero(missing) else values

@@ -6,28 +6,35 @@ import numpy as np
 
 from tests.emulator.isa.extreme import min_max
 from tests.emulator.isa.flush import canonical_f16, clamp_unit, flush_f16, relu
+from tests.emulator.isa.narrow import f32_to_bf16
 from tests.emulator.isa.opcode import Opcode
-from tests.emulator.isa.rounding import from_bf16, to_bf16, to_odd, two_sum
+from tests.emulator.isa.rounding import flush_wide, from_bf16, to_bf16, to_odd, two_sum
 from tests.emulator.isa.semantics import Function, Lanes, Lanewise, check_count, elementwise
 
 TYPES = ("f16", "bf16", "f16x2", "bf16x2")
 _NUMPY = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
-_OOB_NAN = 0xFFFF  # what a TMA load fills with (PTX ISA, OOB-NaN)
+_OOB_NAN = 0x7FF7  # of f16 and bf16, as seen on sm_90 (PTX ISA, OOB-NaN)
 
 
-def _fma_f16(a: Any, b: Any, c: Any) -> Lanes:
-    # 11-bit factors: wherever the float64 sum is inexact, it is far from every float16 midpoint.
-    total: Lanes = np.multiply(a, b, dtype=np.float64) + c
-    return total.astype(np.float16)
+def _wide_f16(name: str) -> Function:
+    """f16 arithmetic in float64: where that is inexact, it is far from every float16 midpoint."""
+    if name == "fma":
+        return lambda a, b, c: np.multiply(a, b, dtype=np.float64) + c
+    return lambda a, b: _NUMPY[name](a, b, dtype=np.float64)
 
 
 def _wide_bf16(name: str) -> Function:
-    """bf16 arithmetic; sums and products of 8-bit significands survive the step through float64."""
+    """bf16 arithmetic, for one more rounding.
+
+    Sums and products of 8-bit significands survive the step through float32; fused ones are rounded
+    to odd in float64.
+    """
 
     def run(*patterns: Any) -> Lanes:
-        values = [from_bf16(p).astype(np.float64) for p in patterns]
+        values = [from_bf16(p) for p in patterns]
         if name == "fma":
-            return to_odd(*two_sum(values[0] * values[1], values[2]))
+            a, b, c = (value.astype(np.float64) for value in values)
+            return to_odd(*two_sum(a * b, c))
         result: Lanes = _NUMPY[name](*values)
         return result
 
@@ -42,12 +49,13 @@ def packed_form(kind: str, function: Function, places: int) -> Lanewise:
 
 
 def _f16(name: str, *, ftz: bool, sat: bool, negative_to_zero: bool) -> Function:
-    inner: Function = _fma_f16 if name == "fma" else _NUMPY[name]
+    inner = _wide_f16(name)
 
     def run(*values: Any) -> Lanes:
         found = inner(*(map(flush_f16, values) if ftz else values))
         if ftz:
-            found = flush_f16(found)
+            found = flush_wide(found, "f16", "rn")
+        found = found.astype(np.float16)
         if sat:
             found = clamp_unit(found)
         if negative_to_zero:
@@ -62,19 +70,20 @@ def _bf16(name: str, *, negative_to_zero: bool) -> Function:
 
     def run(*values: Any) -> Lanes:
         found = inner(*values)
+        if name != "fma":
+            return f32_to_bf16(found)
         return to_bf16(relu(found) if negative_to_zero else found, "rn")
 
     return run
 
 
 def _out_of_bounds(function: Function) -> Function:
-    """``.oob``: +0 where a factor or the addend is the NaN of an out-of-bounds load."""
+    """``.oob``: +0 where a factor is the NaN of an out-of-bounds load; of addends it stays NaN."""
 
     def run(*values: Any) -> Lanes:
         result = function(*values)
-        patterns = [value.view(np.uint16) for value in values]
-        outside = np.logical_or.reduce([pattern == _OOB_NAN for pattern in patterns])
-        return np.where(outside, result.dtype.type(0), result)
+        first, second = (value.view(np.uint16) == _OOB_NAN for value in values[:2])
+        return np.where(first | second, result.dtype.type(0), result)
 
     return run
 
@@ -104,15 +113,11 @@ def _sign(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     kind = op.type(TYPES)
     ftz = kind.startswith("f16") and op.flag("ftz")
     op.finish()
-    bits = 32 if kind.endswith("x2") else 16
-    tops = 0x80008000 if bits == 32 else 0x8000
-    if ftz:
-        function = np.abs if op.family == "abs" else np.negative
-        return packed_form(kind, lambda a: canonical_f16(flush_f16(function(a))), 1)
-    change = f"{{0}} ^ {tops:#x}"
-    if op.family == "abs":
-        change = f"{{0}} & {~tops & (1 << bits) - 1:#x}"
-    return Lanewise((f"b{bits}",), (f"b{bits}",), change, change)
+    function = np.abs if op.family == "abs" else np.negative
+    if kind.startswith("bf16"):
+        return packed_form(kind, lambda a: to_bf16(function(from_bf16(a)), "rn"), 1)
+    flush = flush_f16 if ftz else np.asarray
+    return packed_form(kind, lambda a: canonical_f16(flush(function(a))), 1)
 
 
 def _extreme(op: Opcode, count: int | None, results: int | None) -> Lanewise:

@@ -46,7 +46,7 @@ _SATURATED_SCALAR = "max(-0x80000000, min(0x7fffffff, {})) & 0xffffffff"
 def _add_sub(op: Opcode, count: int | None, results: int | None) -> Lanewise:
     sign = "+" if op.family == "add" else "-"
     check_count(op.text, count, (2,), "source")
-    if op.parts[-1] in _PAIRS:
+    if op.parts and op.parts[-1] in _PAIRS:
         kind = op.type(_PAIRS)
         if op.family == "sub":
             op.refuse(kind)
@@ -304,10 +304,13 @@ def _div_rem(op: Opcode, count: int | None, results: int | None) -> Lanewise:
         negative = a < 0 if remainder else (a < 0) ^ (b < 0)
         return np.where(b == 0, ones, np.where(negative, 0 - found, found)).view(DTYPES[kind])
 
-    scalar = None
-    if not is_signed:
-        sign = "%" if remainder else "//"
-        scalar = f"({{0}} {sign} {{1}} if {{1}} else {mask(bits)})"
+    sign = "%" if remainder else "//"
+    scalar = f"{{0}} {sign} {{1}}"
+    if is_signed:
+        x, y = _number(0, kind), _number(1, kind)
+        negative = f"{x} < 0" if remainder else f"({x} < 0) != ({y} < 0)"
+        scalar = f"(-1 if {negative} else 1) * (abs({x}) {sign} abs({y})) & {mask(bits)}"
+    scalar = f"({scalar} if {{1}} else {mask(bits)})"
     return Lanewise((kind, kind), (kind,), coerced(run, (kind, kind)), scalar)
 
 

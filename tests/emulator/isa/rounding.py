@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -120,37 +121,48 @@ def to_f16(values: Lanes, rounding: str) -> npt.NDArray[np.float16]:
     return rounded(values.astype(np.float64), FORMATS["f16"], rounding).astype(np.float16)
 
 
+def flush_wide(values: Lanes, kind: str, rounding: str) -> Lanes:
+    """float64 results that are subnormal in f32 or f16 as zeros.
+
+    Hardware decides after rounding, but before it limits the exponent (seen on sm_90): what rounds
+    to the smallest normal number with all its bits stays.
+    """
+    smallest, scale, close = _NORMAL[kind]
+    small = np.abs(values) < smallest
+    if not np.count_nonzero(small):
+        return values
+    tiny = small & (np.abs(close(values * scale, rounding)) < smallest * scale)
+    return values * ~tiny
+
+
+_NORMAL: dict[str, tuple[float, float, Callable[[Lanes, str], Lanes]]] = {
+    "f32": (2.0**-126, 2.0**64, to_f32),
+    "f16": (2.0**-14, 2.0**12, to_f16),
+}
+
+
 def to_bf16(values: Lanes, rounding: str) -> npt.NDArray[np.uint16]:
-    """float64 values as bfloat16 patterns; NaN becomes canonical."""
+    """float32 or float64 values as bfloat16 patterns; NaN becomes canonical."""
+    return np.where(np.isnan(values), np.uint16(0x7FFF), cut_to_bf16(values, rounding))
+
+
+def cut_to_bf16(values: Lanes, rounding: str) -> npt.NDArray[np.uint16]:
+    """Likewise, but NaN keeps its upper bits."""
     exact = rounded(values, FORMATS["bf16"], rounding).astype(np.float32)
-    patterns = (exact.view(np.uint32) >> 16).astype(np.uint16)
-    return np.where(np.isnan(exact), np.uint16(0x7FFF), patterns)
+    return (exact.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def from_bf16(patterns: Lanes) -> npt.NDArray[np.float32]:
     """bfloat16 patterns as float32."""
-    return np.left_shift(patterns, 16, dtype=np.uint32).view(np.float32)
+    values: npt.NDArray[np.float32] = patterns.view(ml_dtypes.bfloat16).astype(np.float32)
+    return values
 
 
-def encode(values: F64, form: Format, rounding: str, *, finite: bool) -> npt.NDArray[np.uint32]:
-    """Patterns of float64 values in a narrow format.
-
-    Args:
-        values: exact.
-        form: target.
-        rounding: a key of ``INTEGRAL``.
-        finite: ``.satfinite``: magnitudes beyond the largest number become that number.
-    """
-    numbers = rounded(values, form, rounding)
-    if finite:
-        numbers = np.clip(numbers, -form.largest, form.largest)
-    return encode_exact(numbers, form)
-
-
-def encode_exact(numbers: F64, form: Format) -> npt.NDArray[np.uint32]:
+def encode(numbers: F64, form: Format) -> npt.NDArray[np.uint32]:
     """Patterns of numbers that the format has; NaN becomes canonical."""
     magnitude = np.abs(np.where(np.isfinite(numbers), numbers, 0.0))
-    step = quantum(magnitude, form)
+    # Zero and subnormal numbers share the step of the smallest normal one.
+    step = quantum(np.maximum(magnitude, 2.0 ** (1 - form.bias)), form)
     # Adding the biased exponent carries the leading one of a normal mantissa.
     biased = step + form.mantissa + form.bias - 1
     patterns = np.ldexp(magnitude, -step).astype(np.int64) + (biased << form.mantissa)

@@ -1,6 +1,7 @@
-"""Bulk and cp.async groups of a warp: what commit_group closes and wait_group waits for."""
+"""Bulk and cp.async groups: what commit_group closes and wait_group waits for."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.emulator.findings import Where
@@ -11,52 +12,86 @@ if TYPE_CHECKING:
 
 
 class BulkGroups:
-    """Groups of one kind of asynchronous copy, in order.
+    """Groups of one kind of asynchronous copy of a warp, in order.
 
     Operations of a group are tagged with two components: ``reads`` (their sources have been read)
     and ``writes`` (their results are visible). Waiting for a group makes the warp come after its
-    clock.
+    clock. Groups are each thread's own (PTX ISA, async-group): a commit or wait that the lanes
+    which issued an operation have no part in does not count for it.
 
     Attributes:
         reads, writes: components.
-        open: number of the group that operations join now, from 1.
-        pending: groups of operations that have not run yet, in order.
+        clock: of the operations that are issued now, from 1.
+        pending: clocks of operations that have not run yet, in order.
     """
 
     def __init__(self, warp: "Warp", events: Events) -> None:
         self._warp = warp
         self.reads = events.new_component()
         self.writes = events.new_component()
-        self.open = 1
-        self.read_until = 0
-        self.written_until = 0
+        self.clock = 1
         self.pending: deque[int] = deque()
-        self._lines: dict[int, int] = {}
+        self._closed: list[int] = []  # last clock of each group
+        # Operations that nobody has waited for: clock -> lanes that issued them, and first line.
+        self._outstanding: dict[int, tuple[int, int]] = {}
         self.queue = ("group", self.reads)
 
-    def issued(self, line: int) -> int:
-        """An operation joins the open group; returns the group's number, its clock."""
-        self._lines.setdefault(self.open, line)
-        return self.open
+    def issued(self, line: int, lanes: int) -> int:
+        """An operation of ``lanes`` (a bit each) joins the open group; returns its clock."""
+        known, first = self._outstanding.get(self.clock, (0, line))
+        self._outstanding[self.clock] = known | lanes, first
+        return self.clock
 
-    def commit(self) -> None:
-        self.open += 1
+    def queue_work(self, clock: int, run: Callable[[], None], line: int) -> None:
+        """Hands over an operation's work, which ends its place among ``pending``."""
+        self.pending.append(clock)
 
-    def waited(self, allowed: int, reads_only: bool) -> None:
-        """All but the latest ``allowed`` groups are done; the warp comes after them."""
-        until = self.open - 1 - allowed
+        def counted() -> None:
+            self.pending.popleft()
+            run()
+
+        self._warp.issue("copies", self.queue, counted, line)
+
+    def mark(self) -> int:
+        """The clock of all operations so far; later ones are told apart from them."""
+        self.clock += 1
+        return self.clock - 1
+
+    def commit(self, lanes: int) -> None:
+        """Closes the open group, unless it holds operations of other lanes alone."""
+        start = self._closed[-1] if self._closed else 0
+        issuers = [bits for clock, (bits, _) in self._outstanding.items() if clock > start]
+        if issuers and not any(bits & lanes for bits in issuers):
+            return
+        self._closed.append(self.mark())
+
+    def until(self, allowed: int, lanes: int) -> int:
+        """Clock up to which a wait by ``lanes`` for all but the latest groups reaches."""
+        if allowed >= len(self._closed):
+            return 0
+        last = self._closed[-1 - allowed]
+        foreign = [c for c, (bits, _) in self._outstanding.items() if bits & ~lanes and c <= last]
+        return min(foreign) - 1 if foreign else last
+
+    def wait(self, until: int, reads_only: bool, proxy: bool = True) -> None:
+        """Completes what is pending up to a clock; the warp comes after it.
+
+        Args:
+            reads_only: whether results may still be on their way.
+            proxy: whether the async proxy made the copies; it sees others' after a fence only.
+        """
+        while self.pending and self.pending[0] <= until:
+            self._warp.cta.cluster.units.step_queue(self.queue)
         actor = self._warp.actor
         actor.finished(self.reads, until)
         if not reads_only:
-            actor.finished(self.writes, until)
-        self.read_until = max(self.read_until, until)
-        if not reads_only:
-            self.written_until = max(self.written_until, until)
+            actor.finished(self.writes, until, proxy=proxy)
+        for clock in [clock for clock in self._outstanding if clock <= until]:
+            del self._outstanding[clock]
 
     def unread(self) -> bool:
         """Whether an operation was issued that nobody waited for."""
-        return any(group > self.read_until for group in self._lines)
+        return bool(self._outstanding)
 
     def oldest(self) -> Where:
-        group = min(g for g in self._lines if g > self.read_until)
-        return self._warp.where(self._lines[group])
+        return self._warp.where(self._outstanding[min(self._outstanding)][1])

@@ -12,7 +12,8 @@ class Counters:
 
     Attributes:
         instructions: (warp index, family) -> warp instructions issued.
-        nbytes: path -> bytes: "global read", "global write", "copy global to shared", ...
+        nbytes: path -> bytes: "global read", "global write", "copy global to shared", ... The "HBM"
+            ones count each byte once: what a perfect L2 would still have to move.
         multiplies: (kind, M, N, K, CTAs) -> tensor core instructions.
         waits: barrier kind -> times a warp had to wait.
     """
@@ -23,6 +24,13 @@ class Counters:
         self.nbytes: Counter[str] = Counter()
         self.multiplies: Counter[tuple[str, int, int, int, int]] = Counter()
         self.waits: Counter[str] = Counter()
+
+    @property
+    def l2_hits(self) -> float:
+        """Share of the bytes read from global memory that a perfect L2 would have served."""
+        paths = ("global read", "copy global to shared", "cp.async")
+        total = sum(self.nbytes[path] for path in paths)
+        return 1 - self.nbytes["HBM read, each byte once"] / total if total else 0.0
 
     def add_blocks(self, warp: int, blocks_run: list[int]) -> None:
         """Adds a finished warp's executions of each basic block."""

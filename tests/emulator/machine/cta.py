@@ -4,7 +4,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.emulator.findings import BarrierMisuse, IllegalInstruction, OutOfBounds
+from tests.emulator.findings import (
+    BarrierMisuse,
+    ExitedPeer,
+    IllegalInstruction,
+    OutOfBounds,
+    UnfinishedStore,
+)
 from tests.emulator.machine.units import Units
 from tests.emulator.machine.warp import Warp
 from tests.emulator.memory.clocks import MBARRIER
@@ -167,9 +173,11 @@ class Cluster:
             )
         cta = self.ctas[rank]
         if not cta.alive:
-            raise OutOfBounds(
-                f"shared memory of CTA {cta.position} used after that CTA has exited; "
-                "a cluster barrier before its exit is missing"
+            self.launch.report(
+                ExitedPeer(
+                    f"shared memory of CTA {cta.position} used after that CTA has exited; "
+                    "a cluster barrier before its exit is missing"
+                )
             )
         return cta
 
@@ -182,9 +190,9 @@ class Cluster:
     def units_done_for(self, cta: Cta) -> None:
         """Bulk copies out of the CTA's shared memory must have read it before it goes."""
         for warp in cta.warps:
-            if warp.bulk_groups.unread():
+            if "bulk_groups" in warp.__dict__ and warp.bulk_groups.unread():
                 self.launch.report(
-                    BarrierMisuse(
+                    UnfinishedStore(
                         f"{warp.name} exits while bulk stores still read its shared memory; "
                         "cp.async.bulk.wait_group.read before the exit is missing",
                         warp.bulk_groups.oldest(),

@@ -55,6 +55,7 @@ class Gpu:
     Attributes:
         memory: global memory; ranges are registered before a launch.
         launches: the latest launch last.
+        findings: what was tolerated, over all launches.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Gpu:
         self.tolerated = tolerated
         self.strict_tensor_fences = strict_tensor_fences
         self.memory = GlobalMemory()
+        self.findings: list[EmulatorError] = []
         self.launches: deque[Launch] = deque(maxlen=16)
         self._variables: dict[tuple[int, str], Bytes] = {}
         self._modules: dict[str, Module] = {}

@@ -9,9 +9,8 @@ from tests.emulator.findings import (
     EmulatorError,
     IllegalInstruction,
     LaunchError,
-    MissingTensorFence,
+    UnwaitedLoad,
 )
-from tests.emulator.machine.bulk_groups import BulkGroups
 from tests.emulator.machine.counters import Counters
 from tests.emulator.machine.cta import Cta
 from tests.emulator.machine.schedule import Schedule
@@ -80,6 +79,7 @@ class Launch:
         self.events = Events()
         self.counters = Counters(program)
         self.findings: list[EmulatorError] = []
+        self._reported: set[tuple[type[EmulatorError], int]] = set()
         self._parameter_memory: LinearMemory | None = None
         self.traces: list[CtaTrace] | None = [] if traced else None
         self._open_traces: dict[Dimensions, CtaTrace] = {}
@@ -156,9 +156,6 @@ class Launch:
         self._open_traces[cta.position].warps.append(record)
         return record
 
-    def new_bulk_groups(self, warp: Warp) -> BulkGroups:
-        return BulkGroups(warp, self.events)
-
     def use_cta_group(self, group: int) -> None:
         """All tcgen05 instructions of a kernel must name the same cta_group (PTX ISA, tcgen05)."""
         if self._cta_group not in (0, group):
@@ -190,10 +187,16 @@ class Launch:
         """Takes a finding: raised at once, unless the chip was told to tolerate its kind."""
         if not isinstance(finding, self.gpu.tolerated):
             raise finding
-        self.findings.append(finding)
+        line = finding.where.line if finding.where else 0
+        if (type(finding), line) not in self._reported:
+            self._reported.add((type(finding), line))
+            self.findings.append(finding)
+            self.gpu.findings.append(finding)
 
     def run(self) -> None:
         for lint in self.program.lints:
-            self.report(MissingTensorFence(lint.fact, self.program.where(lint.line)))
+            self.report(UnwaitedLoad(lint.fact, self.program.where(lint.line)))
         self.scheduler.run()
-        self.gpu.memory.settle()
+        read, written = self.gpu.memory.settle()
+        self.counters.nbytes["HBM read, each byte once"] = read
+        self.counters.nbytes["HBM write, each byte once"] = written

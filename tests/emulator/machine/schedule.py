@@ -16,7 +16,6 @@ class Schedule:
         go
             on) or "random"ly in between, in any order their ordering rules allow.
         tensor: the same for the tensor core's instructions.
-        timeouts: mbarrier.try_wait gives up once before it succeeds, as its time limit allows.
         seed: of the random choices.
     """
 
@@ -24,7 +23,6 @@ class Schedule:
     warps: str = "in_order"
     copies: str = "eager"
     tensor: str = "eager"
-    timeouts: bool = False
     seed: int = 0
 
     def __str__(self) -> str:
@@ -35,13 +33,13 @@ class Schedule:
 
 
 EAGER = Schedule("eager")
-COPIES_LATE = Schedule("copies late", copies="late", timeouts=True)
+COPIES_LATE = Schedule("copies late", copies="late")
 TENSOR_LATE = Schedule("tensor late", tensor="late")
-ALL_LATE = Schedule("all late", copies="late", tensor="late", timeouts=True)
+ALL_LATE = Schedule("all late", copies="late", tensor="late")
 
 
 def randomised(seed: int) -> Schedule:
-    return Schedule(f"random {seed}", "random", "random", "random", True, seed)
+    return Schedule(f"random {seed}", "random", "random", "random", seed)
 
 
 STANDARD = (EAGER, COPIES_LATE, TENSOR_LATE, ALL_LATE, randomised(1), randomised(2))

@@ -24,11 +24,13 @@ class Scheduler:
         self.resident = resident
         self.clusters: list[Cluster] = []
         self.polls = 0
+        self._timed_out = False
         self._random = launch.schedule.random()
         self._mixed = launch.schedule.warps == "random"
 
     def resume(self, warp: Warp) -> None:
         self.polls = 0
+        self._timed_out = False
         warp.cta.cluster.ready.append(warp)
 
     def run(self) -> None:
@@ -47,11 +49,29 @@ class Scheduler:
                     continue
                 if not self.clusters:
                     return
+                if self._time_out():
+                    continue
                 self._stuck(Deadlock, "no warp can go on and nothing is in flight")
             cluster = self._random.choice(movable) if self._mixed else movable[0]
             self._turn(cluster)
             if not cluster.alive:
                 self.clusters.remove(cluster)
+
+    def _time_out(self) -> bool:
+        """Ends all waits that have a time limit, unless that has just been tried in vain."""
+        if self._timed_out:
+            return False
+        self._timed_out = True
+        limited = [
+            warp
+            for cluster in self.clusters
+            for cta in cluster.ctas
+            for warp in cta.warps
+            if warp.limited
+        ]
+        for warp in limited:
+            warp.time_out()
+        return bool(limited)
 
     def _start(self) -> bool:
         number = self.launch.next_cluster()
@@ -70,17 +90,21 @@ class Scheduler:
                 if units.idle:
                     return
                 units.step()
+                self._timed_out = False
         if cluster.ready and not units.may_step():
             ready = cluster.ready
             index = self._random.randrange(len(ready))
             self._run(cluster, ready.pop(index))
         elif not units.idle:
             units.step()
+            self._timed_out = False
 
     def _run(self, cluster: Cluster, warp: Warp) -> None:
         if not warp.run():
             warp.exited = True
+            self.launch.counters.add_blocks(warp.index, warp.blocks_run)
             self.polls = 0
+            self._timed_out = False
             warp.cta.warp_exited(warp)
         elif warp.ready:
             cluster.ready.append(warp)

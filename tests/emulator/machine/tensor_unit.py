@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from tests.emulator.findings import UnwaitedLoad
 from tests.emulator.memory.clocks import Origin, Snapshot
 from tests.emulator.memory.shadow import Access
 
@@ -53,6 +54,8 @@ class TensorUnit:
     def load_access(self, line: int) -> Access:
         launch, before = self._warp.launch, self._warp.actor.snapshot()
         event = self._event(self.loads, self.loads_clock, line, "tcgen05.ld read", "tensor")
+        if UnwaitedLoad in launch.gpu.tolerated:
+            self.wait_loads()
         return Access(launch.events, event, before, before.known["tensor"], launch.report)
 
     def store_access(self, line: int) -> Access:

@@ -1,5 +1,7 @@
 """A warp: 32 lanes, one program counter's worth of state, and its place in the machine."""
 
+import functools
+import re
 from collections.abc import Callable, Generator, Hashable
 from typing import TYPE_CHECKING
 
@@ -7,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.emulator.findings import DivergentExecution, EmulatorError, UninitialisedRead, Where
+from tests.emulator.machine.bulk_groups import BulkGroups
 from tests.emulator.machine.tensor_unit import TensorUnit
 from tests.emulator.machine.trace import Event, Key, WarpTrace
 from tests.emulator.machine.units import Work
@@ -31,7 +34,9 @@ class Warp:
         actor: its clocks.
         jitter: whether the schedule may take the turn away at synchronisation points.
         waits_for: what it is blocked on, for reports.
-        timed_out: PTX line of the mbarrier.try_wait that has just given up, under such a schedule.
+        gave_up: the mbarrier.try_wait that has just given up; only a second try in a row sleeps.
+        limited: whether it sleeps in a wait that has a time limit.
+        timed_out: whether the wait ended by its time limit.
         blocks_run: executions of each basic block.
         trace: what it did, or None where the launch is not traced.
         bulk_groups, copy_groups: of cp.async.bulk and of cp.async.
@@ -51,15 +56,27 @@ class Warp:
         self.ready = True
         self.waits_for: Callable[[], str] | None = None
         self.exited = False
-        self.timed_out: int | None = None
+        self.limited = False
+        self.gave_up: object = None
+        self.timed_out = False
+        self._wait_number = 0
         self.blocks_run = [0] * cta.launch.program.block_count
-        self.bulk_groups = cta.launch.new_bulk_groups(self)
         self.local = cta.launch.program.new_local_memory(self)
         self.cluster_generation: int | None = None
         self.trace: WarpTrace | None = cta.launch.new_trace(self)
-        self.copy_groups = cta.launch.new_bulk_groups(self)
-        self.tensor = TensorUnit(self)
         self.program: Program = cta.launch.program.start(self)
+
+    @functools.cached_property
+    def bulk_groups(self) -> BulkGroups:
+        return BulkGroups(self, self.launch.events)
+
+    @functools.cached_property
+    def copy_groups(self) -> BulkGroups:
+        return BulkGroups(self, self.launch.events)
+
+    @functools.cached_property
+    def tensor(self) -> TensorUnit:
+        return TensorUnit(self)
 
     @property
     def name(self) -> str:
@@ -111,17 +128,42 @@ class Warp:
 
     # Waiting
 
-    def blocked(self, waiters: list[Callable[[], None]], what: Callable[[], str]) -> None:
-        """Goes to sleep until ``waiters`` are woken; the generated code yields right after."""
+    def blocked(
+        self,
+        waiters: list[Callable[[], None]],
+        what: Callable[[], str],
+        limited: bool = False,
+    ) -> None:
+        """Goes to sleep until ``waiters`` are woken; the generated code yields right after.
+
+        Args:
+            waiters: list to join.
+            what: is waited for, for reports.
+            limited: whether the wait has a time limit, and ends by it when nothing else can go on.
+        """
         self.ready = False
         self.waits_for = what
-        waiters.append(self.wake)
+        self.limited = limited
+        self.timed_out = False
+        self._wait_number += 1
+        number = self._wait_number
+        waiters.append(lambda: self.wake(number))
 
-    def wake(self) -> None:
-        if not self.ready:
-            self.ready = True
-            self.waits_for = None
+    def wake(self, number: int) -> None:
+        if not self.ready and number == self._wait_number:
+            self._awake()
             self.launch.scheduler.resume(self)
+
+    def time_out(self) -> None:
+        """Ends a limited wait."""
+        self.timed_out = True
+        self._awake()
+        self.cta.cluster.ready.append(self)
+
+    def _awake(self) -> None:
+        self.ready = True
+        self.waits_for = None
+        self.limited = False
 
     # Lanes
 
@@ -154,7 +196,8 @@ class Warp:
             raise error.at(self.where(self._line_in(error))) from None
         except NameError as error:
             # The generated code holds registers in variables; nothing else there can be missing.
-            register = self.launch.program.register_of(error.name)
+            named = re.search(r"'(\w+)'", str(error))
+            register = self.launch.program.register_of(named.group(1)) if named else None
             if register is None:
                 raise
             raise UninitialisedRead(

@@ -15,6 +15,8 @@ up to
 brought
              up to ``generic`` by tcgen05.fence::after_thread_sync, and published by
              ::before_thread_sync.
+``inits``    whose mbarriers are initialised: fence.mbarrier_init publishes that much even through a
+             relaxed arrival on the cluster barrier.
 """
 
 from collections.abc import Callable
@@ -38,19 +40,24 @@ def join(into: Clock, other: Clock) -> None:
 
 @dataclass(slots=True)
 class Clocks:
-    """The three views; also what a release hands over."""
+    """The views; also what a release hands over."""
 
     generic: Clock = field(default_factory=dict)
     proxy: Clock = field(default_factory=dict)
     tensor: Clock = field(default_factory=dict)
+    inits: Clock = field(default_factory=dict)
 
     def copy(self) -> "Clocks":
-        return Clocks(self.generic.copy(), self.proxy.copy(), self.tensor.copy())
+        return Clocks(
+            self.generic.copy(), self.proxy.copy(), self.tensor.copy(), self.inits.copy()
+        )
 
     def join(self, other: "Clocks") -> None:
         """What an acquire learns. tcgen05 accesses do not come after it by that alone."""
         join(self.generic, other.generic)
         join(self.proxy, other.proxy)
+        if other.inits:
+            join(self.inits, other.inits)
 
 
 class Snapshot(Clocks):
@@ -177,10 +184,19 @@ class Actor:
             join(self.clocks.tensor, handed.generic)
         self._snapshot = None
 
-    def finished(self, component: int, clock: int, tensor: bool = False) -> None:
-        """Work of one of its own units is done: a group of copies, its tcgen05.ld or .st."""
+    def finished(
+        self, component: int, clock: int, tensor: bool = False, proxy: bool = True
+    ) -> None:
+        """Work of one of its own units is done: a group of copies, its tcgen05.ld or .st.
+
+        Args:
+            tensor: a tcgen05.ld or .st.
+            proxy: whether the async proxy sees it, which it does of what it has done itself.
+        """
         clocks = self.clocks
-        views = [clocks.tensor] if tensor else [clocks.generic, clocks.proxy, clocks.tensor]
+        views = [clocks.tensor] if tensor else [clocks.generic, clocks.tensor]
+        if proxy and not tensor:
+            views.append(clocks.proxy)
         if tensor and not self.strict:
             views.append(clocks.generic)
         for view in views:
@@ -191,6 +207,14 @@ class Actor:
         """fence.proxy.async: generic writes so far are visible to the async proxy."""
         join(self.clocks.proxy, self.clocks.generic)
         self._snapshot = None
+
+    def fence_inits(self) -> None:
+        """fence.mbarrier_init: even a relaxed cluster arrival publishes the mbarriers so far."""
+        self.clocks.inits[self.component] = self.now
+
+    def relaxed(self) -> Clocks:
+        """What a relaxed arrival hands over."""
+        return Clocks(inits=self.clocks.inits.copy())
 
     def fence_tensor_before(self) -> None:
         """tcgen05.fence::before_thread_sync: releases from here on publish finished tcgen05

@@ -1,5 +1,7 @@
 """Byte-addressed memory: shared memory of a CTA, local memory of a warp, one global allocation."""
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -46,14 +48,21 @@ class LinearMemory:
         self.data = data
         self.granule = granule
         self.writable = writable
-        granules = -(-self.nbytes // granule)
-        # Whole 16-byte items, so that the shadow can be viewed at every access width.
-        self.shadow = Shadow(-(-granules // 16) * 16, name, initialised)
+        self._initialised = initialised
         self._views: dict[int, npt.NDArray[np.generic]] = {}
+
+    @functools.cached_property
+    def shadow(self) -> Shadow:
+        """Made when first used. Of whole 16-byte items, to be viewed at every access width."""
+        granules = -(-self.nbytes // self.granule)
+        return Shadow(-(-granules // 16) * 16, self.name, self._initialised)
 
     def regrain(self, granule: int) -> None:
         """Starts the shadow anew with entries of ``granule`` bytes, keeping what is initialised."""
         if granule == self.granule:
+            return
+        if "shadow" not in self.__dict__:
+            self.granule = granule
             return
         coarse = self.shadow.writer != NEVER
         if granule < self.granule:
@@ -61,10 +70,23 @@ class LinearMemory:
         else:
             written = coarse.reshape(-1, granule // self.granule).all(1)
         self.granule = granule
-        granules = -(-self.nbytes // granule)
-        self.shadow = Shadow(-(-granules // 16) * 16, self.name, self.shadow.initialised)
+        del self.shadow
         size = min(written.size, self.shadow.writer.size)
         self.shadow.writer[:size][written[:size]] = HOST
+
+    def settle(self) -> tuple[int, int]:
+        """The launch is over: what it wrote counts as the host's.
+
+        Returns:
+            Bytes that it read and bytes that it wrote, each counted once.
+        """
+        if "shadow" not in self.__dict__:
+            return 0, 0
+        shadow = self.shadow
+        read = int(np.count_nonzero(shadow.reader)) * self.granule
+        written = int(np.count_nonzero(shadow.writer > HOST)) * self.granule
+        shadow.settle()
+        return min(read, self.nbytes), min(written, self.nbytes)
 
     def contains(self, address: int) -> bool:
         return 0 <= address - self.base < self.nbytes

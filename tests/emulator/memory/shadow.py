@@ -63,6 +63,7 @@ class Access:
             self.known.add(earlier)
         elif not (mine.strong and theirs.strong):
             self.report(self._race(earlier, memory, verb))
+            self.known.add(earlier)
 
     def after_reads(self, number: int, memory: str, verb: str) -> None:
         """Checks that the reads behind reader ``number`` happen before this write."""
@@ -76,6 +77,7 @@ class Access:
                 self.known.add(earlier)
             elif not (mine.strong and self.events.origin[earlier].strong):
                 self.report(self._race(earlier, memory, verb))
+                self.known.add(earlier)
 
     def _view(self, generic_write: bool) -> Clock:
         proxy = self.events.origin[self.event].proxy

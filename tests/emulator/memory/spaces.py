@@ -116,9 +116,10 @@ class GlobalMemory:
             rest = rest[~inside]
         return found
 
-    def settle(self) -> None:
-        for memory in self._memories:
-            memory.shadow.settle()
+    def settle(self) -> tuple[int, int]:
+        """:meth:`LinearMemory.settle` of all allocations: distinct bytes read and written."""
+        totals = [memory.settle() for memory in self._memories]
+        return sum(read for read, _ in totals), sum(written for _, written in totals)
 
     def regrain(self, granule: int) -> None:
         """Shadow entries of ``granule`` bytes from here on."""

@@ -1,5 +1,6 @@
 """Tensor memory of one CTA: 128 lanes by 512 columns of 32 bits, allocated by columns."""
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ class TensorMemory:
     """Data, shadow and allocation table.
 
     Attributes:
-        cells: the data, ``[lane, column]``.
+        cells: the data, ``[lane, column]``; made when first used, as most kernels use none.
         owner: per column, the number of its allocation, 0 where free.
         relinquished: whether the CTA has given up its right to allocate.
         waiters: warps that wait for columns.
@@ -33,14 +34,20 @@ class TensorMemory:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.cells: Cells = np.zeros((LANES, COLUMNS), np.uint32)
-        self.shadow = Shadow((LANES, COLUMNS), name)
         self.owner: npt.NDArray[np.int32] = np.zeros(COLUMNS, np.int32)
         self.relinquished = False
         self._allocations: dict[int, int] = {}
         self._count = 0
         self.waiters: list[Callable[[], None]] = []
         self.promised: list[tuple[int, int]] = []
+
+    @functools.cached_property
+    def cells(self) -> Cells:
+        return np.zeros((LANES, COLUMNS), np.uint32)
+
+    @functools.cached_property
+    def shadow(self) -> Shadow:
+        return Shadow((LANES, COLUMNS), self.name)
 
     def find(self, columns: int) -> int | None:
         """First column of a free range of ``columns``, aligned to its size; None if there is

@@ -96,8 +96,7 @@ def parse(text: str) -> Module:
         UnknownInstruction: it uses a directive that is not modelled, such as a device function.
     """
     tokens = _Tokens(text)
-    module = Module(target="", kernels={}, variables={}, lines=tokens.lines)
-    files: dict[int, str] = {}
+    module = Module(target="", kernels={}, variables={}, lines=tokens.lines, files={})
     while tokens.peek():
         word = tokens.next()
         if word == ".version":
@@ -110,13 +109,13 @@ def parse(text: str) -> Module:
             tokens.next()
         elif word == ".file":
             number = int(tokens.next())
-            files[number] = tokens.next().strip('"')
+            module.files[number] = tokens.next().strip('"')
             while tokens.accept(","):
                 tokens.next()
         elif word in (".visible", ".weak", ".extern", ".common", ".alias", ".blocksareclusters"):
             continue
         elif word == ".entry":
-            kernel = _kernel(tokens, files)
+            kernel = _kernel(tokens)
             module.kernels[kernel.name] = kernel
         elif word in (".shared", ".global", ".const"):
             variable = _variable(tokens, word[1:])
@@ -202,7 +201,7 @@ def _initialiser(tokens: _Tokens, width: int, nbytes: int) -> bytes:
     return b"".join(v.to_bytes(width, "little") for v in values).ljust(nbytes, b"\0")
 
 
-def _kernel(tokens: _Tokens, files: dict[int, str]) -> Kernel:
+def _kernel(tokens: _Tokens) -> Kernel:
     kernel = Kernel(tokens.next())
     if tokens.accept("("):
         while not tokens.accept(")"):
@@ -229,7 +228,7 @@ def _kernel(tokens: _Tokens, files: dict[int, str]) -> Kernel:
             tokens.at -= 1
             raise tokens.error(f"unknown kernel directive {word!r}")
     try:
-        _Body(tokens, files, kernel).read()
+        _Body(tokens, kernel).read()
     except (PtxSyntaxError, UnknownInstruction) as error:
         if error.where is not None and not error.where.kernel:
             error.where = replace(error.where, kernel=kernel.name)
@@ -240,14 +239,15 @@ def _kernel(tokens: _Tokens, files: dict[int, str]) -> Kernel:
 class _Body:
     """Reads a kernel's statements. Braces open scopes whose registers get names of their own."""
 
-    def __init__(self, tokens: _Tokens, files: dict[int, str], kernel: Kernel) -> None:
+    def __init__(self, tokens: _Tokens, kernel: Kernel) -> None:
         self.tokens = tokens
-        self.files = files
         self.kernel = kernel
         self.scopes: list[dict[str, str]] = [{}]
         self.opened = 0
+        self.scope_starts: list[tuple[int, int, list[str]]] = [(0, 0, [])]
+        self.call_parameters: set[str] = set()
         self.source = -1
-        self.source_index: dict[str, int] = {}
+        self.source_index: dict[tuple[int, int], int] = {}
 
     def read(self) -> None:
         tokens, kernel = self.tokens, self.kernel
@@ -257,9 +257,10 @@ class _Body:
                 tokens.next()
                 self.opened += 1
                 self.scopes.append({})
+                self.scope_starts.append((len(kernel.body), self.opened, []))
             elif token == "}":
                 tokens.next()
-                self.scopes.pop()
+                self._close_scope()
                 if not self.scopes:
                     return
             elif token == "":
@@ -267,10 +268,36 @@ class _Body:
             elif token[0] == ".":
                 self._directive(tokens.next())
             elif tokens.items[tokens.at + 1][1] == ":":
-                kernel.labels[tokens.next()] = len(kernel.body)
+                self._label(tokens.next())
                 tokens.next()
             else:
                 self._instruction()
+
+    def _label(self, name: str) -> None:
+        """A label; inside of a scope it is known there alone, under a name of its own."""
+        _, number, labels = self.scope_starts[-1]
+        if number:
+            labels.append(name)
+            name = f"{name}.{number}"
+        if name in self.kernel.labels:
+            raise self.tokens.error(f"label {name} is defined twice")
+        self.kernel.labels[name] = len(self.kernel.body)
+
+    def _close_scope(self) -> None:
+        self.scopes.pop()
+        start, number, labels = self.scope_starts.pop()
+        if not labels:
+            return
+        body = self.kernel.body
+        for index in range(start, len(body)):
+            operands = tuple(
+                Symbol(f"{o.name}.{number}", o.offset)
+                if isinstance(o, Symbol) and o.name in labels
+                else o
+                for o in body[index].operands
+            )
+            if operands != body[index].operands:
+                body[index] = replace(body[index], operands=operands)
 
     def _directive(self, word: str) -> None:
         tokens = self.tokens
@@ -292,6 +319,8 @@ class _Body:
             self._location()
         elif word in (".shared", ".local"):
             self.kernel.variables.append(_variable(tokens, word[1:]))
+        elif word == ".param":
+            self._call_parameter()
         elif word == ".pragma":
             tokens.next()
             tokens.expect(";")
@@ -306,6 +335,56 @@ class _Body:
         self.scopes[-1][name] = inner
         self.kernel.registers[inner] = kind
 
+    def _call_parameter(self) -> None:
+        """A parameter or result of a call: a register that st.param and ld.param move."""
+        variable = _variable(self.tokens, "param")
+        self.tokens.expect(";")
+        if variable.nbytes not in (4, 8):
+            raise self._unknown(
+                f"call parameter {variable.name} of {variable.nbytes} bytes is not modelled, "
+                "4 and 8 are"
+            )
+        self._declare(variable.name, f"b{8 * variable.nbytes}")
+        self.call_parameters.add(self._name(variable.name))
+
+    def _call(self) -> tuple[Operand, ...]:
+        """``(results), function, (arguments)`` as a vector, a symbol and a vector."""
+        tokens = self.tokens
+        found = self._parameter_list() if tokens.peek() == "(" else Vector(())
+        tokens.accept(",")
+        function = Symbol(tokens.next())
+        arguments = self._parameter_list() if tokens.accept(",") else Vector(())
+        if tokens.peek() != ";":
+            raise self._unknown(f"call of {function.name} through a pointer is not modelled")
+        return found, function, arguments
+
+    def _parameter_list(self) -> Vector:
+        tokens = self.tokens
+        items = []
+        tokens.expect("(")
+        while not tokens.accept(")"):
+            items.append(self._operand())
+            tokens.accept(",")
+        return Vector(tuple(items))
+
+    def _move_of_parameter(self, opcode: str, operands: list[Operand]) -> tuple[str, list[Operand]]:
+        """``st.param`` to, or ``ld.param`` from, a call's parameter as the move that it is."""
+        place = 0 if opcode.startswith("st.") else 1
+        address = operands[place]
+        if not isinstance(address, Address) or not isinstance(address.start, Register):
+            return opcode, operands
+        name = address.start.name
+        if name not in self.call_parameters:
+            return opcode, operands
+        kind = self.kernel.registers[name]
+        if address.offset or TYPE_BITS.get(opcode.split(".")[-1]) != TYPE_BITS[kind]:
+            raise self._unknown(f"{opcode} of a part of call parameter {name} is not modelled")
+        return f"mov.{kind}", [*operands[:place], address.start, *operands[place + 1 :]]
+
+    def _unknown(self, fact: str) -> UnknownInstruction:
+        line = self.tokens.line
+        return UnknownInstruction(fact, Where(self.kernel.name, line, self.tokens.lines[line - 1]))
+
     def _location(self) -> None:
         tokens = self.tokens
         number, line = int(tokens.next()), int(tokens.next())
@@ -319,11 +398,11 @@ class _Body:
             else:
                 for _ in range(3):
                     tokens.next()
-        name = f"{self.files.get(number, number)}:{line}"
-        if name not in self.source_index:
-            self.source_index[name] = len(self.kernel.sources)
-            self.kernel.sources.append(name)
-        self.source = self.source_index[name]
+        place = (number, line)
+        if place not in self.source_index:
+            self.source_index[place] = len(self.kernel.sources)
+            self.kernel.sources.append(place)
+        self.source = self.source_index[place]
 
     def _instruction(self) -> None:
         tokens = self.tokens
@@ -334,15 +413,14 @@ class _Body:
             guard = self._name(tokens.next())
         opcode = tokens.next()
         operands: list[Operand] = []
-        if opcode == "call":
-            raise UnknownInstruction(
-                "call: device functions are not modelled",
-                Where(self.kernel.name, line, tokens.lines[line - 1]),
-            )
+        if opcode.split(".")[0] == "call":
+            operands += self._call()
         while not tokens.accept(";"):
             operands.append(self._operand())
             if not tokens.accept(",") and tokens.peek() != ";":
                 raise tokens.error(f"expected ',' or ';', found {tokens.peek()!r}")
+        if opcode.startswith(("st.param", "ld.param")):
+            opcode, operands = self._move_of_parameter(opcode, operands)
         self.kernel.body.append(
             Instruction(
                 opcode,

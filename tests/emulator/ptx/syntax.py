@@ -132,7 +132,7 @@ class Kernel:
         max_block: product of ``.maxntid``, or None.
         required_cluster: ``.reqnctapercluster``, or None.
         variables: shared and local variables declared inside of it.
-        sources: ``file:line`` strings.
+        sources: places in the kernel's own source, as (file number, line).
     """
 
     name: str
@@ -144,7 +144,7 @@ class Kernel:
     max_block: int | None = None
     required_cluster: tuple[int, int, int] | None = None
     variables: list[Variable] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
+    sources: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -156,9 +156,11 @@ class Module:
         kernels: entry name -> kernel.
         variables: module-scope variables by name.
         lines: the text, for reports.
+        files: names by number; the text may give them last.
     """
 
     target: str
     kernels: dict[str, Kernel]
     variables: dict[str, Variable]
     lines: list[str]
+    files: dict[int, str]

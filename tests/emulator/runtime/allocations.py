@@ -62,9 +62,10 @@ def live_storages() -> list[Range]:
     """The storage of every CPU tensor that Python can reach, each once."""
     torch = sys.modules["torch"]
     found: dict[int, Range] = {}
-    for item in gc.get_objects():
-        # Not isinstance: torch's own check runs Python code, and there are many objects.
-        if not issubclass(type(item), torch.Tensor) or item.device.type != "cpu":
+    # Not isinstance: there are many objects, and torch's own check runs Python code.
+    kinds = _with_subclasses(torch.Tensor)
+    for item in [item for item in gc.get_objects() if type(item) in kinds]:
+        if item.device.type != "cpu":
             continue
         storage = item.untyped_storage()
         address, nbytes = storage.data_ptr(), storage.nbytes()
@@ -73,6 +74,13 @@ def live_storages() -> list[Range]:
             # The whole storage: the tensor at hand may be a view of it.
             found[address] = Range(address, nbytes, f"{kind}[{nbytes // item.element_size()}]")
     return list(found.values())
+
+
+def _with_subclasses(kind: type[object]) -> set[type[object]]:
+    found = {kind}
+    for subclass in kind.__subclasses__():
+        found |= _with_subclasses(subclass)
+    return found
 
 
 class WithLiveStorages:

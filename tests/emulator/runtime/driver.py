@@ -65,7 +65,7 @@ class Driver:
         self._local = threading.local()
         self._handles: dict[int, LoadedKernel | str] = {}
         self._next_handle = 1
-        self._calls = {
+        self._calls: dict[str, Callable[..., None]] = {
             "_cudaLibraryLoadData": self._load,
             "_cuLibraryLoadData": self._load,
             "_cudaLibraryUnload": self._unload,
@@ -100,8 +100,7 @@ class Driver:
                 raise UnmodelledCall(f"{name.decode()}: the emulator's runtime does not model it")
             call(*words[:count])
         except BaseException as error:  # whatever it is, the host code's caller has to see it
-            if self.pending is None:
-                self._local.pending = error
+            self._local.pending = error
             self._set_detail(f"{type(error).__name__}: {error}")
             if isinstance(error, UnmodelledCall):
                 return _NOT_SUPPORTED
@@ -110,7 +109,7 @@ class Driver:
 
     @property
     def pending(self) -> BaseException | None:
-        """The first exception of this thread's host code that nobody has taken yet."""
+        """The latest exception of this thread's host code, unless somebody has taken it."""
         return getattr(self._local, "pending", None)
 
     def take_pending(self) -> BaseException | None:

@@ -1,11 +1,10 @@
 """Making CuTe DSL launch into an emulated device instead of a GPU.
 
     runtime = shim.install(Gpu())        # before anything imports cutlass
-    compiled = cute.compile(...)         # as on a GPU
-    with runtime.raising():
-        compiled(...)                    # findings of the emulator come out as they are
+    compiled = cute.compile(..., options="--enable-tvm-ffi")
+    compiled(...)                        # raises the emulator's findings as they are
 
-Functions compiled for TVM FFI raise findings by themselves, without :meth:`Runtime.raising`.
+A function compiled without TVM FFI takes ``runtime.bind(compiled)`` before its first call.
 """
 
 import atexit
@@ -66,21 +65,33 @@ class Runtime:
         if pending is not None:
             raise pending
 
-    @staticmethod
-    def bind(compiled: Any) -> Any:
-        """Prepares a function compiled without TVM FFI for its first call.
+    def bind(self, compiled: Any) -> Any:
+        """Makes a function compiled without TVM FFI callable, and raise findings as they are.
 
         CuTe would count devices and unload the library through CUDA's own Python bindings, which
         know nothing of this runtime.
         """
-        load = compiled._load_cuda_library
+        load, to = compiled._load_cuda_library, compiled.to
 
         def load_and_forget() -> list[object]:
-            load()
+            with self.raising():
+                load()
             return []
+
+        def to_raising(device: object = None) -> Any:
+            executor = to(device)
+            run = executor.run_compiled_program
+
+            def run_raising(arguments: list[object]) -> object:
+                with self.raising():
+                    return run(arguments)
+
+            executor.run_compiled_program = run_raising
+            return executor
 
         compiled.num_devices = 1
         compiled._load_cuda_library = load_and_forget
+        compiled.to = to_raising
         return compiled
 
     def error_class(self) -> type[BaseException]:

@@ -107,15 +107,14 @@ class ClusterBarrier:
     def __str__(self) -> str:
         return f"cluster barrier: {len(self.arrived)} of {self.expected} warps arrived"
 
-    def arrive(self, warp: tuple[int, int], clocks: Clocks | None) -> int:
-        """Counts a warp; ``clocks`` is None for .relaxed. Returns the generation."""
+    def arrive(self, warp: tuple[int, int], clocks: Clocks) -> int:
+        """Counts a warp. Returns the generation."""
         if warp in self.arrived:
             raise BarrierMisuse(
                 "barrier.cluster.arrive twice without a barrier.cluster.wait in between"
             )
         self.arrived.add(warp)
-        if clocks is not None:
-            self._arriving.join(clocks)
+        self._arriving.join(clocks)
         generation = self.generation
         self._settle()
         return generation

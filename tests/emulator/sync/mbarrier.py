@@ -75,12 +75,12 @@ class MBarrier:
         self._transact(-nbytes)
         self._settle()
 
-    def drop(self, clocks: Clocks | None) -> int:
-        """mbarrier.arrive_drop: one arrival now, and one fewer in all later phases."""
-        if self.expected <= 1 and self.pending == 0:
-            raise BarrierMisuse(f"arrive_drop on {self}")
-        self.expected -= 1
-        return self.arrive(clocks)
+    def drop(self, clocks: Clocks | None, count: int = 1) -> int:
+        """mbarrier.arrive_drop: arrivals now, and as many fewer in all later phases."""
+        if count > self.expected:
+            raise BarrierMisuse(f"arrive_drop of {count} on {self}")
+        self.expected -= count
+        return self.arrive(clocks, count)
 
     def _transact(self, nbytes: int) -> None:
         self.transactions += nbytes

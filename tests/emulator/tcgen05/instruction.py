@@ -271,7 +271,8 @@ def _decode_block_scaled(word: int, kind: Kind, cta_group: int, scales: int) -> 
         m=(word >> 27 & 0b11) << 7,
         n=(word >> 17 & 0b111111) << 3,
         a=_element(kind.operands, word >> 7 & 0b111, "A", kind),
-        b=_element(kind.operands, word >> 10 & 0b111, "B", kind),
+        # Four-bit kinds have two bits for B's type; bit 12 belongs to sparse A.
+        b=_element(kind.operands, word >> 10 & (0b11 if kind.k == 64 else 0b111), "B", kind),
         d=Element.F32,
         negate_a=bool(word >> 13 & 1),
         negate_b=bool(word >> 14 & 1),

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from tests.emulator.findings import IllegalInstruction, OutOfBounds, TensorMemoryMisuse
+from tests.emulator.findings import IllegalInstruction, LaneReach, OutOfBounds
 from tests.emulator.tcgen05.formats import Words
 from tests.emulator.tcgen05.tensor_memory_layout import COLUMNS, SUBPARTITION, Address
 
@@ -111,7 +111,7 @@ def check_access(part: Fragment, address: Address, warp: int) -> None:
         warp: index of the warp in its CTA.
 
     Raises:
-        TensorMemoryMisuse: the lanes are not in the warp's quarter (PTX ISA 9.7.16.8.1).
+        LaneReach: the lanes are not in the warp's quarter (PTX ISA 9.7.16.8.1).
         IllegalInstruction: the lane is not where the shape may begin (assumed).
         OutOfBounds: the columns end beyond the last one.
     """
@@ -119,7 +119,7 @@ def check_access(part: Fragment, address: Address, warp: int) -> None:
     quarter = warp % 4
     if lane // SUBPARTITION != quarter:
         first = quarter * SUBPARTITION
-        raise TensorMemoryMisuse(
+        raise LaneReach(
             f"tcgen05.ld/st by warp {warp} at lane {lane}: it reaches lanes {first} to {first + 31}"
             " only, those of its index modulo 4 (PTX ISA 9.7.16.8.1)"
         )

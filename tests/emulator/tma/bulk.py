@@ -62,11 +62,6 @@ def check_reduction(operation: str, kind: str, destination: str, noftz: bool = F
         )
 
 
-def flushes(operation: str, kind: str) -> bool:
-    """Whether cp.reduce.async.bulk flushes subnormals (PTX ISA 9.7.9.25.4.2)."""
-    return (operation, kind) == ("add", "f32")
-
-
 @lru_cache(maxsize=256)
 def byte_mask(mask: int, nbytes: int) -> npt.NDArray[np.bool_]:
     """Which of ``nbytes`` bytes a copy with .cp_mask writes: bit i is byte i of every 16."""

@@ -86,6 +86,12 @@ def _shape_objection(tensor_map: TensorMap) -> str | None:
     return None
 
 
+def _moved_bytes(tensor_map: TensorMap) -> int:
+    """Bytes of a box as the driver counts them: whole element strides alone."""
+    steps = zip(tensor_map.box, tensor_map.element_strides, strict=True)
+    return prod(b // s for b, s in steps) * tensor_map.element_type.bits // 8
+
+
 def _box_objection(tensor_map: TensorMap) -> str | None:
     kind, box, swizzle = tensor_map.element_type, tensor_map.box, tensor_map.swizzle
     if any(not 1 <= extent <= 256 for extent in box):
@@ -99,8 +105,8 @@ def _box_objection(tensor_map: TensorMap) -> str | None:
     row = 128 if kind.padded else box[0] * kind.bits // 8
     if swizzle and not tensor_map.interleave and row > swizzle.span:
         return f"box rows of {row} bytes, accepted up to {swizzle.span} with swizzle {swizzle.name}"
-    if prod(box) * kind.bits // 8 > _LARGEST_BOX:
-        return f"box {box} of {prod(box) * kind.bits // 8} bytes, accepted up to {_LARGEST_BOX}"
+    if _moved_bytes(tensor_map) > _LARGEST_BOX:
+        return f"box {box} of {_moved_bytes(tensor_map)} bytes, accepted up to {_LARGEST_BOX}"
     if tensor_map.nan_fill and not kind.floating:
         return f"NaN fill of {kind.name}, accepted for floating-point types"
     if kind.padded:
@@ -156,8 +162,7 @@ def encode(tensor_map: TensorMap, capability: int = 100) -> bytes:
     high = sum((stride >> 32) << 4 * i for i, stride in enumerate(strides))
     word_6 = sum(step << 3 * i for i, step in enumerate(steps)) | box[0] << 24
     # Words 8 and 9 are the driver's notes: bytes of a box, and the swizzle's period.
-    moved = prod(b // s for b, s in zip(tensor_map.box, tensor_map.element_strides, strict=True))
-    notes = (moved * kind.bits // 8, 1024 if swizzle > Swizzle.B128 else swizzle.period)
+    notes = (_moved_bytes(tensor_map), 1024 if swizzle > Swizzle.B128 else swizzle.period)
     words = (tensor_map.address, word_1, *low, high, *dims, word_6)
     lanes = sum(extent << 8 * i for i, extent in enumerate(box[1:]))
     return struct.pack("<Q12I3Q48x", *words, lanes, *notes)

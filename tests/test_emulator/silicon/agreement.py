@@ -27,8 +27,8 @@ def close(got: Array, want: Array, tolerance: Tolerance) -> npt.NDArray[np.bool_
     """
     kind = tolerance.format
     dtype = f"u{_BITS[kind] // 8}"
-    mine, theirs = _values(got.view(dtype), kind), _values(want.view(dtype), kind)
     with np.errstate(invalid="ignore", over="ignore"):
+        mine, theirs = _values(got.view(dtype), kind), _values(want.view(dtype), kind)
         _, exponents = np.frexp(theirs)
         unit = np.maximum(np.ldexp(1.0, exponents - 1 - _MANTISSA[kind]), _LEAST[kind])
         near = np.abs(mine - theirs) <= np.maximum(tolerance.ulps * unit, tolerance.absolute)
@@ -47,7 +47,8 @@ def row_agrees(got: Array, want: Array, tolerance: Tolerance | None) -> npt.NDAr
     same: npt.NDArray[np.bool_] = np.equal(got, want)
     if tolerance is None or same.all():
         return same
-    return same | close(np.ascontiguousarray(got), np.ascontiguousarray(want), tolerance)
+    same = same | close(np.ascontiguousarray(got), np.ascontiguousarray(want), tolerance)
+    return same
 
 
 def disagreements(case: Case, result: Recorded, outputs: dict[str, Array]) -> Iterator[str]:

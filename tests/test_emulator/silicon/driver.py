@@ -151,7 +151,7 @@ class Gpu:
             self.call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def launch(self, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Outputs of a case, and the descriptors of its maps with addresses relative to their array."""
+        """Outputs of a case, and its maps' descriptors with addresses relative to their array."""
         function = self._function(case)
         addresses = {n: self.allocate(a) for n, a in (*case.inputs.items(), *case.outputs.items())}
         held: list[object] = [ctypes.c_uint64(a) for a in addresses.values()]

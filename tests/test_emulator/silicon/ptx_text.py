@@ -15,7 +15,7 @@ def module(
     Args:
         pointers: global arrays, each a ``.u64`` parameter that the body finds in ``%<name>``.
         body: lines of instructions.
-        maps: tensor maps, each a 128-byte parameter whose generic address the body finds in ``%<name>``.
+        maps: tensor maps, 128-byte parameters whose generic addresses the body finds likewise.
         declarations: module-scope variables.
     """
     pointers, maps = list(pointers), list(maps)

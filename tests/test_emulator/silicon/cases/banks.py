@@ -10,23 +10,38 @@ from tests.test_emulator.silicon.case import Array, random_array
 LANES = 512
 FLOAT_LANES = 1024
 
-_U16 = (0, 1, 2, 3, 15, 16, 0x7F, 0x80, 0xFF, 0x100, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF)
-_U32 = (0, 1, 2, 31, 32, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x55555555, 0x7FFFFFFF, 0x80000000,
-        0x80000001, 0xFFFFFFFE, 0xFFFFFFFF)  # fmt: skip
+_U16 = (0, 1, 2, 3, 15, 16, 0x7F, 0x80, 0xFF, 0x100, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE,
+        0xFFFF)  # fmt: skip
+_U32 = (0, 1, 2, 31, 32, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x55555555, 0x7FFFFFFF,
+        0x80000000, 0x80000001, 0xFFFFFFFE, 0xFFFFFFFF)  # fmt: skip
 _U64 = (0, 1, 2, 63, 64, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 32, 0x5555555555555555,
-        (1 << 53) + 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 2, (1 << 64) - 1)  # fmt: skip
-# Zeros, denormals, normals and their neighbours, overflow edges, infinities, NaN (0x7ff7 is what TMA fills in).
-_F16 = (0, 0x8000, 1, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x8400, 0x3C00, 0xBC00, 0x3C01, 0x3BFF, 0x3E00,
-        0x3800, 0x4200, 0x6800, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFE01, 0x7C01, 0x7FF7)  # fmt: skip
-_BF16 = (0, 0x8000, 1, 0x8001, 0x007F, 0x807F, 0x0080, 0x8080, 0x3F80, 0xBF80, 0x3F81, 0x3F7F, 0x3FC0,
-         0x3F00, 0x4040, 0x4B00, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0, 0xFFC1, 0x7F81, 0x7FF7)  # fmt: skip
-_F32 = (0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x807FFFFF, 0x00800000, 0x80800000, 0x3F800000,
-        0xBF800000, 0x3F800001, 0x3F7FFFFF, 0x3FC00000, 0x33800000, 0x40400000, 0x4B000001, 0x7F7FFFFF,
-        0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0xFFA00000)  # fmt: skip
-_F64 = (0, 1 << 63, 1, 0x000FFFFFFFFFFFFF, 0x8010000000000000, 0x3FF0000000000000, 0xBFF0000000000001,
-        0x3CA0000000000000, 0x4340000000000001, 0x47EFFFFFF0000000, 0x7FEFFFFFFFFFFFFF,
-        0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000000, 0xFFF8000012345678,
-        0x7FF0000000000001)  # fmt: skip
+        (1 << 53) + 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 2,
+        (1 << 64) - 1)  # fmt: skip
+# Zeros, denormals, normals and their neighbours, overflow edges, infinities and NaN; 0x7ff7 is what
+# tensor copies fill in.
+_F16 = (0, 0x8000, 1, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x8400, 0x3C00, 0xBC00, 0x3C01, 0x3BFF,
+        0x3E00, 0x3800, 0x4200, 0x6800, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFE01, 0x7C01,
+        0x7FF7)  # fmt: skip
+_BF16 = (0, 0x8000, 1, 0x8001, 0x007F, 0x807F, 0x0080, 0x8080, 0x3F80, 0xBF80, 0x3F81, 0x3F7F,
+         0x3FC0, 0x3F00, 0x4040, 0x4B00, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0, 0xFFC1, 0x7F81,
+         0x7FF7)  # fmt: skip
+_F32 = (0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x807FFFFF, 0x00800000, 0x80800000,
+        0x3F800000, 0xBF800000, 0x3F800001, 0x3F7FFFFF, 0x3FC00000, 0x33800000, 0x40400000,
+        0x4B000001, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345,
+        0x7F800001, 0xFFA00000)  # fmt: skip
+_F64 = (0, 1 << 63, 1, 0x000FFFFFFFFFFFFF, 0x8010000000000000, 0x3FF0000000000000,
+        0xBFF0000000000001, 0x3CA0000000000000, 0x4340000000000001, 0x47EFFFFFF0000000,
+        0x7FEFFFFFFFFFFFFF, 0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000000,
+        0xFFF8000012345678, 0x7FF0000000000001)  # fmt: skip
+# f32 values where rounding to a narrower float or an integer begins, ends or overflows.
+_EDGES = (0x477FE000, 0x477FEFFF, 0x477FF000, 0x47800000, 0x43E00000, 0x43E7FFFF, 0x43E80000,
+          0x43E80001, 0x43F00000, 0x47600000, 0x476FFFFF, 0x47700000, 0x7F7F7FFF, 0x7F7F8000,
+          0x7F7FEFFF, 0x7F7FF000, 0x33000000, 0x33000001, 0x32FFFFFF, 0x3A800000, 0x3A800001,
+          0x3B000000, 0x37000000, 0x37000001, 0x4EFFFFFF, 0x4F000000, 0x4F7FFFFF, 0x4F800000,
+          0x5EFFFFFF, 0x5F000000, 0x5F7FFFFF, 0x5F800000, 0x42FE0000, 0x42FF0000, 0x43000000,
+          0x437F0000, 0x437F8000, 0x43800000, 0x46FFFE00, 0x46FFFF00, 0x47000000, 0x477FFF00,
+          0x477FFF80, 0x47800000, 0x3F000000, 0x3EFFFFFF, 0x3F000001, 0x3FC00000, 0x40200000,
+          0x4AFFFFFF, 0x4B000000, 0x4B7FFFFF)  # fmt: skip
 _SPECIALS = {
     "u16": (_U16, "u2"),
     "u32": (_U32, "u4"),
@@ -86,17 +101,8 @@ def _halfway(lanes: int) -> Array:
     half = np.uint32(1) << (dropped - 1)
     exact = (seeds & ~((half << 1) - 1)) | half
     nudge = np.resize(np.array([0, -1, 1, 0, 0], "i4"), lanes).astype("u4")
-    values = exact + nudge
-    edges = np.array(
-        [0x477FE000, 0x477FEFFF, 0x477FF000, 0x47800000, 0x43E00000, 0x43E7FFFF, 0x43E80000, 0x43E80001,
-         0x43F00000, 0x47600000, 0x476FFFFF, 0x47700000, 0x7F7F7FFF, 0x7F7F8000, 0x7F7FEFFF, 0x7F7FF000,
-         0x33000000, 0x33000001, 0x32FFFFFF, 0x3A800000, 0x3A800001, 0x3B000000, 0x37000000, 0x37000001,
-         0x4EFFFFFF, 0x4F000000, 0x4F7FFFFF, 0x4F800000, 0x5EFFFFFF, 0x5F000000, 0x5F7FFFFF, 0x5F800000,
-         0x42FE0000, 0x42FF0000, 0x43000000, 0x437F0000, 0x437F8000, 0x43800000, 0x46FFFE00, 0x46FFFF00,
-         0x47000000, 0x477FFF00, 0x477FFF80, 0x47800000, 0x3F000000, 0x3EFFFFFF, 0x3F000001, 0x3FC00000,
-         0x40200000, 0x4AFFFFFF, 0x4B000000, 0x4B7FFFFF],
-        "u4",
-    )  # fmt: skip
+    values: Array = exact + nudge
+    edges = np.array(_EDGES, "u4")
     edges = np.concatenate([edges, edges | np.uint32(0x80000000), np.array(_F32, "u4")])
     values[: len(edges)] = edges
     return values
@@ -109,15 +115,16 @@ def bank(name: str, column: int, lanes: int) -> Array:
     Args:
         name: a format (``u16`` to ``f64``), a packed pair (``f16x2``, ``bf16x2``), or a purpose:
             ``narrow`` (f32 at the rounding edges of other formats), ``angle`` (f32 in ±2π),
-            ``shift``, ``field``, ``field8`` (bit counts, too large ones among them), ``lane``, ``segment`` and
-            ``few`` (for warp-wide instructions), ``all`` (0 .. 65535) and ``all2`` (pairs of them).
+            ``shift``, ``field``, ``field8`` (bit counts, too large ones among them), ``lane``,
+            ``segment`` and ``few`` (for warp-wide instructions), ``all`` (0 .. 65535) and ``all2``
+            (pairs of them).
         column: which operand; columns of one bank pair up.
         lanes: how many.
     """
     if name in _SPECIALS:
         return _plain(name, column, lanes)
     if name in ("f16x2", "bf16x2"):
-        low = _plain(name[:-2], column, lanes).astype("u4")
+        low: Array = _plain(name[:-2], column, lanes).astype("u4")
         high = np.roll(_plain(name[:-2], column, lanes), 331).astype("u4")
         return low | high << 16
     if name == "u16x2":
@@ -135,14 +142,14 @@ def bank(name: str, column: int, lanes: int) -> Array:
         values[: len(specials)] = specials.view("u4")
         return values
     if name == "shift":
-        table = (0, 1, 7, 8, 15, 16, 17, 30, 31, 32, 33, 47, 48, 62, 63, 64, 65, 127, 128, 255, 256, 257,
-                 0x10000, 0x80000000, 0xFFFFFFFF)  # fmt: skip
+        table = (0, 1, 7, 8, 15, 16, 17, 30, 31, 32, 33, 47, 48, 62, 63, 64, 65, 127, 128, 255,
+                 256, 257, 0x10000, 0x80000000, 0xFFFFFFFF)  # fmt: skip
         picks = random_array(f"shift{column}", (lanes,), "u4") % np.uint32(len(table))
         return np.array(table, "u4")[picks]
     if name == "field8":
         return bank("field", column, lanes) & np.uint32(0xFF)
     if name == "field":
-        values = random_array(f"field{column}", (lanes,), "u4")
+        values: Array = random_array(f"field{column}", (lanes,), "u4")
         return np.where(values % 5 == 0, values >> 8, (values >> 8) % np.uint32(70))
     if name == "lane":
         return random_array(f"lane{column}", (lanes,), "u4") % np.uint32(32)

@@ -1,4 +1,4 @@
-"""Bulk copies without a tensor map, their reductions, and tensor-map descriptors changed on the GPU."""
+"""Bulk copies without a tensor map, their reductions, and tensor maps changed on the GPU."""
 
 from collections.abc import Iterator
 
@@ -86,7 +86,10 @@ def _operands(kind: str, column: int, lanes: int) -> Array:
 
 
 def _reductions() -> Iterator[Case]:
-    """Reductions of a shared array into global memory, every operation and type."""
+    """Reductions of a shared array into global memory, every operation and type.
+
+    add.f32 keeps subnormals here, unlike red.global.add.f32.
+    """
     for kind, operations in _REDUCTIONS.items():
         width = 8 if kind.endswith("64") else 2 if kind.endswith("f16") else 4
         lanes = 1024
@@ -110,25 +113,28 @@ def _reductions() -> Iterator[Case]:
             )
 
 
+# Fields to replace: (name and width, operands after the address).
 _FIELDS = {
-    "dimensions": ["global_dim.shared::cta.b1024.b32 [smem], 0, 30;",
-                   "global_dim.shared::cta.b1024.b32 [smem], 1, 5;"],
-    "strides": ["global_stride.shared::cta.b1024.b64 [smem], 0, 128;"],
-    "box": ["box_dim.shared::cta.b1024.b32 [smem], 0, 8;", "box_dim.shared::cta.b1024.b32 [smem], 1, 8;"],
-    "element_stride": ["element_stride.shared::cta.b1024.b32 [smem], 1, 2;"],
-    "type": ["elemtype.shared::cta.b1024.b32 [smem], 6;"],
-    "swizzle": ["swizzle_mode.shared::cta.b1024.b32 [smem], 1;"],
-    "fill": ["fill_mode.shared::cta.b1024.b32 [smem], 1;", "elemtype.shared::cta.b1024.b32 [smem], 6;"],
-    "address": ["global_address.shared::cta.b1024.b64 [smem], %d5;"],
-    "rank": ["rank.shared::cta.b1024.b32 [smem], 2;", "global_dim.shared::cta.b1024.b32 [smem], 2, 2;",
-             "global_stride.shared::cta.b1024.b64 [smem], 1, 512;",
-             "box_dim.shared::cta.b1024.b32 [smem], 2, 2;",
-             "element_stride.shared::cta.b1024.b32 [smem], 2, 1;"],
-    "interleave": ["interleave_layout.shared::cta.b1024.b32 [smem], 0;"],
-}  # fmt: skip
+    "dimensions": [("global_dim b32", "0, 30"), ("global_dim b32", "1, 5")],
+    "strides": [("global_stride b64", "0, 128")],
+    "box": [("box_dim b32", "0, 8"), ("box_dim b32", "1, 8")],
+    "element_stride": [("element_stride b32", "1, 2")],
+    "type": [("elemtype b32", "6")],
+    "swizzle": [("swizzle_mode b32", "1")],
+    "fill": [("fill_mode b32", "1"), ("elemtype b32", "6")],
+    "address": [("global_address b64", "%d5")],
+    "rank": [
+        ("rank b32", "2"),
+        ("global_dim b32", "2, 2"),
+        ("global_stride b64", "1, 512"),
+        ("box_dim b32", "2, 2"),
+        ("element_stride b32", "2, 1"),
+    ],
+    "interleave": [("interleave_layout b32", "0")],
+}
 
 
-def _replaced(name: str, fields: list[str], bytes_due: int) -> Case:
+def _replaced(name: str, fields: list[tuple[str, str]], bytes_due: int) -> Case:
     """Copy a descriptor to shared memory, change it, publish it, and load through it."""
     rank = 3 if name == "rank" else 2
     box = "{" + ", ".join(["%r1"] * rank) + "}"
@@ -137,7 +143,11 @@ def _replaced(name: str, fields: list[str], bytes_due: int) -> Case:
         "mad.wide.u32 %d0, %tid_x, 4, %map; mad.lo.u32 %r0, %tid_x, 4, %base;",
         "ld.b32 %r1, [%d0]; st.shared.b32 [%r0], %r1; add.u64 %d5, %tensor, 64;",
         "bar.warp.sync -1; @!%main bra CHANGED;",
-        *(f"tensormap.replace.tile.{field}" for field in fields),
+        *(
+            f"tensormap.replace.tile.{field.split()[0]}.shared::cta.b1024.{field.split()[1]}"
+            f" [smem], {operands};"
+            for field, operands in fields
+        ),
         "CHANGED: bar.warp.sync -1;",
         # Word 0 is an address; what else changed is recorded.
         "ld.shared.b32 %r1, [%r0]; setp.lt.u32 %p0, %tid_x, 2; selp.b32 %r1, 0, %r1, %p0;",

@@ -1,4 +1,4 @@
-"""Clusters: addresses of other CTAs, remote loads, stores, atomics and arrivals, multicast, st.async."""
+"""Clusters: other CTAs' addresses, memory and barriers, multicast, st.async, red.async."""
 
 from collections.abc import Iterator
 
@@ -29,10 +29,10 @@ mapa.shared::cluster.u32 %far, %base, %peer; mapa.shared::cluster.u32 %farbar, %
 
 
 def _addresses(name: str, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Case:
-    """mapa of every rank, and who an address belongs to."""
+    """The address in every rank, and who an address belongs to."""
     script = Script(name, 1, grid=grid, cluster=cluster)
     for rank in range(int(np.prod(cluster))):
-        # Relative to the own array, which is where the shared window of the CTA starts plus a constant.
+        # Relative to the own array: ranks are 2^24 apart.
         script.keep(
             f"mapa to rank {rank}",
             f"mapa.shared::cluster.u32 %r1, %base, {rank}; sub.u32 %r0, %r1, %base;",
@@ -125,7 +125,7 @@ def _asynchronous() -> Case:
     script.run("mad.lo.u32 %r3, %tid_x, 16, %far; mad.lo.u32 %r4, %cta_x, 1000, %tid_x;")
     script.run("add.u32 %r5, %r4, 100; add.u32 %r6, %r4, 200; add.u32 %r7, %r4, 300;")
     head = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
-    script.run(f"{head}.b32 [%r1], %r4, [%farbar];")
+    script.run(f"{head.replace('.weak', '')}.u32 [%r1], %r4, [%farbar];")
     script.run(f"{head}.v2.b32 [%r2+128], {{%r4, %r5}}, [%farbar];")
     script.run(f"{head}.v4.b32 [%r3+384], {{%r4, %r5, %r6, %r7}}, [%farbar];")
     script.run(wait("%bar", 0, "STORED"))
@@ -160,7 +160,8 @@ def _multicast(ranks: int, mask: int, issuer: int) -> Case:
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
         " [smem+512], [%tensor], 256, [%bar], %h0;",
         "ISSUED:",
-        f"shl.b32 %r1, 1, %rank; and.b32 %r1, %r1, {mask}; setp.eq.u32 %p2, %r1, 0; @%p2 bra LOADED;",
+        f"shl.b32 %r1, 1, %rank; and.b32 %r1, %r1, {mask}; setp.eq.u32 %p2, %r1, 0;",
+        "@%p2 bra LOADED;",
         wait("%bar", 0, "WAIT"),
         "LOADED:",
         _SYNC,

@@ -35,7 +35,7 @@ def _integers() -> Iterator[Op]:
             yield Op(f"cvt.{target}.{source}", _width(target), _holder(source))
             if not _holds(target, source):  # .sat is refused where nothing can saturate
                 yield Op(f"cvt.sat.{target}.{source}", _width(target), _holder(source))
-    # The upper bits of a destination wider than the type (PTX ISA, operand size exceeding type size).
+    # Upper bits of registers wider than the type (PTX ISA, operand size exceeding type size).
     for source in ("s8", "u8", "s16"):
         yield Op(f"cvt.{source}.s32", "32", "u32")
     for target in ("u16", "s32"):
@@ -68,6 +68,7 @@ def _to_integers(source: str, bank: str) -> Iterator[Op]:
 
 
 def _f32_narrowing() -> Iterator[Op]:
+    # On an H200 .ftz leaves subnormal inputs of f16 conversions as they are, against the PTX ISA.
     for rounding in _ROUNDINGS:
         for ftz in ("", ".ftz"):
             for sat in ("", ".sat"):
@@ -79,6 +80,7 @@ def _f32_narrowing() -> Iterator[Op]:
                 yield Op(f"cvt.{rounding}{relu}.{kind}x2.f32", "32", "narrow narrow")
     for rounding in ("rm", "rp"):
         yield Op(f"cvt.{rounding}.bf16.f32", "16", "narrow")
+    # rna rounds NaN as if they were numbers, 0x7f800001 to infinity; rn and rz return 0x7fffe000.
     yield Op("cvt.rna.tf32.f32", "32", "narrow", tolerance=_F32)
     for rounding in ("rn", "rz"):
         for relu in ("", ".relu"):

@@ -36,15 +36,16 @@ def maps() -> Iterator[tuple[str, TensorMap]]:
     for rank in range(1, 6):
         shape = (1000, 1 << 20, 77, 5, 9)[:rank]
         strides = (1 << 12, (1 << 36) + 16, 1 << 37, (1 << 40) - 16)[: rank - 1]
-        box = (32, 256, 1, 2, 4)[:rank]
+        boxes = (32, 256, 1, 2, 4)[:rank]
         steps = (1, 2, 3, 8, 7)[:rank]
-        yield f"rank {rank}", TensorMap("", "u32", shape, strides, box)
+        yield f"rank {rank}", TensorMap("", "u32", shape, strides, boxes)
         yield (
             f"rank {rank}, steps",
-            TensorMap("", "u32", shape, strides, box, element_strides=steps),
+            TensorMap("", "u32", shape, strides, boxes, element_strides=steps),
         )
     for field, value in (
-        ("box", (0, 8)), ("box", (257, 8)), ("box", (256, 256)), ("box", (12, 8)), ("box", (16, 257)),
+        ("box", (0, 8)), ("box", (257, 8)), ("box", (256, 256)), ("box", (12, 8)),
+        ("box", (16, 257)),
         ("shape", (0, 100)), ("shape", (1 << 32, 100)), ("shape", ((1 << 32) + 1, 100)),
         ("strides", (8,)), ("strides", (8200,)), ("strides", (1 << 40,)), ("strides", (0,)),
         ("strides", (64,)), ("element_strides", (0, 1)), ("element_strides", (1, 9)),

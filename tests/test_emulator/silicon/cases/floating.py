@@ -12,6 +12,7 @@ _F32 = Tolerance("f32")  # bit for bit but for the payloads of NaN
 _F64 = Tolerance("f64")
 
 
+# An H200 decides what .ftz flushes before it rounds: 0x00800000 * 0x3f7fffff is 0, not 0x00800000.
 def _f32_exact() -> Iterator[Op]:
     for ftz in _FTZ:
         for rounding in ("", *_ROUNDINGS):
@@ -44,7 +45,7 @@ def _f32_approximate() -> Iterator[Op]:
         yield Op(f"div.approx{ftz}.f32", "32", "f32 f32", tolerance=Tolerance("f32", 2))
         yield Op(f"div.full{ftz}.f32", "32", "f32 f32", tolerance=Tolerance("f32", 2))
         for name in ("sin", "cos"):
-            near = Tolerance("f32", 2, 2.0**-20.5)
+            near = Tolerance("f32", 2, 2.0**-20)
             yield Op(f"{name}.approx{ftz}.f32", "32", "angle", tolerance=near)
     # Relative error 2^-11 (PTX ISA, tanh).
     yield Op("tanh.approx.f32", "32", "f32", tolerance=Tolerance("f32", 1 << 13))

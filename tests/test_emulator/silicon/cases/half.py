@@ -26,6 +26,7 @@ def _arithmetic(kind: str) -> Iterator[Op]:
             # NaN becomes 0x7fff on Hopper; PTX leaves its payload open.
             free = Tolerance(kind.removesuffix("x2"))
             yield Op(f"{name}{ftz}.{kind}", width, kind, tolerance=free)
+    # 0x7ff7 in a or b, what tensor copies fill in, makes the result 0; other NaN do not.
     for relu in ("", ".relu"):
         yield Op(f"fma.rn.oob{relu}.{kind}", width, f"{kind} {kind} {kind}")
 

@@ -1,4 +1,4 @@
-"""Many lane-wise instructions in one module: every thread loads its operands and stores every result."""
+"""Many lane-wise instructions in one module: each thread loads operands and stores results."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -94,11 +94,9 @@ class _Writer:
         else:
             self.lines.append(f"{op.opcode} {', '.join(['|'.join(targets), *sources])};")
         for position, (target, kind) in enumerate(zip(targets, kinds, strict=True)):
-            value = target
-            width = kind
+            value, width = (target, kind) if isinstance(kind, int) else ("%bit", 32)
             if kind == "p":
                 self.lines.append(f"selp.b32 %bit, 1, 0, {target};")
-                value, width = "%bit", 32
             row = len(self.rows[width])
             label = " ".join([op.opcode, *(s for s in op.operands.split() if s[0] == "=")])
             self.rows[width].append(f"{label} [{position}]" if len(targets) > 1 else label)

@@ -89,7 +89,7 @@ def _bits() -> Iterator[Op]:
             yield Op(f"shr.{kind}{width}", width, f"{bank} shift:1")
     for width in ("32", "64"):
         bank = f"u{width}"
-        # Beyond 255 the result is not defined; 32-bit forms then look at 8 bits, 64-bit forms at all.
+        # Beyond 255 PTX defines nothing: 32-bit forms look at 8 bits, 64-bit forms at all.
         field = "field8"
         yield Op(f"popc.b{width}", "32", bank)
         yield Op(f"clz.b{width}", "32", bank)

@@ -155,7 +155,8 @@ def _orders() -> Case:
             )
             script.ask(
                 f"try_wait.parity.acquire.{scope}",
-                f"mbarrier.try_wait.parity.acquire.{scope}.shared::cta.b64 %p0, [%bar], {phase}, 100;",
+                f"mbarrier.try_wait.parity.acquire.{scope}.shared::cta.b64"
+                f" %p0, [%bar], {phase}, 100;",
             )
     return script.case()
 

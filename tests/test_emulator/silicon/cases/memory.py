@@ -157,7 +157,7 @@ def _copies() -> Case:
         f"mad.lo.u32 %r0, %tid_x, {_PITCH}, %base; mad.wide.u32 %d0, %tid_x, {_PITCH}, %source;",
         "and.b32 %r1, %tid_x, 1; setp.ne.u32 %p0, %r1, 0;",
     ]
-    labels = []
+    labels: list[str] = []
     for cache, width in forms:
         for hint in ("", ".L2::128B"):
             opcode = f"cp.async.{cache}.shared.global{hint}"

@@ -83,9 +83,9 @@ def _invisible() -> Case:
         "fence.proxy.alias; fence.mbarrier_init.release.cluster;",
         "cp.async.commit_group; cp.async.wait_group 0; cp.async.wait_all;",
         "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; cp.async.bulk.wait_group.read 0;",
-        *(f"fence.{order}.{scope};" for order in ("sc", "acq_rel") for scope in ("cta", "cluster", "gpu",
-                                                                                "sys")),
-    ]  # fmt: skip
+    ]
+    for order in ("sc", "acq_rel"):
+        forms += [f"fence.{order}.{scope};" for scope in ("cta", "cluster", "gpu", "sys")]
     for form in forms:
         script.keep(form, f"{form} mov.u32 %r0, 1;")
     return script.case()

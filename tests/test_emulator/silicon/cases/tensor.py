@@ -1,5 +1,6 @@
 """Shared by the tensor copies: kernels that move one box in each CTA, and tensors to move."""
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -14,6 +15,9 @@ from tests.test_emulator.silicon.ptx_text import (
     upload,
     wait,
 )
+
+# Coordinates of boxes, innermost first.
+Places = Sequence[tuple[int, ...]]
 
 THREADS = 32
 _CONFIG = 8  # words of a CTA's configuration: five coordinates, bytes, offset in smem, one spare
@@ -34,7 +38,7 @@ def element_bytes(data_type: str) -> int:
     return DATA_TYPES[data_type][1]
 
 
-def configuration(places: list[tuple[int, ...]], moved: int, offset: int = 0) -> Array:
+def configuration(places: Places, moved: int, offset: int = 0) -> Array:
     """Rows of coordinates, padded to five, bytes an mbarrier is to expect, offset in ``smem``."""
     table = np.zeros((len(places), _CONFIG), "i4")
     for row, place in zip(table, places, strict=True):
@@ -99,7 +103,7 @@ def load(
     name: str,
     tensor_map: TensorMap,
     tensor: Array,
-    places: list[tuple[int, ...]],
+    places: Places,
     offset: int = 0,
 ) -> Case:
     """A case that loads one box for each place.
@@ -152,7 +156,7 @@ def store(
     name: str,
     tensor_map: TensorMap,
     tensor: Array,
-    places: list[tuple[int, ...]],
+    places: Places,
     tiles: Array,
     operation: str = "",
 ) -> Case:

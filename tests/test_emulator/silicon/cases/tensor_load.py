@@ -8,6 +8,7 @@ import numpy as np
 from tests.test_emulator.silicon.case import Case, TensorMap
 from tests.test_emulator.silicon.cases.banks import bank
 from tests.test_emulator.silicon.cases.tensor import (
+    Places,
     compact,
     element_bytes,
     load,
@@ -26,9 +27,7 @@ def _map(
     return TensorMap("tensor", data_type, shape, strides, box, **options)  # type: ignore[arg-type]
 
 
-def _numbered(
-    name: str, tensor_map: TensorMap, places: list[tuple[int, ...]], offset: int = 0
-) -> Case:
+def _numbered(name: str, tensor_map: TensorMap, places: Places, offset: int = 0) -> Case:
     size = tensor_bytes(tensor_map.shape, tensor_map.strides, element_bytes(tensor_map.data_type))
     return load(name, tensor_map, numbered(-(-size // 16) * 16), places, offset)
 
@@ -76,7 +75,10 @@ def _types() -> Iterator[Case]:
 
 
 def _swizzles() -> Iterator[Case]:
-    """Boxes as wide as the swizzle span and narrower, with 1, 2, 4 and 8 byte elements."""
+    """Boxes as wide as the swizzle span and narrower, with 1, 2, 4 and 8 byte elements.
+
+    Rows of narrow boxes lie a span apart; the mbarrier counts the bytes without the gaps.
+    """
     for swizzle, span in _SPANS.items():
         for data_type, part in product(("u8", "f16", "f32", "u64"), (1, 2, 4, 8)):
             width = span // part
@@ -85,7 +87,7 @@ def _swizzles() -> Iterator[Case]:
             size = element_bytes(data_type)
             box = (width // size, 17)
             shape = (160 // size, 24)
-            places = [(0, 0), (16 // size, 3), (-16 // size, -2), (112 // size, 20)]
+            places: Places = [(0, 0), (16 // size, 3), (-16 // size, -2), (112 // size, 20)]
             name = f"swizzle{swizzle}_{data_type}_{width}"
             yield _numbered(name, _map(data_type, shape, box, swizzle=swizzle), places)
         shape, box = (80, 6, 5), (span // 2, 3, 4)
@@ -102,7 +104,7 @@ def _swizzles() -> Iterator[Case]:
 
 
 def _fills() -> Iterator[Case]:
-    """Elements outside read as NaN; inside, some types change values on the way."""
+    """Elements outside read as 0x7ff7 in every 16 bits; inside, TF32 types round to nearest."""
     for data_type in ("f16", "bf16", "f32", "f64", "f32_ftz", "tf32", "tf32_ftz"):
         for nan in (False, True):
             size = element_bytes(data_type)
@@ -130,7 +132,7 @@ def _offsets() -> Iterator[Case]:
 
 
 def _steps() -> Iterator[Case]:
-    """Element strides, which take every n-th element of a dimension."""
+    """Element strides take every n-th element of a dimension; the first one is not looked at."""
     for steps in ((1, 2), (1, 3), (1, 5), (2, 2), (1, 8)):
         tensor_map = _map("u16", (32, 20), (16, 8), element_strides=steps)
         name = f"steps_{steps[0]}_{steps[1]}"

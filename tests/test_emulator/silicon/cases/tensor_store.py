@@ -1,4 +1,4 @@
-"""Tensor stores and reductions: clipping on every side, swizzled sources, every operation and type."""
+"""Tensor stores and reductions: clipped boxes, swizzled sources, every operation and type."""
 
 from collections.abc import Iterator
 
@@ -7,6 +7,7 @@ import numpy as np
 from tests.test_emulator.silicon.case import Array, Case, TensorMap
 from tests.test_emulator.silicon.cases.banks import bank
 from tests.test_emulator.silicon.cases.tensor import (
+    Places,
     compact,
     element_bytes,
     scattered,
@@ -38,7 +39,7 @@ def _tiles(tensor_map: TensorMap, count: int) -> Array:
     return (np.arange(count * size // 2, dtype="u2") + 1).view("u1").reshape(count, size)
 
 
-def _stored(name: str, tensor_map: TensorMap, places: list[tuple[int, ...]]) -> Case:
+def _stored(name: str, tensor_map: TensorMap, places: Places) -> Case:
     return store(name, tensor_map, _blank(tensor_map), places, _tiles(tensor_map, len(places)))
 
 
@@ -66,7 +67,7 @@ def _clipped() -> Iterator[Case]:
 
 
 def _outside() -> Iterator[Case]:
-    """Boxes that begin before the tensor or after it, each in a case of its own."""
+    """Boxes that begin before the tensor, an illegal instruction, or after it, which do nothing."""
     tensor_map = _map("u16", (40, 9), (16, 4))
     for place in ((-8, 0), (0, -1), (-16, 0), (0, -4), (40, 0), (1 << 20, 0), (0, 9), (0, 1 << 20)):
         yield _stored(f"outside_{place[0]}_{place[1]}", tensor_map, [place])

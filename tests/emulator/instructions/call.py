@@ -1,0 +1,172 @@
+"""call: the functions that the driver brings along, vprintf and __assertfail."""
+
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tests.emulator.findings import IllegalInstruction, KernelAssertion
+from tests.emulator.instructions.load_store import memory_at
+from tests.emulator.instructions.mbarrier import pick
+from tests.emulator.instructions.registry import family, runtime
+from tests.emulator.ptx.syntax import Instruction, Symbol, Vector
+from tests.emulator.windows import LOCAL_WINDOW, WINDOW_SHIFT
+
+if TYPE_CHECKING:
+    from tests.emulator.codegen import Emitter
+    from tests.emulator.machine.warp import Mask, Warp
+
+# Flags, width, precision, size and conversion (CUDA C++ Programming Guide, Formatted Output).
+_FORMAT = re.compile(
+    r"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d+)?)?(?P<size>hh|h|ll|l|z|j|t)?"
+    r"(?P<conversion>[%cdiouxXpeEfFgGaAs])"
+)
+_WIDE = ("l", "ll", "z", "j", "t")
+_NARROW = {"hh": 1, "h": 2}
+_LONGEST = 4096  # bytes of a string
+
+
+@family("call")
+def call(e: "Emitter", i: Instruction) -> None:
+    found, function, arguments = i.operands
+    assert isinstance(found, Vector)
+    assert isinstance(function, Symbol)
+    assert isinstance(arguments, Vector)
+    counts = {"vprintf": (1, 2), "__assertfail": (0, 5)}
+    if function.name not in counts or i.opcode not in ("call", "call.uni"):
+        raise e.unknown(i, f"function {function.name}; {sorted(counts)} are")
+    if (len(found.items), len(arguments.items)) != counts[function.name]:
+        raise e.unknown(i, f"{function.name} with these numbers of results and arguments")
+    kinds = ("u64", "u64", "u32", "u64", "u64")
+    values = ", ".join(e.value(a, k) for a, k in zip(arguments.items, kinds, strict=False))
+    line = f"{function.name.strip('_')}(w, {values}, {e.mask}, {i.line})"
+    if not found.items:
+        e.write(line)
+        return
+    name = e.temporary()
+    e.write(f"{name} = {line}")
+    e.assign(found.items[0], name, "u32", uniform=True)
+
+
+def _read(w: "Warp", lane: int, address: int, nbytes: int, line: int) -> bytes:
+    """Bytes at a generic address of one lane."""
+    access = w.access(line, "read")
+    if address >> WINDOW_SHIFT == LOCAL_WINDOW >> WINDOW_SHIFT:
+        return w.local[lane].read(address, nbytes, access).tobytes()
+    memory = memory_at(w, "generic", address, "read")
+    if memory.base < 1 << 32:
+        address &= 0xFFFFFFFF
+    return memory.read(address, nbytes, access).tobytes()
+
+
+def _string(w: "Warp", lane: int, address: int, line: int) -> str:
+    """A C string at a generic address."""
+    found = bytearray()
+    while len(found) < _LONGEST:
+        byte = _read(w, lane, address + len(found), 1, line)
+        if byte == b"\0":
+            return found.decode(errors="replace")
+        found += byte
+    raise IllegalInstruction(f"string at {address:#x} does not end within {_LONGEST} bytes")
+
+
+@runtime
+def vprintf(w: "Warp", text: Any, arguments: Any, mask: "Mask", line: int) -> int:
+    """Lane after lane; returns how many arguments the (last lane's) format takes."""
+    count = 0
+    for lane in w.active(mask):
+        place = pick(arguments, lane)
+        taken = 0
+
+        def take(nbytes: int, lane: int = lane) -> bytes:
+            # Arguments follow one another, each at a multiple of its size.
+            nonlocal place, taken
+            place += -place % nbytes
+            data = _read(w, lane, place, nbytes, line)
+            place += nbytes
+            taken += 1
+            return data
+
+        def string(address: int, lane: int = lane) -> str:
+            return _string(w, lane, address, line)
+
+        sys.stdout.write(formatted(string(pick(text, lane)), take, string))
+        count = taken
+    return count
+
+
+def formatted(text: str, take: Callable[[int], bytes], string: Callable[[int], str]) -> str:
+    """``text`` with its conversions filled in as C does.
+
+    Args:
+        text: printf format.
+        take: the next argument's bytes, given how many it has.
+        string: the C string at an address.
+
+    Raises:
+        IllegalInstruction: a conversion that CUDA's printf does not have.
+    """
+    parts = []
+    end = 0
+    for start in (m.start() for m in re.finditer("%", text)):
+        if start < end:
+            continue
+        match = _FORMAT.match(text, start)
+        if match is None:
+            raise IllegalInstruction(f"printf format {text[start:]!r}: not a conversion of printf")
+        parts += [text[end:start], _converted(match, take, string)]
+        end = match.end()
+    return "".join(parts) + text[end:]
+
+
+def _converted(
+    match: re.Match[str], take: Callable[[int], bytes], string: Callable[[int], str]
+) -> str:
+    conversion = match["conversion"]
+    if conversion == "%":
+        return "%"
+
+    def number(nbytes: int, signed: bool) -> int:
+        return int.from_bytes(take(nbytes), "little", signed=signed)
+
+    fields = {}
+    for name in ("width", "precision"):
+        fields[name] = str(number(4, True)) if match[name] == "*" else match[name] or ""
+    point = "." if "." in match[0] else ""
+    shape = f"{match['flags']}{fields['width']}{point}{fields['precision']}"
+    if conversion in "eEfFgGaA":
+        value = memoryview(take(8)).cast("d")[0]
+        if conversion in "aA":
+            plain = value.hex() if conversion == "a" else value.hex().upper()
+            return f"%{match['flags'].replace('0', '')}{fields['width']}s" % plain
+        return f"%{shape}{conversion}" % value
+    if conversion == "s":
+        return f"%{shape}s" % string(number(8, False))
+    if conversion == "p":
+        return f"%{match['flags']}{fields['width']}s" % f"{number(8, False):#x}"
+    if conversion == "c":
+        return f"%{match['flags']}{fields['width']}s" % chr(number(4, False) & 0xFF)
+    data = take(8 if match["size"] in _WIDE else 4)
+    data = data[: _NARROW.get(match["size"])]
+    integer = int.from_bytes(data, "little", signed=conversion in "di")
+    if conversion == "o" and "#" in match["flags"]:
+        return f"%{match['flags'].replace('#', '')}{fields['width']}s" % f"0{integer:o}"
+    return f"%{shape}{conversion}" % integer
+
+
+@runtime
+def assertfail(
+    w: "Warp",
+    message: Any,
+    file: Any,
+    number: Any,
+    function: Any,
+    size: Any,
+    mask: "Mask",
+    line: int,
+) -> None:
+    lane = w.active(mask)[0]
+    what, where, who = (_string(w, lane, pick(a, lane), line) for a in (message, file, function))
+    raise KernelAssertion(
+        f"assertion {what} failed in {who} ({where}:{pick(number, lane)}), lane {lane} of {w.name}"
+    )

@@ -1,0 +1,165 @@
+"""What one PTX instruction costs the warp that issues it: pipe, occupancy, latency."""
+
+from typing import NamedTuple
+
+from tests.emulator.ptx.syntax import TYPE_BITS, Instruction, Register
+from tests.emulator.timing.parameters import Parameters
+
+_EVENT_FAMILIES = frozenset(
+    (
+        *("mbarrier", "bar", "barrier", "clusterlaunchcontrol", "cp"),
+        *("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"),
+    )
+)
+_FREE = frozenset(("cvta", "pragma", "pmevent"))
+_LOADS = frozenset(("ld", "ldu", "atom", "ldmatrix"))
+_MUFU = frozenset(("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"))
+_FLOATS = frozenset(("add", "sub", "mul", "fma", "mad", "neg", "abs"))
+_SLOW_BITS = frozenset(("popc", "clz", "bfind", "brev", "fns"))
+_NARROW = frozenset(
+    ("e4m3x2", "e5m2x2", "e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2", "e4m3x4", "e5m2x4", "e2m1x4")
+)
+
+
+class Cost(NamedTuple):
+    """One instruction's needs.
+
+    Attributes:
+        issue: issue slots.
+        pipe: "fma", "alu", "mufu", "fp64", "shuffle" or "" for none.
+        cycles: of that pipe of its scheduler.
+        latency: cycles until its result can be used.
+    """
+
+    issue: float
+    pipe: str
+    cycles: float
+    latency: float
+
+
+def is_event(instruction: Instruction) -> bool:
+    """Whether executions of it leave events in a trace."""
+    parts = instruction.parts
+    if parts[0] in ("ld", "ldu") and "param" in parts[1]:
+        return False
+    return parts[0] in _EVENT_FAMILIES or (
+        parts[0] == "tcgen05" and not parts[1].startswith("fence")
+    )
+
+
+def is_load(instruction: Instruction) -> bool:
+    """Whether it fetches registers from memory behind the warp's back."""
+    return instruction.parts[0] in _LOADS and is_event(instruction)
+
+
+class Costs:
+    """Prices instructions by one chip's parameters.
+
+    PTX is priced as if every instruction became one of the machine's, except that register moves,
+    address-space casts and 64-bit widening cost nothing and 64-bit integer arithmetic costs two.
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._p = parameters
+        self._known: dict[tuple[str, bool], Cost] = {}
+
+    def of(self, instruction: Instruction) -> Cost:
+        special = len(instruction.operands) > 1 and _is_special(instruction)
+        key = (instruction.opcode, special)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._price(instruction, special)
+        return found
+
+    def _price(self, instruction: Instruction, special: bool) -> Cost:
+        p = self._p
+        parts = instruction.parts
+        family, kind = parts[0], parts[-1]
+        if family == "mov":
+            return Cost(1, "alu", p.integer_interval, p.special_latency) if special else _NOTHING
+        if family in _FREE or is_event(instruction) or family in ("ld", "ldu"):
+            # Memory and barriers are priced where their events are replayed.
+            return _NOTHING if family in _FREE else Cost(1, "", 0, 1)
+        if family in _MUFU:
+            if kind == "f64":
+                return Cost(8, "fp64", 8 * p.double_interval, 8 * p.double_latency)
+            halves = 2 if kind in ("f16x2", "bf16x2") else 1
+            return Cost(halves, "mufu", halves * p.mufu_interval, p.mufu_latency)
+        if family == "cvt":
+            return self._conversion(parts)
+        if kind == "f64" and family in (*_FLOATS, "min", "max", "setp", "div"):
+            steps = 10 if family == "div" else 1
+            return Cost(steps, "fp64", steps * p.double_interval, steps * p.double_latency)
+        if family in _FLOATS and kind in ("f32", "f32x2", "f16", "bf16", "f16x2", "bf16x2"):
+            if kind == "f32x2":
+                return Cost(1, "fma", p.packed_fma_interval, p.arithmetic_latency)
+            if kind == "f32":
+                return Cost(1, "fma", p.fma_interval, p.arithmetic_latency)
+            return Cost(1, "fma", p.half_interval, p.half_latency)
+        if family == "div" and kind == "f32":
+            return Cost(8, "fma", 8 * p.fma_interval, p.mufu_latency + 6 * p.arithmetic_latency)
+        if family in ("div", "rem"):
+            wide = 4 if TYPE_BITS.get(kind, 32) == 64 else 1
+            return Cost(20 * wide, "alu", 20 * wide * p.integer_interval, 100.0 * wide)
+        if family in ("mul", "mad", "mul24", "mad24", "dp4a", "dp2a"):
+            wide = 3 if TYPE_BITS.get(kind, 32) == 64 else 1
+            return Cost(wide, "fma", wide * p.multiply_interval, wide * p.arithmetic_latency)
+        return self._rest(parts)
+
+    def _conversion(self, parts: tuple[str, ...]) -> Cost:
+        p = self._p
+        target, source = parts[-2], parts[-1]
+        if {target, source} & _NARROW:
+            return Cost(1, "alu", p.narrow_interval, p.convert_latency)
+        if target[0] in "usb" and source[0] in "usb":
+            # Widening reads the register as it is; narrowing masks it.
+            return _NOTHING if TYPE_BITS[target] >= TYPE_BITS[source] else self._integer(1)
+        return Cost(1, "alu", p.convert_interval, p.convert_latency)
+
+    def _integer(self, steps: int) -> Cost:
+        p = self._p
+        return Cost(steps, "alu", steps * p.integer_interval, steps * p.arithmetic_latency)
+
+    def _rest(self, parts: tuple[str, ...]) -> Cost:
+        p = self._p
+        family, kind = parts[0], parts[-1]
+        if family == "shfl":
+            return Cost(1, "shuffle", p.shuffle_interval, p.shuffle_latency)
+        if family in ("redux", "match"):
+            return Cost(1, "shuffle", p.shuffle_interval, p.redux_latency)
+        if family in ("vote", "elect", "activemask"):
+            return Cost(1, "alu", p.integer_interval, p.vote_latency)
+        if family in _SLOW_BITS:
+            return Cost(1, "mufu", p.population_interval, p.mufu_latency)
+        if family in ("fence", "membar"):
+            if (
+                any(part in ("gpu", "sys", "cluster", "gl") for part in parts)
+                and "proxy" not in parts[1]
+            ):
+                return Cost(1, "", 0, p.device_fence_latency)
+            return Cost(1, "", 0, p.proxy_fence_latency)
+        if family in (
+            "bra",
+            "brx",
+            "ret",
+            "exit",
+            "nanosleep",
+            "setmaxnreg",
+            "griddepcontrol",
+            "trap",
+        ):
+            return Cost(1, "", 0, 1)
+        if family in ("tcgen05", "tensormap", "prefetch", "prefetchu", "discard", "applypriority"):
+            return Cost(1, "", 0, p.arithmetic_latency)
+        return self._integer(2 if TYPE_BITS.get(kind, 32) == 64 else 1)
+
+
+_NOTHING = Cost(0, "", 0, 0)
+
+
+def _is_special(instruction: Instruction) -> bool:
+    """``mov`` from ``%tid.x`` and its kin; virtual registers end in their number."""
+    source = instruction.operands[1]
+    return isinstance(source, Register) and (
+        not source.name[-1].isdigit() or source.name == "%clock64"
+    )

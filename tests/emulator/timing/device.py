@@ -1,0 +1,47 @@
+"""A device that models the time of everything it runs."""
+
+from collections.abc import Callable, Mapping
+
+from tests.emulator.machine.gpu import Gpu
+from tests.emulator.machine.launch import Dimensions, Launch
+from tests.emulator.machine.schedule import Schedule
+from tests.emulator.ptx.syntax import Module
+
+
+class TimedGpu(Gpu):
+    """Traces every launch, and hands it over once it is done.
+
+    Attributes:
+        finished: called with each launch; None leaves it be.
+    """
+
+    finished: Callable[[Launch], None] | None = None
+
+    def launch(
+        self,
+        module: Module,
+        kernel: str,
+        grid: Dimensions,
+        block: Dimensions,
+        cluster: Dimensions = (1, 1, 1),
+        dynamic_shared: int = 0,
+        parameters: list[bytes] | None = None,
+        attributes: Mapping[str, int] | None = None,
+        schedule: Schedule | None = None,
+        traced: bool = True,
+    ) -> Launch:
+        launch = super().launch(
+            module,
+            kernel,
+            grid,
+            block,
+            cluster,
+            dynamic_shared,
+            parameters,
+            attributes,
+            schedule,
+            traced,
+        )
+        if self.finished is not None:
+            self.finished(launch)
+        return launch

@@ -1,0 +1,50 @@
+"""Time: a queue of what happens when, and servers that do one thing after the other."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+
+class Engine:
+    """Runs actions in the order of their times; ``now`` is the time in cycles."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heappush(self._queue, (max(time, self.now), self._count, action))
+
+    def run(self) -> None:
+        queue = self._queue
+        while queue:
+            self.now, _, action = heappop(queue)
+            action()
+
+
+@dataclass
+class Server:
+    """A unit that serves requests in the order they come.
+
+    Attributes:
+        rate: of work per cycle.
+        free: when it can begin the next one.
+        busy: cycles it has worked.
+        work: it has done.
+    """
+
+    rate: float = 1.0
+    free: float = 0.0
+    busy: float = 0.0
+    work: float = 0.0
+
+    def serve(self, at: float, work: float) -> tuple[float, float]:
+        """When a request of ``work`` begins and ends."""
+        start = max(at, self.free)
+        cycles = work / self.rate
+        self.free = start + cycles
+        self.busy += cycles
+        self.work += work
+        return start, self.free

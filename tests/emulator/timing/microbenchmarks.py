@@ -1,0 +1,183 @@
+"""Small kernels whose time is known, by hand or from published measurements of the same loop."""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.emulator.findings import EmulatorError
+from tests.emulator.machine.gpu import Gpu
+from tests.emulator.machine.launch import Launch
+
+_HEAD = """.version 8.7
+.target sm_100a
+.address_size 64
+.extern .shared .align 1024 .b8 dynamic[];
+.visible .entry kernel(.param .u64 data) .reqntid {threads}
+{{
+.reg .pred %p<8>;
+.reg .b32 %r<64>;
+.reg .f32 %f<16>;
+.reg .b64 %rd<16>;
+"""
+_SHARED = 160 * 1024
+
+
+@dataclass(frozen=True)
+class Microbenchmark:
+    """A kernel, and how to launch it.
+
+    Attributes:
+        body: PTX between the declarations and ``ret``.
+        threads: of a CTA.
+        ctas: of the grid.
+        shared: bytes of dynamic shared memory.
+        data: bytes of global memory behind the only parameter.
+        cluster: CTAs of a cluster.
+    """
+
+    body: str
+    threads: int = 32
+    ctas: int = 1
+    shared: int = 0
+    data: int = 4096
+    cluster: int = 1
+
+    def run(self) -> Launch:
+        """Runs it, traced. Findings are let be: its memory holds nothing that matters."""
+        gpu = Gpu(tolerated=(EmulatorError,))
+        data = np.zeros(self.data + 256, np.uint8)
+        data = data[-data.ctypes.data % 256 :][: self.data]
+        gpu.memory.register_array(data)
+        text = _HEAD.format(threads=self.threads) + self.body + "\nret;\n}\n"
+        address = struct.pack("<Q", data.ctypes.data)
+        return gpu.launch(
+            gpu.load(text),
+            "kernel",
+            (self.ctas, 1, 1),
+            (self.threads, 1, 1),
+            (self.cluster, 1, 1),
+            dynamic_shared=self.shared,
+            parameters=[address],
+            traced=True,
+        )
+
+
+def chain(instruction: str, count: int, threads: int = 32) -> Microbenchmark:
+    """``count`` times the same instruction, which is to depend on itself, in every warp."""
+    setup = "mov.b32 %f1, 0f3F800000; mov.b32 %f2, 0f3F800000; mov.b32 %r1, 1; mov.b32 %r2, 3;\n"
+    return Microbenchmark(setup + (instruction + "\n") * count, threads)
+
+
+_BARRIER = """
+mov.u32 %r40, dynamic;
+mov.u32 %r1, %tid.x;
+setp.ne.u32 %p1, %r1, 0;
+@%p1 bra READY;
+{init}
+READY:
+bar.sync 0;
+"""
+_WAIT = """
+{label}:
+mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r10], {parity};
+@!%p2 bra {label};
+"""
+
+
+def multiply_loop(
+    kind: str, m: int, n: int, count: int, batches: int = 1, from_tensor: bool = False
+) -> Microbenchmark:
+    """``batches`` times ``count`` MMAs of one CTA and a commit; then waits for it.
+
+    Args:
+        kind: "f16" or "f8f6f4".
+        m: rows of A.
+        n: columns of B.
+        count: MMAs before each commit.
+        batches: commits.
+        from_tensor: A in tensor memory.
+    """
+    # Descriptors without swizzle: rows of 16 bytes, 8 to a core matrix; version 1.
+    layout = (1 << 46) | (8 << 16) | (16 << 32)
+    instruction = (1 << 4) | (n // 8 << 17) | (m // 16 << 24)
+    a = "[%r31]" if from_tensor else "%rd1"
+    multiply = f"tcgen05.mma.cta_group::1.kind::{kind} [%r30], {a}, %rd2, %r32, %p3;\n"
+    body = [
+        _BARRIER.format(init="mbarrier.init.shared::cta.b64 [%r40], 1;"),
+        "add.u32 %r41, %r40, 8;\n",
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r41], 512;\n",
+        "ld.shared.b32 %r30, [%r41];\nadd.u32 %r31, %r30, 256;\n",
+        f"mov.u32 %r32, {instruction:#x};\nmov.u32 %r10, dynamic;\nsetp.eq.u32 %p3, %r32, %r32;\n",
+        f"mov.b64 %rd1, {layout | 64:#x};\nmov.b64 %rd2, {layout | 1024:#x};\n",
+        "elect.sync _|%p4, -1;\n",
+    ]
+    commit = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%rd3];\n"
+    body.append("cvt.u64.u32 %rd3, %r40;\n")
+    for batch in range(batches):
+        body.append(f"@!%p4 bra ISSUED{batch};\n{multiply * count}{commit}ISSUED{batch}:\n")
+        body.append(_WAIT.format(label=f"DONE{batch}", parity=batch % 2))
+    body.append("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r30, 512;\n")
+    return Microbenchmark("".join(body), shared=_SHARED)
+
+
+def copy_loop(nbytes: int, stages: int, count: int, ctas: int = 1) -> Microbenchmark:
+    """``count`` bulk copies of ``nbytes`` from global memory, ``stages`` of them under way."""
+    init = "".join(f"mbarrier.init.shared::cta.b64 [%r40+{8 * s}], 1;\n" for s in range(stages))
+    load = (
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r40+{barrier}], {nbytes};\n"
+        "add.u32 %r11, %r40, {place};\n"
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r11], [%rd1], {nbytes}, "
+        "[%r40+{barrier}];\n"
+    )
+    body = [
+        _BARRIER.format(init=init),
+        "ld.param.u64 %rd1, [data];\n@%p1 bra END;\n",
+    ]
+    for number in range(count + stages):
+        stage = number % stages
+        if number >= stages:
+            body.append(f"add.u32 %r10, %r40, {8 * stage};")
+            body.append(_WAIT.format(label=f"L{number}", parity=(number // stages - 1) % 2))
+        if number < count:
+            place = 1024 + stage * nbytes
+            body.append(load.format(barrier=8 * stage, nbytes=nbytes, place=place))
+    body.append("END:")
+    return Microbenchmark("".join(body), 32, ctas, _SHARED + 64 * 1024, nbytes)
+
+
+def store_loop(nbytes: int, count: int) -> Microbenchmark:
+    """``count`` bulk stores of ``nbytes``, each waited for until its source has been read."""
+    store = (
+        f"cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r40], {nbytes};\n"
+        "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\n"
+    )
+    body = "mov.u32 %r40, dynamic;\nmov.u32 %r1, %tid.x;\nsetp.ne.u32 %p1, %r1, 0;\n"
+    body += f"ld.param.u64 %rd1, [data];\n@%p1 bra END;\n{store * count}END:"
+    return Microbenchmark(body, shared=_SHARED, data=nbytes)
+
+
+def tensor_reads(registers: int, count: int) -> Microbenchmark:
+    """Four warps that each read ``registers`` of tensor memory ``count`` times, then wait."""
+    names = ", ".join(f"%r{n}" for n in range(2, 2 + registers))
+    read = f"tcgen05.ld.sync.aligned.32x32b.x{registers}.b32 {{{names}}}, [%r45];\n"
+    body = [
+        "mov.u32 %r40, dynamic;\nmov.u32 %r1, %tid.x;\nsetp.ge.u32 %p1, %r1, 32;\n@%p1 bra ALL;\n",
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r40], 512;\nALL:\nbar.sync 0;\n",
+        "ld.shared.b32 %r44, [%r40];\nshr.u32 %r46, %r1, 5;\nshl.b32 %r46, %r46, 21;\n",
+        "add.u32 %r45, %r44, %r46;\n",
+        read * count,
+        "tcgen05.wait::ld.sync.aligned;\nbar.sync 0;\n@%p1 bra END;\n",
+        "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r44, 512;\nEND:",
+    ]
+    return Microbenchmark("".join(body), 128, shared=_SHARED)
+
+
+def late_warp(count: int) -> Microbenchmark:
+    """Four warps meet at a barrier; the first gets there after ``count`` dependent FMAs."""
+    fma = "fma.rn.f32 %f1, %f1, %f2, %f2;\n"
+    return Microbenchmark(
+        "mov.b32 %f1, 0f3F800000;\nmov.b32 %f2, 0f3F800000;\nmov.u32 %r1, %tid.x;\n"
+        f"setp.ge.u32 %p1, %r1, 32;\n@%p1 bra MEET;\n{fma * count}MEET:\nbar.sync 0;",
+        128,
+    )

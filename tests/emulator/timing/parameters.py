@@ -1,0 +1,212 @@
+"""Every number the timing model uses, in one table, each with where it comes from.
+
+Sources:
+    datasheet: NVIDIA's figures for the HGX B200 (148 SMs, dense BF16 2.25 PFLOP/s, HBM 8 TB/s).
+    SemiAnalysis: github.com/SemiAnalysisAI/microbench-blackwell, results measured on a B200 at
+        1.965 GHz; "CUTLASS loop" is its cutlass_gemm_mainloop, whose MMA-bound rows imply 1.277.
+    H200: this project's own microbenchmarks of the same PTX on an H200 (sm_90), the nearest silicon
+        at hand (hopper_latencies.cu); that a B200 does the same is an assumption.
+    guide: CUDA C++ Programming Guide, arithmetic throughput per clock and SM (9.0; taken for 10.0).
+    FA4: FlashAttention-4 (arXiv 2603.05451), which gives 8192 BF16 FLOP, 16 exponentials and 128
+        bytes of shared memory per clock and SM of a B200.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+
+class Parameter(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        name: of the field of :class:`Parameters`.
+        value: in ``unit``.
+        unit: what it counts.
+        source: where it comes from.
+        assumed: whether nobody has measured or published it for a B200.
+    """
+
+    name: str
+    value: float
+    unit: str
+    source: str
+    assumed: bool
+
+
+def _is(value: float, unit: str, source: str) -> Any:
+    return field(default=value, metadata={"unit": unit, "source": source, "assumed": False})
+
+
+def _assumed(value: float, unit: str, why: str) -> Any:
+    return field(default=value, metadata={"unit": unit, "source": why, "assumed": True})
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A chip. Units are in the table; "cycles" are cycles of ``clock``."""
+
+    # The chip
+    sms: float = _is(148, "SMs", "datasheet")
+    clock: float = _is(
+        1.85,
+        "GHz",
+        "datasheet: at which 148 SMs of 8192 FLOP/clk make 2.25 PFLOP/s; boost is 1.965",
+    )
+    sustained_clock: float = _assumed(
+        1.5,
+        "GHz",
+        "where power holds dense MMA: published 8192^3 GEMMs fit 1.35 to 1.5; reports only",
+    )
+    shared_per_sm: float = _is(233472, "bytes", "CUDA: maximum shared memory per multiprocessor")
+    threads_per_sm: float = _is(2048, "threads", "CUDA: compute capability 10.0")
+    ctas_per_sm: float = _is(32, "CTAs", "CUDA: compute capability 10.0")
+
+    # Issue and pipes: cycles of one scheduler's pipe per warp instruction (128 lanes/clk/SM = 1)
+    schedulers: float = _is(4, "per SM", "one warp instruction per cycle each; H200")
+    fma_interval: float = _is(
+        1, "cycles", "128 FP32 FMA/clk/SM: datasheet 75 TFLOP/s FP32; H200 1.05"
+    )
+    packed_fma_interval: float = _assumed(
+        2, "cycles", "f32x2 as two FMAs in one issue slot, so that 75 TFLOP/s stays the peak"
+    )
+    half_interval: float = _assumed(1, "cycles", "f16x2/bf16x2 FMA: H200 1.07")
+    integer_interval: float = _assumed(
+        2, "cycles", "64/clk/SM add, compare, logic, shift: guide, H200"
+    )
+    multiply_interval: float = _assumed(
+        2, "cycles", "64/clk/SM integer multiply-add: guide, H200 2.03"
+    )
+    convert_interval: float = _assumed(2, "cycles", "64/clk/SM to f16x2, bf16x2, int: H200 2.04")
+    narrow_interval: float = _assumed(4, "cycles", "to 8, 6 and 4-bit floats: H200 4.04 for e4m3x2")
+    mufu_interval: float = _is(
+        8, "cycles", "16/clk/SM: FA4; H200 8.02 (Blackwell Ultra has twice it)"
+    )
+    double_interval: float = _is(2, "cycles", "64/clk/SM: datasheet 37 TFLOP/s FP64; H200 2.04")
+    shuffle_interval: float = _assumed(4, "cycles", "32 lanes/clk/SM: guide")
+    population_interval: float = _assumed(
+        8, "cycles", "16/clk/SM popc, clz, bfind: guide, H200 8.02"
+    )
+
+    # Latencies
+    arithmetic_latency: float = _assumed(4, "cycles", "H200: FMA 4.3, IMAD 4.3, logic 4.3")
+    half_latency: float = _assumed(8, "cycles", "H200 8.27")
+    double_latency: float = _assumed(8, "cycles", "H200 8.27")
+    convert_latency: float = _assumed(5, "cycles", "H200: 10.3 for two in a chain")
+    mufu_latency: float = _assumed(17, "cycles", "H200 17.2")
+    shuffle_latency: float = _assumed(24, "cycles", "H200 24.2")
+    vote_latency: float = _assumed(13, "cycles", "H200: 17.3 with its setp")
+    redux_latency: float = _assumed(44, "cycles", "H200 44.3")
+    special_latency: float = _assumed(20, "cycles", "reading a special register")
+    branch_latency: float = _assumed(13, "cycles", "taken branch: H200, loop of 4 FMAs takes 29.25")
+    proxy_fence_latency: float = _assumed(9, "cycles", "fence.proxy.async: H200 9.0")
+    device_fence_latency: float = _assumed(
+        265, "cycles", "fence.acq_rel.gpu and .cluster: H200 264.7"
+    )
+    barrier_latency: float = _assumed(
+        12, "cycles", "bar.sync, last arrival to release: H200 14/20/44"
+    )
+    barrier_per_warp: float = _assumed(2, "cycles", "bar.sync, per participating warp: H200")
+    cluster_barrier_latency: float = _assumed(80, "cycles", "relaxed arrive to wait: H200 77-84")
+    cluster_release_latency: float = _assumed(
+        260, "cycles", "more for arrive.release: H200 336-390"
+    )
+    arrive_latency: float = _assumed(
+        30,
+        "cycles",
+        "mbarrier.arrive to the barrier; H200: 66 from arrive to the other warp's arrive",
+    )
+    wake_latency: float = _assumed(
+        30, "cycles", "mbarrier flip to the waiting warp's next issue; H200"
+    )
+    remote_latency: float = _assumed(140, "cycles", "more for a peer CTA's mbarrier: H200 hop 207")
+
+    # Shared memory
+    shared_bandwidth: float = _is(
+        128, "bytes/clk/SM", "FA4; SemiAnalysis: small-N MMA bound at 128"
+    )
+    shared_latency: float = _assumed(23, "cycles", "H200 22.99")
+
+    # Tensor core. An MMA of N columns eats 32 bytes of K in N/2 cycles in every kind: 8192 BF16,
+    # 16384 FP8, 32768 FP4 FLOP/clk/SM; half of that work in the same time at M = 64.
+    mma_columns: float = _is(
+        2, "columns of N/clk", "SemiAnalysis: 128.0 cycles for N=256, 64.0 for N=128, all kinds"
+    )
+    mma_latency: float = _is(
+        74,
+        "cycles",
+        "SemiAnalysis: 104 from the end of a TS MMA to mbarrier wait, less wake_latency",
+    )
+    mma_pair_latency: float = _is(
+        34, "cycles", "SemiAnalysis: 138 instead of 104 with cta_group::2"
+    )
+    mma_issue_interval: float = _assumed(8, "cycles", "between MMAs of one thread")
+    tensor_read_interval: float = _assumed(
+        1, "cycles per register", "tcgen05.ld: 128 bytes/clk for each quarter of the lanes"
+    )
+    tensor_write_interval: float = _assumed(
+        2, "cycles per register", "tcgen05.st: half of the read rate, as in arXiv 2512.02189"
+    )
+    tensor_read_latency: float = _assumed(
+        30, "cycles", "tcgen05.ld to wait::ld, beyond its transfer"
+    )
+    tensor_write_latency: float = _assumed(
+        20, "cycles", "tcgen05.st to wait::st, beyond its transfer"
+    )
+    tensor_copy_bandwidth: float = _assumed(128, "bytes/clk/SM", "tcgen05.cp: shared memory's rate")
+
+    # Memory
+    hbm_bandwidth: float = _is(
+        7.26, "TB/s", "SemiAnalysis: TMA reads, 128 KiB in flight (8 nominal)"
+    )
+    l2_bandwidth: float = _assumed(
+        17.5, "TB/s", "64 bytes/clk/SM; SemiAnalysis measured 13.3 with HBM as the limit"
+    )
+    l2_latency: float = _assumed(
+        430, "cycles", "H200 281, and half of about 300 for the other die (SemiAnalysis)"
+    )
+    hbm_latency: float = _is(
+        360, "cycles", "more than L2: SemiAnalysis, 900 for TMA to read 512 bytes"
+    )
+    l2_bytes: float = _is(126e6, "bytes", "CUDA: L2 cache size of a B200")
+    tma_latency: float = _assumed(60, "cycles", "more than a load's: H200 342 against 281")
+    tma_row_interval: float = _is(
+        1, "cycles per 128 bytes", "SemiAnalysis, CUTLASS loop: one row of a box per clk and SM"
+    )
+    tma_issue_interval: float = _assumed(20, "cycles", "least time between two copies of one SM")
+    tma_store_bandwidth: float = _assumed(
+        32, "bytes/clk/SM", "H200: 16384 more bytes take 512 cycles"
+    )
+    tma_store_latency: float = _assumed(45, "cycles", "H200: 47 for 128 bytes, to wait_group.read")
+    store_visible_latency: float = _assumed(300, "cycles", "from there to wait_group: an L2 write")
+    launch_control_latency: float = _assumed(600, "cycles", "clusterlaunchcontrol answer")
+
+    # Launching
+    cta_launch: float = _assumed(
+        500, "cycles", "a CTA's or cluster's start after a slot falls free"
+    )
+    launch_overhead: float = _assumed(
+        2.0, "us", "start and end of a kernel in a stream; H200: 0.51 us between empty graph nodes"
+    )
+
+    def rows(self) -> list[Parameter]:
+        """The table."""
+        return [
+            Parameter(
+                f.name,
+                getattr(self, f.name),
+                f.metadata["unit"],
+                f.metadata["source"],
+                f.metadata["assumed"],
+            )
+            for f in fields(self)
+        ]
+
+    def per_cycle(self, terabytes: float) -> float:
+        """TB/s of the whole chip as bytes per cycle."""
+        return terabytes * 1e3 / self.clock
+
+    def microseconds(self, cycles: float) -> float:
+        return cycles / self.clock / 1e3
+
+
+B200_TIMING = Parameters()

@@ -1,0 +1,153 @@
+"""Measurements that others published, to hold the model against."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class MeasuredMma(NamedTuple):
+    """Cycles on a B200 (SemiAnalysis, umma_throughput and umma_latency)."""
+
+    kind: str
+    from_tensor: bool
+    ctas: int
+    m: int
+    n: int
+    k: int
+    interval: float
+    latency: float  # from issue to the end of the wait on its mbarrier
+
+
+MMAS = (
+    MeasuredMma("f16", False, 1, 128, 256, 16, 128.0, 264),
+    MeasuredMma("f16", False, 1, 128, 128, 16, 64.0, 200),
+    MeasuredMma("f16", False, 1, 128, 96, 16, 56.0, 184),
+    MeasuredMma("f16", False, 1, 128, 64, 16, 48.0, 168),
+    MeasuredMma("f16", False, 1, 64, 256, 16, 128.0, 248),
+    MeasuredMma("f16", False, 1, 64, 64, 16, 32.0, 152),
+    MeasuredMma("f16", False, 2, 256, 256, 16, 128.0, 298),
+    MeasuredMma("f16", False, 2, 256, 64, 16, 43.0, 202),
+    MeasuredMma("f16", False, 2, 128, 256, 16, 64.0, 229),
+    MeasuredMma("f16", False, 2, 128, 64, 16, 25.0, 173),
+    MeasuredMma("f16", True, 1, 128, 256, 16, 128.0, 232),
+    MeasuredMma("f16", True, 1, 128, 64, 16, 32.0, 136),
+    MeasuredMma("f16", True, 2, 256, 128, 16, 64.0, 202),
+    MeasuredMma("f16", True, 2, 128, 64, 16, 18.0, 162),
+    MeasuredMma("f8f6f4", False, 1, 128, 128, 32, 64.0, 200),
+    MeasuredMma("mxf8f6f4", False, 1, 128, 256, 32, 128.0, 265),
+    MeasuredMma("mxf4", False, 1, 128, 128, 64, 64.0, 201),
+    MeasuredMma("mxf4", False, 2, 256, 256, 64, 128.0, 301),
+)
+
+
+class MeasuredCopies(NamedTuple):
+    """Cycles per TMA load of each SM, all 148 reading HBM (SemiAnalysis, tma2d_throughput)."""
+
+    nbytes: int
+    stages: int
+    cycles: float
+
+
+COPIES_CLOCK = 1.965
+COPIES = (
+    MeasuredCopies(512, 1, 900),
+    MeasuredCopies(512, 4, 257),
+    MeasuredCopies(2048, 1, 968),
+    MeasuredCopies(2048, 4, 282),
+    MeasuredCopies(8192, 1, 1258),
+    MeasuredCopies(8192, 2, 663),
+    MeasuredCopies(8192, 4, 406),
+    MeasuredCopies(16384, 1, 1405),
+    MeasuredCopies(16384, 2, 826),
+    MeasuredCopies(16384, 4, 659),
+    MeasuredCopies(32768, 1, 1757),
+    MeasuredCopies(32768, 2, 1328),
+    MeasuredCopies(32768, 4, 1364),
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One of NVIDIA's examples at a size too large to run, put together from two small runs.
+
+    The small runs do one and two steps of what each cluster repeats; the large one does ``steps``.
+
+    Attributes:
+        name: unique.
+        script: under ``examples/python/CuTeDSL``.
+        arguments: with ``{steps}`` where the runs differ.
+        sizes: what stands there for one and for two steps.
+        sms: to emulate, so that one cluster does all the steps; 0 for the whole chip.
+        clusters: of the chip in each run.
+        footprint: bytes that all clusters read from HBM in one step.
+        steps: of the longest cluster, in the large problem.
+        waves: of such clusters, one after the other.
+        flops: of the large problem.
+        published: (TFLOP/s, who, source), what people measured for the same problem.
+    """
+
+    name: str
+    script: str
+    arguments: str
+    sizes: tuple[str, str]
+    sms: int
+    clusters: int
+    footprint: float
+    steps: int
+    waves: int
+    flops: float
+    published: tuple[tuple[float, str], ...]
+
+
+_GEMM = "cute/blackwell/kernel/dense_gemm/dense_gemm_persistent.py"
+_BLOCK_SCALED = "cute/blackwell/kernel/blockscaled_gemm/dense_blockscaled_gemm_persistent.py"
+_TILES = "--mma_tiler_mn 256,256 --cluster_shape_mn 2,1"
+# 1024 tiles of 256 x 256 over 74 pairs of SMs; a wave reads all rows of A and a few panels of B.
+KERNELS = (
+    Kernel(
+        "BF16 GEMM 8192^3",
+        _GEMM,
+        "--mnkl 256,{steps},8192,1 --ab_dtype BFloat16 --c_dtype BFloat16 --use_2cta_instrs "
+        f"--use_tma_store {_TILES}",
+        ("256", "512"),
+        2,
+        74,
+        1.44e8,
+        14,
+        1,
+        2 * 8192**3,
+        (
+            (1610, "cuBLAS and Tilus, pipes 96.6% busy (nvidia.github.io/tilus, matmul tutorial)"),
+            (1772, "Modular, matmul on Blackwell part 4"),
+        ),
+    ),
+    Kernel(
+        "NVFP4 GEMM 8192^3",
+        _BLOCK_SCALED,
+        "--mnkl 256,{steps},8192,1 --a_dtype Float4E2M1FN --b_dtype Float4E2M1FN "
+        f"--sf_dtype Float8E4M3FN --sf_vec_size 16 --c_dtype BFloat16 {_TILES}",
+        ("256", "512"),
+        2,
+        74,
+        4.0e7,
+        14,
+        1,
+        2 * 8192**3,
+        (
+            (5239, "cuBLASLt 13.3, MXFP4 (deepseek-ai/DeepGEMM pull request 348)"),
+            (5702, "DeepGEMM, MXFP4 (the same)"),
+        ),
+    ),
+    Kernel(
+        "BF16 attention forward, 16 heads of 128, 16384 tokens",
+        "cute/blackwell/kernel/attention/fmha/fmha.py",
+        "--in_dtype BFloat16 --out_dtype BFloat16 --q_shape 1,256,1,128 --k_shape 1,{steps},1,128",
+        ("1024", "2048"),
+        0,
+        148,
+        1.2e6,
+        16,
+        7,
+        4 * 16384**2 * 128 * 16,
+        ((1605, "FlashAttention-4, another kernel (arXiv 2603.05451)"),),
+    ),
+)

@@ -1,0 +1,83 @@
+"""A :class:`Timing` as tables to read."""
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from tests.emulator.timing.parameters import Parameters
+from tests.emulator.timing.result import Timing, WarpTime
+
+_UNITS = {"issue": "issue slots", "fma": "FMA", "alu": "ALU", "mufu": "MUFU", "fp64": "FP64"}
+_SHOWN_WAITS = 3
+
+
+def report(timing: Timing) -> RenderableType:
+    """Time, units and warps of a launch."""
+    head = Table.grid(padding=(0, 2))
+    head.add_row("kernel", timing.kernel)
+    overhead = f"and {timing.launch_us:g} µs to launch it"
+    head.add_row(
+        "time",
+        f"{timing.microseconds:.2f} µs ({timing.cycles:.0f} cycles at "
+        f"{timing.parameters.clock:g} GHz), {overhead}",
+    )
+    head.add_row(
+        "grid",
+        f"{timing.clusters} clusters, {timing.resident} at a time, {timing.waves} wave(s), "
+        + ("all simulated" if timing.exact else "representatives simulated"),
+    )
+    if timing.flops:
+        head.add_row(
+            "tensor cores",
+            f"{timing.tflops:.0f} TFLOP/s, pipes busy {timing.tensor_efficiency:.1%}; "
+            f"{timing.sustained_microseconds:.2f} µs if power holds the clock at "
+            f"{timing.parameters.sustained_clock:g} GHz",
+        )
+    head.add_row(
+        "global reads", f"{timing.read_bytes / 1e6:.2f} MB, HBM {timing.hbm_bytes / 1e6:.2f}"
+    )
+    for note in timing.notes:
+        head.add_row("note", note)
+    return Group(head, _units(timing), _warps(timing.warps))
+
+
+def _units(timing: Timing) -> Table:
+    table = Table(title="units: part of the kernel's time they work, mean over all SMs")
+    table.add_column("unit")
+    table.add_column("busy", justify="right")
+    for unit, share in sorted(timing.busy.items(), key=lambda item: -item[1]):
+        if share:
+            table.add_row(_UNITS.get(unit, unit), f"{share:.1%}")
+    return table
+
+
+def _warps(warps: list[WarpTime]) -> Table:
+    table = Table(title="warps of one cluster")
+    for column in ("warp", "role", "cycles", "running", "contended", "waits most for"):
+        table.add_column(column, justify="left" if column in ("warp", "role") else "right")
+    for warp in warps:
+        total = warp.total or 1.0
+        waits = list(warp.waiting.items())[:_SHOWN_WAITS]
+        table.add_row(
+            warp.name,
+            warp.role,
+            f"{warp.total:.0f}",
+            f"{warp.running / total:.0%}",
+            f"{warp.contended / total:.0%}",
+            "\n".join(f"{name}: {cycles / total:.0%}" for name, cycles in waits),
+        )
+    return table
+
+
+def parameter_table(parameters: Parameters) -> Table:
+    """The parameters with their sources."""
+    table = Table(title="parameters")
+    for column in ("parameter", "value", "unit", "known", "source"):
+        table.add_column(column)
+    for row in parameters.rows():
+        known = "assumed" if row.assumed else "yes"
+        table.add_row(row.name, f"{row.value:g}", row.unit, known, row.source)
+    return table
+
+
+def show(renderable: RenderableType) -> None:
+    Console().print(renderable)

@@ -1,0 +1,97 @@
+"""What the timing model says."""
+
+from dataclasses import dataclass, field
+
+from tests.emulator.timing.parameters import Parameters
+from tests.emulator.timing.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class WarpTime:
+    """How a warp spent its life, in cycles.
+
+    Attributes:
+        name: CTA rank and warp index.
+        role: what it mostly does, and where in the kernel's source that is, if known.
+        total: from its CTA's start to its end.
+        running: issuing; ``contended`` is the part that other warps of its scheduler cost it.
+        waiting: what it waited for -> cycles, the longest first.
+    """
+
+    name: str
+    role: str
+    total: float
+    running: float
+    contended: float
+    waiting: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One launch's modelled time.
+
+    Attributes:
+        kernel: entry name.
+        parameters: it was modelled with.
+        cycles: of the kernel on the GPU, without the overhead of launching.
+        launch_us: that overhead.
+        clusters: of the grid; ``waves`` full or partial ones of them, ``resident`` at a time.
+        exact: whether every cluster was simulated; else representatives stand for their like.
+        busy: unit -> part of the kernel's time it worked, averaged over all SMs of the chip.
+        flops: of the tensor cores in the whole grid.
+        read_bytes, hbm_bytes: asked of L2, and of HBM by it.
+        warps: of the first simulated cluster.
+        timeline: of the first SM.
+        notes: what else to know.
+    """
+
+    kernel: str
+    parameters: Parameters
+    cycles: float
+    launch_us: float
+    clusters: int
+    waves: int
+    resident: int
+    exact: bool
+    busy: dict[str, float]
+    flops: float
+    read_bytes: float
+    hbm_bytes: float
+    warps: list[WarpTime]
+    timeline: Timeline
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def microseconds(self) -> float:
+        """The kernel's own time."""
+        return self.parameters.microseconds(self.cycles)
+
+    @property
+    def sustained_microseconds(self) -> float:
+        """The same cycles at the clock to which power holds long tensor-bound kernels."""
+        return self.cycles / self.parameters.sustained_clock / 1e3
+
+    @property
+    def tflops(self) -> float:
+        """Tensor core TFLOP/s over the kernel's own time."""
+        return self.flops / self.microseconds / 1e6 if self.cycles else 0.0
+
+    @property
+    def tensor_efficiency(self) -> float:
+        """Part of the kernel's time that an MMA pipe worked, which does not depend on the clock."""
+        return self.busy.get("tensor core", 0.0)
+
+
+@dataclass
+class Simulated:
+    """What one simulation found.
+
+    Attributes:
+        cycles: until its last cluster ended.
+        busy: unit -> cycles, summed over its SMs; "L2" and "HBM" in bytes, "FLOP" in operations.
+    """
+
+    cycles: float
+    busy: dict[str, float]
+    warps: list[WarpTime]
+    timeline: Timeline

@@ -1,0 +1,37 @@
+"""What to call a warp and a wait: by what it does, and where the kernel's source says so."""
+
+from tests.emulator.codegen import Program
+from tests.emulator.machine.trace import Event, WarpTrace
+
+# The first kind of event that a warp has names its role.
+_ROLES = {
+    "mma": "MMA",
+    "copy": "TMA load",
+    "tensor_load": "tensor memory reader",
+    "store": "TMA store",
+    "tensor_store": "tensor memory writer",
+    "launch_control": "scheduler",
+    "write": "store",
+    "read": "load",
+}
+
+
+def place(program: Program, line: int) -> str:
+    """The kernel's source line of a PTX line, or that line."""
+    return program.where(line).source or f"PTX line {line}"
+
+
+def role_of(program: Program, trace: WarpTrace) -> str:
+    """``MMA (gemm.py:310)``."""
+    first: dict[str, Event] = {}
+    for item in trace:
+        if isinstance(item, Event):
+            first.setdefault(item.kind, item)
+    for kind, name in _ROLES.items():
+        if kind in first:
+            return f"{name} ({place(program, first[kind].line)})"
+    return "other"
+
+
+def wait_name(program: Program, kind: str, line: int) -> str:
+    return f"{kind} at {place(program, line)}"

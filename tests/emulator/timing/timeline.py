@@ -1,0 +1,49 @@
+"""What one SM did when, for people to look at."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Slice(NamedTuple):
+    """Something that took time on a track.
+
+    Attributes:
+        track: warp or unit.
+        name: what it was.
+        start, end: cycles.
+        overlaps: whether others of its track may be under way at once.
+    """
+
+    track: str
+    name: str
+    start: float
+    end: float
+    overlaps: bool = False
+
+
+@dataclass
+class Timeline:
+    """Slices of one SM.
+
+    Attributes:
+        name: of the SM.
+        slices: in the order they were known.
+    """
+
+    name: str
+    slices: list[Slice] = field(default_factory=list)
+    _latest: dict[str, int] = field(default_factory=dict)
+
+    def add(self, track: str, name: str, start: float, end: float, overlaps: bool = False) -> None:
+        """Adds a slice; one that continues the last of its track, under the same name, joins it."""
+        if end <= start:
+            return
+        if not overlaps:
+            at = self._latest.get(track)
+            if at is not None:
+                last = self.slices[at]
+                if last.name == name and start - last.end < 1e-6:
+                    self.slices[at] = last._replace(end=end)
+                    return
+            self._latest[track] = len(self.slices)
+        self.slices.append(Slice(track, name, start, end, overlaps))

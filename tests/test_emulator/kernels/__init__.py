@@ -1,0 +1,1 @@
+"""Kernels written for the emulator's tests."""

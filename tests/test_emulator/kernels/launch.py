@@ -1,0 +1,57 @@
+"""Calling the GEMM on torch tensors: compiled once per variant, on whatever runtime is installed."""
+
+import functools
+from typing import Any
+
+import cuda.bindings.driver as cuda_driver
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import make_ptr
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor
+
+from tests.emulator.runtime import shim
+from tests.test_emulator.kernels.config import GemmConfig
+from tests.test_emulator.kernels.nvfp4_gemm import Nvfp4Gemm
+
+_TYPES = {
+    torch.uint8: cutlass.Uint8,
+    torch.float16: cutlass.Float16,
+    torch.bfloat16: cutlass.BFloat16,
+    torch.float32: cutlass.Float32,
+}
+
+
+def _pointer(address: int, dtype: torch.dtype) -> Any:
+    """As global memory: a CPU tensor's own pointer would be of the generic space."""
+    return make_ptr(_TYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=16)
+
+
+@functools.cache
+def _compiled(config: GemmConfig, dtype: torch.dtype) -> Any:
+    nowhere = [_pointer(16, torch.uint8)] * 4 + [_pointer(16, dtype)]
+    sizes = [cutlass.Int32(0)] * 4
+    kernel = Nvfp4Gemm(config, _TYPES[dtype])
+    compiled = cute.compile(kernel, *nowhere, *sizes, cuda_driver.CUstream(0))
+    runtime = shim.installed()
+    return compiled if runtime is None else runtime.bind(compiled)
+
+
+def multiply(
+    a: Nvfp4Tensor, b: Nvfp4Tensor, c: torch.Tensor, config: GemmConfig, sms: int
+) -> None:
+    """C = A · Bᵀ without the global scales.
+
+    Args:
+        a: [M, K] in the blocked layout, K a multiple of 32.
+        b: [N, K] in the blocked layout.
+        c: [M, N] of float16, bfloat16 or float32, contiguous, rows multiples of 16 bytes.
+        config: variant of the kernel.
+        sms: SMs to use at most.
+    """
+    (m, k), (n, _) = a.shape, b.shape
+    if k % 32 or n * c.element_size() % 16:
+        raise ValueError(f"shape: {m} × {n} × {k}, K must be a multiple of 32, rows of C of 16 B")
+    operands = [a.data, a.scales.view(torch.uint8), b.data, b.scales.view(torch.uint8), c]
+    pointers = [_pointer(tensor.data_ptr(), tensor.dtype) for tensor in operands]
+    _compiled(config, c.dtype)(*pointers, m, n, k, sms, cuda_driver.CUstream(0))

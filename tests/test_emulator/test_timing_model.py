@@ -1,0 +1,306 @@
+"""The timing model on kernels whose time is known by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.emulator.machine.gpu import Gpu
+from tests.emulator.timing import B200_TIMING, TimingError, model
+from tests.emulator.timing.microbenchmarks import (
+    Microbenchmark,
+    chain,
+    copy_loop,
+    late_warp,
+    multiply_loop,
+    store_loop,
+    tensor_reads,
+)
+from tests.emulator.timing.model import list_schedule
+from tests.emulator.timing.published import (
+    COPIES,
+    COPIES_CLOCK,
+    MMAS,
+    MeasuredCopies,
+    MeasuredMma,
+)
+from tests.emulator.timing.tensor_core import MmaShape, completion, interval
+
+P = B200_TIMING
+FMA = "fma.rn.f32 %f1, %f1, %f2, %f2;"
+EX2 = "ex2.approx.ftz.f32 %f1, %f1;"
+
+
+def cycles(benchmark: Microbenchmark, **parameters: float) -> float:
+    return model(benchmark.run(), replace(P, **parameters)).cycles
+
+
+@pytest.mark.parametrize("count", [1, 10, 400])
+def test_dependent_fmas_take_their_latency_each(count: int) -> None:
+    base = cycles(chain(FMA, 0))
+    # The last one need not be waited for: nothing uses it.
+    expected = (count - 1) * P.arithmetic_latency + 1
+    assert cycles(chain(FMA, count)) - base == pytest.approx(expected)
+
+
+def test_latency_is_kept_across_segments() -> None:
+    store = "st.shared.b32 [dynamic], %r1;\n"
+    benchmark = replace(chain(f"{FMA}\n{store}", 100), shared=1024)
+    base = cycles(replace(chain(f"{FMA}\n{store}", 0), shared=1024))
+    assert cycles(benchmark) - base == pytest.approx(100 * P.arithmetic_latency, rel=0.05)
+
+
+def test_a_shared_load_is_waited_for_where_it_is_used() -> None:
+    load = "ld.shared.b32 %r3, [dynamic];\n"
+    use = "add.s32 %r1, %r3, %r1;\n"
+    filler = "add.s32 %r4, %r2, %r2;\n" * 4
+    direct = cycles(replace(chain(load + use, 100), shared=1024))
+    hidden = cycles(replace(chain(load + filler + use, 100), shared=1024))
+    assert direct / 100 == pytest.approx(P.shared_latency + 2, abs=4)
+    assert hidden == pytest.approx(direct, rel=0.05)
+
+
+def test_independent_fmas_issue_every_cycle() -> None:
+    body = "".join(f"fma.rn.f32 %f{n % 4 + 4}, %f1, %f2, %f3;\n" for n in range(400))
+    assert cycles(Microbenchmark(body)) == pytest.approx(400, abs=20)
+
+
+def test_two_warps_of_a_scheduler_hide_each_others_latency() -> None:
+    alone = cycles(chain(FMA, 400, threads=32))
+    # Warps 0 and 4 share a scheduler: together they need half of its issue slots.
+    assert cycles(chain(FMA, 400, threads=256)) == pytest.approx(alone, rel=0.01)
+    # Eight warps on each scheduler ask for twice as many slots as there are.
+    assert cycles(chain(FMA, 400, threads=1024)) == pytest.approx(2 * alone, rel=0.02)
+
+
+def test_exponentials_are_limited_by_their_unit() -> None:
+    # 4 warps on each scheduler, 16 lanes/clk/SM: 8 cycles for each of 4 x 200 warp instructions.
+    timing = model(chain(EX2, 200, threads=512).run())
+    assert timing.cycles == pytest.approx(4 * 200 * P.mufu_interval, rel=0.01)
+    assert timing.busy["mufu"] * P.sms == pytest.approx(1.0, rel=0.01)
+
+
+def test_warps_wait_at_a_barrier_for_the_last() -> None:
+    timing = model(late_warp(500).run())
+    first, *others = timing.warps
+    meeting = P.barrier_latency + 4 * P.barrier_per_warp
+    assert sum(first.waiting.values()) == pytest.approx(meeting)
+    assert first.running == pytest.approx(500 * P.arithmetic_latency, abs=60)
+    for warp in others:
+        ((name, waited),) = warp.waiting.items()
+        assert "barrier" in name
+        assert waited == pytest.approx(499 * P.arithmetic_latency + meeting, abs=60)
+
+
+def test_multiply_loop_reaches_the_tensor_peak() -> None:
+    few, many = (model(multiply_loop("f16", 128, 256, n).run()) for n in (8, 72))
+    flops = (many.flops - few.flops) / (many.cycles - few.cycles)
+    assert flops == pytest.approx(8192, rel=0.001)
+    peak = flops * P.sms * P.clock * 1e9
+    assert peak == pytest.approx(2.25e15, rel=0.01)  # the datasheet's dense BF16
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "n", "from_tensor", "each"),
+    [
+        ("f16", 128, 64, False, 48),  # 4096 + 2048 bytes of operands at 128 a cycle
+        ("f16", 128, 64, True, 32),  # A from tensor memory: arithmetic
+        ("f16", 64, 64, False, 32),  # half of the rows in the same time
+        ("f8f6f4", 128, 128, False, 64),
+    ],
+)
+def test_multiplies_follow_each_other_as_measured(
+    kind: str, m: int, n: int, from_tensor: bool, each: int
+) -> None:
+    few, many = (cycles(multiply_loop(kind, m, n, c, 1, from_tensor)) for c in (8, 40))
+    assert (many - few) / 32 == pytest.approx(each)
+
+
+def test_a_commit_is_waited_for() -> None:
+    one, three = (model(multiply_loop("f16", 128, 256, 4, batches=n).run()) for n in (1, 3))
+    alone = 3 * 128 + completion(MmaShape("f16", 128, 256, 16, 1, False), P) + P.wake_latency
+    assert (three.cycles - one.cycles) / 2 == pytest.approx(alone, rel=0.15)
+    (waited,) = (t for name, t in one.warps[0].waiting.items() if "mbarrier" in name)
+    assert waited > 300
+
+
+@pytest.mark.parametrize("row", MMAS, ids=str)
+def test_one_multiply_is_within_an_eighth_of_measurements(row: MeasuredMma) -> None:
+    shape = MmaShape(row.kind, row.m, row.n, row.k, row.ctas, row.from_tensor)
+    assert interval(shape, P) == pytest.approx(row.interval, rel=0.125)
+    until = completion(shape, P) + P.wake_latency
+    assert until == pytest.approx(row.latency, rel=0.125)
+
+
+def test_copies_reach_the_bandwidth_of_hbm() -> None:
+    few, many = (model(copy_loop(32768, 4, n).run(), clusters=148, footprint=1e15) for n in (8, 24))
+    per_sm = 16 * 32768 / (many.cycles - few.cycles)
+    assert per_sm * 148 == pytest.approx(P.per_cycle(P.hbm_bandwidth), rel=0.01)
+    assert many.busy["HBM"] > 0.8
+
+
+def test_copies_that_hit_l2_reach_its_bandwidth() -> None:
+    few, many = (model(copy_loop(32768, 4, n).run(), clusters=148, footprint=0) for n in (8, 24))
+    per_sm = 16 * 32768 / (many.cycles - few.cycles)
+    assert per_sm * 148 == pytest.approx(P.per_cycle(P.l2_bandwidth), rel=0.01)
+
+
+def test_one_sm_alone_is_limited_by_its_copy_engine() -> None:
+    few, many = (model(copy_loop(32768, 4, n).run(), clusters=1, footprint=0) for n in (8, 24))
+    assert 16 * 32768 / (many.cycles - few.cycles) == pytest.approx(128, rel=0.01)
+
+
+@pytest.mark.parametrize("row", [row for row in COPIES if row.stages != 1][::2], ids=str)
+def test_copy_loops_are_within_a_quarter_of_measurements(row: MeasuredCopies) -> None:
+    at = replace(P, clock=COPIES_CLOCK)
+    few, many = (
+        model(
+            copy_loop(row.nbytes, row.stages, n).run(),
+            at,
+            clusters=148,
+            footprint=1e15,
+        )
+        for n in (8, 24)
+    )
+    assert (many.cycles - few.cycles) / 16 == pytest.approx(row.cycles, rel=0.25)
+
+
+def test_tensor_memory_is_read_by_four_warps_at_once() -> None:
+    few, many = (model(tensor_reads(32, n).run()) for n in (4, 20))
+    assert many.cycles - few.cycles == pytest.approx(16 * 32 * P.tensor_read_interval, rel=0.02)
+
+
+def test_bulk_stores_are_waited_for() -> None:
+    few, many = (model(store_loop(16384, n).run()) for n in (2, 10))
+    each = 16384 / P.tma_store_bandwidth + P.tma_store_latency
+    assert (many.cycles - few.cycles) / 8 == pytest.approx(each, rel=0.05)
+    assert any("bulk group" in name for name in many.warps[0].waiting)
+
+
+@pytest.mark.parametrize(("how", "extra"), [(".relaxed", 0), ("", P.cluster_release_latency)])
+def test_cluster_barriers_take_their_latency(how: str, extra: float) -> None:
+    meet = f"barrier.cluster.arrive{how}.aligned;\nbarrier.cluster.wait.aligned;\n"
+    few, many = (model(Microbenchmark(meet * n, ctas=2, cluster=2).run()) for n in (2, 12))
+    each = P.cluster_barrier_latency + extra
+    assert (many.cycles - few.cycles) / 10 == pytest.approx(each, abs=4)
+
+
+def test_a_peers_mbarrier_is_farther_away() -> None:
+    arrive = (
+        "mov.u32 %r40, dynamic;\nmov.u32 %r1, %cluster_ctarank;\n"
+        "mov.u32 %r2, %tid.x;\nsetp.ne.u32 %p1, %r2, 0;\n@%p1 bra READY;\n"
+        "mbarrier.init.shared::cta.b64 [%r40], 1;\nfence.mbarrier_init.release.cluster;\nREADY:\n"
+        "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
+        "xor.b32 %r4, %r1, {other};\nmapa.shared::cluster.u32 %r3, %r40, %r4;\n@%p1 bra WAIT;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [%r3];\nWAIT:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r40], 0;\n@!%p2 bra WAIT;"
+    )
+    own, peer = (
+        cycles(Microbenchmark(arrive.format(other=n), ctas=2, cluster=2, shared=1024))
+        for n in (0, 1)
+    )
+    # The wait on the own one may come after the arrival, and then wakes nobody.
+    assert P.remote_latency <= peer - own <= P.remote_latency + P.wake_latency
+
+
+def test_waves_and_tail() -> None:
+    launch = chain(FMA, 2000, threads=1024).run()  # two of these fill an SM
+    one = model(launch, clusters=1)
+    full = model(launch, clusters=296)
+    tail = model(launch, clusters=297)
+    assert (one.waves, full.waves, tail.waves) == (1, 1, 2)
+    # Two CTAs share an SM's issue slots; the 297th comes after them.
+    assert full.cycles == pytest.approx(2 * one.cycles, rel=0.02)
+    assert tail.cycles == pytest.approx(2 * full.cycles + P.cta_launch, rel=0.02)
+
+
+def test_exact_and_representative_agree_on_equal_clusters() -> None:
+    launch = chain(FMA, 300).run()
+    grid = Microbenchmark(chain(FMA, 300).body, ctas=20).run()
+    exact, extrapolated = model(grid, exact=True), model(grid, exact=False)
+    assert exact.exact
+    assert not extrapolated.exact
+    assert exact.cycles == pytest.approx(extrapolated.cycles)
+    assert exact.cycles == pytest.approx(model(launch).cycles, rel=0.05)
+
+
+def test_every_cluster_gets_its_turn() -> None:
+    grid = Microbenchmark(chain(FMA, 300).body, ctas=5).run()
+    small = replace(P, sms=2, ctas_per_sm=1)
+    one = model(grid, replace(P, sms=5)).cycles
+    found = [model(grid, small, exact=exact) for exact in (True, False)]
+    for timing in found:
+        assert timing.cycles == pytest.approx(3 * one + 2 * P.cta_launch)
+        assert timing.waves == 3
+    assert found[0].busy["fma"] == pytest.approx(found[1].busy["fma"])
+
+
+def test_list_schedule_fills_the_first_free_slot() -> None:
+    assert list_schedule([5, 1, 1, 1], slots=2, between=0) == 5
+    assert list_schedule([1, 1, 1, 5], slots=2, between=0) == 6
+    assert list_schedule([2, 2, 2], slots=1, between=10) == 26
+
+
+SLOWER = [
+    ("arithmetic_latency", chain(FMA, 100)),
+    ("mufu_interval", chain(EX2, 60, threads=512)),
+    ("mma_latency", multiply_loop("f16", 128, 128, 2, batches=2)),
+    ("wake_latency", multiply_loop("f16", 128, 128, 2, batches=2)),
+    ("l2_latency", copy_loop(4096, 1, 4)),
+    ("hbm_latency", copy_loop(4096, 1, 4)),
+    ("tma_row_interval", copy_loop(32768, 1, 4)),
+    ("barrier_latency", late_warp(10)),
+]
+
+
+@pytest.mark.parametrize(("name", "benchmark"), SLOWER, ids=[name for name, _ in SLOWER])
+def test_a_slower_unit_makes_no_kernel_faster(name: str, benchmark: Microbenchmark) -> None:
+    launch = benchmark.run()
+    times = [
+        model(launch, replace(P, **{name: factor * getattr(P, name)}), footprint=1e15).cycles
+        for factor in (1, 2, 4)
+    ]
+    assert times[0] < times[1] < times[2]
+
+
+@pytest.mark.parametrize("name", ["hbm_bandwidth", "l2_bandwidth", "shared_bandwidth", "clock"])
+def test_more_bandwidth_makes_no_kernel_slower(name: str) -> None:
+    for benchmark in (copy_loop(16384, 2, 6), multiply_loop("f16", 128, 64, 12)):
+        launch = benchmark.run()
+        times = [
+            model(
+                launch,
+                replace(P, **{name: factor * getattr(P, name)}),
+                clusters=148,
+                footprint=1e15,
+            ).microseconds
+            for factor in (1, 2, 4)
+        ]
+        assert times[0] >= times[1] >= times[2]
+
+
+def test_an_untraced_launch_is_refused() -> None:
+    gpu = Gpu()
+    module = gpu.load(
+        ".version 8.7\n.target sm_100a\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n"
+    )
+    launch = gpu.launch(module, "k", (1, 1, 1), (32, 1, 1))
+    with pytest.raises(TimingError, match="run it with traced=True"):
+        model(launch)
+
+
+def test_a_replay_that_cannot_end_says_who_waits() -> None:
+    launch = multiply_loop("f16", 128, 128, 1).run()
+    assert launch.traces is not None
+    trace = launch.traces[0].warps[0]
+    trace[:] = [e for e in trace if isinstance(e, int) or e.kind != "commit"]
+    waits = next(e for e in trace if not isinstance(e, int) and e.kind == "wait")
+    trace.append(waits._replace(kind="arrive", amount=1))
+    with pytest.raises(TimingError, match=r"deadlock\n.*warp 0 waits at PTX line \d+ for phase 0"):
+        model(launch)
+
+
+def test_every_parameter_says_where_it_comes_from() -> None:
+    rows = P.rows()
+    assert len(rows) > 40
+    assert all(row.source and row.unit for row in rows)
+    assert {row.name for row in rows if not row.assumed} >= {"sms", "mma_columns", "hbm_bandwidth"}
