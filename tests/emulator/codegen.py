@@ -10,7 +10,7 @@ import linecache
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class Program:
         self._ptx_lines = emitter.ptx_lines
         filename = f"<{kernel.name}>"
         linecache.cache[filename] = (len(self.text), None, self.text.splitlines(True), filename)
-        namespace = emitter.namespace
+        namespace: dict[str, Any] = dict(emitter.namespace)
         exec(compile(self.text, filename, "exec"), namespace)
         self._start = namespace["start"]
         self.code = self._start.__code__
@@ -277,7 +277,8 @@ class Emitter:
         """Expression of ``operand`` as PTX type ``kind``: an array, or a Python scalar if uniform.
 
         A uniform integer is unsigned for every kind but ``s..``; a uniform float becomes a numpy
-        scalar."""
+        scalar.
+        """
         if isinstance(operand, Not):
             inner = self.value(operand.register, "pred")
             return f"(not {inner})" if self.is_uniform(operand.register) else f"~{inner}"

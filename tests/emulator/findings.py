@@ -3,7 +3,8 @@
 Everything a kernel can do wrong is an :class:`EmulatorError`. The parts of the machine raise it
 with the fact alone; the warp that was executing adds where (:meth:`EmulatorError.at`), so that
 every report names the PTX line, the warp, the CTA and, where the PTX has ``.loc`` lines, the
-kernel's source line."""
+kernel's source line.
+"""
 
 from dataclasses import dataclass
 
@@ -94,8 +95,7 @@ class MissingProxyFence(DataRace):
 
 
 class MissingTensorFence(DataRace):
-    """Tensor-memory accesses ordered by a barrier, but without the tcgen05.fence or wait it
-    needs."""
+    """A barrier orders two tensor-memory accesses, without the tcgen05.fence that takes."""
 
 
 class UnwaitedLoad(EmulatorError):
@@ -123,13 +123,11 @@ class Livelock(EmulatorError):
 
 
 class BarrierMisuse(EmulatorError):
-    """An mbarrier or CTA barrier used against its protocol: counts, transactions, phases,
-    lifetime."""
+    """A barrier used against its protocol: counts, transactions, phases, lifetime."""
 
 
 class TensorMemoryMisuse(EmulatorError):
-    """Tensor memory over-allocated, leaked, freed twice, or touched outside of an allocation or
-    lane."""
+    """Tensor memory over-allocated, leaked, freed twice, or touched where none is allocated."""
 
 
 class DivergentExecution(EmulatorError):

@@ -1,5 +1,4 @@
-"""Generic addresses: shared memory, parameters and local memory have windows above host
-addresses."""
+"""Windows of generic addresses, above the host's: shared, local memory, parameters."""
 
 WINDOW_SHIFT = 60
 LOCAL_WINDOW = 5 << WINDOW_SHIFT

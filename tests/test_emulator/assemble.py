@@ -32,6 +32,7 @@ def assemble(body: str, parameters: int, shared: int = 0, target: str = "sm_100a
         body: instructions.
         parameters: how many 64-bit parameters there are.
         shared: bytes of static shared memory called ``smem``.
+        target: of the module.
     """
     declared = "".join(
         f"    .reg .{kind} {name};\n"

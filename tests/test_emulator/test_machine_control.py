@@ -200,7 +200,7 @@ def launch(**changes: object) -> None:
         ({"parameters": [b"1234"]}, "parameters: 1 given, k declares 0"),
         ({"directive": ".reqntid 64, 1, 1"}, r"compiled for .reqntid \(64, 1, 1\)"),
         ({"directive": ".maxntid 16, 1, 1"}, "compiled for .maxntid 16"),
-        ({"directive": ".reqnctapercluster 2"}, "needs .reqnctapercluster"),
+        ({"directive": ".reqnctapercluster 2"}, "compiled for clusters of"),
     ],
 )
 def test_a_launch_the_device_would_refuse(changes: dict[str, object], match: str) -> None:

@@ -1,5 +1,6 @@
 """call: the functions that the driver brings along, vprintf and __assertfail."""
 
+import ctypes
 import re
 import sys
 from collections.abc import Callable
@@ -22,7 +23,7 @@ _FORMAT = re.compile(
     r"(?P<conversion>[%cdiouxXpeEfFgGaAs])"
 )
 _WIDE = ("l", "ll", "z", "j", "t")
-_NARROW = {"hh": 1, "h": 2}
+_LIBRARY = ctypes.CDLL(None)
 _LONGEST = 4096  # bytes of a string
 
 
@@ -96,7 +97,7 @@ def vprintf(w: "Warp", text: Any, arguments: Any, mask: "Mask", line: int) -> in
 
 
 def formatted(text: str, take: Callable[[int], bytes], string: Callable[[int], str]) -> str:
-    """``text`` with its conversions filled in as C does.
+    """``text`` with its conversions filled in, each by the C library.
 
     Args:
         text: printf format.
@@ -123,35 +124,22 @@ def _converted(
     match: re.Match[str], take: Callable[[int], bytes], string: Callable[[int], str]
 ) -> str:
     conversion = match["conversion"]
-    if conversion == "%":
-        return "%"
-
-    def number(nbytes: int, signed: bool) -> int:
-        return int.from_bytes(take(nbytes), "little", signed=signed)
-
-    fields = {}
-    for name in ("width", "precision"):
-        fields[name] = str(number(4, True)) if match[name] == "*" else match[name] or ""
-    point = "." if "." in match[0] else ""
-    shape = f"{match['flags']}{fields['width']}{point}{fields['precision']}"
-    if conversion in "eEfFgGaA":
-        value = memoryview(take(8)).cast("d")[0]
-        if conversion in "aA":
-            plain = value.hex() if conversion == "a" else value.hex().upper()
-            return f"%{match['flags'].replace('0', '')}{fields['width']}s" % plain
-        return f"%{shape}{conversion}" % value
-    if conversion == "s":
-        return f"%{shape}s" % string(number(8, False))
-    if conversion == "p":
-        return f"%{match['flags']}{fields['width']}s" % f"{number(8, False):#x}"
-    if conversion == "c":
-        return f"%{match['flags']}{fields['width']}s" % chr(number(4, False) & 0xFF)
-    data = take(8 if match["size"] in _WIDE else 4)
-    data = data[: _NARROW.get(match["size"])]
-    integer = int.from_bytes(data, "little", signed=conversion in "di")
-    if conversion == "o" and "#" in match["flags"]:
-        return f"%{match['flags'].replace('#', '')}{fields['width']}s" % f"0{integer:o}"
-    return f"%{shape}{conversion}" % integer
+    arguments: list[Any] = [
+        ctypes.c_int.from_buffer_copy(take(4))
+        for name in ("width", "precision")
+        if match[name] == "*"
+    ]
+    if conversion in "aAeEfFgG":
+        arguments.append(ctypes.c_double.from_buffer_copy(take(8)))
+    elif conversion == "s":
+        arguments.append(string(int.from_bytes(take(8), "little")).encode())
+    elif conversion == "p" or match["size"] in _WIDE:
+        arguments.append(ctypes.c_int64.from_buffer_copy(take(8)))
+    elif conversion != "%":
+        arguments.append(ctypes.c_int32.from_buffer_copy(take(4)))
+    buffer = ctypes.create_string_buffer(_LONGEST)
+    _LIBRARY.snprintf(buffer, ctypes.c_size_t(_LONGEST), match[0].encode(), *arguments)
+    return buffer.value.decode(errors="replace")
 
 
 @runtime

@@ -72,12 +72,12 @@ def _scalar_call(e: "Emitter", semantics: Lanewise, opcode: str) -> str:
                 arrays.append(np.full(32, value, f"u{code.itemsize}").view(code))
         found = vector(*arrays)
         many = found if isinstance(found, tuple) else (found,)
-        plain = []
-        for item in many:
-            if item.dtype.kind == "b":
-                plain.append(bool(item[0]))
-            else:
-                plain.append(int(item.view(f"u{item.dtype.itemsize}")[0]))
+        plain = [
+            bool(item[0])
+            if item.dtype.kind == "b"
+            else int(item.view(f"u{item.dtype.itemsize}")[0])
+            for item in many
+        ]
         return tuple(plain) if len(plain) > 1 else plain[0]
 
     return e.constant(single, ("single", opcode, len(codes)))
@@ -86,7 +86,7 @@ def _scalar_call(e: "Emitter", semantics: Lanewise, opcode: str) -> str:
 @family(*sorted(FAMILIES - {"mov"}))
 def lanewise(e: "Emitter", i: Instruction) -> None:
     first = i.operands[0]
-    targets = [first.first, first.second] if isinstance(first, Pair) else [first]
+    targets: list[Operand] = [first.first, first.second] if isinstance(first, Pair) else [first]
     sources = [
         item
         for operand in i.operands[1:]
@@ -187,16 +187,15 @@ def _plain_move(e: "Emitter", target: Operand, source: Operand, kind: str) -> No
         plain = "pred" if kind == "pred" else f"u{TYPE_BITS[kind]}"
         if isinstance(source, Immediate) and not form.uniform and kind != "pred":
             bits = TYPE_BITS[kind]
-            value = source.value
+            pattern = source.value
             if source.bits and source.bits != bits:
-                value = int(e.value(source, plain))
-            array = np.full(32, value & (1 << bits) - 1, f"u{bits // 8}")
+                pattern = int(e.value(source, plain))
+            array = np.full(32, pattern & (1 << bits) - 1, f"u{bits // 8}")
             if form.bits == bits:
-                array = array.view(form.code)
-                name = e.constant(array, ("full", value, form.code))
+                name = e.constant(array.view(form.code), ("full", pattern, form.code))
                 e.assign(target, name, _kind_of(form.code))
             else:
-                e.assign(target, e.constant(array, ("full", value, bits)), plain)
+                e.assign(target, e.constant(array, ("full", pattern, bits)), plain)
             return
         value = e.value(source, plain)
         if plain == "pred" and isinstance(source, Register) and not e.is_uniform(source):

@@ -71,7 +71,7 @@ def _polls(e: "Emitter", form: _Form) -> None:
 def load(e: "Emitter", i: Instruction) -> None:
     form = _Form(e, i)
     target, source = i.operands[0], i.operands[1]
-    targets = list(target.items) if isinstance(target, Vector) else [target]
+    targets: list[Operand] = list(target.items) if isinstance(target, Vector) else [target]
     address = e.address(source)
     if form.space == "param":
         _load_parameter(e, form, targets, address)
@@ -290,7 +290,7 @@ def _by_memory(
     if (addresses - np.uint64(memory.base) < np.uint64(memory.nbytes)).all():
         return [(memory, None, addresses)]
     if space == "shared" or memory.base < 1 << 32:
-        groups = []
+        groups: list[tuple[LinearMemory, Lanes | None, Lanes]] = []
         for rank in np.unique(addresses >> np.uint64(24)).tolist():
             chosen = np.flatnonzero(addresses >> np.uint64(24) == rank)
             peer = w.cta.cluster.peer(rank, int(addresses[chosen[0]])).shared

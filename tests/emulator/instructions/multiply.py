@@ -74,7 +74,7 @@ def _form(e: "Emitter", i: Instruction) -> _Form:
     depth = int(shape.removeprefix("m16n8k")) if shape.startswith("m16n8k") else 0
     same = any({a, b} <= kinds for kinds in _CLASSES)
     sums = _ACCUMULATORS.get(a, ("f32",))
-    if not same or depth not in _DEPTHS[a] or d not in sums or c not in sums:
+    if not same or depth not in _DEPTHS[a] or d not in sums or c != d:
         raise e.unknown(i)
     if clamped and d != "s32":
         raise e.unknown(i, ".satfinite")

@@ -87,6 +87,7 @@ def _dealloc(e: "Emitter", i: Instruction) -> None:
 def _relinquish(e: "Emitter", i: Instruction) -> None:
     _known(e, i, "sync", "aligned")
     e.write(f"w.require_all({e.mask}, {i.opcode!r})")
+    e.write(f"w.launch.use_cta_group({_group(e, i)})")
     e.write("w.cta.tensor.relinquished = True")
 
 
@@ -220,7 +221,10 @@ def _ld(e: "Emitter", i: Instruction) -> None:
 
 def _st(e: "Emitter", i: Instruction) -> None:
     address, *rest = i.operands
-    half_split = rest.pop(0).value if isinstance(rest[0], Immediate) and len(rest) > 1 else None
+    half_split = None
+    if len(rest) > 1 and isinstance(rest[0], Immediate):
+        half_split = _half_split(i.operands, 1)
+        rest.pop(0)
     source = rest[0]
     items = source.items if isinstance(source, Vector) else (source,)
     part = _fragment(e, i, half_split)
@@ -493,7 +497,7 @@ def _issue_shift(w: "Warp", group: int, target: int, line: int) -> None:
 
 
 def _reachable(w: "Warp", part: Fragment, address: int) -> TensorAddress:
-    """The place a load or store names; of lanes beyond a warp's reach hardware takes the low bits."""
+    """The place a load or store names; beyond a warp's lanes hardware takes the low bits."""
     place = split_address(address)
     try:
         check_access(part, place, w.index)

@@ -1,5 +1,4 @@
-"""Instructions that look across the lanes of a warp: shfl, vote, match, redux, elect,
-activemask."""
+"""Across the lanes of a warp: shfl, vote, match, redux, elect, activemask."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +130,7 @@ def active_mask(e: "Emitter", i: Instruction) -> None:
 
 @family("elect")
 def elect(e: "Emitter", i: Instruction) -> None:
-    """The leader is the lowest lane named; hardware promises only that it is always the same
-    one."""
+    """The leader is the lowest lane named; hardware promises only that it never changes."""
     target = i.operands[0]
     first = target.first if isinstance(target, Pair) else target
     flag = target.second if isinstance(target, Pair) else Sink()
@@ -176,11 +174,8 @@ def reduced(values: np.ndarray, modifiers: tuple[str, ...]) -> int:
     if values.dtype == np.float32:
         if "abs" in modifiers:
             values = np.abs(values)
-        if "NaN" in modifiers:
-            pick = np.minimum if operation == "min" else np.maximum
-        else:
-            pick = np.fmin if operation == "min" else np.fmax
-        found = pick.reduce(values)
+        quiet, loud = (np.fmin, np.minimum) if operation == "min" else (np.fmax, np.maximum)
+        found = (loud if "NaN" in modifiers else quiet).reduce(values)
         if np.isnan(found):
             return 0x7FFFFFFF
         return int(np.float32(found).view(np.uint32))

@@ -121,7 +121,7 @@ class Cta:
         if more and len(self.registers) == len(self.warps) and total > limit:
             self.launch.report(
                 IllegalInstruction(
-                    f"setmaxnreg.inc {count}: the CTA's warps would hold {total} registers of {limit}"
+                    f"setmaxnreg.inc {count}: the warps would hold {total} registers of {limit}"
                 )
             )
 

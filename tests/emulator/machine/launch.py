@@ -107,7 +107,8 @@ class Launch:
             )
         if kernel.required_cluster and kernel.required_cluster != self.cluster:
             raise LaunchError(
-                f"cluster: {self.cluster}, {name} needs .reqnctapercluster {kernel.required_cluster}"
+                f"cluster: {self.cluster}, {name} is compiled for clusters of "
+                f"{kernel.required_cluster}"
             )
         if any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
             raise LaunchError(f"grid: {self.grid} is not a multiple of the cluster {self.cluster}")
@@ -125,10 +126,10 @@ class Launch:
             raise LaunchError(
                 f"parameters: {len(parameters)} given, {name} declares {len(declared)}"
             )
-        for index, (value, variable) in enumerate(zip(parameters, declared, strict=True)):
-            if len(value) != variable.nbytes:
+        for index, (given, variable) in enumerate(zip(parameters, declared, strict=True)):
+            if len(given) != variable.nbytes:
                 raise LaunchError(
-                    f"parameter {index}: {len(value)} bytes, {name} declares {variable.nbytes}"
+                    f"parameter {index}: {len(given)} bytes, {name} declares {variable.nbytes}"
                 )
 
     def _resident_ctas(self) -> int:

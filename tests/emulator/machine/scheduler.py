@@ -17,7 +17,8 @@ class Scheduler:
     """Runs the clusters of a launch, as many at a time as the chip holds.
 
     In order: a cluster runs until it ends or waits for another one, and only then the next one
-    starts. At random: all resident clusters take turns."""
+    starts. At random: all resident clusters take turns.
+    """
 
     def __init__(self, launch: "Launch", resident: int) -> None:
         self.launch = launch

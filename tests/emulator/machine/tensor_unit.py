@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tests.emulator.findings import UnwaitedLoad
-from tests.emulator.memory.clocks import Origin, Snapshot
+from tests.emulator.memory.clocks import Events, Origin, Snapshot
 from tests.emulator.memory.shadow import Access
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class TensorUnit:
 
     def __init__(self, warp: "Warp") -> None:
         self._warp = warp
-        events = warp.launch.events
+        events: Events = warp.launch.events
         self.pipe = events.new_component()
         self.pipe_clock = 1
         self.loads = events.new_component()

@@ -21,8 +21,7 @@ class Work:
 
 
 class Units:
-    """Queues of work. Work of one queue completes in order, queues are independent of one
-    another."""
+    """Queues of work: each completes in order, independently of the others."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._policy = {"copies": schedule.copies, "tensor": schedule.tensor}

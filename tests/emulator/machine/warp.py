@@ -2,8 +2,9 @@
 
 import functools
 import re
-from collections.abc import Callable, Generator, Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
+from types import GeneratorType
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,11 @@ from tests.emulator.memory.shadow import Access
 
 if TYPE_CHECKING:
     from tests.emulator.machine.cta import Cta
+    from tests.emulator.machine.launch import Launch
 
 LANES = 32
 Mask = npt.NDArray[np.bool_] | None
-Program = Generator[None, None, None]
+Program: TypeAlias = "GeneratorType[None, None, None]"
 
 
 class Warp:
@@ -47,7 +49,7 @@ class Warp:
     def __init__(self, cta: "Cta", index: int) -> None:
         self.cta = cta
         self.gpu = cta.gpu
-        self.launch = cta.launch
+        self.launch: Launch = cta.launch
         self.index = index
         threads = min(LANES, cta.threads - index * LANES)
         self.live = np.arange(LANES) < threads

@@ -48,9 +48,7 @@ class Clocks:
     inits: Clock = field(default_factory=dict)
 
     def copy(self) -> "Clocks":
-        return Clocks(
-            self.generic.copy(), self.proxy.copy(), self.tensor.copy(), self.inits.copy()
-        )
+        return Clocks(self.generic.copy(), self.proxy.copy(), self.tensor.copy(), self.inits.copy())
 
     def join(self, other: "Clocks") -> None:
         """What an acquire learns. tcgen05 accesses do not come after it by that alone."""
@@ -61,8 +59,7 @@ class Clocks:
 
 
 class Snapshot(Clocks):
-    """An actor's clocks when it issued asynchronous work; and what is known to come before that
-    work."""
+    """An actor's clocks when it issued asynchronous work, and what is known to precede it."""
 
     __slots__ = ("known",)
 
@@ -217,20 +214,17 @@ class Actor:
         return Clocks(inits=self.clocks.inits.copy())
 
     def fence_tensor_before(self) -> None:
-        """tcgen05.fence::before_thread_sync: releases from here on publish finished tcgen05
-        work."""
+        """tcgen05.fence::before_thread_sync: later releases publish finished tcgen05 work."""
         join(self.clocks.generic, self.clocks.tensor)
         self._snapshot = None
 
     def fence_tensor_after(self) -> None:
-        """tcgen05.fence::after_thread_sync: tcgen05 work from here on comes after what was
-        acquired."""
+        """tcgen05.fence::after_thread_sync: later tcgen05 work comes after what was acquired."""
         join(self.clocks.tensor, self.clocks.generic)
         self._snapshot = None
 
     def fence_thread(self) -> None:
-        """fence.acq_rel / fence.sc / membar: later strong writes release, earlier strong reads
-        acquire."""
+        """fence.acq_rel, fence.sc, membar: later strong writes release, earlier reads acquire."""
         self.acquire(self._fence_wanted)
         self._fence_wanted = Clocks()
         self._fence_released = self.release()

@@ -1,6 +1,7 @@
 """Byte-addressed memory: shared memory of a CTA, local memory of a warp, one global allocation."""
 
 import functools
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from tests.emulator.memory.shadow import Access, Shadow
 Bytes = npt.NDArray[np.uint8]
 Lanes = npt.NDArray[np.uint64]
 
-_ITEM = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.dtype("V16")}
+_ITEM: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.dtype("V16")}
 
 
 class LinearMemory:

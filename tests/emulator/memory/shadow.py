@@ -1,5 +1,4 @@
-"""Who last wrote and read each granule of a memory, and whether that is ordered before an
-access."""
+"""Who last wrote and read each granule of memory, and whether that precedes an access."""
 
 from typing import Any
 

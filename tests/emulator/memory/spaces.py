@@ -32,6 +32,8 @@ class GlobalMemory:
         """Makes ``nbytes`` host bytes from ``address`` known to kernels.
 
         Args:
+            address: of the first byte.
+            nbytes: how many.
             name: for reports.
             initialised: False for an output that the host never wrote: reading it is a finding.
             writable: False for what kernels may only read.

@@ -50,8 +50,7 @@ class TensorMemory:
         return Shadow((LANES, COLUMNS), self.name)
 
     def find(self, columns: int) -> int | None:
-        """First column of a free range of ``columns``, aligned to its size; None if there is
-        none."""
+        """First column of a free range aligned to its size; None if there is none."""
         if columns not in (32, 64, 128, 256, 512):
             raise TensorMemoryMisuse(
                 f"tcgen05.alloc of {columns} columns: must be 32, 64, 128, 256 or 512"

@@ -1,5 +1,4 @@
-"""Control flow of a kernel: basic blocks, dominators, loops, and where divergent lanes meet
-again."""
+"""Control flow: basic blocks, dominators, loops, and where divergent lanes meet again."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

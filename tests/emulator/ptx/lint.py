@@ -2,7 +2,8 @@
 
 ``tcgen05.ld`` is asynchronous: its registers hold nothing until ``tcgen05.wait::ld`` (PTX ISA,
 tcgen05.wait). Compilers move arithmetic on them across the wait, which ptxas puts right, so that
-only what leaves the registers counts: a store, a branch, an exchange with other lanes."""
+only what leaves the registers counts: a store, a branch, an exchange with other lanes.
+"""
 
 from dataclasses import dataclass
 

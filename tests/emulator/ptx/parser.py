@@ -54,9 +54,9 @@ class _Tokens:
             if match.lastgroup:
                 append((match.lastgroup, match.group(), match.start()))
         if end != len(text):
-            line = bisect.bisect_right(starts, end)
+            number = bisect.bisect_right(starts, end)
             raise PtxSyntaxError(
-                f"cannot read {text[end : end + 20]!r}", Where("", line, self.lines[line - 1])
+                f"cannot read {text[end : end + 20]!r}", Where("", number, self.lines[number - 1])
             )
         append(("end", "", len(text)))
         self.at = 0

@@ -30,8 +30,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """A literal. ``bits`` is 32 or 64 where ``value`` is the pattern of a float, 0 for an
-    integer."""
+    """A literal; ``bits`` is 32 or 64 where ``value`` is the pattern of a float, else 0."""
 
     value: int
     bits: int = 0

@@ -2,7 +2,8 @@
 
 The generated code keeps a uniform register as one Python integer and runs a convergent block
 without masks; everything else is 32 lanes wide. The analysis is optimistic and repeated until
-nothing changes."""
+nothing changes.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass

@@ -1,2 +1,1 @@
-"""Barriers: mbarrier objects, CTA barriers and the cluster barrier. They hold counts and clocks
-only."""
+"""Barriers, which hold counts and clocks: mbarrier objects, CTA and cluster barriers."""

@@ -48,6 +48,7 @@ class Barrier:
             warp: index of the arriving warp.
             threads: threads it stands for.
             expected: threads the instruction names, a multiple of 32.
+            clocks: what the warp hands over.
             votes: for bar.red, predicates that are true and threads that voted.
 
         Returns:

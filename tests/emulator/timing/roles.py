@@ -17,8 +17,8 @@ _ROLES = {
 
 
 def place(program: Program, line: int) -> str:
-    """The kernel's source line of a PTX line, or that line."""
-    return program.where(line).source or f"PTX line {line}"
+    """The kernel's source line of a PTX line, without its folders, or that line."""
+    return program.where(line).source.rpartition("/")[2] or f"PTX line {line}"
 
 
 def role_of(program: Program, trace: WarpTrace) -> str:

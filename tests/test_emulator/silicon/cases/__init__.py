@@ -20,6 +20,7 @@ FAMILIES = (
     "tensor_store",
     "bulk",
     "cluster",
+    "multiply",
     "faults",
 )
 

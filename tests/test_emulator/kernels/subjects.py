@@ -1,0 +1,122 @@
+"""Kernels for the mutations to take apart: our GEMM, and the PTX of the hazard tests."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tests.emulator import EAGER, Gpu, Schedule
+from tests.emulator.machine.gpu import Limits
+from tests.emulator.machine.launch import Dimensions, Launch
+from tests.emulator.mutate import Mutation, Subject
+from tests.emulator.ptx.syntax import Module
+from tests.emulator.runtime import shim
+from tests.test_emulator.kernels.config import GemmConfig
+
+
+class Substitute:
+    """A device that runs other PTX in place of what it is given.
+
+    Attributes:
+        text: that PTX; the given one if None.
+        given: the latest PTX that was loaded.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.text: str | None = None
+        self.given = ""
+
+    @property
+    def limits(self) -> Limits:
+        return self.gpu.limits
+
+    def load(self, ptx: str) -> Module:
+        self.given = ptx
+        return self.gpu.load(ptx if self.text is None else self.text)
+
+    def launch(
+        self,
+        module: Module,
+        kernel: str,
+        grid: Dimensions,
+        block: Dimensions,
+        cluster: Dimensions = (1, 1, 1),
+        dynamic_shared: int = 0,
+        parameters: list[bytes] | None = None,
+        attributes: Mapping[str, int] | None = None,
+    ) -> Launch:
+        return self.gpu.launch(
+            module, kernel, grid, block, cluster, dynamic_shared, parameters, attributes
+        )
+
+
+Reasons = tuple[tuple[str, str, str], ...]
+
+
+@dataclass
+class Gemm:
+    """The GEMM on a problem in which every ring goes round more than once."""
+
+    name: str
+    config: GemmConfig
+    reasons: Reasons = ()
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        from tests.test_emulator.kernels.problem import Problem
+
+        config = self.config
+        self._problem = Problem(3 * config.tile_m, 128, 768, config, "float32", config.ctas)
+        self.text = self._launch(None, EAGER)[1]
+
+    def _launch(self, text: str | None, schedule: Schedule) -> tuple[bool, str]:
+        runtime = shim.installed()
+        assert runtime is not None
+        device = Substitute(Gpu(schedule=schedule, strict_tensor_fences=True))
+        device.text = text
+        runtime.device = device
+        return self._problem.run(device.gpu), device.given
+
+    def run(self, text: str, schedule: Schedule) -> bool:
+        return self._launch(text, schedule)[0]
+
+    def reason(self, mutation: Mutation) -> str:
+        return _reason(self.reasons, mutation)
+
+
+@dataclass
+class Written:
+    """A kernel of the hazard tests."""
+
+    name: str
+    check: Callable[[str, Schedule], None]
+    text: str
+    reasons: Reasons = field(default_factory=tuple)
+
+    def run(self, text: str, schedule: Schedule) -> bool:
+        try:
+            self.check(text, schedule)
+        except AssertionError:
+            return False
+        return True
+
+    def reason(self, mutation: Mutation) -> str:
+        return _reason(self.reasons, mutation)
+
+
+def _reason(reasons: Reasons, mutation: Mutation) -> str:
+    for instruction, change, why in reasons:
+        if re.search(instruction, mutation.instruction) and re.search(change, mutation.change):
+            return why
+    return ""
+
+
+def subjects() -> Iterator[Subject]:
+    """All of them; needs CuTe DSL."""
+    from tests.test_emulator.test_machine_hazards import KERNELS
+
+    for name, (check, text) in KERNELS.items():
+        yield Written(name, check, text)
+    shim.install(Gpu())
+    yield Gemm("GEMM, 1 SM", GemmConfig(stages=2))
+    yield Gemm("GEMM, 2 SM", GemmConfig(stages=2, two_sm=True))
