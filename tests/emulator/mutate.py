@@ -18,7 +18,7 @@ from typing import Protocol
 from tests.emulator.findings import EmulatorError
 from tests.emulator.machine.schedule import STANDARD, Schedule
 
-_STATEMENT = re.compile(r"^(\s*)(@!?%\w+\s+)?([a-z]\w*(?:\.[\w:]+)*)\s*([^;{}]*(?:\{[^}]*\}[^;{}]*)*);\s*$")
+_STATEMENT = re.compile(r"^\s*(@!?%\w+\s+)?([a-z]\w*(?:\.[\w:]+)*)\s*([^;]*);\s*$")
 _SOURCE = re.compile(r"^\s*\.loc\s+\d+\s+(\d+)")
 
 
@@ -122,15 +122,19 @@ def _wait(s: Statement) -> list[Change]:
 
 
 def _barrier(s: Statement) -> list[Change]:
-    changes = [("dropped", "")]
-    other = f"{(int(s.operands[0]) + 7) % 16}" if s.operands[0].isdigit() else s.operands[0]
-    changes.append(("other barrier", s.line(_0=other)))
+    elsewhere = (
+        "{ .reg .b32 %altered; mov.u32 %altered, %tid.x; shr.u32 %altered, %altered, 5; "
+        f"and.b32 %altered, %altered, 1; add.u32 %altered, %altered, {s.operands[0]}; "
+        f"{s.line(_0='%altered')} }}"
+    )
+    changes = [("dropped", ""), ("odd warps at the next barrier", elsewhere)]
     if len(s.operands) > 1:
         for how, name in (("32 threads more", "add.u32 {}, 32"), ("32 fewer", "sub.u32 {}, 32")):
             changes.append((how, s.with_register("b32", name, 1)))
     else:
         for threads in (32, 1024):
-            changes.append((f"{threads} threads", f"{s.guard}{s.opcode} {s.operands[0]}, {threads};"))
+            line = f"{s.guard}{s.opcode} {s.operands[0]}, {threads};"
+            changes.append((f"{threads} threads", line))
     return changes
 
 
@@ -170,9 +174,8 @@ def _group(s: Statement) -> list[Change]:
 
 
 def _alloc(s: Statement) -> list[Change]:
-    return [("dropped", ""), ("half the columns", s.with_register("b32", "shr.u32 {}, 1", 1))] + (
-        _group(s)
-    )
+    half = s.with_register("b32", "shr.u32 {}, 1", 1)
+    return [("dropped", ""), ("half the columns", half), *_group(s)]
 
 
 def _wait_group(s: Statement) -> list[Change]:
@@ -213,8 +216,8 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     (r"tcgen05\.alloc", _alloc),
     (r"tcgen05\.(dealloc|relinquish_alloc_permit)", lambda s: _dropped(s) + _group(s)),
     (r"tcgen05\.(mma|cp)", lambda s: _group(s)),
-    (r"cp\.async\.bulk\.commit_group", _dropped),
-    (r"cp\.async\.bulk\.wait_group", _wait_group),
+    (r"cp\.async\.(bulk\.)?commit_group", _dropped),
+    (r"cp\.async\.(bulk\.)?wait_group", _wait_group),
     (r"cp\.async\.bulk\.tensor\..*mbarrier", _load),
     (r"cp\.async\.bulk\..*mbarrier", _load),
     (r"elect\.sync", _elect),
@@ -235,7 +238,7 @@ def mutations(text: str) -> Iterator[Mutation]:
         found = _STATEMENT.match(line)
         if not found:
             continue
-        statement = Statement(found[2] or "", found[3], _split(found[4]))
+        statement = Statement(found[1] or "", found[2], _split(found[3]))
         rule = next((rule for name, rule in _RULES if re.match(name, statement.opcode)), None)
         for change, new in rule(statement) if rule else ():
             changed = [*lines[:index], new, *lines[index + 1 :]]
@@ -321,7 +324,9 @@ def rows(subject: Subject, schedules: Sequence[Schedule] = STANDARD) -> Iterator
 
     def alike(mutation: Mutation) -> tuple[object, ...]:
         opcode = mutation.instruction.split(" ")[0]
-        return (mutation.source or mutation.line, opcode, mutation.change)
+        # Waits are compiled from one function: only their own lines tell them apart.
+        place = mutation.line if "_wait" in opcode else mutation.source or mutation.line
+        return (place, opcode, mutation.change)
 
     grouped = sorted(mutations(subject.text), key=alike)
     for _, group in itertools.groupby(grouped, alike):
@@ -358,7 +363,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     print(f"\n{summary}")
     if out:
-        heading = "# Mutations\n\nMade by `python -m tests.emulator.mutate --out " f"{out}`.\n\n"
+        heading = f"# Mutations\n\nMade by `python -m tests.emulator.mutate --out {out}`.\n\n"
         out.write_text(heading + summary + "\n\n" + "\n".join(lines) + "\n")
 
 

@@ -125,9 +125,7 @@ def copied(rest: str, first: str = _COPY, schedule: Schedule = COPIES_LATE) -> l
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)
 def test_groups_of_copies(schedule: Schedule) -> None:
-    rest = (
-        f"cp.async.wait_group 1; {_READ.format(0)} cp.async.wait_group 0; {_READ.format(128)}"
-    )
+    rest = f"cp.async.wait_group 1; {_READ.format(0)} cp.async.wait_group 0; {_READ.format(128)}"
     assert copied(rest, schedule=schedule) == list(range(500, 564))
 
 
@@ -170,7 +168,7 @@ def test_an_arrival_closes_no_group() -> None:
     first = before + arrival + last
     good = copied(f"cp.async.wait_group 1; {_READ.format(0)}", first)
     assert good[:32] == list(range(500, 532))
-    with pytest.raises(DataRace, match="after a cp.async write"):
+    with pytest.raises(DataRace, match=r"after a cp.async write"):
         copied(f"cp.async.wait_group 1; {_READ.format(128)}", first, STANDARD[0])
 
 
@@ -180,14 +178,14 @@ def test_copies_are_the_generic_proxys() -> None:
     rest = f"cp.async.wait_all; FENCE bar.warp.sync -1; @%p3 bra END; {store} {end} END:"
     rest = "setp.ne.u32 %p3, %r90, 0;" + rest
     assert copied(rest.replace("FENCE", "fence.proxy.async;"))[:32] == list(range(500, 532))
-    with pytest.raises(MissingProxyFence, match="after a cp.async write"):
+    with pytest.raises(MissingProxyFence, match=r"after a cp.async write"):
         copied(rest.replace("FENCE", ""))
 
 
 def test_a_source_is_no_longer_than_its_copy() -> None:
     with pytest.raises(IllegalInstruction, match="src-size 5: must be at most 4"):
         copied("cp.async.ca.shared.global [%r2], [%rd1], 4, 5;")
-    with pytest.raises(UnknownInstruction, match="modifier .evict"):
+    with pytest.raises(UnknownInstruction, match=r"modifier .evict"):
         copied("cp.async.ca.evict.shared.global [%r2], [%rd1], 4;")
 
 
@@ -222,7 +220,7 @@ def test_the_lane_that_stores_waits(commit: str, wait: str, schedule: Schedule) 
 def test_another_lanes_commit_or_wait_does_not_count(commit: str, wait: str) -> None:
     out = global_array(np.zeros(32), np.uint32)
     body = _BULK.replace("COMMIT", commit).replace("WAIT", wait)
-    with pytest.raises(DataRace, match="write of shared memory.*after a bulk copy read"):
+    with pytest.raises(DataRace, match=r"write of shared memory.*after a bulk copy read"):
         run(body, out, shared=128)
 
 

@@ -97,6 +97,7 @@ def test_failed_assertion_tells_what_and_where() -> None:
         ("{ .param .align 8 .b8 p0[16]; }", "call parameter p0 of 16 bytes"),
         ("{ .param .b64 q0; st.param.b32 [q0+4], %r90; }", "of a part of call parameter q0"),
         ("{ .param .b64 q0; st.param.b32 [q0], %r90; }", "of a part of call parameter q0"),
+        ("{ .param .b64 q0; st.param.b64 [q0+8], %rd1; }", "of a part of call parameter q0"),
         ("{ call (q), %rd1, (q), prototype_0; }", "call of %rd1 through a pointer"),
     ],
 )

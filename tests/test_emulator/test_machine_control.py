@@ -199,6 +199,10 @@ def launch(**changes: object) -> None:
         ({"dynamic_shared": 232449}, "shared memory: 232449 bytes"),
         ({"parameters": [b"1234"]}, "parameters: 1 given, k declares 0"),
         ({"directive": ".reqntid 64, 1, 1"}, r"compiled for .reqntid \(64, 1, 1\)"),
+        (
+            {"directive": ".maxnreg 255", "block": (512, 1, 1)},
+            "registers: .maxnreg 255 for 16 warps are more than the 65536",
+        ),
         ({"directive": ".maxntid 16, 1, 1"}, "compiled for .maxntid 16"),
         ({"directive": ".reqnctapercluster 2"}, "compiled for clusters of"),
     ],

@@ -11,6 +11,7 @@ from tests.emulator.findings import (
     DataRace,
     Deadlock,
     EmulatorError,
+    IllegalInstruction,
     Misaligned,
     MissingProxyFence,
     OutOfBounds,
@@ -218,7 +219,7 @@ class Mistake:
 
 MISTAKES = {
     "barrier left out": Mistake(
-        "exchange", "bar.sync 0;", "", UninitialisedRead, "shared memory.*nothing has written"
+        "exchange", "bar.sync 0;", "", UninitialisedRead, "at 0x480 that nothing has written"
     ),
     "barrier after the read": Mistake(
         "exchange",
@@ -299,6 +300,16 @@ MISTAKES = {
     "mbarrier never initialised": Mistake(
         "pipeline", "mbarrier.init.shared.b64 [%r3], 1;", "", BarrierMisuse, "no live mbarrier"
     ),
+    "initialised twice": Mistake(
+        "pipeline",
+        "mbarrier.init.shared.b64 [%r3], 1;",
+        "mbarrier.init.shared.b64 [%r3], 1;\n    mbarrier.init.shared.b64 [%r3], 1;",
+        BarrierMisuse,
+        "init of a live mbarrier",
+    ),
+    "initialised by all lanes": Mistake(
+        "pipeline", "@%p1 bra READY;", "", BarrierMisuse, "init of a live mbarrier"
+    ),
     "initialisation not ordered": Mistake(
         "pipeline",
         "READY:\n    bar.sync 0;",
@@ -330,6 +341,13 @@ MISTAKES = {
         "store",
         "fence.proxy.async.shared::cta;",
         "",
+        MissingProxyFence,
+        "fence.proxy.async between the two is missing",
+    ),
+    "write after the proxy fence": Mistake(
+        "store",
+        "fence.proxy.async.shared::cta;",
+        "fence.proxy.async.shared::cta;\n    st.shared.u32 [%r4], %r6;",
         MissingProxyFence,
         "fence.proxy.async between the two is missing",
     ),
@@ -409,6 +427,20 @@ def test_exit_while_a_store_still_reads() -> None:
         Run()(body, out, shared=128)
     Run()(body + "cp.async.bulk.wait_group.read 0;", out, shared=128)
     assert out.tolist() == list(range(32))
+
+
+def test_a_register_budget_is_the_warpgroups() -> None:
+    every = "setmaxnreg.dec.sync.aligned.u32 40;"
+    Run(block=128)(every)
+    one = f"""
+        shr.u32 %r1, %r90, 5;
+        setp.ne.u32 %p1, %r1, 0;
+        @%p1 bra DONE;
+        {every}
+    DONE:
+    """
+    with pytest.raises(IllegalInstruction, match=r"warps \[0, 1, 2, 3\] of CTA"):
+        Run(block=128)(one)
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -219,7 +219,7 @@ def test_nan_of_a_product_is_canonical() -> None:
 )
 def test_other_products_are_refused(form: str) -> None:
     registers = np.zeros((32, 4), np.uint32)
-    with pytest.raises(UnknownInstruction, match="mma.* is not modelled"):
+    with pytest.raises(UnknownInstruction, match=r"mma.* is not modelled"):
         multiply(form, registers, registers[:, :2], registers)
 
 

@@ -1,4 +1,4 @@
-"""The tensor core's own hazards: one MMA from shared memory to global, and all ways to get it wrong."""
+"""The tensor core's own hazards: one MMA, and all ways to get it wrong."""
 
 from dataclasses import dataclass
 
@@ -222,7 +222,7 @@ MISTAKES = {
         "setp.eq.u32 %p4, %r90, 99;",
         "setp.eq.u32 %p4, %r90, 0;",
         UninitialisedRead,
-        "tensor memory",
+        "tensor memory of .* at lane 0, column 0, that nothing",
     ),
     "operand beyond shared memory": Mistake(
         "add.u64 %rd6, %rd5, 256;", "add.u64 %rd6, %rd5, 8192;", EmulatorError, "shared memory"

@@ -144,6 +144,10 @@ def test_arrival_counts_are_inferred_from_who_arrives() -> None:
     commit = [0, Event("commit", 3, detail=(("b", 3),))]
     ctas = [CtaTrace((0, 0, 0), 0, 0, [warp, list(warp), single, list(single), commit])]
     assert expected_arrivals(ctas) == {("b", 1): 64, ("b", 2): 2, ("b", 3): 1}
+    # Two warps that take turns: three phases were waited for, so that one arrival makes a phase.
+    turns = [[0, Event("arrive", 4, ("b", 4), 1)] * 2, [0, Event("arrive", 6, ("b", 4), 1)] * 2]
+    waiter = [0, Event("wait", 8, ("b", 4), 2)]
+    assert expected_arrivals([CtaTrace((0, 0, 0), 0, 0, [*turns, waiter])]) == {("b", 4): 1}
     declared = [CtaTrace((0, 0, 0), 0, 0, [[Event("init", 1, ("b", 2), 7), *single]])]
     assert expected_arrivals(declared) == {("b", 2): 7}
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.emulator.findings import IllegalInstruction, OutOfBounds
+from tests.emulator.findings import IllegalInstruction
 from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.memory.clocks import Origin
@@ -35,7 +35,7 @@ def map_address(e: "Emitter", i: Instruction) -> None:
 
 @runtime
 def mapped(w: "Warp", address: Any, rank: Any, window: int, wide: bool) -> Any:
-    """The same place in a peer's shared memory; whether there is such a peer shows when it is used."""
+    """The same place in a peer's shared memory; that there is a peer shows when it is used."""
     if isinstance(address, np.ndarray) or isinstance(rank, np.ndarray):
         inside = np.asarray(address).astype(np.uint64) & np.uint64(0xFFFFFF)
         found = (np.asarray(rank).astype(np.uint64) << np.uint64(24)) | inside | np.uint64(window)

@@ -175,10 +175,7 @@ def check_visible(w: "Warp", barrier: MBarrier, cta: "Cta", remote: bool) -> Non
 
 @runtime
 def mbarrier_init(w: "Warp", address: Any, count: Any, mask: "Mask", line: int) -> None:
-    lanes = w.active(mask)
-    if not isinstance(address, np.ndarray):
-        lanes = lanes[:1]
-    for lane in lanes:
+    for lane in w.active(mask):
         w.cta.new_mbarrier(pick(address, lane) & 0xFFFFFFFF, pick(count, lane), w, line)
 
 

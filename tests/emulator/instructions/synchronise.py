@@ -30,7 +30,7 @@ def barrier(e: "Emitter", i: Instruction) -> None:
     if aligned:
         e.write(f"w.require_all({e.mask}, {i.opcode!r})")
     if parts[0] == "red":
-        target, number = operands[0], operands[1]
+        target, which = operands[0], operands[1]
         predicate = operands[-1]
         threads = e.value(operands[2], "u32") if len(operands) == 4 else "None"
         voting = e.lanes(predicate, "pred")
@@ -38,7 +38,7 @@ def barrier(e: "Emitter", i: Instruction) -> None:
             voting = f"np.full(32, {e.value(predicate, 'pred')})"
         name = e.temporary()
         e.write(
-            f"{name} = yield from bar_red(w, {e.value(number, 'u32')}, {threads}, {parts[1]!r}, "
+            f"{name} = yield from bar_red(w, {e.value(which, 'u32')}, {threads}, {parts[1]!r}, "
             f"{voting}, {e.mask}, {i.line})"
         )
         kind = parts[-1] if parts[-1] in ("u32", "pred") else "pred"

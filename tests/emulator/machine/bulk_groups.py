@@ -77,6 +77,7 @@ class BulkGroups:
         """Completes what is pending up to a clock; the warp comes after it.
 
         Args:
+            until: from :meth:`until`.
             reads_only: whether results may still be on their way.
             proxy: whether the async proxy made the copies; it sees others' after a fence only.
         """

@@ -67,6 +67,7 @@ class Cta:
         self.warps = [Warp(self, index) for index in range(-(-launch.threads // 32))]
         self.running = len(self.warps)
         self.registers: dict[int, int] = {}
+        self.register_changes: dict[int, list[int]] = {}
 
     def barrier(self, number: int) -> Barrier:
         if not 0 <= number < 16:
@@ -97,7 +98,14 @@ class Cta:
         )
         if not memory.contains(address) or not memory.contains(address + 7):
             raise OutOfBounds(f"mbarrier.init at {address:#x}: outside of {memory.name}")
-        if address not in self.mbarriers:
+        if address in self.mbarriers:
+            self.launch.report(
+                BarrierMisuse(
+                    f"mbarrier.init of a live {self.mbarriers[address]}; mbarrier.inval first, and "
+                    "one lane only"
+                )
+            )
+        else:
             memory.shadow.order(granules, warp.access(line, "write"))
         actor = warp.actor
         component = self.launch.events.new_component()
@@ -116,6 +124,7 @@ class Cta:
     def set_registers(self, warp: Warp, count: int, more: bool) -> None:
         """setmaxnreg: the sum over all warps must stay within the register file."""
         self.registers[warp.index] = count
+        self.register_changes.setdefault(warp.index, []).append(count)
         total = sum(self.registers.values()) * 32
         limit = self.gpu.limits.registers
         if more and len(self.registers) == len(self.warps) and total > limit:
@@ -125,10 +134,24 @@ class Cta:
                 )
             )
 
+    def _check_register_changes(self) -> None:
+        """The warps of a warpgroup execute the same setmaxnreg (PTX ISA, setmaxnreg)."""
+        for first in range(0, len(self.warps), 4):
+            group = range(first, min(first + 4, len(self.warps)))
+            changes = [self.register_changes.get(index, []) for index in group]
+            if any(change != changes[0] for change in changes):
+                self.launch.report(
+                    IllegalInstruction(
+                        f"setmaxnreg in warps {list(group)} of CTA {self.position}: {changes}; all "
+                        "warps of a warpgroup must execute the same"
+                    )
+                )
+
     def warp_exited(self, warp: Warp) -> None:
         self.running -= 1
         self.cluster.barrier.leave()
         if self.running == 0:
+            self._check_register_changes()
             self.cluster.cta_exited(self)
 
 

@@ -105,6 +105,12 @@ class Launch:
             raise LaunchError(
                 f"block: {self.threads} threads, {name} is compiled for .maxntid {kernel.max_block}"
             )
+        warps = -(-self.threads // 32)
+        if kernel.max_registers and kernel.max_registers * 32 * warps > limits.registers:
+            raise LaunchError(
+                f"registers: .maxnreg {kernel.max_registers} for {warps} warps are more than the "
+                f"{limits.registers} of an SM"
+            )
         if kernel.required_cluster and kernel.required_cluster != self.cluster:
             raise LaunchError(
                 f"cluster: {self.cluster}, {name} is compiled for clusters of "
@@ -201,3 +207,6 @@ class Launch:
         read, written = self.gpu.memory.settle()
         self.counters.nbytes["HBM read, each byte once"] = read
         self.counters.nbytes["HBM write, each byte once"] = written
+        # A finished launch is kept for its counters; a large grid leaves millions of events.
+        self.events = Events()
+        self.published = {}

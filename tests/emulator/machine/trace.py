@@ -20,16 +20,16 @@ class Event(NamedTuple):
             "copy" (a bulk copy into shared memory: amount = bytes read, detail = (path, keys of the
             mbarriers it completes on, bytes per destination)),
             "store" (a bulk copy out of it: amount = bytes, key = its group),
-            "wait_group" (key = the warp's groups, amount = last group waited for, detail = "reads" or
-            "writes"),
+            "wait_group" (key = the warp's groups, amount = last group waited for,
+            detail = "reads" or "writes"),
             "mma" (detail = (kind, M, N, K, CTAs, scale blocks, A in tensor memory)),
             "tensor_copy" (amount = bytes), "commit" (detail = keys of the mbarriers),
             "tensor_load", "tensor_store" (amount = 32-bit registers per thread, detail = shape),
             "tensor_wait" (detail = "loads" or "stores"),
             "barrier" (key, amount = generation, detail = "sync" or "arrive"),
             "cluster_arrive", "cluster_wait" (key, amount = generation),
-            "read", "write", "atomic" (generic proxy: amount = bytes, detail = (space, lanes, passes):
-            32-byte sectors of global memory or passes over the banks of shared memory),
+            "read", "write", "atomic" (generic proxy: amount = bytes, detail = (space, lanes,
+            passes): 32-byte sectors of global memory, turns at the banks of shared memory),
             "launch_control" (key = the mbarrier).
         line: PTX line.
         key: what other warps' events about the same thing share.

@@ -102,14 +102,19 @@ class Warp:
     # Who is asking, for memory
 
     def access(self, line: int, verb: str, strong: bool = False) -> Access:
-        """A generic-proxy access of this warp at ``line``."""
+        """A generic-proxy access of this warp at ``line``.
+
+        Accesses of one line between two releases are one event, and one object.
+        """
         actor = self.actor
-
-        def origin() -> Origin:
-            return Origin(f"generic {verb}", "generic", strong, lambda: self.where(line))
-
-        event = actor.event((line, verb), origin)
-        return Access(self.launch.events, event, actor.clocks, actor.known, self.launch.report)
+        found: Access | None = actor.interval.get((line, verb))
+        if found is None:
+            origin = Origin(f"generic {verb}", "generic", strong, lambda: self.where(line))
+            events = self.launch.events
+            event = events.new(actor.component, actor.now, origin)
+            found = Access(events, event, actor.clocks, actor.known, self.launch.report)
+            actor.interval[line, verb] = found
+        return found
 
     def thread_index(self, axis: int) -> npt.NDArray[np.uint32]:
         """%tid along one axis."""

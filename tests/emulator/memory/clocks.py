@@ -21,6 +21,7 @@ brought
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.emulator.findings import EmulatorError, Where
 
@@ -138,6 +139,7 @@ class Actor:
         component: its own.
         now: its own clock, advanced by each release.
         known: events known to come before its generic accesses.
+        interval: its accesses since the last release or fence, by PTX line and verb.
     """
 
     def __init__(self, events: Events, strict: bool) -> None:
@@ -148,17 +150,10 @@ class Actor:
         self.now = 1
         self.clocks.generic[self.component] = 1
         self.known: set[int] = {NEVER, HOST}
-        self._interval: dict[object, int] = {}
+        self.interval: dict[tuple[int, str], Any] = {}
         self._snapshot: Snapshot | None = None
         self._fence_released: Clocks | None = None
         self._fence_wanted = Clocks()
-
-    def event(self, key: object, make: Callable[[], Origin]) -> int:
-        """The event of an access now; accesses with one ``key`` between two releases share it."""
-        number = self._interval.get(key)
-        if number is None:
-            number = self._interval[key] = self.events.new(self.component, self.now, make())
-        return number
 
     def snapshot(self) -> Snapshot:
         """The clocks now, not to be changed; the same object until they do."""
@@ -169,11 +164,15 @@ class Actor:
     def release(self) -> Clocks:
         """What a release at this point hands over; later accesses are not part of it."""
         handed = self.clocks.copy()
+        self._advance()
+        return handed
+
+    def _advance(self) -> None:
+        """Accesses from here on are later than what has just been fenced or handed over."""
         self.now += 1
         self.clocks.generic[self.component] = self.now
-        self._interval = {}
+        self.interval = {}
         self._snapshot = None
-        return handed
 
     def acquire(self, handed: Clocks) -> None:
         self.clocks.join(handed)
@@ -203,11 +202,12 @@ class Actor:
     def fence_proxy(self) -> None:
         """fence.proxy.async: generic writes so far are visible to the async proxy."""
         join(self.clocks.proxy, self.clocks.generic)
-        self._snapshot = None
+        self._advance()
 
     def fence_inits(self) -> None:
         """fence.mbarrier_init: even a relaxed cluster arrival publishes the mbarriers so far."""
         self.clocks.inits[self.component] = self.now
+        self._advance()
 
     def relaxed(self) -> Clocks:
         """What a relaxed arrival hands over."""

@@ -56,7 +56,9 @@ class LinearMemory:
     def shadow(self) -> Shadow:
         """Made when first used. Of whole 16-byte items, to be viewed at every access width."""
         granules = -(-self.nbytes // self.granule)
-        return Shadow(-(-granules // 16) * 16, self.name, self._initialised)
+        return Shadow(
+            -(-granules // 16) * 16, self.name, self._initialised, self.base, self.granule
+        )
 
     def regrain(self, granule: int) -> None:
         """Starts the shadow anew with entries of ``granule`` bytes, keeping what is initialised."""

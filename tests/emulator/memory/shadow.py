@@ -126,10 +126,20 @@ class Shadow:
         shape: granules.
         name: of the memory, for reports.
         initialised: whether the host has written it.
+        base, step: address of the first granule and bytes of one, for reports; step 0 for cells.
     """
 
-    def __init__(self, shape: int | tuple[int, ...], name: str, initialised: bool = False) -> None:
+    def __init__(
+        self,
+        shape: int | tuple[int, ...],
+        name: str,
+        initialised: bool = False,
+        base: int = 0,
+        step: int = 0,
+    ) -> None:
         self.name = name
+        self.base = base
+        self.step = step
         self.initialised = initialised
         self.writer: npt.NDArray[np.int32] = np.zeros(shape, np.int32)
         self.reader: npt.NDArray[np.int32] = np.zeros(shape, np.int32)
@@ -137,7 +147,7 @@ class Shadow:
     def read(self, where: Selection, access: Access) -> None:
         """Checks and records a read of the selected granules."""
         readers = self.reader[where]
-        joined = self._read(self.writer[where], readers, access)
+        joined = self._read(self.writer[where], readers, access, where)
         if joined is not None:
             self.reader[where] = joined
 
@@ -148,15 +158,17 @@ class Shadow:
             readers[...] = joined
 
     def _read(
-        self, writers: Events32, readers: Events32, access: Access
+        self, writers: Events32, readers: Events32, access: Access, where: Selection = None
     ) -> "Events32 | int | None":
         """Checks a read; returns the reader numbers to record, None if they do not change."""
         first = int(writers.flat[0])
-        if (writers == first).all():
-            self._read_after(first, access)
-        else:
-            for event in np.unique(writers).tolist():
-                self._read_after(event, access)
+        for event in (first,) if (writers == first).all() else np.unique(writers).tolist():
+            if event != NEVER:
+                access.after_write(event, self.name, "read")
+            elif not self.initialised:
+                place = self._place(where, writers)
+                fact = f"read of {self.name}{place} that nothing has written"
+                access.report(UninitialisedRead(fact))
         first = int(readers.flat[0])
         if (readers == first).all():
             return None if first == access.event else access.joined(first)
@@ -164,12 +176,17 @@ class Shadow:
         joined = np.array([access.joined(n) for n in numbers.tolist()], np.int32)
         return joined[inverse].reshape(readers.shape)
 
-    def _read_after(self, event: int, access: Access) -> None:
-        if event == NEVER:
-            if not self.initialised:
-                access.report(UninitialisedRead(f"read of {self.name} that nothing has written"))
-        else:
-            access.after_write(event, self.name, "read")
+    def _place(self, where: Selection, writers: Events32) -> str:
+        """Where the first granule is that nothing has written, for a report."""
+        number = int(np.flatnonzero(writers.reshape(-1) == NEVER)[0])
+        if isinstance(where, slice):
+            return f" at {self.base + (where.start + number) * self.step:#x}"
+        if isinstance(where, np.ndarray):
+            return f" at {self.base + int(where.reshape(-1)[number]) * self.step:#x}"
+        if isinstance(where, tuple) and all(isinstance(axis, slice) for axis in where):
+            lane, column = divmod(number, writers.shape[1])
+            return f" at lane {where[0].start + lane}, column {where[1].start + column},"
+        return ""
 
     def write(self, where: Selection, access: Access) -> None:
         """Checks and records a write of the selected granules."""

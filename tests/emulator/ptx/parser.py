@@ -217,7 +217,9 @@ def _kernel(tokens: _Tokens) -> Kernel:
             kernel.max_block = x * y * z
         elif word == ".reqnctapercluster":
             kernel.required_cluster = _dimensions(tokens)
-        elif word in (".minnctapersm", ".maxnreg", ".maxclusterrank"):
+        elif word == ".maxnreg":
+            kernel.max_registers = int(tokens.next())
+        elif word in (".minnctapersm", ".maxclusterrank"):
             tokens.next()
         elif word in (".explicitcluster", ".blocksareclusters", ".noreturn"):
             continue

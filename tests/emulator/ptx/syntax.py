@@ -130,6 +130,7 @@ class Kernel:
         required_block: ``.reqntid``, or None.
         max_block: product of ``.maxntid``, or None.
         required_cluster: ``.reqnctapercluster``, or None.
+        max_registers: ``.maxnreg``, or None.
         variables: shared and local variables declared inside of it.
         sources: places in the kernel's own source, as (file number, line).
     """
@@ -142,6 +143,7 @@ class Kernel:
     required_block: tuple[int, int, int] | None = None
     max_block: int | None = None
     required_cluster: tuple[int, int, int] | None = None
+    max_registers: int | None = None
     variables: list[Variable] = field(default_factory=list)
     sources: list[tuple[int, int]] = field(default_factory=list)
 

@@ -84,8 +84,10 @@ def expected_arrivals(ctas: Iterable[CtaTrace]) -> dict[Key, int]:
     """How many arrivals make a phase of each mbarrier.
 
     From the trace's "init" events where it has them. Otherwise every warp that arrives on a barrier
-    is taken to do so once a phase: lanes of one instruction arrive together.
+    is taken to do so once a phase, lanes of one instruction together; and there are no more
+    arrivals in a phase than the phases that were waited for allow.
     """
+    phases: Counter[Key] = Counter()
     declared: dict[Key, int] = {}
     arrivals: Counter[Key] = Counter()
     times: defaultdict[Key, Counter[tuple[object, int]]] = defaultdict(Counter)
@@ -104,14 +106,20 @@ def expected_arrivals(ctas: Iterable[CtaTrace]) -> dict[Key, int]:
                     same = (item.line, item.key)
                     times[item.key][who] += same != previous
                     previous = same
+                elif item.kind == "wait":
+                    phases[item.key] = max(phases[item.key], item.amount + 1)
                 elif item.kind == "commit":
                     for key in _keys(item):
                         arrivals[key] += 1
                         times[key][who] += 1
-    return {
-        key: declared.get(key) or max(1, round(count / max(times[key].values())))
+    inferred = {
+        key: max(1, round(count / max(times[key].values(), default=1)))
         for key, count in arrivals.items()
-    } | declared
+    }
+    for key, least in phases.items():
+        if key in inferred and least:
+            inferred[key] = max(1, min(inferred[key], arrivals[key] // least))
+    return inferred | declared
 
 
 def _keys(event: Event) -> tuple[Key, ...]:

@@ -126,7 +126,7 @@ class Costs:
         if family == "shfl":
             return Cost(1, "shuffle", p.shuffle_interval, p.shuffle_latency)
         if family in ("redux", "match"):
-            return Cost(1, "shuffle", p.shuffle_interval, p.redux_latency)
+            return Cost(1, "shuffle", p.redux_interval, p.redux_latency)
         if family in ("vote", "elect", "activemask"):
             return Cost(1, "alu", p.integer_interval, p.vote_latency)
         if family in _SLOW_BITS:

@@ -63,9 +63,7 @@ class Parameters:
 
     # Issue and pipes: cycles of one scheduler's pipe per warp instruction (128 lanes/clk/SM = 1)
     schedulers: float = _is(4, "per SM", "one warp instruction per cycle each; H200")
-    fma_interval: float = _is(
-        1, "cycles", "128 FP32 FMA/clk/SM: datasheet 75 TFLOP/s FP32; H200 1.05"
-    )
+    fma_interval: float = _is(1, "cycles", "128 FP32 FMA/clk/SM: datasheet 75 TFLOP/s FP32")
     packed_fma_interval: float = _assumed(
         2, "cycles", "f32x2 as two FMAs in one issue slot, so that 75 TFLOP/s stays the peak"
     )
@@ -76,8 +74,8 @@ class Parameters:
     multiply_interval: float = _assumed(
         2, "cycles", "64/clk/SM integer multiply-add: guide, H200 2.03"
     )
-    convert_interval: float = _assumed(2, "cycles", "64/clk/SM to f16x2, bf16x2, int: H200 2.04")
-    narrow_interval: float = _assumed(4, "cycles", "to 8, 6 and 4-bit floats: H200 4.04 for e4m3x2")
+    convert_interval: float = _assumed(2, "cycles", "64/clk/SM to f16x2, bf16x2, int: H200 2.07")
+    narrow_interval: float = _assumed(4, "cycles", "to 8, 6 and 4-bit floats: H200 4.05 for e4m3x2")
     mufu_interval: float = _is(
         8, "cycles", "16/clk/SM: FA4; H200 8.02 (Blackwell Ultra has twice it)"
     )
@@ -91,11 +89,12 @@ class Parameters:
     arithmetic_latency: float = _assumed(4, "cycles", "H200: FMA 4.3, IMAD 4.3, logic 4.3")
     half_latency: float = _assumed(8, "cycles", "H200 8.27")
     double_latency: float = _assumed(8, "cycles", "H200 8.27")
-    convert_latency: float = _assumed(5, "cycles", "H200: 10.3 for two in a chain")
+    convert_latency: float = _assumed(4, "cycles", "H200 4.4 to f16x2, 8.4 to e4m3x2 and back")
     mufu_latency: float = _assumed(17, "cycles", "H200 17.2")
     shuffle_latency: float = _assumed(24, "cycles", "H200 24.2")
     vote_latency: float = _assumed(13, "cycles", "H200: 17.3 with its setp")
     redux_latency: float = _assumed(44, "cycles", "H200 44.3")
+    redux_interval: float = _assumed(8, "cycles", "H200 8.0")
     special_latency: float = _assumed(20, "cycles", "reading a special register")
     branch_latency: float = _assumed(13, "cycles", "taken branch: H200, loop of 4 FMAs takes 29.25")
     proxy_fence_latency: float = _assumed(9, "cycles", "fence.proxy.async: H200 9.0")
@@ -103,22 +102,22 @@ class Parameters:
         265, "cycles", "fence.acq_rel.gpu and .cluster: H200 264.7"
     )
     barrier_latency: float = _assumed(
-        12, "cycles", "bar.sync, last arrival to release: H200 14/20/44"
+        12, "cycles", "bar.sync, last arrival to release: H200 14, 20, 44 for 1, 4, 16 warps"
     )
     barrier_per_warp: float = _assumed(2, "cycles", "bar.sync, per participating warp: H200")
-    cluster_barrier_latency: float = _assumed(80, "cycles", "relaxed arrive to wait: H200 77-84")
+    cluster_barrier_latency: float = _assumed(80, "cycles", "relaxed arrive to wait: H200 78-86")
     cluster_release_latency: float = _assumed(
-        260, "cycles", "more for arrive.release: H200 336-390"
+        270, "cycles", "more for arrive.release: H200 346-357"
     )
     arrive_latency: float = _assumed(
         30,
         "cycles",
-        "mbarrier.arrive to the barrier; H200: 66 from arrive to the other warp's arrive",
+        "mbarrier.arrive to the barrier; H200: 64 from one warp's arrive to the next one's",
     )
     wake_latency: float = _assumed(
         30, "cycles", "mbarrier flip to the waiting warp's next issue; H200"
     )
-    remote_latency: float = _assumed(140, "cycles", "more for a peer CTA's mbarrier: H200 hop 207")
+    remote_latency: float = _assumed(145, "cycles", "more for a peer CTA's mbarrier: H200 hop 212")
 
     # Shared memory
     shared_bandwidth: float = _is(
@@ -162,13 +161,13 @@ class Parameters:
         17.5, "TB/s", "64 bytes/clk/SM; SemiAnalysis measured 13.3 with HBM as the limit"
     )
     l2_latency: float = _assumed(
-        430, "cycles", "H200 281, and half of about 300 for the other die (SemiAnalysis)"
+        430, "cycles", "H200 280, and half of about 300 for the other die (SemiAnalysis)"
     )
     hbm_latency: float = _is(
-        360, "cycles", "more than L2: SemiAnalysis, 900 for TMA to read 512 bytes"
+        410, "cycles", "more than L2: SemiAnalysis, 900 for TMA to read 512 bytes"
     )
     l2_bytes: float = _is(126e6, "bytes", "CUDA: L2 cache size of a B200")
-    tma_latency: float = _assumed(60, "cycles", "more than a load's: H200 342 against 281")
+    tma_latency: float = _assumed(10, "cycles", "more than a load's: H200 289 against 280")
     tma_row_interval: float = _is(
         1, "cycles per 128 bytes", "SemiAnalysis, CUTLASS loop: one row of a box per clk and SM"
     )
@@ -176,7 +175,7 @@ class Parameters:
     tma_store_bandwidth: float = _assumed(
         32, "bytes/clk/SM", "H200: 16384 more bytes take 512 cycles"
     )
-    tma_store_latency: float = _assumed(45, "cycles", "H200: 47 for 128 bytes, to wait_group.read")
+    tma_store_latency: float = _assumed(34, "cycles", "H200: 34 for 128 bytes, to wait_group.read")
     store_visible_latency: float = _assumed(300, "cycles", "from there to wait_group: an L2 write")
     launch_control_latency: float = _assumed(600, "cycles", "clusterlaunchcontrol answer")
 

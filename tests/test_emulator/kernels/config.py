@@ -1,4 +1,4 @@
-"""Shape of one NVFP4 GEMM kernel: tiles, stages and where everything lies. No CuTe in here."""
+"""Variants of the NVFP4 GEMM kernel and products to try them on. No CuTe in here."""
 
 from dataclasses import dataclass
 
@@ -82,3 +82,27 @@ class GemmConfig:
         """Bytes that arrive in one CTA's shared memory per stage."""
         rows = CTA_ROWS + self.b_rows
         return rows * TILE_BYTES + ATOM_BYTES * ATOMS_K * (1 + self.atoms_n)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One product on one variant of the kernel.
+
+    Attributes:
+        m, n, k: of the product.
+        config: variant.
+        dtype: name of the result's torch dtype.
+        sms: SMs to use; few, so that each takes several tiles.
+    """
+
+    m: int
+    n: int
+    k: int
+    config: GemmConfig
+    dtype: str = "bfloat16"
+    sms: int = 148
+
+    def __str__(self) -> str:
+        config = self.config
+        variant = f"{config.tile_m}x{config.tile_n}" + ("-2sm" if config.two_sm else "")
+        return f"{self.m}x{self.n}x{self.k}-{self.dtype}-{variant}-{self.sms}sms"

@@ -1,4 +1,4 @@
-"""Calling the GEMM on torch tensors: compiled once per variant, on whatever runtime is installed."""
+"""Calling the GEMM on torch tensors: compiled once per variant, for whatever runtime is there."""
 
 import functools
 from typing import Any
@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_ptr
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests.emulator.runtime import shim
 from tests.test_emulator.kernels.config import GemmConfig
 from tests.test_emulator.kernels.nvfp4_gemm import Nvfp4Gemm
@@ -37,9 +37,7 @@ def _compiled(config: GemmConfig, dtype: torch.dtype) -> Any:
     return compiled if runtime is None else runtime.bind(compiled)
 
 
-def multiply(
-    a: Nvfp4Tensor, b: Nvfp4Tensor, c: torch.Tensor, config: GemmConfig, sms: int
-) -> None:
+def multiply(a: Nvfp4Tensor, b: Nvfp4Tensor, c: torch.Tensor, config: GemmConfig, sms: int) -> None:
     """C = A · Bᵀ without the global scales.
 
     Args:

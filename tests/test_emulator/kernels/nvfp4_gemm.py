@@ -181,9 +181,8 @@ class Nvfp4Gemm:
         if warp == 0:
             ptx.tcgen05_alloc(shared.tensor, TENSOR_COLUMNS, group=self.group)
             ptx.tcgen05_relinquish_alloc_permit(group=self.group)
-        if warp == MMA_WARP:
-            if ptx.elect_sync():
-                self._initialise_barriers(shared)
+        if warp == MMA_WARP and ptx.elect_sync():
+            self._initialise_barriers(shared)
         self._meet()
 
         # Tiles run down the columns of C, one cluster apart.
@@ -352,7 +351,6 @@ class Nvfp4Gemm:
                 count = index * steps + step
                 stage = count % config.stages
                 wait(shared.full.subview(stage), count // config.stages)
-                ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
                 a_tile = a_start + stage * (a_bytes // 16)
                 b_tile = b_start + stage * (b_bytes // 16)
                 sfa_tile = sfa_start + stage * (ATOMS_K * ATOM_BYTES // 16)

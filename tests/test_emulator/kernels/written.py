@@ -1,0 +1,99 @@
+"""Small PTX kernels for the mutations, beside those of test_machine_hazards.py."""
+
+import numpy as np
+
+from tests.emulator import Schedule
+from tests.test_emulator.assemble import Run, global_array
+
+# Warp 0 writes tensor memory, warp 4, which reaches the same lanes, reads it; twice.
+TENSOR = """
+    mov.u32 %r2, smem;
+    shr.u32 %r5, %r90, 5;
+    setp.ne.u32 %p1, %r5, 0;
+    setp.ne.u32 %p2, %r5, 4;
+    and.b32 %r4, %r90, 31;
+    mad.wide.u32 %rd1, %r4, 4, %rd90;
+    mov.u32 %r6, 0;
+    @%p1 bra ALLOCATED;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32;
+    tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+ALLOCATED:
+    bar.sync 0;
+    ld.shared.u32 %r3, [%r2];
+AGAIN:
+    @%p1 bra WRITTEN;
+    mad.lo.u32 %r7, %r6, 1000, %r90;
+    tcgen05.fence::after_thread_sync;
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%r7};
+    tcgen05.wait::st.sync.aligned;
+    tcgen05.fence::before_thread_sync;
+WRITTEN:
+    bar.sync 1, 160;
+    @%p2 bra READ;
+    tcgen05.fence::after_thread_sync;
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r8}, [%r3];
+    tcgen05.wait::ld.sync.aligned;
+    st.global.u32 [%rd1], %r8;
+    add.u64 %rd1, %rd1, 128;
+    tcgen05.fence::before_thread_sync;
+READ:
+    bar.sync 2, 160;
+    add.u32 %r6, %r6, 1;
+    setp.lt.u32 %p3, %r6, 2;
+    @%p3 bra AGAIN;
+    @%p1 bra DONE;
+    tcgen05.fence::after_thread_sync;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 32;
+DONE:
+"""
+
+# Each thread copies 16 bytes per step into a ring of two steps and reads its neighbour's.
+COPY = """
+    mov.u32 %r2, smem;
+    shl.b32 %r3, %r90, 4;
+    xor.b32 %r5, %r3, 512;
+    cvt.u64.u32 %rd3, %r3;
+    add.u64 %rd1, %rd90, %rd3;
+    add.u64 %rd2, %rd91, %rd3;
+    mov.u32 %r6, 0;
+    add.u32 %r4, %r2, %r3;
+    cp.async.cg.shared.global [%r4], [%rd1], 16;
+    cp.async.commit_group;
+NEXT:
+    xor.b32 %r3, %r3, 1024;
+    add.u32 %r4, %r2, %r3;
+    add.u64 %rd1, %rd1, 1024;
+    setp.ge.u32 %p1, %r6, 3;
+    @%p1 bra LAST;
+    cp.async.cg.shared.global [%r4], [%rd1], 16;
+LAST:
+    cp.async.commit_group;
+    cp.async.wait_group 1;
+    bar.sync 0;
+    add.u32 %r4, %r2, %r5;
+    ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [%r4];
+    st.global.v4.u32 [%rd2], {%r10, %r11, %r12, %r13};
+    bar.sync 1;
+    xor.b32 %r5, %r5, 1024;
+    add.u64 %rd2, %rd2, 1024;
+    add.u32 %r6, %r6, 1;
+    setp.lt.u32 %p2, %r6, 4;
+    @%p2 bra NEXT;
+"""
+
+
+def tensor(body: str, schedule: Schedule) -> None:
+    out = global_array(np.zeros((2, 32), np.uint32))
+    options = {"strict_tensor_fences": True}
+    Run(block=160, schedule=schedule, options=options)(body, out, shared=16)
+    np.testing.assert_array_equal(out, np.arange(32) + np.array([[0], [1000]]))
+
+
+def copy(body: str, schedule: Schedule) -> None:
+    data = global_array(np.arange(1024, dtype=np.uint32).reshape(4, 64, 4))
+    out = global_array(np.zeros_like(data))
+    Run(block=64, schedule=schedule)(body, data, out, shared=2048)
+    np.testing.assert_array_equal(out, data[:, np.arange(64) ^ 32])
+
+
+KERNELS = {"tensor memory": (tensor, TENSOR), "cp.async": (copy, COPY)}

@@ -1,0 +1,36 @@
+"""The emulator knows neither the kernels it runs nor the compiler that made them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tests.emulator
+
+ROOT = Path(tests.emulator.__file__).parent
+# The seam stands between CuTe and the machine; the example runner drives NVIDIA's programs.
+SEAM = ("runtime", "examples")
+FORBIDDEN = ("cuda", "cutlass", "nvfp4_kernels", "torch", "vllm", "vllm_fp4_plugin")
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_imports_run_one_way(path: Path) -> None:
+    inside = path.relative_to(ROOT)
+    names = imported(path)
+    if inside.parts[0] not in SEAM:
+        seam = tuple(f"tests.emulator.{part}" for part in SEAM)
+        wrong = {n for n in names if n.split(".")[0] in FORBIDDEN or n.startswith(seam)}
+        assert not wrong or inside.name in ("mutate.py",) or inside.parts[0] == "timing", wrong
+    assert not any(n.split(".")[0] in ("nvfp4_kernels", "vllm_fp4_plugin") for n in names)
