@@ -110,6 +110,10 @@ class LaneReach(EmulatorError):
     """A warp's tcgen05.ld or .st names lanes of another warp's quarter of tensor memory."""
 
 
+class RegisterBudget(EmulatorError):
+    """setmaxnreg that not all warps of a warpgroup execute, or that asks for too many registers."""
+
+
 class UnfinishedStore(EmulatorError):
     """A CTA exits while bulk stores may still read its shared memory."""
 

@@ -6,243 +6,17 @@ A mutation that runs through every schedule unnoticed is a gap of the emulator, 
 instruction was redundant: then the table says why.
 """
 
-import itertools
-import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
+
+import typer
 
 from tests.emulator.findings import EmulatorError
 from tests.emulator.machine.schedule import STANDARD, Schedule
-
-_STATEMENT = re.compile(r"^\s*(@!?%\w+\s+)?([a-z]\w*(?:\.[\w:]+)*)\s*([^;]*);\s*$")
-_SOURCE = re.compile(r"^\s*\.loc\s+\d+\s+(\d+)")
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """One change of one instruction.
-
-    Attributes:
-        line: 1-based, in the PTX.
-        source: line of the kernel's own source, 0 where the PTX does not say.
-        instruction: as it was.
-        change: in words.
-        text: the whole PTX with the change; its lines keep their numbers.
-    """
-
-    line: int
-    source: int
-    instruction: str
-    change: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Statement:
-    """An instruction's line, taken apart."""
-
-    guard: str
-    opcode: str
-    operands: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.opcode} {', '.join(self.operands)}".strip()
-
-    def line(self, opcode: str = "", **changed: str) -> str:
-        """The statement with another opcode, or operands replaced by number: ``_1="%r2"``."""
-        operands = [changed.get(f"_{n}", old) for n, old in enumerate(self.operands)]
-        return f"{self.guard}{opcode or self.opcode} {', '.join(operands)};"
-
-    def with_register(self, kind: str, make: str, number: int) -> str:
-        """The statement with operand ``number`` made by ``make``: "add.u32 {}, 1" of it."""
-        old = self.operands[number]
-        name, rest = make.split(" ", 1)
-        return (
-            f"{{ .reg .{kind} %altered; {self.guard}{name} %altered, {rest.format(old)}; "
-            f"{self.line(**{f'_{number}': '%altered'})} }}"
-        )
-
-
-Change = tuple[str, str]
-Rule = Callable[[Statement], list[Change]]
-
-
-def _split(operands: str) -> tuple[str, ...]:
-    """At the commas outside of brackets."""
-    parts, depth = [""], 0
-    for character in operands.strip():
-        depth += (character in "[{") - (character in "]}")
-        if character == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return tuple(part.strip() for part in parts if part.strip())
-
-
-def _dropped(statement: Statement) -> list[Change]:
-    return [("dropped", "")]
-
-
-def _init(s: Statement) -> list[Change]:
-    return [
-        ("dropped", ""),
-        ("count + 1", s.with_register("b32", "add.u32 {}, 1", 1)),
-        ("count - 1", s.with_register("b32", "sub.u32 {}, 1", 1)),
-    ]
-
-
-def _arrive(s: Statement) -> list[Change]:
-    if ".expect_tx" in s.opcode:
-        last = len(s.operands) - 1
-        plain = s.opcode.replace(".expect_tx", "")
-        kept = ", ".join(s.operands[:-1])
-        return [
-            ("dropped", ""),
-            ("expects half the bytes", s.with_register("b32", "shr.u32 {}, 1", last)),
-            ("expects twice the bytes", s.with_register("b32", "shl.b32 {}, 1", last)),
-            ("expects no bytes", f"{s.guard}{plain} {kept};"),
-        ]
-    bare = re.sub(r"\.(release|relaxed)|\.(cta|cluster)\b(?!:)", "", s.opcode)
-    relaxed = bare.replace("mbarrier.arrive", "mbarrier.arrive.relaxed.cluster")
-    changes = [("dropped", ""), ("twice", s.line() + " " + s.line())]
-    return changes if ".relaxed" in s.opcode else [*changes, ("relaxed", s.line(relaxed))]
-
-
-def _wait(s: Statement) -> list[Change]:
-    changes = [("not waited for", f"{s.guard}setp.eq.u32 {s.operands[0]}, 0, 0;")]
-    if ".parity" in s.opcode:
-        changes.append(("other parity", s.with_register("b32", "xor.b32 {}, 1", 2)))
-    if ".acquire" in s.opcode:
-        changes.append(("relaxed", s.line(s.opcode.replace(".acquire", ".relaxed"))))
-    return changes
-
-
-def _barrier(s: Statement) -> list[Change]:
-    elsewhere = (
-        "{ .reg .b32 %altered; mov.u32 %altered, %tid.x; shr.u32 %altered, %altered, 5; "
-        f"and.b32 %altered, %altered, 1; add.u32 %altered, %altered, {s.operands[0]}; "
-        f"{s.line(_0='%altered')} }}"
-    )
-    changes = [("dropped", ""), ("odd warps at the next barrier", elsewhere)]
-    if len(s.operands) > 1:
-        for how, name in (("32 threads more", "add.u32 {}, 32"), ("32 fewer", "sub.u32 {}, 32")):
-            changes.append((how, s.with_register("b32", name, 1)))
-    else:
-        for threads in (32, 1024):
-            line = f"{s.guard}{s.opcode} {s.operands[0]}, {threads};"
-            changes.append((f"{threads} threads", line))
-    return changes
-
-
-def _cluster_arrive(s: Statement) -> list[Change]:
-    changes = [("dropped", "")]
-    if ".relaxed" not in s.opcode:
-        plain = s.opcode.replace(".release", "")
-        relaxed = plain.replace("cluster.arrive", "cluster.arrive.relaxed")
-        changes.append(("relaxed", s.line(relaxed)))
-    return changes
-
-
-def _mask(s: Statement, number: int) -> list[Change]:
-    return [
-        (f"CTA mask {mask}", s.with_register("b16", f"mov.b16 {mask}", number)) for mask in (1, 2)
-    ]
-
-
-def _commit(s: Statement) -> list[Change]:
-    changes = [("dropped", ""), ("twice", s.line() + " " + s.line())]
-    if ".multicast" in s.opcode:
-        changes += _mask(s, 1)
-    return changes + _group(s)
-
-
-def _load(s: Statement) -> list[Change]:
-    changes = [("dropped", "")]
-    if ".multicast" in s.opcode:
-        changes += _mask(s, 3)
-    return changes + (_group(s) if ".cta_group" in s.opcode else [])
-
-
-def _group(s: Statement) -> list[Change]:
-    one, two = "cta_group::1", "cta_group::2"
-    other = s.opcode.replace(one, two) if one in s.opcode else s.opcode.replace(two, one)
-    return [("other CTA group", s.line(other))] if other != s.opcode else []
-
-
-def _alloc(s: Statement) -> list[Change]:
-    half = s.with_register("b32", "shr.u32 {}, 1", 1)
-    return [("dropped", ""), ("half the columns", half), *_group(s)]
-
-
-def _wait_group(s: Statement) -> list[Change]:
-    more = str(int(s.operands[0]) + 1)
-    return [("dropped", ""), (f"{more} may be pending", s.line(_0=more))]
-
-
-def _elect(s: Statement) -> list[Change]:
-    predicate = s.operands[0].split("|")[1]
-    return [("every lane elected", f"{s.guard}setp.eq.u32 {predicate}, 0, 0;")]
-
-
-def _weaker(s: Statement) -> list[Change]:
-    return [("relaxed", s.line(re.sub(r"\.(release|acquire)\b", ".relaxed", s.opcode)))]
-
-
-def _budget(s: Statement) -> list[Change]:
-    return [("dropped", ""), ("not a multiple of 8", s.line(_0=f"{int(s.operands[0]) + 4}"))]
-
-
-def _rank(s: Statement) -> list[Change]:
-    return [("the next CTA", s.with_register("b32", "add.u32 {}, 1", 2))]
-
-
-# The first that matches an opcode.
-_RULES: tuple[tuple[str, Rule], ...] = (
-    (r"mbarrier\.init", _init),
-    (r"mbarrier\.(arrive|complete_tx|expect_tx)", _arrive),
-    (r"mbarrier\.(try|test)_wait", _wait),
-    (r"mbarrier\.inval", _dropped),
-    (r"fence\b|membar", _dropped),
-    (r"(bar|barrier)(\.cta)?\.(sync|red|arrive)", _barrier),
-    (r"bar\.warp\.sync", _dropped),
-    (r"barrier\.cluster\.arrive", _cluster_arrive),
-    (r"barrier\.cluster\.wait", _dropped),
-    (r"tcgen05\.commit", _commit),
-    (r"tcgen05\.(wait|fence)", _dropped),
-    (r"tcgen05\.alloc", _alloc),
-    (r"tcgen05\.(dealloc|relinquish_alloc_permit)", lambda s: _dropped(s) + _group(s)),
-    (r"tcgen05\.(mma|cp)", lambda s: _group(s)),
-    (r"cp\.async\.(bulk\.)?commit_group", _dropped),
-    (r"cp\.async\.(bulk\.)?wait_group", _wait_group),
-    (r"cp\.async\.bulk\.tensor\..*mbarrier", _load),
-    (r"cp\.async\.bulk\..*mbarrier", _load),
-    (r"elect\.sync", _elect),
-    (r"(st|ld|atom|red)\.(release|acquire)", _weaker),
-    (r"setmaxnreg", _budget),
-    (r"griddepcontrol", _dropped),
-    (r"mapa", _rank),
-)
-
-
-def mutations(text: str) -> Iterator[Mutation]:
-    """Every change of every synchronising instruction of a PTX text."""
-    lines = text.splitlines()
-    source = 0
-    for index, line in enumerate(lines):
-        if location := _SOURCE.match(line):
-            source = int(location[1])
-        found = _STATEMENT.match(line)
-        if not found:
-            continue
-        statement = Statement(found[1] or "", found[2], _split(found[3]))
-        rule = next((rule for name, rule in _RULES if re.match(name, statement.opcode)), None)
-        for change, new in rule(statement) if rule else ():
-            changed = [*lines[:index], new, *lines[index + 1 :]]
-            yield Mutation(index + 1, source, str(statement), change, "\n".join(changed) + "\n")
+from tests.emulator.mutations import Mutation, mutations
 
 
 class Subject(Protocol):
@@ -266,6 +40,13 @@ class Subject(Protocol):
 MISSED = ""
 
 
+def _place(mutation: Mutation) -> str:
+    """For the table. Waits come from one function: only their own lines tell them apart."""
+    if mutation.source and "_wait" not in mutation.instruction:
+        return f"source {mutation.source}"
+    return f"PTX {mutation.line}"
+
+
 def outcome(subject: Subject, text: str, schedule: Schedule) -> str:
     """The finding's name, "wrong numbers", or ``MISSED``."""
     try:
@@ -279,6 +60,13 @@ def judge(
 ) -> dict[str, str]:
     """Outcome by schedule."""
     return {s.name: outcome(subject, mutation.text, s) for s in schedules}
+
+
+def first_catch(
+    subject: Subject, mutation: Mutation, schedules: Sequence[Schedule] = STANDARD
+) -> str:
+    """The first outcome that is not ``MISSED``."""
+    return next(filter(None, (outcome(subject, mutation.text, s) for s in schedules)), MISSED)
 
 
 @dataclass
@@ -298,7 +86,6 @@ class Row:
 
     def __str__(self) -> str:
         first = self.cases[0][0]
-        place = f"source {first.source}" if first.source else f"line {first.line}"
         caught = len(self.cases) - len(self.missed)
         findings = sorted({o for _, outcomes in self.cases for o in outcomes.values() if o})
         least = min(
@@ -310,7 +97,7 @@ class Row:
         instruction = first.instruction.replace("|", "\\|")
         instruction = instruction if len(instruction) < 70 else instruction[:67] + "..."
         return (
-            f"| {self.subject.name} | {place} | `{instruction}` | {first.change} | "
+            f"| {self.subject.name} | {_place(first)} | `{instruction}` | {first.change} | "
             f"{caught}/{len(self.cases)} | {', '.join(findings)} | {where} | {reason} |"
         )
 
@@ -322,14 +109,11 @@ def rows(subject: Subject, schedules: Sequence[Schedule] = STANDARD) -> Iterator
         if unchanged != MISSED:
             raise ValueError(f"{subject.name}: unchanged, {schedule} gives {unchanged}")
 
-    def alike(mutation: Mutation) -> tuple[object, ...]:
+    groups: dict[tuple[object, ...], list[Mutation]] = {}
+    for mutation in mutations(subject.text):
         opcode = mutation.instruction.split(" ")[0]
-        # Waits are compiled from one function: only their own lines tell them apart.
-        place = mutation.line if "_wait" in opcode else mutation.source or mutation.line
-        return (place, opcode, mutation.change)
-
-    grouped = sorted(mutations(subject.text), key=alike)
-    for _, group in itertools.groupby(grouped, alike):
+        groups.setdefault((_place(mutation), opcode, mutation.change), []).append(mutation)
+    for group in groups.values():
         yield Row(subject, [(m, judge(subject, m, schedules)) for m in group])
 
 
@@ -338,34 +122,40 @@ _HEADER = """\
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Prints the table, and writes it where ``--out`` says."""
-    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+_EXPLANATION = """\
+`source` is a line of `nvfp4_gemm.py`, `PTX` one of the kernel's PTX. Mutations alike, of
+instructions that one source line became, share a row."""
+
+
+def main(
+    kernel: Annotated[str, typer.Option(help="only the kernel of this name")] = "",
+    out: Annotated[Path | None, typer.Option(help="file to write the table to")] = None,
+) -> None:
+    """Prints the table."""
     from tests.test_emulator.kernels.subjects import subjects  # this one needs CuTe
 
-    out = Path(options["--out"]) if "--out" in options else None
     lines = [_HEADER]
     print(_HEADER)
     total, caught, gaps = 0, 0, 0
     started = time.monotonic()
     for subject in subjects():
-        if options.get("--kernel", subject.name) != subject.name:
-            continue
-        for row in rows(subject):
-            lines.append(str(row))
-            print(row, flush=True)
-            total += len(row.cases)
-            caught += len(row.cases) - len(row.missed)
-            gaps += sum(not subject.reason(m) for m in row.missed)
+        if kernel in ("", subject.name):
+            for row in rows(subject):
+                lines.append(str(row))
+                print(row, flush=True)
+                total += len(row.cases)
+                caught += len(row.cases) - len(row.missed)
+                gaps += sum(not subject.reason(m) for m in row.missed)
     summary = (
         f"{total} mutations, {caught} caught, {total - caught - gaps} missed with a reason, "
         f"{gaps} gaps; {time.monotonic() - started:.0f} s."
     )
     print(f"\n{summary}")
     if out:
-        heading = f"# Mutations\n\nMade by `python -m tests.emulator.mutate --out {out}`.\n\n"
-        out.write_text(heading + summary + "\n\n" + "\n".join(lines) + "\n")
+        heading = f"# Mutations\n\nMade by `python -m tests.emulator.mutate --out {out}`."
+        table = "\n".join(lines)
+        out.write_text(f"{heading}\n\n{summary}\n\n{_EXPLANATION}\n\n{table}\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    typer.run(main)

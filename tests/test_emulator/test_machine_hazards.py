@@ -11,10 +11,10 @@ from tests.emulator.findings import (
     DataRace,
     Deadlock,
     EmulatorError,
-    IllegalInstruction,
     Misaligned,
     MissingProxyFence,
     OutOfBounds,
+    RegisterBudget,
     UnfinishedStore,
     UninitialisedRead,
 )
@@ -439,7 +439,7 @@ def test_a_register_budget_is_the_warpgroups() -> None:
         {every}
     DONE:
     """
-    with pytest.raises(IllegalInstruction, match=r"warps \[0, 1, 2, 3\] of CTA"):
+    with pytest.raises(RegisterBudget, match=r"warps \[0, 1, 2, 3\] of CTA"):
         Run(block=128)(one)
 
 

@@ -23,6 +23,7 @@ def result(body: str, **options: int) -> list[int]:
         ("shfl.sync.idx.b32 %r2|%p1, 9, 5, 31, -1;", [109] * 32),
         # %r2 differs between lanes elsewhere, %p1 does not.
         ("mov.u32 %r2, %r90; shfl.sync.idx.b32 %r2|%p1, %r2, 7, 31, -1;", [107] * 32),
+        ("shfl.sync.idx.b32 %r2|%p1, %r3, %laneid, 31, -1;", [2 * t + 100 for t in range(32)]),
         # The clamp keeps lanes of the upper half from reaching lane 20 of the lower one.
         (
             "shfl.sync.up.b32 %r2|%p1, %r3, 4, 0, -1;",

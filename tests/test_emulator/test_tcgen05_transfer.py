@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.emulator.findings import IllegalInstruction, OutOfBounds, TensorMemoryMisuse
+from tests.emulator.findings import IllegalInstruction, LaneReach, OutOfBounds
 from tests.emulator.tcgen05.tensor_memory_layout import Address
 from tests.emulator.tcgen05.transfer import (
     cells,
@@ -136,9 +136,9 @@ def test_access() -> None:
     for warp in range(12):
         check_access(whole, Address(warp % 4 * 32, 480), warp)
         check_access(half, Address(warp % 4 * 32 + 16, 504), warp)
-    with pytest.raises(TensorMemoryMisuse, match="warp 5 at lane 0: it reaches lanes 32 to 63"):
+    with pytest.raises(LaneReach, match="warp 5 at lane 0: it reaches lanes 32 to 63"):
         check_access(whole, Address(0, 0), 5)
-    with pytest.raises(TensorMemoryMisuse, match="warp 3 at lane 128: it reaches lanes 96 to 127"):
+    with pytest.raises(LaneReach, match="warp 3 at lane 128: it reaches lanes 96 to 127"):
         check_access(whole, Address(128, 0), 3)
     with pytest.raises(IllegalInstruction, match="at lane 16: accepted are multiples of 32"):
         check_access(whole, Address(16, 0), 0)

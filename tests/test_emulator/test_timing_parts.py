@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.emulator.machine.trace import CtaTrace, Event
+from tests.emulator.machine.trace import CtaTrace, Event, WarpTrace
 from tests.emulator.ptx.flow import analyse
 from tests.emulator.ptx.parser import parse
 from tests.emulator.timing import B200_TIMING, model
@@ -139,14 +139,17 @@ def test_a_meeting_wakes_all_at_its_last_arrival() -> None:
 
 def test_arrival_counts_are_inferred_from_who_arrives() -> None:
     lanes = [Event("arrive", 5, ("b", 1), 1)] * 32
-    warp = [0, *lanes, 1, *lanes]
-    single = [0, Event("arrive", 9, ("b", 2), 1), 0, Event("arrive", 9, ("b", 2), 1)]
-    commit = [0, Event("commit", 3, detail=(("b", 3),))]
+    warp: WarpTrace = [0, *lanes, 1, *lanes]
+    single: WarpTrace = [0, Event("arrive", 9, ("b", 2), 1), 0, Event("arrive", 9, ("b", 2), 1)]
+    commit: WarpTrace = [0, Event("commit", 3, detail=(("b", 3),))]
     ctas = [CtaTrace((0, 0, 0), 0, 0, [warp, list(warp), single, list(single), commit])]
     assert expected_arrivals(ctas) == {("b", 1): 64, ("b", 2): 2, ("b", 3): 1}
     # Two warps that take turns: three phases were waited for, so that one arrival makes a phase.
-    turns = [[0, Event("arrive", 4, ("b", 4), 1)] * 2, [0, Event("arrive", 6, ("b", 4), 1)] * 2]
-    waiter = [0, Event("wait", 8, ("b", 4), 2)]
+    turns: list[WarpTrace] = [
+        [0, Event("arrive", 4, ("b", 4), 1)] * 2,
+        [0, Event("arrive", 6, ("b", 4), 1)] * 2,
+    ]
+    waiter: WarpTrace = [0, Event("wait", 8, ("b", 4), 2)]
     assert expected_arrivals([CtaTrace((0, 0, 0), 0, 0, [*turns, waiter])]) == {("b", 4): 1}
     declared = [CtaTrace((0, 0, 0), 0, 0, [[Event("init", 1, ("b", 2), 7), *single]])]
     assert expected_arrivals(declared) == {("b", 2): 7}

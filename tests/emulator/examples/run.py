@@ -31,7 +31,7 @@ class Outcome:
 
 
 @contextmanager
-def _aligned() -> Iterator[str]:
+def preloaded() -> Iterator[str]:
     """Path of the library to preload, for as long as the context lasts."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "libaligned.so")
@@ -106,7 +106,7 @@ def main(
         folder.mkdir(parents=True, exist_ok=True)
     print("| example | arguments | schedules passed | result | findings | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
-    with _aligned() as preload:
+    with preloaded() as preload:
         for case in CASES:
             if only in case.name:
                 outcomes = run_case(case, cutlass, schedules, record, preload, log, limit)

@@ -7,8 +7,8 @@ import numpy as np
 from tests.emulator.findings import (
     BarrierMisuse,
     ExitedPeer,
-    IllegalInstruction,
     OutOfBounds,
+    RegisterBudget,
     UnfinishedStore,
 )
 from tests.emulator.machine.units import Units
@@ -110,6 +110,7 @@ class Cta:
         actor = warp.actor
         component = self.launch.events.new_component()
         self.mbarriers[address] = MBarrier(address, count, component, (actor.component, actor.now))
+        warp.note("init", line, self.mbarriers[address].key, count)
         memory.shadow.mark(granules, MBARRIER)
 
     def invalidate_mbarrier(self, address: int, warp: Warp, line: int) -> None:
@@ -129,7 +130,7 @@ class Cta:
         limit = self.gpu.limits.registers
         if more and len(self.registers) == len(self.warps) and total > limit:
             self.launch.report(
-                IllegalInstruction(
+                RegisterBudget(
                     f"setmaxnreg.inc {count}: the warps would hold {total} registers of {limit}"
                 )
             )
@@ -141,7 +142,7 @@ class Cta:
             changes = [self.register_changes.get(index, []) for index in group]
             if any(change != changes[0] for change in changes):
                 self.launch.report(
-                    IllegalInstruction(
+                    RegisterBudget(
                         f"setmaxnreg in warps {list(group)} of CTA {self.position}: {changes}; all "
                         "warps of a warpgroup must execute the same"
                     )

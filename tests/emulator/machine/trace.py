@@ -15,6 +15,7 @@ class Event(NamedTuple):
 
     Attributes:
         kind: one of
+            "init" (an mbarrier: key, amount = its arrival count),
             "wait" (an mbarrier's phase: key, amount = phase that must have completed, from 0),
             "arrive" (key, amount = count), "expect" (key, amount = bytes),
             "copy" (a bulk copy into shared memory: amount = bytes read, detail = (path, keys of the

@@ -186,6 +186,8 @@ class Actor:
         """Work of one of its own units is done: a group of copies, its tcgen05.ld or .st.
 
         Args:
+            component: of the unit.
+            clock: that it has reached.
             tensor: a tcgen05.ld or .st.
             proxy: whether the async proxy sees it, which it does of what it has done itself.
         """

@@ -118,6 +118,11 @@ class GlobalMemory:
             rest = rest[~inside]
         return found
 
+    @property
+    def nbytes(self) -> int:
+        """Of all registered ranges."""
+        return sum(memory.nbytes for memory in self._memories)
+
     def settle(self) -> tuple[int, int]:
         """:meth:`LinearMemory.settle` of all allocations: distinct bytes read and written."""
         totals = [memory.settle() for memory in self._memories]

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from tests.emulator.ptx.flow import Flow, read, registers_of, results, written
-from tests.emulator.ptx.syntax import Immediate, Instruction, Register
+from tests.emulator.ptx.syntax import Immediate, Instruction, Operand, Register
 
 # Families whose result is the same in all lanes if their sources are; lane-wise ones join them.
 _LIKE_SOURCES = frozenset(
@@ -107,12 +107,14 @@ def analyse_uniformity(flow: Flow, block_x: int, partial: bool = False) -> Unifo
     masked: set[int] = set(range(len(blocks))) if partial else set()
     meeting: set[int] = set()
 
-    def source_divergent(instruction: Instruction) -> bool:
+    def differs(operand: Operand) -> bool:
         return any(
             name in divergent or (name[0] == "%" and _special_is_divergent(name, block_x))
-            for operand in instruction.operands[results(instruction) :]
             for name in registers_of(operand)
         )
+
+    def source_divergent(instruction: Instruction) -> bool:
+        return any(differs(o) for o in instruction.operands[results(instruction) :])
 
     def result_divergent(instruction: Instruction, number: int) -> bool:
         parts = instruction.parts
@@ -132,8 +134,7 @@ def analyse_uniformity(flow: Flow, block_x: int, partial: bool = False) -> Unifo
         if family == "shfl":
             lane, clamp = instruction.operands[2:4]
             fixed = isinstance(clamp, Immediate) and clamp.value == 31
-            whole = isinstance(lane, Immediate) or set(registers_of(lane)).isdisjoint(divergent)
-            return not ("idx" in parts and fixed and whole and number not in masked)
+            return not ("idx" in parts and fixed and not differs(lane) and number not in masked)
         if _is_warp_index(instruction, thread_x, block_x):
             return False
         return source_divergent(instruction)

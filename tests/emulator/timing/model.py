@@ -263,7 +263,7 @@ def list_schedule(times: list[float], slots: int, between: float) -> float:
 
 def registered_bytes(launch: "Launch") -> int:
     """All the global memory that the launch could have touched."""
-    return sum(memory.nbytes for memory in launch.gpu.memory._memories)
+    return launch.gpu.memory.nbytes
 
 
 def _read_bytes(cta: CtaTrace) -> float:

@@ -67,28 +67,29 @@ COPIES = (
 
 @dataclass(frozen=True)
 class Kernel:
-    """One of NVIDIA's examples at a size too large to run, put together from two small runs.
+    """One of NVIDIA's examples, whole or put together from two small runs.
 
-    The small runs do one and two steps of what each cluster repeats; the large one does ``steps``.
+    The small runs do one and two steps of what each cluster repeats; the whole does ``steps``.
 
     Attributes:
         name: unique.
         script: under ``examples/python/CuTeDSL``.
         arguments: with ``{steps}`` where the runs differ.
-        sizes: what stands there for one and for two steps.
+        sizes: what stands there for one and for two steps; only one where the whole is run.
         sms: to emulate, so that one cluster does all the steps; 0 for the whole chip.
         clusters: of the chip in each run.
         footprint: bytes that all clusters read from HBM in one step.
-        steps: of the longest cluster, in the large problem.
+        steps: of the longest cluster in the whole problem.
         waves: of such clusters, one after the other.
-        flops: of the large problem.
-        published: (TFLOP/s, who, source), what people measured for the same problem.
+        flops: of the whole problem.
+        published: (TFLOP/s, source), what people measured for the same problem.
+        launched: whether they measured with the launch.
     """
 
     name: str
     script: str
     arguments: str
-    sizes: tuple[str, str]
+    sizes: tuple[str, ...]
     sms: int
     clusters: int
     footprint: float
@@ -96,6 +97,7 @@ class Kernel:
     waves: int
     flops: float
     published: tuple[tuple[float, str], ...]
+    launched: bool = False
 
 
 _GEMM = "cute/blackwell/kernel/dense_gemm/dense_gemm_persistent.py"
@@ -149,5 +151,23 @@ KERNELS = (
         7,
         4 * 16384**2 * 128 * 16,
         ((1605, "FlashAttention-4, another kernel (arXiv 2603.05451)"),),
+    ),
+    *(
+        Kernel(
+            f"FP16 GEMM {m} x 2048 x 1024, with its launch",
+            _GEMM,
+            f"--mnkl {m},2048,1024,1 --ab_dtype Float16 --c_dtype Float16 --mma_tiler_mn 128,128 "
+            "--cluster_shape_mn 1,1 --use_tma_store",
+            ("",),
+            0,
+            m // 8,
+            (m + 2048) * 1024 * 2,
+            1,
+            1,
+            2 * m * 2048 * 1024,
+            ((2 * m * 2048 * 1024 / us / 1e6, f"cuBLAS, {us} µs (NVIDIA/cutlass issue 2923)"),),
+            launched=True,
+        )
+        for m, us in ((128, 5.06), (1024, 7.14))
     ),
 )

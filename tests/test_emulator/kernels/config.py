@@ -102,6 +102,14 @@ class Shape:
     dtype: str = "bfloat16"
     sms: int = 148
 
+    def __post_init__(self) -> None:
+        row_bytes = self.n * (4 if self.dtype == "float32" else 2)
+        if self.k % 32 or row_bytes % 16:
+            raise ValueError(
+                f"shape: {self}, K must be a multiple of 32 and rows of C of 16 bytes: "
+                "tensor maps have strides of 16 bytes"
+            )
+
     def __str__(self) -> str:
         config = self.config
         variant = f"{config.tile_m}x{config.tile_n}" + ("-2sm" if config.two_sm else "")

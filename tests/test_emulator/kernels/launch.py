@@ -11,7 +11,7 @@ from cutlass.cute.runtime import make_ptr
 
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests.emulator.runtime import shim
-from tests.test_emulator.kernels.config import GemmConfig
+from tests.test_emulator.kernels.config import GemmConfig, Shape
 from tests.test_emulator.kernels.nvfp4_gemm import Nvfp4Gemm
 
 _TYPES = {
@@ -37,19 +37,9 @@ def _compiled(config: GemmConfig, dtype: torch.dtype) -> Any:
     return compiled if runtime is None else runtime.bind(compiled)
 
 
-def multiply(a: Nvfp4Tensor, b: Nvfp4Tensor, c: torch.Tensor, config: GemmConfig, sms: int) -> None:
-    """C = A · Bᵀ without the global scales.
-
-    Args:
-        a: [M, K] in the blocked layout, K a multiple of 32.
-        b: [N, K] in the blocked layout.
-        c: [M, N] of float16, bfloat16 or float32, contiguous, rows multiples of 16 bytes.
-        config: variant of the kernel.
-        sms: SMs to use at most.
-    """
-    (m, k), (n, _) = a.shape, b.shape
-    if k % 32 or n * c.element_size() % 16:
-        raise ValueError(f"shape: {m} × {n} × {k}, K must be a multiple of 32, rows of C of 16 B")
+def multiply(a: Nvfp4Tensor, b: Nvfp4Tensor, c: torch.Tensor, shape: Shape) -> None:
+    """C [M, N] = A [M, K] · B [N, K]ᵀ without the global scales; scales are blocked."""
     operands = [a.data, a.scales.view(torch.uint8), b.data, b.scales.view(torch.uint8), c]
     pointers = [_pointer(tensor.data_ptr(), tensor.dtype) for tensor in operands]
-    _compiled(config, c.dtype)(*pointers, m, n, k, sms, cuda_driver.CUstream(0))
+    sizes = [shape.m, shape.n, shape.k, shape.sms]
+    _compiled(shape.config, c.dtype)(*pointers, *sizes, cuda_driver.CUstream(0))

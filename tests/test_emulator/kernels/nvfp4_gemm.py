@@ -3,11 +3,11 @@
 C [M, N] = A [M, K] · B [N, K]ᵀ, both of packed E2M1 with E4M3 scales per 16 elements in the
 tensor core's blocked layout. Six warps: four store, one issues MMAs, one issues loads.
 
-    loads  --full-->  MMA  --ready-->  epilogue          (each arrow an mbarrier per stage,
-           <-empty--       <-drained-                     full and empty of its operand stages)
+    loads  --full-->  MMA  --ready-->  epilogue
+           <-empty--       <-drained-
 
-Every synchronisation is written where it happens: this kernel is what the emulator's mutations
-take apart.
+Each arrow is an mbarrier per stage of operands, or per accumulator. Every synchronisation is
+written where it happens: this kernel is what the emulator's mutations take apart.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,6 @@ from tests.test_emulator.kernels.config import (
 MMA_WARP = STORE_WARPS
 LOAD_WARP = MMA_WARP + 1
 THREADS = 32 * (LOAD_WARP + 1)
-BOTH = 0b11
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,41 @@ class Shared:
     c: Array
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of C that one cluster computes; they run down its columns.
+
+    Attributes:
+        first: number of the first.
+        apart: how far the next one is: the clusters of the grid.
+        mine: how many there are.
+        down: tiles in a column of C.
+        steps: of K.
+        rank: this CTA's in its cluster.
+    """
+
+    first: Int32
+    apart: Int32
+    mine: Int32
+    down: Int32
+    steps: Int32
+    rank: Int32
+
+    def place(self, index: Int32) -> tuple[Int32, Int32]:
+        """Row and column, in tiles, of one of them."""
+        tile = self.first + index * self.apart
+        return tile % self.down, tile // self.down
+
+
 @cute.jit
-def wait(barrier: Array, phase: Int32) -> None:
-    """Blocks until the mbarrier's phase of this number, counted from 0, is complete."""
-    while not ptx.mbarrier_try_wait_parity(barrier, phase & 1):
+def wait(barrier: Array, phase: Int32, scope: cutlass.Constexpr = ptx.MBarrierScope.CTA) -> None:
+    """Blocks until the mbarrier's phase of this number, counted from 0, is complete.
+
+    ``scope`` must include those whose work is waited for.
+    """
+    while not ptx.mbarrier_try_wait_parity(
+        barrier, phase & 1, scope=scope, order=ptx.MemOrder.ACQUIRE
+    ):
         pass
 
 
@@ -93,6 +123,7 @@ class Nvfp4Gemm:
         self.config = config
         self.c_type = c_type
         self.group = ptx.CTAGroup.CTA_2 if config.two_sm else ptx.CTAGroup.CTA_1
+        self.peers = 0b11 if config.two_sm else None
         self.store_columns = STORE_BYTES * 8 // c_type.width
 
     @cute.jit
@@ -185,23 +216,19 @@ class Nvfp4Gemm:
             self._initialise_barriers(shared)
         self._meet()
 
-        # Tiles run down the columns of C, one cluster apart.
-        tiles_m = cute.ceil_div(m, config.tile_m)
-        tiles = tiles_m * cute.ceil_div(n, config.tile_n)
-        cluster = cute.arch.block_idx()[0] // config.ctas
-        clusters = cute.arch.grid_dim()[0] // config.ctas
-        mine = cute.ceil_div(tiles - cluster, clusters)
-        steps = cute.ceil_div(k, TILE_K)
-
+        down = cute.ceil_div(m, config.tile_m)
+        first = cute.arch.block_idx()[0] // config.ctas
+        apart = cute.arch.grid_dim()[0] // config.ctas
+        mine = cute.ceil_div(down * cute.ceil_div(n, config.tile_n) - first, apart)
+        tiles = Tiles(first, apart, mine, down, cute.ceil_div(k, TILE_K), rank)
         if warp == LOAD_WARP:
             if ptx.elect_sync():
-                maps = Maps(map_a, map_sfa, map_b, map_sfb, map_c)
-                self._load(maps, shared, rank, cluster, clusters, mine, steps, tiles_m)
+                self._load(Maps(map_a, map_sfa, map_b, map_sfb, map_c), shared, tiles)
         elif warp == MMA_WARP:
             if rank == 0:
-                self._multiply(shared, mine, steps)
+                self._multiply(shared, tiles)
         else:
-            self._store(map_c, shared, rank, warp, cluster, clusters, mine, tiles_m)
+            self._store(map_c, shared, tiles, warp)
 
         # Nobody exits while a peer may still arrive here, or frees what a peer still reads.
         self._meet()
@@ -253,80 +280,70 @@ class Nvfp4Gemm:
             ptx.barrier_cta_sync()
 
     @cute.jit
-    def _load(
-        self,
-        maps: Maps,
-        shared: Shared,
-        rank: Int32,
-        cluster: Int32,
-        clusters: Int32,
-        mine: Int32,
-        steps: Int32,
-        tiles_m: Int32,
-    ) -> None:
+    def _load(self, maps: Maps, shared: Shared, tiles: Tiles) -> None:
         """One thread: brings in the operands of every step of every tile."""
-        config = self.config
-        rows_b = config.b_rows
-        a_bytes, b_bytes = CTA_ROWS * TILE_BYTES, rows_b * TILE_BYTES
+        config, rank = self.config, tiles.rank
+        a_bytes, b_bytes = CTA_ROWS * TILE_BYTES, config.b_rows * TILE_BYTES
         sfa_bytes = ATOMS_K * ATOM_BYTES
         sfb_bytes = sfa_bytes * config.atoms_n
-        part_k = ATOMS_K // config.ctas  # of B's scales, which each CTA loads for both
 
-        for index in cutlass.range(mine, unroll=1):
-            tile = cluster + index * clusters
-            tile_m, tile_n = tile % tiles_m, tile // tiles_m
-            for step in cutlass.range(steps, unroll=1):
-                count = index * steps + step
+        for index in cutlass.range(tiles.mine, unroll=1):
+            tile_m, tile_n = tiles.place(index)
+            row_a = tile_m * config.tile_m + rank * CTA_ROWS
+            row_b = tile_n * config.tile_n + rank * config.b_rows
+            for step in cutlass.range(tiles.steps, unroll=1):
+                count = index * tiles.steps + step
                 stage, turn = count % config.stages, count // config.stages
                 wait(shared.empty.subview(stage), turn - 1)
                 full = shared.full.subview(stage)
                 if rank == 0:
                     ptx.mbarrier_arrive_expect_tx(full, config.stage_bytes * config.ctas)
-                ptx.cp_async_bulk_tensor_shared_cluster_global(
-                    shared.a.subview(stage * a_bytes),
-                    maps.a.get_ptr(),
-                    (step * TILE_BYTES, tile_m * config.tile_m + rank * CTA_ROWS),
-                    full,
-                    [],
-                    group=self.group,
-                )
-                ptx.cp_async_bulk_tensor_shared_cluster_global(
-                    shared.b.subview(stage * b_bytes),
-                    maps.b.get_ptr(),
-                    (step * TILE_BYTES, tile_n * config.tile_n + rank * rows_b),
-                    full,
-                    [],
-                    group=self.group,
-                )
-                ptx.cp_async_bulk_tensor_shared_cluster_global(
-                    shared.sfa.subview(stage * sfa_bytes),
-                    maps.sfa.get_ptr(),
-                    (0, tile_m * config.ctas + rank, step * ATOMS_K),
-                    full,
-                    [],
-                    group=self.group,
-                )
-                ptx.cp_async_bulk_tensor_shared_cluster_global(
-                    shared.sfb.subview(stage * sfb_bytes + rank * (sfb_bytes // config.ctas)),
-                    maps.sfb.get_ptr(),
-                    (0, tile_n * config.atoms_n, step * ATOMS_K + rank * part_k),
-                    full,
-                    [],
-                    multicast_mask=Int16(BOTH) if config.two_sm else None,
-                    group=self.group,
-                )
+                a = shared.a.subview(stage * a_bytes)
+                self._bring(maps.a, (step * TILE_BYTES, row_a), a, full)
+                b = shared.b.subview(stage * b_bytes)
+                self._bring(maps.b, (step * TILE_BYTES, row_b), b, full)
+                sfa = shared.sfa.subview(stage * sfa_bytes)
+                atom = step * ATOMS_K
+                self._bring(maps.sfa, (0, row_a // 128, atom), sfa, full)
+                # All of B's scales go to both CTAs of a pair; each loads its half of K for both.
+                sfb = shared.sfb.subview(stage * sfb_bytes + rank * (sfb_bytes // config.ctas))
+                atom += rank * (ATOMS_K // config.ctas)
+                self._bring(maps.sfb, (0, tile_n * config.atoms_n, atom), sfb, full, self.peers)
 
         # The MMAs' last arrivals must find this CTA's mbarriers still there.
         for last in cutlass.range_constexpr(config.stages):
-            count = mine * steps + last
+            count = tiles.mine * tiles.steps + last
             wait(shared.empty.subview(count % config.stages), count // config.stages - 1)
 
+    def _bring(
+        self,
+        tensor: TensorMap,
+        place: tuple[Int32 | int, ...],
+        target: Array,
+        full: Array,
+        mask: int | None = None,
+    ) -> None:
+        """One copy; in a pair, its bytes count on the first CTA's mbarrier."""
+        ptx.cp_async_bulk_tensor_shared_cluster_global(
+            target,
+            tensor.get_ptr(),
+            place,
+            full,
+            [],
+            multicast_mask=None if mask is None else Int16(mask),
+            group=self.group,
+        )
+
     @cute.jit
-    def _multiply(self, shared: Shared, mine: Int32, steps: Int32) -> None:
-        """One warp of each tile's first CTA: one of its threads issues the MMAs."""
+    def _multiply(self, shared: Shared, tiles: Tiles) -> None:
+        """One warp of each tile's first CTA: one of its threads issues the MMAs.
+
+        The others go round with it: CUDA 13.0's ptxas crashes on MMAs in a loop of one thread.
+        """
         config = self.config
         leader = ptx.elect_sync()  # the same lane throughout: commits track a thread's own work
-        peers = Int16(BOTH) if config.two_sm else None
+        peers = None if self.peers is None else Int16(self.peers)
+        scope = ptx.MBarrierScope.CLUSTER if config.two_sm else ptx.MBarrierScope.CTA
         tensor = shared.tensor.load()
         instruction = ptx.Tcgen05MxOmmaInstrDesc.build(
             a_dtype=cutlass.Float4E2M1FN,
@@ -342,13 +359,13 @@ class Nvfp4Gemm:
         sfa_start = self._scale_descriptor(shared.sfa)
         sfb_start = self._scale_descriptor(shared.sfb)
 
-        for index in cutlass.range(mine, unroll=1):
+        for index in cutlass.range(tiles.mine, unroll=1):
             accumulator, turn = index % config.accumulators, index // config.accumulators
-            wait(shared.drained.subview(accumulator), turn - 1)
+            wait(shared.drained.subview(accumulator), turn - 1, scope)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             target = tensor + accumulator * config.tile_n
-            for step in cutlass.range(steps, unroll=1):
-                count = index * steps + step
+            for step in cutlass.range(tiles.steps, unroll=1):
+                count = index * tiles.steps + step
                 stage = count % config.stages
                 wait(shared.full.subview(stage), count // config.stages)
                 a_tile = a_start + stage * (a_bytes // 16)
@@ -409,17 +426,7 @@ class Nvfp4Gemm:
             )
 
     @cute.jit
-    def _store(
-        self,
-        map_c: TensorMap,
-        shared: Shared,
-        rank: Int32,
-        warp: Int32,
-        cluster: Int32,
-        clusters: Int32,
-        mine: Int32,
-        tiles_m: Int32,
-    ) -> None:
+    def _store(self, map_c: TensorMap, shared: Shared, tiles: Tiles, warp: Int32) -> None:
         """Four warps: each converts and stores the 32 rows of tensor memory it can reach."""
         config = self.config
         columns = self.store_columns
@@ -429,9 +436,9 @@ class Nvfp4Gemm:
         rows = shared.tensor.load() + ((warp * STORE_ROWS) << 16)
         slots = shared.c.subview(warp * (STORE_SLOTS * STORE_ROWS * columns))
 
-        for index in cutlass.range(mine, unroll=1):
-            tile = cluster + index * clusters
-            tile_m, tile_n = tile % tiles_m, tile // tiles_m
+        for index in cutlass.range(tiles.mine, unroll=1):
+            tile_m, tile_n = tiles.place(index)
+            row = tile_m * config.tile_m + tiles.rank * CTA_ROWS + warp * STORE_ROWS
             accumulator, turn = index % config.accumulators, index // config.accumulators
             wait(shared.ready.subview(accumulator), turn)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
@@ -459,14 +466,8 @@ class Nvfp4Gemm:
                 ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
                 ptx.bar_warp_sync(cute.arch.FULL_MASK)
                 if leader:
-                    ptx.cp_async_bulk_tensor_global_shared_cta(
-                        map_c.get_ptr(),
-                        slot,
-                        [
-                            tile_n * config.tile_n + part * columns,
-                            tile_m * config.tile_m + rank * CTA_ROWS + warp * STORE_ROWS,
-                        ],
-                    )
+                    column = tile_n * config.tile_n + part * columns
+                    ptx.cp_async_bulk_tensor_global_shared_cta(map_c.get_ptr(), slot, [column, row])
                     ptx.cp_async_bulk_commit_group()
         if leader:
             ptx.cp_async_bulk_wait_group(0, read=True)

@@ -42,7 +42,7 @@ class Problem:
                 tensor.data_ptr(), tensor.nbytes, name=name, initialised=name != "C"
             )
         try:
-            multiply(a, b, c, self.shape.config, self.shape.sms)
+            multiply(a, b, c, self.shape)
         finally:
             for tensor in named.values():
                 gpu.memory.unregister(tensor.data_ptr())

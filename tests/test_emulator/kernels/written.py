@@ -82,6 +82,23 @@ LAST:
 """
 
 
+# The first warp group gives registers up, the other two take them; launched as a dependent.
+BUDGET = """
+    shr.u32 %r1, %r90, 7;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra TAKE;
+    setmaxnreg.dec.sync.aligned.u32 40;
+    bra SET;
+TAKE:
+    setmaxnreg.inc.sync.aligned.u32 232;
+SET:
+    griddepcontrol.wait;
+    mad.wide.u32 %rd1, %r90, 4, %rd90;
+    st.global.u32 [%rd1], %r1;
+    griddepcontrol.launch_dependents;
+"""
+
+
 def tensor(body: str, schedule: Schedule) -> None:
     out = global_array(np.zeros((2, 32), np.uint32))
     options = {"strict_tensor_fences": True}
@@ -96,4 +113,10 @@ def copy(body: str, schedule: Schedule) -> None:
     np.testing.assert_array_equal(out, data[:, np.arange(64) ^ 32])
 
 
-KERNELS = {"tensor memory": (tensor, TENSOR), "cp.async": (copy, COPY)}
+def budget(body: str, schedule: Schedule) -> None:
+    out = global_array(np.zeros(384, np.uint32))
+    Run(block=384, schedule=schedule)(body, out)
+    np.testing.assert_array_equal(out, np.arange(384) // 128)
+
+
+KERNELS = {"budget": (budget, BUDGET), "tensor memory": (tensor, TENSOR), "cp.async": (copy, COPY)}
