@@ -429,6 +429,68 @@ def test_exit_while_a_store_still_reads() -> None:
     assert out.tolist() == list(range(32))
 
 
+NEIGHBOUR = """
+    mov.u32 %r1, smem;
+    shl.b32 %r2, %r90, 2;
+    add.u32 %r3, %r1, %r2;
+    st.shared.u32 [%r3], %r90;
+    bar.warp.sync -1;
+    xor.b32 %r4, %r2, 4;
+    add.u32 %r5, %r1, %r4;
+    ld.shared.u32 %r6, [%r5];
+    mad.wide.u32 %rd1, %r90, 4, %rd90;
+    st.global.u32 [%rd1], %r6;
+"""
+BROADCAST = """
+    mov.u32 %r1, smem;
+    setp.ne.u32 %p1, %r90, 5;
+    @%p1 bra WRITTEN;
+    st.shared.u32 [%r1], 7;
+WRITTEN:
+    bar.warp.sync -1;
+    ld.shared.u32 %r6, [%r1];
+    mad.wide.u32 %rd1, %r90, 4, %rd90;
+    st.global.u32 [%rd1], %r6;
+"""
+HAND_OVER = """
+    mov.u32 %r1, smem;
+    shl.b32 %r2, %r90, 2;
+    add.u32 %r3, %r1, %r2;
+    st.shared.u32 [%r3], %r90;
+    fence.proxy.async.shared::cta;
+    bar.warp.sync -1;
+    elect.sync _|%p1, -1;
+    @!%p1 exit;
+    cp.async.bulk.global.shared::cta.bulk_group [%rd90], [%r1], 128;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group.read 0;
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "expected", "lane"),
+    [
+        (NEIGHBOUR, [t ^ 1 for t in range(32)], 1),
+        (BROADCAST, [7] * 32, 5),
+        (HAND_OVER, list(range(32)), 1),
+    ],
+    ids=["neighbour", "broadcast", "hand over to a copy"],
+)
+def test_lanes_of_a_warp_need_order_too(body: str, expected: list[int], lane: int) -> None:
+    out = global_array(np.zeros(32, np.uint32))
+    Run()(body, out, shared=128)
+    assert out.tolist() == expected
+    without = body.replace("bar.warp.sync -1;", "")
+    with pytest.raises(DataRace, match=rf"lane {lane} of the same warp .*bar.warp.sync"):
+        Run()(without, out, shared=128)
+
+
+def test_a_lane_sees_what_it_wrote_itself() -> None:
+    out = global_array(np.zeros(32, np.uint32))
+    Run()(NEIGHBOUR.replace("bar.warp.sync -1;", "").replace("%r2, 4;", "%r2, 0;"), out, shared=128)
+    assert out.tolist() == list(range(32))
+
+
 def test_a_register_budget_is_the_warpgroups() -> None:
     every = "setmaxnreg.dec.sync.aligned.u32 40;"
     Run(block=128)(every)

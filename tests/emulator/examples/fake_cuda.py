@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from cuda.bindings import driver  # type: ignore[import-untyped]
+from cuda.bindings import driver
 from cuda.bindings import runtime as cudart
 
 from tests.emulator.runtime.shim import Runtime

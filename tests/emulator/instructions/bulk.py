@@ -307,6 +307,7 @@ def tensor_store(
         placed = place(tensor_map, tile.box, shared & 0xFFFFFF)
         cta = w.cta.cluster.cta_at(shared)
         before = w.actor.snapshot()
+        unordered = frozenset(w.unordered)
         clock = groups.issued(line, 1 << lane)
         w.note("store", line, ("group", groups.reads, clock), tile.box.transaction_bytes)
 
@@ -317,8 +318,11 @@ def tensor_store(
             cta: "Cta" = cta,
             before: Any = before,
             clock: int = clock,
+            lane: int = lane,
+            unordered: frozenset[int] = unordered,
         ) -> None:
             read = _async_access(w, groups.reads, clock, before, "tensor copy read", line)
+            read.unordered, read.lanes = unordered, lane
             data = placed.gather(cta.shared.read(shared, placed.nbytes, read))
             write = _async_access(
                 w, groups.writes, clock, before, "tensor copy write", line, bool(operation)
@@ -459,6 +463,7 @@ def bulk_store(
         cta = w.cta.cluster.cta_at(shared)
         memory = w.gpu.memory.at(address, "bulk copy")
         before = w.actor.snapshot()
+        unordered = frozenset(w.unordered)
         clock = groups.issued(line, 1 << lane)
         w.note("store", line, ("group", groups.reads, clock), nbytes)
 
@@ -470,8 +475,11 @@ def bulk_store(
             memory: Any = memory,
             before: Any = before,
             clock: int = clock,
+            lane: int = lane,
+            unordered: frozenset[int] = unordered,
         ) -> None:
             read = _async_access(w, groups.reads, clock, before, "bulk copy read", line)
+            read.unordered, read.lanes = unordered, lane
             data = cta.shared.read(shared, nbytes, read)
             access = _async_access(
                 w, groups.writes, clock, before, "bulk copy write", line, bool(operation)

@@ -8,6 +8,7 @@ from tests.emulator.findings import Misaligned, UnknownInstruction
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.memory.clocks import Clocks
 from tests.emulator.memory.linear import LinearMemory
+from tests.emulator.memory.shadow import ANY_LANE, MANY_LANES
 from tests.emulator.ptx.syntax import (
     TYPE_BITS,
     Immediate,
@@ -31,6 +32,7 @@ SCOPES = ("cta", "cluster", "gpu", "sys")
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 ITEMS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
 _SHARED_TOP = 6
+_LANES = np.arange(32, dtype=np.int8)
 
 
 class _Form:
@@ -80,7 +82,8 @@ def load(e: "Emitter", i: Instruction) -> None:
     acquire = form.order in ("acquire", "acq_rel", "sc")
     common = f"{i.line}, {form.strong}, {acquire}"
     if e.is_uniform(source) and form.space != "local":
-        value = f"ld_uniform(w, {form.space!r}, {address}, {form.width}, {form.count}, {common})"
+        shape = f"{form.width}, {form.count}, {e.mask}"
+        value = f"ld_uniform(w, {form.space!r}, {address}, {shape}, {common})"
         names = [e.temporary() for _ in targets]
         e.write(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {value}")
         for item, name in zip(targets, names, strict=True):
@@ -158,7 +161,8 @@ def store(e: "Emitter", i: Instruction) -> None:
     address = e.address(target)
     if e.is_uniform(target) and all(e.is_uniform(s) for s in sources) and form.space != "local":
         values = ", ".join(_plain(e, s, kind) for s in sources)
-        e.write(f"st_uniform(w, {form.space!r}, {address}, {form.width}, ({values},), {common})")
+        what = f"{form.space!r}, {address}, {form.width}, ({values},), {e.mask}"
+        e.write(f"st_uniform(w, {what}, {common})")
         return
     if e.is_uniform(target):
         address = f"np.full(32, {address}, np.uint64)"
@@ -215,6 +219,7 @@ def ld_uniform(
     address: int,
     width: int,
     count: int,
+    mask: Lanes | None,
     line: int,
     strong: bool,
     acquire: bool,
@@ -225,7 +230,12 @@ def ld_uniform(
     memory = memory_at(w, space, address, "read")
     address = address_in(memory, address)
     nbytes = width * count
-    data = memory.read(address, nbytes, w.access(line, "read", strong))
+    access = w.access(line, "read", strong)
+    if w.unordered:
+        lanes = w.active(mask)
+        access.lanes = lanes[0] if len(lanes) == 1 else MANY_LANES
+    data = memory.read(address, nbytes, access)
+    access.lanes = ANY_LANE
     if address % nbytes:
         misaligned(memory, address, nbytes)
     if strong:
@@ -245,6 +255,7 @@ def st_uniform(
     address: int,
     width: int,
     values: tuple[int, ...],
+    mask: Lanes | None,
     line: int,
     strong: bool,
     release: bool,
@@ -254,7 +265,13 @@ def st_uniform(
     raw = b"".join(int(v).to_bytes(width, "little") for v in values)
     if address % len(raw):
         misaligned(memory, address, len(raw))
-    memory.write(address, np.frombuffer(raw, np.uint8), w.access(line, "write", strong))
+    access = w.access(line, "write", strong)
+    memory.write(address, np.frombuffer(raw, np.uint8), access)
+    if mask is not None and memory.kind == "shared":
+        lanes = w.active(mask)
+        if len(lanes) == 1:
+            memory.written_by(address, len(raw), lanes[0])
+            w.unordered.add(access.event)
     if strong:
         publish(w, address, release)
     w.launch.counters.nbytes[f"{memory.kind} write"] += len(raw)
@@ -323,12 +340,18 @@ def ld_lanes(
         addresses = addresses[chosen]
     nbytes = width * count
     access = w.access(line, "read", strong)
+    asking = _LANES if chosen is None else chosen.astype(np.int8)
     groups = _by_memory(w, space, addresses, "read")
     whole = np.zeros((32, nbytes), np.uint8) if chosen is not None or len(groups) > 1 else None
     for memory, part, where in groups:
         step = min(nbytes, 16)
         pieces = [
-            memory.read_lanes(where + np.uint64(n) if n else where, step, access)
+            memory.read_lanes(
+                where + np.uint64(n) if n else where,
+                step,
+                access,
+                asking if part is None else asking[part],
+            )
             for n in range(0, nbytes, step)
         ]
         w.launch.counters.nbytes[f"{memory.kind} read"] += nbytes * where.size
@@ -363,7 +386,9 @@ def st_lanes(
     line: int,
     strong: bool,
     release: bool,
+    own: bool = True,
 ) -> None:
+    """Each lane's items; ``own`` is False where lanes bring one another's, as in stmatrix."""
     if space == "local" or _is_local(space, addresses):
         _local(w, addresses, width, len(values), mask, line, values)
         return
@@ -375,10 +400,12 @@ def st_lanes(
         data = np.empty((32, count), ITEMS[width])
         for n, value in enumerate(values):
             data[:, n] = value
+    writing = _LANES
     if mask is not None and not mask.all():
         chosen = np.flatnonzero(mask)
         addresses = addresses[chosen]
         data = data[chosen]
+        writing = chosen.astype(np.int8)
     access = w.access(line, "write", strong)
     step = min(nbytes, 16)
     packed = np.ascontiguousarray(data).view(ITEMS[step]).reshape(data.shape[0], -1)
@@ -388,7 +415,11 @@ def st_lanes(
             misaligned(memory, int(where[0]), nbytes)
         for n in range(nbytes // step):
             place = where + np.uint64(n * step) if n else where
-            memory.write_lanes(place, step, rows[:, n], access)
+            lanes = None
+            if own and memory.kind == "shared":
+                lanes = writing if part is None else writing[part]
+                w.unordered.add(access.event)
+            memory.write_lanes(place, step, rows[:, n], access, lanes)
         w.launch.counters.nbytes[f"{memory.kind} write"] += nbytes * where.size
         if w.trace is not None:
             _note_lanes(w, "write", line, memory, where, nbytes)

@@ -170,4 +170,4 @@ def stmatrix(
     data = np.ascontiguousarray(rows).reshape(-1).view(np.uint32).reshape(count * 8, 4)
     mask = np.arange(32) < 8 * count
     columns = [np.resize(data[:, n], 32) for n in range(4)]
-    st_lanes(w, form.space, addresses, 4, tuple(columns), mask, line, False, False)
+    st_lanes(w, form.space, addresses, 4, tuple(columns), mask, line, False, False, own=False)

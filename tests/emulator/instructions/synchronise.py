@@ -83,6 +83,7 @@ def bar_warp_sync(w: "Warp", members: Any, mask: "Mask") -> None:
                 f"bar.warp.sync waits for lanes {missing:#010x} that took another way"
             )
         )
+    w.order_lanes()
 
 
 def _threads(w: "Warp", threads: Any) -> int:
@@ -115,6 +116,7 @@ def _await(w: "Warp", found: Any, generation: int) -> Generator[None, None, None
         w.blocked(found.waiters, lambda: str(found))
         yield
     w.actor.acquire(found.handed[generation])
+    w.order_lanes()
 
 
 @runtime
@@ -160,3 +162,4 @@ def cluster_wait(w: "Warp", line: int) -> Generator[None, None, None]:
         yield
     w.cluster_generation = None
     w.actor.acquire(found.handed)
+    w.order_lanes()

@@ -398,18 +398,18 @@ def tensor_mma(
             zeros,
             ashift,
         )
-        _issue_mma(w, mma, _ctas(w, group), line)
+        _issue_mma(w, mma, _ctas(w, group), lane, line)
         counted = (kind, instruction.m, instruction.n, instruction.k, group)
         w.launch.counters.multiplies[counted] += 1
         w.note("mma", line, detail=(*counted, instruction.scales, from_tensor))
 
 
-def _issue_mma(w: "Warp", mma: Mma, ctas: list["Cta"], line: int) -> None:
+def _issue_mma(w: "Warp", mma: Mma, ctas: list["Cta"], lane: int, line: int) -> None:
     before = w.actor.snapshot()
     unit = w.tensor
-    shared_reads = unit.pipe_access(before, line, "tcgen05.mma read of an operand", "async")
-    tensor_reads = unit.pipe_access(before, line, "tcgen05.mma read", "tensor")
-    tensor_writes = unit.pipe_access(before, line, "tcgen05.mma write", "tensor")
+    shared_reads = unit.operand_access(before, line, "tcgen05.mma read of an operand", lane)
+    tensor_reads = unit.pipe_access(before, line, "tcgen05.mma read")
+    tensor_writes = unit.pipe_access(before, line, "tcgen05.mma write")
 
     def run() -> None:
         instruction = mma.instruction
@@ -443,17 +443,23 @@ def tensor_cp(
     line: int,
 ) -> None:
     for lane in w.active(mask):
-        _issue_cp(w, what, group, pick(target, lane), pick(descriptor, lane), line)
+        _issue_cp(w, what, group, pick(target, lane), pick(descriptor, lane), lane, line)
 
 
 def _issue_cp(
-    w: "Warp", what: tensor_copy.Copy, group: int, target: int, descriptor: int, line: int
+    w: "Warp",
+    what: tensor_copy.Copy,
+    group: int,
+    target: int,
+    descriptor: int,
+    lane: int,
+    line: int,
 ) -> None:
     source = decode_shared_descriptor(descriptor)
     address = split_address(target)
     before = w.actor.snapshot()
-    reads = w.tensor.pipe_access(before, line, "tcgen05.cp read", "async")
-    writes = w.tensor.pipe_access(before, line, "tcgen05.cp write", "tensor")
+    reads = w.tensor.operand_access(before, line, "tcgen05.cp read", lane)
+    writes = w.tensor.pipe_access(before, line, "tcgen05.cp write")
     ctas = _ctas(w, group)
     w.note("tensor_copy", line, amount=16 * what.rows * what.columns // 4)
 
@@ -480,7 +486,7 @@ def tensor_shift(w: "Warp", group: int, target: Any, mask: "Mask", line: int) ->
 
 def _issue_shift(w: "Warp", group: int, target: int, line: int) -> None:
     address = split_address(target)
-    access = w.tensor.pipe_access(w.actor.snapshot(), line, "tcgen05.shift write", "tensor")
+    access = w.tensor.pipe_access(w.actor.snapshot(), line, "tcgen05.shift write")
     ctas = _ctas(w, group)
 
     def run() -> None:

@@ -56,6 +56,8 @@ class Scheduler:
             cluster = self._random.choice(movable) if self._mixed else movable[0]
             self._turn(cluster)
             if not cluster.alive:
+                while not cluster.units.idle:
+                    cluster.units.step()
                 self.clusters.remove(cluster)
 
     def _time_out(self) -> bool:

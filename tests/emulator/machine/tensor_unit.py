@@ -45,8 +45,15 @@ class TensorUnit:
             found = self._events[key] = warp.launch.events.new(component, clock, origin)
         return found
 
-    def pipe_access(self, before: Snapshot, line: int, verb: str, proxy: str) -> Access:
-        """An access of mma, cp or shift; ``proxy`` is "async" for shared memory, else "tensor"."""
+    def operand_access(self, before: Snapshot, line: int, verb: str, lane: int) -> Access:
+        """An access of mma or cp to shared memory, issued by one lane."""
+        access = self.pipe_access(before, line, verb, "async")
+        access.unordered = frozenset(self._warp.unordered)
+        access.lanes = lane
+        return access
+
+    def pipe_access(self, before: Snapshot, line: int, verb: str, proxy: str = "tensor") -> Access:
+        """An access of mma, cp or shift to tensor memory."""
         launch = self._warp.launch
         event = self._event(self.pipe, self.pipe_clock, line, verb, proxy)
         return Access(launch.events, event, before, before.known[proxy], launch.report, self.pipe)

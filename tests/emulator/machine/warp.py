@@ -39,6 +39,7 @@ class Warp:
         gave_up: the mbarrier.try_wait that has just given up; only a second try in a row sleeps.
         limited: whether it sleeps in a wait that has a time limit.
         timed_out: whether the wait ended by its time limit.
+        unordered: its writes to shared memory that other lanes may not see before a bar.warp.sync.
         blocks_run: executions of each basic block.
         trace: what it did, or None where the launch is not traced.
         bulk_groups, copy_groups: of cp.async.bulk and of cp.async.
@@ -62,6 +63,7 @@ class Warp:
         self.gave_up: object = None
         self.timed_out = False
         self._wait_number = 0
+        self.unordered: set[int] = set()
         self.blocks_run = [0] * cta.launch.program.block_count
         self.local = cta.launch.program.new_local_memory(self)
         self.cluster_generation: int | None = None
@@ -113,8 +115,15 @@ class Warp:
             events = self.launch.events
             event = events.new(actor.component, actor.now, origin)
             found = Access(events, event, actor.clocks, actor.known, self.launch.report)
+            found.unordered = self.unordered
             actor.interval[line, verb] = found
         return found
+
+    def order_lanes(self) -> None:
+        """bar.warp.sync, or a barrier: what lanes have written is visible to the others."""
+        if self.unordered:
+            self.unordered.clear()
+            self.actor.advance()
 
     def thread_index(self, axis: int) -> npt.NDArray[np.uint32]:
         """%tid along one axis."""

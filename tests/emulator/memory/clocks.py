@@ -164,10 +164,10 @@ class Actor:
     def release(self) -> Clocks:
         """What a release at this point hands over; later accesses are not part of it."""
         handed = self.clocks.copy()
-        self._advance()
+        self.advance()
         return handed
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Accesses from here on are later than what has just been fenced or handed over."""
         self.now += 1
         self.clocks.generic[self.component] = self.now
@@ -204,12 +204,12 @@ class Actor:
     def fence_proxy(self) -> None:
         """fence.proxy.async: generic writes so far are visible to the async proxy."""
         join(self.clocks.proxy, self.clocks.generic)
-        self._advance()
+        self.advance()
 
     def fence_inits(self) -> None:
         """fence.mbarrier_init: even a relaxed cluster arrival publishes the mbarriers so far."""
         self.clocks.inits[self.component] = self.now
-        self._advance()
+        self.advance()
 
     def relaxed(self) -> Clocks:
         """What a relaxed arrival hands over."""

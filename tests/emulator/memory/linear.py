@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tests.emulator.findings import Misaligned, OutOfBounds
 from tests.emulator.memory.clocks import HOST, NEVER
-from tests.emulator.memory.shadow import Access, Shadow
+from tests.emulator.memory.shadow import ANY_LANE, Access, Shadow
 
 Bytes = npt.NDArray[np.uint8]
 Lanes = npt.NDArray[np.uint64]
@@ -117,6 +117,11 @@ class LinearMemory:
         self.shadow.write(granules, access)
         self.data[start : start + values.size] = values
 
+    def written_by(self, address: int, nbytes: int, lane: int) -> None:
+        """Remembers which lane has written a range."""
+        _, granules = self._span(address, nbytes, "write")
+        self.shadow.lane[granules] = lane
+
     def bytes_at(self, address: int, nbytes: int, verb: str) -> Bytes:
         """A view without any record: the caller marks the shadow."""
         start, _ = self._span(address, nbytes, verb)
@@ -146,18 +151,43 @@ class LinearMemory:
             raise _misaligned(self.name, address, nbytes)
         return int.from_bytes(self.read(address, nbytes, access).tobytes(), "little")
 
-    def read_lanes(self, addresses: Lanes, width: int, access: Access) -> npt.NDArray[np.generic]:
-        """One item of ``width`` bytes per address: an array of unsigned integers, V16 for 16."""
+    def read_lanes(
+        self,
+        addresses: Lanes,
+        width: int,
+        access: Access,
+        lanes: npt.NDArray[np.int8] | None = None,
+    ) -> npt.NDArray[np.generic]:
+        """One item of ``width`` bytes per address: an array of unsigned integers, V16 for 16.
+
+        Args:
+            addresses: one per item.
+            width: bytes of an item.
+            access: as what.
+            lanes: that ask for each item, where lanes without order between them matter.
+        """
         index = self._lane_index(addresses, width, "read")
-        self.shadow.read(self._granules(index, width), access)
+        granules = self._granules(index, width)
+        if access.unordered and lanes is not None:
+            access.lanes = np.repeat(lanes, granules.size // lanes.size)
+        self.shadow.read(granules, access)
+        access.lanes = ANY_LANE
         view = self._view(width)
         return view[index]
 
     def write_lanes(
-        self, addresses: Lanes, width: int, values: npt.NDArray[np.generic], access: Access
+        self,
+        addresses: Lanes,
+        width: int,
+        values: npt.NDArray[np.generic],
+        access: Access,
+        lanes: npt.NDArray[np.int8] | None = None,
     ) -> None:
         index = self._lane_index(addresses, width, "write")
-        self.shadow.write(self._granules(index, width), access)
+        granules = self._granules(index, width)
+        self.shadow.write(granules, access)
+        if lanes is not None:
+            self.shadow.lane[granules] = np.repeat(lanes, granules.size // lanes.size)
         self._view(width)[index] = values
 
     def _view(self, width: int) -> npt.NDArray[np.generic]:

@@ -1,5 +1,7 @@
 """Who last wrote and read each granule of memory, and whether that precedes an access."""
 
+import functools
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ from tests.emulator.findings import (
 from tests.emulator.memory.clocks import HOST, MBARRIER, NEVER, Clock, Clocks, Events, Report
 
 Events32 = npt.NDArray[np.int32]
+Lanes = npt.NDArray[np.int8] | int
+ANY_LANE = -1
+MANY_LANES = -2
 Selection = Any  # whatever indexes a numpy array: a slice, a tuple of slices, an index array
 
 
@@ -31,7 +36,7 @@ class Access:
         report: takes a finding; raises it unless it is tolerated.
     """
 
-    __slots__ = ("before", "event", "events", "known", "pipe", "report")
+    __slots__ = ("before", "event", "events", "known", "lanes", "pipe", "report", "unordered")
 
     def __init__(
         self,
@@ -48,6 +53,10 @@ class Access:
         self.known = known
         self.report = report
         self.pipe = pipe
+        # Writes of the same warp that no bar.warp.sync has ordered, and the lanes that access now:
+        # one for all granules, one for each, MANY_LANES, or ANY_LANE where that does not matter.
+        self.unordered: AbstractSet[int] = frozenset()
+        self.lanes: Lanes = ANY_LANE
 
     def after_write(self, earlier: int, memory: str, verb: str) -> None:
         """Checks that the write ``earlier`` happens before this access."""
@@ -163,6 +172,8 @@ class Shadow:
         """Checks a read; returns the reader numbers to record, None if they do not change."""
         first = int(writers.flat[0])
         for event in (first,) if (writers == first).all() else np.unique(writers).tolist():
+            if event in access.unordered and access.lanes is not ANY_LANE:
+                self._check_lanes(event, writers, access, where)
             if event != NEVER:
                 access.after_write(event, self.name, "read")
             elif not self.initialised:
@@ -175,6 +186,26 @@ class Shadow:
         numbers, inverse = np.unique(readers, return_inverse=True)
         joined = np.array([access.joined(n) for n in numbers.tolist()], np.int32)
         return joined[inverse].reshape(readers.shape)
+
+    @functools.cached_property
+    def lane(self) -> npt.NDArray[np.int8]:
+        """Lane that wrote each granule; made for shared memory alone."""
+        return np.full(self.writer.shape, ANY_LANE, np.int8)
+
+    def _check_lanes(self, event: int, writers: Events32, access: Access, where: Selection) -> None:
+        """What the same warp has written, and nothing has ordered since, only its own lane sees."""
+        written = self.lane[where]
+        foreign = (writers == event) & (written != ANY_LANE) & (written != access.lanes)
+        if foreign.any():
+            number = int(np.flatnonzero(foreign)[0])
+            theirs = access.events.origin[event]
+            access.report(
+                DataRace(
+                    f"read of {self.name} after a {theirs.verb} of lane {int(written[number])} of "
+                    f"the same warp at {theirs.where()}: bar.warp.sync between the two is missing",
+                    access.events.origin[access.event].where(),
+                )
+            )
 
     def _place(self, where: Selection, writers: Events32) -> str:
         """Where the first granule is that nothing has written, for a report."""
