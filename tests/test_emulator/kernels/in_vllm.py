@@ -1,0 +1,49 @@
+"""A kernel on the emulator, inside of a vLLM worker process; as a command, prints JSON.
+
+``python -m tests.test_emulator.kernels.in_vllm MODEL``
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from tests.test_emulator.kernels.config import GemmConfig, Shape
+
+
+def in_worker(worker: Any) -> dict[str, Any]:
+    """What one worker saw: vLLM calls this there."""
+    from tests.emulator import Gpu
+    from tests.emulator.runtime import shim
+
+    gpu = Gpu(strict_tensor_fences=True)
+    shim.install(gpu)
+    from tests.test_emulator.kernels.problem import Problem
+
+    exact = Problem(Shape(128, 128, 256, GemmConfig())).run(gpu)
+    counted = {
+        " ".join(map(str, key)): n for key, n in gpu.launches[-1].counters.multiplies.items()
+    }
+    return {"process": os.getpid(), "exact": exact, "multiplies": counted}
+
+
+def main() -> None:
+    # Functions travel to the worker as pickles.
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    from vllm import LLM
+
+    llm = LLM(
+        sys.argv[1],
+        quantization="nvfp4-tc",
+        enforce_eager=True,
+        max_model_len=128,
+        max_num_seqs=2,
+        gpu_memory_utilization=0.2,
+    )
+    [found] = llm.collective_rpc(in_worker)
+    print("\n" + json.dumps({"here": os.getpid(), **found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The emulator where it will be needed: in vLLM's CPU worker, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_kernel_runs_in_a_vllm_worker(tmp_path: Path) -> None:
+    pytest.importorskip("cutlass")
+    pytest.importorskip("vllm")
+    from tests import tiny_llama
+
+    model = tiny_llama.save(tmp_path / "model")
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.test_emulator.kernels.in_vllm", str(model)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    # vLLM writes to standard output as well.
+    found = json.loads(next(x for x in done.stdout.splitlines() if x.startswith('{"here"')))
+    assert found["process"] != found["here"]
+    assert found["exact"]
+    assert found["multiplies"] == {"mxf4nvf4 128 128 64 1": 4}
