@@ -137,6 +137,14 @@ def test_what_the_kernel_did_is_counted() -> None:
     assert counters.waits["mbarrier"] > 0
 
 
+def test_a_perfect_l2_serves_what_is_read_again() -> None:
+    source = global_array(np.zeros(32, np.uint32))
+    once = "mad.wide.u32 %rd1, %r90, 4, %rd90; ld.global.u32 %r1, [%rd1];"
+    again = "ld.global.u32 %r2, [%rd1];"
+    assert Run()(once, source).counters.l2_hits == 0
+    assert Run()(once + again, source).counters.l2_hits == 0.5
+
+
 @dataclass(frozen=True)
 class Mistake:
     """An edit of the kernel and what must be reported.

@@ -2,22 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 
 from tests.emulator.machine.schedule import Schedule
 
-
-@dataclass(slots=True)
-class Work:
-    """One operation of an asynchronous unit.
-
-    Attributes:
-        run: does it.
-        what: for reports.
-    """
-
-    run: Callable[[], None]
-    what: Callable[[], str]
+Work = Callable[[], None]
 
 
 class Units:
@@ -31,14 +19,9 @@ class Units:
     def issue(self, unit: str, queue: Hashable, work: Work) -> None:
         """Hands over work of ``unit`` ("copies" or "tensor")."""
         if self._policy[unit] == "eager" and queue not in self._queues:
-            work.run()
+            work()
         else:
             self._queues.setdefault(queue, deque()).append(work)
-
-    def flush(self, queue: Hashable) -> None:
-        """Completes one queue, because a warp waits for it."""
-        while queue in self._queues:
-            self._step(queue)
 
     def step_queue(self, queue: Hashable) -> None:
         """Completes the oldest work of one queue."""
@@ -65,7 +48,4 @@ class Units:
         work = waiting.popleft()
         if not waiting:
             del self._queues[queue]
-        work.run()
-
-    def in_flight(self) -> list[str]:
-        return [work.what() for waiting in self._queues.values() for work in waiting]
+        work()

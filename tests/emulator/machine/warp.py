@@ -13,7 +13,6 @@ from tests.emulator.findings import DivergentExecution, EmulatorError, Uninitial
 from tests.emulator.machine.bulk_groups import BulkGroups
 from tests.emulator.machine.tensor_unit import TensorUnit
 from tests.emulator.machine.trace import Event, Key, WarpTrace
-from tests.emulator.machine.units import Work
 from tests.emulator.memory.clocks import Actor, Origin
 from tests.emulator.memory.shadow import Access
 
@@ -140,7 +139,7 @@ class Warp:
             except EmulatorError as error:
                 raise error.at(self.where(line)) from None
 
-        self.cta.cluster.units.issue(unit, queue, Work(guarded, lambda: str(self.where(line))))
+        self.cta.cluster.units.issue(unit, queue, guarded)
 
     # Waiting
 

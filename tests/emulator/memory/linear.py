@@ -146,11 +146,6 @@ class LinearMemory:
         index = (chunks - first)[:, None] * per_chunk + np.arange(per_chunk)
         self.shadow.read(index.reshape(-1), access)
 
-    def read_int(self, address: int, nbytes: int, access: Access) -> int:
-        if address % nbytes:
-            raise _misaligned(self.name, address, nbytes)
-        return int.from_bytes(self.read(address, nbytes, access).tobytes(), "little")
-
     def read_lanes(
         self,
         addresses: Lanes,
