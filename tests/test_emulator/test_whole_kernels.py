@@ -1,54 +1,50 @@
 """A whole kernel of our own, as CuTe DSL compiles it, against the float reference: bit for bit."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import functools
+import time
 
 import pytest
+import torch
 
-from tests.emulator import STANDARD, Schedule
+from tests.devices import KernelDevice
 from tests.test_emulator.kernels.cases import SHAPES
 from tests.test_emulator.kernels.config import GemmConfig, Shape
 
-ROOT = Path(__file__).parents[2]
 
-Outcomes = dict[tuple[str, str], tuple[str, float]]
+@functools.cache
+def _problem(shape: Shape) -> "Problem":  # noqa: F821
+    from tests.test_emulator.kernels.problem import Problem
 
-
-@pytest.fixture(scope="module")
-def outcomes() -> Outcomes:
-    """What a process with the emulator's runtime says of each shape in each schedule."""
-    pytest.importorskip("cutlass")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.test_emulator.kernels.cases"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = {}
-    for line in done.stdout.splitlines():
-        shape, schedule, result, seconds = json.loads(line)
-        found[shape, schedule] = result, seconds
-    return found
+    return Problem(shape)
 
 
-@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+@pytest.mark.arch("sm_100")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_bit_in_every_schedule(shape: Shape, schedule: Schedule, outcomes: Outcomes) -> None:
-    result, _ = outcomes[str(shape), schedule.name]
-    assert result == "right"
-
-
-def test_a_tile_is_fast_once_compiled(outcomes: Outcomes) -> None:
-    shape = next(s for s in SHAPES if (s.m, s.n, s.k) == (128, 256, 256))
-    seconds = min(outcomes[str(shape), schedule.name][1] for schedule in STANDARD)
+def test_every_bit(shape: Shape, device: KernelDevice) -> None:
+    problem = _problem(shape)
+    started = time.process_time()
+    assert problem.run(device)
+    seconds = time.process_time() - started
     print(f"{shape}: {seconds:.3f} s of one core")
-    assert seconds < 0.5
+
+
+@pytest.mark.arch("sm_100")
+def test_a_tile_is_fast_once_compiled(device: KernelDevice) -> None:
+    problem = _problem(Shape(128, 256, 256, GemmConfig(tile_n=256)))
+    problem.run(device)
+    started = time.process_time()
+    problem.run(device)
+    assert time.process_time() - started < 0.5
+
+
+def test_any_device(device: KernelDevice) -> None:
+    """Bulk copies, mbarriers and proxy fences, which sm_90 has too."""
+    from tests.test_emulator.kernels.doubling import CHUNK, CTAS, SLOTS, double
+
+    x = torch.arange(CHUNK * (CTAS * 3 * SLOTS + 1), dtype=torch.float32)
+    y = device.output("y", x)
+    double(device.put("x", x), y)
+    assert torch.equal(y.cpu(), 2 * x)
 
 
 def test_what_the_kernel_cannot_do_is_refused() -> None:

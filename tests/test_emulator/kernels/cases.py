@@ -1,7 +1,4 @@
-"""Shapes that test_whole_kernels.py runs, and the process that runs them."""
-
-import json
-import time
+"""Shapes that test_whole_kernels.py runs."""
 
 from tests.test_emulator.kernels.config import GemmConfig, Shape
 
@@ -22,33 +19,3 @@ SHAPES = (
     Shape(300, 132, 1312, TWO_SM, "float32", sms=4),
     Shape(129, 264, 96, WIDE_TWO_SM, sms=2),
 )
-
-
-def main() -> None:
-    """Prints a JSON line per shape and schedule: [shape, schedule, result, CPU seconds]."""
-    from tests.emulator import STANDARD, EmulatorError, Gpu
-    from tests.emulator.runtime import shim
-
-    gpu = Gpu(strict_tensor_fences=True)
-    shim.install(gpu)
-
-    import torch
-
-    from tests.test_emulator.kernels.problem import Problem
-
-    torch.set_num_threads(1)
-    for shape in SHAPES:
-        problem = Problem(shape)
-        for schedule in STANDARD:
-            gpu.schedule = schedule
-            started = time.process_time()
-            try:
-                result = "right" if problem.run(gpu) else "wrong numbers"
-            except EmulatorError as finding:
-                result = f"{type(finding).__name__}: {finding}"
-            seconds = time.process_time() - started
-            print(json.dumps([str(shape), schedule.name, result, seconds]), flush=True)
-
-
-if __name__ == "__main__":
-    main()

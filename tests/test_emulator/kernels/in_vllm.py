@@ -13,17 +13,15 @@ from tests.test_emulator.kernels.config import GemmConfig, Shape
 
 def in_worker(worker: Any) -> dict[str, Any]:
     """What one worker saw: vLLM calls this there."""
-    from tests.emulator import Gpu
-    from tests.emulator.runtime import shim
+    from tests.devices import emulated
+    from tests.emulator import EAGER
 
-    gpu = Gpu(strict_tensor_fences=True)
-    shim.install(gpu)
-    from tests.test_emulator.kernels.problem import Problem
+    with emulated(EAGER) as device:
+        from tests.test_emulator.kernels.problem import Problem
 
-    exact = Problem(Shape(128, 128, 256, GemmConfig())).run(gpu)
-    counted = {
-        " ".join(map(str, key)): n for key, n in gpu.launches[-1].counters.multiplies.items()
-    }
+        exact = Problem(Shape(128, 128, 256, GemmConfig())).run(device)
+        multiplies = device.gpu.launches[-1].counters.multiplies
+    counted = {" ".join(map(str, key)): n for key, n in multiplies.items()}
     return {"process": os.getpid(), "exact": exact, "multiplies": counted}
 
 

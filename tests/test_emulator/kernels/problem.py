@@ -1,9 +1,9 @@
-"""A GEMM with operands, memory and reference, to run on the emulator any number of times."""
+"""A GEMM with operands, memory and reference, to run any number of times."""
 
 import torch
 
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, block_scaled_product
-from tests.emulator import Gpu
+from tests.devices import KernelDevice
 from tests.test_emulator.kernels.config import Shape
 from tests.test_emulator.kernels.launch import multiply
 
@@ -32,18 +32,19 @@ class Problem:
         )
         self._reference = product.to(getattr(torch, shape.dtype))
 
-    def run(self, gpu: Gpu) -> bool:
-        """Runs on ``gpu``, the device of the installed runtime; whether the result is exact."""
-        a, b = self._a, self._b
-        c = torch.full_like(self._reference, torch.nan)
-        named = {"A": a.data, "SFA": a.scales, "B": b.data, "SFB": b.scales, "C": c}
-        for name, tensor in named.items():
-            gpu.memory.register(
-                tensor.data_ptr(), tensor.nbytes, name=name, initialised=name != "C"
-            )
-        try:
-            multiply(a, b, c, self.shape)
-        finally:
-            for tensor in named.values():
-                gpu.memory.unregister(tensor.data_ptr())
-        return torch.equal(c, self._reference)
+    def run(self, device: KernelDevice) -> bool:
+        """Runs on ``device``; whether the result is exact."""
+        a = _placed(device, "A", self._a)
+        b = _placed(device, "B", self._b)
+        c = device.output("C", self._reference)
+        multiply(a, b, c, self.shape)
+        return torch.equal(c.cpu(), self._reference)
+
+
+def _placed(device: KernelDevice, name: str, operand: Nvfp4Tensor) -> Nvfp4Tensor:
+    return Nvfp4Tensor(
+        device.put(name, operand.data),
+        device.put(f"SF{name}", operand.scales),
+        operand.global_scale,
+        operand.layout,
+    )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tests.devices import Emulated
 from tests.emulator import EAGER, Gpu, Schedule
 from tests.emulator.machine.gpu import Limits
 from tests.emulator.machine.launch import Dimensions, Launch
@@ -129,7 +130,11 @@ class Gemm:
         device = Substitute(Gpu(schedule=schedule, strict_tensor_fences=True))
         device.text = text
         runtime.device = device
-        return self._problem.run(device.gpu), device.given
+        memory = Emulated(device.gpu)
+        try:
+            return self._problem.run(memory), device.given
+        finally:
+            memory.free()
 
     def run(self, text: str, schedule: Schedule) -> bool:
         return self._launch(text, schedule)[0]

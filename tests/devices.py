@@ -1,0 +1,129 @@
+"""Where shared test bodies run their kernels: the emulated Blackwell, or the machine's GPU.
+
+``pytest --device emulator|cuda|both``; see ``tests/conftest.py``.
+"""
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.emulator import Gpu, Schedule
+
+
+class KernelDevice(Protocol):
+    """What a shared test body knows of its device.
+
+    Attributes:
+        arch: e.g. ``"sm_100"``, what kernels for it are compiled for.
+    """
+
+    arch: str
+
+    def put(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor where kernels can read and write it."""
+
+    def output(self, name: str, like: Tensor) -> Tensor:
+        """A tensor of ``like``'s shape and dtype, poisoned, that only kernels may fill."""
+
+
+class Emulated:
+    """The emulator, in one schedule; reports what it finds by raising it."""
+
+    arch = "sm_100"
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self._registered: list[int] = []
+
+    def put(self, name: str, tensor: Tensor) -> Tensor:
+        return self._register(name, tensor, initialised=True)
+
+    def output(self, name: str, like: Tensor) -> Tensor:
+        return self._register(name, _poisoned(like), initialised=False)
+
+    def _register(self, name: str, tensor: Tensor, initialised: bool) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in self._registered:
+            self.gpu.memory.register(
+                storage.data_ptr(),
+                storage.nbytes(),
+                name=name,
+                initialised=initialised,
+                keep=storage,
+            )
+            self._registered.append(storage.data_ptr())
+        return tensor
+
+    def free(self) -> None:
+        """Takes back every registered range."""
+        for address in self._registered:
+            self.gpu.memory.unregister(address)
+        self._registered.clear()
+
+
+class Cuda:
+    """The first CUDA device."""
+
+    def __init__(self) -> None:
+        major, minor = torch.cuda.get_device_capability()
+        self.arch = f"sm_{major}{minor}"
+
+    def put(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor.cuda()
+
+    def output(self, name: str, like: Tensor) -> Tensor:
+        return _poisoned(like).cuda()
+
+
+def _poisoned(like: Tensor) -> Tensor:
+    return torch.full_like(like, torch.nan if like.is_floating_point() else 0x7F)
+
+
+@functools.cache
+def _emulated_gpu() -> Gpu:
+    """One for all tests: it keeps the kernels it has translated."""
+    return Gpu(strict_tensor_fences=True)
+
+
+def cutlass_or_skip() -> None:
+    """Skips the test without CuTe DSL; does not import it, which would bind it to a runtime."""
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("needs nvidia-cutlass-dsl")
+
+
+@contextmanager
+def emulated(schedule: Schedule) -> Iterator[Emulated]:
+    """The emulator in ``schedule``, as the device that this process's CuTe kernels launch on."""
+    from tests.emulator.runtime import shim
+
+    if shim.installed() is None and "cutlass" in sys.modules:
+        pytest.fail(
+            "something imported cutlass before the first test with a device: it is bound to CUDA "
+            "now; import it inside of the tests that use it"
+        )
+    gpu = _emulated_gpu()
+    gpu.schedule = schedule
+    shim.install(gpu)
+    device = Emulated(gpu)
+    try:
+        yield device
+    finally:
+        device.free()
+
+
+def cuda_or_skip(arch: str | None) -> Cuda:
+    """The machine's GPU; skips the test, saying why, if there is none or it is another one."""
+    if not torch.cuda.is_available():
+        pytest.skip("--device cuda: this machine has no CUDA device")
+    device = Cuda()
+    if arch not in (None, device.arch):
+        name = torch.cuda.get_device_name()
+        pytest.skip(f"--device cuda: needs {arch}, {name} is {device.arch}")
+    return device
