@@ -1,8 +1,9 @@
 """``--device``: one body for the emulator and for a GPU.
 
-A test that asks for ``device`` runs once per schedule on the emulator, or once on the GPU. Marked
-``arch("sm_100")`` it skips itself, by name, on any other GPU. CuTe DSL binds itself to one runtime
-for the life of a process, so ``both`` is two runs, one after the other.
+A test that asks for ``device`` or ``op_device`` runs on the emulator once per schedule (those of
+its ``schedules`` marker, or all), or once on the GPU. Marked ``arch("sm_100")`` it skips itself, by
+name, on any other GPU. CuTe DSL binds itself to one runtime for the life of a process, so ``both``
+is two runs, one after the other.
 """
 
 import subprocess
@@ -10,7 +11,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from tests import devices
+from tests.devices import KernelDevice
 from tests.emulator import STANDARD, Schedule
 
 DEVICES = ("emulator", "cuda", "both")
@@ -40,24 +44,43 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "device" not in metafunc.fixturenames:
+    if "device_schedule" not in metafunc.fixturenames:
         return
     if metafunc.config.getoption("--device") == "cuda":
-        metafunc.parametrize("device", [None], ids=["cuda"], indirect=True)
-    else:
-        metafunc.parametrize("device", STANDARD, ids=str, indirect=True)
+        metafunc.parametrize("device_schedule", [None], ids=["cuda"])
+        return
+    marker = metafunc.definition.get_closest_marker("schedules")
+    schedules = [s for s in STANDARD if marker is None or s.name in marker.args]
+    metafunc.parametrize("device_schedule", schedules, ids=str)
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> Iterator[object]:
-    """A ``tests.devices.KernelDevice``."""
-    from tests import devices
-
+def device(
+    request: pytest.FixtureRequest, device_schedule: Schedule | None
+) -> Iterator[KernelDevice]:
+    """Where a kernel that the test launches itself runs."""
     devices.cutlass_or_skip()
-    schedule: Schedule | None = request.param
-    if schedule is None:
-        marker = request.node.get_closest_marker("arch")
-        yield devices.cuda_or_skip(marker.args[0] if marker else None)
+    if device_schedule is None:
+        yield devices.cuda_or_skip(_arch(request))
     else:
-        with devices.emulated(schedule) as emulated:
+        with devices.emulated(device_schedule) as emulated:
             yield emulated
+
+
+@pytest.fixture
+def op_device(
+    request: pytest.FixtureRequest, device_schedule: Schedule | None
+) -> Iterator[torch.device]:
+    """Where to put the arguments of an op for its kernel to run, not its reference."""
+    devices.cutlass_or_skip()
+    if device_schedule is None:
+        devices.cuda_or_skip(_arch(request))
+        yield torch.device("cuda")
+    else:
+        with devices.emulated_ops(device_schedule):
+            yield torch.device("cpu")
+
+
+def _arch(request: pytest.FixtureRequest) -> str | None:
+    marker = request.node.get_closest_marker("arch")
+    return marker.args[0] if marker else None

@@ -93,9 +93,12 @@ def _emulated_gpu() -> Gpu:
 
 
 def cutlass_or_skip() -> None:
-    """Skips the test without CuTe DSL; does not import it, which would bind it to a runtime."""
+    """Skips the test or module without CuTe DSL.
+
+    Does not import it: that binds it to a runtime.
+    """
     if importlib.util.find_spec("cutlass") is None:
-        pytest.skip("needs nvidia-cutlass-dsl")
+        pytest.skip("needs nvidia-cutlass-dsl", allow_module_level=True)
 
 
 @contextmanager
@@ -116,6 +119,27 @@ def emulated(schedule: Schedule) -> Iterator[Emulated]:
         yield device
     finally:
         device.free()
+
+
+@contextmanager
+def emulated_ops(schedule: Schedule) -> Iterator[Gpu]:
+    """The emulator in the place of CPU: ops take their ``sm_100`` kernels for CPU tensors.
+
+    Kernels may touch every live tensor, and nothing else.
+    """
+    from nvfp4_kernels.compile import CACHE_VARIABLE
+    from nvfp4_kernels.dispatch import standing_in
+    from tests.emulator.runtime import shim
+    from tests.emulator.runtime.allocations import WithLiveStorages
+
+    with emulated(schedule) as device, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, "")
+        shim.install(WithLiveStorages(device.gpu))
+        try:
+            with standing_in("cpu", device.arch):
+                yield device.gpu
+        finally:
+            device.gpu.memory.clear()
 
 
 def cuda_or_skip(arch: str | None) -> Cuda:

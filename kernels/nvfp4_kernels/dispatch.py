@@ -1,6 +1,7 @@
 """Which kernel runs an op: one table per op, chosen by device and arithmetic, no fallback."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
@@ -72,8 +73,26 @@ class KernelTable:
         return kernel
 
 
+# What a device type stands in for; a test's emulator takes CPU tensors as those of a GPU.
+_STAND_INS: dict[str, str] = {}
+
+
+@contextmanager
+def standing_in(device_type: str, arch: str) -> Iterator[None]:
+    """Within, ops choose the kernels of ``arch`` for tensors of ``device_type``. For emulators."""
+    before = dict(_STAND_INS)
+    _STAND_INS[device_type] = arch
+    try:
+        yield
+    finally:
+        _STAND_INS.clear()
+        _STAND_INS.update(before)
+
+
 def device_arch(device: torch.device) -> str:
     """``"cpu"``, ``"sm_<major><minor>"`` for CUDA, else the device type."""
+    if device.type in _STAND_INS:
+        return _STAND_INS[device.type]
     if device.type != "cuda":
         return device.type
     major, minor = torch.cuda.get_device_capability(device)

@@ -68,6 +68,7 @@ class Program:
             Counter(family_of(i) for i in kernel.body[b.first : b.last]) for b in self.flow.blocks
         ]
         self.lints = unwaited_loads(self.flow)
+        self._places: dict[int, Where] = {}
         self._lay_out_variables()
         emitter = Emitter(self)
         self.text = emitter.generate()
@@ -97,6 +98,12 @@ class Program:
         return None
 
     def where(self, line: int, cta: Dimensions | None = None, warp: int | None = None) -> Where:
+        place = self._places.get(line)
+        if place is None:
+            place = self._places[line] = self._place(line)
+        return Where(place.kernel, line, place.text, place.source, cta, warp)
+
+    def _place(self, line: int) -> Where:
         lines = self.module.lines
         source = ""
         for instruction in self.kernel.body:
@@ -106,7 +113,7 @@ class Program:
                     source = f"{self.module.files.get(number, number)}:{at}"
                 break
         text = lines[line - 1] if 0 < line <= len(lines) else ""
-        return Where(self.kernel.name, line, text, source, cta, warp)
+        return Where(self.kernel.name, line, text, source)
 
     # Memory layout
 

@@ -98,6 +98,10 @@ class MissingTensorFence(DataRace):
     """A barrier orders two tensor-memory accesses, without the tcgen05.fence that takes."""
 
 
+class MissingDependencyWait(DataRace):
+    """A launch touches what one that it may overlap has touched: griddepcontrol.wait is missing."""
+
+
 class UnwaitedLoad(EmulatorError):
     """A tcgen05.ld's value leaves the registers without tcgen05.wait::ld."""
 

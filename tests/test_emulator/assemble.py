@@ -73,6 +73,7 @@ class Run:
         grid, block, cluster: along x.
         dynamic_shared: bytes.
         schedule: of the run.
+        launches: one after the other, with programmatic stream serialization.
         options: for :class:`Gpu`.
     """
 
@@ -81,6 +82,7 @@ class Run:
     cluster: int = 1
     dynamic_shared: int = 0
     schedule: Schedule = EAGER
+    launches: int = 1
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, body: str, *arrays: np.ndarray, shared: int = 0) -> Launch:
@@ -89,16 +91,19 @@ class Run:
             raw = array.reshape(-1).view(np.uint8)
             gpu.memory.register_array(raw, name=f"array {number}")
         module = gpu.load(assemble(body, len(arrays), shared))
-        return gpu.launch(
-            module,
-            "k",
-            (self.grid, 1, 1),
-            (self.block, 1, 1),
-            (self.cluster, 1, 1),
-            self.dynamic_shared,
-            [struct.pack("<Q", a.ctypes.data) for a in arrays],
-            schedule=self.schedule,
-        )
+        for _ in range(self.launches):
+            launch = gpu.launch(
+                module,
+                "k",
+                (self.grid, 1, 1),
+                (self.block, 1, 1),
+                (self.cluster, 1, 1),
+                self.dynamic_shared,
+                [struct.pack("<Q", a.ctypes.data) for a in arrays],
+                {"programmatic_stream_serialization": 1},
+                self.schedule,
+            )
+        return launch
 
 
 run = Run()

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.devices import cutlass_or_skip
+
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_kernel_runs_in_a_vllm_worker(tmp_path: Path) -> None:
-    pytest.importorskip("cutlass")
+    cutlass_or_skip()
     pytest.importorskip("vllm")
     from tests import tiny_llama
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.devices import cutlass_or_skip
 from tests.emulator import STANDARD, Schedule
 from tests.emulator.mutate import MISSED, first_catch, judge, rows
 from tests.emulator.mutations import Mutation, mutations
@@ -72,7 +73,7 @@ def test_every_mutation_of_a_small_kernel_is_caught(subject: Written) -> None:
 
 
 def test_the_gemms_mutations_are_caught() -> None:
-    pytest.importorskip("cutlass")
+    cutlass_or_skip()
     done = subprocess.run(
         [sys.executable, "-m", "tests.test_emulator.kernels.mutation_sample", "5"],
         cwd=ROOT,

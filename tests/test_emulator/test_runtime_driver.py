@@ -71,10 +71,21 @@ class Host:
         self.check("_cudaLibraryGetKernel", ctypes.byref(kernel), self.load(), name.encode())
         return kernel
 
-    def launch(self, kernel: ctypes.c_void_p, attributes: bytes = b"", shared: int = 0) -> None:
+    def launch(
+        self,
+        kernel: ctypes.c_void_p,
+        attributes: bytes = b"",
+        shared: int = 0,
+        stream: int = 0,
+    ) -> None:
         records = ctypes.create_string_buffer(attributes, max(1, len(attributes)))
         config = struct.pack(
-            "<6I3QI", 2, 3, 4, 32, 2, 1, shared, 0, ctypes.addressof(records), len(attributes) // 72
+            "<6I3QI",
+            *(2, 3, 4, 32, 2, 1),
+            shared,
+            stream,
+            ctypes.addressof(records),
+            len(attributes) // 72,
         )
         values = [b"\x01" * 8, b"\x02" * 128, b"\x03" * 4]
         self.values = [ctypes.create_string_buffer(v, len(v)) for v in values]
@@ -104,7 +115,7 @@ def test_a_launch_arrives_with_everything(host: Host, device: Recorder) -> None:
     pdl = attribute(6, struct.pack("<i", 1))
     preferred = attribute(11, struct.pack("<III", 4, 1, 1))
     records = cluster + pdl + attribute(0, b"") + preferred
-    host.launch(host.kernel("first"), records, shared=1024)
+    host.launch(host.kernel("first"), records, shared=1024, stream=7)
     assert device.launches == [
         {
             "module": 0,
@@ -120,6 +131,7 @@ def test_a_launch_arrives_with_everything(host: Host, device: Recorder) -> None:
                 "preferred_cluster_y": 1,
                 "preferred_cluster_z": 1,
             },
+            "stream": 7,
         }
     ]
 
@@ -134,16 +146,25 @@ def test_parameters_are_read_by_their_declared_size(host: Host, device: Recorder
 def test_the_plain_launch_arrives_too(host: Host, device: Recorder) -> None:
     call = host.library._cudaLaunchKernel
     call.argtypes = [ctypes.c_void_p, *[ctypes.c_int32] * 6, *[ctypes.c_void_p] * 3]
-    host.check("_cudaLaunchKernel", host.kernel("second"), 5, 1, 1, 64, 1, 1, None, 16, None)
+    host.check("_cudaLaunchKernel", host.kernel("second"), 5, 1, 1, 64, 1, 1, None, 16, 9)
     assert device.launches[0]["grid"] == (5, 1, 1)
     assert device.launches[0]["block"] == (64, 1, 1)
     assert device.launches[0]["dynamic_shared"] == 16
+    assert device.launches[0]["stream"] == 9
+
+
+def test_waiting_for_a_stream_reaches_the_device(host: Host, device: Recorder) -> None:
+    waited: list[int | None] = []
+    device.synchronise = lambda stream=None: waited.append(stream)  # type: ignore[method-assign]
+    host.check("_cudaStreamSynchronize", ctypes.c_void_p(7))
+    host.check("_cudaDeviceSynchronize")
+    assert waited == [7, None]
 
 
 def test_an_exception_crosses_the_host_code_unharmed(host: Host, device: Recorder) -> None:
     race = DataRace("two writes")
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise race
 
     device.launch = fail  # type: ignore[method-assign, assignment]

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cutlass")
+from tests.devices import cutlass_or_skip
+
+cutlass_or_skip()
 ROOT = Path(__file__).parents[2]
 
 # A kernel module to import after installing: CuTe reads the source of what it compiles.

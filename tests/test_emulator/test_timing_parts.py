@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tests.emulator.instructions.registry import FAMILIES
 from tests.emulator.machine.trace import CtaTrace, Event, WarpTrace
 from tests.emulator.ptx.flow import analyse
 from tests.emulator.ptx.parser import parse
-from tests.emulator.timing import B200_TIMING, model
-from tests.emulator.timing.barriers import MBarrier, Meeting, expected_arrivals
+from tests.emulator.ptx.syntax import Immediate, Instruction
+from tests.emulator.timing import B200_TIMING, TimingError, extrapolate, model, speed_of_light
+from tests.emulator.timing.barriers import Columns, MBarrier, Meeting, expected_arrivals
 from tests.emulator.timing.calibrate import verdict
 from tests.emulator.timing.costs import Costs
 from tests.emulator.timing.engine import Engine, Server
@@ -137,22 +139,52 @@ def test_a_meeting_wakes_all_at_its_last_arrival() -> None:
     assert meeting.wait(lambda: None)
 
 
-def test_arrival_counts_are_inferred_from_who_arrives() -> None:
-    lanes = [Event("arrive", 5, ("b", 1), 1)] * 32
-    warp: WarpTrace = [0, *lanes, 1, *lanes]
-    single: WarpTrace = [0, Event("arrive", 9, ("b", 2), 1), 0, Event("arrive", 9, ("b", 2), 1)]
-    commit: WarpTrace = [0, Event("commit", 3, detail=(("b", 3),))]
-    ctas = [CtaTrace((0, 0, 0), 0, 0, [warp, list(warp), single, list(single), commit])]
-    assert expected_arrivals(ctas) == {("b", 1): 64, ("b", 2): 2, ("b", 3): 1}
-    # Two warps that take turns: three phases were waited for, so that one arrival makes a phase.
-    turns: list[WarpTrace] = [
-        [0, Event("arrive", 4, ("b", 4), 1)] * 2,
-        [0, Event("arrive", 6, ("b", 4), 1)] * 2,
-    ]
-    waiter: WarpTrace = [0, Event("wait", 8, ("b", 4), 2)]
-    assert expected_arrivals([CtaTrace((0, 0, 0), 0, 0, [*turns, waiter])]) == {("b", 4): 1}
-    declared = [CtaTrace((0, 0, 0), 0, 0, [[Event("init", 1, ("b", 2), 7), *single]])]
-    assert expected_arrivals(declared) == {("b", 2): 7}
+def test_arrival_counts_are_those_of_init() -> None:
+    first: WarpTrace = [Event("init", 1, ("b", 2), 7), 0, Event("arrive", 9, ("b", 2), 1)]
+    second: WarpTrace = [Event("init", 1, ("b", 3), 1)]
+    ctas = [CtaTrace((0, 0, 0), 0, 0, [first, second])]
+    assert expected_arrivals(ctas) == {("b", 2): 7, ("b", 3): 1}
+
+
+def test_dropped_and_additional_arrivals_change_what_phases_need() -> None:
+    barrier = MBarrier(3)
+    barrier.drop(1)  # arrives for the last time
+    barrier.arrive(2)
+    assert (barrier.phase, barrier.pending) == (1, 2)
+    barrier.expect_more(1)
+    barrier.arrive(2)
+    assert barrier.phase == 1
+    barrier.arrive(1)
+    assert (barrier.phase, barrier.pending) == (2, 2)
+
+
+def test_allocations_are_served_in_order() -> None:
+    columns = Columns(512)
+    woken: list[str] = []
+    assert columns.take(512, lambda: woken.append("never"))
+    assert not columns.take(256, lambda: woken.append("first"))
+    assert not columns.take(512, lambda: woken.append("second"))
+    assert not columns.take(128, lambda: woken.append("third"))
+    columns.give(512)
+    assert woken == ["first"]  # the second does not fit, the third comes after it
+    columns.give(256)
+    assert woken == ["first", "second"]
+
+
+def instruction(opcode: str, operands: tuple[Immediate, ...] = ()) -> Instruction:
+    return Instruction(opcode, tuple(opcode.split(".")), operands, None, False, 1)
+
+
+def test_every_instruction_family_has_a_price() -> None:
+    costs = Costs(P)
+    for name in sorted(FAMILIES.keys() - {"mma"}):
+        tail = {"cvt": ".f32.s32", "fence": ".acq_rel.gpu", "ld": ".global.b32"}.get(name, ".f32")
+        operands = (Immediate(8),) if name == "nanosleep" else ()
+        costs.of(instruction(f"{name}{tail}", operands))
+    multiply = instruction("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
+    assert costs.of(multiply).cycles == pytest.approx(16 * 8 * 16 / P.warp_multiply_rate)
+    with pytest.raises(TimingError, match=r"wgmma\.fence.*: has no price"):
+        costs.of(instruction("wgmma.fence.sync.aligned"))
 
 
 def test_slices_that_continue_one_another_join() -> None:
@@ -228,10 +260,32 @@ def test_a_schema_violation_is_seen() -> None:
 def test_the_report_names_time_units_and_waits() -> None:
     text = io.StringIO()
     console = Console(width=160, file=text)
-    console.print(report(model(multiply_loop("f16", 128, 256, 16).run())))
+    least = speed_of_light(1e6, 1e6, kind="f16")
+    console.print(report(model(multiply_loop("f16", 128, 256, 16).run()), least))
     console.print(parameter_table(P))
-    for part in ("µs", "TFLOP/s", "tensor core", "mbarrier", "assumed", "hbm_bandwidth"):
+    for part in ("µs", "TFLOP/s", "tensor core", "mbarrier", "speed of light", "hbm_bandwidth"):
         assert part in text.getvalue()
+
+
+def test_a_longer_run_follows_from_two_shorter_ones() -> None:
+    few, many, most = (model(copy_loop(16384, 4, n).run(), clusters=148) for n in (16, 32, 96))
+    found = extrapolate(few, many, (16, 32, 96))
+    assert found.cycles == pytest.approx(most.cycles, rel=0.05)
+    assert found.busy["TMA"] == pytest.approx(most.busy["TMA"], rel=0.05)
+    assert found.read_bytes == pytest.approx(most.read_bytes)
+    with pytest.raises(ValueError, match=r"steps: \(32, 16, 96\), accepted numbers from 1"):
+        extrapolate(many, few, (32, 16, 96))
+    with pytest.raises(ValueError, match=r"many: 1 clusters, accepted 148 as in few"):
+        extrapolate(few, model(copy_loop(16384, 4, 32).run()), (16, 32, 96))
+
+
+def test_speed_of_light_is_arithmetic_or_bytes() -> None:
+    assert speed_of_light(2 * 8192**3, 1e6, kind="f16").microseconds == pytest.approx(490, rel=0.01)
+    least = speed_of_light(1e6, 7.26e6, 7.26e6 / P.hbm_write_cost)
+    assert least.limit == "HBM"
+    assert least.microseconds == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="kind: 'fp4', accepted f16, tf32"):
+        speed_of_light(1, 1, kind="fp4")
 
 
 def test_a_verdict_says_so_when_the_model_is_far_off() -> None:

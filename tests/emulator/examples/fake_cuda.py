@@ -75,6 +75,13 @@ def install(runtime: Runtime, sms: int) -> None:
         ctypes.memmove(int(target), int(source), nbytes)
         return (done,)
 
+    def synchronise(result: Any) -> Callable[..., tuple[Any]]:
+        def wait(*streams: Any) -> tuple[Any]:
+            runtime.device.synchronise()
+            return (result,)
+
+        return wait
+
     def memset(address: Any, value: int, nbytes: int, *rest: object) -> tuple[Any]:
         ctypes.memset(int(address), value, nbytes)
         return (ok,)
@@ -91,8 +98,8 @@ def install(runtime: Runtime, sms: int) -> None:
         "cuCtxCreate": lambda *a: (done, 0),
         "cuDriverGetVersion": lambda *a: (done, 13000),
         "cuStreamCreate": lambda *a: (done, driver.CUstream(0)),
-        "cuStreamSynchronize": lambda *a: (done,),
-        "cuCtxSynchronize": lambda *a: (done,),
+        "cuStreamSynchronize": synchronise(done),
+        "cuCtxSynchronize": synchronise(done),
         "cuMemcpyDtoDAsync": copy,
         "cuMemcpyDtoHAsync": copy,
         "cuMemcpyHtoDAsync": copy,
@@ -102,8 +109,8 @@ def install(runtime: Runtime, sms: int) -> None:
         "cudaGetDevice": lambda *a: (ok, 0),
         "cudaSetDevice": lambda *a: (ok,),
         "cudaStreamCreate": lambda *a: (ok, cudart.cudaStream_t(0)),
-        "cudaStreamSynchronize": lambda *a: (ok,),
-        "cudaDeviceSynchronize": lambda *a: (ok,),
+        "cudaStreamSynchronize": synchronise(ok),
+        "cudaDeviceSynchronize": synchronise(ok),
         "cudaLibraryUnload": lambda *a: (ok,),
         "cudaMalloc": lambda nbytes: (ok, heap.allocate(nbytes)),
         "cudaFree": free,

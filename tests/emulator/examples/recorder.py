@@ -43,6 +43,8 @@ class Recorder:
         dynamic_shared: int = 0,
         parameters: list[bytes] | None = None,
         attributes: Mapping[str, int] | None = None,
+        *,
+        stream: int = 0,
     ) -> None:
         number = list(self._modules.values()).index(module)
         self.launches.append(
@@ -55,9 +57,13 @@ class Recorder:
                 "dynamic_shared": dynamic_shared,
                 "parameter_bytes": [len(p) for p in parameters or []],
                 "attributes": dict(attributes or {}),
+                "stream": stream,
             }
         )
         if self._folder:
             own = [entry for entry in self.launches if entry["module"] == number]
             path = self._folder.joinpath(f"{self._name}.{number}.json")
             path.write_text(json.dumps(own, indent=1))
+
+    def synchronise(self, stream: int | None = None) -> None:
+        """Nothing is in flight."""

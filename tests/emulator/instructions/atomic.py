@@ -134,7 +134,7 @@ def atomic(
             publish(w, address, order in ("release", "acq_rel", "sc"))
         amount = nbytes * len(lanes)
         w.launch.counters.nbytes[f"{memory.kind} atomic"] += amount
-        w.note("atomic", line, amount=amount, detail=(memory.kind, len(lanes), len(lanes)))
+        w.note("atomic", line, amount=amount, detail=(memory.kind, len(lanes), len(lanes), 1))
     return list(np.ascontiguousarray(old.view(ITEMS[width]).T))
 
 

@@ -10,6 +10,7 @@ from tests.emulator.findings import IllegalInstruction, OutOfBounds
 from tests.emulator.instructions.load_store import memory_at, misaligned
 from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
 from tests.emulator.instructions.registry import family, runtime
+from tests.emulator.machine.trace import SECTOR, Touched
 from tests.emulator.memory.clocks import Origin, Snapshot
 from tests.emulator.memory.linear import LinearMemory
 from tests.emulator.memory.shadow import Access
@@ -95,7 +96,7 @@ def _tensor(e: "Emitter", i: Instruction) -> None:
         tensor = operands[0]
         e.write(
             f"tensor_prefetch(w, {_map_address(e, tensor)}, {_coordinates(e, tensor)}, {rows}, "
-            f"{e.mask})"
+            f"{e.mask}, {i.line})"
         )
         return
     if parts.index("global") < _first_shared(parts):
@@ -122,7 +123,9 @@ def _plain(e: "Emitter", i: Instruction) -> None:
     parts = i.parts
     if "prefetch" in parts:
         source, size = i.operands[:2]
-        e.write(f"bulk_prefetch(w, {e.address(source)}, {e.value(size, 'u32')}, {e.mask})")
+        e.write(
+            f"bulk_prefetch(w, {e.address(source)}, {e.value(size, 'u32')}, {e.mask}, {i.line})"
+        )
         return
     spaces = [p for p in parts if p in ("global", "shared::cta", "shared::cluster", "shared")]
     operation = next((p for p in parts[4:] if p in _OPERATIONS), "")
@@ -259,7 +262,7 @@ def tensor_load(
         before = w.actor.snapshot()
         nbytes = tile.box.transaction_bytes
         keys = tuple(owner.key for _, _, owner in copies)
-        w.note("copy", line, amount=nbytes, detail=("global", keys, nbytes))
+        w.note("copy", line, (), nbytes, ("global", keys, nbytes), _regions(tile))
 
         def run(
             tile: Tile = tile, placed: Any = placed, copies: Any = copies, before: Any = before
@@ -285,6 +288,15 @@ def tensor_load(
 
 
 _serial = iter(range(1 << 62))
+
+
+def _regions(tile: Tile) -> Touched:
+    return tuple(region for region, _ in tile.parts)
+
+
+def _run(address: int, nbytes: int) -> Touched:
+    first = address // SECTOR
+    return ((first, -(-(address + nbytes) // SECTOR) - first),)
 
 
 @runtime
@@ -360,17 +372,18 @@ def wait_bulk(
 
 @runtime
 def tensor_prefetch(
-    w: "Warp", tensor: Any, coordinates: tuple[Any, ...], rows: bool, mask: "Mask"
+    w: "Warp", tensor: Any, coordinates: tuple[Any, ...], rows: bool, mask: "Mask", line: int
 ) -> None:
     for lane in w.active(mask):
         tile = _locate(
             _tensor_map(w, pick(tensor, lane)), coordinates, lane, rows, Direction.PREFETCH
         )
         w.launch.counters.nbytes["prefetch to L2"] += tile.box.transaction_bytes
+        w.note("prefetch", line, amount=tile.box.transaction_bytes, where=_regions(tile))
 
 
 @runtime
-def bulk_prefetch(w: "Warp", source: Any, size: Any, mask: "Mask") -> None:
+def bulk_prefetch(w: "Warp", source: Any, size: Any, mask: "Mask", line: int) -> None:
     for lane in w.active(mask):
         address, nbytes = pick(source, lane), pick(size, lane)
         bulk_rules.check_copy(nbytes, address)
@@ -378,6 +391,7 @@ def bulk_prefetch(w: "Warp", source: Any, size: Any, mask: "Mask") -> None:
             continue
         w.gpu.memory.at(address, "bulk prefetch").bytes_at(address, nbytes, "read")
         w.launch.counters.nbytes["prefetch to L2"] += nbytes
+        w.note("prefetch", line, amount=nbytes, where=_run(address, nbytes))
 
 
 @runtime
@@ -413,7 +427,8 @@ def bulk_load(
         )
 
         keys = tuple(owner.key for _, _, owner in copies)
-        w.note("copy", line, amount=nbytes, detail=(memory.kind, keys, nbytes))
+        where = _run(origin, nbytes) if space == "global" else ()
+        w.note("copy", line, (), nbytes, (memory.kind, keys, nbytes), where)
 
         def run(
             memory: Any = memory,

@@ -7,7 +7,7 @@ import numpy as np
 from tests.emulator.findings import IllegalInstruction
 from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
 from tests.emulator.instructions.registry import family, runtime
-from tests.emulator.memory.clocks import Origin
+from tests.emulator.memory.clocks import PREREQUISITE, Origin
 from tests.emulator.memory.shadow import Access
 from tests.emulator.ptx.syntax import Instruction, Sink, Symbol, Vector
 from tests.emulator.windows import SHARED_WINDOW
@@ -57,10 +57,25 @@ def rank_of(e: "Emitter", i: Instruction) -> None:
 
 @family("griddepcontrol")
 def dependent_launch(e: "Emitter", i: Instruction) -> None:
-    """Launches run one after the other here, so the wait is over at once; both are counted."""
-    if i.parts[1] not in ("wait", "launch_dependents"):
+    actions = {"wait": "await_prerequisites", "launch_dependents": "release_dependents"}
+    if len(i.parts) != 2 or i.parts[1] not in actions:
         raise e.unknown(i)
     e.write(f"w.launch.counters.waits['{i.opcode}'] += 1")
+    e.write(f"{actions[i.parts[1]]}(w)")
+
+
+@runtime
+def await_prerequisites(w: "Warp") -> None:
+    """Launches run one after the other here, so the wait is over at once."""
+    w.launch.order.waited = True
+    w.actor.finished(PREREQUISITE, 1)
+
+
+@runtime
+def release_dependents(w: "Warp") -> None:
+    """Which warp of a CTA does so first is open, so that any that has not waited counts."""
+    if PREREQUISITE not in w.actor.clocks.generic:
+        w.launch.order.released_early = True
 
 
 @family("setmaxnreg")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.emulator.findings import IllegalInstruction, Misaligned
+from tests.emulator.instructions.load_store import bank_passes, sectors
 from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.memory.clocks import Origin
@@ -29,10 +30,10 @@ def copy(e: "Emitter", i: Instruction) -> None:
     elif parts[2] == "commit_group":
         e.write(f"w.copy_groups.commit(w.mask_bits({e.mask}))")
     elif parts[2] == "wait_group":
-        e.write(f"yield from wait_copies(w, {e.value(i.operands[0], 'u32')}, {e.mask})")
+        e.write(f"yield from wait_copies(w, {e.value(i.operands[0], 'u32')}, {e.mask}, {i.line})")
     elif parts[2] == "wait_all":
         e.write(f"w.copy_groups.commit(w.mask_bits({e.mask}))")
-        e.write(f"yield from wait_copies(w, 0, {e.mask})")
+        e.write(f"yield from wait_copies(w, 0, {e.mask}, {i.line})")
     elif parts[2] == "mbarrier":
         e.write(
             f"copies_arrive(w, {e.address(i.operands[0])}, {'noinc' in parts}, {e.mask}, {i.line})"
@@ -101,6 +102,8 @@ def copy_async(
         if pick(ignored, lane):
             wanted = 0
         work.append((place & 0xFFFFFFFF, origin, wanted))
+    if w.trace is not None and work:
+        _note_copy(w, work, size, clock, line)
 
     def run() -> None:
         made = Origin("cp.async write", "generic", False, lambda: w.where(line))
@@ -118,11 +121,24 @@ def copy_async(
     groups.queue_work(clock, run, line)
 
 
+def _note_copy(
+    w: "Warp", work: list[tuple[int, int, int]], size: int, clock: int, line: int
+) -> None:
+    places, origins, wanted = np.array(work, np.uint64).T
+    read = origins[wanted > 0]
+    where, count, tags = sectors(read, size) if read.size else ((), 0, 0)
+    detail = (len(work), count, bank_passes(places, size), tags)
+    key = ("group", w.copy_groups.reads, clock)
+    w.note("async_copy", line, key, size * len(work), detail, where)
+
+
 @runtime
-def wait_copies(w: "Warp", allowed: int, mask: "Mask") -> Generator[None, None, None]:
+def wait_copies(w: "Warp", allowed: int, mask: "Mask", line: int) -> Generator[None, None, None]:
     groups = w.copy_groups
+    until = groups.until(allowed, w.mask_bits(mask))
+    w.note("wait_group", line, ("group", groups.reads), until, "writes")
     # cp.async is in the generic proxy (PTX ISA, cp.async).
-    groups.wait(groups.until(allowed, w.mask_bits(mask)), reads_only=False, proxy=False)
+    groups.wait(until, reads_only=False, proxy=False)
     if w.jitter:
         yield
 
@@ -138,6 +154,7 @@ def copies_arrive(w: "Warp", address: Any, noinc: bool, mask: "Mask", line: int)
         check_visible(w, barrier, cta, False)
         if not noinc:
             barrier.pending += 1
+        w.note("async_arrive", line, barrier.key, 1, noinc)
 
         def run(barrier: Any = barrier) -> None:
             barrier.arrive(handed)

@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.emulator.findings import Misaligned, UnknownInstruction
 from tests.emulator.instructions.registry import family, runtime
+from tests.emulator.machine.trace import SECTOR
 from tests.emulator.memory.clocks import Clocks
 from tests.emulator.memory.linear import LinearMemory
 from tests.emulator.memory.shadow import ANY_LANE, MANY_LANES
@@ -33,6 +34,7 @@ VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 ITEMS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
 _SHARED_TOP = 6
 _LANES = np.arange(32, dtype=np.int8)
+_LINE = 128  # bytes of a cache line
 
 
 class _Form:
@@ -241,7 +243,9 @@ def ld_uniform(
     if strong:
         observe(w, address, acquire)
     w.launch.counters.nbytes[f"{memory.kind} read"] += nbytes
-    w.note("read", line, amount=nbytes, detail=(memory.kind, 1, 1))
+    if w.trace is not None:
+        where = ((address // SECTOR, -(-nbytes // SECTOR)),) if memory.kind == "global" else ()
+        w.note("read", line, amount=nbytes, detail=(memory.kind, 1, 1, 1), where=where)
     raw = data.tobytes()
     if count == 1:
         return (int.from_bytes(raw, "little"),)
@@ -275,7 +279,7 @@ def st_uniform(
     if strong:
         publish(w, address, release)
     w.launch.counters.nbytes[f"{memory.kind} write"] += len(raw)
-    w.note("write", line, amount=len(raw), detail=(memory.kind, 1, 1))
+    w.note("write", line, amount=len(raw), detail=(memory.kind, 1, 1, 1))
 
 
 def misaligned(memory: LinearMemory, address: int, nbytes: int) -> None:
@@ -431,19 +435,36 @@ def st_lanes(
 def _note_lanes(
     w: "Warp", kind: str, line: int, memory: LinearMemory, where: Lanes, nbytes: int
 ) -> None:
-    """Sectors of global memory, or passes over shared memory's 32 banks of 4 bytes."""
+    touched: tuple[tuple[int, int], ...] = ()
+    tags = 0
     if memory.kind == "shared":
-        # Wide accesses go in groups of lanes that together move 128 bytes.
-        words = (where[:, None] // 4 + np.arange(max(nbytes // 4, 1), dtype=np.uint64)).astype(int)
-        group = max(128 // max(nbytes, 4), 1)
-        passes = 0
-        for first in range(0, where.size, group):
-            distinct = np.unique(words[first : first + group])
-            passes += int(np.bincount(distinct % 32).max())
+        passes = bank_passes(where, nbytes)
     else:
-        ends = np.concatenate([where, where + np.uint64(nbytes - 1)])
-        passes = int(np.unique(ends // 32).size)
-    w.note(kind, line, amount=nbytes * where.size, detail=(memory.kind, where.size, passes))
+        touched, passes, tags = sectors(where, nbytes)
+    detail = (memory.kind, where.size, passes, tags)
+    w.note(kind, line, amount=nbytes * where.size, detail=detail, where=touched)
+
+
+def bank_passes(where: Lanes, nbytes: int) -> int:
+    """Turns that lanes of ``nbytes`` each take at shared memory's 32 banks of 4 bytes."""
+    # Wide accesses go in groups of lanes that together move 128 bytes.
+    words = (where[:, None] // 4 + np.arange(max(nbytes // 4, 1), dtype=np.uint64)).astype(int)
+    group = max(128 // max(nbytes, 4), 1)
+    passes = 0
+    for first in range(0, where.size, group):
+        distinct = np.unique(words[first : first + group])
+        passes += int(np.bincount(distinct % 32).max())
+    return passes
+
+
+def sectors(where: Lanes, nbytes: int) -> tuple[tuple[tuple[int, int], ...], int, int]:
+    """Runs of 32-byte sectors (first, count) that lanes of ``nbytes`` touch, sectors, and lines."""
+    ends = np.concatenate([where, where + np.uint64(nbytes - 1)]).astype(np.int64)
+    found = np.unique(ends // SECTOR)
+    starts = np.flatnonzero(np.diff(found, prepend=-2) != 1)
+    counts = np.diff(starts, append=found.size)
+    runs = tuple(zip(found[starts].tolist(), counts.tolist(), strict=True))
+    return runs, int(found.size), int(np.unique(found // (_LINE // SECTOR)).size)
 
 
 def _is_local(space: str, addresses: Lanes) -> bool:
@@ -471,6 +492,11 @@ def _local(
                 found[n][lane] = data.view(ITEMS[width])[0]
             else:
                 w.local[lane].write(place, values[n][lane : lane + 1].view(np.uint8), access)
+    # The lanes' local memories interleave: lanes that use the same place make whole sectors.
+    lanes = len(w.active(mask))
+    nbytes = width * count * lanes
+    detail = ("local", lanes, -(-nbytes // SECTOR), -(-nbytes // _LINE))
+    w.note("read" if values is None else "write", line, amount=nbytes, detail=detail)
     return found
 
 
@@ -484,18 +510,20 @@ def hint(e: "Emitter", i: Instruction) -> None:
         return
     address = e.address(target)
     if e.is_uniform(target):
-        e.write(f"check_address(w, {address})")
-    else:
-        e.write(
-            f"check_address(w, int({address}[{e.mask}][0]))"
-            if e.mask != "None"
-            else f"check_address(w, int({address}[0]))"
-        )
+        address = f"np.full(32, {address}, np.uint64)"
+    fetches = i.parts[0].startswith("prefetch")
+    e.write(f"hint_lanes(w, {address}, {fetches}, {e.mask}, {i.line})")
 
 
 @runtime
-def check_address(w: "Warp", address: int) -> None:
-    memory_at(w, "generic", address, "prefetch")
+def hint_lanes(w: "Warp", addresses: Lanes, fetches: bool, mask: Lanes | None, line: int) -> None:
+    if mask is not None:
+        addresses = addresses[mask]
+    memory = memory_at(w, "generic", int(addresses[0]), "prefetch")
+    if fetches and memory.kind == "global" and w.trace is not None:
+        each = _LINE // SECTOR
+        where = tuple((n * each, each) for n in sorted(set((addresses // _LINE).tolist())))
+        w.note("prefetch", line, amount=_LINE * len(where), where=where)
 
 
 @family("fence", "membar")

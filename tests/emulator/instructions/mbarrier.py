@@ -85,7 +85,9 @@ def _expect(e: "Emitter", i: Instruction) -> None:
 
 def _complete(e: "Emitter", i: Instruction) -> None:
     address, nbytes = i.operands
-    e.write(f"mbarrier_complete(w, {e.address(address)}, {_per_lane(e, nbytes)}, {e.mask})")
+    e.write(
+        f"mbarrier_complete(w, {e.address(address)}, {_per_lane(e, nbytes)}, {e.mask}, {i.line})"
+    )
 
 
 def _wait(e: "Emitter", i: Instruction) -> None:
@@ -217,7 +219,7 @@ def mbarrier_arrive(
         if expect is not None:
             barrier.expect(pick(expect, lane))
             w.note("expect", line, barrier.key, pick(expect, lane))
-        w.note("arrive", line, barrier.key, pick(count, lane))
+        w.note("drop" if drop else "arrive", line, barrier.key, pick(count, lane))
         pending = barrier.pending
         arrive = barrier.drop if drop else barrier.arrive
         phase = arrive(clocks, pick(count, lane))
@@ -243,9 +245,10 @@ def mbarrier_expect(w: "Warp", address: Any, nbytes: Any, mask: "Mask", line: in
 
 
 @runtime
-def mbarrier_complete(w: "Warp", address: Any, nbytes: Any, mask: "Mask") -> None:
+def mbarrier_complete(w: "Warp", address: Any, nbytes: Any, mask: "Mask", line: int) -> None:
     for lane in w.active(mask):
         _, barrier = barrier_at(w, pick(address, lane))
+        w.note("complete", line, barrier.key, pick(nbytes, lane))
         barrier.complete(pick(nbytes, lane), w.actor.release())
 
 
@@ -268,7 +271,6 @@ def mbarrier_wait(
     check_visible(w, barrier, cta, False)
     # The phase that must have completed: the one in progress if its parity is the one asked for.
     wanted = barrier.phase - _done(barrier, phase, parity)
-    w.note("wait", line, barrier.key, wanted)
     if not block:
         yield
     if block and not _done(barrier, phase, parity):
@@ -277,6 +279,7 @@ def mbarrier_wait(
         if w.gave_up != attempt:
             # A try_wait may give up: it is asked again, unless it was no more than a look.
             w.gave_up = attempt
+            w.note("wait", line, barrier.key, wanted, False)
             if w.jitter:
                 yield
             return False
@@ -285,10 +288,12 @@ def mbarrier_wait(
             w.blocked(barrier.waiters, lambda: _wanted(barrier, phase, parity), limited=True)
             yield
             if w.timed_out:
+                w.note("wait", line, barrier.key, wanted, False)
                 return False
         done = True
     else:
         done = _done(barrier, phase, parity)
+    w.note("wait", line, barrier.key, wanted, done)
     if done:
         w.gave_up = None
         if not relaxed:

@@ -95,7 +95,7 @@ def write_async(
                 "must be the same CTA (PTX ISA, st.async)"
             )
         check_visible(w, found, owner, owner is not w.cta)
-        w.note("copy", line, amount=nbytes, detail=("shared", (found.key,), nbytes))
+        w.note("copy", line, amount=nbytes, detail=("remote", (found.key,), nbytes))
 
         def run(
             address: int = address, cta: Any = cta, found: Any = found, lane: int = lane

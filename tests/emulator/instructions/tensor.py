@@ -298,6 +298,7 @@ def tensor_alloc(
     columns = pick(columns, 0)
     check_columns(columns)
     ctas = _ctas(w, group)
+    w.note("tensor_alloc", line, amount=columns, detail=group)
     own = w.cta.tensor
     if own.promised:
         start, promised = own.promised.pop(0)
@@ -329,6 +330,7 @@ def tensor_dealloc(w: "Warp", address: Any, columns: Any, group: int, line: int)
     lane, start = split_address(pick(address, 0))
     columns = pick(columns, 0)
     tensor = w.cta.tensor
+    w.note("tensor_free", line, amount=columns)
     if lane:
         raise TensorMemoryMisuse(f"tcgen05.dealloc of address {pick(address, 0):#x}: not at lane 0")
     tensor.free(start, columns)
@@ -461,7 +463,7 @@ def _issue_cp(
     reads = w.tensor.operand_access(before, line, "tcgen05.cp read", lane)
     writes = w.tensor.pipe_access(before, line, "tcgen05.cp write")
     ctas = _ctas(w, group)
-    w.note("tensor_copy", line, amount=16 * what.rows * what.columns // 4)
+    w.note("tensor_copy", line, amount=16 * what.rows * what.columns // 4, detail=group)
 
     def run() -> None:
         chunks = chunks_of(source, tensor_copy.source_shape(what))
@@ -488,6 +490,7 @@ def _issue_shift(w: "Warp", group: int, target: int, line: int) -> None:
     address = split_address(target)
     access = w.tensor.pipe_access(w.actor.snapshot(), line, "tcgen05.shift write")
     ctas = _ctas(w, group)
+    w.note("tensor_copy", line, amount=32 * 32, detail=group)  # 32 lanes of 32 bytes
 
     def run() -> None:
         place = (

@@ -10,6 +10,7 @@ from tests.emulator.codegen import Program
 from tests.emulator.findings import EmulatorError, LaunchError
 from tests.emulator.machine.launch import Dimensions, Launch
 from tests.emulator.machine.schedule import EAGER, Schedule
+from tests.emulator.memory.history import History
 from tests.emulator.memory.linear import Bytes
 from tests.emulator.memory.spaces import GlobalMemory
 from tests.emulator.ptx.parser import parse
@@ -54,6 +55,7 @@ class Gpu:
 
     Attributes:
         memory: global memory; ranges are registered before a launch.
+        history: what earlier launches did to it.
         launches: the latest launch last.
         findings: what was tolerated, over all launches.
     """
@@ -70,6 +72,7 @@ class Gpu:
         self.tolerated = tolerated
         self.strict_tensor_fences = strict_tensor_fences
         self.memory = GlobalMemory()
+        self.history = History(self.memory)
         self.findings: list[EmulatorError] = []
         self.launches: deque[Launch] = deque(maxlen=16)
         self._variables: dict[tuple[int, str], Bytes] = {}
@@ -100,6 +103,10 @@ class Gpu:
             self._variables[key] = data
         return self._variables[key].ctypes.data
 
+    def synchronise(self, stream: int | None = None) -> None:
+        """Waits for a stream, or for all: no later launch overlaps its launches."""
+        self.history.synchronise(stream)
+
     def launch(
         self,
         module: Module,
@@ -112,6 +119,7 @@ class Gpu:
         attributes: Mapping[str, int] | None = None,
         schedule: Schedule | None = None,
         traced: bool = False,
+        stream: int = 0,
     ) -> Launch:
         """Runs one kernel to its end.
 
@@ -126,6 +134,7 @@ class Gpu:
             attributes: further launch attributes.
             schedule: instead of the chip's.
             traced: whether to record what every warp did (``Launch.traces``), for the timing model.
+            stream: handle of the stream; launches of several still run one after the other.
 
         Returns:
             The finished launch, with its counters.
@@ -139,7 +148,6 @@ class Gpu:
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = Program(module, module.kernels[kernel], block)
-        self.memory.regrain(program.granule)
         launch = Launch(
             self,
             program,
@@ -150,6 +158,7 @@ class Gpu:
             parameters or [],
             schedule or self.schedule,
             attributes or {},
+            stream,
             traced,
         )
         self.launches.append(launch)

@@ -44,7 +44,9 @@ class Launch:
         dynamic_shared: bytes.
         parameters: one value per kernel parameter, as the bytes of its declared size.
         schedule: order of everything that hardware leaves open.
-        attributes: further launch attributes by name; recorded, not acted upon.
+        attributes: further launch attributes by name; ``programmatic_stream_serialization`` lets
+            the launch overlap the one before, the others are recorded alone.
+        stream: that it is launched in.
         traced: whether to record what every warp did, for the timing model.
 
     Raises:
@@ -62,6 +64,7 @@ class Launch:
         parameters: list[bytes],
         schedule: Schedule,
         attributes: Mapping[str, int],
+        stream: int = 0,
         traced: bool = False,
     ) -> None:
         self.gpu = gpu
@@ -72,11 +75,14 @@ class Launch:
         self.dynamic_shared = dynamic_shared
         self.schedule = schedule
         self.attributes = attributes
+        self.stream = stream
         self.threads = _count(block)
         self.shared_bytes = program.static_shared(dynamic_shared)
         self._check(parameters)
         self.parameters = program.lay_out_parameters(parameters)
-        self.events = Events()
+        dependent = bool(attributes.get("programmatic_stream_serialization"))
+        self.order, self.events = gpu.history.begin(program.kernel.name, stream, dependent)
+        gpu.memory.regrain(program.granule)
         self.counters = Counters(program)
         self.findings: list[EmulatorError] = []
         self._reported: set[tuple[type[EmulatorError], int]] = set()
@@ -203,8 +209,12 @@ class Launch:
     def run(self) -> None:
         for lint in self.program.lints:
             self.report(UnwaitedLoad(lint.fact, self.program.where(lint.line)))
-        self.scheduler.run()
-        read, written = self.gpu.memory.settle()
+        try:
+            self.scheduler.run()
+        except EmulatorError:
+            self.gpu.history.forget()
+            raise
+        read, written = self.gpu.history.end(self.stream, self.order, self.events)
         self.counters.nbytes["HBM read, each byte once"] = read
         self.counters.nbytes["HBM write, each byte once"] = written
         # A finished launch is kept for its counters; a large grid leaves millions of events.

@@ -5,9 +5,14 @@ in, in program order, and name the PTX line; an instruction that no lane ran lea
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+if TYPE_CHECKING:
+    from tests.emulator.tma.tile import Footprint
+
+SECTOR = 32  # bytes of global memory that move together
 Key = tuple[object, ...]
+Touched: TypeAlias = "tuple[tuple[int, int] | Footprint, ...]"
 
 
 class Event(NamedTuple):
@@ -16,26 +21,39 @@ class Event(NamedTuple):
     Attributes:
         kind: one of
             "init" (an mbarrier: key, amount = its arrival count),
-            "wait" (an mbarrier's phase: key, amount = phase that must have completed, from 0),
+            "wait" (an mbarrier's phase: key, amount = phase that must have completed, from 0,
+            detail = whether it had when the wait ended),
             "arrive" (key, amount = count), "expect" (key, amount = bytes),
+            "drop" (arrive_drop: key, amount = count),
+            "complete" (complete_tx: key, amount = bytes),
             "copy" (a bulk copy into shared memory: amount = bytes read, detail = (path, keys of the
             mbarriers it completes on, bytes per destination)),
             "store" (a bulk copy out of it: amount = bytes, key = its group),
+            "async_copy" (cp.async: amount = bytes, key = its group, detail = (lanes, sectors read,
+            passes over shared memory's banks, tags)),
             "wait_group" (key = the warp's groups, amount = last group waited for,
             detail = "reads" or "writes"),
+            "async_arrive" (cp.async.mbarrier.arrive: key, amount = arrivals, detail = whether the
+            phase expects them already),
+            "prefetch" (to L2: amount = bytes),
             "mma" (detail = (kind, M, N, K, CTAs, scale blocks, A in tensor memory)),
-            "tensor_copy" (amount = bytes), "commit" (detail = keys of the mbarriers),
+            "tensor_alloc" (amount = columns, detail = CTAs), "tensor_free" (amount = columns),
+            "tensor_copy" (amount = bytes, detail = CTAs),
+            "commit" (detail = keys of the mbarriers),
             "tensor_load", "tensor_store" (amount = 32-bit registers per thread, detail = shape),
             "tensor_wait" (detail = "loads" or "stores"),
             "barrier" (key, amount = generation, detail = "sync" or "arrive"),
             "cluster_arrive", "cluster_wait" (key, amount = generation),
             "read", "write", "atomic" (generic proxy: amount = bytes, detail = (space, lanes,
-            passes): 32-byte sectors of global memory, turns at the banks of shared memory),
+            passes, tags): 32-byte sectors and 128-byte lines of global memory; turns at the banks
+            of shared memory),
             "launch_control" (key = the mbarrier).
         line: PTX line.
         key: what other warps' events about the same thing share.
         amount: see ``kind``.
         detail: see ``kind``.
+        where: what reads of global memory touch: runs of sectors (first, count), or the regions of
+            a tensor copy.
     """
 
     kind: str
@@ -43,6 +61,7 @@ class Event(NamedTuple):
     key: Key = ()
     amount: int = 0
     detail: object = None
+    where: Touched = ()
 
 
 WarpTrace = list[int | Event]

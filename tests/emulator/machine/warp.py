@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tests.emulator.findings import DivergentExecution, EmulatorError, UninitialisedRead, Where
 from tests.emulator.machine.bulk_groups import BulkGroups
 from tests.emulator.machine.tensor_unit import TensorUnit
-from tests.emulator.machine.trace import Event, Key, WarpTrace
+from tests.emulator.machine.trace import Event, Key, Touched, WarpTrace
 from tests.emulator.memory.clocks import Actor, Origin
 from tests.emulator.memory.shadow import Access
 
@@ -94,11 +94,17 @@ class Warp:
         return self.launch.program.line_of(frame.f_lineno) if frame is not None else 0
 
     def note(
-        self, kind: str, line: int, key: Key = (), amount: int = 0, detail: object = None
+        self,
+        kind: str,
+        line: int,
+        key: Key = (),
+        amount: int = 0,
+        detail: object = None,
+        where: Touched = (),
     ) -> None:
         """Records an event, where the launch is traced."""
         if self.trace is not None:
-            self.trace.append(Event(kind, line, key, amount, detail))
+            self.trace.append(Event(kind, line, key, amount, detail, where))
 
     # Who is asking, for memory
 

@@ -19,7 +19,7 @@ brought
              relaxed arrival on the cluster barrier.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,11 @@ from tests.emulator.findings import EmulatorError, Where
 Clock = dict[int, int]
 
 NEVER = 0  # event of memory nothing has written
-HOST = 1  # event of everything before the launch
+HOST = 1  # event of everything that the launch comes after
 MBARRIER = 2  # event of the eight bytes of a live mbarrier object
+
+PREREQUISITE = 1  # component of earlier launches that griddepcontrol.wait waits for
+UNREACHED = 2  # component of those that it does not
 
 
 def join(into: Clock, other: Clock) -> None:
@@ -86,17 +89,47 @@ class Origin:
     where: Callable[[], Where]
 
 
-class Events:
-    """All events of one launch, by number; and the sets of concurrent readers."""
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Accesses of an earlier launch, one event of this one.
 
-    def __init__(self) -> None:
-        nobody = Origin("the launch", "generic", True, lambda: Where("", 0, ""))
-        self.component: list[int] = [0, 0, 0]
-        self.clock: list[int] = [0, 0, 0]
-        self.origin: list[Origin] = [nobody, nobody, nobody]
-        self.components = 0
-        self._sets: list[frozenset[int]] = [frozenset()]
-        self._set_number: dict[frozenset[int], int] = {}
+    Attributes:
+        component: PREREQUISITE, UNREACHED, or 0 if this launch comes after them.
+        origin: with the PTX line, but no CTA or warp.
+        unwaited: kernel launched in between whose griddepcontrol.wait is missing, if UNREACHED.
+    """
+
+    component: int
+    origin: Origin
+    unwaited: str = ""
+
+
+class Events:
+    """All events of one launch, by number; and the sets of concurrent readers.
+
+    Args:
+        earlier: events of earlier launches, numbered first.
+        sets: of readers among those.
+
+    Attributes:
+        earlier: by number.
+        first: the first event of the launch's own.
+        last_set: the last reader number that is not of the launch's own.
+    """
+
+    def __init__(
+        self, earlier: Sequence[Earlier] = (), sets: Sequence[frozenset[int]] = ()
+    ) -> None:
+        nobody = Earlier(0, Origin("the launch", "generic", True, lambda: Where("", 0, "")))
+        self.earlier = [nobody, nobody, nobody, *earlier]
+        self.component = [e.component for e in self.earlier]
+        self.clock = [int(component > 0) for component in self.component]
+        self.origin = [e.origin for e in self.earlier]
+        self.components = UNREACHED
+        self._sets = [frozenset[int](), *sets]
+        self._set_number = {known: number for number, known in enumerate(sets, 1)}
+        self.first = len(self.earlier)
+        self.last_set = -len(sets)
 
     def new_component(self) -> int:
         self.components += 1

@@ -60,36 +60,33 @@ class LinearMemory:
             -(-granules // 16) * 16, self.name, self._initialised, self.base, self.granule
         )
 
+    @property
+    def used(self) -> bool:
+        """Whether there is a shadow: whether a kernel has touched it."""
+        return "shadow" in self.__dict__
+
     def regrain(self, granule: int) -> None:
-        """Starts the shadow anew with entries of ``granule`` bytes, keeping what is initialised."""
-        if granule == self.granule:
-            return
-        if "shadow" not in self.__dict__:
-            self.granule = granule
-            return
-        coarse = self.shadow.writer != NEVER
-        if granule < self.granule:
-            written = np.repeat(coarse, self.granule // granule)
-        else:
-            written = coarse.reshape(-1, granule // self.granule).all(1)
+        """Starts the shadow anew with entries of ``granule`` bytes, keeping what is in it."""
+        old, before = self.granule, self.shadow if self.used else None
         self.granule = granule
+        if before is None or granule == old:
+            return
         del self.shadow
-        size = min(written.size, self.shadow.writer.size)
-        self.shadow.writer[:size][written[:size]] = HOST
-
-    def settle(self) -> tuple[int, int]:
-        """The launch is over: what it wrote counts as the host's.
-
-        Returns:
-            Bytes that it read and bytes that it wrote, each counted once.
-        """
-        if "shadow" not in self.__dict__:
-            return 0, 0
-        shadow = self.shadow
-        read = int(np.count_nonzero(shadow.reader)) * self.granule
-        written = int(np.count_nonzero(shadow.writer > HOST)) * self.granule
-        shadow.settle()
-        return min(read, self.nbytes), min(written, self.nbytes)
+        if granule < old:
+            writer = np.repeat(before.writer, old // granule)
+            reader = np.repeat(before.reader, old // granule)
+        else:
+            writers = before.writer.reshape(-1, granule // old)
+            writer = writers.max(1)
+            if not self._initialised:
+                # Reading what is written in part is a finding, unless overlap already is one.
+                writer[(writers == NEVER).any(1) & (writer <= HOST)] = NEVER
+            # Of several readers one is kept.
+            readers = before.reader.reshape(-1, granule // old)
+            reader = np.where(readers.min(1) < 0, readers.min(1), readers.max(1))
+        size = min(writer.size, self.shadow.writer.size)
+        self.shadow.writer[:size] = writer[:size]
+        self.shadow.reader[:size] = reader[:size]
 
     def contains(self, address: int) -> bool:
         return 0 <= address - self.base < self.nbytes

@@ -11,11 +11,20 @@ from tests.emulator.findings import (
     BarrierMisuse,
     DataRace,
     EmulatorError,
+    MissingDependencyWait,
     MissingProxyFence,
     MissingTensorFence,
     UninitialisedRead,
 )
-from tests.emulator.memory.clocks import HOST, MBARRIER, NEVER, Clock, Clocks, Events, Report
+from tests.emulator.memory.clocks import (
+    MBARRIER,
+    NEVER,
+    Clock,
+    Clocks,
+    Earlier,
+    Events,
+    Report,
+)
 
 Events32 = npt.NDArray[np.int32]
 Lanes = npt.NDArray[np.int8] | int
@@ -105,6 +114,8 @@ class Access:
         component, clock = self.events.component[earlier], self.events.clock[earlier]
         theirs = self.events.origin[earlier]
         mine = self.events.origin[self.event]
+        if earlier < self.events.first:
+            return self._overlap(self.events.earlier[earlier], memory, verb)
         place = f"{verb} of {memory} after a {theirs.verb} at {theirs.where()}"
         kind: type[EmulatorError] = DataRace
         why = "nothing orders the two"
@@ -116,6 +127,24 @@ class Access:
         elif self.before.tensor.get(component, 0) >= clock or theirs.proxy == "tensor":
             why = "nothing orders the two (a wait::ld, wait::st or commit, then a barrier)"
         return kind(f"{place}: {why}", mine.where())
+
+    def _overlap(self, earlier: Earlier, memory: str, verb: str) -> EmulatorError:
+        mine, theirs = self.events.origin[self.event].where(), earlier.origin.where()
+        place = (
+            f"{verb} of {memory} by {mine.kernel} after a {earlier.origin.verb} by {theirs.kernel} "
+            f"at {theirs}"
+        )
+        if earlier.unwaited:
+            why = (
+                f"{earlier.unwaited}, launched between the two, executes no griddepcontrol.wait: "
+                "that it has ended does not say that the other has"
+            )
+        else:
+            why = (
+                "programmatic stream serialization lets this launch start before that one has "
+                f"ended; griddepcontrol.wait before the {verb} is missing"
+            )
+        return MissingDependencyWait(f"{place}: {why}", mine)
 
     def joined(self, number: int) -> int:
         """The reader number of ``number``'s readers and this access."""
@@ -247,8 +276,3 @@ class Shadow:
         """Sets the writer without a check: allocation, mbarrier objects, the host."""
         self.writer[where] = event
         self.reader[where] = 0
-
-    def settle(self) -> None:
-        """The launch is over: everything written counts as the host's."""
-        self.writer[self.writer != NEVER] = HOST
-        self.reader[...] = 0

@@ -123,10 +123,9 @@ class GlobalMemory:
         """Of all registered ranges."""
         return sum(memory.nbytes for memory in self._memories)
 
-    def settle(self) -> tuple[int, int]:
-        """:meth:`LinearMemory.settle` of all allocations: distinct bytes read and written."""
-        totals = [memory.settle() for memory in self._memories]
-        return sum(read for read, _ in totals), sum(written for _, written in totals)
+    def used(self) -> list[LinearMemory]:
+        """The allocations that kernels have touched."""
+        return [memory for memory in self._memories if memory.used]
 
     def regrain(self, granule: int) -> None:
         """Shadow entries of ``granule`` bytes from here on."""

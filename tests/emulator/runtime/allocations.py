@@ -111,8 +111,21 @@ class WithLiveStorages:
         dynamic_shared: int = 0,
         parameters: list[bytes] | None = None,
         attributes: Mapping[str, int] | None = None,
+        *,
+        stream: int = 0,
     ) -> object:
         self._allocations.synchronise(live_storages())
         return self._device.launch(
-            module, kernel, grid, block, cluster, dynamic_shared, parameters, attributes
+            module,
+            kernel,
+            grid,
+            block,
+            cluster,
+            dynamic_shared,
+            parameters,
+            attributes,
+            stream=stream,
         )
+
+    def synchronise(self, stream: int | None = None) -> None:
+        self._device.synchronise(stream)

@@ -30,5 +30,10 @@ class Device(Protocol):
         dynamic_shared: int = 0,
         parameters: list[bytes] | None = None,
         attributes: Mapping[str, int] | None = None,
+        *,
+        stream: int = 0,
     ) -> object:
         """Runs one kernel to its end; raises EmulatorError."""
+
+    def synchronise(self, stream: int | None = None) -> None:
+        """Waits for everything launched in a stream, or in any."""

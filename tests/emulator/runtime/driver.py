@@ -86,10 +86,9 @@ class Driver:
             "_cudaSetDevice": _check_device,
             "_cudaGetDeviceCount": lambda result: _store_int(result, 1),
             "_cudaStreamCreate": lambda result: _store_pointer(result, 0),
-            # Launches have finished when they return: there is nothing to wait for.
             "_cudaStreamDestroy": lambda stream: None,
-            "_cudaStreamSynchronize": lambda stream: None,
-            "_cudaDeviceSynchronize": lambda: None,
+            "_cudaStreamSynchronize": lambda stream: self.device.synchronise(stream),
+            "_cudaDeviceSynchronize": lambda: self.device.synchronise(),
         }
 
     def dispatch(self, name: bytes, words: Any, count: int) -> int:
@@ -197,16 +196,16 @@ class Driver:
         _store_int(result, min(32, by_threads, by_shared))
 
     def _launch_extended(self, config: int, kernel: int, arguments: int) -> None:
-        *extents, dynamic_shared, _, attributes, count = _CONFIG.unpack(
+        *extents, dynamic_shared, stream, attributes, count = _CONFIG.unpack(
             ctypes.string_at(config, _CONFIG.size)
         )
         records = ctypes.string_at(attributes, count * ATTRIBUTE_BYTES) if count else b""
         cluster, named = decode_launch_attributes(records)
-        self._launch(kernel, extents, cluster, dynamic_shared, arguments, named)
+        self._launch(kernel, extents, cluster, dynamic_shared, arguments, named, stream)
 
     def _launch_plain(self, kernel: int, *words: int) -> None:
-        *extents, arguments, dynamic_shared, _ = words
-        self._launch(kernel, extents, (1, 1, 1), dynamic_shared, arguments, {})
+        *extents, arguments, dynamic_shared, stream = words
+        self._launch(kernel, extents, (1, 1, 1), dynamic_shared, arguments, {}, stream)
 
     def _launch(
         self,
@@ -216,6 +215,7 @@ class Driver:
         dynamic_shared: int,
         arguments: int,
         attributes: dict[str, int],
+        stream: int,
     ) -> None:
         loaded = self._kernel(kernel)
         if dynamic_shared > loaded.max_dynamic_shared:
@@ -240,6 +240,7 @@ class Driver:
             dynamic_shared,
             [ctypes.string_at(p or 0, n) for p, n in zip(pointers, sizes, strict=True)],
             attributes,
+            stream=stream,
         )
 
     def _encode_tensor_map(self, result: int, *words: int) -> None:

@@ -1,7 +1,21 @@
 """How long a launch would take on a B200: a discrete-event model replayed from a functional run."""
 
-from tests.emulator.timing.model import TimingError, model
+from tests.emulator.timing.errors import TimingError
+from tests.emulator.timing.model import model
 from tests.emulator.timing.parameters import B200_TIMING, Parameters
+from tests.emulator.timing.report import report, show
 from tests.emulator.timing.result import Timing
+from tests.emulator.timing.whole import SpeedOfLight, extrapolate, speed_of_light
 
-__all__ = ["B200_TIMING", "Parameters", "Timing", "TimingError", "model"]
+__all__ = [
+    "B200_TIMING",
+    "Parameters",
+    "SpeedOfLight",
+    "Timing",
+    "TimingError",
+    "extrapolate",
+    "model",
+    "report",
+    "show",
+    "speed_of_light",
+]

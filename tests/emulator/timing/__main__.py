@@ -48,6 +48,7 @@ def calibrate(
     """Prints the model's errors against published measurements."""
     show(calibration.multiplies())
     show(calibration.copies())
+    show(calibration.streams())
     if cutlass is not None:
         show(calibration.kernels(cutlass))
 

@@ -1,6 +1,6 @@
 """mbarriers, CTA and cluster barriers in time: the phases of the functional run, replayed."""
 
-from collections import Counter, defaultdict
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from tests.emulator.machine.trace import CtaTrace, Event, Key
@@ -30,6 +30,15 @@ class MBarrier:
     def arrive(self, count: int) -> None:
         self.pending -= count
         self._settle()
+
+    def expect_more(self, count: int) -> None:
+        """Arrivals beyond the expected ones, in this phase alone."""
+        self.pending += count
+
+    def drop(self, count: int) -> None:
+        """Arrives, and is expected no more in later phases."""
+        self.expected -= count
+        self.arrive(count)
 
     def transact(self, nbytes: int) -> None:
         """Bytes expected, or with a minus sign completed."""
@@ -80,52 +89,38 @@ class Meeting:
         return False
 
 
+class Columns:
+    """Tensor memory of one SM: allocations wait, in order, until there are free columns."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def take(self, count: int, wake: Callable[[], None]) -> bool:
+        """Whether they are free; if not, ``wake`` is called once they have been taken."""
+        if self._waiters or count > self._free:
+            self._waiters.append((count, wake))
+            return False
+        self._free -= count
+        return True
+
+    def give(self, count: int) -> None:
+        self._free += count
+        while self._waiters and self._waiters[0][0] <= self._free:
+            count, wake = self._waiters.popleft()
+            self._free -= count
+            wake()
+
+
 def expected_arrivals(ctas: Iterable[CtaTrace]) -> dict[Key, int]:
-    """How many arrivals make a phase of each mbarrier.
-
-    From the trace's "init" events where it has them. Otherwise every warp that arrives on a barrier
-    is taken to do so once a phase, lanes of one instruction together; and there are no more
-    arrivals in a phase than the phases that were waited for allow.
-    """
-    phases: Counter[Key] = Counter()
-    declared: dict[Key, int] = {}
-    arrivals: Counter[Key] = Counter()
-    times: defaultdict[Key, Counter[tuple[object, int]]] = defaultdict(Counter)
-    for cta in ctas:
-        for index, trace in enumerate(cta.warps):
-            who = (cta.position, index)
-            previous: object = None
-            for item in trace:
-                if isinstance(item, int):
-                    previous = None
-                    continue
-                if item.kind == "init":
-                    declared[item.key] = item.amount
-                elif item.kind == "arrive":
-                    arrivals[item.key] += item.amount
-                    same = (item.line, item.key)
-                    times[item.key][who] += same != previous
-                    previous = same
-                elif item.kind == "wait":
-                    phases[item.key] = max(phases[item.key], item.amount + 1)
-                elif item.kind == "commit":
-                    for key in _keys(item):
-                        arrivals[key] += 1
-                        times[key][who] += 1
-    inferred = {
-        key: max(1, round(count / max(times[key].values(), default=1)))
-        for key, count in arrivals.items()
+    """How many arrivals make a phase of each mbarrier."""
+    return {
+        item.key: item.amount
+        for cta in ctas
+        for trace in cta.warps
+        for item in trace
+        if isinstance(item, Event) and item.kind == "init"
     }
-    for key, least in phases.items():
-        if key in inferred and least:
-            inferred[key] = max(1, min(inferred[key], arrivals[key] // least))
-    return inferred | declared
-
-
-def _keys(event: Event) -> tuple[Key, ...]:
-    keys = event.detail
-    assert isinstance(keys, tuple)
-    return keys
 
 
 def participants(ctas: Iterable[CtaTrace]) -> Counter[tuple[str, Key, int]]:

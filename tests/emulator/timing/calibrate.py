@@ -12,16 +12,18 @@ from rich.table import Table
 
 from tests.emulator.examples.run import preloaded
 from tests.emulator.timing.example import MARK
-from tests.emulator.timing.microbenchmarks import copy_loop
+from tests.emulator.timing.microbenchmarks import copy_loop, stream
 from tests.emulator.timing.model import model
-from tests.emulator.timing.parameters import B200_TIMING, Parameters
+from tests.emulator.timing.parameters import B200_TIMING, H200_TIMING, Parameters
 from tests.emulator.timing.published import (
     COPIES,
     COPIES_CLOCK,
     KERNELS,
     MMAS,
+    STREAMS,
     Kernel,
     MeasuredCopies,
+    MeasuredStream,
 )
 from tests.emulator.timing.tensor_core import MmaShape, completion, interval
 
@@ -82,6 +84,38 @@ def copies(p: Parameters = B200_TIMING) -> Table:
             f"{row.cycles:.0f}",
             f"{cycles:.0f}",
             verdict(cycles, row.cycles),
+        )
+    return table
+
+
+def stream_rate(row: MeasuredStream, p: Parameters) -> float:
+    """Modelled GB/s of a loop that was measured on an H200."""
+    few, many = (
+        model(
+            stream(row.threads, row.loads, count, hint=".L1::no_allocate").run(),
+            p,
+            clusters=int(p.sms),
+            footprint=1e15,
+        )
+        for count in (8, 32)
+    )
+    nbytes = 24 * 16 * row.threads * row.loads * p.sms
+    return nbytes / p.microseconds(many.cycles - few.cycles) / 1e3
+
+
+def streams(p: Parameters = H200_TIMING) -> Table:
+    """Loads of 16 bytes from HBM, by few and many threads."""
+    table = Table(title="loads from HBM by all SMs of an H200, GB/s: measured and the model")
+    for column in ("threads an SM", "loads under way", "measured", "model", "error"):
+        table.add_column(column, justify="right")
+    for row in STREAMS:
+        rate = stream_rate(row, p)
+        table.add_row(
+            str(row.threads),
+            str(row.loads),
+            f"{row.rate:.0f}",
+            f"{rate:.0f}",
+            verdict(rate, row.rate),
         )
     return table
 

@@ -1,7 +1,12 @@
 """The units of an SM and of the whole chip, as servers."""
 
-from collections import defaultdict
+import math
+from collections import defaultdict, deque
+from random import Random
+from typing import NamedTuple
 
+from tests.emulator.timing.barriers import Columns
+from tests.emulator.timing.caches import L1
 from tests.emulator.timing.engine import Engine, Server
 from tests.emulator.timing.issue import Scheduler
 from tests.emulator.timing.parameters import Parameters
@@ -17,23 +22,31 @@ class Sm:
         number: among the simulated ones.
         schedulers: its warp schedulers.
         tensor: MMA pipe, in cycles; ``tensor_copies`` does tcgen05.cp.
-        tma: copy engine, in rows of 128 bytes; ``stores`` its way out, in bytes.
-        shared: shared memory's port of loads and stores, in passes of 128 bytes.
+        tma: copy engine, in rows of 128 bytes.
+        fills, stores: the ways in from L2, of loads and cp.async, and out to it, in bytes.
+        shared: port of loads and stores to shared memory and L1, in passes of 128 bytes.
+        l1: what loads of global memory have left there.
+        columns: of tensor memory.
+        prefetched: (when it is in L2, bytes) of prefetches whose data no load has taken yet.
         reads, writes: tensor memory's ports, one for each quarter of the lanes, in registers.
         shared_bytes: moved in or out of shared memory by whatever unit.
         timeline: what is recorded of it, or None.
     """
 
     def __init__(
-        self, number: int, engine: Engine, p: Parameters, timeline: Timeline | None
+        self, number: int, engine: Engine, p: Parameters, l1: float, timeline: Timeline | None
     ) -> None:
         self.number = number
         self.schedulers = [Scheduler(engine) for _ in range(int(p.schedulers))]
         self.tensor = Server()
         self.tensor_copies = Server(p.tensor_copy_bandwidth)
         self.tma = Server(1 / p.tma_row_interval)
-        self.stores = Server(p.tma_store_bandwidth)
+        self.fills = Server(p.fill_bandwidth)
+        self.stores = Server(p.store_bandwidth)
         self.shared = Server()
+        self.l1 = L1(l1)
+        self.columns = Columns(int(p.tensor_columns))
+        self.prefetched: deque[list[float]] = deque()
         self.reads = [Server(1 / p.tensor_read_interval) for _ in range(QUARTERS)]
         self.writes = [Server(1 / p.tensor_write_interval) for _ in range(QUARTERS)]
         self.shared_bytes = 0.0
@@ -51,9 +64,53 @@ class Sm:
         found["tensor memory read"] = sum(s.busy for s in self.reads) / QUARTERS
         found["tensor memory write"] = sum(s.busy for s in self.writes) / QUARTERS
         found["TMA"] = self.tma.busy
-        found["TMA store"] = self.stores.busy
+        found["L2 to L1"] = self.fills.busy
+        found["stores to L2"] = self.stores.busy
+        found["load and store"] = self.shared.busy
         found["shared memory"] = self.shared_bytes / self._shared_bandwidth
         return found
+
+
+class Banks:
+    """HBM: bytes go piece by piece to many banks, so that some wait while other banks idle.
+
+    A piece goes to the less busy of two banks, which stands for what reorders requests.
+
+    Attributes:
+        work: bytes so far.
+    """
+
+    def __init__(self, rate: float, piece: float, time: float) -> None:
+        count = max(1, round(rate * time / piece))
+        self._banks = [Server(rate / count) for _ in range(count)]
+        self._piece, self._time = piece, time
+        self._chance = Random(0)
+        self.work = 0.0
+
+    def serve(self, at: float, nbytes: float) -> float:
+        """When bytes asked for at ``at`` have all been served."""
+        self.work += nbytes
+        pieces = math.ceil(nbytes / self._piece)
+        pairs = self._chance.choices(self._banks, k=2 * pieces)
+        begun = max(
+            (one if one.free < two.free else two).serve(at, nbytes / pieces)[0]
+            for one, two in zip(pairs[::2], pairs[1::2], strict=True)
+        )
+        return begun + self._time
+
+
+class Hits(NamedTuple):
+    """What part of the bytes read comes from where.
+
+    Attributes:
+        miss: of loads' bytes, from HBM.
+        prefetched: of loads' bytes, what prefetches have asked for before.
+        prefetch_miss: of prefetched bytes, from HBM.
+    """
+
+    miss: float = 0.0
+    prefetched: float = 0.0
+    prefetch_miss: float = 0.0
 
 
 class Chip:
@@ -64,7 +121,8 @@ class Chip:
         p: parameters.
         sms: how many to simulate.
         share: part of L2's and HBM's bandwidth that is theirs.
-        miss: part of the bytes read that comes from HBM.
+        hits: what comes from where.
+        l1: bytes of an SM's L1.
         observed: SMs to record a timeline of.
 
     Attributes:
@@ -77,29 +135,63 @@ class Chip:
         p: Parameters,
         sms: int,
         share: float,
-        miss: float,
+        hits: Hits,
+        l1: float,
         observed: dict[int, Timeline],
     ) -> None:
         self.engine = engine
         self.p = p
-        self.miss = miss
+        self.hits = hits
         self.l2 = Server(p.per_cycle(p.l2_bandwidth) * share)
-        self.hbm = Server(p.per_cycle(p.hbm_bandwidth) * share)
-        self.sms = [Sm(n, engine, p, observed.get(n)) for n in range(sms)]
+        bandwidth = p.per_cycle(p.hbm_bandwidth) * share
+        self.hbm = Banks(bandwidth, p.hbm_piece, p.hbm_bank_time)
+        self.sms = [Sm(n, engine, p, l1, observed.get(n)) for n in range(sms)]
         self.flops = 0.0
 
-    def fetch(self, at: float, nbytes: float) -> float:
-        """When bytes asked for at ``at`` have all come from L2 and HBM."""
+    def fetch(self, sm: Sm, at: float, nbytes: float, filled: float = 0.0) -> float:
+        """When bytes asked for at ``at`` have all come from L2 and HBM.
+
+        A part of them waits for the oldest prefetches of the SM that nobody has waited for.
+
+        Args:
+            sm: that asks.
+            at: cycle.
+            nbytes: of whole sectors.
+            filled: when its way from L2 has let them all through.
+        """
         _, end = self.l2.serve(at, nbytes)
+        end = max(end, filled)
         latency = self.p.l2_latency
-        if self.miss:
-            _, far = self.hbm.serve(at, nbytes * self.miss)
-            end = max(end, far)
-            latency += self.miss * self.p.hbm_latency
-        return end + latency
+        miss = self.hits.miss
+        if miss:
+            end = max(end, self.hbm.serve(at, nbytes * miss))
+            latency += miss * self.p.hbm_latency
+        return max(end + latency, self._prefetched(sm, nbytes * self.hits.prefetched))
+
+    def _prefetched(self, sm: Sm, nbytes: float) -> float:
+        ready = 0.0
+        while nbytes > 0 and sm.prefetched:
+            oldest = sm.prefetched[0]
+            ready = oldest[0] + self.p.l2_latency
+            taken = min(nbytes, oldest[1])
+            nbytes -= taken
+            oldest[1] -= taken
+            if not oldest[1]:
+                sm.prefetched.popleft()
+        return ready
+
+    def prefetch(self, sm: Sm, at: float, nbytes: float) -> None:
+        """Bytes come from HBM to L2."""
+        end = at
+        if self.hits.prefetch_miss:
+            end = self.hbm.serve(at, nbytes * self.hits.prefetch_miss)
+        sm.prefetched.append([end + self.hits.prefetch_miss * self.p.hbm_latency, nbytes])
 
     def write(self, at: float, nbytes: float) -> float:
-        """When bytes sent at ``at`` have been taken; what is written goes on to HBM."""
+        """When bytes sent at ``at`` have been taken; what is written goes on to HBM.
+
+        L2 takes them when a bank begins with them: nobody waits until it has ended.
+        """
         _, end = self.l2.serve(at, nbytes)
-        _, far = self.hbm.serve(at, nbytes)
-        return max(end, far)
+        written = self.hbm.serve(at, nbytes * self.p.hbm_write_cost)
+        return max(end, written - self.p.hbm_bank_time)

@@ -1,17 +1,35 @@
 """What one PTX instruction costs the warp that issues it: pipe, occupancy, latency."""
 
+import re
 from typing import NamedTuple
 
-from tests.emulator.ptx.syntax import TYPE_BITS, Instruction, Register
+from tests.emulator.ptx.syntax import TYPE_BITS, Immediate, Instruction, Register
+from tests.emulator.timing.errors import TimingError
 from tests.emulator.timing.parameters import Parameters
 
 _EVENT_FAMILIES = frozenset(
     (
-        *("mbarrier", "bar", "barrier", "clusterlaunchcontrol", "cp"),
+        *("mbarrier", "bar", "barrier", "clusterlaunchcontrol", "cp", "prefetch", "prefetchu"),
         *("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"),
     )
 )
 _FREE = frozenset(("cvta", "pragma", "pmevent"))
+# One integer instruction, two for 64 bits.
+_INTEGERS = frozenset(
+    (
+        *("add", "addc", "sub", "subc", "neg", "abs", "min", "max", "sad", "set", "setp", "selp"),
+        *("slct", "and", "or", "xor", "not", "cnot", "lop3", "shl", "shr", "shf", "prmt", "bfe"),
+        *("bfi", "bmsk", "szext", "copysign", "testp", "isspacep", "mapa", "getctarank"),
+        "createpolicy",
+    )
+)
+# An issue slot and no more: jumps are priced where they are taken, the rest by omission.
+_ISSUED = frozenset(
+    (
+        *("bra", "brx", "ret", "exit", "call", "trap", "brkpt", "setmaxnreg", "griddepcontrol"),
+        *("tcgen05", "discard", "applypriority"),
+    )
+)
 _LOADS = frozenset(("ld", "ldu", "atom", "ldmatrix"))
 _MUFU = frozenset(("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"))
 _FLOATS = frozenset(("add", "sub", "mul", "fma", "mad", "neg", "abs"))
@@ -29,12 +47,14 @@ class Cost(NamedTuple):
         pipe: "fma", "alu", "mufu", "fp64", "shuffle" or "" for none.
         cycles: of that pipe of its scheduler.
         latency: cycles until its result can be used.
+        stall: cycles until the warp issues anything else.
     """
 
     issue: float
     pipe: str
     cycles: float
     latency: float
+    stall: float = 0.0
 
 
 def is_event(instruction: Instruction) -> bool:
@@ -64,6 +84,10 @@ class Costs:
         self._known: dict[tuple[str, bool], Cost] = {}
 
     def of(self, instruction: Instruction) -> Cost:
+        if instruction.parts[0] == "nanosleep":
+            (time,) = instruction.operands
+            asked = time.value if isinstance(time, Immediate) else 0
+            return Cost(1, "", 0, 1, asked * self._p.clock)
         special = len(instruction.operands) > 1 and _is_special(instruction)
         key = (instruction.opcode, special)
         found = self._known.get(key)
@@ -101,7 +125,7 @@ class Costs:
         if family in ("div", "rem"):
             wide = 4 if TYPE_BITS.get(kind, 32) == 64 else 1
             return Cost(20 * wide, "alu", 20 * wide * p.integer_interval, 100.0 * wide)
-        if family in ("mul", "mad", "mul24", "mad24", "dp4a", "dp2a"):
+        if family in ("mul", "mad", "madc", "mul24", "mad24", "dp4a", "dp2a"):
             wide = 3 if TYPE_BITS.get(kind, 32) == 64 else 1
             return Cost(wide, "fma", wide * p.multiply_interval, wide * p.arithmetic_latency)
         return self._rest(parts)
@@ -132,26 +156,34 @@ class Costs:
         if family in _SLOW_BITS:
             return Cost(1, "mufu", p.population_interval, p.mufu_latency)
         if family in ("fence", "membar"):
-            if (
-                any(part in ("gpu", "sys", "cluster", "gl") for part in parts)
-                and "proxy" not in parts[1]
-            ):
-                return Cost(1, "", 0, p.device_fence_latency)
-            return Cost(1, "", 0, p.proxy_fence_latency)
-        if family in (
-            "bra",
-            "brx",
-            "ret",
-            "exit",
-            "nanosleep",
-            "setmaxnreg",
-            "griddepcontrol",
-            "trap",
-        ):
+            return Cost(1, "", 0, 1, self._fence(parts))
+        if family == "tensormap":
+            return Cost(1, "", 0, 1, p.map_change_latency)
+        if family == "mma":
+            return self._warp_multiply(parts)
+        if family in _ISSUED:
             return Cost(1, "", 0, 1)
-        if family in ("tcgen05", "tensormap", "prefetch", "prefetchu", "discard", "applypriority"):
-            return Cost(1, "", 0, p.arithmetic_latency)
-        return self._integer(2 if TYPE_BITS.get(kind, 32) == 64 else 1)
+        if family in _INTEGERS:
+            return self._integer(2 if TYPE_BITS.get(kind, 32) == 64 else 1)
+        raise TimingError(f"{'.'.join(parts)}: has no price; name its family in costs.py")
+
+    def _fence(self, parts: tuple[str, ...]) -> float:
+        p = self._p
+        if "proxy" in parts:
+            if any(part.startswith("tensormap") for part in parts):
+                return p.device_fence_latency if "release" in parts else p.map_fence_latency
+            return p.proxy_fence_latency
+        if any(part in ("gpu", "sys", "cluster", "gl") for part in parts):
+            return p.device_fence_latency
+        return p.proxy_fence_latency
+
+    def _warp_multiply(self, parts: tuple[str, ...]) -> Cost:
+        """mma.sync, which the tensor core of the warp's scheduler does."""
+        shape = next(part for part in parts if part[0] == "m" and part[1].isdigit())
+        m, n, k = (int(size) for size in re.findall(r"\d+", shape))
+        bits = TYPE_BITS.get(parts[-3], 8)  # of A
+        cycles = m * n * k * bits / 16 / self._p.warp_multiply_rate
+        return Cost(1, "mma.sync", cycles, max(cycles, self._p.warp_multiply_latency))
 
 
 _NOTHING = Cost(0, "", 0, 0)

@@ -29,6 +29,7 @@ class TimedGpu(Gpu):
         attributes: Mapping[str, int] | None = None,
         schedule: Schedule | None = None,
         traced: bool = True,
+        stream: int = 0,
     ) -> Launch:
         launch = super().launch(
             module,
@@ -41,6 +42,7 @@ class TimedGpu(Gpu):
             attributes,
             schedule,
             traced,
+            stream,
         )
         if self.finished is not None:
             self.finished(launch)

@@ -181,3 +181,56 @@ def late_warp(count: int) -> Microbenchmark:
         f"setp.ge.u32 %p1, %r1, 32;\n@%p1 bra MEET;\n{fma * count}MEET:\nbar.sync 0;",
         128,
     )
+
+
+def stream(
+    threads: int, loads: int, count: int, ctas: int = 1, store: bool = False, hint: str = ""
+) -> Microbenchmark:
+    """Every thread loads 16 bytes ``loads`` times, and uses or stores them, ``count`` times over.
+
+    Args:
+        threads: of a CTA.
+        loads: under way at once.
+        count: rounds.
+        ctas: of the grid.
+        store: whether to store what was loaded.
+        hint: modifiers of the loads, such as ".L1::no_allocate".
+    """
+    body, fetch, use = [_OWN_PLACE], [], []
+    for number in range(loads):
+        first = 4 * number
+        names = "{" + ", ".join(f"%r{8 + first + n}" for n in range(4)) + "}"
+        at = f"[%rd1+{16 * threads * ctas * number}]"
+        fetch.append(f"ld.global{hint}.v4.b32 {names}, {at};\n")
+        use.append(
+            f"st.global.v4.b32 {at}, {names};\n" if store else f"xor.b32 %r1, %r1, %r{8 + first};\n"
+        )
+    step = f"add.u64 %rd1, %rd1, {16 * threads * loads * ctas};\n"
+    body += ["".join(fetch + use) + step] * count
+    nbytes = 16 * threads * loads * ctas * count
+    return Microbenchmark("".join(body), threads, ctas, data=nbytes)
+
+
+_OWN_PLACE = """
+ld.param.u64 %rd1, [data];
+mov.u32 %r1, %tid.x;
+mov.u32 %r2, %ntid.x;
+mov.u32 %r3, %ctaid.x;
+mad.lo.s32 %r4, %r2, %r3, %r1;
+mul.wide.u32 %rd2, %r4, 16;
+add.u64 %rd1, %rd1, %rd2;
+mov.u32 %r40, dynamic;
+mad.lo.s32 %r41, %r1, 16, %r40;
+"""
+
+
+def async_stream(threads: int, stages: int, count: int, ctas: int = 1) -> Microbenchmark:
+    """The same with cp.async: groups of 16 bytes for each thread, ``stages`` of them under way."""
+    copy = (
+        "cp.async.cg.shared.global [%r41+{place}], [%rd1], 16;\ncp.async.commit_group;\n"
+        f"cp.async.wait_group {stages - 1};\nadd.u64 %rd1, %rd1, {16 * threads * ctas};\n"
+    )
+    rounds = [copy.format(place=16 * threads * (n % stages)) for n in range(count)]
+    body = _OWN_PLACE + "".join(rounds) + "cp.async.wait_all;"
+    nbytes = 16 * threads * ctas * count
+    return Microbenchmark(body, threads, ctas, 16 * threads * stages, nbytes)

@@ -1,18 +1,20 @@
 """From a traced launch to a :class:`Timing`: residency, waves, and which clusters to simulate."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from heapq import heapreplace
 from typing import TYPE_CHECKING
 
 from tests.emulator.machine.trace import CtaTrace, Event
 from tests.emulator.timing.barriers import expected_arrivals, participants
-from tests.emulator.timing.chip import Chip
+from tests.emulator.timing.caches import distinct_bytes, l2_reads
+from tests.emulator.timing.chip import Chip, Hits
 from tests.emulator.timing.costs import Costs
 from tests.emulator.timing.engine import Engine
+from tests.emulator.timing.errors import TimingError
 from tests.emulator.timing.parameters import B200_TIMING, Parameters
-from tests.emulator.timing.replay import SECTOR, ClusterReplay, Script, WarpReplay
+from tests.emulator.timing.replay import ClusterReplay, Script, WarpReplay
 from tests.emulator.timing.result import Simulated, Timing, WarpTime
 from tests.emulator.timing.roles import role_of, wait_name
 from tests.emulator.timing.segments import segments_of
@@ -22,12 +24,17 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 Cluster = list[CtaTrace]
+# Loads with these pass L1 by.
+_UNCACHED = frozenset(
+    (
+        *("cg", "cs", "cv", "lu", "L1::no_allocate", "volatile", "mmio"),
+        *("relaxed", "acquire"),
+    )
+)
+_READS = ("copy", "async_copy", "read", "atomic")
 _BUDGET = 200_000  # trace items that are simulated without asking which are alike
 _MOST_CLASSES = 12
-
-
-class TimingError(Exception):
-    """A trace that cannot be replayed."""
+_WAVES = 5  # to simulate of a grid of many more
 
 
 def model(
@@ -37,6 +44,7 @@ def model(
     clusters: int | None = None,
     footprint: float | None = None,
     exact: bool | None = None,
+    registers: int = 0,
 ) -> Timing:
     """Models the time of a finished launch.
 
@@ -45,8 +53,9 @@ def model(
         parameters: of the chip.
         clusters: how many the grid has; more than were run repeat those that were.
         footprint: bytes that come from HBM because nothing has read them before; by default the
-            size of all registered global memory, for each repetition of the clusters that were run.
+            distinct ones that the clusters that were run read, for each repetition of them.
         exact: whether to simulate every cluster; by default where that is cheap.
+        registers: of a thread, as ptxas says (-v): they limit the CTAs of an SM; 0 for unknown.
 
     Raises:
         TimingError: the launch was not traced, or its trace ends in a deadlock.
@@ -59,7 +68,8 @@ def model(
     traced = [sorted(cluster, key=lambda cta: cta.rank) for _, cluster in sorted(found.items())]
     if not traced:
         raise TimingError("launch: its trace has no CTA")
-    return Model(launch, traced, parameters, clusters or len(traced), footprint).run(exact)
+    count = clusters or len(traced)
+    return Model(launch, traced, parameters, count, footprint, registers).run(exact)
 
 
 class Model:
@@ -72,6 +82,7 @@ class Model:
         parameters: Parameters,
         clusters: int,
         footprint: float | None,
+        registers: int,
     ) -> None:
         self._launch = launch
         self._traced = traced
@@ -80,36 +91,54 @@ class Model:
         size = len(traced[0])
         self._size = size
         self._places = max(1, int(parameters.sms) // size)  # groups of SMs that hold a cluster
-        self._deep = self._ctas_per_sm()
+        self._deep = self._ctas_per_sm(registers)
+        self._l1 = max(0.0, parameters.l1_bytes - self._deep * (launch.shared_bytes + 1024))
         self._script = self._read_script()
-        repeat = clusters / len(traced)
-        self._reads = repeat * sum(_read_bytes(cta) for cluster in traced for cta in cluster)
-        if footprint is None:
-            footprint = min(self._reads, float(registered_bytes(launch)) * max(1.0, repeat))
-        self._hbm = min(footprint, self._reads)
-        self._miss = self._hbm / self._reads if self._reads else 0.0
+        self._hits = self._find_hits(footprint)
         self._notes = list(self._shortcomings())
+
+    def _events(self, cta: CtaTrace) -> Iterator[Event]:
+        return (item for trace in cta.warps for item in trace if isinstance(item, Event))
+
+    def _find_hits(self, footprint: float | None) -> Hits:
+        """Shares the bytes from HBM out to prefetches and to the loads that come after them."""
+        ctas = [cta for cluster in self._traced for cta in cluster]
+        repeat = self._clusters / len(self._traced)
+        fetched = [e for cta in ctas for e in self._events(cta) if e.kind == "prefetch"]
+        prefetched = repeat * sum(event.amount for event in fetched)
+        cached = self._script.cached
+        reads = repeat * sum(l2_reads(self._events(cta), cached) for cta in ctas)
+        early = distinct_bytes(event.where for event in fetched)
+        read = [e.where for cta in ctas for e in self._events(cta) if e.kind in _READS]
+        distinct = distinct_bytes([*read, *(event.where for event in fetched)])
+        asked = reads + prefetched
+        if footprint is None:
+            footprint = distinct * max(1.0, repeat)
+        self._reads = reads
+        self._hbm = min(footprint, asked)
+        by_prefetch = min(prefetched, self._hbm * early / distinct if distinct else 0.0)
+        by_load = min(reads, self._hbm - by_prefetch)
+        return Hits(
+            by_load / reads if reads else 0.0,
+            min(1.0, prefetched / reads) if reads else 0.0,
+            by_prefetch / prefetched if prefetched else 0.0,
+        )
 
     def _shortcomings(self) -> Iterator[str]:
         """What this launch does that the model cannot follow."""
-        launch = self._launch
-        if any("cp.async" in families for families in launch.program.block_families):
-            yield "cp.async copies leave no events: their time is not modelled"
-        items = [i for cluster in self._traced for cta in cluster for w in cta.warps for i in w]
-        events = [item for item in items if isinstance(item, Event)]
-        waited = {event.key for event in events if event.kind == "wait" and event.amount >= 0}
-        if waited - self._script.expected.keys():
-            yield "some mbarriers are arrived on by what leaves no events: waits on them are free"
-        if any(event.kind == "launch_control" for event in events):
+        ctas = [cta for cluster in self._traced for cta in cluster]
+        if any(e.kind == "launch_control" for cta in ctas for e in self._events(cta)):
             yield "clusterlaunchcontrol gave out work in the order of the functional run"
         if self._hbm > self._p.l2_bytes:
             yield "what comes from HBM exceeds L2: reads that miss it again are not counted"
 
-    def _ctas_per_sm(self) -> int:
+    def _ctas_per_sm(self, registers: int) -> int:
         p, launch = self._p, self._launch
+        threads = -(-launch.threads // 32) * 32
         by_shared = p.shared_per_sm // (launch.shared_bytes + 1024)
-        by_threads = p.threads_per_sm // max(32, launch.threads)
-        return int(max(1, min(by_shared, by_threads, p.ctas_per_sm)))
+        by_registers = p.registers_per_sm // (max(1, -(-registers // 8) * 8) * threads)
+        limits = (by_shared, p.threads_per_sm // threads, by_registers, p.ctas_per_sm)
+        return int(max(1, min(limits)))
 
     def _read_script(self) -> Script:
         program = self._launch.program
@@ -133,19 +162,22 @@ class Model:
                 for i in body
                 if i.parts[:3] == ("barrier", "cluster", "arrive") and not i.has("relaxed")
             ),
+            frozenset(i.line for i in body if i.parts[0] == "ld" and not _UNCACHED & {*i.parts}),
         )
 
     def run(self, exact: bool | None) -> Timing:
         """Simulates what is needed, and puts the grid's time together."""
         resident = self._places * self._deep
-        cost = sum(len(w) for cluster in self._traced for cta in cluster for w in cta.warps)
-        whole = self._clusters == len(self._traced)
-        exact = whole and (cost <= _BUDGET if exact is None else exact)
+        total = sum(len(w) for cluster in self._traced for cta in cluster for w in cta.warps)
+        cost = total / len(self._traced)
+        if exact is None:
+            exact = cost * self._clusters <= _BUDGET
         if exact:
-            first = self._simulate(self._traced, min(self._places, self._clusters), 1.0)
+            used = min(self._places, self._clusters)
+            first = self._simulate(self._repeated(self._clusters), used, 1.0)
             cycles, busy = first.cycles, first.busy
         else:
-            first, cycles, busy = self._represent()
+            first, cycles, busy = self._sample(cost) or self._represent()
         p = self._p
         flops = busy.pop("FLOP")
         shares = {
@@ -199,12 +231,39 @@ class Model:
         cycles = list_schedule(order, self._places * self._deep, self._p.cta_launch)
         return first, cycles, dict(busy)
 
+    def _sample(self, cost: float) -> tuple[Simulated, float, dict[str, float]] | None:
+        """Simulates some waves of the whole chip, and lets the last ones go on; None if too much.
+
+        Args:
+            cost: trace items of a cluster, on average.
+        """
+        resident = self._places * self._deep
+        spare = self._clusters // resident
+        waves = min(_WAVES, spare, int(_BUDGET / (cost * resident)))
+        if waves < 3:
+            return None
+        step = (waves - 1) // 2 * resident
+        many = (waves - 1) * resident + self._clusters % resident
+        few = many - step
+        one, two = (self._simulate(self._repeated(n), self._places, 1.0) for n in (few, many))
+        more = (self._clusters - many) / step
+        self._notes.append(f"{many} clusters simulated of the {self._clusters} of the grid")
+        busy = {unit: value + more * (value - one.busy[unit]) for unit, value in two.busy.items()}
+        return two, two.cycles + more * (two.cycles - one.cycles), busy
+
+    def _repeated(self, count: int) -> list[Cluster]:
+        traced = self._traced
+        return [traced[number % len(traced)] for number in range(count)]
+
     def _simulate(self, clusters: list[Cluster], places: int, share: float) -> Simulated:
         """Runs clusters in order on ``places`` groups of SMs with ``share`` of the bandwidth."""
         engine, timeline = Engine(), Timeline("SM 0")
-        chip = Chip(engine, self._p, places * self._size, share, self._miss, {0: timeline})
+        chip = Chip(
+            engine, self._p, places * self._size, share, self._hits, self._l1, {0: timeline}
+        )
         waiting = list(enumerate(clusters))[::-1]
         replays: list[ClusterReplay] = []
+        repetitions: Counter[int] = Counter()
         running = 0
 
         def fill(place: int, delay: float) -> None:
@@ -221,7 +280,9 @@ class Model:
                 fill(place, self._p.cta_launch)
 
             running += 1
-            replays.append(ClusterReplay(chip, self._script, cluster, sms, done, label))
+            repetition = repetitions[id(cluster)]
+            repetitions[id(cluster)] += 1
+            replays.append(ClusterReplay(chip, self._script, cluster, sms, done, label, repetition))
             engine.at(engine.now + delay, replays[-1].start)
 
         for place in list(range(places)) * self._deep:
@@ -259,26 +320,6 @@ def list_schedule(times: list[float], slots: int, between: float) -> float:
     for time in times:
         heapreplace(free, free[0] + between + time)
     return max(free)
-
-
-def registered_bytes(launch: "Launch") -> int:
-    """All the global memory that the launch could have touched."""
-    return launch.gpu.memory.nbytes
-
-
-def _read_bytes(cta: CtaTrace) -> float:
-    """Bytes that a CTA asks of global memory."""
-    total = 0
-    for trace in cta.warps:
-        for item in trace:
-            if isinstance(item, int):
-                continue
-            if item.kind in ("copy", "read", "atomic"):
-                detail = item.detail
-                assert isinstance(detail, tuple)
-                if detail[0] == "global":
-                    total += item.amount if item.kind == "copy" else detail[2] * SECTOR
-    return total
 
 
 def _signature(cluster: Cluster) -> int:

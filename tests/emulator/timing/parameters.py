@@ -5,13 +5,13 @@ Sources:
     SemiAnalysis: github.com/SemiAnalysisAI/microbench-blackwell, results measured on a B200 at
         1.965 GHz; "CUTLASS loop" is its cutlass_gemm_mainloop, whose MMA-bound rows imply 1.277.
     H200: this project's own microbenchmarks of the same PTX on an H200 (sm_90), the nearest silicon
-        at hand (hopper_latencies.cu); that a B200 does the same is an assumption.
+        at hand (hopper_latencies.cu, hopper_memory.cu); that a B200 does the same is an assumption.
     guide: CUDA C++ Programming Guide, arithmetic throughput per clock and SM (9.0; taken for 10.0).
     FA4: FlashAttention-4 (arXiv 2603.05451), which gives 8192 BF16 FLOP, 16 exponentials and 128
         bytes of shared memory per clock and SM of a B200.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 
@@ -59,6 +59,7 @@ class Parameters:
     )
     shared_per_sm: float = _is(233472, "bytes", "CUDA: maximum shared memory per multiprocessor")
     threads_per_sm: float = _is(2048, "threads", "CUDA: compute capability 10.0")
+    registers_per_sm: float = _is(65536, "registers", "CUDA: compute capability 10.0")
     ctas_per_sm: float = _is(32, "CTAs", "CUDA: compute capability 10.0")
 
     # Issue and pipes: cycles of one scheduler's pipe per warp instruction (128 lanes/clk/SM = 1)
@@ -99,7 +100,11 @@ class Parameters:
     branch_latency: float = _assumed(13, "cycles", "taken branch: H200, loop of 4 FMAs takes 29.25")
     proxy_fence_latency: float = _assumed(9, "cycles", "fence.proxy.async: H200 9.0")
     device_fence_latency: float = _assumed(
-        265, "cycles", "fence.acq_rel.gpu and .cluster: H200 264.7"
+        265, "cycles", "fence.acq_rel.gpu and .cluster, tensormap release: H200 264.7, 262"
+    )
+    map_fence_latency: float = _assumed(12, "cycles", "fence.proxy.tensormap acquire: H200 12.1")
+    map_change_latency: float = _assumed(
+        10, "cycles", "tensormap.replace, cp_fenceproxy: H200 9.2 in global memory, 11.4"
     )
     barrier_latency: float = _assumed(
         12, "cycles", "bar.sync, last arrival to release: H200 14, 20, 44 for 1, 4, 16 warps"
@@ -139,6 +144,10 @@ class Parameters:
         34, "cycles", "SemiAnalysis: 138 instead of 104 with cta_group::2"
     )
     mma_issue_interval: float = _assumed(8, "cycles", "between MMAs of one thread")
+    warp_multiply_rate: float = _assumed(
+        256, "FMA/clk/scheduler", "mma.sync of 16-bit types: 1024 FMA/clk/SM, as on an A100"
+    )
+    warp_multiply_latency: float = _assumed(33, "cycles", "mma.sync m16n8k16: as on an H100")
     tensor_read_interval: float = _assumed(
         1, "cycles per register", "tcgen05.ld: 128 bytes/clk for each quarter of the lanes"
     )
@@ -151,6 +160,7 @@ class Parameters:
     tensor_write_latency: float = _assumed(
         20, "cycles", "tcgen05.st to wait::st, beyond its transfer"
     )
+    tensor_columns: float = _is(512, "columns per SM", "PTX ISA: tensor memory")
     tensor_copy_bandwidth: float = _assumed(128, "bytes/clk/SM", "tcgen05.cp: shared memory's rate")
 
     # Memory
@@ -164,16 +174,38 @@ class Parameters:
         430, "cycles", "H200 280, and half of about 300 for the other die (SemiAnalysis)"
     )
     hbm_latency: float = _is(
-        410, "cycles", "more than L2: SemiAnalysis, 900 for TMA to read 512 bytes"
+        110,
+        "cycles",
+        "more than L2, besides hbm_bank_time: SemiAnalysis, 900 for TMA to read 512 bytes",
+    )
+    hbm_bank_time: float = _assumed(
+        300, "cycles", "of a bank for a piece: fitted to the queues that H200 streams wait in"
+    )
+    hbm_piece: float = _assumed(512, "bytes", "that a bank serves together")
+    hbm_write_cost: float = _assumed(
+        1.38, "bytes read", "of a byte written: H200 copies 3.88 TB/s where it reads 4.60"
     )
     l2_bytes: float = _is(126e6, "bytes", "CUDA: L2 cache size of a B200")
+    fill_bandwidth: float = _assumed(
+        90, "bytes/clk/SM", "loads from L2: H200 66 to 114 with 1 to 8 SMs at work"
+    )
+    l1_latency: float = _assumed(42, "cycles", "H200: local memory 42, global 47")
+    l1_lane_bytes: float = _assumed(
+        8, "bytes", "of each lane in one cycle per 128-byte line: H200 1 at 4 bytes, 2 at 16"
+    )
+    l1_bytes: float = _is(
+        262144, "bytes/SM", "CUDA: L1 and shared memory of compute capability 10.0"
+    )
+    async_copy_latency: float = _assumed(
+        5, "cycles", "cp.async to wait_group, more than a load's: H200 275 to 298 against 280"
+    )
     tma_latency: float = _assumed(10, "cycles", "more than a load's: H200 289 against 280")
     tma_row_interval: float = _is(
         1, "cycles per 128 bytes", "SemiAnalysis, CUTLASS loop: one row of a box per clk and SM"
     )
     tma_issue_interval: float = _assumed(20, "cycles", "least time between two copies of one SM")
-    tma_store_bandwidth: float = _assumed(
-        32, "bytes/clk/SM", "H200: 16384 more bytes take 512 cycles"
+    store_bandwidth: float = _assumed(
+        32, "bytes/clk/SM", "H200: 512 cycles for 16384 more by TMA; st 31.7 from one SM"
     )
     tma_store_latency: float = _assumed(34, "cycles", "H200: 34 for 128 bytes, to wait_group.read")
     store_visible_latency: float = _assumed(300, "cycles", "from there to wait_group: an L2 write")
@@ -181,7 +213,7 @@ class Parameters:
 
     # Launching
     cta_launch: float = _assumed(
-        500, "cycles", "a CTA's or cluster's start after a slot falls free"
+        400, "cycles", "from a CTA's end to the next one's start: H200 350 to 500"
     )
     launch_overhead: float = _assumed(
         2.0, "us", "start and end of a kernel in a stream; H200: 0.51 us between empty graph nodes"
@@ -209,3 +241,13 @@ class Parameters:
 
 
 B200_TIMING = Parameters()
+# What the model's loads and stores were held against; its tensor cores are not an H200's.
+H200_TIMING = replace(
+    B200_TIMING,
+    sms=132,
+    clock=1.98,
+    hbm_bandwidth=4.6,
+    l2_bandwidth=8.2,
+    l2_latency=280,
+    hbm_latency=180,
+)

@@ -65,6 +65,30 @@ COPIES = (
 )
 
 
+class MeasuredStream(NamedTuple):
+    """GB/s of one CTA on each SM of an H200 that reads HBM 16 bytes per load (hopper_memory.cu)."""
+
+    threads: int
+    loads: int  # of a thread, under way at once
+    rate: float
+
+
+STREAMS = (
+    MeasuredStream(32, 1, 172),
+    MeasuredStream(32, 4, 636),
+    MeasuredStream(128, 1, 693),
+    MeasuredStream(128, 4, 2065),
+    MeasuredStream(256, 1, 1340),
+    MeasuredStream(256, 4, 3486),
+    MeasuredStream(512, 1, 2475),
+    MeasuredStream(512, 4, 4360),
+    MeasuredStream(1024, 1, 3878),
+    MeasuredStream(1024, 4, 4486),
+)
+STREAM_COPY = 3860.0  # GB/s read and written by two CTAs of 1024 threads an SM, 4 loads each
+STREAM_MANY = 4600.0  # GB/s read by many CTAs of 256 threads, of 1 or 4 loads each
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One of NVIDIA's examples, whole or put together from two small runs.

@@ -5,15 +5,15 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from tests.emulator.codegen import Program
-from tests.emulator.machine.trace import CtaTrace, Event, Key, WarpTrace
+from tests.emulator.machine.trace import SECTOR, CtaTrace, Event, Key, WarpTrace
 from tests.emulator.timing.barriers import MBarrier, Meeting
 from tests.emulator.timing.chip import QUARTERS, Chip, Sm
+from tests.emulator.timing.errors import TimingError
 from tests.emulator.timing.roles import place, wait_name
 from tests.emulator.timing.segments import Segment
 from tests.emulator.timing.tensor_core import MmaShape, completion, interval, shared_bytes
 
 _ROW = 128  # bytes of a box that the copy engine handles at once
-SECTOR = 32
 _LOOK_AHEAD = 64
 Process = Generator[float | None, None, None]
 
@@ -30,6 +30,7 @@ class Script:
         owners: position of the CTA that waits on an mbarrier.
         polls: PTX lines of waits that do not block.
         releases: PTX lines of cluster arrivals that order memory.
+        cached: PTX lines of loads that L1 may answer.
         names: of PTX lines, for timelines; filled as they are needed.
     """
 
@@ -40,6 +41,7 @@ class Script:
     owners: dict[Key, tuple[int, int, int]]
     polls: frozenset[int]
     releases: frozenset[int]
+    cached: frozenset[int]
     names: dict[int, str] = field(default_factory=dict)
 
 
@@ -53,6 +55,7 @@ class ClusterReplay:
         sms: the SM of each rank.
         done: called when its last warp has ended.
         label: how timelines call it.
+        repetition: of the same traces; each has memory of its own.
     """
 
     def __init__(
@@ -63,12 +66,16 @@ class ClusterReplay:
         sms: list[Sm],
         done: Callable[[], None],
         label: str = "",
+        repetition: int = 0,
     ) -> None:
         self.chip = chip
+        self.repetition = repetition
         self.script = script
         self.sms = sms
         self.mbarriers: dict[Key, MBarrier] = {}
         self.meetings: dict[tuple[str, Key, int], Meeting] = {}
+        self._allocations: dict[tuple[int, int], Meeting] = {}
+        self._asked: Counter[int] = Counter()
         self._done = done
         self._drained = 0.0
         self.warps = [
@@ -85,7 +92,7 @@ class ClusterReplay:
     def mbarrier(self, key: Key) -> MBarrier:
         found = self.mbarriers.get(key)
         if found is None:
-            found = self.mbarriers[key] = MBarrier(self.script.expected.get(key, 1))
+            found = self.mbarriers[key] = MBarrier(self.script.expected[key])
         return found
 
     def meeting(self, kind: str, event: Event) -> Meeting:
@@ -93,6 +100,19 @@ class ClusterReplay:
         found = self.meetings.get(key)
         if found is None:
             found = self.meetings[key] = Meeting(self.script.meetings[key])
+        return found
+
+    def allocation(self, rank: int, ctas: int, columns: int) -> Meeting:
+        """The next allocation of a CTA, or of its pair: the first of the two to ask takes both."""
+        first = rank & -ctas
+        key = (first, self._asked[rank])
+        self._asked[rank] += 1
+        found = self._allocations.get(key)
+        if found is None:
+            found = self._allocations[key] = Meeting(ctas)
+            for sm in self.sms[first : first + ctas]:
+                if sm.columns.take(columns, found.arrive):
+                    found.arrive()
         return found
 
     def drains(self, until: float) -> None:
@@ -107,10 +127,14 @@ class ClusterReplay:
 
 @dataclass
 class _Groups:
-    """When each bulk group has been read, and written."""
+    """When each group of copies has been read, and written."""
 
     read: dict[int, float] = field(default_factory=dict)
     written: dict[int, float] = field(default_factory=dict)
+
+    def add(self, group: int, read: float, written: float) -> None:
+        self.read[group] = max(self.read.get(group, 0.0), read)
+        self.written[group] = max(self.written.get(group, 0.0), written)
 
 
 class WarpReplay:
@@ -141,7 +165,8 @@ class WarpReplay:
         self._position = 0
         self._loading: tuple[str, ...] = ()
         self._arriving: dict[str, float] = {}  # loads under way, by register
-        self._groups = _Groups()
+        self._groups: defaultdict[object, _Groups] = defaultdict(_Groups)
+        self._async_copied = 0.0  # cp.async
         self._mma_end = 0.0
         self._mma_started = 0.0
         self._mma_issued = 0.0
@@ -259,15 +284,17 @@ class WarpReplay:
 
     def _event(self, event: Event) -> Process:
         handler = _HANDLERS.get(event.kind)
-        waiting = handler(self, event) if handler is not None else None
+        if handler is None:
+            raise TimingError(f"event {event.kind!r} of PTX line {event.line}: has no model")
+        waiting = handler(self, event)
         if waiting is not None:
             yield from waiting
 
     def _wait(self, event: Event) -> Process:
-        if event.line in self.cluster.script.polls and self._fails(event):
-            return
-        if event.key not in self.cluster.script.expected:
-            return  # whatever arrives on it leaves no events
+        if not event.detail and (
+            event.line in self.cluster.script.polls or not self._asks_again(event)
+        ):
+            return  # it was no more than a look
         barrier = self.cluster.mbarrier(event.key)
         start = self._engine.now
         if not barrier.wait(event.amount, self._wake_later):
@@ -275,8 +302,8 @@ class WarpReplay:
                 "mbarrier", event.line, start, f"phase {event.amount} of {event.key}: {barrier}"
             )
 
-    def _fails(self, event: Event) -> bool:
-        """Whether a test_wait found its phase incomplete: the warp asks for the same one again."""
+    def _asks_again(self, event: Event) -> bool:
+        """Whether a wait that gave up is followed by another one for the same phase."""
         following = self.trace[self._position : self._position + _LOOK_AHEAD]
         again = (e for e in following if isinstance(e, Event) and e[:3:2] == event[:3:2])
         return next((e.amount == event.amount for e in again), False)
@@ -288,7 +315,11 @@ class WarpReplay:
         if owner is not None and owner != self.cta.position:
             latency += self._p.remote_latency
         count = event.amount
-        self._engine.at(self._engine.now + latency, lambda: barrier.arrive(count))
+        act = barrier.drop if event.kind == "drop" else barrier.arrive
+        self._engine.at(self._engine.now + latency, lambda: act(count))
+
+    def _complete(self, event: Event) -> None:
+        self.cluster.mbarrier(event.key).transact(-event.amount)
 
     def _expect(self, event: Event) -> None:
         self.cluster.mbarrier(event.key).transact(event.amount)
@@ -299,6 +330,14 @@ class WarpReplay:
         nbytes, line, p, chip = event.amount, event.line, self._p, self._chip
         barriers = [self.cluster.mbarrier(key) for key in keys]
         issued = self._engine.now
+
+        def complete() -> None:
+            for barrier in barriers:
+                barrier.transact(-nbytes)
+
+        if path == "remote":  # st.async and red.async do not go through the copy engine
+            self._engine.at(issued + p.shared_latency + p.remote_latency, complete)
+            return
         rows = max(nbytes / _ROW, p.tma_issue_interval / p.tma_row_interval)
         begin, end = self.sm.tma.serve(issued, rows)
 
@@ -306,17 +345,14 @@ class WarpReplay:
             if path == "shared":
                 arrived = end + p.remote_latency
             else:
-                arrived = max(chip.fetch(begin, nbytes), end + p.l2_latency) + p.tma_latency
+                fetched = chip.fetch(self.sm, begin, nbytes)
+                arrived = max(fetched, end + p.l2_latency) + p.tma_latency
             for sm in self._receivers(keys):
                 sm.shared_bytes += nbytes
             if self._timeline is not None:
                 self._timeline.add(
                     "TMA load", f"{nbytes} bytes (line {line})", issued, arrived, True
                 )
-
-            def complete() -> None:
-                for barrier in barriers:
-                    barrier.transact(-nbytes)
 
             chip.engine.at(arrived, complete)
 
@@ -335,17 +371,50 @@ class WarpReplay:
         self.sm.shared_bytes += nbytes
         taken = max(chip.write(begin, nbytes), end) + p.tma_store_latency
         seen = taken + p.store_visible_latency
-        self._groups.read[group] = max(self._groups.read.get(group, 0.0), taken)
-        self._groups.written[group] = max(self._groups.written.get(group, 0.0), seen)
+        self._groups[event.key[1]].add(group, taken, seen)
         self.cluster.drains(seen)
         if self._timeline is not None:
             name = f"{nbytes} bytes (line {event.line})"
             self._timeline.add("TMA store", name, self._engine.now, taken, True)
 
     def _wait_group(self, event: Event) -> Process:
-        times = self._groups.read if event.detail == "reads" else self._groups.written
+        groups = self._groups[event.key[1]]
+        times = groups.read if event.detail == "reads" else groups.written
         until = max((t for group, t in times.items() if group <= event.amount), default=0.0)
-        yield from self._sleep(until, "bulk group", event.line)
+        yield from self._sleep(until, "copy group", event.line)
+
+    def _async_copy(self, event: Event) -> None:
+        assert isinstance(event.detail, tuple)
+        lanes, sectors, passes, tags = event.detail
+        group = event.key[2]
+        assert isinstance(group, int)
+        p, now = self._p, self._engine.now
+        nbytes = sectors * SECTOR
+        _, end = self.sm.shared.serve(now, max(passes, self._turns(tags, event.amount / lanes)))
+        landed = now
+        if nbytes:
+            landed = self._chip.fetch(self.sm, now, nbytes, self.sm.fills.serve(end, nbytes)[1])
+        landed = max(landed, end) + p.async_copy_latency
+        self.sm.shared_bytes += event.amount
+        self._groups[event.key[1]].add(group, landed, landed)
+        self._async_copied = max(self._async_copied, landed)
+        if self._timeline is not None:
+            name = f"{event.amount} bytes (line {event.line})"
+            self._timeline.add("cp.async", name, now, landed, True)
+
+    def _async_arrive(self, event: Event) -> None:
+        barrier = self.cluster.mbarrier(event.key)
+        if not event.detail:
+            barrier.expect_more(event.amount)
+        at = max(self._engine.now, self._async_copied) + self._p.arrive_latency
+        self._engine.at(at, lambda: barrier.arrive(event.amount))
+
+    def _prefetch(self, event: Event) -> None:
+        self._chip.prefetch(self.sm, self._engine.now, event.amount)
+
+    def _turns(self, tags: int, width: float) -> float:
+        """Cycles that lanes which ask for ``width`` bytes each keep the way to L1 busy."""
+        return tags * max(1.0, width / self._p.l1_lane_bytes)
 
     def _mma(self, event: Event) -> None:
         assert isinstance(event.detail, tuple)
@@ -369,11 +438,27 @@ class WarpReplay:
         self._mma_end = max(self._mma_end, start + completion(shape, p))
         self._chip.flops += shape.flops
 
+    def _tensor_alloc(self, event: Event) -> Process:
+        assert isinstance(event.detail, int)
+        granted = self.cluster.allocation(self.cta.rank, event.detail, event.amount)
+        start = self._engine.now
+        if not granted.wait(self.go):
+            what = f"{event.amount} columns"
+            yield from self._block("tensor memory", event.line, start, what)
+
+    def _tensor_free(self, event: Event) -> None:
+        columns = self.sm.columns
+        self._engine.at(self._engine.now, lambda: columns.give(event.amount))
+
     def _tensor_copy(self, event: Event) -> None:
         # Copies overlap with the MMAs before them once those have begun, not with those after.
         at = max(self._engine.now, self._mma_started)
-        _, self._copied = self.sm.tensor_copies.serve(at, event.amount)
-        self.sm.shared_bytes += event.amount
+        assert isinstance(event.detail, int)
+        first = self.cta.rank & -event.detail
+        for sm in self.cluster.sms[first : first + event.detail]:
+            _, end = sm.tensor_copies.serve(at, event.amount)
+            self._copied = max(self._copied, end)
+            sm.shared_bytes += event.amount
         self._mma_end = max(self._mma_end, self._copied + self._p.mma_latency)
 
     def _commit(self, event: Event) -> None:
@@ -427,27 +512,49 @@ class WarpReplay:
 
     def _read(self, event: Event) -> None:
         assert isinstance(event.detail, tuple)
-        space, _, passes = event.detail
-        p = self._p
+        space, lanes, passes, tags = event.detail
+        p, sm, now = self._p, self.sm, self._engine.now
         if space == "shared":
-            _, end = self.sm.shared.serve(self._engine.now, passes)
-            self.sm.shared_bytes += passes * p.shared_bandwidth
+            _, end = sm.shared.serve(now, passes)
+            sm.shared_bytes += passes * p.shared_bandwidth
             ready = end + p.shared_latency
-        elif space == "global":
-            ready = self._chip.fetch(self._engine.now, passes * SECTOR)
         else:
-            ready = self._engine.now + p.shared_latency
+            _, end = sm.shared.serve(now, self._turns(tags, event.amount / lanes))
+            ready = end + p.l1_latency
+            if space == "global":
+                ready = max(ready, self._from_global(event, passes, end))
         for name in self._loading:
             self._arriving[name] = max(self._arriving.get(name, 0.0), ready)
 
+    def _from_global(self, event: Event, sectors: int, at: float) -> float:
+        """When a load's sectors are there, from L1 as far as it has them."""
+        sm, chip, now = self.sm, self._chip, self._engine.now
+        if event.line not in self.cluster.script.cached:
+            nbytes = sectors * SECTOR
+            return chip.fetch(sm, now, nbytes, sm.fills.serve(at, nbytes)[1])
+        runs = [run for run in event.where if isinstance(run, tuple)]
+        missing, ready = sm.l1.look(runs, self.cluster.repetition)
+        if missing:
+            nbytes = len(missing) * SECTOR
+            fetched = chip.fetch(sm, now, nbytes, sm.fills.serve(at, nbytes)[1])
+            sm.l1.fill(missing, fetched)
+            ready = max(ready, fetched)
+        return ready
+
     def _write(self, event: Event) -> None:
         assert isinstance(event.detail, tuple)
-        space, _, passes = event.detail
+        space, lanes, passes, tags = event.detail
+        sm, now = self.sm, self._engine.now
         if space == "shared":
-            self.sm.shared.serve(self._engine.now, passes)
-            self.sm.shared_bytes += passes * self._p.shared_bandwidth
-        elif space == "global":
-            self.cluster.drains(self._chip.write(self._engine.now, passes * SECTOR))
+            sm.shared.serve(now, passes)
+            sm.shared_bytes += passes * self._p.shared_bandwidth
+            return
+        _, end = sm.shared.serve(now, self._turns(tags, event.amount / lanes))
+        if space == "global":
+            nbytes = passes * SECTOR
+            # A cycle for each sector and for each line (H200: 65 for 32 lines, 41 for 8).
+            _, out = sm.stores.serve(end, nbytes + tags * SECTOR)
+            self.cluster.drains(max(out, self._chip.write(now, nbytes)))
 
     def _atomic(self, event: Event) -> None:
         self._read(event)
@@ -459,7 +566,19 @@ class WarpReplay:
         self._engine.at(self._engine.now + latency, lambda: barrier.transact(-16))
 
 
+def _nothing(warp: WarpReplay, event: Event) -> None:
+    """Only says something about others."""
+
+
 _HANDLERS: dict[str, Callable[[WarpReplay, Event], Process | None]] = {
+    "init": _nothing,
+    "drop": WarpReplay._arrive,
+    "complete": WarpReplay._complete,
+    "async_copy": WarpReplay._async_copy,
+    "async_arrive": WarpReplay._async_arrive,
+    "prefetch": WarpReplay._prefetch,
+    "tensor_alloc": WarpReplay._tensor_alloc,
+    "tensor_free": WarpReplay._tensor_free,
     "wait": WarpReplay._wait,
     "arrive": WarpReplay._arrive,
     "expect": WarpReplay._expect,

@@ -5,13 +5,15 @@ from rich.table import Table
 
 from tests.emulator.timing.parameters import Parameters
 from tests.emulator.timing.result import Timing, WarpTime
+from tests.emulator.timing.whole import SpeedOfLight
 
 _UNITS = {"issue": "issue slots", "fma": "FMA", "alu": "ALU", "mufu": "MUFU", "fp64": "FP64"}
 _SHOWN_WAITS = 3
+_BOUND = 0.7  # a unit that is busy for more of the time limits the kernel
 
 
-def report(timing: Timing) -> RenderableType:
-    """Time, units and warps of a launch."""
+def report(timing: Timing, least: SpeedOfLight | None = None) -> RenderableType:
+    """Time, units and warps of a launch, and how far it is from the least time of its problem."""
     head = Table.grid(padding=(0, 2))
     head.add_row("kernel", timing.kernel)
     overhead = f"and {timing.launch_us:g} µs to launch it"
@@ -25,6 +27,16 @@ def report(timing: Timing) -> RenderableType:
         f"{timing.clusters} clusters, {timing.resident} at a time, {timing.waves} wave(s), "
         + ("all simulated" if timing.exact else "representatives simulated"),
     )
+    unit, share = timing.limit
+    bound = "" if share > _BOUND else ": latency, waits or the grid's tail set the time"
+    head.add_row("busiest unit", f"{_UNITS.get(unit, unit)}, {share:.1%}{bound}")
+    if least is not None:
+        head.add_row(
+            "speed of light",
+            f"{least.microseconds:.2f} µs by {least.limit} (tensor cores {least.tensor_us:.2f}, "
+            f"HBM {least.hbm_us:.2f}): the kernel reaches "
+            f"{least.microseconds / timing.microseconds:.1%}",
+        )
     if timing.flops:
         head.add_row(
             "tensor cores",

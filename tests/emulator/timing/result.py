@@ -77,6 +77,14 @@ class Timing:
         return self.flops / self.microseconds / 1e6 if self.cycles else 0.0
 
     @property
+    def limit(self) -> tuple[str, float]:
+        """The unit that is busy for the largest part of the time, and that part.
+
+        Far below 1, latency, waits or an uneven grid set the time, not a unit.
+        """
+        return max(self.busy.items(), key=lambda item: item[1], default=("none", 0.0))
+
+    @property
     def tensor_efficiency(self) -> float:
         """Part of the kernel's time that an MMA pipe worked, which does not depend on the clock."""
         return self.busy.get("tensor core", 0.0)

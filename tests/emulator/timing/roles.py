@@ -7,6 +7,7 @@ from tests.emulator.machine.trace import Event, WarpTrace
 _ROLES = {
     "mma": "MMA",
     "copy": "TMA load",
+    "async_copy": "cp.async load",
     "tensor_load": "tensor memory reader",
     "store": "TMA store",
     "tensor_store": "tensor memory writer",

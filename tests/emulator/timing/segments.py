@@ -98,7 +98,7 @@ def _schedule(
             segment.slots[cost.pipe] = segment.slots.get(cost.pipe, 0.0) + cost.cycles
     before, remaining = _dependencies(part, priced)
     issued = _issue_times(priced, before, remaining)
-    end = max((t + c.issue for t, c in zip(issued, priced, strict=True)), default=0.0)
+    end = max((t + _taken(c) for t, c in zip(issued, priced, strict=True)), default=0.0)
     segment.length = end
     for instruction, at, cost in zip(part, issued, priced, strict=True):
         for name in read(instruction):
@@ -109,6 +109,11 @@ def _schedule(
             if late > 0:
                 segment.late[name] = late
     return segment
+
+
+def _taken(cost: Cost) -> float:
+    """Cycles until the warp can issue what follows."""
+    return max(cost.issue, cost.stall)
 
 
 def _dependencies(
@@ -169,7 +174,7 @@ def _issue_times(
             heappush(later, (free[priced[index].pipe], chain, index))
             continue
         place(index, clock)
-        clock += priced[index].issue
+        clock += _taken(priced[index])
     # What ends the segment, an event or a jump, comes last.
     place(last, max(clock, operands[last], free.get(priced[last].pipe, 0.0)))
     return issued

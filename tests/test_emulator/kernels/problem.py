@@ -27,9 +27,7 @@ class Problem:
         self.shape = shape
         self._a = _operand(shape.m, shape.k, 1)
         self._b = _operand(shape.n, shape.k, 2)
-        product = block_scaled_product(
-            self._a.data, self._a.scales, self._b.data, self._b.scales, 128
-        )
+        product = block_scaled_product(self._a.data, self._a.scales, self._b.data, self._b.scales)
         self._reference = product.to(getattr(torch, shape.dtype))
 
     def run(self, device: KernelDevice) -> bool:

@@ -47,10 +47,23 @@ class Substitute:
         dynamic_shared: int = 0,
         parameters: list[bytes] | None = None,
         attributes: Mapping[str, int] | None = None,
+        *,
+        stream: int = 0,
     ) -> Launch:
         return self.gpu.launch(
-            module, kernel, grid, block, cluster, dynamic_shared, parameters, attributes
+            module,
+            kernel,
+            grid,
+            block,
+            cluster,
+            dynamic_shared,
+            parameters,
+            attributes,
+            stream=stream,
         )
+
+    def synchronise(self, stream: int | None = None) -> None:
+        self.gpu.synchronise(stream)
 
 
 # Why a mutation need not be caught: patterns of the instruction and the change.
@@ -76,7 +89,11 @@ REASONS = (
         "not modelled: PTX does not say how many registers the warps start with",
     ),
     (r"setmaxnreg\.inc", "dropped", "no mistake: the warps live with fewer registers"),
-    ("griddepcontrol", "dropped", "not modelled: launches run one after the other"),
+    (
+        r"griddepcontrol\.launch_dependents",
+        "dropped",
+        "no mistake: dependents start once every CTA has exited",
+    ),
 )
 _TAIL = (
     "redundant as long as commits of one thread arrive in order: the epilogue waits for a later one"

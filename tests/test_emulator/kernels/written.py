@@ -82,7 +82,7 @@ LAST:
 """
 
 
-# The first warp group gives registers up, the other two take them; launched as a dependent.
+# The first warp group gives registers up, the other two take them.
 BUDGET = """
     shr.u32 %r1, %r90, 7;
     setp.ne.u32 %p1, %r1, 0;
@@ -92,10 +92,23 @@ BUDGET = """
 TAKE:
     setmaxnreg.inc.sync.aligned.u32 232;
 SET:
-    griddepcontrol.wait;
     mad.wide.u32 %rd1, %r90, 4, %rd90;
     st.global.u32 [%rd1], %r1;
+"""
+
+# Adds one to what the launch before has left; the second warp waits through the first.
+DEPENDENT = """
     griddepcontrol.launch_dependents;
+    mad.wide.u32 %rd1, %r90, 4, %rd90;
+    shr.u32 %r1, %r90, 5;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra WAITED;
+    griddepcontrol.wait;
+WAITED:
+    bar.sync 0;
+    ld.global.u32 %r2, [%rd1];
+    add.u32 %r2, %r2, 1;
+    st.global.u32 [%rd1], %r2;
 """
 
 
@@ -119,4 +132,15 @@ def budget(body: str, schedule: Schedule) -> None:
     np.testing.assert_array_equal(out, np.arange(384) // 128)
 
 
-KERNELS = {"budget": (budget, BUDGET), "tensor memory": (tensor, TENSOR), "cp.async": (copy, COPY)}
+def dependent(body: str, schedule: Schedule) -> None:
+    data = global_array(np.arange(64, dtype=np.uint32))
+    Run(block=64, schedule=schedule, launches=3)(body, data)
+    np.testing.assert_array_equal(data, np.arange(64) + 3)
+
+
+KERNELS = {
+    "budget": (budget, BUDGET),
+    "dependent launch": (dependent, DEPENDENT),
+    "tensor memory": (tensor, TENSOR),
+    "cp.async": (copy, COPY),
+}

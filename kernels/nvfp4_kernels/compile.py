@@ -1,0 +1,117 @@
+"""Compiling CuTe DSL kernels, keeping what was compiled, and launching it: one way for all ops.
+
+A kernel is a frozen dataclass whose fields are its configuration. Its compiled form, host code and
+cubin in one object file, is kept under a digest of that configuration, of this package's source
+and of the compiler, so that whoever has built it once starts without compiling.
+"""
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+CACHE_VARIABLE = "NVFP4_KERNELS_CACHE"
+_SYMBOL = "launch"
+
+
+class DeviceKernel(Protocol):
+    """A CuTe DSL kernel in one configuration; a frozen dataclass, so that its ``repr`` tells all.
+
+    ``__call__`` is the ``@cute.jit`` host function. It takes what ``signature`` shows, and a
+    stream.
+    """
+
+    def signature(self) -> tuple[Any, ...]:
+        """One example per argument of the host function but the stream."""
+
+    def __call__(self, *arguments: Any) -> None: ...
+    def __hash__(self) -> int: ...
+
+
+def launch(kernel: DeviceKernel, *arguments: Tensor | int | float | None) -> None:
+    """Runs ``kernel`` on the current stream of its tensors' device.
+
+    Args:
+        kernel: compiled on first use, unless its compiled form is kept already.
+        arguments: as its signature says: tensors for pointers (None: a null pointer), numbers.
+    """
+    tensors = [a for a in arguments if isinstance(a, Tensor)]
+    on_cuda = tensors[0].is_cuda
+    with torch.cuda.device(tensors[0].device) if on_cuda else nullcontext():
+        stream = torch.cuda.current_stream().cuda_stream if on_cuda else 0
+        compiled(kernel)(*map(_argument, arguments), stream)
+
+
+def _argument(given: Tensor | int | float | None) -> int | float:
+    if given is None:
+        return 0
+    return given.data_ptr() if isinstance(given, Tensor) else given
+
+
+@functools.cache
+def compiled(kernel: DeviceKernel) -> Callable[..., None]:
+    """The kernel's host function: from the cache, else compiled and put there."""
+    place = object_path(kernel)
+    if place is not None and not place.exists():
+        build(kernel, place)
+    if place is None:
+        return compile_kernel(kernel)
+    from cutlass.cute.runtime import load_module
+
+    function: Callable[..., None] = getattr(load_module(str(place), enable_tvm_ffi=True), _SYMBOL)
+    return function
+
+
+def build(kernel: DeviceKernel, place: Path) -> None:
+    """Compiles ``kernel`` into an object file at ``place``; whole or not at all."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    function = compile_kernel(kernel)
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        written = Path(folder) / "kernel.o"
+        function.export_to_c(str(written), _SYMBOL)
+        os.replace(written, place)
+
+
+def compile_kernel(kernel: DeviceKernel) -> Any:
+    """CuTe DSL's compiled function, whatever is kept."""
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream
+
+    options = "--enable-tvm-ffi"
+    return cute.compile(kernel, *kernel.signature(), make_fake_stream(), options=options)
+
+
+def object_path(kernel: DeviceKernel) -> Path | None:
+    """Where the compiled form of ``kernel`` is kept; None if ``NVFP4_KERNELS_CACHE`` is empty."""
+    folder = os.environ.get(CACHE_VARIABLE, "~/.cache/nvfp4_kernels")
+    if not folder:
+        return None
+    kind = type(kernel)
+    what = f"{kind.__module__}.{kind.__qualname__} {kernel!r} {_toolchain()}"
+    name = hashlib.sha256(what.encode()).hexdigest()[:32]
+    return Path(folder).expanduser() / f"{name}.o"
+
+
+@functools.cache
+def _toolchain() -> str:
+    """Whatever else changes the compiled form: sources, compiler, its settings, the device."""
+    root = Path(__file__).parent
+    sources = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        sources.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    settings = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("CUTE_DSL_") and not name.endswith("_DIR")
+    }
+    arch = settings.get("CUTE_DSL_ARCH") or torch.cuda.get_device_capability()
+    compiler = version("nvidia-cutlass-dsl")
+    return f"{sources.hexdigest()} {compiler} {arch} {settings}"
