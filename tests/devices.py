@@ -115,31 +115,32 @@ def emulated(schedule: Schedule) -> Iterator[Emulated]:
     gpu.schedule = schedule
     shim.install(gpu)
     device = Emulated(gpu)
-    try:
-        yield device
-    finally:
-        device.free()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NVFP4_KERNELS_CACHE", "")  # nothing is kept, nothing from before is used
+        try:
+            yield device
+        finally:
+            device.free()
 
 
 @contextmanager
 def emulated_ops(schedule: Schedule) -> Iterator[Gpu]:
     """The emulator in the place of CPU: ops take their ``sm_100`` kernels for CPU tensors.
 
-    Kernels may touch every live tensor, and nothing else.
+    Kernels may touch the tensors that any launch was given, and nothing else.
     """
-    from nvfp4_kernels.compile import CACHE_VARIABLE
+    from nvfp4_kernels import compile as kernel_compile
     from nvfp4_kernels.dispatch import standing_in
-    from tests.emulator.runtime import shim
-    from tests.emulator.runtime.allocations import WithLiveStorages
 
     with emulated(schedule) as device, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, "")
-        shim.install(WithLiveStorages(device.gpu))
-        try:
-            with standing_in("cpu", device.arch):
-                yield device.gpu
-        finally:
-            device.gpu.memory.clear()
+
+        def know(tensors: list[Tensor]) -> None:
+            for tensor in tensors:
+                device.put(f"{tensor.dtype}{list(tensor.shape)}".removeprefix("torch."), tensor)
+
+        patch.setattr(kernel_compile, "watchers", [know])
+        with standing_in("cpu", device.arch):
+            yield device.gpu
 
 
 def cuda_or_skip(arch: str | None) -> Cuda:

@@ -6,16 +6,29 @@ from nvfp4_kernels.gemm import gemm
 from nvfp4_kernels.gemv import gemv
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from nvfp4_kernels.quantize import quantize, quantize_per_token
+from nvfp4_kernels.rms_norm_quantize import (
+    add_rms_norm_quantize,
+    add_rms_norm_quantize_per_token,
+    rms_norm_quantize,
+    rms_norm_quantize_per_token,
+)
 from nvfp4_kernels.silu_mul_gemm import silu_mul_gemm, silu_mul_gemm_quantized
+from nvfp4_kernels.silu_mul_quantize import silu_mul_quantize, silu_mul_quantize_per_token
 
 __all__ = [
     "InvalidArgument",
     "NoKernelError",
     "Nvfp4Tensor",
+    "add_rms_norm_quantize",
+    "add_rms_norm_quantize_per_token",
     "gemm",
     "gemv",
     "quantize",
     "quantize_per_token",
+    "rms_norm_quantize",
+    "rms_norm_quantize_per_token",
     "silu_mul_gemm",
     "silu_mul_gemm_quantized",
+    "silu_mul_quantize",
+    "silu_mul_quantize_per_token",
 ]

@@ -48,3 +48,19 @@ def check_same_device(**tensors: Tensor | None) -> None:
             raise InvalidArgument(
                 f"{name}: is on {device}, must be on {first} as {first_name} is; move it there"
             )
+
+
+def check_layout(name: str, x: Tensor | None) -> None:
+    """Raise unless ``x`` is as kernels read it: contiguous, from a multiple of 16 bytes on."""
+    if x is None or x.numel() == 0:
+        return
+    if not x.is_contiguous():
+        raise InvalidArgument(
+            f"{name}: strides are {x.stride()} for shape {tuple(x.shape)}, must be contiguous; "
+            "call .contiguous()"
+        )
+    if x.data_ptr() % 16:
+        raise InvalidArgument(
+            f"{name}: starts {x.data_ptr() % 16} bytes after a multiple of 16, must start at one; "
+            "call .clone()"
+        )

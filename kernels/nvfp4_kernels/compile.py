@@ -8,6 +8,7 @@ and of the compiler, so that whoever has built it once starts without compiling.
 import functools
 import hashlib
 import os
+import platform
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,7 +20,16 @@ import torch
 from torch import Tensor
 
 CACHE_VARIABLE = "NVFP4_KERNELS_CACHE"
+ARCH_VARIABLE = "CUTE_DSL_ARCH"
 _SYMBOL = "launch"
+# CuTe's settings that say where things are, not what is compiled; the arch has its own place.
+_PLACES = ("_ARCH", "_DIR", "_LIBS")
+# LLVM's name and feature for any processor of a kind.
+_ANY_HOST = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
+
+
+# Told of a launch's tensors before it: an emulator has to know what memory the device has.
+watchers: list[Callable[[list[Tensor]], None]] = []
 
 
 class DeviceKernel(Protocol):
@@ -44,6 +54,8 @@ def launch(kernel: DeviceKernel, *arguments: Tensor | int | float | None) -> Non
         arguments: as its signature says: tensors for pointers (None: a null pointer), numbers.
     """
     tensors = [a for a in arguments if isinstance(a, Tensor)]
+    for watch in watchers:
+        watch(tensors)
     on_cuda = tensors[0].is_cuda
     with torch.cuda.device(tensors[0].device) if on_cuda else nullcontext():
         stream = torch.cuda.current_stream().cuda_stream if on_cuda else 0
@@ -74,6 +86,7 @@ def build(kernel: DeviceKernel, place: Path) -> None:
     """Compiles ``kernel`` into an object file at ``place``; whole or not at all."""
     place.parent.mkdir(parents=True, exist_ok=True)
     function = compile_kernel(kernel)
+    _generalise_host(function)
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         written = Path(folder) / "kernel.o"
         function.export_to_c(str(written), _SYMBOL)
@@ -89,6 +102,33 @@ def compile_kernel(kernel: DeviceKernel) -> Any:
     return cute.compile(kernel, *kernel.signature(), make_fake_stream(), options=options)
 
 
+def _generalise_host(function: Any) -> None:
+    """Keeps CuTe from using every instruction of this machine's processor, AVX-512 say.
+
+    The object may run on another one, and its host code has nothing to hurry for.
+    """
+    from cutlass._mlir import ir
+
+    if platform.machine() not in _ANY_HOST:
+        return
+    cpu, feature = _ANY_HOST[platform.machine()]
+    with function.ir_module.context:
+        for operation in function.ir_module.body.operations:
+            if operation.operation.name == "llvm.func":
+                operation.attributes["target_cpu"] = ir.StringAttr.get(cpu)
+                features = ir.Attribute.parse(f'#llvm.target_features<["{feature}"]>')
+                operation.attributes["target_features"] = features
+
+
+def arch() -> str:
+    """The architecture CuTe compiles for, in its spelling: ``CUTE_DSL_ARCH``, else this GPU's."""
+    given = os.environ.get(ARCH_VARIABLE)
+    if given:
+        return given
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
 def object_path(kernel: DeviceKernel) -> Path | None:
     """Where the compiled form of ``kernel`` is kept; None if ``NVFP4_KERNELS_CACHE`` is empty."""
     folder = os.environ.get(CACHE_VARIABLE, "~/.cache/nvfp4_kernels")
@@ -102,16 +142,22 @@ def object_path(kernel: DeviceKernel) -> Path | None:
 
 @functools.cache
 def _toolchain() -> str:
-    """Whatever else changes the compiled form: sources, compiler, its settings, the device."""
+    """Whatever else changes the compiled form: sources, compiler, its settings, both devices.
+
+    The same on a machine without a GPU as on the one it compiles for.
+    """
+    from cutlass.base_dsl.version_info import CUDA_VERSION
+
     root = Path(__file__).parent
     sources = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        sources.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+        if "tool" not in path.relative_to(root).parts:
+            sources.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     settings = {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith("CUTE_DSL_") and not name.endswith("_DIR")
+        if name.startswith("CUTE_DSL_") and not name.endswith(_PLACES)
     }
-    arch = settings.get("CUTE_DSL_ARCH") or torch.cuda.get_device_capability()
-    compiler = version("nvidia-cutlass-dsl")
-    return f"{sources.hexdigest()} {compiler} {arch} {settings}"
+    versions = [version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")]
+    toolchain = (*versions, CUDA_VERSION.major, platform.machine(), arch(), settings)
+    return f"{sources.hexdigest()} {toolchain}"

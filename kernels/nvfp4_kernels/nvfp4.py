@@ -30,6 +30,8 @@ E4M3_MAX = 448.0
 E4M3_TINY = 2.0**-9
 GLOBAL_RANGE = E2M1_MAX * E4M3_MAX
 _SMALLEST = torch.finfo(torch.float32).tiny  # smallest float32 with a finite reciprocal
+# Smallest global scale of a row: times the smallest block scale, its reciprocal is still finite.
+SMALLEST_ROW_SCALE = 2.0**-118
 
 ATOM_ROWS = 128
 ATOM_COLS = 4
@@ -46,6 +48,8 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _UPPER_BOUNDS = (
     0.25, 0.75 - 2.0**-24, 1.25, 1.75 - 2.0**-23, 2.5, 3.5 - 2.0**-22, 5.0
 )  # fmt: skip
+
+_DECODED_ELEMENTS = 1 << 24  # of a weight at a time, in a product: 64 MB of float32
 
 _FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -264,10 +268,10 @@ def quantize_activation(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor
 def row_global_scales(x: Tensor) -> Tensor:
     """One float32 global scale per row, ``max|row| / 2688``: ``(..., rows)``; 1 for a zero row.
 
-    Never below the smallest normal number, whose reciprocal is still finite.
+    Never so small that a block's step has no finite reciprocal.
     """
     amax = x.abs().amax(-1).float()
-    scale = _divide(amax, GLOBAL_RANGE).clamp(min=_SMALLEST)
+    scale = _divide(amax, GLOBAL_RANGE).clamp(min=SMALLEST_ROW_SCALE)
     return torch.where(amax > 0, scale, 1.0)
 
 
@@ -286,9 +290,7 @@ def decode_blocks(data: Tensor, blocked_scales: Tensor) -> Tensor:
     return _scale_blocks(decode_e2m1(data), scales.float())
 
 
-def block_scaled_product(
-    a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales: Tensor, tile_n: int
-) -> Tensor:
+def block_scaled_product(a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales: Tensor) -> Tensor:
     """A · Bᵀ as the block-scaled MMA forms it: float32 ``(..., M, N)``, global scales left out.
 
     Decoded operands have at most 6 (NVFP4), 8 (bfloat16) or 11 (float16) significant bits, so every
@@ -299,10 +301,9 @@ def block_scaled_product(
         a_scales: float8_e4m3fn, blocked, or None.
         b: uint8 ``(..., N, K/2)``.
         b_scales: float8_e4m3fn, blocked.
-        tile_n: rows of ``b`` decoded at a time (rounded up to whole 128-row atoms).
     """
     decoded_a = a.float() if a_scales is None else decode_blocks(a, a_scales)
-    row_tiles = -(-tile_n // ATOM_ROWS)
+    row_tiles = max(1, _DECODED_ELEMENTS // (ATOM_ROWS * max(1, decoded_a.shape[-1])))
     out = decoded_a.new_empty((*decoded_a.shape[:-1], b.shape[-2]))
     for tile in range(0, b_scales.shape[-4], row_tiles):
         rows = slice(tile * ATOM_ROWS, (tile + row_tiles) * ATOM_ROWS)

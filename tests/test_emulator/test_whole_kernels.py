@@ -39,11 +39,13 @@ def test_a_tile_is_fast_once_compiled(device: KernelDevice) -> None:
 
 def test_any_device(device: KernelDevice) -> None:
     """Bulk copies, mbarriers and proxy fences, which sm_90 has too."""
-    from tests.test_emulator.kernels.doubling import CHUNK, CTAS, SLOTS, double
+    from nvfp4_kernels.compile import launch
+    from tests.test_emulator.kernels.doubling import CHUNK, CTAS, SLOTS, Doubling
 
-    x = torch.arange(CHUNK * (CTAS * 3 * SLOTS + 1), dtype=torch.float32)
+    chunks = CTAS * 3 * SLOTS + 1
+    x = torch.arange(CHUNK * chunks, dtype=torch.float32)
     y = device.output("y", x)
-    double(device.put("x", x), y)
+    launch(Doubling(), device.put("x", x), y, chunks)
     assert torch.equal(y.cpu(), 2 * x)
 
 

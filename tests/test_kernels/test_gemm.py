@@ -8,9 +8,8 @@ from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import 
     run_nvfp4_emulations,
 )
 
-from nvfp4_kernels import gemm, quantize
+from nvfp4_kernels import gemm, nvfp4, quantize
 from nvfp4_kernels.gemm import op as gemm_op
-from nvfp4_kernels.gemm.config import choose_config
 from nvfp4_kernels.nvfp4 import block_scaled_product, global_scale_of, quantize_weight, to_blocked
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.linear_cases import (
@@ -77,18 +76,15 @@ def test_close_on_random_values(case: Case) -> None:
     check_close(gemm, case)
 
 
-@pytest.mark.parametrize("tile_n", [1, 128, 200, 256, 1 << 20])
-def test_tile_size_changes_nothing(tile_n: int) -> None:
+@pytest.mark.parametrize("elements", [1, 20_000, 1 << 24])
+def test_a_weight_decoded_in_pieces_gives_the_same(
+    elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = grid_problem(CASES["batched weight, rows"]).args
     operands = {name: args[name] for name in ("a", "a_scales", "b", "b_scales")}
-    whole = block_scaled_product(**operands, tile_n=384)
-    assert torch.equal(block_scaled_product(**operands, tile_n=tile_n), whole)
-
-
-def test_config_bounds_the_decoded_weight() -> None:
-    assert choose_config(1, 4096, 4096).tile_n == 4096
-    assert choose_config(1, 1 << 20, 4096).tile_n * 4096 * 4 == 64 * 2**20
-    assert choose_config(1, 0, 0).tile_n == 1
+    whole = block_scaled_product(**operands)
+    monkeypatch.setattr(nvfp4, "_DECODED_ELEMENTS", elements)
+    assert torch.equal(block_scaled_product(**operands), whole)
 
 
 def test_nan_scale_reaches_the_output() -> None:

@@ -7,7 +7,6 @@ import torch
 
 from nvfp4_kernels import InvalidArgument, gemv
 from nvfp4_kernels.gemv import op as gemv_op
-from nvfp4_kernels.gemv.config import choose_config
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.linear_cases import (
     Case,
@@ -60,12 +59,6 @@ def test_exact_on_grid_values(case: Case) -> None:
 @EVERY_CASE
 def test_close_on_random_values(case: Case) -> None:
     check_close(gemv, case)
-
-
-def test_config_bounds_the_decoded_weight() -> None:
-    assert choose_config(4096, 4096).tile_n == 4096
-    assert choose_config(1 << 20, 4096).tile_n * 4096 * 4 == 64 * 2**20
-    assert choose_config(0, 0).tile_n == 1
 
 
 @pytest.mark.parametrize("name", ["everything", "w4a16 bf16", "batched weight"])

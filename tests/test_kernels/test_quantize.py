@@ -201,9 +201,19 @@ def test_devices() -> None:
     with pytest.raises(InvalidArgument, match="global_scale: is on meta, must be on cpu as x is"):
         quantize_op._quantize._init_fn(x, scale.to("meta"))
     there_is = (
-        r"no w4a4 kernel for meta \(meta\); there is nvfp4_quantize/reference \(cpu\); run on"
+        r"no w4a4 kernel for meta \(meta\); there is nvfp4_quantize/reference \(cpu\), "
+        r"nvfp4_quantize/QuantizeSm100 \(sm_100\); run on"
     )
     with pytest.raises(NoKernelError, match=there_is):
         quantize_op._quantize._init_fn(x.to("meta"), scale.to("meta"))
     with pytest.raises(NoKernelError, match="quantize_per_token: no w4a4 kernel for meta"):
         quantize_op._quantize_per_token._init_fn(x.to("meta"))
+
+
+def test_the_smallest_rows_keep_their_zeros() -> None:
+    """The step of a block must have a finite reciprocal, or zeros become infinity times zero."""
+    x = torch.zeros(1, 32)
+    x[0, 0], x[0, 16] = 2.0**-140, 2.0**-148
+    data, _, row_scale = quantize_per_token(x)
+    assert row_scale.item() == 2.0**-118
+    assert not data.any()

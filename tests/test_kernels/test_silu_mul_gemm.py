@@ -17,10 +17,9 @@ from nvfp4_kernels import (
     silu_mul_gemm_quantized,
 )
 from nvfp4_kernels.silu_mul_gemm import op as silu_mul_gemm_op
-from nvfp4_kernels.silu_mul_gemm.config import choose_config
 from tests.test_kernels import oracle
 from tests.test_kernels.compilation import check_compiled, check_op
-from tests.test_kernels.linear_cases import ROUNDOFF, rounding_error
+from tests.test_kernels.linear_cases import ROUNDOFF, LinearOp, rounding_error
 from tests.test_kernels.linear_mistakes import below_the_dispatcher
 from tests.test_kernels.oracle import Float64
 
@@ -122,21 +121,19 @@ def make_problem(case: Case, *, grid: bool) -> Problem:
     )
 
 
-@EVERY_CASE
-def test_exact_on_grid_values(case: Case) -> None:
+def check_exact(op: LinearOp, case: Case) -> None:
     """From 32 on silu is the identity in float32, which leaves one product of exact numbers."""
     problem = make_problem(case, grid=True)
     assert problem.gate.min(initial=32.0) >= 32.0
     for exact in (problem.gate, problem.up):
         assert (exact.astype(np.float32) == exact).all()
     expected = (problem.gate * problem.up).astype(np.float32)
-    actual = silu_mul_gemm(**problem.args)
+    actual = op(**problem.args)
     assert actual.dtype == case.out_dtype
     assert torch.equal(actual, torch.from_numpy(expected).to(case.out_dtype))
 
 
-@EVERY_CASE
-def test_close_on_random_values(case: Case) -> None:
+def check_close(op: LinearOp, case: Case) -> None:
     """Both projections within the bound of float32 sums, silu within its slope of at most 1.1.
 
     K products and two factors round at most K + 2 times; silu and the product add at most eight
@@ -145,7 +142,7 @@ def test_close_on_random_values(case: Case) -> None:
     problem = make_problem(case, grid=False)
     silu = problem.gate / (1 + np.exp(-problem.gate))
     expected = silu * problem.up
-    actual = oracle.float64(silu_mul_gemm(**problem.args))
+    actual = oracle.float64(op(**problem.args))
     accumulation = (case.k + 2) * ROUNDOFF[FP32]
     gate_error = 1.1 * accumulation * problem.gate_magnitude
     up_error = accumulation * problem.up_magnitude
@@ -155,22 +152,36 @@ def test_close_on_random_values(case: Case) -> None:
     assert (np.abs(actual - expected) <= bound).all()
 
 
-def test_negative_gates_close() -> None:
+def check_negative_gates(op: LinearOp) -> None:
     """Far below zero silu is 0, not NaN."""
     problem = make_problem(CASES["one tile"], grid=True)
     args = {**problem.args, "alpha": problem.args["alpha"] * torch.tensor([-16.0, 1.0])}
-    assert not silu_mul_gemm(**args).any()
+    assert not op(**args).any()
+
+
+def check_alphas(op: LinearOp) -> None:
+    """Each projection has its own."""
+    problem = make_problem(CASES["one tile"], grid=True)
+    args = {**problem.args, "alpha": problem.args["alpha"] * torch.tensor([2.0, 8.0])}
+    assert torch.equal(op(**args), op(**problem.args) * 16)
+
+
+@EVERY_CASE
+def test_exact_on_grid_values(case: Case) -> None:
+    check_exact(silu_mul_gemm, case)
+
+
+@EVERY_CASE
+def test_close_on_random_values(case: Case) -> None:
+    check_close(silu_mul_gemm, case)
+
+
+def test_negative_gates_close() -> None:
+    check_negative_gates(silu_mul_gemm)
 
 
 def test_each_projection_has_its_own_alpha() -> None:
-    problem = make_problem(CASES["one tile"], grid=True)
-    args = {**problem.args, "alpha": problem.args["alpha"] * torch.tensor([2.0, 8.0])}
-    assert torch.equal(silu_mul_gemm(**args), silu_mul_gemm(**problem.args) * 16)
-
-
-def test_config_bounds_the_decoded_weight() -> None:
-    assert choose_config(1, 4096, 4096).tile_n == 4096
-    assert choose_config(1, 1 << 20, 4096).tile_n * 4096 * 4 == 64 * 2**20
+    check_alphas(silu_mul_gemm)
 
 
 # --- quantised output -------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.gemm.config import KERNELS, choose_config
+from nvfp4_kernels.gemm.config import KERNELS
 from nvfp4_kernels.operands import PRODUCT_SCHEMA, check_product, fake_product
 
 
@@ -54,9 +54,9 @@ def gemm(
 
 @torch.library.custom_op("nvfp4::gemm", mutates_args=(), schema=PRODUCT_SCHEMA)
 def _gemm(*operands: Any) -> Tensor:
-    mode, m, n, k = check_product(*operands)
+    mode, *_ = check_product(*operands)
     kernel = KERNELS.select(operands[0].device, mode).load()
-    return kernel(*operands, choose_config(m, n, k))
+    return kernel(*operands)
 
 
 _gemm.register_fake(fake_product)

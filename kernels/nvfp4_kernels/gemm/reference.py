@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.gemm.config import GemmConfig
 from nvfp4_kernels.nvfp4 import block_scaled_product
 
 
@@ -19,10 +18,9 @@ def gemm(
     row_scale: Tensor | None,
     bias: Tensor | None,
     out_dtype: torch.dtype,
-    config: GemmConfig,
 ) -> Tensor:
     """See ``nvfp4_kernels.gemm.op.gemm``."""
-    accumulator = block_scaled_product(a, a_scales, b, b_scales, config.tile_n)
+    accumulator = block_scaled_product(a, a_scales, b, b_scales)
     sizes = torch.tensor(list(shard_sizes), device=alpha.device)
     out = accumulator.mul_(alpha.repeat_interleave(sizes))
     if row_scale is not None:

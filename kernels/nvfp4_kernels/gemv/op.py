@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.gemv.config import KERNELS, MAX_M, choose_config
+from nvfp4_kernels.gemv.config import KERNELS, MAX_M
 from nvfp4_kernels.operands import PRODUCT_SCHEMA, check_product, fake_product
 
 
@@ -55,11 +55,11 @@ def gemv(
 
 @torch.library.custom_op("nvfp4::gemv", mutates_args=(), schema=PRODUCT_SCHEMA)
 def _gemv(*operands: Any) -> Tensor:
-    mode, m, n, k = check_product(*operands)
+    mode, m, *_ = check_product(*operands)
     if m > MAX_M:
         raise InvalidArgument(f"a: M is {m}, must be at most {MAX_M}; use gemm for more rows")
     kernel = KERNELS.select(operands[0].device, mode).load()
-    return kernel(*operands, choose_config(n, k))
+    return kernel(*operands)
 
 
 _gemv.register_fake(fake_product)

@@ -4,17 +4,17 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import check_blocks_of_16, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 from nvfp4_kernels.quantize.config import KERNELS, PER_TOKEN_KERNELS
-
-_IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+from nvfp4_kernels.rowwise.operands import FLOAT_DTYPES, check_rows, new_operand, new_row_scale
 
 
 def quantize(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise activations with one calibrated global scale.
 
     Args:
-        x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16.
+        x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16. On a GPU the elements
+            of a row lie side by side, and rows evenly spaced by a multiple of 32 bytes, the first
+            on such a multiple.
         global_scale: float32 ``()``, the factor that multiplies the values (ModelOpt's
             ``input_scale``, ``max|x| / 2688`` over the calibration text).
 
@@ -24,7 +24,7 @@ def quantize(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
         range saturate.
 
     Raises:
-        InvalidArgument: an unsupported dtype or shape, named.
+        InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
         NoKernelError: no kernel for this device.
     """
     return torch.ops.nvfp4.quantize(x, global_scale)
@@ -34,29 +34,23 @@ def quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise activations with one global scale per row, taken from the row itself.
 
     Args:
-        x: as for ``quantize``.
+        x: as for ``quantize``; on sm_100 K is at most 40960 (float32: 24576).
 
     Returns:
         ``data`` and ``scales`` as for ``quantize``, and ``row_scale`` float32 ``(..., M)``,
         ``max|row| / 2688``.
 
     Raises:
-        InvalidArgument: an unsupported dtype or shape, named.
+        InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
         NoKernelError: no kernel for this device.
     """
     return torch.ops.nvfp4.quantize_per_token(x)
 
 
 def _check_input(x: Tensor) -> None:
-    check_dtype("x", x, _IN_DTYPES)
+    check_dtype("x", x, FLOAT_DTYPES)
+    check_rows("x", x)
     check_blocks_of_16("x", x.shape)
-
-
-def _fake_operand(x: Tensor) -> tuple[Tensor, Tensor]:
-    m, k = x.shape[-2:]
-    data = x.new_empty((*x.shape[:-1], k // 2), dtype=torch.uint8)
-    shape = (*x.shape[:-2], *blocked_shape(m, k // BLOCK_SIZE))
-    return data, x.new_empty(shape, dtype=torch.float8_e4m3fn)
 
 
 @torch.library.custom_op("nvfp4::quantize", mutates_args=())
@@ -71,7 +65,7 @@ def _quantize(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
 
 @_quantize.register_fake
 def _(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
-    return _fake_operand(x)
+    return new_operand(x, x.shape[-1])
 
 
 @torch.library.custom_op("nvfp4::quantize_per_token", mutates_args=())
@@ -83,5 +77,4 @@ def _quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @_quantize_per_token.register_fake
 def _(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    data, scales = _fake_operand(x)
-    return data, scales, x.new_empty(x.shape[:-1], dtype=torch.float32)
+    return (*new_operand(x, x.shape[-1]), new_row_scale(x))

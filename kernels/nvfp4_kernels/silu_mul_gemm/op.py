@@ -19,7 +19,7 @@ from nvfp4_kernels.operands import (
     check_out_dtype,
     check_weight,
 )
-from nvfp4_kernels.silu_mul_gemm.config import KERNELS, choose_config
+from nvfp4_kernels.silu_mul_gemm.config import KERNELS
 
 
 def silu_mul_gemm(
@@ -104,7 +104,7 @@ def _run(
             f"b2: shape is {tuple(b2.shape)}, must be {tuple(b1.shape)} as b1's; "
             "gate and up projections come in pairs"
         )
-    mode, m = check_activation(a, a_scales, row_scale, k)
+    mode, _ = check_activation(a, a_scales, row_scale, k)
     check_batch(a, "b1", b1)
     check_batch(a, "b2", b2)
     check_dtype("alpha", alpha, (torch.float32,))
@@ -115,7 +115,7 @@ def _run(
         alpha=alpha, row_scale=row_scale, out_global_scale=out_global_scale,
     )  # fmt: skip
     kernel = KERNELS.select(a.device, mode).load()
-    return kernel(*operands, out_global_scale, out_dtype, choose_config(m, n, k))
+    return kernel(*operands, out_global_scale, out_dtype)
 
 
 @torch.library.custom_op(

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.nvfp4 import block_scaled_product, quantize_activation, to_blocked
-from nvfp4_kernels.silu_mul_gemm.config import SiluMulGemmConfig
 
 
 def silu_mul_gemm(
@@ -18,11 +17,10 @@ def silu_mul_gemm(
     row_scale: Tensor | None,
     out_global_scale: Tensor | None,
     out_dtype: torch.dtype,
-    config: SiluMulGemmConfig,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output."""
-    gate = block_scaled_product(a, a_scales, b1, b1_scales, config.tile_n).mul_(alpha[0])
-    up = block_scaled_product(a, a_scales, b2, b2_scales, config.tile_n).mul_(alpha[1])
+    gate = block_scaled_product(a, a_scales, b1, b1_scales).mul_(alpha[0])
+    up = block_scaled_product(a, a_scales, b2, b2_scales).mul_(alpha[1])
     if row_scale is not None:
         gate.mul_(row_scale.unsqueeze(-1))
         up.mul_(row_scale.unsqueeze(-1))

@@ -1,0 +1,179 @@
+"""``rms_norm_quantize`` and its siblings: what enters a layer's GEMM, straight to NVFP4."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_blocks_of_16,
+    check_dtype,
+    check_same_device,
+    check_shape,
+)
+from nvfp4_kernels.rms_norm_quantize.config import KERNELS
+from nvfp4_kernels.rowwise.operands import FLOAT_DTYPES, check_rows, new_operand, new_row_scale
+
+
+def rms_norm_quantize(
+    x: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``x / sqrt(mean(x²) + eps) · weight`` in NVFP4, with one calibrated global scale.
+
+    Formed in float32 and rounded where vLLM's ``RMSNorm`` rounds: the normalised value to the
+    weight's dtype, its product with the weight to ``x``'s. The values are what ``quantize`` would
+    make of that. The mean is added up in an order that depends on shapes alone.
+
+    Args:
+        x: bfloat16, float16 or float32 ``(..., M, K)``, K a multiple of 16; on sm_100 at most
+            24576. On a GPU the elements of a row lie side by side, and rows evenly spaced by a
+            multiple of 32 bytes, the first on such a multiple.
+        weight: ``(K,)`` of ``x``'s dtype or float32, contiguous.
+        eps: added to the mean square, 0 or more.
+        global_scale: float32 ``()``, the factor that multiplies the values.
+
+    Returns:
+        ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout
+        ``(..., ceil(M/128), ceil(K/64), 32, 16)``, padding zero.
+
+    Raises:
+        InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
+        NoKernelError: no kernel for this device.
+    """
+    return torch.ops.nvfp4.rms_norm_quantize(x, weight, eps, global_scale)
+
+
+def rms_norm_quantize_per_token(
+    x: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``rms_norm_quantize``, with one global scale per row, taken from the normalised row.
+
+    Returns:
+        ``data``, ``scales``, and ``row_scale`` float32 ``(..., M)``.
+
+    Raises:
+        InvalidArgument, NoKernelError: as ``rms_norm_quantize``.
+    """
+    return torch.ops.nvfp4.rms_norm_quantize_per_token(x, weight, eps)
+
+
+def add_rms_norm_quantize(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``rms_norm_quantize`` of ``x + residual``, which is returned too; inputs stay as they are.
+
+    The float32 sum is what is normalised, not the rounded one that is returned.
+
+    Args:
+        x: as for ``rms_norm_quantize``.
+        residual: as ``x`` in dtype and shape; its rows may be spaced differently.
+        weight: as for ``rms_norm_quantize``.
+        eps: as for ``rms_norm_quantize``.
+        global_scale: as for ``rms_norm_quantize``.
+
+    Returns:
+        ``data``, ``scales``, and the new residual ``x + residual``, of ``x``'s dtype and shape,
+        contiguous.
+
+    Raises:
+        InvalidArgument, NoKernelError: as ``rms_norm_quantize``.
+    """
+    return torch.ops.nvfp4.add_rms_norm_quantize(x, residual, weight, eps, global_scale)
+
+
+def add_rms_norm_quantize_per_token(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As ``add_rms_norm_quantize``, with one global scale per row, taken from the normalised row.
+
+    Returns:
+        ``data``, ``scales``, ``row_scale`` float32 ``(..., M)``, and the new residual.
+
+    Raises:
+        InvalidArgument, NoKernelError: as ``rms_norm_quantize``.
+    """
+    return torch.ops.nvfp4.add_rms_norm_quantize_per_token(x, residual, weight, eps)
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    global_scale: Tensor | None = None,
+) -> None:
+    check_dtype("x", x, FLOAT_DTYPES)
+    check_rows("x", x)
+    check_blocks_of_16("x", x.shape)
+    check_dtype("weight", weight, tuple(dict.fromkeys((x.dtype, torch.float32))))
+    check_shape("weight", weight, x.shape[-1:], "one factor per column of x")
+    if not (math.isfinite(eps) and eps >= 0):
+        raise InvalidArgument(f"eps: is {eps}, must be 0 or more and finite; models use 1e-5 or so")
+    if residual is not None:
+        check_dtype("residual", residual, (x.dtype,))
+        check_shape("residual", residual, x.shape, "one value for each of x")
+    if global_scale is not None:
+        check_dtype("global_scale", global_scale, (torch.float32,))
+        check_shape("global_scale", global_scale, (), "for one scale per row use the per_token op")
+    check_same_device(x=x, weight=weight, residual=residual, global_scale=global_scale)
+
+
+@torch.library.custom_op("nvfp4::rms_norm_quantize", mutates_args=())
+def _rms_norm_quantize(
+    x: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    _check(x, weight, eps, global_scale=global_scale)
+    kernel = KERNELS["rms_norm_quantize"].select(x.device, "w4a4").load()
+    return kernel(x, weight, eps, global_scale)
+
+
+@_rms_norm_quantize.register_fake
+def _(x: Tensor, weight: Tensor, eps: float, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    return new_operand(x, x.shape[-1])
+
+
+@torch.library.custom_op("nvfp4::rms_norm_quantize_per_token", mutates_args=())
+def _rms_norm_quantize_per_token(
+    x: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check(x, weight, eps)
+    kernel = KERNELS["rms_norm_quantize_per_token"].select(x.device, "w4a4").load()
+    return kernel(x, weight, eps)
+
+
+@_rms_norm_quantize_per_token.register_fake
+def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    return (*new_operand(x, x.shape[-1]), new_row_scale(x))
+
+
+@torch.library.custom_op("nvfp4::add_rms_norm_quantize", mutates_args=())
+def _add_rms_norm_quantize(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check(x, weight, eps, residual, global_scale)
+    kernel = KERNELS["add_rms_norm_quantize"].select(x.device, "w4a4").load()
+    return kernel(x, residual, weight, eps, global_scale)
+
+
+@_add_rms_norm_quantize.register_fake
+def _(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (*new_operand(x, x.shape[-1]), x.new_empty(x.shape))
+
+
+@torch.library.custom_op("nvfp4::add_rms_norm_quantize_per_token", mutates_args=())
+def _add_rms_norm_quantize_per_token(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _check(x, weight, eps, residual)
+    kernel = KERNELS["add_rms_norm_quantize_per_token"].select(x.device, "w4a4").load()
+    return kernel(x, residual, weight, eps)
+
+
+@_add_rms_norm_quantize_per_token.register_fake
+def _(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (*new_operand(x, x.shape[-1]), new_row_scale(x), x.new_empty(x.shape))

@@ -1,0 +1,104 @@
+"""What the host hands to a kernel: rows to read, memory to write."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ALIGNMENT = 32  # bytes a thread loads at once
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``batch`` matrices of ``m`` rows of ``k`` elements, all rows ``stride`` elements apart."""
+
+    m: int
+    k: int
+    batch: int
+    stride: int
+
+    @property
+    def count(self) -> int:
+        return self.batch * self.m
+
+
+def check_rows(name: str, x: Tensor) -> None:
+    """Raise unless ``x`` is ``(..., M, K)`` with K above 0."""
+    if x.ndim < 2:
+        raise InvalidArgument(
+            f"{name}: shape is {tuple(x.shape)}, must have at least 2 dimensions (..., M, K); "
+            "unsqueeze it"
+        )
+    if x.shape[-1] == 0:
+        raise InvalidArgument(f"{name}: K is 0, must be positive; leave empty layers out")
+
+
+def rows_of(name: str, x: Tensor) -> Rows:
+    """``x`` ``(..., M, K)`` as rows.
+
+    Raises:
+        InvalidArgument: elements of a row that do not lie side by side, rows that do not lie evenly
+            spaced, or a row that does not start on a multiple of 32 bytes.
+    """
+    *batch, m, k = x.shape
+    stride, expected = k, None
+    even = x.stride(-1) == 1 or k == 1
+    for size, apart in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+        if size == 1:
+            continue
+        if expected is None:
+            stride = apart
+        elif apart != expected:
+            even = False
+        expected = apart * size
+    if x.numel() and not even:
+        raise InvalidArgument(
+            f"{name}: strides are {x.stride()} for shape {tuple(x.shape)}, must keep the elements "
+            "of a row side by side and all rows evenly spaced; call contiguous() on it"
+        )
+    check_aligned(name, x)
+    if stride * x.element_size() % ALIGNMENT:
+        raise InvalidArgument(
+            f"{name}: its rows lie {stride * x.element_size()} bytes apart, must be a multiple of "
+            f"{ALIGNMENT}; call contiguous() on it"
+        )
+    return Rows(m, k, torch.Size(batch).numel(), stride)
+
+
+def check_vector(name: str, x: Tensor) -> None:
+    """Raise unless the 1-D ``x`` can be read ``ALIGNMENT`` bytes at a time."""
+    if not x.is_contiguous():
+        raise InvalidArgument(
+            f"{name}: stride is {x.stride(0)}, must be 1; call contiguous() on it"
+        )
+    check_aligned(name, x)
+
+
+def check_aligned(name: str, x: Tensor) -> None:
+    """Raise unless ``x`` starts on a multiple of ``ALIGNMENT`` bytes."""
+    if x.data_ptr() % ALIGNMENT:
+        raise InvalidArgument(
+            f"{name}: starts {x.data_ptr() % ALIGNMENT} bytes past a multiple of {ALIGNMENT}, must "
+            f"start on one; call clone() on it"
+        )
+
+
+def new_operand(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Memory for the ``data`` and the blocked ``scales`` of ``x``'s rows, ``k`` elements each."""
+    data = x.new_empty((*x.shape[:-1], k // 2), dtype=torch.uint8)
+    shape = (*x.shape[:-2], *blocked_shape(x.shape[-2], k // BLOCK_SIZE))
+    return data, x.new_empty(shape, dtype=torch.float8_e4m3fn)
+
+
+def new_row_scale(x: Tensor) -> Tensor:
+    """Memory for one global scale per row of ``x``."""
+    return x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+def dtype_name(x: Tensor) -> str:
+    """E.g. ``"bfloat16"``."""
+    return str(x.dtype).removeprefix("torch.")

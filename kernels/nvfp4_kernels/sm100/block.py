@@ -1,0 +1,97 @@
+"""One NVFP4 block on the SM: 16 float32 values, bit for bit as ``nvfp4.quantize_activation``.
+
+Every operation rounds to nearest even and keeps subnormal numbers, as torch does on CPU.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Uint8, Uint32, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.nvfp4 import E2M1_MAX, GLOBAL_RANGE, SMALLEST_ROW_SCALE
+
+
+@dataclass(frozen=True)
+class GlobalScale:
+    """A global scale as the formula uses it.
+
+    Attributes:
+        inverse: 1 / scale.
+        unit: 1 / inverse, which is not always the scale.
+    """
+
+    inverse: Float32
+    unit: Float32
+
+
+@dataclass(frozen=True)
+class Block:
+    """``codes``: 16 E2M1 codes in two words, the first lowest; ``scale``: E4M3 bits."""
+
+    codes: Vector
+    scale: Uint8
+
+
+def global_scale(scale: Float32) -> GlobalScale:
+    """The two reciprocals, once per thread."""
+    inverse = 1.0 / scale
+    return GlobalScale(inverse, 1.0 / inverse)
+
+
+def row_scale(amax: Float32) -> Float32:
+    """``nvfp4.row_global_scales``: of a row that holds NaN, or only zeros, 1."""
+    scale = cute.arch.fmax(amax / Float32(GLOBAL_RANGE), SMALLEST_ROW_SCALE)
+    return cutlass.select_(amax > 0.0, scale, Float32(1.0))
+
+
+def amax(elements: Vector) -> Float32:
+    """Largest magnitude of 16 elements; NaN if one is."""
+    found = [cute.math.abs(value) for value in elements.to(Float32).to_elements()]
+    while len(found) > 1:
+        pairs = zip(found[::2], found[1::2], strict=True)
+        found = [cute.arch.fmax(a, b, nan=True) for a, b in pairs]
+    return found[0]
+
+
+def quantize(values: Vector, largest: Float32, scale: GlobalScale) -> Block:
+    """``values`` float32 (16,), ``largest`` their ``amax``."""
+    exact = scale.inverse * (largest * Float32(1.0 / E2M1_MAX))
+    pair = ptx.inline_ptx(
+        "cvt.rn.satfinite.e4m3x2.f32 {$w0}, 0f00000000, {$r0};",
+        write_only_types=[cutlass.Uint16],
+        read_only_args=[exact],
+    )
+    step = _e4m3_to_float(pair) * scale.unit
+    # A zero scale must give zeros, not 0/0.
+    multiplier = cutlass.select_(step == 0.0, Float32(0.0), 1.0 / step)
+    return Block(_to_e2m1(values * multiplier), pair.to(Uint8))
+
+
+def _e4m3_to_float(pair: cutlass.Uint16) -> Float32:
+    """The lower of two E4M3 numbers."""
+    return ptx.inline_ptx(
+        "{ .reg .b32 both; .reg .b16 low, high; cvt.rn.f16x2.e4m3x2 both, {$r0}; "
+        "mov.b32 {low, high}, both; cvt.f32.f16 {$w0}, low; }",
+        write_only_types=[Float32],
+        read_only_args=[pair],
+    )
+
+
+def _to_e2m1(scaled: Vector) -> Vector:
+    """Nearest, ties to even, saturating: two words of eight codes."""
+    # One asm per word: ptxas then converts straight into the word's bytes.
+    convert = " ".join(
+        f"cvt.rn.satfinite.e2m1x2.f32 b{n}, {{$r{2 * n + 1}}}, {{$r{2 * n}}};" for n in range(4)
+    )
+    word = "{ .reg .b8 b0, b1, b2, b3; " + convert + " mov.b32 {$w0}, {b0, b1, b2, b3}; }"
+    words = [
+        ptx.inline_ptx(
+            word,
+            write_only_types=[Uint32],
+            read_only_args=[scaled[first + n] for n in range(8)],
+        )
+        for first in (0, 8)
+    ]
+    return Vector.from_elements(tuple(words), Uint32)

@@ -1,0 +1,43 @@
+"""The result in global memory, and where in it a thread's values belong."""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.experimental.cuda import TensorMap
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result in global memory: ``batch`` matrices of tokens × weight rows.
+
+    Attributes:
+        data: of the result's dtype, or bytes of packed E2M1.
+        scales: bytes, blocked; of NVFP4 alone.
+        scale: float32 [1], its global scale; of NVFP4 alone.
+        tensor_map: for whole boxes of ``data``; of store "tma" alone.
+        m, n: its rows and columns.
+    """
+
+    data: cute.Pointer
+    scales: cute.Pointer
+    scale: cute.Pointer
+    tensor_map: TensorMap
+    m: Int32
+    n: Int32
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where a thread's values belong.
+
+    Attributes:
+        row, column: of the first value, along the M and the N side.
+        batch: index of the matrix.
+        number: running number of the chunk in this warp.
+    """
+
+    row: Int32
+    column: Int32
+    batch: Int32
+    number: Int32

@@ -1,0 +1,82 @@
+"""Compiling a set of kernels into a folder, several at a time."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from nvfp4_kernels import compile as compiler
+from nvfp4_kernels.tool.kernel_set import KernelSpec
+
+
+@dataclass(frozen=True)
+class Built:
+    """What became of one kernel.
+
+    Attributes:
+        spec: the kernel.
+        path: its object file.
+        nbytes: of the file; 0 if there is none.
+        seconds: it took; 0 if it was there already.
+        error: why there is none, else empty.
+    """
+
+    spec: KernelSpec
+    path: Path
+    nbytes: int
+    seconds: float
+    error: str = ""
+
+
+def prepare(arch: str, out: Path | None = None) -> None:
+    """Has this process compile for ``arch``, and keep what it compiles in ``out``.
+
+    Before it has compiled anything. A server on such a GPU finds it there, given that folder alone.
+    """
+    os.environ[compiler.ARCH_VARIABLE] = arch
+    os.environ[compiler.CACHE_VARIABLE] = str(out or "")
+
+
+def build_one(spec: KernelSpec) -> Built:
+    """Compiles one kernel, unless it is there; needs ``prepare``."""
+    kernel = spec.kernel()
+    path = compiler.object_path(kernel)
+    assert path is not None, "prepared"
+    started = time.monotonic()
+    try:
+        if path.exists():
+            return Built(spec, path, path.stat().st_size, 0.0)
+        compiler.build(kernel, path)
+    except OSError:
+        raise  # the folder is at fault, and will be for the next one too
+    except Exception as error:
+        # The compiler raises classes of its own; any of them costs this kernel and no other.
+        return Built(spec, path, 0, time.monotonic() - started, f"{type(error).__name__}: {error}")
+    return Built(spec, path, path.stat().st_size, time.monotonic() - started)
+
+
+def build_all(specs: Sequence[KernelSpec], out: Path, arch: str, jobs: int) -> Iterator[Built]:
+    """Builds ``specs`` in ``jobs`` processes, or in this one if that is 1; in any order.
+
+    Raises:
+        OSError: ``out`` cannot be written to.
+        BrokenProcessPool: a process died.
+    """
+    if jobs == 1:
+        prepare(arch, out)
+        yield from map(build_one, specs)
+        return
+    # Forked processes would share this one's compiler, threads and all.
+    pool = ProcessPoolExecutor(
+        min(jobs, len(specs)), get_context("spawn"), initializer=prepare, initargs=(arch, out)
+    )
+    with pool:
+        futures = [pool.submit(build_one, spec) for spec in specs]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)

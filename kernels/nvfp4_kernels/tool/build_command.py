@@ -1,0 +1,147 @@
+"""``python -m nvfp4_kernels build``: a model's kernels, compiled before a server starts."""
+
+import time
+from collections import defaultdict
+from concurrent.futures.process import BrokenProcessPool
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.compile import CACHE_VARIABLE
+from nvfp4_kernels.sm100.choose import SMS
+from nvfp4_kernels.tool.build import Built, build_all
+from nvfp4_kernels.tool.console import console, progress_bar, refusals
+from nvfp4_kernels.tool.kernel_set import ACTIVATIONS, KernelSpec, model_kernels
+from nvfp4_kernels.tool.model import Model, UnusableModel, explicit, read_model
+from nvfp4_kernels.tool.options import (
+    CPUS,
+    DtypeName,
+    DtypeOption,
+    JobsOption,
+    TensorParallelOption,
+    dtype_of,
+)
+
+ARCHS = ("sm_100a",)
+
+
+class ActivationName(StrEnum):
+    """How activations are scaled."""
+
+    static = "static"
+    per_token = "per-token"
+    both = "both"
+
+
+def build(
+    out: Annotated[
+        Path, typer.Option(help=f"Folder to keep them in; point {CACHE_VARIABLE} at it to serve.")
+    ],
+    model: Annotated[
+        Path | None, typer.Argument(help="config.json of a model, or the directory it is in.")
+    ] = None,
+    linear: Annotated[
+        list[str], typer.Option(help="N,K of a linear layer, instead of a model.")
+    ] = [],  # noqa: B006  typer wants a list
+    pair: Annotated[
+        list[str], typer.Option(help="N,K of a fused gate and up projection, instead of a model.")
+    ] = [],  # noqa: B006
+    arch: Annotated[str, typer.Option(help="GPU to compile for; none is needed here.")] = "sm_100a",
+    sms: Annotated[int, typer.Option(min=1, help="Its multiprocessors; those of a B200.")] = SMS,
+    tensor_parallel: TensorParallelOption = 1,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens in a batch, at the most: max_num_batched_tokens.")
+    ] = 8192,
+    activation: Annotated[ActivationName, typer.Option(help="How inputs are scaled.")] = (
+        ActivationName.both
+    ),
+    dtype: DtypeOption = None,
+    fuse_mlp: Annotated[bool, typer.Option(help="Gate and up projection as one kernel.")] = True,
+    jobs: JobsOption = CPUS,
+) -> None:
+    """Compile every kernel that a model's linear layers need, for any number of tokens.
+
+    What is there already stays as it is. Ends with status 1 if any kernel could not be compiled.
+    """
+    with refusals(UnusableModel, InvalidArgument, OSError, BrokenProcessPool):
+        if arch not in ARCHS:
+            raise UnusableModel(f"--arch: is {arch!r}, must be {', '.join(ARCHS)}")
+        chosen = _which_model(model, linear, pair, tensor_parallel, dtype, fuse_mlp)
+        started = time.monotonic()
+        wanted = tuple(a for a in ACTIVATIONS if activation in (a, ActivationName.both))
+        specs = model_kernels(chosen, max_tokens=max_tokens, activations=wanted, sms=sms)
+        out.mkdir(parents=True, exist_ok=True)
+        with progress_bar() as bar:
+            task = bar.add_task("kernels", total=len(specs))
+            done = []
+            for built in build_all(list(specs), out, arch, jobs):
+                done.append(built)
+                bar.advance(task)
+        _print(chosen, specs, done, out, time.monotonic() - started)
+    if any(b.error for b in done):
+        raise typer.Exit(1)
+
+
+def _which_model(
+    model: Path | None,
+    linear: list[str],
+    pair: list[str],
+    tensor_parallel: int,
+    dtype: DtypeName | None,
+    fuse_mlp: bool,
+) -> Model:
+    """The model, or the sizes, that the command is given."""
+    if (model is None) == (not linear and not pair):
+        raise UnusableModel(
+            "MODEL: give a model's config.json, or sizes with --linear N,K and --pair N,K; one of "
+            "the two"
+        )
+    if model is None:
+        if tensor_parallel != 1:
+            raise UnusableModel(
+                "--tensor-parallel: goes with a model; give --linear and --pair one GPU's sizes"
+            )
+        return explicit(linear, pair, dtype_of(dtype))
+    return read_model(
+        model, tensor_parallel=tensor_parallel, dtype=dtype_of(dtype), fuse_mlp=fuse_mlp
+    )
+
+
+def _print(
+    model: Model, specs: dict[KernelSpec, list[str]], done: list[Built], out: Path, seconds: float
+) -> None:
+    groups: dict[tuple[str, str], list[Built]] = defaultdict(list)
+    for built in sorted(done, key=lambda b: list(specs).index(b.spec)):
+        groups[built.spec.op, ", ".join(specs[built.spec])].append(built)
+    table = Table(title=f"Kernels of {escape(model.name)}, {model.dtype}", title_justify="left")
+    table.add_column("kernel")
+    table.add_column("layers", overflow="fold")
+    for column in ("configurations", "there already", "compiled", "failed", "s", "MB"):
+        table.add_column(column, justify="right")
+    for (op, layers), builts in groups.items():
+        table.add_row(op, layers, *_figures(builts))
+    table.add_section()
+    table.add_row("all", "", *_figures(done))
+    screen = console()
+    screen.print(table)
+    for built in done:
+        if built.error:
+            screen.print(f"[red]{escape(str(built.spec.kernel()))}: {escape(built.error)}[/]")
+    if all(b.seconds == 0 and not b.error for b in done):
+        screen.print(f"Everything was there already ({seconds:.1f} s).")
+    else:
+        screen.print(f"{seconds:.1f} s in all.")
+    screen.print(f"Serve with {CACHE_VARIABLE}={escape(str(out.resolve()))}", soft_wrap=True)
+
+
+def _figures(builts: list[Built]) -> list[str]:
+    there = sum(b.seconds == 0 and not b.error for b in builts)
+    failed = sum(bool(b.error) for b in builts)
+    seconds, nbytes = sum(b.seconds for b in builts), sum(b.nbytes for b in builts)
+    counts = [len(builts), there, len(builts) - there - failed, failed]
+    return [*map(str, counts), f"{seconds:.1f}", f"{nbytes / 1e6:.2f}"]

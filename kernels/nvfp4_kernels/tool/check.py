@@ -1,0 +1,180 @@
+"""Checking and timing the kernels on a GPU: which tasks there are, and the report they make."""
+
+import json
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from itertools import product as pairs
+from pathlib import Path
+
+import torch
+
+from nvfp4_kernels.tool.product_case import ProductCase
+from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
+from nvfp4_kernels.tool.shapes import CONTEST, LLAMA_8B, TOKENS, model_shapes
+from nvfp4_kernels.tool.task import Outcome, Runner, Task
+from nvfp4_kernels.tool.timed import TimedProduct, TimedQuantize
+
+CONTEST_SECTION, LLAMA_SECTION = "contest shapes", "Llama 3 8B"
+QUANTIZE_SECTION = "quantise"
+QUICK_TOKENS = (1, 64, 1024)
+_WANTED = "sm_100 (B200, GB200); elsewhere 'report' says what can be told without one"
+
+
+class WrongDevice(RuntimeError):
+    """This machine has no GPU that the kernels run on."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a report is of."""
+
+    name: str
+    arch: str
+    sms: int
+    memory_gb: float
+    driver: str
+    cuda: str
+    torch: str
+    compiler: str
+    host: str
+
+
+def this_device() -> Device:
+    """The first CUDA device.
+
+    Raises:
+        WrongDevice: there is none, or it is no sm_100.
+    """
+    if not torch.cuda.is_available():
+        raise WrongDevice(f"check: this machine has no CUDA device, must have one of {_WANTED}")
+    properties = torch.cuda.get_device_properties(0)
+    arch = f"sm_{properties.major}{properties.minor}"
+    if arch != "sm_100":
+        raise WrongDevice(
+            f"check: this machine's GPU is {properties.name} ({arch}), must be one of {_WANTED}"
+        )
+    return Device(
+        name=properties.name,
+        arch=arch,
+        sms=properties.multi_processor_count,
+        memory_gb=properties.total_memory / 1e9,
+        driver=_driver(),
+        cuda=str(torch.version.cuda),
+        torch=torch.__version__,
+        compiler=version("nvidia-cutlass-dsl"),
+        host=f"{platform.system()} {platform.machine()}",
+    )
+
+
+def _driver() -> str:
+    from cuda.bindings import driver
+
+    error, number = driver.cuDriverGetVersion()
+    return f"CUDA {number // 1000}.{number % 1000 // 10}" if not int(error) else f"error {error}"
+
+
+def correctness(quick: bool) -> list[Task]:
+    """Every op: tiny, ragged and real sizes, each exact and random."""
+    tasks: list[Task] = []
+    sizes = [(1, 64, 64), (7, 300, 1312), (130, 203, 96), (300, 264, 1568), (600, 520, 832)]
+    if not quick:
+        sizes += [(16, 6144, 4096), (33, 4096, 14336), (128, 7168, 2048), (1024, 6144, 4096)]
+        sizes += [(4096, 4096, 4096), (513, 28672, 4096)]
+    for (m, n, k), exact in pairs(sizes, (True, False)):
+        tasks.append(ProductCase("gemv" if m <= 32 else "gemm", m, n, k, exact=exact))
+        tasks.append(ProductCase("silu_mul_gemm", m, n, k, exact=exact))
+        tasks.append(
+            ProductCase(
+                "gemm", m, n, k, exact=exact, shards=3, row_scale=True, bias=True,
+                out_dtype=torch.float16,
+            )
+        )  # fmt: skip
+    tasks += [ProductCase("gemv", 1, 512, 1024, batch=3, exact=e) for e in (True, False)]
+    tasks.append(ProductCase("gemm", 200, 208, 832, batch=2, out_dtype=torch.float32))
+    tasks += [
+        ProductCase("silu_mul_gemm_quantized", m, 208, 832, row_scale=r)
+        for m, r in pairs((5, 140, 300), (False, True))
+    ]
+    rows = [(1, 64), (131, 208)] if quick else [(1, 64), (131, 208), (3, 4096), (2048, 14336)]
+    tasks += [QuantizeCase(op, m, k) for op, (m, k) in pairs(OPS, rows)]
+    return tasks
+
+
+def timings(quick: bool) -> list[Task]:
+    """The contest's shapes and a model's layers, by us and by torch."""
+    tokens = QUICK_TOKENS if quick else TOKENS
+    tasks: list[Task] = [TimedProduct(CONTEST_SECTION, s) for s in CONTEST]
+    tasks += [TimedProduct(LLAMA_SECTION, s) for s in model_shapes(LLAMA_8B, tokens)]
+    widths = sorted({layer.k for layer in LLAMA_8B.layers})
+    return [*tasks, *(TimedQuantize(QUANTIZE_SECTION, m, k) for k, m in pairs(widths, tokens))]
+
+
+def run_all(
+    tasks: Sequence[Task], run: Runner, done: Callable[[Outcome], None] = lambda _: None
+) -> list[Outcome]:
+    """One outcome per task; those that an interrupt leaves over say so.
+
+    Args:
+        tasks: in order.
+        run: what runs one; whatever goes wrong is in its outcome.
+        done: called after each.
+    """
+    outcomes: list[Outcome] = []
+    try:
+        for task in tasks:
+            outcomes.append(run(task))
+            done(outcomes[-1])
+    except KeyboardInterrupt:
+        outcomes += [
+            Outcome(t.section, t.name, "not run: interrupted") for t in tasks[len(outcomes) :]
+        ]
+    return outcomes
+
+
+def write(path: Path, device: Device, outcomes: Sequence[Outcome]) -> list[Path]:
+    """The report, as Markdown at ``path`` and as JSON beside it; returns both."""
+    beside = path.with_suffix(".json")
+    everything = {"device": asdict(device), "outcomes": [asdict(o) for o in outcomes]}
+    beside.write_text(json.dumps(everything, indent=1))
+    path.write_text(markdown(device, outcomes))
+    return [path, beside]
+
+
+def markdown(device: Device, outcomes: Sequence[Outcome]) -> str:
+    """The report for people."""
+    failed = [o for o in outcomes if o.error]
+    lines = [f"# NVFP4 kernels on {device.name}", ""]
+    lines += [f"{len(outcomes) - len(failed)} of {len(outcomes)} tasks went well.", ""]
+    lines += _rows(("", ""), [(key, str(value)) for key, value in asdict(device).items()])
+    if failed:
+        lines += ["## What failed", ""]
+        lines += _rows(("section", "task", "why"), [(o.section, o.name, o.error) for o in failed])
+    for section in dict.fromkeys(o.section for o in outcomes):
+        lines += [f"## {section}", ""]
+        lines += _section([o for o in outcomes if o.section == section])
+    return "\n".join(lines)
+
+
+def _section(outcomes: Sequence[Outcome]) -> list[str]:
+    names = list(dict.fromkeys(name for o in outcomes for name in o.figures))
+    rows = [
+        (o.name, "failed" if o.error else "ok", *(_shown(o.figures.get(name)) for name in names))
+        for o in outcomes
+    ]
+    return _rows(("task", "result", *names), rows)
+
+
+def _shown(figure: float | str | None) -> str:
+    if figure is None:
+        return ""
+    return figure if isinstance(figure, str) else f"{figure:.4g}"
+
+
+def _rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        clean = (" ".join(cell.replace("|", "\\|").split()) for cell in cells)
+        return f"| {' | '.join(clean)} |"
+
+    return [line(header), line(["---"] * len(header)), *map(line, rows), ""]

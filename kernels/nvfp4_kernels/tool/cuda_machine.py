@@ -1,0 +1,51 @@
+"""The first CUDA device, as tasks see it."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+LAUNCHES = 40  # in a graph, at least
+REPLAYS = 15
+
+
+class CudaMachine:
+    """Times calls in CUDA graphs, operands cold in L2; see ``Machine``."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def l2_bytes(self) -> int:
+        """Of the device."""
+        return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+
+    def sms(self) -> int:
+        """Of the device."""
+        return int(torch.cuda.get_device_properties(self.device).multi_processor_count)
+
+    def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
+        """Median over replays of a graph that runs ``calls`` in turn, divided by their number.
+
+        Args:
+            calls: each on operands of its own, so that none finds its own in L2.
+        """
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+        rounds = -(-LAUNCHES // len(calls))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(rounds):
+                for call in calls:
+                    call()
+        graph.replay()
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(REPLAYS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)  # milliseconds
+        return statistics.median(times) / (rounds * len(calls))

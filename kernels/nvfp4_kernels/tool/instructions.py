@@ -1,0 +1,84 @@
+"""Which instructions a kernel is made of, as CUDA's ``nvdisasm`` prints them."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+# Offset, predicate if any, and the instruction without its modifiers.
+_LINE = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
+# What the report shows of the mix, and what each is for.
+SHOWN = {
+    "UTCOMMA": "block-scaled MMA",
+    "UTCCP": "scales to tensor memory",
+    "UTMALDG": "bulk tensor load",
+    "UTMASTG": "bulk tensor store",
+    "LDTM": "load from tensor memory",
+    "LDG": "load",
+    "STG": "store",
+    "LDS": "shared load",
+    "STS": "shared store",
+    "SYNCS": "mbarrier operation",
+}
+LOCAL = ("LDL", "STL")  # where spilled registers go
+
+
+class NoDisassembler(RuntimeError):
+    """CUDA's ``nvdisasm`` is nowhere to be found."""
+
+
+def find_nvdisasm() -> Path:
+    """The program: from PATH, ``CUDA_HOME``, or a Python package that brings it.
+
+    Raises:
+        NoDisassembler: there is none.
+    """
+    candidates = [Path(found)] if (found := shutil.which("nvdisasm")) else []
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            candidates.append(Path(os.environ[variable], "bin", "nvdisasm"))
+    candidates.append(Path("/usr/local/cuda/bin/nvdisasm"))
+    for package, inside in (
+        ("triton", "backends/nvidia/bin/nvdisasm"),
+        ("nvidia", "cuda_nvdisasm/bin/nvdisasm"),
+        ("nvidia", "cu13/bin/nvdisasm"),
+    ):
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            candidates.append(Path(folder, inside))
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise NoDisassembler(
+        "nvdisasm: not on PATH, in CUDA_HOME or in a Python package; the instruction mix needs it: "
+        "install the CUDA toolkit, triton or nvidia-cuda-nvdisasm"
+    )
+
+
+def disassemble(cubin: bytes, nvdisasm: Path) -> str:
+    """Its listing.
+
+    Raises:
+        NoDisassembler: the program cannot read it, for instance because it is too old.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(nvdisasm), "-c", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NoDisassembler(
+            f"{nvdisasm}: {done.stderr.strip() or f'ended with {done.returncode}'}; the mix of "
+            "instructions needs one that knows this GPU, of CUDA 13 or newer"
+        )
+    return done.stdout
+
+
+def count(listing: str) -> dict[str, int]:
+    """How often each instruction appears, modifiers left out."""
+    matches = filter(None, map(_LINE.match, listing.splitlines()))
+    return dict(Counter(match[1] for match in matches).most_common())

@@ -1,0 +1,53 @@
+"""What a B200 can do at best, and what a product asks of it.
+
+NVIDIA's data sheet: 148 SMs, 8 TB/s of memory, 9 PFLOP/s of dense FP4, which is 32768 FLOP per
+clock and SM at 1.85 GHz.
+"""
+
+from dataclasses import dataclass
+
+from nvfp4_kernels.sm100.choose import MACS_PER_CYCLE, SCALED_BYTES, SMS, Problem, estimate
+from nvfp4_kernels.sm100.tile import ELEMENT_BITS, Tile
+
+CLOCK = 1.85e9  # Hz
+MEMORY_BANDWIDTH = 8e12  # bytes per second
+FLOPS = 2 * MACS_PER_CYCLE * SMS * CLOCK
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a product moves and computes.
+
+    Attributes:
+        nbytes: each operand once, and the result.
+        flops: of the multiplications and additions.
+    """
+
+    nbytes: float
+    flops: float
+
+    @property
+    def speed_of_light(self) -> float:
+        """Seconds: whichever of the two takes longer."""
+        return max(self.nbytes / MEMORY_BANDWIDTH, self.flops / FLOPS)
+
+
+def work_of(problem: Problem, dtype: str, weight_batch: int | None = None) -> Work:
+    """Of ``problem`` with results of ``dtype``.
+
+    Args:
+        problem: sizes.
+        dtype: ``"bfloat16"``, ``"float16"``, ``"float32"`` or ``"nvfp4"``.
+        weight_batch: matrices of weights, if not one for each of the batch.
+    """
+    rows = problem.batch * problem.m
+    batch = problem.batch if weight_batch is None else weight_batch
+    operands = (rows + batch * problem.weights * problem.n) * problem.k * SCALED_BYTES
+    element = SCALED_BYTES if dtype == "nvfp4" else ELEMENT_BITS[dtype] / 8
+    flops = 2.0 * rows * problem.weights * problem.n * problem.k
+    return Work(operands + rows * problem.n * element, flops)
+
+
+def estimated_seconds(problem: Problem, tile: Tile, sms: int = SMS) -> float:
+    """What ``sm100.choose`` ranks tiles by, as a time: a model, not a measurement."""
+    return estimate(problem, tile, sms) / CLOCK

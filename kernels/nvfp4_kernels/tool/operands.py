@@ -1,0 +1,59 @@
+"""Operands whose values are known apart from the library: NVFP4 data, and float64 beside it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, E2M1_VALUES, encode_e2m1, to_blocked
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix, or a batch of them, on the device of what made it.
+
+    Attributes:
+        data: uint8 ``(..., rows, K/2)``.
+        scales: float8_e4m3fn, blocked.
+        values: float64 ``(..., rows, K)``.
+    """
+
+    data: Tensor
+    scales: Tensor
+    values: Tensor
+
+
+def operand(codes: Tensor, scales: Tensor) -> Operand:
+    """Of E2M1 values ``(..., rows, K)`` and their scales ``(..., rows, K/16)``."""
+    small = scales.to(torch.float8_e4m3fn)
+    values = codes.double() * small.double().repeat_interleave(BLOCK_SIZE, -1)
+    return Operand(encode_e2m1(codes), to_blocked(small), values)
+
+
+def grid_operand(shape: tuple[int, ...], seeded: torch.Generator) -> Operand:
+    """Small integers and power-of-two scales: float32 sums of products with it are exact."""
+    codes = _pick([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], shape, seeded)
+    return operand(codes, _pick([0.5, 1.0, 2.0], _blocks(shape), seeded))
+
+
+def positive_operand(shape: tuple[int, ...], seeded: torch.Generator) -> Operand:
+    """Values 1, 2 and 4."""
+    codes = _pick([1.0, 2.0], shape, seeded)
+    return operand(codes, _pick([1.0, 2.0], _blocks(shape), seeded))
+
+
+def random_operand(shape: tuple[int, ...], seeded: torch.Generator) -> Operand:
+    """Any E2M1 code, and scales over 12 octaves."""
+    codes = _pick([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], shape, seeded)
+    octaves = 12 * torch.rand(_blocks(shape), generator=seeded, device=seeded.device) - 6
+    return operand(codes, 2.0**octaves)
+
+
+def _pick(choices: list[float], shape: tuple[int, ...], seeded: torch.Generator) -> Tensor:
+    device = seeded.device
+    index = torch.randint(len(choices), shape, generator=seeded, device=device)
+    return torch.tensor(choices, device=device)[index]
+
+
+def _blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-1], shape[-1] // BLOCK_SIZE)

@@ -1,0 +1,28 @@
+"""Options that commands share."""
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from nvfp4_kernels.tool.model import DTYPES, Dtype
+
+CPUS = os.cpu_count() or 1
+
+
+class DtypeName(StrEnum):
+    """Of activations and results."""
+
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def dtype_of(name: DtypeName | None) -> Dtype | None:
+    """The same as a model has it."""
+    return next((dtype for dtype in DTYPES if dtype == name), None)
+
+
+TensorParallelOption = Annotated[int, typer.Option(help="GPUs that share each layer.")]
+DtypeOption = Annotated[DtypeName | None, typer.Option(help="Instead of the model's own.")]
+JobsOption = Annotated[int, typer.Option(min=1, help="Processes that compile.")]

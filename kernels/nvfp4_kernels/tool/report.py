@@ -1,0 +1,98 @@
+"""The static report: what each product's kernel is made of, and how fast it could be."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from nvfp4_kernels.sm100.choose import SMS, choose_config
+from nvfp4_kernels.sm100.tile import Output, Tile
+from nvfp4_kernels.tool.build import prepare
+from nvfp4_kernels.tool.kernel_set import KernelSpec, product_spec
+from nvfp4_kernels.tool.limits import Work, estimated_seconds, work_of
+from nvfp4_kernels.tool.shapes import Shape
+from nvfp4_kernels.tool.static import Static, measure
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A product, and the kernel that it gets.
+
+    Attributes:
+        shape: the product.
+        tile, output: the kernel's configuration.
+        work: what it moves and computes.
+        estimate: seconds, as the choice was made by.
+    """
+
+    shape: Shape
+    tile: Tile
+    output: Output
+    work: Work
+    estimate: float
+
+    @property
+    def spec(self) -> KernelSpec:
+        op = "silu_mul_gemm" if self.shape.layer.pair else "gemm"
+        return product_spec(op, self.tile, self.output)
+
+    @property
+    def stages(self) -> int:
+        return self.tile.depth(self.output.shared_bytes(self.tile))
+
+    def json(self, kernel: int) -> dict[str, Any]:
+        """All there is to say, for programs; its kernel is the one of that number."""
+        shape = self.shape
+        return {
+            "name": shape.name, "m": shape.m, "n": shape.layer.n, "k": shape.layer.k,
+            "batch": shape.batch, "pair": shape.layer.pair, "dtype": shape.dtype,
+            "tile": asdict(self.tile), "output": asdict(self.output), "stages": self.stages,
+            "tensor_columns": self.tile.tensor_columns, "bytes": self.work.nbytes,
+            "flops": self.work.flops, "speed_of_light_us": 1e6 * self.work.speed_of_light,
+            "estimate_us": 1e6 * self.estimate, "published_us": shape.published or None,
+            "kernel": kernel,
+        }  # fmt: skip
+
+
+def choose(shape: Shape, sms: int = SMS) -> Choice:
+    """The kernel for ``shape`` on a GPU of ``sms`` multiprocessors."""
+    tile, output = choose_config(shape.problem, shape.output, sms)
+    seconds = estimated_seconds(shape.problem, tile, sms)
+    return Choice(shape, tile, output, work_of(shape.problem, shape.dtype), seconds)
+
+
+def measure_all(
+    specs: Sequence[KernelSpec], arch: str, nvdisasm: Path | None, jobs: int
+) -> Iterator[tuple[KernelSpec, Static]]:
+    """Compiles every kernel afresh and looks at it, in ``jobs`` processes."""
+    with ProcessPoolExecutor(jobs, get_context("spawn"), prepare, (arch,)) as pool:
+        yield from zip(specs, pool.map(_measure, specs, [nvdisasm] * len(specs)), strict=True)
+
+
+def kernel_json(spec: KernelSpec, static: Static) -> dict[str, Any]:
+    """All there is to say of a kernel, for programs."""
+    said = {"op": spec.op, "configuration": repr(spec.fields), "spills": static.spills}
+    return said | asdict(static)
+
+
+def _measure(spec: KernelSpec, nvdisasm: Path | None) -> Static:
+    return measure(spec.kernel(), nvdisasm)
+
+
+def describe(tile: Tile) -> str:
+    """E.g. ``"256×256 2SM 2×1"``: rows × columns of a tile, pairs of SMs, cluster; splits."""
+    sides = f"{tile.columns}×{tile.rows} swapped" if tile.swapped else f"{tile.rows}×{tile.columns}"
+    words = [sides]
+    if tile.weights == 2:
+        words.append("pair")
+    if tile.two_sm:
+        words.append("2SM")
+    if tile.cluster_m * tile.cluster_n > tile.ctas:
+        words.append(f"cluster {tile.cluster_m}×{tile.cluster_n}")
+    if tile.split_k > 1:
+        words.append(f"split {tile.split_k}")
+    if tile.resident > 1:
+        words.append(f"{tile.resident} per SM")
+    return " ".join(words)

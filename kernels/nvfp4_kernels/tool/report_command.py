@@ -1,0 +1,141 @@
+"""``python -m nvfp4_kernels report``: what kernels are made of, and how fast they could be."""
+
+import json
+from concurrent.futures.process import BrokenProcessPool
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.sm100.choose import SMS
+from nvfp4_kernels.sm100.tile import Output, Tile
+from nvfp4_kernels.tool.binary import UnreadableBinary
+from nvfp4_kernels.tool.console import console, progress_bar, refusals
+from nvfp4_kernels.tool.instructions import SHOWN, NoDisassembler, find_nvdisasm
+from nvfp4_kernels.tool.kernel_set import KernelSpec, quantize_kernels
+from nvfp4_kernels.tool.limits import FLOPS, MEMORY_BANDWIDTH
+from nvfp4_kernels.tool.model import UnusableModel, read_model
+from nvfp4_kernels.tool.options import CPUS, DtypeOption, JobsOption, TensorParallelOption, dtype_of
+from nvfp4_kernels.tool.report import Choice, choose, describe, kernel_json, measure_all
+from nvfp4_kernels.tool.shapes import CONTEST, TOKENS, given_shape, model_shapes
+from nvfp4_kernels.tool.static import Static
+
+
+def report(
+    shape: Annotated[
+        list[str], typer.Option(help="M,N,K or M,N,K,L, instead of the contest's shapes.")
+    ] = [],  # noqa: B006  typer wants a list
+    pair: Annotated[
+        bool, typer.Option("--pair", help="The shapes are gate and up projections, fused.")
+    ] = False,
+    model: Annotated[
+        Path | None, typer.Option(help="config.json of a model: its layers, at several M.")
+    ] = None,
+    tensor_parallel: TensorParallelOption = 1,
+    dtype: DtypeOption = None,
+    sms: Annotated[int, typer.Option(min=1, help="Multiprocessors of the GPU.")] = SMS,
+    jobs: JobsOption = CPUS,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything there, too.")
+    ] = None,
+) -> None:
+    """Compile the kernels that products get, and say what they are made of; no GPU is needed.
+
+    Ends with status 1 if any kernel spills registers.
+    """
+    screen = console()
+    with refusals(UnusableModel, UnreadableBinary, InvalidArgument, OSError, BrokenProcessPool):
+        shapes = [given_shape(text, pair) for text in shape]
+        if pair and not shape:
+            raise UnusableModel("--pair: goes with --shape; name one")
+        others: list[KernelSpec] = []
+        if model is not None:
+            chosen = read_model(model, tensor_parallel=tensor_parallel, dtype=dtype_of(dtype))
+            shapes += model_shapes(chosen)
+            for layer, per_token in product(chosen.layers, (False, True)):
+                others += quantize_kernels(chosen.dtype, layer.k, max(TOKENS), per_token)
+        choices = [choose(each, sms) for each in shapes or CONTEST]
+        nvdisasm = _nvdisasm(screen)
+        specs = list(dict.fromkeys([*(choice.spec for choice in choices), *others]))
+        found: dict[KernelSpec, Static] = {}
+        with refusals(NoDisassembler), progress_bar() as bar:
+            task = bar.add_task("kernels", total=len(specs))
+            for spec, static in measure_all(specs, "sm_100a", nvdisasm, jobs):
+                found[spec] = static
+                bar.advance(task)
+        numbers = {spec: number for number, spec in enumerate(specs, 1)}
+        if json_file:
+            everything = {
+                "products": [choice.json(numbers[choice.spec]) for choice in choices],
+                "kernels": [kernel_json(spec, found[spec]) for spec in specs],
+            }
+            json_file.write_text(json.dumps(everything, indent=1))
+    screen.print(_products(choices, numbers))
+    screen.print(
+        f"Speed of light: {MEMORY_BANDWIDTH / 1e12:.0f} TB/s, {FLOPS / 1e15:.2f} PFLOP/s. Tiles "
+        "are chosen by the estimates, which are no measurements."
+    )
+    screen.print(_kernels(found, numbers))
+    spilling = [str(numbers[spec]) for spec in specs if found[spec].spills]
+    if spilling:
+        screen.print(f"[red]Registers are spilled by kernel {', '.join(spilling)}.[/]")
+        raise typer.Exit(1)
+
+
+def _nvdisasm(screen: Console) -> Path | None:
+    try:
+        return find_nvdisasm()
+    except NoDisassembler as error:
+        screen.print(f"[yellow]{escape(str(error))}[/]")
+        return None
+
+
+def _products(choices: list[Choice], numbers: dict[KernelSpec, int]) -> Table:
+    table = Table(title="Products", title_justify="left")
+    for column in ("op", "M×N×K×L", "kernel", "tile"):
+        table.add_column(column)
+    for column in ("MB", "GFLOP", "SOL µs", "published", "estimate", "share of SOL"):
+        table.add_column(column, justify="right")
+    for each in choices:
+        light = each.work.speed_of_light
+        published = each.shape.published
+        table.add_row(
+            each.shape.name, each.shape.sizes, str(numbers[each.spec]), describe(each.tile),
+            f"{each.work.nbytes / 1e6:.2f}", f"{each.work.flops / 1e9:.2f}", f"{1e6 * light:.2f}",
+            f"{published:.2f}" if published else "–", f"{1e6 * each.estimate:.2f}",
+            f"{light / each.estimate:.0%}",
+        )  # fmt: skip
+    return table
+
+
+def _kernels(found: dict[KernelSpec, Static], numbers: dict[KernelSpec, int]) -> Table:
+    table = Table(title="Kernels", title_justify="left")
+    for column in ("", "op", "configuration", "stages", "TMEM"):
+        table.add_column(column)
+    for column in ("registers", "spilled", "shared", "code", *SHOWN):
+        table.add_column(column, justify="right")
+    for spec, static in found.items():
+        mix = [str(static.instructions.get(name, 0)) for name in SHOWN]
+        table.add_row(
+            str(numbers[spec]), spec.op, *_configuration(spec), str(static.registers),
+            f"{static.local_bytes} B", f"{static.shared_bytes / 1024:.0f} KB",
+            f"{static.code_bytes / 1024:.0f} KB", *(mix if static.instructions else "–" * len(mix)),
+        )  # fmt: skip
+    return table
+
+
+def _configuration(spec: KernelSpec) -> tuple[str, str, str]:
+    """In words, and the stages and columns of tensor memory of what has any."""
+    tile, output = spec.fields[-2:]
+    if isinstance(tile, Tile) and isinstance(output, Output):
+        stages = tile.depth(output.shared_bytes(tile))
+        words = f"{describe(tile)}, {output.dtype} {output.store}"
+        return words, str(stages), str(tile.tensor_columns)
+    dtype, per_token, rows = spec.fields
+    words = f"{rows.slots} rows × {rows.threads} threads × {rows.steps} blocks, {dtype}"
+    return words + (" per token" if per_token else ""), "–", "–"

@@ -1,0 +1,98 @@
+"""Problems to report on and to time: public contest shapes, and a model's layers."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nvfp4_kernels.sm100.choose import Problem
+from nvfp4_kernels.sm100.tile import Output
+from nvfp4_kernels.tool.kernel_set import layer_output
+from nvfp4_kernels.tool.model import Dtype, Layer, Model, numbers
+
+TOKENS = (1, 8, 32, 64, 128, 256, 1024, 8192)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One product.
+
+    Attributes:
+        name: for tables.
+        layer: the weight.
+        m: tokens.
+        batch: matrices; above 1, each with weights of its own.
+        dtype: of the result.
+        published: speed of light in microseconds as the contest states it, 0 if nowhere.
+        per_token: whether each token has a scale.
+    """
+
+    name: str
+    layer: Layer
+    m: int
+    batch: int = 1
+    dtype: Dtype = "bfloat16"
+    published: float = 0.0
+    per_token: bool = False
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.m, self.layer.n, self.layer.k, self.batch, self.layer.weights)
+
+    @property
+    def sizes(self) -> str:
+        """``M×N×K``, and ``×L``."""
+        sizes = [self.m, self.layer.n, self.layer.k, *([self.batch] if self.batch > 1 else [])]
+        return "×".join(map(str, sizes))
+
+    @property
+    def output(self) -> Output:
+        return layer_output(self.layer, self.dtype, self.per_token)
+
+
+def _contest(
+    name: str, m: int, n: int, k: int, published: float, batch: int = 1, pair: bool = False
+) -> Shape:
+    return Shape(name, Layer(name, n, k, pair), m, batch, "float16", published)
+
+
+# NVFP4 kernel contest on B200 (GPU MODE and NVIDIA, 2025), with its speed of light at 1.5 GHz.
+CONTEST = (
+    _contest("GEMV", 1, 7168, 16384, 8.622),
+    _contest("GEMV", 1, 4096, 7168, 17.275, batch=8),
+    _contest("GEMV", 1, 7168, 2048, 4.317, batch=4),
+    _contest("GEMM", 128, 7168, 16384, 8.994),
+    _contest("GEMM", 128, 4096, 7168, 2.354),
+    _contest("GEMM", 128, 7168, 2048, 1.333),
+    _contest("dual GEMM", 256, 4096, 7168, 4.708, pair=True),
+    _contest("dual GEMM", 512, 4096, 7168, 8.714, pair=True),
+    _contest("dual GEMM", 256, 3072, 4096, 2.125, pair=True),
+    _contest("dual GEMM", 512, 3072, 7168, 6.535, pair=True),
+)
+
+LLAMA_8B = Model(
+    "Llama 3 8B",
+    "bfloat16",
+    (
+        Layer("qkv_proj", 6144, 4096, shards=3),
+        Layer("o_proj", 4096, 4096),
+        Layer("gate_up_proj", 14336, 4096, pair=True),
+        Layer("down_proj", 4096, 14336),
+    ),
+)
+
+
+def model_shapes(model: Model, tokens: Iterable[int] = TOKENS) -> list[Shape]:
+    """Every layer of ``model`` at every number of tokens."""
+    return [
+        Shape(layer.name, layer, m, dtype=model.dtype) for layer in model.layers for m in tokens
+    ]
+
+
+def given_shape(text: str, pair: bool) -> Shape:
+    """The shape written ``"M,N,K"`` or ``"M,N,K,L"``.
+
+    Raises:
+        UnusableModel: something else is written, or N or K that no kernel takes.
+    """
+    m, n, k, *rest = numbers(text, "--shape", "M,N,K[,L]")
+    name = "pair" if pair else "linear"
+    return Shape(name, Layer(f"{name} {n},{k}", n, k, pair), m, batch=rest[0] if rest else 1)

@@ -1,0 +1,19 @@
+"""Comparing results bit for bit, wherever they are."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def bits(x: Tensor) -> Tensor:
+    """Its bytes, on CPU."""
+    return x.cpu().contiguous().view(torch.uint8)
+
+
+def check_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Same dtypes, shapes and bits."""
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(bits(ours), bits(theirs), rtol=0, atol=0)

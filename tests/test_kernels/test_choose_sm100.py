@@ -1,0 +1,88 @@
+"""Tiles and their choice: pure arithmetic, no CuTe."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from nvfp4_kernels.sm100.choose import (
+    MAX_SWAPPED,
+    Problem,
+    candidates,
+    choose_config,
+    estimate,
+    with_store,
+)
+from nvfp4_kernels.sm100.tile import Output, Tile
+
+BF16, NVFP4 = Output("bfloat16"), Output("nvfp4")
+LLAMA = {
+    "qkv": (6144, 4096, 1),
+    "o": (4096, 4096, 1),
+    "mlp": (14336, 4096, 2),
+    "down": (4096, 14336, 1),
+}
+TOKENS = (1, 2, 8, 9, 16, 17, 32, 33, 64, 128, 129, 256, 512, 1000, 4096, 8192, 65536)
+
+
+@pytest.mark.parametrize(
+    "output", [BF16, NVFP4, Output("float32", shards=3, bias="float32")], ids=str
+)
+@pytest.mark.parametrize("layer", LLAMA)
+def test_every_token_count_has_a_tile_that_fits(layer: str, output: Output) -> None:
+    n, k, weights = LLAMA[layer]
+    for m in TOKENS:
+        problem = Problem(m, n, k, weights=weights)
+        tile, out = choose_config(problem, replace(output, shards=1) if weights == 2 else output)
+        assert tile.weights == weights
+        assert tile.swapped == (m <= MAX_SWAPPED)
+        assert not tile.swapped or m <= tile.columns
+        used = tile.depth(out.shared_bytes(tile)) * tile.stage_bytes + out.shared_bytes(tile)
+        assert used + 1024 <= 227 * 1024
+        assert tile.depth(out.shared_bytes(tile)) >= 2
+        assert tile.tensor_columns <= 512
+        assert tile.scale_column + tile.scale_columns <= tile.tensor_columns
+
+
+@pytest.mark.parametrize(
+    "shape", list(product((1, 3, 40, 300), (1, 7, 16, 130), (16, 48, 64, 1040))), ids=str
+)
+def test_odd_shapes_have_one_too(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    assert choose_config(Problem(m, n, k), BF16)
+    assert choose_config(Problem(m, n, k, batch=3, weights=2), BF16)
+
+
+def test_the_least_estimate_is_chosen() -> None:
+    problem = Problem(128, 4096, 7168)
+    chosen, _ = choose_config(problem, BF16)
+    assert estimate(problem, chosen) == min(
+        estimate(problem, t) for t, _ in candidates(problem, BF16)
+    )
+
+
+def test_few_rows_of_weights_are_split_over_more_sms() -> None:
+    tile, _ = choose_config(Problem(1, 4096, 14336), BF16)
+    assert 4096 // 128 * tile.split_k >= 128
+
+
+def test_large_products_take_pairs_of_sms() -> None:
+    assert choose_config(Problem(8192, 4096, 14336), BF16)[0].two_sm
+    assert choose_config(Problem(8192, 14336, 4096, weights=2), BF16)[0].two_sm
+
+
+def test_results_leave_in_boxes_where_rows_allow_it() -> None:
+    assert with_store(BF16, Tile(128), 4096).store == "tma"
+    assert with_store(BF16, Tile(128), 4100).store == "element"
+    assert with_store(BF16, Tile(128, split_k=4), 4096).store == "vector"
+    assert with_store(NVFP4, Tile(128), 4096).store == "vector"
+    assert with_store(NVFP4, Tile(128), 4112).store == "element"
+    assert with_store(BF16, Tile(8, swapped=True), 4096).store == "element"
+
+
+def test_overlapping_accumulators_leave_room_for_the_scales() -> None:
+    wide = Tile(256)
+    assert (wide.accumulators, wide.overlap, wide.tensor_columns) == (2, 48, 512)
+    assert wide.accumulator_stride == 256 - 48
+    assert wide.scale_column == 512 - wide.scale_columns
+    assert Tile(128).overlap == 0

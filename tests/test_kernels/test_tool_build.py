@@ -1,0 +1,221 @@
+"""``python -m nvfp4_kernels build``: what it writes is what a server finds, and all it needs."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nvfp4_kernels.__main__ import app
+from nvfp4_kernels.tool import build_command
+from nvfp4_kernels.tool.build import Built
+from nvfp4_kernels.tool.kernel_set import KernelSpec
+from tests import devices
+
+ROOT = Path(__file__).parents[2]
+# CuTe DSL compiles for one runtime per process. This one's keeps the PTX, which the emulator runs.
+EMULATED = """
+from tests.emulator import Gpu
+from tests.emulator.runtime import shim
+shim.install(Gpu())
+from nvfp4_kernels.__main__ import app
+app()
+"""
+SERVE = """
+import os, sys
+import pytest, torch
+from nvfp4_kernels import gemm, quantize
+from nvfp4_kernels.compile import CACHE_VARIABLE
+from tests.devices import emulated_ops
+from tests.emulator import EAGER
+from tests.test_kernels.linear_cases import Case, grid_problem
+
+def refuse(*_, **__):
+    raise AssertionError("compiled")
+
+with emulated_ops(EAGER):
+    import cutlass.cute
+    cutlass.cute.compile = refuse
+    os.environ[CACHE_VARIABLE] = sys.argv[1]
+    problem = grid_problem(Case(5, 64, 64, out_dtype=torch.bfloat16))
+    assert torch.equal(problem.run(gemm), torch.from_numpy(problem.expected()).bfloat16())
+    quantize(torch.randn(5, 64).bfloat16(), torch.tensor(0.01))
+    with pytest.raises(AssertionError, match="compiled"):
+        grid_problem(Case(5, 64, 64, out_dtype=torch.float16)).run(gemm)
+"""
+HOST_CODE = """
+import os, sys
+os.environ["CUTE_DSL_ARCH"] = "sm_100a"
+from pathlib import Path
+from nvfp4_kernels import compile
+from nvfp4_kernels.tool.kernel_set import model_kernels
+from nvfp4_kernels.tool.model import explicit
+(spec, *_) = model_kernels(explicit(["64,64"], []), max_tokens=1)
+compile.build(spec.kernel(), Path(sys.argv[1]))
+"""
+
+KEYS = """
+import json, os, torch
+from nvfp4_kernels import compile
+
+class Kernel:
+    def __repr__(self):
+        return "Kernel()"
+
+def look_up(capability=None, **settings):
+    os.environ.update(settings)
+    torch.cuda.get_device_capability = lambda: capability
+    compile._toolchain.cache_clear()
+    name = compile.object_path(Kernel()).name
+    for each in settings:
+        del os.environ[each]
+    return name
+
+print(json.dumps({
+    "told sm_100a": look_up(CUTE_DSL_ARCH="sm_100a"),
+    "told sm_103a": look_up(CUTE_DSL_ARCH="sm_103a"),
+    "on a B200": look_up((10, 0)),
+    "on an H200": look_up((9, 0)),
+    "other folders": look_up((10, 0), CUTE_DSL_CACHE_DIR="/a", CUTE_DSL_LIBS="/b.so"),
+    "with line numbers": look_up((10, 0), CUTE_DSL_LINEINFO="1"),
+}))
+"""
+
+
+def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CUTE_DSL_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
+
+
+def test_a_server_compiles_nothing(tmp_path: Path) -> None:
+    devices.cutlass_or_skip()
+    build = ["build", "--linear", "64,64", "--max-tokens", "8", "--activation", "static"]
+    build += ["--jobs", "1", "--out", str(tmp_path / "kernels")]
+    first = python(EMULATED, *build)
+    assert first.returncode == 0, first.stderr
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "kernels").iterdir()}
+    assert len(files) == 2
+    assert all(path.suffix == ".o" for path in files), "nothing half-written"
+
+    served = python(SERVE, tmp_path / "kernels")
+    assert served.returncode == 0, served.stderr
+
+    second = python(EMULATED, *build)
+    assert "Everything was there already" in second.stdout
+    built = {path: path.stat().st_mtime_ns for path in files}
+    assert built == files
+
+
+def test_host_code_runs_on_any_processor(tmp_path: Path) -> None:
+    devices.cutlass_or_skip()
+    if platform.machine() != "x86_64" or shutil.which("objdump") is None:
+        pytest.skip("needs an x86-64 and objdump")
+    place = tmp_path / "kernel.o"
+    done = python(HOST_CODE, place)
+    assert done.returncode == 0, done.stderr
+    listing = subprocess.run(
+        ["objdump", "-d", str(place)], capture_output=True, text=True, check=True
+    ).stdout
+    assert "%xmm" in listing
+    assert "%ymm" not in listing
+    assert "%zmm" not in listing
+
+
+# --- the key ----------------------------------------------------------------------------------
+
+
+def test_a_machine_without_a_gpu_writes_what_a_b200_looks_up(keys: dict[str, str]) -> None:
+    assert keys["told sm_100a"] == keys["on a B200"]
+
+
+def test_where_things_are_does_not_matter(keys: dict[str, str]) -> None:
+    assert keys["other folders"] == keys["told sm_100a"]
+
+
+@pytest.mark.parametrize("other", ["told sm_103a", "on an H200", "with line numbers"])
+def test_what_is_compiled_matters(keys: dict[str, str], other: str) -> None:
+    assert keys[other] != keys["told sm_100a"]
+
+
+@pytest.fixture(scope="module")
+def keys() -> dict[str, str]:
+    """Names of the files that processes with different settings look up."""
+    devices.cutlass_or_skip()
+    done = python(KEYS)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def invoke(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["build", *map(str, arguments)])
+    assert not isinstance(result.exception, Exception), result.exception
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_a_kernel_that_does_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_all(specs: list[KernelSpec], out: Path, arch: str, jobs: int) -> Iterator[Built]:
+        assert arch == "sm_100a"
+        for spec in specs:
+            yield Built(spec, out / "a.o", 0, 1.0, "DSLRuntimeError: [no] such thing")
+
+    monkeypatch.setattr(build_command, "build_all", build_all)
+    monkeypatch.setattr(KernelSpec, "kernel", lambda spec: spec.fields)
+    status, output = invoke("--linear", "64,64", "--max-tokens", "1", "--out", tmp_path)
+    assert status == 1
+    assert "DSLRuntimeError: [no] such thing" in output
+
+
+def test_another_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[KernelSpec] = []
+    monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    options = ["--pair", "64,64", "--max-tokens", "1", "--dtype", "float16", "--out", tmp_path]
+    assert invoke(*options)[0] == 0
+    assert len(seen) == 4
+    assert all("float16" in repr(spec) and "bfloat16" not in repr(spec) for spec in seen)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "MODEL: give a model's config.json, or sizes with --linear N,K and --pair N,K"),
+        (["x", "--linear", "64,64"], "one of the two"),
+        (["/nowhere"], "/nowhere: cannot be read (No such file or directory)"),
+        (["--linear", "64"], "--linear: is '64', must be N,K"),
+        (["--pair", "64,40"], "K is 40, must be a positive multiple of 16"),
+        (["--linear", "64,64", "--arch", "sm_90a"], "--arch: is 'sm_90a', must be sm_100a"),
+        (["--linear", "64,64", "--tensor-parallel", "2"], "--tensor-parallel: goes with a model"),
+        (
+            ["--linear", "64,65536", "--max-tokens", "1"],
+            "K is 65536, must be at most 40960",
+        ),
+    ],
+    ids=["nothing", "both", "no file", "one number", "odd K", "arch", "parallel", "long rows"],
+)
+def test_what_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    status, output = invoke(*arguments, "--out", tmp_path / "kernels")
+    assert status == 1
+    assert message in output
+    assert not (tmp_path / "kernels").exists()
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, output = invoke(
+        "--linear", "64,64", "--max-tokens", "1", "--jobs", "1", "--out", tmp_path / "file"
+    )
+    assert status == 1
+    assert "File exists" in output

@@ -1,0 +1,310 @@
+"""``python -m nvfp4_kernels check``: every task is answered for, whatever a kernel does."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nvfp4_kernels.__main__ import app
+from nvfp4_kernels.tool import check, check_command, timed
+from nvfp4_kernels.tool.check import Device, WrongDevice, correctness, markdown, run_all, timings
+from nvfp4_kernels.tool.product_case import ProductCase, compare_bound, compare_exact
+from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
+from nvfp4_kernels.tool.shapes import CONTEST, given_shape
+from nvfp4_kernels.tool.task import Figures, Isolated, Machine, Mismatch, Outcome, Task, run_task
+from nvfp4_kernels.tool.timed import TimedProduct, TimedQuantize, cold_sets
+
+FP16 = torch.float16
+DEVICE = Device("B200", "sm_100", 148, 192.0, "CUDA 13.0", "13.0", "2.11", "4.8.0", "Linux x86_64")
+
+
+class StandIn:
+    """A machine on the CPU, where every call takes a microsecond."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
+        self.calls: list[int] = []
+
+    def l2_bytes(self) -> int:
+        return 1 << 20
+
+    def sms(self) -> int:
+        return 148
+
+    def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
+        self.calls.append(len(calls))
+        calls[0]()
+        return 1e-6
+
+
+# --- correctness, on the emulator -------------------------------------------------------------
+
+CASES: list[Task] = [
+    *(
+        case
+        for exact in (True, False)
+        for case in (
+            ProductCase("gemv", 5, 64, 128, exact=exact),
+            ProductCase("gemv", 3, 64, 128, batch=2, exact=exact),
+            ProductCase(
+                "gemm",
+                40,
+                72,
+                128,
+                exact=exact,
+                shards=3,
+                row_scale=True,
+                bias=True,
+                out_dtype=FP16,
+            ),
+            ProductCase("silu_mul_gemm", 9, 64, 128, exact=exact, row_scale=True),
+        )
+    ),
+    ProductCase("silu_mul_gemm_quantized", 9, 64, 128),
+    *(QuantizeCase(op, 5, 64) for op in OPS),
+]
+
+
+@pytest.mark.arch("sm_100")
+@pytest.mark.schedules("random 1")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_kernels_pass(case: Task, op_device: torch.device) -> None:
+    assert case.run(StandIn(op_device))["values"]
+
+
+def wrong(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``op`` with one value far off."""
+
+    def run(*arguments: object, **options: object) -> torch.Tensor:
+        out = op(*arguments, **options)
+        out[..., -1, -1] += 1 + out[..., -1, -1].abs() / 4
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "random"])
+@pytest.mark.parametrize("op", ["gemm", "silu_mul_gemm"])
+def test_one_wrong_value_is_found(op: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "nvfp4_kernels.tool.product_case"
+    case = ProductCase(op, 9, 64, 128, exact=exact)  # type: ignore[arg-type]
+    assert case.run(StandIn())
+    from nvfp4_kernels.tool import product_case
+
+    monkeypatch.setattr(f"{module}.{op}", wrong(getattr(product_case, op)))
+    with pytest.raises(Mismatch, match=r"1 of 576 values are wrong, the first at \(8, 63\)"):
+        case.run(StandIn())
+
+
+def test_nan_is_found() -> None:
+    result = torch.tensor([1.0, torch.nan])
+    with pytest.raises(Mismatch, match="1 of 2 values are wrong"):
+        compare_bound(result, torch.ones(2).double(), torch.ones(2).double())
+    with pytest.raises(Mismatch, match="1 of 2 values are wrong"):
+        compare_exact(result, torch.ones(2))
+    with pytest.raises(Mismatch, match=r"result is torch.float32 \(2,\), must be torch.float16"):
+        compare_exact(result, torch.ones(2, dtype=FP16))
+
+
+@pytest.mark.parametrize("op", ["quantize", "silu_mul_quantize", "rms_norm_quantize_per_token"])
+def test_wrong_codes_are_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nvfp4_kernels
+
+    right = getattr(nvfp4_kernels, op)
+    monkeypatch.setattr(nvfp4_kernels, op, lambda *a: (right(*a)[0] ^ 0x11, *right(*a)[1:]))
+    with pytest.raises(Mismatch, match=r"values are wrong|bytes differ"):
+        QuantizeCase(op, 5, 64).run(StandIn())
+
+
+def test_wrong_scales_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import nvfp4_kernels
+
+    right = nvfp4_kernels.silu_mul_quantize
+    monkeypatch.setattr(
+        nvfp4_kernels,
+        "silu_mul_quantize",
+        lambda *a: (right(*a)[0], (right(*a)[1].float() * 4).to(torch.float8_e4m3fn)),
+    )
+    with pytest.raises(Mismatch, match=r"a value is .* steps off, may be 3 at the most"):
+        QuantizeCase("silu_mul_quantize", 5, 64).run(StandIn())
+
+
+# --- tasks that go wrong ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Acts:
+    """Does what its name says."""
+
+    name: str
+    section: str = "acts"
+
+    def run(self, machine: Machine) -> Figures:
+        if self.name == "hangs":
+            time.sleep(600)
+        if self.name == "dies":
+            os._exit(3)
+        if self.name == "raises":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return {"process": float(os.getpid())}
+
+
+@pytest.fixture
+def isolated() -> Iterator[Isolated]:
+    runner = Isolated(StandIn, limit=60)
+    yield runner
+    runner.close()
+
+
+def test_a_task_may_raise_or_die(isolated: Isolated) -> None:
+    tasks = [Acts(n) for n in ("works", "works again", "raises", "dies", "works at last")]
+    outcomes = run_all(tasks, isolated)
+    errors = [outcome.error for outcome in outcomes]
+    assert errors[0] == errors[1] == errors[4] == ""
+    assert "RuntimeError: CUDA error: an illegal memory access was encountered" in errors[2]
+    assert errors[3] == "its process died with exit code 3"
+    first, second, *_, last = (outcome.figures.get("process") for outcome in outcomes)
+    assert first == second
+    assert last not in (first, os.getpid())
+
+
+def test_a_task_may_hang(isolated: Isolated) -> None:
+    assert not isolated(Acts("works")).error
+    isolated._limit = 0.5  # the process is up
+    assert isolated(Acts("hangs")).error == "no answer within 0.5 s: it hangs"
+
+
+def test_an_interrupt_keeps_what_is_done() -> None:
+    def run(task: Task) -> Outcome:
+        if task.name == "second":
+            raise KeyboardInterrupt
+        return run_task(task, StandIn())
+
+    outcomes = run_all([Acts("first"), Acts("second"), Acts("third")], run)
+    assert [o.error for o in outcomes] == ["", "not run: interrupted", "not run: interrupted"]
+
+
+# --- times ------------------------------------------------------------------------------------
+
+
+def test_operands_are_cold() -> None:
+    assert cold_sets(nbytes=10e6, l2_bytes=126 << 20) == 1 + 27
+    assert cold_sets(nbytes=1e9, l2_bytes=126 << 20) == 2
+    assert cold_sets(nbytes=10, l2_bytes=126 << 20) == timed.MOST_SETS
+
+
+def test_figures_of_a_product() -> None:
+    machine = StandIn()
+    figures = TimedProduct("section", given_shape("5,64,128", pair=False)).run(machine)
+    nbytes = (5 + 64) * 128 * (0.5 + 1 / 16) + 5 * 64 * 2
+    assert figures["us"] == 1.0
+    assert figures["tb_per_s"] == pytest.approx(nbytes / 1e6)
+    assert figures["tflops"] == pytest.approx(2 * 5 * 64 * 128 / 1e6)
+    assert figures["share"] == pytest.approx(nbytes / 8e12 / 1e-6)
+    assert figures["torch 16-bit us"] == 1.0
+    assert machine.calls[0] == cold_sets(nbytes, machine.l2_bytes()) > 1
+
+
+@pytest.mark.parametrize("shape", ["5,64,128", "40,64,128", "5,64,128,2"])
+@pytest.mark.parametrize("pair", [False, True], ids=["linear", "pair"])
+def test_what_torch_has_not_is_said(shape: str, pair: bool) -> None:
+    figures = TimedProduct("section", given_shape(shape, pair)).run(StandIn())
+    assert str(figures["torch NVFP4 us"]).startswith("none: ")
+
+
+def test_figures_of_a_quantisation() -> None:
+    assert TimedQuantize("section", 8, 64).run(StandIn())["us"] == 1.0
+
+
+def test_quick_is_a_part() -> None:
+    for tasks in (correctness, timings):
+        few, all_ = ([task.name for task in tasks(quick)] for quick in (True, False))
+        assert set(few) < set(all_)
+    names = [(task.section, task.name) for task in [*correctness(False), *timings(False)]]
+    assert len(set(names)) == len(names)
+    assert {op for op in OPS if any(name.startswith(f"{op}, ") for _, name in names)} == set(OPS)
+    assert sum(section == check.CONTEST_SECTION for section, _ in names) == len(CONTEST)
+
+
+# --- the report -------------------------------------------------------------------------------
+
+OUTCOMES = [
+    Outcome("correctness", "gemm, 1×2×3", "", {"values": 6.0}),
+    Outcome("correctness", "gemv, 1×2×3", "Mismatch: a | b\nc"),
+    Outcome("contest shapes", "GEMM 128×7168×2048", "", {"us": 2.34567, "tile": "128×128"}),
+]
+
+
+def test_markdown() -> None:
+    text = markdown(DEVICE, OUTCOMES)
+    assert "# NVFP4 kernels on B200\n\n2 of 3 tasks went well." in text
+    assert "| correctness | gemv, 1×2×3 | Mismatch: a \\| b c |" in text
+    assert "| GEMM 128×7168×2048 | ok | 2.346 | 128×128 |" in text
+    for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, major: int, minor: int, name: str) -> None:
+    properties = SimpleNamespace(
+        name=name, major=major, minor=minor, multi_processor_count=148, total_memory=192e9
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(check, "_driver", lambda: "CUDA 13.0")
+
+
+def invoke(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["check", *map(str, arguments)])
+    assert not isinstance(result.exception, Exception), result.exception
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
+    tasks = [Acts("works"), Acts("raises")]
+    monkeypatch.setattr(check_command, "correctness", lambda quick: tasks[:1])
+    monkeypatch.setattr(check_command, "timings", lambda quick: tasks[1:])
+    monkeypatch.setattr(check_command, "Isolated", lambda make, limit: InThisProcess())
+    status, output = invoke("--out", tmp_path / "report.md")
+    assert status == 1
+    assert "2 tasks, 1 failed" in output
+    assert "| acts | raises | RuntimeError: CUDA error" in (tmp_path / "report.md").read_text()
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written["device"]["name"] == "NVIDIA B200"
+    assert [bool(o["error"]) for o in written["outcomes"]] == [False, True]
+
+
+class InThisProcess:
+    """Runs tasks on a stand-in."""
+
+    def __call__(self, task: Task) -> Outcome:
+        return run_task(task, StandIn())
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_machines_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(WrongDevice, match="no CUDA device, must have one of sm_100"):
+        check.this_device()
+    fake_cuda(monkeypatch, 9, 0, "NVIDIA H200")
+    with pytest.raises(WrongDevice, match=r"GPU is NVIDIA H200 \(sm_90\), must be one of sm_100"):
+        check.this_device()
+    fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
+    assert check.this_device().arch == "sm_100"
+
+
+def test_a_folder_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
+    status, output = invoke("--out", tmp_path / "none" / "report.md")
+    assert status == 1
+    assert "none is no directory; create it first" in output

@@ -1,0 +1,151 @@
+"""Which layers a model has, and which kernels they need."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvfp4_kernels.sm100.choose import Problem, choose_config
+from nvfp4_kernels.sm100.tile import Output
+from nvfp4_kernels.tool.kernel_set import model_kernels
+from nvfp4_kernels.tool.model import Layer, UnusableModel, explicit, read_model
+from nvfp4_kernels.tool.shapes import LLAMA_8B, given_shape
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "torch_dtype": "bfloat16",
+}
+
+
+def config(tmp_path: Path, **changed: Any) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **changed}))
+    return tmp_path
+
+
+def sizes(path: Path, **options: Any) -> dict[str, tuple[int, int]]:
+    return {layer.name: (layer.n, layer.k) for layer in read_model(path, **options).layers}
+
+
+def test_llama(tmp_path: Path) -> None:
+    model = read_model(config(tmp_path))
+    assert model.layers == LLAMA_8B.layers
+    assert model.dtype == "bfloat16"
+
+
+def test_tensor_parallel_shares_heads_and_inner_size(tmp_path: Path) -> None:
+    assert sizes(config(tmp_path), tensor_parallel=4) == {
+        "qkv_proj": (1536, 4096),
+        "o_proj": (4096, 1024),
+        "gate_up_proj": (3584, 4096),
+        "down_proj": (4096, 3584),
+    }
+
+
+def test_each_gpu_has_at_least_one_kv_head(tmp_path: Path) -> None:
+    assert sizes(config(tmp_path), tensor_parallel=16)["qkv_proj"] == ((2 + 2) * 128, 4096)
+
+
+def test_head_dim_need_not_be_hidden_over_heads(tmp_path: Path) -> None:
+    found = sizes(config(tmp_path, model_type="qwen3", head_dim=256))
+    assert found["qkv_proj"] == (48 * 256, 4096)
+    assert found["o_proj"] == (4096, 32 * 256)
+
+
+@pytest.mark.parametrize(
+    ("changed", "biased"),
+    [
+        ({}, []),
+        ({"model_type": "qwen2"}, ["qkv_proj"]),
+        ({"attention_bias": True}, ["qkv_proj", "o_proj"]),
+        ({"mlp_bias": True}, ["gate_up_proj", "down_proj"]),
+    ],
+    ids=["llama", "qwen2", "attention", "mlp"],
+)
+def test_biases(tmp_path: Path, changed: dict[str, Any], biased: list[str]) -> None:
+    layers = read_model(config(tmp_path, **changed)).layers
+    assert [layer.name for layer in layers if layer.bias] == biased
+
+
+def test_unfused_mlp(tmp_path: Path) -> None:
+    layers = read_model(config(tmp_path), fuse_mlp=False).layers
+    assert Layer("gate_up_proj", 28672, 4096, shards=2) in layers
+
+
+def test_decoder_of_a_multimodal_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": LLAMA}))
+    assert read_model(tmp_path / "config.json").layers == LLAMA_8B.layers
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is None, must be a positive number"),
+        ({"num_local_experts": 8}, r"has experts \(num_local_experts 8\), must be a dense decoder"),
+        ({"torch_dtype": "float32"}, "dtype is 'float32', must be bfloat16 or float16"),
+        ({"intermediate_size": 100}, "gate_up_proj: N is 100, must be a positive multiple of 16"),
+    ],
+    ids=["no size", "experts", "dtype", "odd size"],
+)
+def test_models_that_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnusableModel, match=message):
+        read_model(config(tmp_path, **changed))
+
+
+def test_files_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnusableModel, match=r"cannot be read .*, must be a config.json"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UnusableModel, match="is no JSON"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UnusableModel, match="is no JSON object"):
+        read_model(tmp_path)
+
+
+def test_gpus_that_do_not_divide(tmp_path: Path) -> None:
+    with pytest.raises(UnusableModel, match="--tensor-parallel is 3, must divide num_attention"):
+        read_model(config(tmp_path), tensor_parallel=3)
+
+
+@pytest.mark.parametrize("text", ["64", "64,64,64", "64,x", "64,-1", "0,64"])
+def test_sizes_in_another_form(text: str) -> None:
+    with pytest.raises(UnusableModel, match=r"--linear: is .*, must be N,K"):
+        explicit([text], [])
+
+
+def test_shapes() -> None:
+    assert given_shape("3,32,64", pair=True).problem == Problem(3, 32, 64, 1, 2)
+    assert given_shape("3,32,64,5", pair=False).problem == Problem(3, 32, 64, 5, 1)
+    with pytest.raises(UnusableModel, match=r"--shape: is '3,32', must be M,N,K\[,L\]"):
+        given_shape("3,32", pair=False)
+
+
+# --- kernels ----------------------------------------------------------------------------------
+
+
+def test_every_number_of_tokens_has_its_kernel() -> None:
+    model = explicit(["4096,4096"], [])
+    found = {spec.fields for spec in model_kernels(model, max_tokens=1200, activations=("static",))}
+    for m in range(1, 1201):
+        assert choose_config(Problem(m, 4096, 4096), Output("bfloat16")) in found
+
+
+def test_layers_share_kernels() -> None:
+    model = explicit(["4096,4096", "4096,14336"], [])
+    found = model_kernels(model, max_tokens=64, activations=("static",))
+    assert ["linear 4096,4096", "linear 4096,14336"] in found.values()
+
+
+def test_scales_of_activations_make_other_kernels() -> None:
+    both = model_kernels(LLAMA_8B, max_tokens=8)
+    apart = [
+        model_kernels(LLAMA_8B, max_tokens=8, activations=(a,)) for a in ("static", "per-token")
+    ]
+    assert both.keys() == apart[0].keys() | apart[1].keys()
+    assert not apart[0].keys() & apart[1].keys()
+    assert {spec.op for spec in both} == {"quantize", "gemm", "silu_mul_gemm"}
