@@ -74,6 +74,10 @@ class LaunchError(EmulatorError):
     """A launch configuration or parameter list that the device would refuse."""
 
 
+class CooperativeLaunchTooLarge(LaunchError):
+    """A cooperative launch of more CTAs than the device holds at once."""
+
+
 class OutOfBounds(EmulatorError):
     """An access outside of every allocation, or across the end of one."""
 

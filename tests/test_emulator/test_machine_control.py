@@ -1,10 +1,13 @@
 """Branches, divergence, special registers, launches."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tests.emulator import Gpu
+from tests.emulator import STANDARD, Gpu, Schedule
 from tests.emulator.findings import (
+    CooperativeLaunchTooLarge,
     DivergentExecution,
     KernelAssertion,
     LaunchError,
@@ -14,6 +17,7 @@ from tests.emulator.findings import (
     UninitialisedRead,
     UnknownInstruction,
 )
+from tests.emulator.machine.gpu import B200
 from tests.test_emulator.assemble import Run, assemble, global_array, run
 
 STORE = """
@@ -149,6 +153,36 @@ def test_polling_for_ever_is_reported() -> None:
     """
     with pytest.raises(Livelock, match="only polled"):
         run(body, flag)
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+def test_a_cta_may_poll_for_one_that_starts_later(schedule: Schedule) -> None:
+    flag = global_array(np.zeros(1, np.uint32))
+    body = """
+        mov.u32 %r1, %ctaid.x;
+        setp.ne.u32 %p1, %r1, 0;
+        @%p1 bra SET;
+    LOOP:
+        ld.acquire.gpu.global.u32 %r2, [%rd90];
+        setp.ne.u32 %p2, %r2, 3;
+        @%p2 bra LOOP;
+        bra DONE;
+    SET:
+        setp.eq.u32 %p3, %r90, 0;
+        @%p3 red.release.gpu.global.add.u32 [%rd90], 1;
+    DONE:
+    """
+    Run(grid=4, schedule=schedule)(body, flag)
+    assert flag[0] == 3
+
+
+def test_a_cooperative_launch_has_to_fit() -> None:
+    gpu = Gpu(replace(B200, sms=1))
+    module = gpu.load(assemble("", 0))
+    gpu.launch(module, "k", (32, 1, 1), (32, 1, 1), attributes={"cooperative": 1})
+    with pytest.raises(CooperativeLaunchTooLarge, match=r"33 CTAs .* holds 32 at once"):
+        gpu.launch(module, "k", (33, 1, 1), (32, 1, 1), attributes={"cooperative": 1})
+    gpu.launch(module, "k", (33, 1, 1), (32, 1, 1))
 
 
 def test_an_aligned_instruction_in_divergent_code() -> None:

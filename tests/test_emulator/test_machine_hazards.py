@@ -429,6 +429,44 @@ def test_exit_while_a_store_still_reads() -> None:
     assert out.tolist() == list(range(32))
 
 
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+def test_a_store_outlives_its_cta(schedule: Schedule) -> None:
+    body = """
+        mov.u32 %r2, smem;
+        shl.b32 %r3, %r90, 2;
+        add.u32 %r3, %r3, %r2;
+        st.shared.u32 [%r3], %r90;
+        fence.proxy.async.shared::cta;
+        bar.sync 0;
+        elect.sync _|%p1, -1;
+        @!%p1 exit;
+        cp.async.bulk.global.shared::cta.bulk_group [%rd90], [%r2], 128;
+        cp.async.bulk.commit_group;
+    """
+    out = global_array(np.zeros(32, np.uint32))
+    options = {"tolerated": (UnfinishedStore,)}
+    Run(schedule=schedule, options=options)(body, out, shared=128)
+    assert out.tolist() == list(range(32))
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_a_barrier_for_all_threads_lets_go_of_those_that_exit(leaves: int) -> None:
+    body = f"""
+        shr.u32 %r1, %r90, 5;
+        setp.eq.u32 %p1, %r1, {leaves};
+        @%p1 exit;
+        bar.sync 0;
+        bar.sync 0;
+        mad.wide.u32 %rd1, %r90, 4, %rd90;
+        st.global.u32 [%rd1], 7;
+    """
+    out = global_array(np.zeros(96, np.uint32))
+    Run(block=96)(body, out)
+    assert out.reshape(3, 32).any(1).tolist() == [warp != leaves for warp in range(3)]
+    with pytest.raises(Deadlock, match="64 of 96 threads"):
+        Run(block=96)(body.replace("bar.sync 0;", "bar.sync 0, 96;"), out)
+
+
 NEIGHBOUR = """
     mov.u32 %r1, smem;
     shl.b32 %r2, %r90, 2;
@@ -483,6 +521,54 @@ def test_lanes_of_a_warp_need_order_too(body: str, expected: list[int], lane: in
     without = body.replace("bar.warp.sync -1;", "")
     with pytest.raises(DataRace, match=rf"lane {lane} of the same warp .*bar.warp.sync"):
         Run()(without, out, shared=128)
+
+
+# Lane 5 writes and arrives on an mbarrier, which all lanes wait for.
+ARRIVAL = """
+    mov.u32 %r1, smem;
+    setp.ne.u32 %p1, %r90, 5;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [%r1+64], 1;
+READY:
+    bar.warp.sync -1;
+    @%p1 bra WRITTEN;
+    st.shared.u32 [%r1], 7;
+    mbarrier.arrive.shared.b64 _, [%r1+64];
+WRITTEN:
+WAIT:
+    mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1+64], 0;
+    @!%p2 bra WAIT;
+    ld.shared.u32 %r6, [%r1];
+    mad.wide.u32 %rd1, %r90, 4, %rd90;
+    st.global.u32 [%rd1], %r6;
+"""
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+def test_an_mbarrier_orders_the_lanes_of_a_warp(schedule: Schedule) -> None:
+    out = global_array(np.zeros(32, np.uint32))
+    Run(schedule=schedule)(ARRIVAL, out, shared=128)
+    assert out.tolist() == [7] * 32
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("mbarrier.arrive.shared", "mbarrier.arrive.relaxed.cta.shared"),
+        ("parity.shared", "parity.relaxed.cta.shared"),
+        (
+            "    mbarrier.arrive.shared.b64 _, [%r1+64];\nWRITTEN:\n",
+            "WRITTEN:\n    setp.ne.u32 %p3, %r90, 0;\n    @%p3 bra WAIT;\n"
+            "    mbarrier.arrive.shared.b64 _, [%r1+64];\n",
+        ),
+    ],
+    ids=["relaxed arrival", "relaxed wait", "another lane arrives"],
+)
+def test_an_mbarrier_orders_what_has_been_handed_over(old: str, new: str) -> None:
+    assert ARRIVAL.count(old) == 1
+    out = global_array(np.zeros(32, np.uint32))
+    with pytest.raises(DataRace, match=r"lane 5 of the same warp .*bar.warp.sync"):
+        Run()(ARRIVAL.replace(old, new), out, shared=128)
 
 
 def test_a_lane_sees_what_it_wrote_itself() -> None:

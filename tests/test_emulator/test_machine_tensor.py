@@ -296,3 +296,45 @@ def test_mistakes_are_reported(name: str) -> None:
         raise reports[0]
     if mistake.strict:
         gemm(wrong, strict=False)
+
+
+# The same with relaxed waits and arrivals, which tcgen05.commit and the fences make up for (PTX
+# ISA, tcgen05 memory consistency, canonical patterns).
+_LAST = "bar.sync 0;\n    tcgen05.fence::after_thread_sync;\n    @%p1 bra DONE;"
+RELAXED = (
+    GEMM.replace("try_wait.parity.shared", "try_wait.parity.relaxed.cta.shared::cta")
+    .replace("add.u32 %r3, %r1, 8200;", "add.u32 %r3, %r1, 8200; add.u32 %r50, %r1, 8208;")
+    .replace("[%r2], 1;", "[%r2], 1; mbarrier.init.shared.b64 [%r50], 128;")
+    .replace(
+        _LAST,
+        """mbarrier.arrive.relaxed.cta.shared.b64 _, [%r50];
+    @%p1 bra DONE;
+FREE:
+    mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p7, [%r50], 0;
+    @!%p7 bra FREE;
+    tcgen05.fence::after_thread_sync;""",
+    )
+)
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+def test_fences_make_up_for_relaxed_barriers(schedule: Schedule) -> None:
+    launch, d, expected = gemm(RELAXED, schedule)
+    np.testing.assert_array_equal(d, expected)
+    assert not launch.findings
+
+
+@pytest.mark.parametrize(
+    "needed",
+    [
+        "@!%p5 bra WAIT;\n    tcgen05.fence::after_thread_sync;",
+        "tcgen05.fence::before_thread_sync;\n    mbarrier.arrive.relaxed",
+        "@!%p7 bra FREE;\n    tcgen05.fence::after_thread_sync;",
+    ],
+)
+def test_relaxed_barriers_order_nothing_by_themselves(needed: str) -> None:
+    assert RELAXED.count(needed) == 1
+    fences = ("tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;")
+    wrong = RELAXED.replace(needed, needed.replace(fences[0], "").replace(fences[1], ""))
+    with pytest.raises(DataRace, match="tensor memory"):
+        gemm(wrong, strict=False)

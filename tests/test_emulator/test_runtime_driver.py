@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 
 from tests.emulator.examples.recorder import Recorder
-from tests.emulator.findings import DataRace, IllegalInstruction, LaunchError
+from tests.emulator.findings import (
+    CooperativeLaunchTooLarge,
+    DataRace,
+    IllegalInstruction,
+    LaunchError,
+)
 from tests.emulator.runtime.attributes import UnmodelledCall, decode_launch_attributes
-from tests.emulator.runtime.driver import Driver
+from tests.emulator.runtime.driver import COOPERATIVE_LAUNCH_TOO_LARGE, Driver
 from tests.emulator.runtime.fatbin import with_ptx
 from tests.emulator.runtime.library import Library, build
 from tests.emulator.tma.element_type import ElementType
@@ -174,6 +179,22 @@ def test_an_exception_crosses_the_host_code_unharmed(host: Host, device: Recorde
     assert host.driver.pending is None
 
 
+def test_a_cooperative_launch_that_does_not_fit_has_an_error_of_its_own() -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise CooperativeLaunchTooLarge("too large")
+
+    device = Recorder()
+    device.synchronise = fail  # type: ignore[method-assign]
+    driver = Driver(device, (10, 0), lambda detail: None)
+    assert driver.dispatch(b"_cudaDeviceSynchronize", [], 0) == COOPERATIVE_LAUNCH_TOO_LARGE == 720
+
+
+def test_events_of_a_launch_come_with_their_flags() -> None:
+    records = attribute(7, struct.pack("<Qi", 1, 2)) + attribute(12, struct.pack("<Qi", 1, 3))
+    named = {"programmatic_event": 2, "launch_completion_event": 3}
+    assert decode_launch_attributes(records) == ((1, 1, 1), named)
+
+
 def test_exceptions_stay_in_their_thread(host: Host) -> None:
     thread = threading.Thread(target=host.call, args=("_cudaMalloc",))
     thread.start()
@@ -210,7 +231,7 @@ def test_every_entry_point_of_cutes_library_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("identity", "name"), [(1, "access_policy_window"), (12, "launch_completion_event")]
+    ("identity", "name"), [(1, "access_policy_window"), (9, "mem_sync_domain_map")]
 )
 def test_an_attribute_that_cannot_be_honoured_is_named(
     host: Host, identity: int, name: str

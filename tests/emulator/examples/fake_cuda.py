@@ -7,6 +7,7 @@ from typing import Any
 from cuda.bindings import driver
 from cuda.bindings import runtime as cudart
 
+from tests.emulator.findings import CooperativeLaunchTooLarge
 from tests.emulator.runtime.shim import Runtime
 
 
@@ -31,8 +32,11 @@ class HardwareInfo:
         return 126 * 2**20
 
 
-def _no_benchmark(*args: object, **kwargs: object) -> float:
-    """``cutlass.testing.benchmark``: there is no time to measure, so nothing runs."""
+def _benchmark(call: Callable[..., Any], **options: Any) -> float:
+    """``cutlass.testing.benchmark``: no time to measure, but some examples check what it ran."""
+    arguments = options.get("kernel_arguments")
+    if arguments is not None:
+        call(*arguments.args, **arguments.kwargs)
     return 1.0
 
 
@@ -124,7 +128,7 @@ def install(runtime: Runtime, sms: int) -> None:
     cutlass.utils.HardwareInfo = HardwareInfo
     cutlass.utils.hardware_info.HardwareInfo = HardwareInfo
     for module in (cutlass.testing, cutlass.cute.testing):
-        module.benchmark = _no_benchmark
+        module.benchmark = _benchmark
         module.get_workspace_count = lambda *a, **k: 1
     CudaDialectJitCompiledFunction.num_devices = 1
     for executor in (JitExecutor, JitCompiledFunction):
@@ -132,8 +136,14 @@ def install(runtime: Runtime, sms: int) -> None:
 
 
 def _raising(runtime: Runtime, run_compiled: Callable[..., Any]) -> Callable[..., Any]:
+    from cutlass.base_dsl.common import DSLCudaRuntimeError
+
     def run_raising(self: Any, arguments: list[Any]) -> Any:
-        with runtime.raising():
-            return run_compiled(self, arguments)
+        try:
+            with runtime.raising():
+                return run_compiled(self, arguments)
+        except CooperativeLaunchTooLarge as refused:  # the one that an example expects
+            code = cudart.cudaError_t.cudaErrorCooperativeLaunchTooLarge
+            raise DSLCudaRuntimeError(code, code.name) from refused
 
     return run_raising

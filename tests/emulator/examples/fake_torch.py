@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.profiler
 import torch.utils.dlpack
 from torch.overrides import TorchFunctionMode
 
@@ -64,6 +65,8 @@ class Stream:
 class Event:
     """A CUDA event; the time between any two is 1 ms."""
 
+    cuda_event = 1
+
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     def record(self, stream: object = None) -> None: ...
     def synchronize(self) -> None: ...
@@ -80,6 +83,21 @@ class Graph:
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     def replay(self) -> None: ...
+
+
+class Profile:
+    """``torch.profiler.profile`` that saw nothing."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+    def key_averages(self) -> "Profile":
+        return self
+
+    def table(self, *args: object, **kwargs: object) -> str:
+        return ""
 
 
 @contextlib.contextmanager
@@ -162,7 +180,9 @@ def install(sms: int) -> None:
         (torch.Tensor, tensor),
         (dlpack, {"to_dlpack": _on_cuda(vars(dlpack)["to_dlpack"])}),
         (torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}),
-        (torch, {"_scaled_mm": block_scaled_mm}),
+        # Before 2.10 torch has no scaled_grouped_mm, which only GPUs run: examples then do without.
+        (torch, {"_scaled_mm": block_scaled_mm, "__version__": "2.9.0"}),
+        (torch.profiler, {"profile": Profile}),
     ):
         for name, value in patches.items():
             setattr(owner, name, value)

@@ -1,6 +1,6 @@
 """Runs NVIDIA's unmodified Blackwell examples on the emulator and prints a table.
 
-python -m tests.emulator.examples.run --cutlass PATH [--only NAME] [--schedules all]
+python -m tests.emulator.examples.run --cutlass PATH [--only NAME] [--schedules all] [--write FILE]
 """
 
 import json
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,10 @@ from typing import Annotated
 
 import typer
 
-from tests.emulator.examples.cases import CASES, Case
+from tests.emulator.examples.cases import CASES, Case, unlisted
+
+_HEADER = "| example | arguments | schedules passed | result | findings | seconds per schedule |"
+_RULE = "| --- | --- | --- | --- | --- | --- |"
 
 
 @dataclass(frozen=True)
@@ -62,33 +66,51 @@ def run_case(
         outcomes = [Outcome(**json.loads(line)) for line in results]
     if log:
         log.joinpath(f"{case.name}.log").write_text(output)
-    return outcomes if outcomes else [Outcome("-", failure, 0.0)]
+    return [*outcomes, Outcome("-", failure, 0.0)] if failure else outcomes
 
 
 def _call(command: list[str], environment: dict[str, str], limit: int) -> tuple[str, str]:
-    """A command's output, and how it ended."""
+    """A command's output, and how it failed, if it did."""
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=limit, check=False
         )
-        return done.stdout + done.stderr, f"process ended with {done.returncode}"
+        failure = f"process ended with {done.returncode}" if done.returncode else ""
+        return done.stdout + done.stderr, failure
     except subprocess.TimeoutExpired as stopped:
         output = (stopped.stdout or b"").decode() + (stopped.stderr or b"").decode()
         return output, f"stopped after {limit} s"
 
 
 def _row(case: Case, outcomes: list[Outcome]) -> str:
-    passed = [o for o in outcomes if o.result == "pass"]
-    if len(passed) == len(outcomes):
-        result = "pass"
-    else:
-        result = "; ".join(f"{o.schedule}: {o.result}" for o in outcomes if o.result != "pass")
+    failed: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.result != "pass":
+            failed.setdefault(outcome.result, []).append(outcome.schedule)
+    result = "; ".join(f"{', '.join(names)}: {text}" for text, names in failed.items()) or "pass"
     seconds = "/".join(f"{o.seconds:.1f}" for o in outcomes)
     found = ", ".join(sorted({name for o in outcomes for name in o.findings})) or "none"
     arguments = case.arguments.replace("|", "\\|")
-    names = f"{len(passed)}/{len(outcomes)}"
+    passed = sum(o.result == "pass" for o in outcomes)
     shown = result.replace("|", " ")[:300]
-    return f"| {case.name} | `{arguments}` | {names} | {shown} | {found} | {seconds} |"
+    cells = (case.name, f"`{arguments}`", f"{passed}/{len(outcomes)}", shown, found, seconds)
+    return f"| {' | '.join(cells)} |"
+
+
+def update(path: Path, rows: dict[str, str]) -> None:
+    """Puts rows by case into the table in a Markdown file, which keeps its others.
+
+    Raises:
+        typer.BadParameter: the file has no such table.
+    """
+    lines = path.read_text().splitlines()
+    if _HEADER not in lines:
+        raise typer.BadParameter(f"--write: {path} has no table with the header {_HEADER!r}")
+    start = lines.index(_HEADER) + 2
+    end = next((n for n in range(start, len(lines)) if not lines[n].startswith("|")), len(lines))
+    rows = {line.split("|")[1].strip(): line for line in lines[start:end]} | rows
+    lines[start:end] = [rows[case.name] for case in CASES if case.name in rows]
+    path.write_text("\n".join(lines) + "\n")
 
 
 def main(
@@ -100,17 +122,30 @@ def main(
     ] = "",
     log: Annotated[Path | None, typer.Option(help="folder for the examples' output")] = None,
     limit: Annotated[int, typer.Option(help="seconds per example")] = 600,
+    jobs: Annotated[int, typer.Option(help="examples at a time")] = 1,
+    write: Annotated[
+        Path | None, typer.Option(help="Markdown file whose table takes the rows, one by one")
+    ] = None,
 ) -> None:
     """Prints a Markdown table with one row per example."""
+    if write:
+        update(write, {})
+    for script in unlisted(cutlass):
+        typer.echo(f"{script}: neither in CASES nor EXCLUDED of cases.py", err=True)
     for folder in filter(None, (Path(record) if record else None, log)):
         folder.mkdir(parents=True, exist_ok=True)
-    print("| example | arguments | schedules passed | result | findings | seconds |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    with preloaded() as preload:
-        for case in CASES:
-            if only in case.name:
-                outcomes = run_case(case, cutlass, schedules, record, preload, log, limit)
-                print(_row(case, outcomes), flush=True)
+    print(f"{_HEADER}\n{_RULE}")
+    chosen = [case for case in CASES if only in case.name]
+    with preloaded() as preload, ThreadPoolExecutor(jobs) as pool:
+
+        def run(case: Case) -> list[Outcome]:
+            return run_case(case, cutlass, schedules, record, preload, log, limit)
+
+        for case, outcomes in zip(chosen, pool.map(run, chosen), strict=True):
+            row = _row(case, outcomes)
+            print(row, flush=True)
+            if write:
+                update(write, {case.name: row})
 
 
 if __name__ == "__main__":

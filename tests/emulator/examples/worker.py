@@ -15,9 +15,22 @@ from typing import Any, TextIO
 
 from tests.emulator.examples.cases import CASES, Case
 from tests.emulator.runtime import shim
+from tests.emulator.runtime.allocations import WithLiveStorages
 
 # Some examples only print that their check failed.
 _FAILED = re.compile(r"\bFAIL(ED)?\b")
+_COLOUR = re.compile(r"\x1b\[\d+m")
+_ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
+
+
+class _Counted(WithLiveStorages):
+    """Knows whether anything has been launched."""
+
+    launches = 0
+
+    def launch(self, *args: Any, **kwargs: Any) -> object:
+        self.launches += 1
+        return super().launch(*args, **kwargs)
 
 
 class _Watched(io.TextIOBase):
@@ -50,7 +63,8 @@ def _run(case: Case, root: Path) -> str:
             return f"exit {stop.code}"
     except Exception as error:
         traceback.print_exc()
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        message = _COLOUR.sub("", str(error)).strip().partition("\n")[0]
+        return f"{type(error).__name__}: {_ADDRESS.sub('0x...', message)}"
     finally:
         sys.path.pop(0)
     return f"it prints: {output.failure}" if output.failure else "pass"
@@ -64,6 +78,7 @@ def main() -> None:
 
     from tests.emulator.examples.recorder import Recorder
     from tests.emulator.findings import (
+        BarrierMisuse,
         DataRace,
         ExitedPeer,
         LaneReach,
@@ -75,10 +90,10 @@ def main() -> None:
     )
     from tests.emulator.machine.gpu import B200, Gpu
     from tests.emulator.machine.schedule import STANDARD
-    from tests.emulator.runtime.allocations import WithLiveStorages
 
     # What NVIDIA's own examples do although the PTX ISA says otherwise: noted, not refused.
     tolerated = (
+        BarrierMisuse,
         DataRace,
         ExitedPeer,
         LaneReach,
@@ -98,7 +113,7 @@ def main() -> None:
         wanted = schedules.split(",")
         chosen = [s for s in STANDARD if schedules == "all" or s.name in wanted]
         gpus = {s.name: Gpu(limits, schedule=s, tolerated=tolerated) for s in chosen}
-        runs = [(schedule, WithLiveStorages(gpu)) for schedule, gpu in gpus.items()]
+        runs = [(schedule, _Counted(gpu)) for schedule, gpu in gpus.items()]
         found = {schedule: gpu.findings for schedule, gpu in gpus.items()}
     runtime = shim.install(runs[0][1])
 
@@ -118,6 +133,8 @@ def main() -> None:
         seconds = time.monotonic() - started
         if record:
             result = f"{len(device.launches)} launches; {result}"
+        elif result == "pass" and not device.launches:
+            result = "no kernel was launched"
         for finding in found.get(label, ()):
             print(f"{label}: {type(finding).__name__}: {finding}")
         outcome = {

@@ -275,7 +275,7 @@ def st_uniform(
         lanes = w.active(mask)
         if len(lanes) == 1:
             memory.written_by(address, len(raw), lanes[0])
-            w.unordered.add(access.event)
+            w.wrote(access.event, mask)
     if strong:
         publish(w, address, release)
     w.launch.counters.nbytes[f"{memory.kind} write"] += len(raw)
@@ -422,7 +422,7 @@ def st_lanes(
             lanes = None
             if own and memory.kind == "shared":
                 lanes = writing if part is None else writing[part]
-                w.unordered.add(access.event)
+                w.wrote(access.event, mask)
             memory.write_lanes(place, step, rows[:, n], access, lanes)
         w.launch.counters.nbytes[f"{memory.kind} write"] += nbytes * where.size
         if w.trace is not None:

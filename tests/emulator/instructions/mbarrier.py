@@ -204,7 +204,9 @@ def mbarrier_arrive(
 ) -> np.ndarray:
     """Every active lane arrives; returns the state words."""
     state = np.zeros(32, np.uint64)
-    clocks = None if relaxed else w.actor.release()
+    if not relaxed:
+        w.hand_over(mask)
+    clocks = w.actor.relaxed() if relaxed else w.actor.release()
     flipped: set[tuple[object, ...]] = set()
     for lane in w.active(mask):
         cta, barrier = barrier_at(w, pick(address, lane))
@@ -296,8 +298,11 @@ def mbarrier_wait(
     w.note("wait", line, barrier.key, wanted, done)
     if done:
         w.gave_up = None
-        if not relaxed:
+        if relaxed:
+            w.actor.observe(barrier.handed)
+        else:
             w.actor.acquire(barrier.handed)
+            w.take_over(barrier.handed)
     return done
 
 

@@ -9,6 +9,7 @@ from tests.emulator.findings import BarrierMisuse, DivergentExecution
 from tests.emulator.instructions.mbarrier import pick
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.ptx.syntax import Instruction, Not
+from tests.emulator.sync.barrier import Barrier
 
 if TYPE_CHECKING:
     from tests.emulator.codegen import Emitter
@@ -86,8 +87,9 @@ def bar_warp_sync(w: "Warp", members: Any, mask: "Mask") -> None:
     w.order_lanes()
 
 
-def _threads(w: "Warp", threads: Any) -> int:
-    return -(-w.cta.threads // 32) * 32 if threads is None else pick(threads, 0)
+def _arrive(w: "Warp", found: Barrier, threads: Any, votes: tuple[int, int] = (0, 0)) -> int:
+    expected = 32 * w.cta.running if threads is None else pick(threads, 0)
+    return found.arrive(w.index, 32, expected, w.actor.release(), votes, threads is None)
 
 
 @runtime
@@ -95,7 +97,7 @@ def bar_sync(
     w: "Warp", number: Any, threads: Any, mask: "Mask", line: int
 ) -> Generator[None, None, None]:
     found = w.cta.barrier(pick(number, w.active(mask)[0]))
-    generation = found.arrive(w.index, 32, _threads(w, threads), w.actor.release())
+    generation = _arrive(w, found, threads)
     w.note("barrier", line, ("barrier", w.cta.position, found.name), generation, "sync")
     yield from _await(w, found, generation)
 
@@ -105,7 +107,7 @@ def bar_arrive(w: "Warp", number: Any, threads: Any, mask: "Mask", line: int) ->
     if threads is None:
         raise BarrierMisuse("barrier.arrive without a thread count")
     found = w.cta.barrier(pick(number, w.active(mask)[0]))
-    generation = found.arrive(w.index, 32, _threads(w, threads), w.actor.release())
+    generation = _arrive(w, found, threads)
     w.note("barrier", line, ("barrier", w.cta.position, found.name), generation, "arrive")
 
 
@@ -132,7 +134,7 @@ def bar_red(
     lanes = w.live if mask is None else mask
     votes = (int((predicate & lanes).sum()), int(lanes.sum()))
     found = w.cta.barrier(pick(number, w.active(mask)[0]))
-    generation = found.arrive(w.index, 32, _threads(w, threads), w.actor.release(), votes)
+    generation = _arrive(w, found, threads, votes)
     w.note("barrier", line, ("barrier", w.cta.position, found.name), generation, "sync")
     yield from _await(w, found, generation)
     true, voted = found.result[generation]

@@ -93,8 +93,11 @@ def _relinquish(e: "Emitter", i: Instruction) -> None:
 
 def _mma(e: "Emitter", i: Instruction) -> None:
     kind, scale_vector, ws, ashift = "", None, False, False
+    collector = ""
     for part in i.parts[2:]:
-        if part.startswith("kind::"):
+        if part.startswith("collector::"):
+            collector = part.removeprefix("collector::")
+        elif part.startswith("kind::"):
             kind = part[6:]
         elif part.startswith("scale_vec::") or part in ("block16", "block32"):
             scale_vector = part
@@ -104,18 +107,7 @@ def _mma(e: "Emitter", i: Instruction) -> None:
             ashift = True
         elif part == "sp":
             raise e.unknown(i, "sparse A")
-        elif part.startswith(("cta_group::", "collector::")) or part in (
-            "block_scale",
-            "a",
-            "discard",
-            "fill",
-            "use",
-            "lastuse",
-        ):
-            continue  # collector hints keep A or B in the core; they change no result
-        elif part.startswith(("b0", "b1", "b2", "b3")):
-            continue
-        else:
+        elif part != "block_scale" and not part.startswith("cta_group::"):
             raise e.unknown(i, f"modifier .{part}")
     operands = list(i.operands)
     d, a, b, descriptor = operands[:4]
@@ -137,7 +129,8 @@ def _mma(e: "Emitter", i: Instruction) -> None:
     e.write(
         f"tensor_mma(w, {kind!r}, {_group(e, i)}, {scale_vector!r}, {ws}, {ashift}, "
         f"{e.address(d)}, {first}, {from_tensor}, {e.value(b, 'u64')}, "
-        f"{e.value(descriptor, 'u32')}, {enable}, {scales}, {disabled}, {last}, {e.mask}, {i.line})"
+        f"{e.value(descriptor, 'u32')}, {enable}, {scales}, {disabled}, {last}, {collector!r}, "
+        f"{e.mask}, {i.line})"
     )
     e.write("if w.jitter: yield")
 
@@ -369,10 +362,12 @@ def tensor_mma(
     scales_b: Any,
     disabled: tuple[Any, ...],
     last: Any,
+    collector: str,
     mask: "Mask",
     line: int,
 ) -> None:
     for lane in w.active(mask):
+        held = _collect(w, collector, pick(b if ws else a, lane))
         instruction = decode_instruction(
             pick(descriptor, lane),
             kind,
@@ -399,11 +394,38 @@ def tensor_mma(
             0 if ws else pick(last, lane),
             zeros,
             ashift,
+            collector or None,
         )
         _issue_mma(w, mma, _ctas(w, group), lane, line)
         counted = (kind, instruction.m, instruction.n, instruction.k, group)
         w.launch.counters.multiplies[counted] += 1
-        w.note("mma", line, detail=(*counted, instruction.scales, from_tensor))
+        near = from_tensor or (held and not ws)  # A comes from the core itself
+        w.note("mma", line, detail=(*counted, instruction.scales, near))
+
+
+def _collect(w: "Warp", collector: str, operand: int) -> bool:
+    """Follows what the collector buffers hold; whether this MMA's operand comes from one.
+
+    An operand that is used must be the one that filled its buffer (PTX ISA 9.7.16.10.9).
+    """
+    buffer, _, action = collector.partition("::")
+    held = w.tensor.collected
+    if action in ("use", "lastuse"):
+        if held.get(buffer) != operand:
+            came = "nothing" if buffer not in held else f"the operand at {held[buffer]:#x}"
+            raise IllegalInstruction(
+                f".collector::{collector} for the operand at {operand:#x}: buffer {buffer} holds "
+                f"{came}; fill it with the same operand first"
+            )
+        if action == "lastuse":
+            del held[buffer]
+        return True
+    if action == "fill":
+        held[buffer] = operand
+    else:
+        # Without a fill, the operand takes the buffer and does not stay.
+        held.pop(buffer or "a", None)
+    return False
 
 
 def _issue_mma(w: "Warp", mma: Mma, ctas: list["Cta"], lane: int, line: int) -> None:
@@ -576,6 +598,8 @@ def _issue_commit(w: "Warp", group: int, address: int, ranks: int | None, line: 
     handed = w.actor.snapshot().copy()
     for view in (handed.generic, handed.proxy):
         view[w.tensor.pipe] = clock
+    # PTX ISA, tcgen05 memory consistency: commit is a fence::before_thread_sync too.
+    handed.fenced = {**handed.tensor, w.tensor.pipe: clock}
 
     def run() -> None:
         for _, barrier in targets:

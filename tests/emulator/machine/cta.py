@@ -151,6 +151,8 @@ class Cta:
     def warp_exited(self, warp: Warp) -> None:
         self.running -= 1
         self.cluster.barrier.leave()
+        for barrier in self.barriers.values():
+            barrier.leave(32)
         if self.running == 0:
             self._check_register_changes()
             self.cluster.cta_exited(self)

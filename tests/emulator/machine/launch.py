@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tests.emulator.findings import (
+    CooperativeLaunchTooLarge,
     EmulatorError,
     IllegalInstruction,
     LaunchError,
@@ -132,6 +133,11 @@ class Launch:
             raise LaunchError(
                 f"shared memory: {self.shared_bytes} bytes with {self.dynamic_shared} dynamic, a "
                 f"CTA has {limits.shared}"
+            )
+        if self.attributes.get("cooperative") and _count(self.grid) > self._resident_ctas():
+            raise CooperativeLaunchTooLarge(
+                f"grid: {_count(self.grid)} CTAs in a cooperative launch, the device holds "
+                f"{self._resident_ctas()} at once"
             )
         declared = kernel.parameters
         if len(parameters) != len(declared):

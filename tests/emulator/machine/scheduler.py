@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 # Turns in which warps only polled before the run is called endless, per resident warp.
 _POLLS = 2000
+# And before a cluster that runs in order gives way to the others, which it may be polling for.
+_PATIENCE = 50
 
 
 class Scheduler:
     """Runs the clusters of a launch, as many at a time as the chip holds.
 
-    In order: a cluster runs until it ends or waits for another one, and only then the next one
-    starts. At random: all resident clusters take turns.
+    In order: a cluster runs until it ends or waits for another one, or has only polled for a while,
+    and only then the next one starts. At random: all resident clusters take turns.
     """
 
     def __init__(self, launch: "Launch", resident: int) -> None:
@@ -55,6 +57,11 @@ class Scheduler:
                 self._stuck(Deadlock, "no warp can go on and nothing is in flight")
             cluster = self._random.choice(movable) if self._mixed else movable[0]
             self._turn(cluster)
+            if not self._mixed and cluster.ready:
+                self.clusters.remove(cluster)
+                self.clusters.append(cluster)
+                if len(self.clusters) < self.resident:
+                    self._start()
             if not cluster.alive:
                 while not cluster.units.idle:
                     cluster.units.step()
@@ -87,8 +94,10 @@ class Scheduler:
         units = cluster.units
         if not self._mixed:
             # One cluster until it has nothing left to do by itself.
+            warps = sum(len(cta.warps) for cta in cluster.ctas)
             while True:
-                while cluster.ready:
+                patience = self.polls + _PATIENCE * warps
+                while cluster.ready and self.polls < patience:
                     self._run(cluster, cluster.ready.pop(0))
                 if units.idle:
                     return
@@ -113,7 +122,6 @@ class Scheduler:
             cluster.ready.append(warp)
             if self._mixed or len(cluster.ready) >= 1:
                 self._count_poll()
-        # A polling cluster must not keep the others from going on.
 
     def _count_poll(self) -> None:
         self.polls += 1

@@ -23,6 +23,7 @@ class TensorUnit:
 
     def __init__(self, warp: "Warp") -> None:
         self._warp = warp
+        self.collected: dict[str, int] = {}  # collector buffer -> the operand it holds
         events: Events = warp.launch.events
         self.pipe = events.new_component()
         self.pipe_clock = 1

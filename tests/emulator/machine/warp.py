@@ -13,7 +13,7 @@ from tests.emulator.findings import DivergentExecution, EmulatorError, Uninitial
 from tests.emulator.machine.bulk_groups import BulkGroups
 from tests.emulator.machine.tensor_unit import TensorUnit
 from tests.emulator.machine.trace import Event, Key, Touched, WarpTrace
-from tests.emulator.memory.clocks import Actor, Origin
+from tests.emulator.memory.clocks import Actor, Clocks, Origin
 from tests.emulator.memory.shadow import Access
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Warp:
         gave_up: the mbarrier.try_wait that has just given up; only a second try in a row sleeps.
         limited: whether it sleeps in a wait that has a time limit.
         timed_out: whether the wait ended by its time limit.
-        unordered: its writes to shared memory that other lanes may not see before a bar.warp.sync.
+        unordered: its writes to shared memory that other lanes may not see before a bar.warp.sync,
+            with the lanes that have not handed them over, as bits; -1 are all.
         blocks_run: executions of each basic block.
         trace: what it did, or None where the launch is not traced.
         bulk_groups, copy_groups: of cp.async.bulk and of cp.async.
@@ -62,7 +63,7 @@ class Warp:
         self.gave_up: object = None
         self.timed_out = False
         self._wait_number = 0
-        self.unordered: set[int] = set()
+        self.unordered: dict[int, int] = {}
         self.blocks_run = [0] * cta.launch.program.block_count
         self.local = cta.launch.program.new_local_memory(self)
         self.cluster_generation: int | None = None
@@ -129,6 +130,28 @@ class Warp:
         if self.unordered:
             self.unordered.clear()
             self.actor.advance()
+
+    def wrote(self, event: int, mask: Mask) -> None:
+        """Lanes have written to shared memory."""
+        if mask is None:
+            self.unordered[event] = -1
+        else:
+            self.unordered[event] = self.unordered.get(event, 0) | self.mask_bits(mask)
+
+    def hand_over(self, mask: Mask) -> None:
+        """Lanes release what they have written themselves, by arriving on an mbarrier."""
+        if self.unordered:
+            others = self.mask_bits(None) & ~self.mask_bits(mask)
+            for event, lanes in self.unordered.items():
+                self.unordered[event] = lanes & others
+
+    def take_over(self, handed: Clocks) -> None:
+        """What lanes have released is visible to those that waited for it."""
+        if self.unordered:
+            clock, reached = self.launch.events.clock, handed.generic.get(self.actor.component, 0)
+            for event in [e for e, lanes in self.unordered.items() if not lanes]:
+                if clock[event] <= reached:
+                    del self.unordered[event]
 
     def thread_index(self, axis: int) -> npt.NDArray[np.uint32]:
         """%tid along one axis."""

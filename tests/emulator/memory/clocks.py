@@ -17,6 +17,8 @@ brought
              ::before_thread_sync.
 ``inits``    whose mbarriers are initialised: fence.mbarrier_init publishes that much even through a
              relaxed arrival on the cluster barrier.
+``fenced``   what tcgen05.commit and tcgen05.fence::before_thread_sync publish even through relaxed
+             arrivals: after a relaxed wait it is tcgen05.fence::after_thread_sync that learns it.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,9 +52,16 @@ class Clocks:
     proxy: Clock = field(default_factory=dict)
     tensor: Clock = field(default_factory=dict)
     inits: Clock = field(default_factory=dict)
+    fenced: Clock = field(default_factory=dict)
 
     def copy(self) -> "Clocks":
-        return Clocks(self.generic.copy(), self.proxy.copy(), self.tensor.copy(), self.inits.copy())
+        return Clocks(
+            self.generic.copy(),
+            self.proxy.copy(),
+            self.tensor.copy(),
+            self.inits.copy(),
+            self.fenced.copy(),
+        )
 
     def join(self, other: "Clocks") -> None:
         """What an acquire learns. tcgen05 accesses do not come after it by that alone."""
@@ -60,6 +69,8 @@ class Clocks:
         join(self.proxy, other.proxy)
         if other.inits:
             join(self.inits, other.inits)
+        if other.fenced:
+            join(self.fenced, other.fenced)
 
 
 class Snapshot(Clocks):
@@ -245,17 +256,26 @@ class Actor:
         self.advance()
 
     def relaxed(self) -> Clocks:
-        """What a relaxed arrival hands over."""
-        return Clocks(inits=self.clocks.inits.copy())
+        """What a relaxed arrival hands over: what fences before it have published."""
+        handed = self._fence_released.copy() if self._fence_released else Clocks()
+        join(handed.inits, self.clocks.inits)
+        join(handed.fenced, self.clocks.fenced)
+        return handed
+
+    def observe(self, handed: Clocks) -> None:
+        """A relaxed wait: a fence after it learns what the arrivals handed over."""
+        self._fence_wanted.join(handed)
 
     def fence_tensor_before(self) -> None:
         """tcgen05.fence::before_thread_sync: later releases publish finished tcgen05 work."""
         join(self.clocks.generic, self.clocks.tensor)
+        join(self.clocks.fenced, self.clocks.tensor)
         self._snapshot = None
 
     def fence_tensor_after(self) -> None:
         """tcgen05.fence::after_thread_sync: later tcgen05 work comes after what was acquired."""
         join(self.clocks.tensor, self.clocks.generic)
+        join(self.clocks.tensor, self._fence_wanted.fenced)
         self._snapshot = None
 
     def fence_thread(self) -> None:

@@ -1,7 +1,7 @@
 """Who last wrote and read each granule of memory, and whether that precedes an access."""
 
 import functools
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class Access:
         self.pipe = pipe
         # Writes of the same warp that no bar.warp.sync has ordered, and the lanes that access now:
         # one for all granules, one for each, MANY_LANES, or ANY_LANE where that does not matter.
-        self.unordered: AbstractSet[int] = frozenset()
+        self.unordered: Collection[int] = frozenset()
         self.lanes: Lanes = ANY_LANE
 
     def after_write(self, earlier: int, memory: str, verb: str) -> None:

@@ -25,12 +25,12 @@ _NUMBERS = {
     10: "mem_sync_domain",
     14: "preferred_shared_memory_carveout",
 }
-_IGNORE, _CLUSTER, _PREFERRED_CLUSTER = 0, 4, 11
+_SHAPES = _IGNORE, _CLUSTER, _PREFERRED_CLUSTER = 0, 4, 11
+# An event and its flags. Launches run one after the other: it has happened when they return.
+_EVENTS = {7: "programmatic_event", 12: "launch_completion_event"}
 _UNMODELLED = {
     1: "access_policy_window",
-    7: "programmatic_event",
     9: "mem_sync_domain_map",
-    12: "launch_completion_event",
     13: "device_updatable_kernel_node",
     16: "nvlink_util_centric_scheduling",
     17: "portable_cluster_size_mode",
@@ -64,12 +64,14 @@ def decode_launch_attributes(data: bytes) -> tuple[Dimensions, dict[str, int]]:
                 attributes[f"preferred_cluster_{axis}"] = extent
         elif identity in _NUMBERS:
             (attributes[_NUMBERS[identity]],) = struct.unpack_from("<i", data, at + _VALUE)
+        elif identity in _EVENTS:
+            (attributes[_EVENTS[identity]],) = struct.unpack_from("<i", data, at + _VALUE + 8)
         elif identity in _UNMODELLED:
             raise UnmodelledCall(f"launch attribute {_UNMODELLED[identity]} ({identity})")
         elif identity != _IGNORE:
             raise LaunchError(
                 f"launch attribute {identity}: unknown, accepted are "
-                f"{sorted({*_NUMBERS, *_UNMODELLED, _IGNORE, _CLUSTER, _PREFERRED_CLUSTER})}"
+                f"{sorted({*_NUMBERS, *_EVENTS, *_UNMODELLED, *_SHAPES})}"
             )
     return cluster, attributes
 

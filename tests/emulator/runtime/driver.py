@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.emulator.findings import LaunchError
+from tests.emulator.findings import CooperativeLaunchTooLarge, LaunchError
 from tests.emulator.runtime.attributes import (
     ATTRIBUTE_BYTES,
     UnmodelledCall,
@@ -20,6 +20,7 @@ from tests.emulator.runtime.tensor_maps import encode_tiled
 
 # cudaError_t.
 _SUCCESS, _INVALID_VALUE, _LAUNCH_FAILURE, _NOT_SUPPORTED = 0, 1, 719, 801
+COOPERATIVE_LAUNCH_TOO_LARGE = 720
 
 _SHARED_SIZE_BYTES = 1  # CUfunction_attribute
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # cudaFuncAttribute
@@ -103,6 +104,8 @@ class Driver:
             self._set_detail(f"{type(error).__name__}: {error}")
             if isinstance(error, UnmodelledCall):
                 return _NOT_SUPPORTED
+            if isinstance(error, CooperativeLaunchTooLarge):
+                return COOPERATIVE_LAUNCH_TOO_LARGE
             return _INVALID_VALUE if isinstance(error, LaunchError) else _LAUNCH_FAILURE
         return _SUCCESS
 

@@ -15,6 +15,7 @@ class Barrier:
         name: for reports.
         expected: threads this generation waits for, 0 before the first arrival.
         arrived: threads so far.
+        whole: whether it waits for all threads of the CTA, whatever their number.
         generation: completions.
         handed: what each recent generation hands over.
         votes: predicates of bar.red in this generation, and its result once complete.
@@ -23,6 +24,7 @@ class Barrier:
     name: str
     expected: int = 0
     arrived: int = 0
+    whole: bool = False
     generation: int = 0
     handed: dict[int, Clocks] = field(default_factory=dict)
     votes: list[int] = field(default_factory=list)
@@ -41,6 +43,7 @@ class Barrier:
         expected: int,
         clocks: Clocks,
         votes: tuple[int, int] = (0, 0),
+        whole: bool = False,
     ) -> int:
         """Counts one warp's threads.
 
@@ -50,6 +53,7 @@ class Barrier:
             expected: threads the instruction names, a multiple of 32.
             clocks: what the warp hands over.
             votes: for bar.red, predicates that are true and threads that voted.
+            whole: the instruction names no count; ``expected`` is how many have not exited.
 
         Returns:
             The generation the arrival belongs to.
@@ -66,6 +70,7 @@ class Barrier:
             raise BarrierMisuse(f"{self.name}: warp {warp} arrives twice in one generation")
         self.members.add(warp)
         self.expected = expected
+        self.whole = whole
         self.arrived += threads
         self._arriving.join(clocks)
         self.votes.append(votes[0])
@@ -73,7 +78,18 @@ class Barrier:
         generation = self.generation
         if self.arrived > expected:
             raise BarrierMisuse(f"{self}: more threads than the barrier waits for")
-        if self.arrived == expected:
+        self._settle()
+        return generation
+
+    def leave(self, threads: int) -> None:
+        """A warp exits: a barrier for all threads no longer waits for it (PTX ISA, exit)."""
+        if self.whole and self.arrived:
+            self.expected -= threads
+            self._settle()
+
+    def _settle(self) -> None:
+        generation = self.generation
+        if self.arrived == self.expected:
             self.result[generation] = (sum(self.votes[::2]), sum(self.votes[1::2]))
             self.result.pop(generation - 4, None)
             self.votes = []
@@ -86,7 +102,6 @@ class Barrier:
             waiters, self.waiters = self.waiters, []
             for wake in waiters:
                 wake()
-        return generation
 
 
 @dataclass
