@@ -2,7 +2,7 @@
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.dispatch import NoKernelError
-from nvfp4_kernels.gemm import gemm
+from nvfp4_kernels.gemm import gemm, gemm_quantized
 from nvfp4_kernels.gemv import gemv
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from nvfp4_kernels.quantize import quantize, quantize_per_token
@@ -22,6 +22,7 @@ __all__ = [
     "add_rms_norm_quantize",
     "add_rms_norm_quantize_per_token",
     "gemm",
+    "gemm_quantized",
     "gemv",
     "quantize",
     "quantize_per_token",

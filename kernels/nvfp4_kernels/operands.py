@@ -14,11 +14,13 @@ OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 A16_DTYPES = (torch.bfloat16, torch.float16)
 
 
-# Arguments of ``gemm`` and ``gemv``, in order.
-PRODUCT_SCHEMA = (
-    "(Tensor a, Tensor? a_scales, Tensor b, Tensor b_scales, Tensor alpha, SymInt[] shard_sizes, "
-    "Tensor? row_scale, Tensor? bias, ScalarType out_dtype) -> Tensor"
+# Arguments of ``gemm`` and ``gemv``, in order; and of ``gemm_quantized``.
+_OPERANDS = (
+    "Tensor a, Tensor? a_scales, Tensor b, Tensor b_scales, Tensor alpha, SymInt[] shard_sizes, "
+    "Tensor? row_scale, Tensor? bias"
 )
+PRODUCT_SCHEMA = f"({_OPERANDS}, ScalarType out_dtype) -> Tensor"
+QUANTIZED_SCHEMA = f"({_OPERANDS}, Tensor out_global_scale) -> (Tensor, Tensor)"
 
 
 def check_product(
@@ -49,6 +51,16 @@ def fake_product(a: Tensor, a_scales: Tensor | None, b: Tensor, *rest: Any) -> T
     """The result of ``gemm`` or ``gemv`` without its values."""
     *_, out_dtype = rest
     return a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=out_dtype)
+
+
+def fake_quantized_product(
+    a: Tensor, a_scales: Tensor | None, b: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    """The result of ``gemm_quantized`` without its values."""
+    m, n = a.shape[-2], b.shape[-2]
+    data = a.new_empty((*a.shape[:-1], n // 2), dtype=torch.uint8)
+    shape = (*a.shape[:-2], *blocked_shape(m, n // BLOCK_SIZE))
+    return data, a.new_empty(shape, dtype=torch.float8_e4m3fn)
 
 
 def check_weight(name: str, b: Tensor, b_scales: Tensor) -> tuple[int, int]:

@@ -8,13 +8,14 @@ from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import 
     run_nvfp4_emulations,
 )
 
-from nvfp4_kernels import gemm, nvfp4, quantize
+from nvfp4_kernels import InvalidArgument, gemm, gemm_quantized, nvfp4, quantize
 from nvfp4_kernels.gemm import op as gemm_op
 from nvfp4_kernels.nvfp4 import block_scaled_product, global_scale_of, quantize_weight, to_blocked
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.linear_cases import (
     ROUNDOFF,
     Case,
+    LinearOp,
     check_close,
     check_exact,
     grid_problem,
@@ -169,3 +170,55 @@ def test_refused(what: str) -> None:
 
 def test_devices() -> None:
     check_devices(below_the_dispatcher(gemm_op._gemm, "gemm"))
+
+
+# --- quantised output -------------------------------------------------------------------------
+
+QUANTIZED = {name: case for name, case in CASES.items() if case.n % 16 == 0}
+
+
+def check_quantized(op: LinearOp, plain: LinearOp, case: Case) -> None:
+    """What ``op`` gives is ``plain``'s float32 result, quantised."""
+    args = grid_problem(replace(case, out_dtype=FP32)).args
+    full = plain(**args)
+    scale = (full.abs().amax() if full.numel() else torch.ones(())) / 2688
+    args.pop("out_dtype")
+    data, scales = op(**args, out_global_scale=scale)
+    expected_data, expected_scales = quantize(full, scale)
+    assert torch.equal(data, expected_data)
+    assert scales.shape == expected_scales.shape
+    assert torch.equal(scales.view(torch.uint8), expected_scales.view(torch.uint8))
+
+
+@pytest.mark.parametrize("case", QUANTIZED.values(), ids=QUANTIZED)
+def test_quantized(case: Case) -> None:
+    check_quantized(gemm_quantized, gemm, case)
+
+
+def test_quantized_is_an_op() -> None:
+    args = grid_problem(CASES["everything"]).args
+    args["out_dtype"] = torch.tensor(0.5)
+    check_op(torch.ops.nvfp4.gemm_quantized.default, tuple(args.values()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"out_global_scale": torch.ones(2)}, r"out_global_scale: shape is \(2,\), must be \(\)"),
+        ({"out_global_scale": torch.ones((), dtype=BF16)}, "out_global_scale: dtype is bfloat16"),
+        ({"shard_sizes": (1,)}, "shard_sizes"),
+    ],
+    ids=["shape", "dtype", "shards"],
+)
+def test_quantized_refused(changes: dict[str, object], message: str) -> None:
+    args = grid_problem(CASES["one tile"]).args
+    args.pop("out_dtype")
+    with pytest.raises(InvalidArgument, match=message):
+        gemm_quantized(**{**args, "out_global_scale": torch.ones(()), **changes})
+
+
+def test_quantized_needs_whole_blocks() -> None:
+    args = grid_problem(CASES["ragged"]).args
+    args.pop("out_dtype")
+    with pytest.raises(InvalidArgument, match="K is 200, must be a multiple of 16"):
+        gemm_quantized(**args, out_global_scale=torch.ones(()))

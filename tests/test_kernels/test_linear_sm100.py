@@ -10,6 +10,7 @@ from torch import Tensor
 from nvfp4_kernels import (
     InvalidArgument,
     gemm,
+    gemm_quantized,
     gemv,
     quantize,
     silu_mul_gemm,
@@ -45,6 +46,11 @@ def test_gemm_is_exact(case: Case, op_device: torch.device) -> None:
 @w4a4(test_gemv.CASES)
 def test_gemv_is_exact(case: Case, op_device: torch.device) -> None:
     check_exact(on(op_device, gemv), case)
+
+
+@w4a4(test_gemm.QUANTIZED)
+def test_gemm_quantized(case: Case, op_device: torch.device) -> None:
+    test_gemm.check_quantized(on(op_device, gemm_quantized), on(op_device, gemm), case)
 
 
 @pytest.mark.parametrize("name", ["ragged", "everything", "Qwen3 0.6B qkv, N/4"])

@@ -10,3 +10,11 @@ KERNELS = KernelTable(
         ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100:gemm"),
     },
 )
+QUANTIZED_KERNELS = KernelTable(
+    "gemm_quantized",
+    {
+        ("cpu", "w4a4"): ("reference", "nvfp4_kernels.gemm.reference:gemm_quantized"),
+        ("cpu", "w4a16"): ("reference", "nvfp4_kernels.gemm.reference:gemm_quantized"),
+        ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100:gemm_quantized"),
+    },
+)

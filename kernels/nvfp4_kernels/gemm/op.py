@@ -1,4 +1,4 @@
-"""``gemm``: D = alpha · row_scale · (A · Bᵀ) + bias with an NVFP4 weight."""
+"""``gemm``: D = alpha · row_scale · (A · Bᵀ) + bias with an NVFP4 weight; plain and quantised."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.gemm.config import KERNELS
-from nvfp4_kernels.operands import PRODUCT_SCHEMA, check_product, fake_product
+from nvfp4_kernels.checks import check_blocks_of_16, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.gemm.config import KERNELS, QUANTIZED_KERNELS
+from nvfp4_kernels.operands import (
+    PRODUCT_SCHEMA,
+    QUANTIZED_SCHEMA,
+    check_product,
+    fake_product,
+    fake_quantized_product,
+)
 
 
 def gemm(
@@ -52,6 +59,34 @@ def gemm(
     )
 
 
+def gemm_quantized(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    out_global_scale: Tensor,
+    *,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``gemm`` with its result quantised for the next product, from the float32 values.
+
+    Takes what ``gemm`` takes, N a multiple of 16, and ``out_global_scale``, float32 ``()``: the
+    next layer's input scale.
+
+    Returns:
+        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout.
+
+    Raises:
+        InvalidArgument, NoKernelError: as ``gemm``.
+    """
+    return torch.ops.nvfp4.gemm_quantized(
+        a, a_scales, b, b_scales, alpha, list(shard_sizes), row_scale, bias, out_global_scale
+    )
+
+
 @torch.library.custom_op("nvfp4::gemm", mutates_args=(), schema=PRODUCT_SCHEMA)
 def _gemm(*operands: Any) -> Tensor:
     mode, *_ = check_product(*operands)
@@ -60,3 +95,19 @@ def _gemm(*operands: Any) -> Tensor:
 
 
 _gemm.register_fake(fake_product)
+
+
+@torch.library.custom_op("nvfp4::gemm_quantized", mutates_args=(), schema=QUANTIZED_SCHEMA)
+def _gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *operands, out_global_scale = arguments
+    check_dtype("out_global_scale", out_global_scale, (torch.float32,))
+    check_shape("out_global_scale", out_global_scale, (), "one scale for the whole output")
+    given: tuple[Any, ...] = (*operands, torch.float32)
+    mode, _, n, _ = check_product(*given)
+    check_blocks_of_16("output", (1, n))  # the next product's K is this one's N
+    check_same_device(a=operands[0], out_global_scale=out_global_scale)
+    kernel = QUANTIZED_KERNELS.select(operands[0].device, mode).load()
+    return kernel(*operands, out_global_scale)
+
+
+_gemm_quantized.register_fake(fake_quantized_product)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import block_scaled_product
+from nvfp4_kernels.nvfp4 import block_scaled_product, quantize_activation, to_blocked
 
 
 def gemm(
@@ -28,3 +28,20 @@ def gemm(
     if bias is not None:
         out.add_(bias.float())
     return out.to(out_dtype)
+
+
+def gemm_quantized(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    out_global_scale: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.gemm.op.gemm_quantized``."""
+    operands = (a, a_scales, b, b_scales, alpha, shard_sizes, row_scale, bias)
+    data, scales = quantize_activation(gemm(*operands, torch.float32), out_global_scale)
+    return data, to_blocked(scales)
