@@ -117,7 +117,7 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
     step = max(
         tile.weights * CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE,
         operand_rows * TILE_BYTES / OPERAND_BYTES_PER_CYCLE,
-        tile.stage_bytes / LOAD_BYTES_PER_CYCLE,
+        tile.loaded_bytes / LOAD_BYTES_PER_CYCLE,
     )
     exposed = waves if tile.accumulators == 1 else 1  # epilogues that no MMAs run over
     computed = waves * steps * step + exposed * EPILOGUE_COLUMN * tile.weights * tile.share

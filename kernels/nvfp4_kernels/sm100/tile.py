@@ -174,6 +174,15 @@ class Tile:
         return rows * TILE_BYTES + atoms * ATOM_BYTES
 
     @property
+    def loaded_bytes(self) -> float:
+        """Bytes that one CTA fetches per stage: its part of what it shares with others."""
+        scales = ATOMS_K * ATOM_BYTES
+        m_side = (CTA_ROWS * TILE_BYTES + scales) / self.cluster_n
+        n_side = self.b_rows * TILE_BYTES / self.sharers_b
+        n_side += self.atoms_n * scales / self.sharers_sfb
+        return self.m_operands * m_side + self.n_operands * n_side
+
+    @property
     def shared_limit(self) -> int:
         return SM_SHARED_BYTES // self.resident - CTA_RESERVED_BYTES
 
