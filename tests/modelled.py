@@ -10,6 +10,7 @@ One cluster runs in the emulator, with as many tiles as the busiest one has; the
 import argparse
 import math
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.emulator.machine.launch import Launch
@@ -44,6 +45,29 @@ BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
 CYCLES_PER_US = 1850  # cycles, at the model's clock
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one cluster does of a product.
+
+    Attributes:
+        clusters: that work at a time.
+        tiles: of the busiest one, which are laid side by side along the weights.
+    """
+
+    clusters: int
+    tiles: int
+
+
+def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swapped: bool = False) -> Part:
+    """``problem`` in tiles of a cluster of ``cluster`` CTAs; ``swapped``: rows are weights."""
+    from nvfp4_kernels.sm100.choose import SMS
+
+    rows, columns = (problem.n, problem.m) if swapped else (problem.m, problem.n)
+    total = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1]) * problem.batch
+    clusters = min(total, SMS // cluster)
+    return Part(clusters, math.ceil(total / clusters))
+
+
 class Modeller:
     """Installs the emulator for this process; runs one cluster of a product, models all of it."""
 
@@ -59,30 +83,26 @@ class Modeller:
         """The time of ``problem`` on ``tile``, without the launch."""
         from nvfp4_kernels.compile import launch
         from nvfp4_kernels.sm100.block_scaled import BlockScaledGemm
-        from nvfp4_kernels.sm100.choose import SMS
 
-        rows, columns = problem.m, problem.n
-        if tile.swapped:
-            rows, columns = columns, rows
         down = tile.rows * max(1, tile.cluster_m // tile.ctas)
         across = tile.columns * tile.cluster_n
-        total = math.ceil(rows / down) * math.ceil(columns / across) * problem.batch
-        places = SMS * tile.resident // tile.cluster
-        sms = math.ceil(tile.cluster / tile.resident)
-        # All tiles of the clusters that are run, side by side along the weights.
-        tiles = math.ceil(total / min(total, places)) * (sms * tile.resident // tile.cluster)
-        m = problem.m if tile.swapped else min(problem.m, down)
-        n = tiles * (down if tile.swapped else across)
+        part = part_of(problem, (down, across), tile.cluster, tile.swapped)
+        if tile.swapped:
+            m, n = problem.m, part.tiles * down
+        else:
+            m, n = min(problem.m, down), part.tiles * across
 
-        moved = _bytes(problem)
+        moved = operand_bytes(problem)
         found: list[Timing] = []
 
         def finished(launched: Launch) -> None:
-            found.append(model(launched, clusters=min(total, places), footprint=moved))
+            found.append(model(launched, clusters=part.clusters, footprint=moved))
 
         self._gpu.finished = finished
         arguments = self._arguments(m, n, problem)
-        launch(BlockScaledGemm(tile, output), *arguments, m, n, problem.k, 1, 1, sms, *[0] * 7)
+        launch(
+            BlockScaledGemm(tile, output), *arguments, m, n, problem.k, 1, 1, tile.cluster, *[0] * 7
+        )
         self._gpu.memory.clear()
         return found[0]
 
@@ -106,7 +126,7 @@ class Modeller:
         return [*x, *w1, *w2, out, None, None, alpha, None, None]
 
 
-def _bytes(problem: "Problem") -> float:
+def operand_bytes(problem: "Problem") -> float:
     """Of the operands, each read once."""
     rows = problem.weights * problem.n + problem.m
     return problem.batch * rows * problem.k * BYTES
@@ -120,7 +140,7 @@ def report(modeller: Modeller, name: str, shape: tuple[int, ...], every: bool) -
     problem, output = Problem(*shape), Output("bfloat16")
     results = problem.batch * problem.m * problem.n
     least = speed_of_light(
-        2.0 * results * problem.k * problem.weights, _bytes(problem), 2.0 * results
+        2.0 * results * problem.k * problem.weights, operand_bytes(problem), 2.0 * results
     )
     tiles = candidates(problem, output) if every else [choose_config(problem, output)]
     timed = [(modeller.time(problem, tile, out), tile, out) for tile, out in tiles]

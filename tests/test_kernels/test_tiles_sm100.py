@@ -49,8 +49,9 @@ GEMM = {
     ),
     "split 4": TileCase(Tile(128, split_k=4), Case(200, 304, 2080, out_dtype=BF16), 8),
     "split 2, everything": TileCase(Tile(128, split_k=2), ALL, 4),
-    "two to an SM": TileCase(
-        Tile(64, resident=2), Case(200, 200, 832, batch=(2,), out_dtype=BF16), 2
+    "128x64, batched": TileCase(Tile(64), Case(200, 200, 832, batch=(2,), out_dtype=BF16), 2),
+    "128x64, two groups of rows": TileCase(
+        Tile(64), Case(1200, 130, 64, batch=(2,), out_dtype=BF16), 7
     ),
     "swapped 32, everything": TileCase(
         Tile(32, swapped=True),
@@ -58,7 +59,7 @@ GEMM = {
         2,
     ),
     "swapped 8, split 4": TileCase(
-        Tile(8, swapped=True, split_k=4, resident=3),
+        Tile(8, swapped=True, split_k=4),
         Case(5, 300, 2080, row_scale=True, batch=(2,), out_dtype=BF16),
         8,
     ),

@@ -26,7 +26,7 @@ from nvfp4_kernels.sm100.loader import Loader
 from nvfp4_kernels.sm100.multiplier import Multiplier
 from nvfp4_kernels.sm100.operands import Extent, Operand, data_map, scale_map, shared_operand
 from nvfp4_kernels.sm100.result import Result
-from nvfp4_kernels.sm100.schedule import clusters_across, work_of
+from nvfp4_kernels.sm100.schedule import Order, clusters_across, order_of, work_of
 from nvfp4_kernels.sm100.split import Parts, Split
 from nvfp4_kernels.sm100.stores import TYPES
 from nvfp4_kernels.sm100.tile import (
@@ -115,10 +115,11 @@ class BlockScaledGemm:
         rows_m, rows_n = (n, m) if tile.swapped else (m, n)
         across_m = clusters_across(rows_m, tile.rows, tile.cluster_m // tile.ctas)
         across_n = clusters_across(rows_n, tile.columns, tile.cluster_n)
-        clusters = cutlass.min(across_m * across_n * batch, sms * tile.resident // tile.cluster)
+        clusters = cutlass.min(across_m * across_n * batch, sms // tile.cluster)
+        order = order_of(across_m, across_n, batch, clusters)
         self.kernel(
             *x_maps, *w1_maps, *w2_maps, out_map, out, sf_out, out_scale, alpha, row_scale, bias,
-            m, n, k, batch, weight_batch, end0, end1, end2, end3, end4, end5, end6,
+            m, n, k, order, weight_batch, end0, end1, end2, end3, end4, end5, end6,
         ).launch(
             grid=(clusters * tile.cluster, 1, 1),
             block=(THREADS, 1, 1),
@@ -166,7 +167,7 @@ class BlockScaledGemm:
         m: Int32,
         n: Int32,
         k: Int32,
-        batch: Int32,
+        order: Order,
         weight_batch: Int32,
         end0: Int32,
         end1: Int32,
@@ -208,8 +209,7 @@ class BlockScaledGemm:
             ptx.fence_mbarrier_init()
         self._meet()
 
-        rows_m, rows_n = (n, m) if tile.swapped else (m, n)
-        work = work_of(tile, rows_m, rows_n, k, batch, weight_batch, rank)
+        work = work_of(tile, order, k, weight_batch, rank)
         if warp == LOAD_WARP:
             if ptx.elect_sync():
                 loader.run(m_side, n_side, full, empty, work)

@@ -23,6 +23,25 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Order:
+    """The order of all tiles; made on the host, since dividing takes a GPU a hundred cycles.
+
+    Attributes:
+        across_m, across_n: clusters of tiles along either side.
+        each, extra: tiles of every cluster of the grid, and how many clusters have one more.
+        matrix, group, last: divisors: tiles of a matrix, of a group, and the last group's height.
+    """
+
+    across_m: Int32
+    across_n: Int32
+    each: Int32
+    extra: Int32
+    matrix: cute.FastDivmodDivisorV2
+    group: cute.FastDivmodDivisorV2
+    last: cute.FastDivmodDivisorV2
+
+
+@dataclass(frozen=True)
 class Work:
     """What one CTA does.
 
@@ -30,7 +49,7 @@ class Work:
         first: number of its cluster's first tile; the others follow ``apart``.
         apart: clusters of the grid.
         mine: how many tiles there are.
-        across_m, across_n: clusters of tiles along either side.
+        order: of all tiles.
         place_m, place_n: of this CTA's tile among those of its cluster.
         weight_stride: 1 if every matrix of the batch has weights of its own, else 0.
         first_step, steps: of K, the part that this CTA adds up.
@@ -40,8 +59,7 @@ class Work:
     first: Int32
     apart: Int32
     mine: Int32
-    across_m: Int32
-    across_n: Int32
+    order: Order
     place_m: Int32
     place_n: Int32
     weight_stride: Int32
@@ -56,30 +74,36 @@ def clusters_across(rows: Int32, tile_rows: int, in_cluster: int) -> Int32:
 
 
 @cute.jit
+def order_of(across_m: Int32, across_n: Int32, batch: Int32, clusters: Int32) -> Order:
+    """For a grid of ``clusters``."""
+    tiles = across_m * across_n * batch
+    return Order(
+        across_m=across_m,
+        across_n=across_n,
+        each=tiles // clusters,
+        extra=tiles % clusters,
+        matrix=cute.FastDivmodDivisorV2(across_m * across_n),
+        group=cute.FastDivmodDivisorV2(GROUP * across_n),
+        last=cute.FastDivmodDivisorV2((across_m - 1) % GROUP + 1),
+    )
+
+
+@cute.jit
 def work_of(
-    tile: cutlass.Constexpr,
-    m: Int32,
-    n: Int32,
-    k: Int32,
-    batch: Int32,
-    weight_batch: Int32,
-    rank: Int32,
+    tile: cutlass.Constexpr, order: Order, k: Int32, weight_batch: Int32, rank: Int32
 ) -> Work:
-    """This CTA's ``Work``: ``m`` and ``n`` are the rows of either side."""
+    """This CTA's ``Work``."""
     steps = cute.ceil_div(k, TILE_K)
     part = rank if tile.split_k > 1 else Int32(0)
     first_step = part * steps // tile.split_k
     last_step = (part + 1) * steps // tile.split_k
-    across_m = clusters_across(m, tile.rows, tile.cluster_m // tile.ctas)
-    across_n = clusters_across(n, tile.columns, tile.cluster_n)
     first = cute.arch.block_idx()[0] // tile.cluster
     apart = cute.arch.grid_dim()[0] // tile.cluster
     return Work(
         first=first,
         apart=apart,
-        mine=cute.ceil_div(across_m * across_n * batch - first, apart),
-        across_m=across_m,
-        across_n=across_n,
+        mine=order.each + Int32(first < order.extra),
+        order=order,
         place_m=Int32(0) if tile.split_k > 1 else rank % tile.cluster_m // tile.ctas,
         place_n=Int32(0) if tile.split_k > 1 else rank // tile.cluster_m,
         weight_stride=Int32(weight_batch > 1),
@@ -93,14 +117,14 @@ def work_of(
 def place_of(tile: cutlass.Constexpr, work: Work, index: Int32) -> Place:
     """Where one of this CTA's tiles lies: down groups of ``GROUP`` of the M side."""
     number = work.first + index * work.apart
-    in_batch = work.across_m * work.across_n
-    batch, number = number // in_batch, number % in_batch
-    in_group = GROUP * work.across_n
-    top = number // in_group * GROUP
-    height = cutlass.min(work.across_m - top, GROUP)
-    number = number % in_group
+    order = work.order
+    batch, number = divmod(number, order.matrix)
+    group, number = divmod(number, order.group)
+    across, down = number // GROUP, number % GROUP
+    if order.across_m < (group + 1) * GROUP:
+        across, down = divmod(number, order.last)
     return Place(
-        m=(top + number % height) * (tile.cluster_m // tile.ctas) + work.place_m,
-        n=number // height * tile.cluster_n + work.place_n,
+        m=(group * GROUP + down) * (tile.cluster_m // tile.ctas) + work.place_m,
+        n=across * tile.cluster_n + work.place_n,
         batch=batch,
     )

@@ -25,9 +25,7 @@ BLOCK = 16
 TURNED_PITCH = WARP_ROWS + 4  # floats: rows of 16 bytes that start in different banks
 MAX_STAGES = 12
 MAX_SHARDS = 8
-# 228 KB per SM, of which each resident CTA costs 1 KB and can have 227 KB at the most.
-SM_SHARED_BYTES = 228 * 1024
-CTA_RESERVED_BYTES = 1024
+MAX_SHARED_BYTES = 227 * 1024  # of one CTA
 BARRIER_BYTES = 1024  # mbarriers, the tensor memory's address, and what alignment costs
 
 Store = Literal["tma", "vector", "element"]
@@ -47,7 +45,6 @@ class Tile:
         two_sm: whether pairs of CTAs compute tiles of 256 rows, each holding half of the N side.
         cluster_m, cluster_n: CTAs, along either side, that load what they share once for all.
         split_k: CTAs of a cluster that each take a part of K and then add up.
-        resident: CTAs that share an SM.
         max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
     """
 
@@ -58,7 +55,6 @@ class Tile:
     cluster_m: int = 1
     cluster_n: int = 1
     split_k: int = 1
-    resident: int = 1
     max_stages: int = MAX_STAGES
 
     def __post_init__(self) -> None:
@@ -71,7 +67,7 @@ class Tile:
         assert ATOMS_K % self.sharers_sfb == 0
         assert ATOMS_K % self.cluster_n == 0
         assert self.split_k == 1 or self.share >= 1
-        assert self.accumulator_columns + self.scale_columns <= self.tensor_limit, "tensor memory"
+        assert self.accumulator_columns + self.scale_columns <= TENSOR_COLUMNS, "tensor memory"
 
     @property
     def ctas(self) -> int:
@@ -123,11 +119,6 @@ class Tile:
     # --- tensor memory ------------------------------------------------------------------------
 
     @property
-    def tensor_limit(self) -> int:
-        """Columns of tensor memory that a CTA may take: a power of two."""
-        return 1 << ((TENSOR_COLUMNS // self.resident).bit_length() - 1)
-
-    @property
     def accumulator_columns(self) -> int:
         return self.weights * self.columns
 
@@ -142,7 +133,7 @@ class Tile:
         It starts where the first one's last ``overlap`` columns do: those are read first, and the
         MMAs of the next tile start as soon as they are.
         """
-        return max(0, 2 * self.accumulator_columns + self.scale_columns - self.tensor_limit)
+        return max(0, 2 * self.accumulator_columns + self.scale_columns - TENSOR_COLUMNS)
 
     @property
     def accumulators(self) -> int:
@@ -182,13 +173,9 @@ class Tile:
         n_side += self.atoms_n * scales / self.sharers_sfb
         return self.m_operands * m_side + self.n_operands * n_side
 
-    @property
-    def shared_limit(self) -> int:
-        return SM_SHARED_BYTES // self.resident - CTA_RESERVED_BYTES
-
     def depth(self, epilogue_bytes: int) -> int:
         """Stages of the operand ring beside an epilogue's shared memory; two are needed."""
-        left = self.shared_limit - BARRIER_BYTES - epilogue_bytes
+        left = MAX_SHARED_BYTES - BARRIER_BYTES - epilogue_bytes
         return min(left // self.stage_bytes, self.max_stages)
 
 

@@ -93,6 +93,4 @@ def describe(tile: Tile) -> str:
         words.append(f"cluster {tile.cluster_m}×{tile.cluster_n}")
     if tile.split_k > 1:
         words.append(f"split {tile.split_k}")
-    if tile.resident > 1:
-        words.append(f"{tile.resident} per SM")
     return " ".join(words)

@@ -1,0 +1,104 @@
+"""Models NVIDIA's public block-scaled GEMM beside ours, on the same shapes, both on one cluster.
+
+python -m tests.compare_modelled --cutlass PATH
+
+NVIDIA's has no split K, no GEMV and no SiLU-mul: for a pair it gets one weight of twice the rows,
+and for one token the weights as its rows. Of its tiles the fastest is shown. Its code comes from a
+checkout, none is here.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nvfp4_kernels.sm100.choose import Problem, choose_config
+from nvfp4_kernels.sm100.tile import Output
+from nvfp4_kernels.tool.report import describe
+from tests.compare_static import EXAMPLE
+from tests.emulator.timing.calibrate import run_example
+from tests.emulator.timing.example import MARK
+from tests.modelled import CYCLES_PER_US, SHAPES, Modeller, operand_bytes, part_of
+
+# Rows and columns of a tile, CTAs of a cluster along either side.
+THEIRS = [
+    (128, 64, 1, 1),
+    (128, 128, 1, 1),
+    (128, 128, 1, 2),
+    (128, 256, 1, 1),
+    (256, 64, 2, 1),
+    (256, 128, 2, 1),
+    (256, 256, 2, 1),
+    (256, 256, 4, 1),
+]
+FEW = 32  # tokens
+
+
+def theirs(script: Path, problem: Problem) -> tuple[float, str]:
+    """Microseconds of NVIDIA's fastest tile, and that tile."""
+    swapped = problem.m <= FEW
+    tokens, weights = max(problem.m, 8 if swapped else 1), problem.n * problem.weights
+    same = Problem(tokens, weights, problem.k, problem.batch)
+    rows = weights if swapped else tokens
+    found = []
+    for tile in THEIRS:
+        # A tile with more columns than there are tokens only costs more.
+        if tile[0] * tile[2] // (tile[0] // 128) <= max(rows, 128) and (
+            tile[1] == 64 or not swapped
+        ):
+            found.append((_time(script, same, tile, swapped, operand_bytes(problem)), _words(tile)))
+    return min(found)
+
+
+def _time(
+    script: Path, problem: Problem, tile: tuple[int, int, int, int], swapped: bool, moved: float
+) -> float:
+    rows, columns, cluster_m, cluster_n = tile
+    ctas = rows // 128
+    down, across = rows * cluster_m // ctas, columns * cluster_n
+    part = part_of(problem, (down, across), cluster_m * cluster_n, swapped)
+    if swapped:
+        m, n = part.tiles * down, problem.m
+    else:
+        m, n = min(problem.m, down), part.tiles * across
+    arguments = (
+        f"--mnkl {m},{n},{problem.k},1 --mma_tiler_mn {rows},{columns} "
+        f"--cluster_shape_mn {cluster_m},{cluster_n} --c_dtype BFloat16"
+    )
+    if swapped:
+        arguments += " --c_major m"
+    sms = cluster_m * cluster_n
+    lines = run_example(script, arguments, sms, part.clusters, moved)
+    timed = [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
+    return float(max(timed, key=lambda each: each["flops"])["cycles"]) / CYCLES_PER_US
+
+
+def _words(tile: tuple[int, int, int, int]) -> str:
+    rows, columns, cluster_m, cluster_n = tile
+    cluster = "" if cluster_m * cluster_n == rows // 128 else f", clusters {cluster_m}×{cluster_n}"
+    return f"{rows}×{columns}{' 2SM' if rows == 256 else ''}{cluster}"
+
+
+def main(cutlass: Annotated[Path, typer.Option(help="checkout of NVIDIA/cutlass")]) -> None:
+    """Prints a row per shape."""
+    script = cutlass / EXAMPLE
+    if not script.is_file():
+        raise typer.BadParameter(f"{script}: not there; give a checkout of NVIDIA/cutlass")
+    modeller, output = Modeller(), Output("bfloat16")
+    table = Table("product", "our tile", "µs", "NVIDIA's tile", "µs", "NVIDIA's / ours")
+    for name, shape in SHAPES.items():
+        problem = Problem(*shape)
+        tile, out = choose_config(problem, output)
+        own = modeller.time(problem, tile, out).microseconds
+        other, words = theirs(script, problem)
+        row = [name, describe(tile), f"{own:.2f}", words, f"{other:.2f}", f"{other / own:.2f}"]
+        print(*row, sep=" | ", flush=True)
+        table.add_row(*row)
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
