@@ -21,10 +21,10 @@ from nvfp4_kernels.tool.report import describe
 from tests.compare_static import EXAMPLE
 from tests.emulator.timing.calibrate import run_example
 from tests.emulator.timing.example import MARK
-from tests.modelled import CYCLES_PER_US, SHAPES, Modeller, operand_bytes, part_of
+from tests.modelled import CYCLES_PER_US, SHAPES, Modeller, Part, operand_bytes, part_of
 
-# Rows and columns of a tile, CTAs of a cluster along either side.
-THEIRS = [
+Theirs = tuple[int, int, int, int]  # rows and columns of a tile, CTAs of a cluster along either
+THEIRS: list[Theirs] = [
     (128, 64, 1, 1),
     (128, 128, 1, 1),
     (128, 128, 1, 2),
@@ -35,6 +35,7 @@ THEIRS = [
     (256, 256, 4, 1),
 ]
 FEW = 32  # tokens
+MOST_TILES = 60  # of one cluster: smaller tiles are not the fastest where there are more
 
 
 def theirs(script: Path, problem: Problem) -> tuple[float, str]:
@@ -42,24 +43,32 @@ def theirs(script: Path, problem: Problem) -> tuple[float, str]:
     swapped = problem.m <= FEW
     tokens, weights = max(problem.m, 8 if swapped else 1), problem.n * problem.weights
     same = Problem(tokens, weights, problem.k, problem.batch)
-    rows = weights if swapped else tokens
     found = []
     for tile in THEIRS:
-        # A tile with more columns than there are tokens only costs more.
-        if tile[0] * tile[2] // (tile[0] // 128) <= max(rows, 128) and (
-            tile[1] == 64 or not swapped
-        ):
-            found.append((_time(script, same, tile, swapped, operand_bytes(problem)), _words(tile)))
+        part = _part(same, tile, swapped)
+        # A tile with more rows, or more columns, than there are tokens only costs more.
+        fits = tile[1] == 64 if swapped else _spans(tile)[0] <= max(tokens, 128)
+        if fits and part.tiles <= MOST_TILES:
+            time = _time(script, same, tile, part, swapped, operand_bytes(problem))
+            found.append((time, _words(tile)))
     return min(found)
 
 
+def _spans(tile: Theirs) -> tuple[int, int]:
+    """Rows and columns of a cluster."""
+    rows, columns, cluster_m, cluster_n = tile
+    return rows * cluster_m // (rows // 128), columns * cluster_n
+
+
+def _part(problem: Problem, tile: Theirs, swapped: bool) -> Part:
+    return part_of(problem, _spans(tile), tile[2] * tile[3], swapped)
+
+
 def _time(
-    script: Path, problem: Problem, tile: tuple[int, int, int, int], swapped: bool, moved: float
+    script: Path, problem: Problem, tile: Theirs, part: Part, swapped: bool, moved: float
 ) -> float:
     rows, columns, cluster_m, cluster_n = tile
-    ctas = rows // 128
-    down, across = rows * cluster_m // ctas, columns * cluster_n
-    part = part_of(problem, (down, across), cluster_m * cluster_n, swapped)
+    down, across = _spans(tile)
     if swapped:
         m, n = part.tiles * down, problem.m
     else:
@@ -76,13 +85,16 @@ def _time(
     return float(max(timed, key=lambda each: each["flops"])["cycles"]) / CYCLES_PER_US
 
 
-def _words(tile: tuple[int, int, int, int]) -> str:
+def _words(tile: Theirs) -> str:
     rows, columns, cluster_m, cluster_n = tile
     cluster = "" if cluster_m * cluster_n == rows // 128 else f", clusters {cluster_m}×{cluster_n}"
     return f"{rows}×{columns}{' 2SM' if rows == 256 else ''}{cluster}"
 
 
-def main(cutlass: Annotated[Path, typer.Option(help="checkout of NVIDIA/cutlass")]) -> None:
+def main(
+    cutlass: Annotated[Path, typer.Option(help="checkout of NVIDIA/cutlass")],
+    only: Annotated[str, typer.Option(help="products whose name contains this")] = "",
+) -> None:
     """Prints a row per shape."""
     script = cutlass / EXAMPLE
     if not script.is_file():
@@ -90,6 +102,8 @@ def main(cutlass: Annotated[Path, typer.Option(help="checkout of NVIDIA/cutlass"
     modeller, output = Modeller(), Output("bfloat16")
     table = Table("product", "our tile", "µs", "NVIDIA's tile", "µs", "NVIDIA's / ours")
     for name, shape in SHAPES.items():
+        if only not in name:
+            continue
         problem = Problem(*shape)
         tile, out = choose_config(problem, output)
         own = modeller.time(problem, tile, out).microseconds
