@@ -18,6 +18,7 @@ from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.platforms import current_platform
 
 from vllm_fp4_plugin import checkpoint_files, checkpoint_format, fused_mlp, ignore
+from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.checkpoint_format import CheckpointFormat, UnsupportedCheckpoint
 from vllm_fp4_plugin.linear import Nvfp4LinearBase, Nvfp4LinearMethod
 from vllm_fp4_plugin.linear_op import Activation
@@ -45,6 +46,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         self._ignore = checkpoint.ignore if checkpoint is not None else ()
         self._targets = checkpoint.targets if checkpoint is not None else None
         self._waiting: set[str] = set()
+        self._attention_reason = ""
         self.report = Report()
         # vLLM reads this name: with a scheme, "auto" KV-cache dtype means fp8.
         self.kv_cache_scheme = checkpoint.kv_cache_scheme if checkpoint is not None else None
@@ -69,6 +71,7 @@ class Nvfp4TcConfig(QuantizationConfig):
                 )
             if self._options.fuse_mlp:
                 fused_mlp.enable()
+            self._attention_reason = choice.make_default(get_current_vllm_config())
         return self._options
 
     # --- what vLLM asks about the method --------------------------------------------------
@@ -134,8 +137,10 @@ class Nvfp4TcConfig(QuantizationConfig):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """The method for a layer; None leaves it to vLLM."""
-        _ = self.options  # before any activation is built, which fusing replaces
+        # Before any activation is built, which fusing replaces, and any attention.
+        _ = self.options
         if isinstance(layer, Attention | MLAAttention):
+            self.report.add(choice.record(layer, prefix, self._attention_reason))
             return BaseKVCacheMethod(self)
         if isinstance(layer, RoutedExperts):
             self._check_experts(prefix)

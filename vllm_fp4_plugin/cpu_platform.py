@@ -19,12 +19,20 @@ class Nvfp4CpuPlatform(CpuPlatform):
         attn_selector_config: "AttentionSelectorConfig",
         num_heads: int | None = None,
     ) -> str:
-        """Path of the attention backend class; raises when CUSTOM has none registered."""
+        """Path of the backend class; raises when CUSTOM is asked for and cannot serve a layer."""
         if selected_backend != AttentionBackendEnum.CUSTOM:
             return super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
         if not selected_backend.is_overridden():
             raise ValueError(
                 "attention-backend: is CUSTOM, but no backend is registered under that name; "
                 "leave the option out to use CPU_ATTN"
+            )
+        reasons = selected_backend.get_class().validate_configuration(
+            device_capability=None, **attn_selector_config._asdict()
+        )
+        if reasons:
+            raise ValueError(
+                f"attention-backend: is CUSTOM, which cannot serve a layer: {'; '.join(reasons)}; "
+                "serve with --attention-backend CPU_ATTN"
             )
         return str(selected_backend.get_path())

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One linear layer of the model.
+    """One linear or attention layer of the model.
 
     Attributes:
         name: full name, e.g. ``model.layers.0.mlp.gate_up_proj``.
         kernel: label of the kernel that runs it, e.g. ``nvfp4_gemm/reference (cpu)``.
         arithmetic: e.g. ``W4A4 per-token``: bits of weights and activations, how the latter are
-            scaled.
+            scaled; of attention, dtype of its KV cache.
         reason: why this kernel and not a better one; empty when there is nothing to say.
-        elements: weight elements on this rank.
+        elements: weight elements on this rank; attention has none.
         weight_bytes: bytes they take, scales included.
     """
 
@@ -33,14 +33,17 @@ class LayerRecord:
 
 @dataclass
 class Report:
-    """The linear layers of a model, in the order they were built."""
+    """The linear and attention layers of a model, in the order they were built."""
 
     layers: list[LayerRecord] = field(default_factory=list)
 
     def add(self, record: LayerRecord) -> None:
-        """Add a layer; building a model anew replaces what was known of it."""
-        self.layers = [layer for layer in self.layers if layer.name != record.name]
-        self.layers.append(record)
+        """Add a layer; of one that is known, replace what was known of it."""
+        names = [layer.name for layer in self.layers]
+        if record.name in names:
+            self.layers[names.index(record.name)] = record
+        else:
+            self.layers.append(record)
 
     def grouped(self) -> list[tuple[str, int, str, str, str]]:
         """``(layer group, count, kernel, arithmetic, reason)``, one row for each difference."""

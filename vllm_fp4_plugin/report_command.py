@@ -20,11 +20,12 @@ def report(
         str, typer.Option(help="JSON, as for vllm serve; options of ours under nvfp4_tc.")
     ] = "{}",
     dtype: Annotated[str, typer.Option(help="As for vllm serve.")] = "auto",
+    attention_backend: Annotated[str, typer.Option(help="As for vllm serve.")] = "auto",
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="One row per layer instead of per group.")
     ] = False,
 ) -> None:
-    """Print which kernel every linear layer would get on this machine, and why.
+    """Print which kernel every linear and attention layer would get on this machine, and why.
 
     Builds the model without its weights: nothing is loaded and no memory is taken for it.
     """
@@ -37,7 +38,9 @@ def report(
         raise typer.Exit(1) from error
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        layers = model_report(model, additional_config=given, dtype=dtype)
+        layers = model_report(
+            model, additional_config=given, dtype=dtype, attention_backend=attention_backend
+        )
     except (ValueError, NotImplementedError, OSError) as error:
         console.print(f"[red]{error}[/]", highlight=False, markup=True)
         raise typer.Exit(1) from error
@@ -53,7 +56,7 @@ def model_report(model: str, **engine_args: Any) -> Report:
         engine_args: further arguments of vLLM's ``EngineArgs``.
 
     Returns:
-        The report of its linear layers.
+        The report of its linear and attention layers.
 
     Raises:
         ValueError: the checkpoint or an option is refused, by name.

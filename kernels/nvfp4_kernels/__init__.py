@@ -1,9 +1,11 @@
 """NVFP4 kernels for torch: the format, and the ops that compute with it. Knows nothing of vLLM."""
 
+from nvfp4_kernels.attention import attention, paged_attention
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.gemm import gemm, gemm_quantized
 from nvfp4_kernels.gemv import gemv
+from nvfp4_kernels.merge_segments import merge_segments
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from nvfp4_kernels.quantize import quantize, quantize_per_token
 from nvfp4_kernels.rms_norm_quantize import (
@@ -21,9 +23,12 @@ __all__ = [
     "Nvfp4Tensor",
     "add_rms_norm_quantize",
     "add_rms_norm_quantize_per_token",
+    "attention",
     "gemm",
     "gemm_quantized",
     "gemv",
+    "merge_segments",
+    "paged_attention",
     "quantize",
     "quantize_per_token",
     "rms_norm_quantize",

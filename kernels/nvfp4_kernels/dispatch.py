@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import torch
 
-# Arithmetic of an op: NVFP4 activations, or 16-bit activations against NVFP4 weights.
-Mode = Literal["w4a4", "w4a16"]
+# Arithmetic of an op: NVFP4 activations, or 16-bit activations against NVFP4 weights; of attention:
+# floating point throughout, or keys and values in FP8.
+Mode = Literal["w4a4", "w4a16", "float", "fp8_kv"]
 
 
 class NoKernelError(NotImplementedError):
@@ -37,8 +38,8 @@ class Kernel:
     @property
     def label(self) -> str:
         """How reports name it, e.g. ``nvfp4_gemm/reference (cpu)``."""
-        weight_only = "" if self.mode == "w4a4" else "_w4a16"
-        return f"nvfp4_{self.op}{weight_only}/{self.variant} ({self.arch})"
+        special = f"_{self.mode}" if self.mode in ("w4a16", "fp8_kv") else ""
+        return f"nvfp4_{self.op}{special}/{self.variant} ({self.arch})"
 
     def load(self) -> Callable[..., Any]:
         """The function itself."""

@@ -5,22 +5,25 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
-from nvfp4_kernels.tool import check, check_command, timed
+from nvfp4_kernels.tool import attention_case, check, check_command, timed
+from nvfp4_kernels.tool.attention_case import AttentionCase
 from nvfp4_kernels.tool.check import Device, WrongDevice, correctness, markdown, run_all, timings
 from nvfp4_kernels.tool.product_case import ProductCase, compare_bound, compare_exact
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
 from nvfp4_kernels.tool.shapes import CONTEST, given_shape
 from nvfp4_kernels.tool.task import Figures, Isolated, Machine, Mismatch, Outcome, Task, run_task
 from nvfp4_kernels.tool.timed import TimedProduct, TimedQuantize, cold_sets
+from nvfp4_kernels.tool.timed_attention import TimedAttention
 
 FP16 = torch.float16
 DEVICE = Device("B200", "sm_100", 148, 192.0, "CUDA 13.0", "13.0", "2.11", "4.8.0", "Linux x86_64")
@@ -47,6 +50,7 @@ class StandIn:
 
 # --- correctness, on the emulator -------------------------------------------------------------
 
+LENGTHS = ((1, 150), (3, 20))
 CASES: list[Task] = [
     *(
         case
@@ -70,6 +74,8 @@ CASES: list[Task] = [
     ),
     ProductCase("silu_mul_gemm_quantized", 9, 64, 128),
     *(QuantizeCase(op, 5, 64) for op in OPS),
+    AttentionCase(LENGTHS, head_dim=16, sinks=True),
+    AttentionCase(LENGTHS, head_dim=64, fp8=True),
 ]
 
 
@@ -101,6 +107,22 @@ def test_one_wrong_value_is_found(op: str, exact: bool, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(f"{module}.{op}", wrong(getattr(product_case, op)))
     with pytest.raises(Mismatch, match=r"1 of 576 values are wrong, the first at \(8, 63\)"):
+        case.run(StandIn())
+
+
+@pytest.mark.parametrize("output", [0, 1], ids=["out", "lse"])
+def test_one_wrong_row_of_attention_is_found(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = AttentionCase(LENGTHS, head_dim=16)
+    assert case.run(StandIn())["off"] == 0
+    right = attention_case.paged_attention
+
+    def wrong(**given: Any) -> tuple[torch.Tensor, ...]:
+        found = right(**given)
+        found[output][-1, -1] += 1
+        return found
+
+    monkeypatch.setattr(attention_case, "paged_attention", wrong)
+    with pytest.raises(Mismatch, match=("out", "lse")[output] + ": off by"):
         case.run(StandIn())
 
 
@@ -222,6 +244,19 @@ def test_what_torch_has_not_is_said(shape: str, pair: bool) -> None:
 
 def test_figures_of_a_quantisation() -> None:
     assert TimedQuantize("section", 8, 64).run(StandIn())["us"] == 1.0
+
+
+def test_figures_of_attention() -> None:
+    task = TimedAttention("section", 2, 3, 5, query_heads=4, kv_heads=2, head_dim=16)
+    assert task.work.flops == 2 * 4 * (3 + 4 + 5) * 4 * 16
+    assert task.work.nbytes == 2 * 2 * (2 * 5 * 2 + 2 * 3 * 4) * 16
+    seen = task.run(StandIn())
+    assert seen["us"] == 1.0
+    assert seen["torch us"] == "none: torch aligns a causal mask with the first key"
+    assert replace(task, queries=5).run(StandIn())["torch us"] == 1.0
+    fp8 = replace(task, fp8=True)
+    assert fp8.work.nbytes < task.work.nbytes
+    assert fp8.run(StandIn())["us"] == 1.0
 
 
 def test_quick_is_a_part() -> None:

@@ -1,15 +1,19 @@
 """Which layers a model has, and which kernels they need."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nvfp4_kernels.sm100.attention.choose import AttentionProblem
+from nvfp4_kernels.sm100.attention.choose import choose_config as choose_attention
+from nvfp4_kernels.sm100.attention.tile import Variant
 from nvfp4_kernels.sm100.choose import Problem, choose_config
 from nvfp4_kernels.sm100.tile import Output
-from nvfp4_kernels.tool.kernel_set import model_kernels
-from nvfp4_kernels.tool.model import Layer, UnusableModel, explicit, read_model
+from nvfp4_kernels.tool.kernel_set import CACHES, Cache, attention_kernels, model_kernels
+from nvfp4_kernels.tool.model import Attention, Layer, UnusableModel, explicit, read_model
 from nvfp4_kernels.tool.shapes import LLAMA_8B, given_shape
 
 LLAMA = {
@@ -35,6 +39,7 @@ def test_llama(tmp_path: Path) -> None:
     model = read_model(config(tmp_path))
     assert model.layers == LLAMA_8B.layers
     assert model.dtype == "bfloat16"
+    assert model.attention == Attention(32, 8, 128)
 
 
 def test_tensor_parallel_shares_heads_and_inner_size(tmp_path: Path) -> None:
@@ -54,6 +59,30 @@ def test_head_dim_need_not_be_hidden_over_heads(tmp_path: Path) -> None:
     found = sizes(config(tmp_path, model_type="qwen3", head_dim=256))
     assert found["qkv_proj"] == (48 * 256, 4096)
     assert found["o_proj"] == (4096, 32 * 256)
+
+
+@pytest.mark.parametrize(
+    ("changed", "windows"),
+    [
+        ({"sliding_window": 4096}, (0, 4096)),
+        ({"sliding_window": 4096, "use_sliding_window": False}, (0,)),
+        ({"sliding_window": None}, (0,)),
+        ({"sliding_window": 512, "layer_types": ["sliding_attention"]}, (512,)),
+        (
+            {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]},
+            (0, 512),
+        ),
+    ],
+    ids=["unsaid", "off", "none", "all", "some"],
+)
+def test_windows(tmp_path: Path, changed: dict[str, Any], windows: tuple[int, ...]) -> None:
+    attention = read_model(config(tmp_path, **changed), tensor_parallel=16).attention
+    assert attention == Attention(2, 1, 128, windows)
+
+
+def test_soft_cap(tmp_path: Path) -> None:
+    attention = read_model(config(tmp_path, attn_logit_softcapping=50.0)).attention
+    assert attention == Attention(32, 8, 128, soft_cap=True)
 
 
 @pytest.mark.parametrize(
@@ -149,3 +178,23 @@ def test_scales_of_activations_make_other_kernels() -> None:
     assert both.keys() == apart[0].keys() | apart[1].keys()
     assert not apart[0].keys() & apart[1].keys()
     assert {spec.op for spec in both} == {"quantize", "gemm", "silu_mul_gemm"}
+
+
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("cache", CACHES)
+def test_every_batch_has_its_attention_kernel(cache: Cache, window: int) -> None:
+    attention = Attention(8, 2, 128, (window,))
+    found = {spec.fields for spec in attention_kernels(attention, "bfloat16", caches=(cache,))}
+    sizes = product((1, 7, 64, 300), (1, 5, 200, 4096), (1, 500, 9000, 1 << 17))
+    for batch, queries, keys in sizes:
+        problem = AttentionProblem(batch, queries, keys, 2, 4, 128, cache == "fp8", window)
+        tile, splits = choose_attention(problem)
+        variant = Variant("bfloat16", "paged", 16, causal=True, window=window > 0, split=splits > 1)
+        assert (tile, variant) in found
+
+
+def test_attention_that_no_kernel_serves_is_left_out() -> None:
+    assert attention_kernels(Attention(8, 2, 72), "bfloat16") == {}
+    narrow = attention_kernels(Attention(8, 2, 16), "bfloat16")
+    assert narrow
+    assert not any(getattr(spec.fields[0], "fp8", False) for spec in narrow)

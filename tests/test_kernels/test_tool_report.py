@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
 from nvfp4_kernels.sm100 import choose as candidates
+from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
 from nvfp4_kernels.sm100.choose import Problem, with_store
 from nvfp4_kernels.sm100.tile import MAX_SHARED_BYTES, Output, Tile
 from nvfp4_kernels.tool import instructions, report_command
@@ -17,7 +18,7 @@ from nvfp4_kernels.tool.binary import FAT_MAGIC, UnreadableBinary, read_cubin, r
 from nvfp4_kernels.tool.instructions import NoDisassembler, count, disassemble, find_nvdisasm
 from nvfp4_kernels.tool.kernel_set import KernelSpec, product_spec
 from nvfp4_kernels.tool.limits import work_of
-from nvfp4_kernels.tool.report import choose, describe, measure_all
+from nvfp4_kernels.tool.report import choose, describe, describe_attention, measure_all
 from nvfp4_kernels.tool.shapes import CONTEST, TOKENS
 from nvfp4_kernels.tool.static import Static, dynamic_shared_bytes
 from tests import devices
@@ -215,6 +216,24 @@ def test_layers_of_a_model(measured: list[Static], tmp_path: Path) -> None:
     }  # fmt: skip
     assert {row["output"]["dtype"] for row in rows} == {"float16"}
     assert {row["m"] for row in rows} == set(TOKENS)
+
+
+def test_attention_of_a_model(measured: list[Static], tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    status, output = invoke("--model", tmp_path, "--json", tmp_path / "report.json")
+    assert status == 0
+    assert "D 16, float32 to bfloat16, 16 ahead" in output
+    assert "1×128 rows, D 16" in output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert "paged_attention" in {kernel["op"] for kernel in report["kernels"]}
+
+
+def test_attention_in_words() -> None:
+    variant = Variant(layout="varlen", soft_cap=True, sinks=True)
+    assert describe_attention(AttentionTile(64, 2), variant) == (
+        "2×128 rows, D 64, bfloat16, varlen, soft cap, sinks"
+    )
 
 
 def test_spills_are_an_error(measured: list[Static]) -> None:

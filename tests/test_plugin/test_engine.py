@@ -120,9 +120,10 @@ def test_weight_only_equals_the_dequantised_model(
 def test_modelopt(modelopt: Path, reference: Run, engine: Callable[..., Run]) -> None:
     served = engine(modelopt)
     assert distance(served, reference) < QUANTISED
-    assert served.report[:4] == [
+    assert served.report[:5] == [
         f"qkv_proj ×2: {GEMM}, W4A4 static",
         f"o_proj ×2: {GEMM}, W4A4 static",
+        "attn ×2: nvfp4_paged_attention_fp8_kv/reference (cpu), fp8_e4m3 KV cache, by default",
         "gate_up_proj ×2: nvfp4_silu_mul_gemm/reference (cpu), W4A4 static",
         f"down_proj ×2: {GEMM}, W4A4 static",
     ]

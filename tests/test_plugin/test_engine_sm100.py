@@ -21,9 +21,10 @@ def test_serves_as_the_references_do(kind: str, modelopt: Path, bf16: Path) -> N
     """Prefill of many tokens, then decode of one at a time, from quantising to the MLP's output."""
     devices.cutlass_or_skip()
     model = str(modelopt if kind == "static" else bf16)
-    reference = run(model)
+    # Attention has its own test, test_attention_engine_sm100.
+    reference = run(model, attention_backend="CPU_ATTN")
     with devices.emulated_ops(randomised(1)):
-        emulated = run(model)
+        emulated = run(model, attention_backend="CPU_ATTN")
     assert [line for line in emulated.report if "W4A4" in line] == [
         f"qkv_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4 {kind}",
         f"o_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4 {kind}",

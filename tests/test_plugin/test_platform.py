@@ -47,23 +47,17 @@ def test_vllm_chooses_the_platform() -> None:
     assert isinstance(current_platform, Nvfp4CpuPlatform)
 
 
-def test_custom_attention_backend_without_a_class_is_refused() -> None:
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    from vllm_fp4_plugin.cpu_platform import Nvfp4CpuPlatform
-
-    with pytest.raises(ValueError, match="attention-backend: is CUSTOM, but no backend"):
-        Nvfp4CpuPlatform.get_attn_backend_cls(AttentionBackendEnum.CUSTOM, None)
-
-
-def test_custom_attention_backend_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_attention_backend_without_a_class_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from vllm.v1.attention.backends import registry
 
     from vllm_fp4_plugin.cpu_platform import Nvfp4CpuPlatform
 
     custom = registry.AttentionBackendEnum.CUSTOM
-    monkeypatch.setitem(registry._ATTN_OVERRIDES, custom, "somewhere.Backend")
-    assert Nvfp4CpuPlatform.get_attn_backend_cls(custom, None) == "somewhere.Backend"
+    monkeypatch.delitem(registry._ATTN_OVERRIDES, custom, raising=False)
+    with pytest.raises(ValueError, match="attention-backend: is CUSTOM, but no backend"):
+        Nvfp4CpuPlatform.get_attn_backend_cls(custom, None)
 
 
 @pytest.mark.slow

@@ -23,6 +23,9 @@ def test_table(modelopt: Path) -> None:
     assert "model.layers.1.self_attn.qkv_proj" in done.stdout
     assert text.count("W4A4 static") == 8  # 2 layers of 4 projections
     assert text.count("switched") == 2
+    assert (
+        text.count("nvfp4_paged_attention_fp8_kv/reference (cpu) fp8_e4m3 KV cache by default") == 2
+    )
     assert "bytes per weight" in text
 
 

@@ -25,7 +25,10 @@ BLOCK = 16
 TURNED_PITCH = WARP_ROWS + 4  # floats: rows of 16 bytes that start in different banks
 MAX_STAGES = 12
 MAX_SHARDS = 8
-MAX_SHARED_BYTES = 227 * 1024  # of one CTA
+# 228 KB per SM, of which each resident CTA costs 1 KB and can have 227 KB at the most.
+SM_SHARED_BYTES = 228 * 1024
+CTA_RESERVED_BYTES = 1024
+MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES
 BARRIER_BYTES = 1024  # mbarriers, the tensor memory's address, and what alignment costs
 
 Store = Literal["tma", "vector", "element"]

@@ -16,7 +16,14 @@ from nvfp4_kernels.compile import CACHE_VARIABLE
 from nvfp4_kernels.sm100.choose import SMS
 from nvfp4_kernels.tool.build import Built, build_all
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
-from nvfp4_kernels.tool.kernel_set import ACTIVATIONS, KernelSpec, model_kernels
+from nvfp4_kernels.tool.kernel_set import (
+    ACTIVATIONS,
+    CACHES,
+    PAGE_SIZE,
+    KernelSpec,
+    attention_kernels,
+    model_kernels,
+)
 from nvfp4_kernels.tool.model import Model, UnusableModel, explicit, read_model
 from nvfp4_kernels.tool.options import (
     CPUS,
@@ -28,6 +35,14 @@ from nvfp4_kernels.tool.options import (
 )
 
 ARCHS = ("sm_100a",)
+
+
+class CacheName(StrEnum):
+    """What the KV cache holds."""
+
+    auto = "auto"
+    fp8 = "fp8"
+    both = "both"
 
 
 class ActivationName(StrEnum):
@@ -61,20 +76,35 @@ def build(
         ActivationName.both
     ),
     dtype: DtypeOption = None,
+    kv_cache: Annotated[
+        CacheName, typer.Option(help="What it holds: the model's dtype, FP8.")
+    ] = CacheName.both,
+    block_size: Annotated[
+        int, typer.Option(min=16, max=128, help="Tokens of a page of it, as vLLM's --block-size.")
+    ] = PAGE_SIZE,
     fuse_mlp: Annotated[bool, typer.Option(help="Gate and up projection as one kernel.")] = True,
     jobs: JobsOption = CPUS,
 ) -> None:
-    """Compile every kernel that a model's linear layers need, for any number of tokens.
+    """Compile every kernel that a model's linear and attention layers need, for any batch.
 
     What is there already stays as it is. Ends with status 1 if any kernel could not be compiled.
     """
     with refusals(UnusableModel, InvalidArgument, OSError, BrokenProcessPool):
         if arch not in ARCHS:
             raise UnusableModel(f"--arch: is {arch!r}, must be {', '.join(ARCHS)}")
+        if block_size & (block_size - 1):
+            raise UnusableModel(
+                f"--block-size: is {block_size}, must be a power of two; choose 16, 32, 64 or 128"
+            )
         chosen = _which_model(model, linear, pair, tensor_parallel, dtype, fuse_mlp)
         started = time.monotonic()
         wanted = tuple(a for a in ACTIVATIONS if activation in (a, ActivationName.both))
         specs = model_kernels(chosen, max_tokens=max_tokens, activations=wanted, sms=sms)
+        if chosen.attention is not None:
+            caches = tuple(c for c in CACHES if kv_cache in (c, CacheName.both))
+            specs |= attention_kernels(
+                chosen.attention, chosen.dtype, caches=caches, page_size=block_size, sms=sms
+            )
         out.mkdir(parents=True, exist_ok=True)
         with progress_bar() as bar:
             task = bar.add_task("kernels", total=len(specs))

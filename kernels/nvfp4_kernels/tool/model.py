@@ -1,4 +1,4 @@
-"""The linear layers of a model, from its Hugging Face ``config.json``, as one GPU holds them."""
+"""A model's linear and attention layers, from Hugging Face's ``config.json``, on one GPU."""
 
 import json
 from dataclasses import dataclass
@@ -51,6 +51,23 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """Layers of causal self-attention that differ in nothing but their window.
+
+    Attributes:
+        query_heads, kv_heads, head_dim: of one GPU.
+        windows: keys that a query sees, of one layer or another; 0: all.
+        soft_cap: whether logits are capped.
+    """
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int, ...] = (0,)
+    soft_cap: bool = False
+
+
+@dataclass(frozen=True)
 class Model:
     """What kernels have to serve.
 
@@ -58,11 +75,13 @@ class Model:
         name: of the model, for tables.
         dtype: of activations and results.
         layers: distinct linear layers.
+        attention: None where only linear layers are given.
     """
 
     name: str
     dtype: Dtype
     layers: tuple[Layer, ...]
+    attention: Attention | None = None
 
 
 def read_model(
@@ -92,10 +111,12 @@ def read_model(
     )
     kv_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or hidden // heads
-    q = _share(heads, tensor_parallel, "num_attention_heads", name) * head_dim
-    kv = head_dim
-    if kv_heads > tensor_parallel:  # each GPU holds at least one
-        kv = _share(kv_heads, tensor_parallel, "num_key_value_heads", name) * head_dim
+    heads = _share(heads, tensor_parallel, "num_attention_heads", name)
+    if kv_heads > tensor_parallel:
+        kv_heads = _share(kv_heads, tensor_parallel, "num_key_value_heads", name)
+    else:
+        kv_heads = 1  # each GPU holds at least one
+    q, kv = heads * head_dim, kv_heads * head_dim
     inner = _share(inner, tensor_parallel, "intermediate_size", name)
     biased = bool(config.get("attention_bias"))
     mlp_bias = bool(config.get("mlp_bias"))
@@ -115,7 +136,23 @@ def read_model(
         gate_up,
         Layer("down_proj", hidden, inner, bias=mlp_bias),
     )
-    return Model(name, dtype or _dtype(config, name), layers)
+    attention = Attention(
+        heads,
+        kv_heads,
+        head_dim,
+        _windows(config),
+        soft_cap=bool(config.get("attn_logit_softcapping")),
+    )
+    return Model(name, dtype or _dtype(config, name), layers, attention)
+
+
+def _windows(config: dict[str, Any]) -> tuple[int, ...]:
+    """Windows of a model's layers; both, where the file does not say which layers have one."""
+    window = config.get("sliding_window") or 0
+    if not window or config.get("use_sliding_window") is False:
+        return (0,)
+    kinds = set(config.get("layer_types") or ("full_attention",))
+    return (0, window) if "full_attention" in kinds else (window,)
 
 
 def explicit(linear: list[str], pair: list[str], dtype: Dtype | None = None) -> Model:

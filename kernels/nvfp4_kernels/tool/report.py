@@ -7,6 +7,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from nvfp4_kernels.sm100.attention.tile import ROWS, AttentionTile, Variant
 from nvfp4_kernels.sm100.choose import SMS, choose_config
 from nvfp4_kernels.sm100.tile import Output, Tile
 from nvfp4_kernels.tool.build import prepare
@@ -94,3 +95,18 @@ def describe(tile: Tile) -> str:
     if tile.split_k > 1:
         words.append(f"split {tile.split_k}")
     return " ".join(words)
+
+
+def describe_attention(tile: AttentionTile, variant: Variant) -> str:
+    """E.g. ``"2×128 rows, D 128, bfloat16, pages of 16, causal, split"``."""
+    words = [f"{tile.query_tiles}×{ROWS} rows, D {tile.head_dim}", variant.dtype]
+    words.append(f"pages of {variant.page_size}" if variant.page_size else variant.layout)
+    options = {
+        "FP8 cache": tile.fp8,
+        "causal": variant.causal,
+        "window": variant.window,
+        "soft cap": variant.soft_cap,
+        "sinks": variant.sinks,
+        "split": variant.split,
+    }
+    return ", ".join([*words, *(name for name, given in options.items() if given)])

@@ -12,16 +12,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
 from nvfp4_kernels.sm100.choose import SMS
 from nvfp4_kernels.sm100.tile import Output, Tile
 from nvfp4_kernels.tool.binary import UnreadableBinary
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.instructions import SHOWN, NoDisassembler, find_nvdisasm
-from nvfp4_kernels.tool.kernel_set import KernelSpec, quantize_kernels
+from nvfp4_kernels.tool.kernel_set import KernelSpec, attention_kernels, quantize_kernels
 from nvfp4_kernels.tool.limits import FLOPS, MEMORY_BANDWIDTH
 from nvfp4_kernels.tool.model import UnusableModel, read_model
 from nvfp4_kernels.tool.options import CPUS, DtypeOption, JobsOption, TensorParallelOption, dtype_of
-from nvfp4_kernels.tool.report import Choice, choose, describe, kernel_json, measure_all
+from nvfp4_kernels.tool.report import (
+    Choice,
+    choose,
+    describe,
+    describe_attention,
+    kernel_json,
+    measure_all,
+)
 from nvfp4_kernels.tool.shapes import CONTEST, TOKENS, given_shape, model_shapes
 from nvfp4_kernels.tool.static import Static
 
@@ -59,6 +67,8 @@ def report(
             shapes += model_shapes(chosen)
             for layer, per_token in product(chosen.layers, (False, True)):
                 others += quantize_kernels(chosen.dtype, layer.k, max(TOKENS), per_token)
+            if chosen.attention is not None:
+                others += attention_kernels(chosen.attention, chosen.dtype, sms=sms)
         choices = [choose(each, sms) for each in shapes or CONTEST]
         nvdisasm = _nvdisasm(screen)
         specs = list(dict.fromkeys([*(choice.spec for choice in choices), *others]))
@@ -131,11 +141,16 @@ def _kernels(found: dict[KernelSpec, Static], numbers: dict[KernelSpec, int]) ->
 
 def _configuration(spec: KernelSpec) -> tuple[str, str, str]:
     """In words, and the stages and columns of tensor memory of what has any."""
-    tile, output = spec.fields[-2:]
+    tile, output = spec.fields[:2]
+    if isinstance(tile, AttentionTile) and isinstance(output, Variant):
+        return describe_attention(tile, output), str(tile.stages), str(tile.tensor_columns)
     if isinstance(tile, Tile) and isinstance(output, Output):
         stages = tile.depth(output.shared_bytes(tile))
         words = f"{describe(tile)}, {output.dtype} {output.store}"
         return words, str(stages), str(tile.tensor_columns)
+    if spec.op == "merge_segments":
+        before, after, head_dim, _, ahead = spec.fields
+        return f"D {head_dim}, {before} to {after}, {ahead} ahead", "–", "–"
     dtype, per_token, rows = spec.fields
     words = f"{rows.slots} rows × {rows.threads} threads × {rows.steps} blocks, {dtype}"
     return words + (" per token" if per_token else ""), "–", "–"

@@ -1,0 +1,296 @@
+"""What ``attention`` and ``paged_attention`` accept."""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention.config import MAX_HEAD_DIM, Scoring
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.dispatch import Mode
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def check_dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring) -> None:
+    """Check the arguments of ``attention`` without starts."""
+    _check_queries(q, "(B, Tq, Hq, D)")
+    _check_keys(q, k, v, "(B, Tk, Hkv, D)")
+    if k.shape[0] != q.shape[0]:
+        raise InvalidArgument(f"k: B is {k.shape[0]}, must be {q.shape[0]} as q's; expand() it")
+    _check_sinks(sinks, q)
+    _check_scoring(scoring)
+    check_same_device(q=q, k=k, v=v, sinks=sinks)
+
+
+def check_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    query_start: Tensor | None,
+    key_start: Tensor | None,
+    max_query_len: int | None,
+    max_key_len: int | None,
+    scoring: Scoring,
+) -> None:
+    """Check the arguments of ``attention`` with starts."""
+    if query_start is None or key_start is None or max_query_len is None or max_key_len is None:
+        lengths = {
+            "query_start": query_start,
+            "key_start": key_start,
+            "max_query_len": max_query_len,
+            "max_key_len": max_key_len,
+        }
+        missing = next(name for name, given in lengths.items() if given is None)
+        given = next(name for name, given in lengths.items() if given is not None)
+        raise InvalidArgument(
+            f"{missing}: is missing, must be given as {given} is; ragged sequences need "
+            "query_start, key_start, max_query_len and max_key_len"
+        )
+    _check_queries(q, "(total_q, Hq, D)")
+    _check_keys(q, k, v, "(total_k, Hkv, D)")
+    _check_sinks(sinks, q)
+    _check_scoring(scoring)
+    _check_indices("query_start", query_start, 1)
+    _check_indices("key_start", key_start, 1)
+    _check_start_shape(query_start)
+    check_shape("key_start", key_start, query_start.shape, "one start per sequence, and the end")
+    _check_length("max_query_len", max_query_len)
+    _check_length("max_key_len", max_key_len)
+    check_same_device(q=q, k=k, v=v, sinks=sinks, query_start=query_start, key_start=key_start)
+    if q.device.type == "cpu":
+        _check_starts("query_start", query_start.tolist(), len(q), max_query_len, "max_query_len")
+        _check_starts("key_start", key_start.tolist(), len(k), max_key_len, "max_key_len")
+
+
+def check_paged(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    max_query_len: int,
+    max_seq_len: int,
+    scoring: Scoring,
+) -> Mode:
+    """Check the arguments of ``paged_attention``; return the mode."""
+    _check_queries(q, "(T, Hq, D)")
+    mode = _check_cache(q, kv_cache, k_scale, v_scale)
+    _check_sinks(sinks, q)
+    _check_scoring(scoring)
+    _check_indices("query_start", query_start, 1)
+    _check_start_shape(query_start)
+    sequences = query_start.shape[0] - 1
+    _check_indices("seq_lens", seq_lens, 1)
+    check_shape("seq_lens", seq_lens, (sequences,), "one length per sequence of query_start")
+    _check_indices("block_table", block_table, 2)
+    expected = (sequences, block_table.shape[1])
+    check_shape("block_table", block_table, expected, "one row per sequence of query_start")
+    _check_length("max_query_len", max_query_len)
+    _check_length("max_seq_len", max_seq_len)
+    check_same_device(
+        q=q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens,
+        query_start=query_start, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
+    if q.device.type == "cpu":
+        _check_starts("query_start", query_start.tolist(), len(q), max_query_len, "max_query_len")
+        _check_lengths(seq_lens, block_table.shape[1] * kv_cache.shape[2], max_seq_len)
+        used = block_table[:, : -(-max_seq_len // kv_cache.shape[2])]
+        _check_pages(kv_cache, used, seq_lens, query_start, scoring.window)
+    return mode
+
+
+def check_out(out: Tensor, q: Tensor) -> None:
+    """Check where the result goes."""
+    check_dtype("out", out, (q.dtype,))
+    check_shape("out", out, q.shape, "one row per row of q")
+    check_same_device(q=q, out=out)
+    if not out.is_contiguous():
+        raise InvalidArgument(
+            f"out: strides are {out.stride()} for shape {tuple(out.shape)}, must be contiguous; "
+            "leave it out and copy the result"
+        )
+
+
+def _check_queries(q: Tensor, form: str) -> None:
+    check_dtype("q", q, DTYPES)
+    _check_form("q", q, form)
+    head_dim = q.shape[-1]
+    if head_dim % 16 or not 0 < head_dim <= MAX_HEAD_DIM:
+        raise InvalidArgument(
+            f"q: D is {head_dim}, must be a multiple of 16 from 16 to {MAX_HEAD_DIM}; pad q, k and "
+            "v with zeros and pass scale"
+        )
+
+
+def _check_keys(q: Tensor, k: Tensor, v: Tensor, form: str) -> None:
+    for name, x in (("k", k), ("v", v)):
+        check_dtype(name, x, (q.dtype,))
+        _check_form(name, x, form)
+        if x.shape[-1] != q.shape[-1]:
+            raise InvalidArgument(
+                f"{name}: D is {x.shape[-1]}, must be {q.shape[-1]} as q's; pad it with zeros"
+            )
+    check_shape("v", v, k.shape, "one value per key")
+    _check_heads("k", q.shape[-2], k.shape[-2])
+
+
+def _check_cache(
+    q: Tensor, kv_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
+) -> Mode:
+    check_dtype("kv_cache", kv_cache, (q.dtype, torch.float8_e4m3fn))
+    _check_form("kv_cache", kv_cache, "(pages, Hkv, page_size, 2·D)")
+    if kv_cache.shape[-1] != 2 * q.shape[-1]:
+        raise InvalidArgument(
+            f"kv_cache: its last dimension is {kv_cache.shape[-1]}, must be {2 * q.shape[-1]}, "
+            "twice q's D; put a key and its value side by side"
+        )
+    if kv_cache.shape[2] == 0:
+        raise InvalidArgument("kv_cache: page_size is 0, must be positive; 16 is usual")
+    _check_heads("kv_cache", q.shape[-2], kv_cache.shape[1])
+    fp8 = kv_cache.dtype == torch.float8_e4m3fn
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if fp8 and scale is None:
+            raise InvalidArgument(
+                f"{name}: is missing, must be given with a float8_e4m3fn cache; pass a float32 "
+                "scalar tensor, 1 if there is no scale"
+            )
+        if not fp8 and scale is not None:
+            raise InvalidArgument(
+                f"{name}: is given with a cache of q's dtype, which has no scale; leave it out"
+            )
+        if scale is not None:
+            check_dtype(name, scale, (torch.float32,))
+            check_shape(name, scale, (), "one scale for the whole cache")
+    return "fp8_kv" if fp8 else "float"
+
+
+def _check_form(name: str, x: Tensor, form: str) -> None:
+    dims = form.count(",") + 1
+    if x.ndim != dims:
+        raise InvalidArgument(f"{name}: shape is {tuple(x.shape)}, must be {form}; reshape it")
+    if x.numel() and x.stride(-1) != 1:
+        raise InvalidArgument(
+            f"{name}: strides are {x.stride()}, the last must be 1; call contiguous() on it"
+        )
+
+
+def _check_heads(name: str, query_heads: int, key_heads: int) -> None:
+    if key_heads == 0 or query_heads == 0 or query_heads % key_heads:
+        raise InvalidArgument(
+            f"{name}: has {key_heads} heads, q's {query_heads} must be a multiple of them; "
+            "repeat heads of keys and values, or check q"
+        )
+
+
+def _check_sinks(sinks: Tensor | None, q: Tensor) -> None:
+    if sinks is not None:
+        check_dtype("sinks", sinks, (torch.float32,))
+        check_shape("sinks", sinks, (q.shape[-2],), "one logit per head of q")
+        if not sinks.is_contiguous():
+            raise InvalidArgument(
+                f"sinks: stride is {sinks.stride(0)}, must be 1; call contiguous() on it"
+            )
+
+
+def _check_scoring(scoring: Scoring) -> None:
+    if not (math.isfinite(scoring.scale) and scoring.scale > 0):
+        raise InvalidArgument(
+            f"scale: is {scoring.scale}, must be positive and finite; D ** -0.5 is usual"
+        )
+    cap = scoring.soft_cap
+    if cap is not None and not (math.isfinite(cap) and cap > 0):
+        raise InvalidArgument(
+            f"soft_cap: is {cap}, must be positive and finite; pass None for no cap"
+        )
+    if scoring.window is None:
+        return
+    if scoring.window < 1:
+        raise InvalidArgument(
+            f"window: is {scoring.window}, must be 1 or more keys, the query's own included; "
+            "pass None for no window"
+        )
+    if not scoring.causal:
+        raise InvalidArgument(
+            "window: is given without causal, must go with it: a window ends at the query; "
+            "pass causal=True"
+        )
+
+
+def _check_indices(name: str, x: Tensor, dims: int) -> None:
+    check_dtype(name, x, (torch.int32,))
+    if x.ndim != dims:
+        raise InvalidArgument(
+            f"{name}: shape is {tuple(x.shape)}, must have {dims} dimension(s); reshape it"
+        )
+    if x.numel() and x.stride(-1) != 1 and x.shape[-1] != 1:
+        raise InvalidArgument(
+            f"{name}: strides are {x.stride()}, the last must be 1; call contiguous() on it"
+        )
+
+
+def _check_start_shape(query_start: Tensor) -> None:
+    if query_start.shape[0] == 0:
+        raise InvalidArgument(
+            "query_start: is empty, must hold B + 1 starts; for no sequence pass one 0"
+        )
+
+
+def _check_length(name: str, length: int) -> None:
+    if length < 0:
+        raise InvalidArgument(f"{name}: is {length}, must be 0 or more; pass the longest's length")
+
+
+def _check_starts(name: str, starts: list[int], rows: int, longest: int, limit: str) -> None:
+    """The contents of starts: they begin with 0, do not fall, and end within the rows."""
+    if starts[0] != 0:
+        raise InvalidArgument(f"{name}: begins with {starts[0]}, must begin with 0; prepend it")
+    lengths = [after - before for before, after in itertools.pairwise(starts)]
+    if min(lengths, default=0) < 0:
+        raise InvalidArgument(f"{name}: falls at {lengths.index(min(lengths))}, must not; cumsum()")
+    if starts[-1] > rows:
+        raise InvalidArgument(
+            f"{name}: ends with {starts[-1]}, must be at most {rows}, the rows there are"
+        )
+    if max(lengths, default=0) > longest:
+        raise InvalidArgument(
+            f"{limit}: is {longest}, must be at least {max(lengths)}, the longest in {name}"
+        )
+
+
+def _check_lengths(seq_lens: Tensor, room: int, longest: int) -> None:
+    """The contents of lengths: from 0 to what the table has room for, none above the longest."""
+    for sequence, length in enumerate(seq_lens.tolist()):
+        if not 0 <= length <= room:
+            raise InvalidArgument(
+                f"seq_lens: is {length} for sequence {sequence}, must be from 0 to {room}, what a "
+                "row of block_table holds; widen block_table"
+            )
+        if length > longest:
+            raise InvalidArgument(
+                f"max_seq_len: is {longest}, must be at least {length}, the longest in seq_lens"
+            )
+
+
+def _check_pages(
+    kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, query_start: Tensor, window: int | None
+) -> None:
+    """The contents of the table, for pages that hold a key that some query sees."""
+    size = kv_cache.shape[2]
+    first_keys = torch.arange(block_table.shape[1]) * size
+    needed = first_keys < seq_lens.unsqueeze(1)
+    if window is not None:
+        oldest = seq_lens - query_start.diff() - window + 1
+        needed &= first_keys + size > oldest.unsqueeze(1)
+    needed &= query_start.diff().unsqueeze(1) > 0
+    wrong = block_table[needed & ((block_table < 0) | (block_table >= len(kv_cache)))]
+    if wrong.numel():
+        raise InvalidArgument(
+            f"block_table: holds page {wrong[0]}, must be from 0 to {len(kv_cache) - 1}, the pages "
+            "of kv_cache; check the sequence's pages"
+        )

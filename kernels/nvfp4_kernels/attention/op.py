@@ -1,0 +1,229 @@
+"""``attention`` and ``paged_attention``: softmax(scale · Q · Kᵀ) · V, and the log of its sum."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention.arguments import check_dense, check_out, check_paged, check_varlen
+from nvfp4_kernels.attention.config import ATTENTION_KERNELS, PAGED_KERNELS, Scoring
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    query_start: Tensor | None = None,
+    key_start: Tensor | None = None,
+    max_query_len: int | None = None,
+    max_key_len: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of queries to keys that lie in memory as they come, dense or ragged.
+
+    On sm_100 D is 16, 64, 96, 128, 192 or 256, and rows start on multiples of 16 bytes.
+
+    Query i of n stands at position ``keys - n + i``: the last query sees the last key. Logits and
+    softmax are float32. A row that sees no key gives 0 and −inf, or its sink.
+
+    Args:
+        q: bfloat16 or float16 ``(B, Tq, Hq, D)``, or ``(total_q, Hq, D)`` with ``query_start``. D a
+            multiple of 16 up to 256, its elements side by side; other strides are free.
+        k: ``(B, Tk, Hkv, D)`` or ``(total_k, Hkv, D)`` of ``q``'s dtype; Hq a multiple of Hkv.
+        v: as ``k``.
+        scale: factor of ``q · k``; None: ``D ** -0.5``.
+        causal: a query sees no key after its own position.
+        window: with ``causal``, a query sees this many keys up to its own; None: all.
+        soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
+        sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
+        query_start: int32 ``(B + 1,)``: sequence b has queries ``query_start[b]`` up to, not
+            including, ``query_start[b + 1]``; rows after the last sequence's are left as they are.
+        key_start: int32 ``(B + 1,)``, the same for keys.
+        max_query_len: most queries of a sequence, or more; with ``query_start`` only.
+        max_key_len: most keys of a sequence, or more; with ``key_start`` only.
+
+    Returns:
+        ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(B, Tq, Hq)`` or
+        ``(total_q, Hq)``: the natural logarithm of the sum of the exponentials of a row's logits,
+        its sink among them.
+
+    Raises:
+        InvalidArgument: an argument that does not fit, named. The contents of tensors are
+            checked on CPU only.
+        NoKernelError: no kernel for this device.
+    """
+    lengths = query_start, key_start, max_query_len, max_key_len
+    return torch.ops.nvfp4.attention(q, k, v, sinks, *lengths, scale, causal, window, soft_cap)
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    *,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of each sequence's last tokens to its keys in a paged cache.
+
+    Prefill, decode and both mixed. Nothing waits for the device, and nothing depends on the
+    contents of index tensors but the result: a CUDA graph may hold the call. Slots of a page beyond
+    a sequence's length, and entries of its row in ``block_table`` for pages without a key that any
+    of its queries sees, may hold anything.
+
+    Args:
+        q: bfloat16 or float16 ``(T, Hq, D)``, D a multiple of 16 up to 256, its elements side by
+            side; other strides are free.
+        kv_cache: ``(pages, Hkv, page_size, 2·D)``, a key and then its value, of ``q``'s dtype or
+            float8_e4m3fn; strides are free but for the last. Hq is a multiple of Hkv. On sm_100
+            ``page_size`` is a power of two of at least 16, and D as for ``attention``.
+        block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
+            sequence b.
+        seq_lens: int32 ``(B,)``, the keys of each sequence, those of its queries included.
+        query_start: int32 ``(B + 1,)``: rows ``query_start[b]`` up to, not including,
+            ``query_start[b + 1]`` of ``q`` are the last tokens of sequence b; rows after the last
+            sequence's are left as they are.
+        max_query_len: most queries of a sequence, or more.
+        max_seq_len: most keys of a sequence, or more.
+        scale: as for ``attention``.
+        causal: as for ``attention``.
+        window: as for ``attention``.
+        soft_cap: as for ``attention``.
+        sinks: as for ``attention``.
+        k_scale: float32 ``()``, with a float8_e4m3fn cache: a key is what is stored times this.
+        v_scale: the same for values.
+        out: where to put the result, contiguous, of ``q``'s dtype and shape; None: in a new tensor.
+
+    Returns:
+        ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(T, Hq)``; as ``attention``.
+
+    Raises:
+        InvalidArgument, NoKernelError: as ``attention``.
+    """
+    arguments = (
+        q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale,
+        max_query_len, max_seq_len, scale, causal, window, soft_cap,
+    )  # fmt: skip
+    if out is None:
+        return torch.ops.nvfp4.paged_attention(*arguments)
+    check_out(out, q)
+    return out, torch.ops.nvfp4.paged_attention_into(out, *arguments)
+
+
+@torch.library.custom_op("nvfp4::attention", mutates_args=())
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    query_start: Tensor | None,
+    key_start: Tensor | None,
+    max_query_len: int | None,
+    max_key_len: int | None,
+    scale: float | None,
+    causal: bool,
+    window: int | None,
+    soft_cap: float | None,
+) -> tuple[Tensor, Tensor]:
+    scoring = _scoring(q, scale, causal, window, soft_cap)
+    lengths = query_start, key_start, max_query_len, max_key_len
+    if any(given is not None for given in lengths):
+        check_varlen(q, k, v, sinks, *lengths, scoring)
+    else:
+        check_dense(q, k, v, sinks, scoring)
+    kernel = ATTENTION_KERNELS.select(q.device, "float").load()
+    return kernel(q, k, v, sinks, *lengths, scoring)
+
+
+@_attention.register_fake
+def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    return _new_result(q)
+
+
+@torch.library.custom_op("nvfp4::paged_attention", mutates_args=())
+def _paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float | None,
+    causal: bool,
+    window: int | None,
+    soft_cap: float | None,
+) -> tuple[Tensor, Tensor]:
+    tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
+    scoring = _scoring(q, scale, causal, window, soft_cap)
+    return _paged(None, *tensors, max_query_len, max_seq_len, scoring)
+
+
+@_paged_attention.register_fake
+def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    return _new_result(q)
+
+
+@torch.library.custom_op("nvfp4::paged_attention_into", mutates_args=("out",))
+def _paged_attention_into(
+    out: Tensor,
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float | None,
+    causal: bool,
+    window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
+    tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
+    scoring = _scoring(q, scale, causal, window, soft_cap)
+    _, lse = _paged(out, *tensors, max_query_len, max_seq_len, scoring)
+    return lse
+
+
+@_paged_attention_into.register_fake
+def _(out: Tensor, q: Tensor, *rest: object) -> Tensor:
+    return _new_result(q)[1]
+
+
+def _paged(out: Tensor | None, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    mode = check_paged(q, *rest)
+    kernel = PAGED_KERNELS.select(q.device, mode).load()
+    return kernel(q, *rest, out)
+
+
+def _scoring(
+    q: Tensor, scale: float | None, causal: bool, window: int | None, soft_cap: float | None
+) -> Scoring:
+    if scale is None:
+        scale = max(1, q.shape[-1:].numel()) ** -0.5  # D is yet to be checked
+    return Scoring(scale, causal, window, soft_cap)
+
+
+def _new_result(q: Tensor) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)

@@ -1,0 +1,342 @@
+"""``attention`` and ``paged_attention`` in torch: the formula, and the kernels on CPU.
+
+Queries are taken in tiles of one sequence each. Tiles of equal size, such as those of all sequences
+that decode, are computed side by side, a block of keys at a time, with a running maximum and sum
+per row: memory does not grow with the length of a sequence.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention.config import Scoring
+
+# What is computed at a time stays in a core's cache, more or less.
+ROWS = 1024  # queries times heads
+BLOCK = 512  # keys
+ELEMENTS = 1 << 20  # of keys and values
+
+LOG2_E = math.log2(math.e)
+# For a row without keys: finite, so that its distance to −inf is no NaN.
+LOWEST = torch.finfo(torch.float32).min
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some queries of a sequence, and the keys that any of them sees.
+
+    Attributes:
+        sequence: its index.
+        row: of the first query, among all queries.
+        rows: how many queries.
+        position: of the first query among the sequence's keys; below 0 if it has too few.
+        first: the first key; the first of a page where there are pages.
+        last: the key after the last.
+    """
+
+    sequence: int
+    row: int
+    rows: int
+    position: int
+    first: int
+    last: int
+
+    @property
+    def keys(self) -> int:
+        return self.last - self.first
+
+
+class KeyValues(Protocol):
+    """Where keys and values lie.
+
+    Attributes:
+        heads: of them.
+        page_size: a tile's first key is a multiple of it.
+    """
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
+    def block(self, tiles: Sequence[Tile], start: int, count: int) -> tuple[Tensor, Tensor]:
+        """K and V of ``count`` keys of each tile, from its ``first + start`` on.
+
+        Both float32 ``(tiles, heads, count, D)``; past a tile's last key there may be anything.
+        """
+
+
+@dataclass(frozen=True)
+class RaggedKeyValues:
+    """K and V ``(total, heads, D)``; ``starts``: of each sequence."""
+
+    k: Tensor
+    v: Tensor
+    starts: Sequence[int]
+
+    @property
+    def heads(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def page_size(self) -> int:
+        return 1
+
+    def block(self, tiles: Sequence[Tile], start: int, count: int) -> tuple[Tensor, Tensor]:
+        starts = [self.starts[t.sequence] for t in tiles]
+        places = [(s + t.first + start, s + t.last - 1) for s, t in zip(starts, tiles, strict=True)]
+        first, last = torch.tensor(places).view(-1, 2, 1).unbind(1)
+        rows = (first + torch.arange(count)).minimum(last).flatten()
+        shape = (len(tiles), count, *self.k.shape[1:])
+        both = (x.index_select(0, rows).view(shape) for x in (self.k, self.v))
+        k, v = (_float32(x.transpose(1, 2)) for x in both)
+        return k, v
+
+
+@dataclass(frozen=True)
+class PagedKeyValues:
+    """``cache`` ``(pages, heads, page_size, 2·D)``, and ``table``, the pages of each sequence."""
+
+    cache: Tensor
+    table: Tensor
+
+    @property
+    def heads(self) -> int:
+        return self.cache.shape[1]
+
+    @property
+    def page_size(self) -> int:
+        return self.cache.shape[2]
+
+    def block(self, tiles: Sequence[Tile], start: int, count: int) -> tuple[Tensor, Tensor]:
+        size, head_dim = self.page_size, self.cache.shape[3] // 2
+        pages = self._pages(tiles, start, -(-count // size))
+        shape = (len(tiles), self.heads, pages.shape[2] * size, head_dim)
+        k, v = (_float32(half).view(shape)[:, :, :count] for half in pages.split(head_dim, -1))
+        return k, v
+
+    def _pages(self, tiles: Sequence[Tile], start: int, count: int) -> Tensor:
+        """``(tiles, heads, count, page_size, 2·D)``, copied in the order in which the cache lies.
+
+        Where a tile has no more pages, its last one again.
+        """
+        size = self.page_size
+        places = [((t.first + start) // size, (t.last - 1) // size, t.sequence) for t in tiles]
+        first, last, sequence = torch.tensor(places).view(-1, 3, 1).unbind(1)
+        indices = self.table[sequence, (first + torch.arange(count)).minimum(last)]
+        by_token = self.cache.stride(1) < self.cache.stride(2)
+        lying = self.cache.transpose(1, 2) if by_token else self.cache
+        if lying.dtype == torch.float8_e4m3fn:
+            lying = lying.view(torch.uint8)  # float8 has no index_select
+        found = lying.index_select(0, indices.flatten()).view(self.cache.dtype)
+        pages = found.view(*indices.shape, *lying.shape[1:])
+        return pages.movedim(-2, 1) if by_token else pages.transpose(1, 2)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    query_start: Tensor | None,
+    key_start: Tensor | None,
+    max_query_len: int | None,
+    max_key_len: int | None,
+    scoring: Scoring,
+) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.attention.op.attention``."""
+    if query_start is None or key_start is None:
+        batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
+        starts = [b * queries for b in range(batch + 1)]
+        key_values = RaggedKeyValues(
+            k.flatten(0, 1), v.flatten(0, 1), [b * keys for b in range(batch)]
+        )
+        out, lse = _attend(q.flatten(0, 1), key_values, starts, [keys] * batch, sinks, scoring)
+        return out.view(q.shape), lse.view(q.shape[:-1])
+    starts = key_start.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(starts)]
+    return _attend(q, RaggedKeyValues(k, v, starts), query_start.tolist(), lengths, sinks, scoring)
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    max_query_len: int,
+    max_seq_len: int,
+    scoring: Scoring,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.attention.op.paged_attention``."""
+    if k_scale is not None:
+        scoring = replace(scoring, scale=scoring.scale * k_scale.item())
+    key_values = PagedKeyValues(kv_cache, block_table)
+    starts, lengths = query_start.tolist(), seq_lens.tolist()
+    return _attend(q, key_values, starts, lengths, sinks, scoring, v_scale, out)
+
+
+def _attend(
+    q: Tensor,
+    key_values: KeyValues,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    sinks: Tensor | None,
+    scoring: Scoring,
+    v_scale: Tensor | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Queries ``(T, Hq, D)``, those of sequence b from ``starts[b]``, with ``lengths[b]`` keys."""
+    out = q.new_empty(q.shape) if out is None else out
+    lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    size = max(1, ROWS // q.shape[1])
+    most = max(1, ELEMENTS // (key_values.heads * 2 * q.shape[2] * BLOCK))
+    tiles = _tiles(starts, lengths, size, key_values.page_size, scoring)
+    for some in _side_by_side(tiles, size, most):
+        rows = [t.row + n for t in some for n in range(t.rows)]
+        values, sums = _attend_tiles(q[rows], key_values, some, sinks, scoring)
+        if v_scale is not None:
+            values *= v_scale
+        out[rows], lse[rows] = values.to(q.dtype), sums
+    return out, lse
+
+
+def _tiles(
+    starts: Sequence[int], lengths: Sequence[int], size: int, page_size: int, scoring: Scoring
+) -> Iterator[Tile]:
+    """All queries, in tiles of ``size``."""
+    for sequence, keys in enumerate(lengths):
+        start, end = starts[sequence], starts[sequence + 1]
+        for row in range(start, end, size):
+            rows = min(size, end - row)
+            position = keys - (end - row)
+            last = min(keys, max(0, position + rows)) if scoring.causal else keys
+            first = 0
+            if scoring.window is not None:
+                first = max(0, position - scoring.window + 1) // page_size * page_size
+            yield Tile(sequence, row, rows, position, min(first, last), last)
+
+
+def _side_by_side(tiles: Iterator[Tile], rows: int, most: int) -> Iterator[list[Tile]]:
+    """Tiles of equal size together, up to ``rows`` in all and ``most``.
+
+    Those with most keys come first: once one lacks a block, all after it do.
+    """
+    some: list[Tile] = []
+    for tile in sorted(tiles, key=lambda t: (t.rows, t.keys), reverse=True):
+        full = len(some) == min(most, max(1, rows // tile.rows))
+        if some and (full or some[0].rows != tile.rows):
+            yield some
+            some = []
+        some.append(tile)
+    if some:
+        yield some
+
+
+def _attend_tiles(
+    q: Tensor,
+    key_values: KeyValues,
+    tiles: Sequence[Tile],
+    sinks: Tensor | None,
+    scoring: Scoring,
+) -> tuple[Tensor, Tensor]:
+    """Queries ``(tiles · rows, Hq, D)`` of these tiles; results and logs of sums, float32, alike.
+
+    Logits are in units of ln 2 here: torch takes a hundred times longer over an ``exp`` that
+    underflows, but not over an ``exp2``.
+    """
+    heads, rows, head_dim = key_values.heads, tiles[0].rows, q.shape[-1]
+    group, shape = q.shape[1] // heads, q.shape[:2]
+    factor = scoring.scale * (LOG2_E if scoring.soft_cap is None else 1 / scoring.soft_cap)
+    q = q.reshape(-1, rows, heads, group, head_dim).transpose(1, 2).float() * factor
+    q = q.reshape(-1, heads, rows * group, head_dim)
+    largest, total = _sums_of_sinks(q, sinks, rows)
+    values = torch.zeros_like(q)
+    size = key_values.page_size
+    block = max(BLOCK // size, 1) * size
+    for start in range(0, tiles[0].keys, block):
+        n = sum(t.keys > start for t in tiles)
+        keys = min(block, tiles[0].keys - start)
+        k, v = key_values.block(tiles[:n], start, keys)
+        _clear(k, v, [t.keys - start for t in tiles[:n]])
+        logits = q[:n] @ k.mT
+        if scoring.soft_cap is not None:
+            logits.tanh_().mul_(scoring.soft_cap * LOG2_E)
+        bias = _bias(tiles[:n], start, keys, scoring)
+        if bias is not None:
+            logits.view(n, heads, rows, group, keys).add_(bias)
+        before = largest[:n].clone()
+        largest[:n] = before.maximum(logits.amax(-1, keepdim=True))
+        weights = logits.sub_(largest[:n]).exp2_()
+        rescale = before.sub_(largest[:n]).exp2_()
+        total[:n].mul_(rescale).add_(weights.sum(-1, keepdim=True))
+        values[:n].mul_(rescale).add_(weights @ v)
+    # A row without keys has values of 0; its sum is that of its sink, or 0.
+    values /= total.where(total > 0, 1)
+    lse = (largest + total.log2()) / LOG2_E
+    out, lse = (
+        x.view(len(tiles), heads, rows, group, -1).transpose(1, 2).reshape(*shape, -1)
+        for x in (values, lse)
+    )
+    return out, lse.squeeze(-1)
+
+
+def _clear(k: Tensor, v: Tensor, keys: Sequence[int]) -> None:
+    """Zeros past the last key, where NaN may lie: a weight of 0 does not make it 0."""
+    for tile, count in enumerate(keys):
+        if count < k.shape[2]:
+            k[tile, :, count:] = 0
+            v[tile, :, count:] = 0
+
+
+def _sums_of_sinks(q: Tensor, sinks: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
+    """Of each row of ``q``, before any key: its largest logit, and the sum relative to that."""
+    largest = q.new_full((*q.shape[:-1], 1), LOWEST)
+    if sinks is None:
+        return largest, torch.zeros_like(largest)
+    by_head = (sinks * LOG2_E).view(q.shape[1], 1, -1).expand(-1, rows, -1)
+    sink = by_head.reshape(q.shape[1], -1, 1)
+    largest = largest.maximum(sink)
+    return largest, (sink - largest).exp2_()
+
+
+def _bias(tiles: Sequence[Tile], start: int, keys: int, scoring: Scoring) -> Tensor | None:
+    """−inf for keys that a row does not see, else 0: ``(tiles, 1, rows, 1, keys)``; None: all 0."""
+    firsts = [t.first + start for t in tiles]
+    places = list(zip(firsts, tiles, strict=True))
+    ragged = any(first + keys > t.last for first, t in places)
+    after = scoring.causal and any(first + keys - 1 > t.position for first, t in places)
+    lost = math.inf if scoring.window is None else scoring.window
+    before = any(first <= t.position + t.rows - 1 - lost for first, t in places)
+    if not (ragged or after or before):
+        return None
+    numbers = torch.tensor([[first, t.position, t.last] for first, t in places])
+    first, position, last = numbers.view(-1, 3, 1, 1, 1, 1).unbind(1)
+    key = first + torch.arange(keys)
+    position = position + torch.arange(tiles[0].rows).view(-1, 1, 1)
+    hidden = key >= last
+    if after:
+        hidden = hidden | (key > position)
+    if before:
+        hidden = hidden | (key <= position - lost)
+    return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+
+
+def _float32(x: Tensor) -> Tensor:
+    """Widened, and contiguous."""
+    if x.dtype == torch.float8_e4m3fn:
+        # torch converts float8 one by one, which takes five times longer.
+        codes = x.view(torch.uint8).to(torch.int32, memory_format=torch.contiguous_format)
+        return _E4M3.index_select(0, codes.flatten()).view(x.shape)
+    return x.to(torch.float32, memory_format=torch.contiguous_format)
+
+
+_E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()

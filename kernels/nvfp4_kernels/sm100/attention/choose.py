@@ -1,0 +1,63 @@
+"""Which tile, and how many splits, for an attention problem. Pure."""
+
+from dataclasses import dataclass
+
+from nvfp4_kernels.sm100.attention.tile import KEYS, ROWS, AttentionTile
+
+SMS = 148  # of a B200
+MAX_SPLITS = 64
+SHARED_ROW_BYTES = 128  # of rows so short that the rings of two CTAs on an SM are deep enough
+POLYNOMIAL = 6  # of 16 exponentials: the FMA units are then as busy as MUFU
+MIN_SPLIT_TILES = 4  # key tiles that are worth a CTA and a part of the merge
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """Host integers that a launch knows.
+
+    Attributes:
+        batch: sequences.
+        queries: most of a sequence.
+        keys: most of a sequence.
+        kv_heads: KV heads.
+        group: query heads of each.
+        head_dim: D.
+        fp8: whether the cache is E4M3.
+        window: keys a query sees; 0: all.
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    kv_heads: int
+    group: int
+    head_dim: int
+    fp8: bool = False
+    window: int = 0
+
+
+def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionTile, int]:
+    """The tile, and the splits of the keys that fill the device.
+
+    Two query tiles where there are rows for both and tensor memory holds them. Splits only where
+    one wave of CTAs leaves SMs idle, and never so many that a part has next to nothing to do.
+    """
+    rows = problem.queries * problem.group
+    pairs = rows > ROWS and problem.head_dim <= 128
+    row_bytes = problem.head_dim * (1 if problem.fp8 else 2)
+    resident = 2 if not pairs and row_bytes <= SHARED_ROW_BYTES else 1
+    tile = AttentionTile(
+        problem.head_dim, 2 if pairs else 1, problem.fp8, polynomial=POLYNOMIAL, resident=resident
+    )
+    ctas = problem.batch * problem.kv_heads * _ceil_div(rows, tile.rows)
+    keys = problem.keys
+    if problem.window:
+        keys = min(keys, problem.window + _ceil_div(tile.rows, problem.group))
+    if ctas == 0:
+        return tile, 1
+    splits = min(sms * resident // ctas, _ceil_div(keys, KEYS) // MIN_SPLIT_TILES, MAX_SPLITS)
+    return tile, max(1, splits)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

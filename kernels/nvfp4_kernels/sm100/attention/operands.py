@@ -1,0 +1,79 @@
+"""Keys, values and queries in shared memory: chunks of rows, as wide as their swizzle.
+
+A tile of rows is [chunk, row, chunk bytes]. Keys and queries are read along their rows (K-major),
+values across them (MN-major): both are what a copy of [rows, chunk bytes] leaves behind.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Int32, Int64
+from cutlass.experimental import primitives as ptx
+from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+
+from nvfp4_kernels.sm100.attention.tile import KEYS, AttentionTile, Variant
+
+TYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
+TENSOR_MAP_SWIZZLES = {
+    128: TensorMapSwizzle.s128b,
+    64: TensorMapSwizzle.s64b,
+    32: TensorMapSwizzle.s32b,
+}
+DESCRIPTOR_SWIZZLES = {
+    128: ptx.Tcgen05SmemSwizzle.SWIZZLE_128B,
+    64: ptx.Tcgen05SmemSwizzle.SWIZZLE_64B,
+    32: ptx.Tcgen05SmemSwizzle.SWIZZLE_32B,
+}
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Elements from one to the next, of keys or of values: multiples of 16 bytes."""
+
+    row: Int64
+    head: Int64
+    page: Int64
+
+
+def operand_type(tile: AttentionTile, variant: Variant) -> type[cutlass.Numeric]:
+    """Of everything that the tensor core multiplies."""
+    return cutlass.Float8E4M3FN if tile.fp8 else TYPES[variant.dtype]
+
+
+def key_map(
+    tile: AttentionTile,
+    variant: Variant,
+    data: cute.Pointer,
+    strides: Strides,
+    rows: Int32,
+    heads: Int32,
+    pages: Int32,
+) -> TensorMap:
+    """Of keys or values, [D, rows of a page, heads, pages]; what lies beyond reads as zeros.
+
+    The pages of dense tensors are the sequences, ragged ones are a single page.
+    """
+    units = 16 // tile.element_bytes
+    return create_tensor_map_tiled(
+        data.toint(),
+        operand_type(tile, variant),
+        [tile.head_dim, rows, heads, pages],
+        [strides.row // units, strides.head // units, strides.page // units],
+        [tile.chunk_elements, variant.box_rows, 1, 1],
+        swizzle=TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
+    )
+
+
+def along_rows(tile: AttentionTile, data: Array) -> Int64:
+    """Descriptor of queries or keys (PTX ISA, tcgen05, shared memory descriptor)."""
+    swizzle = DESCRIPTOR_SWIZZLES[tile.chunk_bytes]
+    return ptx.Tcgen05SmemDesc.build(data, 16, 8 * tile.chunk_bytes, layout=swizzle)
+
+
+def across_rows(tile: AttentionTile, data: Array) -> Int64:
+    """Descriptor of values: the next chunk of D is a leading dimension's stride away."""
+    swizzle = DESCRIPTOR_SWIZZLES[tile.chunk_bytes]
+    return ptx.Tcgen05SmemDesc.build(
+        data, KEYS * tile.chunk_bytes, 8 * tile.chunk_bytes, layout=swizzle
+    )

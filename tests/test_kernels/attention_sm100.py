@@ -1,0 +1,64 @@
+"""What the sm_100 attention kernel may be off by, and how tests give it a tile of their choice."""
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.sm100.attention.choose import AttentionProblem
+from nvfp4_kernels.sm100.attention.tile import AttentionTile
+from tests.test_kernels.attention_cases import FP8, Problem
+
+Result = tuple[Tensor, Tensor]
+E4M3_HALF_ULP = 2.0**-4
+E4M3_MAX = 448.0
+
+
+def quantized_queries(problem: Problem) -> Tensor:
+    """Q as the kernel rounds it for an E4M3 cache: with a scale per row."""
+    largest = problem.q.float().abs().amax(-1, keepdim=True)
+    scale = torch.where(largest > 0, largest * (1 / E4M3_MAX), 1.0)
+    codes = (problem.q.float() * (1.0 / scale)).clamp(-E4M3_MAX, E4M3_MAX).to(FP8)
+    return codes.double() * scale.double()
+
+
+def check(found: Result, problem: Problem) -> None:
+    """Against the formula; LSE is as exact as float32 sums are, up to 3e-6 of an exponential.
+
+    Each weight is rounded once to V's format before it is multiplied: what that may change is the
+    sum of the weights times the values' magnitudes, times half a unit in the last place.
+    """
+    out, lse = found
+    if problem.case.fp8:
+        problem = replace(problem, q=quantized_queries(problem))
+    expected, log = problem.formula()
+    assert not out.isnan().any()
+    assert not lse.isnan().any()
+    out, lse = out.double().view(expected.shape), lse.double().view(log.shape)
+    torch.testing.assert_close(lse, log, rtol=1e-6, atol=1e-5)
+    spread, _ = replace(problem, v=problem.v.double().abs()).formula()
+    dtype = problem.case.dtype
+    half_ulp = torch.finfo(dtype).eps / 2
+    weight = E4M3_HALF_ULP if problem.case.fp8 else half_ulp
+    bound = half_ulp * expected.abs() + (weight + 1e-5) * spread + 1e-5
+    worst = ((out - expected).abs() / bound).max() if out.numel() else torch.tensor(0.0)
+    assert worst <= 1, f"off by {float(worst):.2f} times what rounding explains"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A tile and a number of splits, in the place of ``choose_config``."""
+
+    tile: AttentionTile
+    splits: int = 1
+
+    def __call__(self, problem: AttentionProblem, sms: int) -> tuple[AttentionTile, int]:
+        assert problem.head_dim == self.tile.head_dim
+        assert problem.fp8 == self.tile.fp8
+        return self.tile, self.splits
+
+    def use(self, patch: pytest.MonkeyPatch) -> None:
+        """Makes the ops take it; within the emulator, to which CuTe DSL is bound as it comes."""
+        patch.setattr(import_module("nvfp4_kernels.attention.sm100"), "choose_config", self)

@@ -1,0 +1,91 @@
+"""Where the attention kernel of sm_100 keeps things, and what is chosen for a problem."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from nvfp4_kernels.sm100.attention.choose import MAX_SPLITS, AttentionProblem, choose_config
+from nvfp4_kernels.sm100.attention.tile import BARRIER_BYTES, KEYS, AttentionTile
+
+SM_SHARED, SM_COLUMNS = 228 * 1024, 512
+HEAD_DIMS = tuple(range(16, 257, 16))
+PREFILL = AttentionProblem(1, 4096, 4096, 8, 4, 128)
+DECODE = AttentionProblem(1, 1, 8192, 8, 4, 128)
+
+
+def tiles() -> list[AttentionTile]:
+    found = []
+    for head_dim, count, fp8, resident in itertools.product(
+        HEAD_DIMS, (1, 2), (False, True), (1, 2)
+    ):
+        try:
+            found.append(AttentionTile(head_dim, count, fp8, resident=resident))
+        except AssertionError:
+            continue
+    return found
+
+
+def test_what_there_is() -> None:
+    there_is = {(t.head_dim, t.query_tiles, t.fp8) for t in tiles()}
+    for head_dim in HEAD_DIMS:
+        assert (head_dim, 1, False) in there_is
+        assert ((head_dim, 2, False) in there_is) == (head_dim <= 128)
+        assert ((head_dim, 1, True) in there_is) == (head_dim % 32 == 0)
+
+
+@pytest.mark.parametrize("tile", tiles(), ids=str)
+def test_columns_are_apart(tile: AttentionTile) -> None:
+    spans = []
+    for each in range(tile.query_tiles):
+        for buffer in range(tile.score_buffers):
+            spans.append((tile.score_column(each, buffer), KEYS))
+            inside = tile.probability_column(each, buffer) - tile.score_column(each, buffer)
+            if not tile.own_probabilities:
+                assert 0 <= inside <= KEYS - tile.probability_columns
+        if tile.own_probabilities:
+            spans.append((tile.probability_column(each), tile.probability_columns))
+        spans.append((tile.output_column(each), tile.head_dim))
+    spans.sort()
+    for (first, width), (second, _) in itertools.pairwise(spans):
+        assert first + width <= second
+    assert sum(spans[-1]) <= tile.tensor_columns <= SM_COLUMNS // tile.resident
+
+
+@pytest.mark.parametrize("tile", tiles(), ids=str)
+def test_shared_memory(tile: AttentionTile) -> None:
+    used = tile.query_tiles * tile.query_bytes + tile.stages * tile.stage_bytes
+    assert (used + BARRIER_BYTES + 1024) * tile.resident <= SM_SHARED
+    assert tile.stages >= 2
+    assert tile.chunks * tile.chunk_bytes == tile.row_bytes
+
+
+def test_prefill_has_pairs() -> None:
+    for head_dim in HEAD_DIMS:
+        tile, splits = choose_config(replace(PREFILL, head_dim=head_dim))
+        assert tile.query_tiles == (2 if head_dim <= 128 else 1)
+        assert splits == 1
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("batch", [1, 3, 16, 64, 300])
+def test_decode_fills_the_device_once(batch: int, head_dim: int, fp8: bool) -> None:
+    problem = replace(DECODE, batch=batch, head_dim=head_dim, fp8=fp8)
+    tile, splits = choose_config(problem)
+    assert tile.query_tiles == 1
+    ctas = batch * problem.kv_heads
+    places = 148 * tile.resident
+    assert splits == 1 or ctas * splits <= places
+    assert splits == MAX_SPLITS or ctas * (splits + 1) > places or splits == 16
+
+
+def test_short_sequences_are_not_split() -> None:
+    for keys in (0, 1, 128, 512, 896):
+        assert choose_config(replace(DECODE, keys=keys))[1] == 1
+    assert choose_config(replace(DECODE, window=512))[1] == 1
+
+
+def test_nothing_to_do() -> None:
+    for problem in (replace(DECODE, batch=0), replace(DECODE, queries=0)):
+        assert choose_config(problem)[1] == 1

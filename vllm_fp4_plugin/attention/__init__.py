@@ -1,0 +1,1 @@
+"""vLLM's attention on ``nvfp4_kernels.paged_attention``: ``--attention-backend CUSTOM``."""

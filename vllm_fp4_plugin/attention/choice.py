@@ -1,0 +1,86 @@
+"""Which backend a model gets when its user names none."""
+
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from vllm_fp4_plugin.attention.backend import FP8_DTYPES, PagedAttentionBackend, kernel
+from vllm_fp4_plugin.report import LayerRecord
+
+
+def make_default(vllm_config: Any) -> str:
+    """Choose ``CUSTOM`` for a model that it can serve; return why it is, or is not, chosen.
+
+    vLLM asks for a backend when it builds a layer, so a choice made before that is one that the
+    user could have made.
+    """
+    attention = vllm_config.attention_config
+    if attention.backend is not None:
+        return f"--attention-backend {attention.backend.name}"
+    if attention.backend_per_kind:
+        return "named by backend_per_kind"
+    custom = AttentionBackendEnum.CUSTOM
+    if not custom.is_overridden() or custom.get_class() is not PagedAttentionBackend:
+        return "another plugin holds the name CUSTOM"
+    reasons = obstacles(vllm_config)
+    if reasons:
+        return f"not CUSTOM: {'; '.join(reasons)}"
+    attention.backend = custom
+    return "by default"
+
+
+def obstacles(vllm_config: Any) -> list[str]:
+    """Why the model's attention cannot run on our kernels; empty if it can."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
+    if model.attn_type not in ("decoder", "hybrid"):
+        return [f"{model.attn_type} attention is not supported"]
+    transfer = vllm_config.kv_transfer_config
+    scheme = getattr(vllm_config.quant_config, "kv_cache_scheme", None) or {}
+    reasons = PagedAttentionBackend.validate_configuration(
+        head_size=_head_size(model.model_arch_config),
+        dtype=model.dtype,
+        kv_cache_dtype=cache.cache_dtype,
+        block_size=cache.block_size if cache.user_specified_block_size else None,
+        use_mla=model.use_mla,
+        has_sink=False,
+        use_sparse=False,
+        use_mm_prefix=model.is_mm_prefix_lm,
+        use_per_head_quant_scales=scheme.get("strategy") == "attn_head",
+        device_capability=current_platform.get_device_capability(),
+        attn_type="decoder",
+        use_non_causal=vllm_config.attention_config.use_non_causal,
+        use_batch_invariant=envs.VLLM_BATCH_INVARIANT,
+        use_kv_connector=transfer is not None and transfer.is_kv_transfer_instance,
+        use_pcp=parallel.prefill_context_parallel_size > 1,
+        use_adaptive_verification=bool(speculative and speculative.enable_adaptive_verification),
+        use_dcp=parallel.decode_context_parallel_size > 1,
+        use_rswa=model.rswa_window is not None,
+    )
+    text = model.hf_text_config
+    if getattr(text, "alibi", False) or text.model_type in ("bloom", "step1"):
+        reasons.append("linear biases (ALiBi) are not supported")
+    return reasons
+
+
+def _head_size(architecture: Any) -> int:
+    """The head size of all layers, or one that is not supported if there is such a layer."""
+    sizes = [architecture[i].head_size for i in range(architecture.total_num_hidden_layers)]
+    unsupported = (d for d in sizes if not PagedAttentionBackend.supports_head_size(d))
+    return int(next(unsupported, architecture.head_size))
+
+
+def record(layer: Any, prefix: str, reason: str) -> LayerRecord:
+    """How an attention layer runs, once vLLM has chosen its backend."""
+    backend, dtype = layer.get_attn_backend(), layer.kv_cache_dtype
+    if dtype == "auto":
+        # MLA layers do not keep theirs; they are built, and reported, under the model's.
+        dtype = str(getattr(layer, "dtype", torch.get_default_dtype())).removeprefix("torch.")
+    elif dtype in FP8_DTYPES:
+        dtype = "fp8_e4m3"  # the other name for it
+    ours = issubclass(backend, PagedAttentionBackend)
+    label = kernel(layer.kv_cache_dtype).label if ours else f"{backend.get_name()} (vLLM)"
+    return LayerRecord(prefix, label, f"{dtype} KV cache", reason, 0, 0)

@@ -1,0 +1,118 @@
+"""One layer's attention."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+from nvfp4_kernels.attention import paged_attention
+from vllm_fp4_plugin.attention import cache
+from vllm_fp4_plugin.attention.backend import FP8_DTYPES
+from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata, UnsupportedAttention
+
+
+class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
+    """Writes a layer's keys and values to its cache, and calls ``paged_attention``."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+        **further: Any,
+    ) -> None:
+        _refuse("alibi_slopes", "linear biases (ALiBi) are", alibi_slopes is not None)
+        _refuse("attn_type", f"{attn_type} attention is", attn_type != AttentionType.DECODER)
+        for name, given in further.items():
+            _refuse(name, "this option is", given is not None)
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.sliding_window = sliding_window
+        self.kv_cache_dtype = kv_cache_dtype
+        self.is_fp8 = kv_cache_dtype in FP8_DTYPES
+        self.soft_cap = logits_soft_cap or None  # models without one pass None or 0
+        # vLLM binds the other layer's cache to this one, and does not ask this one to write it.
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self._loaded_sinks = sinks
+        self.sinks: Tensor | None = None
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Keep the sinks as the op takes them."""
+        if self._loaded_sinks is not None:
+            self.sinks = self._loaded_sinks.detach().float().contiguous()
+
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """Store this step's keys and values."""
+        if key.is_cuda:
+            cache.write_cuda(key, value, kv_cache, slot_mapping, self.kv_cache_dtype, layer)
+        else:
+            cache.write(key, value, kv_cache, slot_mapping, *self._scales(layer))
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: PagedAttentionMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape."""
+        if output_scale is not None or output_block_scale is not None:
+            raise UnsupportedAttention(
+                "output_scale: quantising the output with it is not supported; switch the compile "
+                "pass fuse_attn_quant off"
+            )
+        if attn_metadata is None:  # vLLM measures memory
+            return output.fill_(0)
+        tokens = attn_metadata.num_tokens
+        k_scale, v_scale = self._scales(layer)
+        paged_attention(
+            query[:tokens],
+            cache.typed(kv_cache, fp8=self.is_fp8),
+            attn_metadata.block_table,
+            attn_metadata.seq_lens,
+            attn_metadata.query_start,
+            max_query_len=attn_metadata.max_query_len,
+            max_seq_len=attn_metadata.max_seq_len,
+            scale=self.scale,
+            window=self.sliding_window,
+            soft_cap=self.soft_cap,
+            sinks=self.sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            out=output[:tokens],
+        )
+        return output
+
+    def _scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
+        return (layer._k_scale, layer._v_scale) if self.is_fp8 else (None, None)
+
+
+def _refuse(name: str, what: str, given: bool) -> None:
+    if given:
+        raise UnsupportedAttention(
+            f"{name}: {what} not supported by --attention-backend CUSTOM; serve with another, "
+            "CPU_ATTN on CPU or TRITON_ATTN on CUDA"
+        )
