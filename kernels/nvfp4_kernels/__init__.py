@@ -5,6 +5,16 @@ from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.gemm import gemm, gemm_quantized
 from nvfp4_kernels.gemv import gemv
+from nvfp4_kernels.indexer import (
+    indexer_gather_k,
+    indexer_logits,
+    indexer_logits_paged,
+    indexer_quantize_q,
+    indexer_score_topk,
+    indexer_score_topk_paged,
+    indexer_store_k,
+    indexer_topk,
+)
 from nvfp4_kernels.merge_segments import merge_segments
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from nvfp4_kernels.quantize import quantize, quantize_per_token
@@ -27,6 +37,14 @@ __all__ = [
     "gemm",
     "gemm_quantized",
     "gemv",
+    "indexer_gather_k",
+    "indexer_logits",
+    "indexer_logits_paged",
+    "indexer_quantize_q",
+    "indexer_score_topk",
+    "indexer_score_topk_paged",
+    "indexer_store_k",
+    "indexer_topk",
     "merge_segments",
     "paged_attention",
     "quantize",

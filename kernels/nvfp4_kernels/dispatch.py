@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 
 # Arithmetic of an op: NVFP4 activations, or 16-bit activations against NVFP4 weights; of attention:
-# floating point throughout, or keys and values in FP8.
-Mode = Literal["w4a4", "w4a16", "float", "fp8_kv"]
+# floating point throughout, or keys and values in FP8; of the indexer: the format of its vectors.
+Mode = Literal["w4a4", "w4a16", "float", "fp8_kv", "nvfp4", "mxfp4", "fp8", "bf16"]
 
 
 class NoKernelError(NotImplementedError):
@@ -38,7 +38,7 @@ class Kernel:
     @property
     def label(self) -> str:
         """How reports name it, e.g. ``nvfp4_gemm/reference (cpu)``."""
-        special = f"_{self.mode}" if self.mode in ("w4a16", "fp8_kv") else ""
+        special = "" if self.mode in ("w4a4", "float") else f"_{self.mode}"
         return f"nvfp4_{self.op}{special}/{self.variant} ({self.arch})"
 
     def load(self) -> Callable[..., Any]:

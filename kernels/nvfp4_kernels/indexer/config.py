@@ -1,0 +1,24 @@
+"""Kernels of the indexer's ops, and the sizes that the ops take."""
+
+from nvfp4_kernels.dispatch import KernelTable, Mode
+
+MAX_HEAD_DIM = 256
+HEAD_DIM_STEP = 32  # the largest block of a format
+MAX_TOP_K = 4096
+
+_FORMATS: tuple[Mode, ...] = ("nvfp4", "mxfp4", "fp8", "bf16")
+
+
+def _table(name: str, *modes: Mode) -> KernelTable:
+    target = f"nvfp4_kernels.indexer.reference:{name}"
+    return KernelTable(f"indexer_{name}", {("cpu", mode): ("reference", target) for mode in modes})
+
+
+QUANTIZE_Q_KERNELS = _table("quantize_q", *_FORMATS)
+STORE_K_KERNELS = _table("store_k", *_FORMATS)
+GATHER_K_KERNELS = _table("gather_k", *_FORMATS)
+LOGITS_KERNELS = _table("logits", *_FORMATS)
+LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS)
+SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS)
+SCORE_TOPK_PAGED_KERNELS = _table("score_topk_paged", *_FORMATS)
+TOPK_KERNELS = _table("topk", "float")

@@ -1,0 +1,192 @@
+"""How the indexer stores a vector: a query of one head, or a key, which all heads share.
+
+======  ==============  ==================================  ======================
+format  data of a D     scales                              bytes of a key, D = 128
+======  ==============  ==================================  ======================
+nvfp4   uint8 (D/2)     float8_e4m3fn (D/16)                64 + 8 = 72
+mxfp4   uint8 (D/2)     float8_e8m0fnu (D/32)               64 + 4 = 68
+fp8     float8_e4m3fn   float32 (), a power of two          128 + 4 = 132
+bf16    bfloat16        none                                256
+======  ==============  ==================================  ======================
+
+E2M1 codes lie two per byte, the low nibble first, and scales in the order of their blocks.
+
+A page of a cache holds the data of its keys, one after the other, and then their scales:
+``[block_size · data bytes][block_size · scale bytes]``, as vLLM's indexer caches do. Those of mxfp4
+and fp8 are vLLM's byte for byte; nvfp4's is laid out in the same way.
+
+NVFP4's global scale is not applied here: a vector is what is stored times that. One for all queries
+and one for all keys multiply every score alike, so the order of scores does without them; who wants
+the scores themselves multiplies the heads' weights by both.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.nvfp4 import (
+    BLOCK_SIZE,
+    E2M1_MAX,
+    E4M3_MAX,
+    decode_e2m1,
+    encode_e2m1,
+    quantize_activation,
+)
+
+MXFP4_BLOCK = 32
+E8M0_BIAS = 127
+# Where vLLM's kernels stop a maximum from falling further, which gives a zero block its scale.
+MXFP4_LEAST = E2M1_MAX * 2.0**-126
+FP8_LEAST = 1e-4
+
+
+@dataclass(frozen=True)
+class Format:
+    """One of the formats.
+
+    Attributes:
+        name: also the dispatcher's mode.
+        data_dtype: of the stored elements.
+        packed: elements per stored element.
+        scale_dtype: None: there are no scales.
+        block: elements per scale; 0: one scale for the whole vector.
+    """
+
+    name: Mode
+    data_dtype: torch.dtype
+    packed: int = 1
+    scale_dtype: torch.dtype | None = None
+    block: int = 0
+
+    def data_shape(self, head_dim: int) -> tuple[int, ...]:
+        """Of one vector's data."""
+        return (head_dim // self.packed,)
+
+    def scale_shape(self, head_dim: int) -> tuple[int, ...]:
+        """Of one vector's scales, if it has any."""
+        return (head_dim // self.block,) if self.block else ()
+
+    def data_bytes(self, head_dim: int) -> int:
+        """Of one vector."""
+        return head_dim // self.packed * self.data_dtype.itemsize
+
+    def scale_bytes(self, head_dim: int) -> int:
+        """Of one vector."""
+        if self.scale_dtype is None:
+            return 0
+        return (head_dim // self.block if self.block else 1) * self.scale_dtype.itemsize
+
+    def page_bytes(self, head_dim: int, block_size: int) -> int:
+        """Of ``block_size`` keys."""
+        return block_size * (self.data_bytes(head_dim) + self.scale_bytes(head_dim))
+
+    def empty(self, like: Tensor, shape: tuple[int, ...], head_dim: int) -> list[Tensor]:
+        """Data and, if there are any, scales of as many vectors, unwritten."""
+        data = like.new_empty((*shape, *self.data_shape(head_dim)), dtype=self.data_dtype)
+        if self.scale_dtype is None:
+            return [data]
+        scales = like.new_empty((*shape, *self.scale_shape(head_dim)), dtype=self.scale_dtype)
+        return [data, scales]
+
+
+_FORMATS = {
+    f.name: f
+    for f in (
+        Format("nvfp4", torch.uint8, 2, torch.float8_e4m3fn, BLOCK_SIZE),
+        Format("mxfp4", torch.uint8, 2, torch.float8_e8m0fnu, MXFP4_BLOCK),
+        Format("fp8", torch.float8_e4m3fn, 1, torch.float32),
+        Format("bf16", torch.bfloat16),
+    )
+}
+
+
+def format_of(name: str) -> Format:
+    """The format of this name.
+
+    Raises:
+        InvalidArgument: there is none.
+    """
+    for known, found in _FORMATS.items():
+        if known == name:
+            return found
+    raise InvalidArgument(f"fmt: is {name!r}, must be {', '.join(_FORMATS)}; choose one")
+
+
+def quantize(fmt: Format, x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Vectors ``(..., D)`` in ``fmt``: data and scales.
+
+    A NaN makes a scale NaN, or in bfloat16 stays, so that it shows in the scores; infinity
+    saturates in E2M1 and becomes NaN in FP8.
+    """
+    if fmt.name == "bf16":
+        return x.clone(memory_format=torch.contiguous_format), None
+    if fmt.name == "fp8":
+        return _quantize_fp8(x.float())
+    if fmt.name == "mxfp4":
+        return _quantize_mxfp4(x.float())
+    assert global_scale is not None
+    return quantize_activation(x, global_scale)
+
+
+def decode(fmt: Format, data: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Values ``(..., D)``, float32, and what is to multiply each vector's products: ``(...,)``.
+
+    The values are exact: E2M1 times a block's scale has at most six significant bits.
+    """
+    if fmt.packed == 1:
+        return _widen(data), scales
+    assert scales is not None
+    blocks = decode_e2m1(data).unflatten(-1, (-1, fmt.block))
+    return (blocks * _widen(scales).unsqueeze(-1)).flatten(-2), None
+
+
+def _widen(x: Tensor) -> Tensor:
+    """As float32."""
+    if x.dtype != torch.float8_e4m3fn:
+        return x.float()
+    # torch converts E4M3 on CPU one by one, which takes seven times longer.
+    codes = torch.arange(256, dtype=torch.uint8, device=x.device)
+    values = codes.view(torch.float8_e4m3fn).float()
+    return values.index_select(0, x.view(torch.uint8).flatten().int()).view(x.shape)
+
+
+def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``indexer_k_quant_and_cache`` of vLLM 0.32 with "ue8m0", which all of its indexers pass.
+
+    The scale is ``2^ceil(log2(max(max|x|, 1e-4) / 448))``, kept as float32. Its DeepSeek V3.2 puts
+    1e-10 there for queries, which changes the scale of those below 1e-4, but hardly their values.
+    """
+    amax = x.abs().amax(-1)
+    exponent = _exponent(amax.clamp(min=FP8_LEAST), E4M3_MAX)
+    scales = torch.where(amax.isfinite(), _power_of_two(exponent), amax)
+    return (x / scales.unsqueeze(-1)).to(torch.float8_e4m3fn), scales
+
+
+def _quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``_quantize_mxfp4_pair`` of vLLM 0.32's DeepSeek V4, in whose caches its keys must fit.
+
+    The scale is ``2^ceil(log2(max|x| / 6))``, so that nothing saturates; the floor of OCP's MX
+    specification 1.0, section 6.3, would clip what lies between 6 and 8 times it.
+    """
+    blocks = x.unflatten(-1, (-1, MXFP4_BLOCK))
+    amax = blocks.abs().amax(-1)
+    exponent = _exponent(amax.clamp(min=MXFP4_LEAST), E2M1_MAX)
+    exponent = exponent.where(~amax.isinf(), E8M0_BIAS)
+    codes = (exponent + E8M0_BIAS).where(~amax.isnan(), 255).to(torch.uint8)
+    step = _power_of_two(exponent).unsqueeze(-1)
+    return encode_e2m1((blocks / step).flatten(-2)), codes.view(torch.float8_e8m0fnu)
+
+
+def _exponent(amax: Tensor, largest: float) -> Tensor:
+    """The least n with ``amax <= largest · 2^n``: int32, and exact, as logarithms are not."""
+    bound = torch.frexp(amax.new_tensor(largest))
+    mantissa, exponent = torch.frexp(amax)
+    return exponent - bound.exponent + (mantissa > bound.mantissa)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """``2^exponent``, from −126 to 127, put together from its bits."""
+    return ((exponent + 127) << 23).to(torch.int32).view(torch.float32)

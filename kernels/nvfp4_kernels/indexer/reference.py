@@ -1,0 +1,328 @@
+"""The indexer in torch: the formulas, and the kernels on CPU.
+
+Scores are formed for a tile of queries and a block of keys at a time: memory does not grow with the
+length of a sequence, but for a tile's row of scores.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.indexer.formats import Format, decode, quantize
+
+# What is computed at a time stays in a core's cache, more or less.
+ROWS = 1024  # queries times heads
+BLOCK = 1024  # keys
+SCORES = 1 << 22  # of a tile
+
+
+class Keys(Protocol):
+    """Where the keys of one sequence lie."""
+
+    def stored(self, first: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """Data and scales of ``count`` keys from ``first`` on."""
+
+
+@dataclass(frozen=True)
+class ContiguousKeys:
+    """Data and scales as ``indexer_gather_k`` returns them."""
+
+    data: Tensor
+    scales: Tensor | None
+
+    def stored(self, first: int, count: int) -> tuple[Tensor, Tensor | None]:
+        some = slice(first, first + count)
+        return self.data[some], None if self.scales is None else self.scales[some]
+
+
+@dataclass(frozen=True)
+class PagedKeys:
+    """``cache`` ``(pages, page_bytes)``, and ``table`` ``(P,)``, the pages of the sequence."""
+
+    cache: Tensor
+    table: Tensor
+    fmt: Format
+    head_dim: int
+    block_size: int
+
+    def stored(self, first: int, count: int) -> tuple[Tensor, Tensor | None]:
+        fmt, size, head_dim = self.fmt, self.block_size, self.head_dim
+        pages = self.cache.index_select(0, self.table[first // size : -(-(first + count) // size)])
+        data, scales = _parts(pages, fmt, head_dim, size)
+        some = slice(first % size, first % size + count)
+        data = data.flatten(0, 1)[some].view(fmt.data_dtype)
+        if fmt.scale_dtype is None:
+            return data, None
+        scales = scales.flatten(0, 1)[some].view(fmt.scale_dtype)
+        return data, scales.view(count, *fmt.scale_shape(head_dim))
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Queries in a row, and what they see.
+
+    Attributes:
+        data: ``(rows, H, ·)``.
+        scales: of the data.
+        weights: ``(rows, H)``.
+        starts: int32 ``(rows,)``, the first key that each sees.
+        lens: int32 ``(rows,)``, how many it sees from there on.
+        keys: one for all rows, or one per sequence, with as many rows each.
+        fmt: of queries and keys.
+    """
+
+    data: Tensor
+    scales: Tensor | None
+    weights: Tensor
+    starts: Tensor
+    lens: Tensor
+    keys: Sequence[Keys]
+    fmt: Format
+
+    def scored(self, least: int) -> Iterator[tuple[Tensor, int, Tensor]]:
+        """Scores of the queries that see ``least`` keys or more, tile by tile.
+
+        Yields:
+            Numbers of the queries, the first key, and scores ``(queries, keys)`` from it on: −inf
+            where a query does not see the key.
+        """
+        each = len(self.lens) // max(1, len(self.keys))
+        for number, keys in enumerate(self.keys):
+            lens = self.lens[number * each : (number + 1) * each]
+            rows = (lens >= least).nonzero().flatten() + number * each
+            if len(rows):
+                for some in rows.split(self._tile_rows(rows)):
+                    yield some, *self._score(some, keys)
+
+    def _tile_rows(self, rows: Tensor) -> int:
+        first, last = _window(self.starts[rows], self.lens[rows])
+        return max(1, min(ROWS // max(1, self.data.shape[1]), SCORES // (last - first)))
+
+    def _score(self, rows: Tensor, keys: Keys) -> tuple[int, Tensor]:
+        starts, lens = self.starts[rows], self.lens[rows]
+        first, last = _window(starts, lens)
+        scales = None if self.scales is None else _take(self.scales, rows)
+        q, factors = decode(self.fmt, _take(self.data, rows), scales)
+        weights = self.weights[rows] if factors is None else self.weights[rows] * factors
+        scores = q.new_empty((len(rows), last - first))
+        for start in range(first, last, BLOCK):
+            end = min(start + BLOCK, last)
+            part = scores[:, start - first : end - first]
+            part.copy_(_products(q, weights, *decode(self.fmt, *keys.stored(start, end - start))))
+        return first, scores.masked_fill_(~_seen(starts - first, lens, last - first), -torch.inf)
+
+
+def quantize_q(q: Tensor, fmt: Format, global_scale: Tensor | None) -> list[Tensor]:
+    """See ``nvfp4_kernels.indexer.cache_op.indexer_quantize_q``."""
+    data, scales = quantize(fmt, q, global_scale)
+    return [data] if scales is None else [data, scales]
+
+
+def store_k(
+    k: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    fmt: Format,
+    block_size: int,
+    global_scale: Tensor | None,
+) -> None:
+    """See ``nvfp4_kernels.indexer.cache_op.indexer_store_k``."""
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    place = slots // block_size, slots % block_size
+    quantized = quantize(fmt, k[kept], global_scale)
+    for stored, given in zip(_parts(cache, fmt, k.shape[1], block_size), quantized, strict=True):
+        if given is not None:
+            elements = stored.shape[2] // given.element_size()
+            stored[place] = given.view(len(slots), elements).view(torch.uint8)
+
+
+def gather_k(
+    cache: Tensor,
+    block_table: Tensor,
+    key_start: Tensor,
+    total_keys: int,
+    head_dim: int,
+    fmt: Format,
+    block_size: int,
+) -> list[Tensor]:
+    """See ``nvfp4_kernels.indexer.cache_op.indexer_gather_k``."""
+    out = fmt.empty(cache, (total_keys,), head_dim)
+    starts = key_start.tolist()
+    for pages, start, end in zip(block_table, starts[:-1], starts[1:], strict=True):
+        keys = PagedKeys(cache, pages, fmt, head_dim, block_size)
+        for gathered, found in zip(out, keys.stored(0, end - start), strict=False):
+            if found is not None:
+                gathered[start:end] = found
+    return out
+
+
+def logits(
+    q: Tensor,
+    q_scales: Tensor | None,
+    k: Tensor,
+    k_scales: Tensor | None,
+    weights: Tensor,
+    ks: Tensor,
+    ke: Tensor,
+    fmt: Format,
+) -> Tensor:
+    """See ``nvfp4_kernels.indexer.score_op.indexer_logits``."""
+    return _logits(_contiguous(q, q_scales, k, k_scales, weights, ks, ke, fmt), len(k))
+
+
+def logits_paged(
+    q: Tensor,
+    q_scales: Tensor | None,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    max_context_len: int,
+    fmt: Format,
+    block_size: int,
+) -> Tensor:
+    """See ``nvfp4_kernels.indexer.score_op.indexer_logits_paged``."""
+    tensors = q, q_scales, cache, weights, context_lens, block_table
+    return _logits(_paged(*tensors, fmt, block_size), max_context_len)
+
+
+def topk(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.indexer.topk_op.indexer_topk``."""
+    indices, valid = _all_keys(lens, top_k)
+    starts = torch.zeros_like(lens) if starts is None else starts
+    rows = (lens > top_k).nonzero().flatten()
+    for some in rows.split(max(1, SCORES // max(1, logits.shape[1]))):
+        if len(some):
+            indices[some] = _best(logits[some], starts[some], lens[some], top_k)
+    return indices, valid
+
+
+def score_topk(
+    q: Tensor,
+    q_scales: Tensor | None,
+    k: Tensor,
+    k_scales: Tensor | None,
+    weights: Tensor,
+    ks: Tensor,
+    ke: Tensor,
+    top_k: int,
+    fmt: Format,
+) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.indexer.topk_op.indexer_score_topk``."""
+    return _score_topk(_contiguous(q, q_scales, k, k_scales, weights, ks, ke, fmt), top_k)
+
+
+def score_topk_paged(
+    q: Tensor,
+    q_scales: Tensor | None,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    max_context_len: int,
+    top_k: int,
+    fmt: Format,
+    block_size: int,
+) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.indexer.topk_op.indexer_score_topk_paged``."""
+    tensors = q, q_scales, cache, weights, context_lens, block_table
+    return _score_topk(_paged(*tensors, fmt, block_size), top_k)
+
+
+def _contiguous(
+    q: Tensor,
+    q_scales: Tensor | None,
+    k: Tensor,
+    k_scales: Tensor | None,
+    weights: Tensor,
+    ks: Tensor,
+    ke: Tensor,
+    fmt: Format,
+) -> Queries:
+    return Queries(q, q_scales, weights, ks, ke - ks, [ContiguousKeys(k, k_scales)], fmt)
+
+
+def _paged(
+    q: Tensor,
+    q_scales: Tensor | None,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    fmt: Format,
+    block_size: int,
+) -> Queries:
+    head_dim = q.shape[-1] * fmt.packed
+    keys = [PagedKeys(cache, pages, fmt, head_dim, block_size) for pages in block_table]
+    lens = context_lens.flatten()
+    scales = None if q_scales is None else q_scales.flatten(0, 1)
+    return Queries(q.flatten(0, 1), scales, weights, torch.zeros_like(lens), lens, keys, fmt)
+
+
+def _logits(queries: Queries, columns: int) -> Tensor:
+    out = queries.weights.new_full((len(queries.lens), columns), -torch.inf)
+    for rows, first, scores in queries.scored(least=1):
+        out[rows, first : first + scores.shape[1]] = scores
+    return out
+
+
+def _score_topk(queries: Queries, top_k: int) -> tuple[Tensor, Tensor]:
+    indices, valid = _all_keys(queries.lens, top_k)
+    for rows, first, scores in queries.scored(least=top_k + 1):
+        indices[rows] = _best(scores, queries.starts[rows] - first, queries.lens[rows], top_k)
+    return indices, valid
+
+
+def _all_keys(lens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The result where no row sees more than ``top_k`` keys."""
+    keys = torch.arange(top_k, dtype=torch.int32).expand(len(lens), -1)
+    return keys.where(keys < lens.unsqueeze(1), -1), lens.clamp(max=top_k)
+
+
+def _best(scores: Tensor, starts: Tensor, lens: Tensor, top_k: int) -> Tensor:
+    """The best keys of rows that see more than ``top_k``, counted from ``starts``."""
+    seen = _seen(starts, lens, scores.shape[1])
+    scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf).masked_fill_(~seen, -torch.inf)
+    least = scores.topk(top_k, sorted=False).values.amin(1, keepdim=True)
+    above = scores > least
+    equal = (scores == least) & seen
+    missing = top_k - above.sum(1, keepdim=True)
+    equal &= equal.cumsum(1, dtype=torch.int32) <= missing
+    # In the order of rows and then columns; each row has exactly top_k.
+    chosen = (above | equal).nonzero()[:, 1].view(-1, top_k)
+    return (chosen - starts.unsqueeze(1)).to(torch.int32)
+
+
+def _products(q: Tensor, weights: Tensor, k: Tensor, factors: Tensor | None) -> Tensor:
+    """``Σ_h weights · relu(q · k)`` of queries ``(n, H, D)`` and keys ``(m, D)``: ``(n, m)``."""
+    products = q.flatten(0, 1) @ k.T
+    scores = weights.unsqueeze(1) @ products.relu_().view(*q.shape[:2], len(k))
+    scores = scores.squeeze(1)
+    return scores if factors is None else scores * factors
+
+
+def _seen(starts: Tensor, lens: Tensor, columns: int) -> Tensor:
+    column = torch.arange(columns)
+    starts = starts.unsqueeze(1)
+    return (column >= starts) & (column < starts + lens.unsqueeze(1))
+
+
+def _window(starts: Tensor, lens: Tensor) -> tuple[int, int]:
+    """What any of the rows sees."""
+    return int(starts.min()), int((starts + lens).max())
+
+
+def _parts(pages: Tensor, fmt: Format, head_dim: int, block_size: int) -> tuple[Tensor, Tensor]:
+    """Views of the bytes of data and scales: each ``(pages, block_size, bytes of a key)``."""
+    data, scales = fmt.data_bytes(head_dim), fmt.scale_bytes(head_dim)
+    parts = pages.split([block_size * data, block_size * scales], dim=1)
+    return parts[0].unflatten(1, (block_size, data)), parts[1].unflatten(1, (block_size, scales))
+
+
+def _take(x: Tensor, rows: Tensor) -> Tensor:
+    """``x[rows]``, also of float8, which has no indexing."""
+    return x.view(torch.uint8)[rows].view(x.dtype) if x.element_size() == 1 else x[rows]

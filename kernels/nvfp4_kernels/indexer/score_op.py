@@ -1,0 +1,142 @@
+"""``indexer_logits`` and ``indexer_logits_paged``: how well each key fits each query."""
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.indexer.config import LOGITS_KERNELS, LOGITS_PAGED_KERNELS
+from nvfp4_kernels.indexer.formats import format_of
+from nvfp4_kernels.indexer.score_arguments import check_scored, check_scored_paged
+
+
+def indexer_logits(
+    q: Tensor,
+    q_scales: Tensor | None,
+    k: Tensor,
+    k_scales: Tensor | None,
+    weights: Tensor,
+    ks: Tensor,
+    ke: Tensor,
+    fmt: str,
+) -> Tensor:
+    """``I[t, s] = Σ_h weights[t, h] · relu(q[t, h] · k[s])`` for ``ks[t] <= s < ke[t]``, else −inf.
+
+    Sums are float32, in any order.
+
+    Args:
+        q: ``(T, H, D)`` as ``indexer_quantize_q`` returns it (packed formats: D/2); D a multiple of
+            32 up to 256. Every tensor must be contiguous.
+        q_scales: its scales. None for bf16, and for fp8 if ``weights`` has been multiplied by them
+            already, as vLLM's fused kernel does; these are positive, so relu lets them through.
+        k: ``(Tk, D)`` in the same format, as ``indexer_gather_k`` returns it.
+        k_scales: its scales.
+        weights: float32 ``(T, H)``. For the scores in the units of the inputs, nvfp4's global
+            scales of queries and keys are to be multiplied in; the order of scores is the same.
+        ks: int32 ``(T,)``, the first key that a query sees, from 0 to Tk.
+        ke: int32 ``(T,)``, the key after the last, from ``ks`` to Tk.
+        fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"``.
+
+    Returns:
+        float32 ``(T, Tk)``.
+
+    Raises:
+        InvalidArgument: an argument that does not fit, named. The contents of tensors are
+            checked on CPU only.
+        NoKernelError: no kernel for this device.
+    """
+    return torch.ops.nvfp4.indexer_logits(q, q_scales, k, k_scales, weights, ks, ke, fmt)
+
+
+def indexer_logits_paged(
+    q: Tensor,
+    q_scales: Tensor | None,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    max_context_len: int,
+    fmt: str,
+    block_size: int,
+) -> Tensor:
+    """The same for keys in a paged cache, and for several queries of each sequence.
+
+    Nothing waits for the device, and nothing depends on the contents of index tensors but the
+    result: a CUDA graph may hold the call.
+
+    Args:
+        q: ``(B, next_n, H, D)``, otherwise as for ``indexer_logits``.
+        q_scales: as for ``indexer_logits``.
+        cache: uint8 ``(pages, page_bytes)`` as ``indexer_store_k`` writes it; slots beyond a
+            context may hold anything.
+        weights: float32 ``(B · next_n, H)``, otherwise as for ``indexer_logits``.
+        context_lens: int32 ``(B, next_n)``: a query sees the first so many keys of its sequence.
+        block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · block_size`` on
+            of sequence b. Entries after a sequence's last page may hold anything.
+        max_context_len: columns of the result, the longest context or more.
+        fmt: as for ``indexer_logits``.
+        block_size: keys of a page.
+
+    Returns:
+        float32 ``(B · next_n, max_context_len)``, −inf after a query's context.
+
+    Raises:
+        InvalidArgument, NoKernelError: as ``indexer_logits``.
+    """
+    return torch.ops.nvfp4.indexer_logits_paged(
+        q, q_scales, cache, weights, context_lens, block_table, max_context_len, fmt, block_size
+    )
+
+
+@torch.library.custom_op("nvfp4::indexer_logits", mutates_args=())
+def _logits(
+    q: Tensor,
+    q_scales: Tensor | None,
+    k: Tensor,
+    k_scales: Tensor | None,
+    weights: Tensor,
+    ks: Tensor,
+    ke: Tensor,
+    fmt: str,
+) -> Tensor:
+    arguments = q, q_scales, k, k_scales, weights, ks, ke, format_of(fmt)
+    check_scored(*arguments)
+    kernel = LOGITS_KERNELS.select(q.device, arguments[-1].name).load()
+    return kernel(*arguments)
+
+
+@_logits.register_fake
+def _(q: Tensor, q_scales: Tensor | None, k: Tensor, *rest: object) -> Tensor:
+    return q.new_empty((q.shape[0], k.shape[0]), dtype=torch.float32)
+
+
+@torch.library.custom_op("nvfp4::indexer_logits_paged", mutates_args=())
+def _logits_paged(
+    q: Tensor,
+    q_scales: Tensor | None,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    max_context_len: int,
+    fmt: str,
+    block_size: int,
+) -> Tensor:
+    known = format_of(fmt)
+    tensors = q, q_scales, cache, weights, context_lens, block_table
+    check_scored_paged(*tensors, max_context_len, known, block_size, least=1)
+    kernel = LOGITS_PAGED_KERNELS.select(q.device, known.name).load()
+    return kernel(*tensors, max_context_len, known, block_size)
+
+
+@_logits_paged.register_fake
+def _(
+    q: Tensor,
+    q_scales: Tensor | None,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    max_context_len: int,
+    fmt: str,
+    block_size: int,
+) -> Tensor:
+    return q.new_empty((q.shape[0] * q.shape[1], max_context_len), dtype=torch.float32)

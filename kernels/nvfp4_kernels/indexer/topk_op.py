@@ -1,0 +1,213 @@
+"""``indexer_topk`` and ``indexer_score_topk``: the keys that sparse attention reads.
+
+What all of them return: ``indices`` int32 ``(rows, top_k)`` and ``valid`` int32 ``(rows,)``. Row r
+begins with ``valid[r] = min(top_k, keys of the row)`` different keys, in ascending order, counted
+from the first that the row sees; −1 follows. They are the keys of the highest scores, of equal ones
+the first. NaN counts as −inf, +inf is the highest, and −0 equals +0.
+
+Ascending, because what reads the keys takes any order with −1 at the end and reads memory in this
+one, and because a row that sees no more than ``top_k`` keys is then 0, 1, 2, … whatever the scores:
+nobody has to compute or read them. Counted from the row's first key, as vLLM counts.
+"""
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.indexer.arguments import check_top_k
+from nvfp4_kernels.indexer.config import (
+    SCORE_TOPK_KERNELS,
+    SCORE_TOPK_PAGED_KERNELS,
+    TOPK_KERNELS,
+)
+from nvfp4_kernels.indexer.formats import format_of
+from nvfp4_kernels.indexer.score_arguments import check_logits, check_scored, check_scored_paged
+
+
+def indexer_topk(
+    logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The keys of the highest scores of each row, exactly, and the same in every run.
+
+    Args:
+        logits: float32 ``(rows, columns)``, the elements of a row side by side. Columns that a row
+            does not see may hold anything.
+        lens: int32 ``(rows,)``, the keys that each row sees.
+        top_k: keys to choose, 1 to 4096; there may be fewer columns.
+        starts: int32 ``(rows,)``: row r sees columns ``starts[r]`` up to, not including,
+            ``starts[r] + lens[r]``; None: from 0 on.
+
+    Returns:
+        ``indices`` and ``valid``; see the module.
+
+    Raises:
+        InvalidArgument: an argument that does not fit, named. The contents of tensors are
+            checked on CPU only.
+        NoKernelError: no kernel for this device.
+    """
+    return torch.ops.nvfp4.indexer_topk(logits, lens, top_k, starts)
+
+
+def indexer_score_topk(
+    q: Tensor,
+    q_scales: Tensor | None,
+    k: Tensor,
+    k_scales: Tensor | None,
+    weights: Tensor,
+    ks: Tensor,
+    ke: Tensor,
+    top_k: int,
+    fmt: str,
+) -> tuple[Tensor, Tensor]:
+    """``indexer_topk`` of ``indexer_logits``, which are never all in memory.
+
+    Keys of queries that see no more than ``top_k`` of them are not read.
+
+    Args:
+        q: as for ``indexer_logits``, as are the others but ``top_k``.
+        q_scales: as there.
+        k: as there.
+        k_scales: as there.
+        weights: as there.
+        ks: as there.
+        ke: as there.
+        top_k: keys to choose, 1 to 4096.
+        fmt: as there.
+
+    Returns:
+        ``indices`` and ``valid``, indices counted from ``ks``; see the module.
+
+    Raises:
+        InvalidArgument, NoKernelError: as ``indexer_logits``.
+    """
+    return torch.ops.nvfp4.indexer_score_topk(q, q_scales, k, k_scales, weights, ks, ke, top_k, fmt)
+
+
+def indexer_score_topk_paged(
+    q: Tensor,
+    q_scales: Tensor | None,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    max_context_len: int,
+    top_k: int,
+    fmt: str,
+    block_size: int,
+) -> tuple[Tensor, Tensor]:
+    """``indexer_topk`` of ``indexer_logits_paged``, which are never all in memory.
+
+    Keys of queries that see no more than ``top_k`` of them are not read, nor are their pages looked
+    up. A CUDA graph may hold the call.
+
+    Args:
+        q: as for ``indexer_logits_paged``, as are the others but ``top_k``.
+        q_scales: as there.
+        cache: as there.
+        weights: as there.
+        context_lens: as there.
+        block_table: as there.
+        max_context_len: the longest context or more.
+        top_k: keys to choose, 1 to 4096.
+        fmt: as there.
+        block_size: as there.
+
+    Returns:
+        ``indices`` and ``valid`` of ``B · next_n`` rows; see the module.
+
+    Raises:
+        InvalidArgument, NoKernelError: as ``indexer_logits``.
+    """
+    return torch.ops.nvfp4.indexer_score_topk_paged(
+        q, q_scales, cache, weights, context_lens, block_table, max_context_len, top_k, fmt,
+        block_size,
+    )  # fmt: skip
+
+
+@torch.library.custom_op("nvfp4::indexer_topk", mutates_args=())
+def _topk(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    check_top_k(top_k)
+    check_logits(logits, lens, starts)
+    kernel = TOPK_KERNELS.select(logits.device, "float").load()
+    return kernel(logits, lens, top_k, starts)
+
+
+@_topk.register_fake
+def _(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    return _new_result(logits, logits.shape[0], top_k)
+
+
+@torch.library.custom_op("nvfp4::indexer_score_topk", mutates_args=())
+def _score_topk(
+    q: Tensor,
+    q_scales: Tensor | None,
+    k: Tensor,
+    k_scales: Tensor | None,
+    weights: Tensor,
+    ks: Tensor,
+    ke: Tensor,
+    top_k: int,
+    fmt: str,
+) -> tuple[Tensor, Tensor]:
+    known = format_of(fmt)
+    check_top_k(top_k)
+    tensors = q, q_scales, k, k_scales, weights, ks, ke
+    check_scored(*tensors, known)
+    kernel = SCORE_TOPK_KERNELS.select(q.device, known.name).load()
+    return kernel(*tensors, top_k, known)
+
+
+@_score_topk.register_fake
+def _(
+    q: Tensor,
+    q_scales: Tensor | None,
+    k: Tensor,
+    k_scales: Tensor | None,
+    weights: Tensor,
+    ks: Tensor,
+    ke: Tensor,
+    top_k: int,
+    fmt: str,
+) -> tuple[Tensor, Tensor]:
+    return _new_result(q, q.shape[0], top_k)
+
+
+@torch.library.custom_op("nvfp4::indexer_score_topk_paged", mutates_args=())
+def _score_topk_paged(
+    q: Tensor,
+    q_scales: Tensor | None,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    max_context_len: int,
+    top_k: int,
+    fmt: str,
+    block_size: int,
+) -> tuple[Tensor, Tensor]:
+    known = format_of(fmt)
+    check_top_k(top_k)
+    tensors = q, q_scales, cache, weights, context_lens, block_table
+    check_scored_paged(*tensors, max_context_len, known, block_size, least=top_k + 1)
+    kernel = SCORE_TOPK_PAGED_KERNELS.select(q.device, known.name).load()
+    return kernel(*tensors, max_context_len, top_k, known, block_size)
+
+
+@_score_topk_paged.register_fake
+def _(
+    q: Tensor,
+    q_scales: Tensor | None,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    max_context_len: int,
+    top_k: int,
+    fmt: str,
+    block_size: int,
+) -> tuple[Tensor, Tensor]:
+    return _new_result(q, q.shape[0] * q.shape[1], top_k)
+
+
+def _new_result(like: Tensor, rows: int, top_k: int) -> tuple[Tensor, Tensor]:
+    indices = like.new_empty((rows, top_k), dtype=torch.int32)
+    return indices, like.new_empty((rows,), dtype=torch.int32)
