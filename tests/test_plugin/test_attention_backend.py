@@ -255,6 +255,11 @@ def test_impl_refuses(arguments: dict[str, Any], message: str) -> None:
         PagedAttentionImpl(4, 64, 0.125, 2, **arguments)
 
 
+CONFIG: Any = SimpleNamespace(
+    speculative_config=None, parallel_config=SimpleNamespace(decode_context_parallel_size=1)
+)
+
+
 def test_builder_refuses_values_of_another_width() -> None:
     with pytest.raises(ValueError, match="attn: values have head size 64, keys 128"):
         builder(head_size_v=64)
@@ -264,8 +269,7 @@ def builder(head_size_v: int = 128) -> Any:
     from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadataBuilder
 
     spec = SimpleNamespace(head_size=128, head_size_v=head_size_v)
-    config: Any = SimpleNamespace()
-    return PagedAttentionMetadataBuilder(spec, ["attn"], config, torch.device("cpu"))
+    return PagedAttentionMetadataBuilder(spec, ["attn"], CONFIG, torch.device("cpu"))
 
 
 def batch(**changes: Any) -> Any:
@@ -290,11 +294,17 @@ def test_builder_refuses_cascade_and_attention_to_later_tokens() -> None:
 
 def test_groups_of_layers_differ_in_their_table_alone() -> None:
     """Layers with a window and those without keep their pages in different places."""
-    built = builder().build(0, batch())
-    table = torch.ones(1, 4, dtype=torch.int32)
+    starts = torch.tensor([0, 1, 2, 9], dtype=torch.int32)
+    common = batch(
+        query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=starts[1:], num_reqs=3,
+        num_actual_tokens=9, max_query_len=7, block_table_tensor=starts[:3, None],
+    )  # fmt: skip
+    built = builder().build(0, common)
+    table = torch.arange(12, dtype=torch.int32).view(3, 4)
     updated = builder().update_block_table(built, table, torch.zeros(0))
-    assert updated.block_table is table
-    assert updated.seq_lens is built.seq_lens
+    tables = [part.block_table.tolist() for part in updated.parts]
+    assert tables == [table[:2].tolist(), table[2:].tolist()]
+    assert [p.seq_lens for p in updated.parts] == [p.seq_lens for p in built.parts]
 
 
 def test_prefill_of_shared_caches_is_described_alike() -> None:
@@ -305,16 +315,17 @@ def test_prefill_of_shared_caches_is_described_alike() -> None:
 
     backend = create_fast_prefill_custom_backend("FastPrefill", PagedAttentionBackend)
     assert issubclass(backend, PagedAttentionBackend)
-    spec, config = SimpleNamespace(head_size=64, head_size_v=64), SimpleNamespace()
-    wrapped = backend.get_builder_cls()(spec, ["attn"], config, torch.device("cpu"))
+    spec = SimpleNamespace(head_size=64, head_size_v=64)
+    wrapped = backend.get_builder_cls()(spec, ["attn"], CONFIG, torch.device("cpu"))
     starts = torch.tensor([0, 9], dtype=torch.int32)
     common = batch(
         query_start_loc=starts, query_start_loc_cpu=starts, num_actual_tokens=9, max_query_len=9,
         logits_indices_padded=torch.tensor([8]), num_logits_indices=1, max_logits_per_req=1,
     )  # fmt: skip
     built = wrapped.build(0, common)
-    assert built.query_start.tolist() == [0, 1]
-    assert built.num_tokens == 1
+    [part] = built.parts
+    assert part.query_start.tolist() == [0, 1]
+    assert part.tokens == slice(0, 1)
 
 
 def test_impl_refuses_to_quantise_its_output() -> None:

@@ -19,6 +19,9 @@ from vllm_fp4_plugin.attention import cache
 BOUND = 0.016
 WRONG = 0.1
 
+CONFIG: Any = SimpleNamespace(
+    speculative_config=None, parallel_config=SimpleNamespace(decode_context_parallel_size=1)
+)
 LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
 
 
@@ -77,8 +80,7 @@ class Layer:
         )  # fmt: skip
         self.impl.process_weights_after_loading(torch.bfloat16)
         spec = SimpleNamespace(head_size=model.head_dim, head_size_v=model.head_dim)
-        config: Any = SimpleNamespace()
-        self.builder = PagedAttentionMetadataBuilder(spec, ["attn"], config, torch.device("cpu"))
+        self.builder = PagedAttentionMetadataBuilder(spec, ["attn"], CONFIG, torch.device("cpu"))
         self.scales = SimpleNamespace(
             _k_scale=torch.tensor(model.k_scale), _v_scale=torch.tensor(model.v_scale)
         )
@@ -204,6 +206,7 @@ def furthest(model: Model, disturb: Callable[[Any], None] = lambda _: None) -> f
         ([(a, 1), (b, 1), (c, 1)], 0),  # decode
         ([(a, 1), (d, 40), (b, 5)], 3),  # mixed; a chunk of a prefill; padding
         ([(d, 11), (a, 1), (c, 1), (b, 1)], 0),
+        ([(a, 1), (c, 1), (d, 7), (b, 1)], 2),  # decodes first, as vLLM orders them
         ([(d, 1)], 7),
     ):
         output, expected = layer.step(batch, padding)
@@ -214,6 +217,25 @@ def furthest(model: Model, disturb: Callable[[Any], None] = lambda _: None) -> f
 @pytest.mark.parametrize("model", CASES.values(), ids=CASES.keys())
 def test_steps(model: Model) -> None:
     assert furthest(model) < BOUND
+
+
+def test_decodes_are_launched_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a prefill they would have its tile, and their keys one SM each."""
+    from vllm_fp4_plugin.attention import impl
+
+    exact, launched = impl.paged_attention, []
+
+    def record(q: Tensor, cache: Tensor, table: Tensor, *rest: Any, **named: Any) -> Any:
+        launched.append((len(q), len(table), named["max_query_len"]))
+        return exact(q, cache, table, *rest, **named)
+
+    monkeypatch.setattr(impl, "paged_attention", record)
+    layer = Layer(Model())
+    a, b, c = (Sequence() for _ in range(3))
+    layer.step([(a, 20), (b, 3)])
+    layer.step([(a, 1), (b, 1)])
+    layer.step([(a, 1), (b, 1), (c, 30)], padding=2)
+    assert launched == [(23, 2, 20), (2, 2, 1), (2, 2, 1), (32, 1, 30)]
 
 
 def test_a_layer_may_read_anothers_cache() -> None:
@@ -243,7 +265,8 @@ def swap_pages(common: Any) -> None:
 
 
 def shift_queries(common: Any) -> None:
-    if common.num_reqs > 1:
+    """Of a prefill and what follows it: the builder tells decodes by the copy on CPU."""
+    if common.num_reqs > 1 and common.query_start_loc[1] > 1:
         common.query_start_loc[1:-1] -= 1
         common.max_query_len += 1
 

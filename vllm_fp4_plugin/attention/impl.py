@@ -86,24 +86,24 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             )
         if attn_metadata is None:  # vLLM measures memory
             return output.fill_(0)
-        tokens = attn_metadata.num_tokens
         k_scale, v_scale = self._scales(layer)
-        paged_attention(
-            query[:tokens],
-            cache.typed(kv_cache, fp8=self.is_fp8),
-            attn_metadata.block_table,
-            attn_metadata.seq_lens,
-            attn_metadata.query_start,
-            max_query_len=attn_metadata.max_query_len,
-            max_seq_len=attn_metadata.max_seq_len,
-            scale=self.scale,
-            window=self.sliding_window,
-            soft_cap=self.soft_cap,
-            sinks=self.sinks,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            out=output[:tokens],
-        )
+        for part in attn_metadata.parts:
+            paged_attention(
+                query[part.tokens],
+                cache.typed(kv_cache, fp8=self.is_fp8),
+                part.block_table,
+                part.seq_lens,
+                part.query_start,
+                max_query_len=part.max_query_len,
+                max_seq_len=part.max_seq_len,
+                scale=self.scale,
+                window=self.sliding_window,
+                soft_cap=self.soft_cap,
+                sinks=self.sinks,
+                k_scale=k_scale,
+                v_scale=v_scale,
+                out=output[part.tokens],
+            )
         return output
 
     def _scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -10,6 +10,7 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
+from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 
 class UnsupportedAttention(ValueError):
@@ -17,19 +18,19 @@ class UnsupportedAttention(ValueError):
 
 
 @dataclass
-class PagedAttentionMetadata(AttentionMetadata):
-    """One step's batch; B sequences, some of them padding without queries.
+class Part:
+    """Sequences that follow one another in a batch, and are alike enough for one launch.
 
     Attributes:
-        num_tokens: rows of the query, padding included.
-        query_start: int32 ``(B + 1,)``.
+        tokens: rows of the query.
+        query_start: int32 ``(B + 1,)``, from this part's first row on.
         seq_lens: int32 ``(B,)``, this step's tokens included.
         block_table: int32 ``(B, pages)``.
         max_query_len: an upper bound.
         max_seq_len: an upper bound.
     """
 
-    num_tokens: int
+    tokens: slice
     query_start: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
@@ -37,8 +38,23 @@ class PagedAttentionMetadata(AttentionMetadata):
     max_seq_len: int
 
 
+@dataclass
+class PagedAttentionMetadata(AttentionMetadata):
+    """One step's batch, of which some sequences may be padding without queries.
+
+    Attributes:
+        parts: those that decode, then the others; one if there is one kind.
+    """
+
+    parts: list[Part]
+
+
 class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetadata]):
-    """Passes vLLM's tensors on: the op takes prefill, decode and both mixed as they are."""
+    """Cuts a batch into decodes and the rest.
+
+    The op would take them mixed, but chooses its tile, and how it splits keys, for the longest
+    query: a long decode beside a prefill would have its keys read by one SM.
+    """
 
     # A graph of decodes. One that also holds prefills would launch, for each of its sequences, the
     # tiles of a prefill as long as the whole batch.
@@ -49,6 +65,7 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         value_dim = getattr(kv_cache_spec, "head_size_v", kv_cache_spec.head_size)
         if value_dim != kv_cache_spec.head_size:
             raise UnsupportedAttention(
@@ -74,16 +91,42 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
                 "causal: attention to later tokens is not supported; serve with another "
                 "--attention-backend"
             )
-        return PagedAttentionMetadata(
-            num_tokens=common.num_actual_tokens,
+        assert self.reorder_batch_threshold is not None
+        threshold = self.reorder_batch_threshold
+        decodes, others, rows, _ = split_decodes_and_prefills(common, threshold)
+        whole = Part(
+            tokens=slice(0, common.num_actual_tokens),
             query_start=common.query_start_loc,
             seq_lens=common.seq_lens,
             block_table=common.block_table_tensor,
             max_query_len=common.max_query_len,
             max_seq_len=common.max_seq_len,
         )
+        if not decodes or not others:
+            return PagedAttentionMetadata([whole])
+        first = replace(
+            whole,
+            tokens=slice(0, rows),
+            query_start=whole.query_start[: decodes + 1],
+            seq_lens=whole.seq_lens[:decodes],
+            block_table=whole.block_table[:decodes],
+            max_query_len=threshold,
+        )
+        second = replace(
+            whole,
+            tokens=slice(rows, whole.tokens.stop),
+            query_start=whole.query_start[decodes:] - rows,
+            seq_lens=whole.seq_lens[decodes:],
+            block_table=whole.block_table[decodes:],
+        )
+        return PagedAttentionMetadata([first, second])
 
     def update_block_table(
         self, metadata: PagedAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> PagedAttentionMetadata:
-        return replace(metadata, block_table=blk_table)
+        parts, row = [], 0
+        for part in metadata.parts:
+            sequences = len(part.seq_lens)
+            parts.append(replace(part, block_table=blk_table[row : row + sequences]))
+            row += sequences
+        return PagedAttentionMetadata(parts)
