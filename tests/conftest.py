@@ -43,6 +43,10 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return max(codes)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    devices.on_cuda = config.getoption("--device") == "cuda"
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device_schedule" not in metafunc.fixturenames:
         return

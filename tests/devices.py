@@ -16,6 +16,8 @@ from torch import Tensor
 
 from tests.emulator import Gpu, Schedule
 
+on_cuda = False  # whether this run's kernels go to the GPU: with --device cuda
+
 
 class KernelDevice(Protocol):
     """What a shared test body knows of its device.
@@ -103,9 +105,14 @@ def cutlass_or_skip() -> None:
 
 @contextmanager
 def emulated(schedule: Schedule) -> Iterator[Emulated]:
-    """The emulator in ``schedule``, as the device that this process's CuTe kernels launch on."""
+    """The emulator in ``schedule``, as the device that this process's CuTe kernels launch on.
+
+    Skips the test in a run with ``--device cuda``: CuTe DSL binds itself to one runtime.
+    """
     from tests.emulator.runtime import shim
 
+    if on_cuda:
+        pytest.skip("--device cuda: needs the emulator")
     if shim.installed() is None and "cutlass" in sys.modules:
         pytest.fail(
             "something imported cutlass before the first test with a device: it is bound to CUDA "

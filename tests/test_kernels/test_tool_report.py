@@ -210,7 +210,9 @@ def test_layers_of_a_model(measured: list[Static], tmp_path: Path) -> None:
     assert invoke("--model", tmp_path, *options)[0] == 0
     report = json.loads((tmp_path / "report.json").read_text())
     rows = report["products"]
-    assert {kernel["op"] for kernel in report["kernels"]} == {"gemm", "silu_mul_gemm", "quantize"}
+    assert {kernel["op"] for kernel in report["kernels"]} == {
+        "gemm", "silu_mul_gemm", "quantize", "paged_attention", "merge_segments"
+    }  # fmt: skip
     assert {row["name"]: (row["n"], row["k"]) for row in rows} == {
         "qkv_proj": (96, 64), "o_proj": (64, 32), "gate_up_proj": (64, 64), "down_proj": (64, 64)
     }  # fmt: skip

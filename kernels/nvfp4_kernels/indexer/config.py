@@ -9,9 +9,12 @@ MAX_TOP_K = 4096
 _FORMATS: tuple[Mode, ...] = ("nvfp4", "mxfp4", "fp8", "bf16")
 
 
-def _table(name: str, *modes: Mode) -> KernelTable:
+def _table(name: str, *modes: Mode, gpu: tuple[str, str] | None = None) -> KernelTable:
     target = f"nvfp4_kernels.indexer.reference:{name}"
-    return KernelTable(f"indexer_{name}", {("cpu", mode): ("reference", target) for mode in modes})
+    kernels = {("cpu", mode): ("reference", target) for mode in modes}
+    if gpu is not None:
+        kernels |= {(arch, mode): gpu for arch in ("sm_90", "sm_100") for mode in modes}
+    return KernelTable(f"indexer_{name}", kernels)
 
 
 QUANTIZE_Q_KERNELS = _table("quantize_q", *_FORMATS)
@@ -21,4 +24,4 @@ LOGITS_KERNELS = _table("logits", *_FORMATS)
 LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS)
 SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS)
 SCORE_TOPK_PAGED_KERNELS = _table("score_topk_paged", *_FORMATS)
-TOPK_KERNELS = _table("topk", "float")
+TOPK_KERNELS = _table("topk", "float", gpu=("TopK", "nvfp4_kernels.topk.kernel:topk"))

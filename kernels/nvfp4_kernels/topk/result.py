@@ -1,0 +1,82 @@
+"""Writing what is chosen, in the order of columns."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Int32, Uint32, Uint64
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.topk.config import WARP
+from nvfp4_kernels.topk.keys import column_of
+from nvfp4_kernels.topk.row import Row
+from nvfp4_kernels.topk.shared import Cta, count, sum_before_in_cta, sum_of_warp
+
+
+@cute.jit
+def clear_bitmap(cta: Cta, row: Row) -> None:
+    """Of the slice's columns; a barrier must come between this and ``write``."""
+    threads = cta.config.threads
+    cta.shared.counts.store(Int32(0), cta.thread)
+    words = (row.last - row.first) // (WARP // 4) + 2
+    for word in range(cta.thread, words, threads):
+        cta.shared.bitmap.store(Uint32(0), word)
+
+
+@cute.jit
+def write(cta: Cta, row: Row, entries: Int32, least: Uint64, ties: Int32, indices: Array) -> None:
+    """The columns of the buffer's keys from ``least`` on, to their places in ``indices``.
+
+    Args:
+        cta: this thread; all take part.
+        row: theirs.
+        entries: of the buffer.
+        least: the last key that is chosen.
+        ties: how many keys the cluster has listed.
+        indices: of the row.
+    """
+    shared, config = cta.shared, cta.config
+    for at in range(cta.thread, entries, config.threads):
+        key = shared.buffer[at]
+        if key >= least:
+            bit = column_of(key).bitcast(Int32) - row.origin
+            word = bit // WARP
+            place, flag = shared.bitmap.data_ptr(word), Int32(1) << bit % WARP
+            ptx.red("or", "b32", place, flag, mem_order="relaxed", mem_scope="cta")
+            count(shared.counts, word // config.chunk)
+    ptx.barrier_cta_sync()
+    before, _ = sum_before_in_cta(cta, shared.counts[cta.thread])
+    shared.counts.store(before + _before_slice(cta, row, least, ties), cta.thread)
+    ptx.barrier_cta_sync()
+    for at in range(cta.thread, entries, config.threads):
+        key = shared.buffer[at]
+        if key >= least:
+            column = column_of(key).bitcast(Int32)
+            indices.store(column, _place(cta, column - row.origin))
+
+
+@cute.jit
+def _place(cta: Cta, bit: Int32) -> Int32:
+    """How many chosen columns are before that of ``bit``."""
+    shared, chunk = cta.shared, cta.config.chunk
+    word = bit // WARP
+    place = shared.counts[word // chunk]
+    for earlier in range(word // chunk * chunk, word):
+        place += cute.arch.popc(shared.bitmap[earlier]).to(Int32)
+    below = (Uint32(1) << Uint32(bit % WARP)) - 1
+    return place + cute.arch.popc(shared.bitmap[word] & below).to(Int32)
+
+
+@cute.jit
+def _before_slice(cta: Cta, row: Row, least: Uint64, ties: Int32) -> Int32:
+    """How many chosen columns are in slices of lower rank."""
+    shared, mine = cta.shared, Int32(0)
+    if cutlass.const_expr(cta.config.cluster > 1):
+        if cta.lane < cta.rank:
+            mine = shared.greater[cta.lane]
+        for at in range(cta.lane, ties, WARP):
+            key = shared.ties[at]
+            # Nothing of rank 0 is before its slice; its head is left of ``origin + 4``.
+            earlier = column_of(key).bitcast(Int32) < row.origin + 4
+            if (key >= least) & earlier & (cta.rank > 0):
+                mine += 1
+        mine = sum_of_warp(mine)
+    return mine
