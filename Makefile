@@ -5,6 +5,7 @@ CANDIDATES := python3.11 python3 python
 IS_RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for candidate in $(CANDIDATES); do \
 	$$candidate -c '$(IS_RECENT)' 2>/dev/null && echo $$candidate && break; done)
+WORKERS ?= 2
 RUN := .venv/bin/python .ci/local_caches.py
 
 .DEFAULT_GOAL := help
@@ -20,8 +21,8 @@ venv: ## Install everything into .venv, unless it is up to date
 demo: venv ## Run the demo
 	$(RUN) python -m examples.demo
 
-test: check ## Run every check, then the tests
-	$(RUN) pytest
+test: check ## Run every check, then the tests, in WORKERS processes
+	OMP_NUM_THREADS=1 $(RUN) pytest -n $(WORKERS) --dist loadfile
 
 check: venv ## Lint, check the format, the types and the import contracts
 	$(RUN) ruff check .

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from tests.emulator.examples.recorder import Recorder
 from tests.emulator.findings import OutOfBounds
@@ -35,6 +36,14 @@ def test_a_view_counts_with_its_whole_storage() -> None:
     found = [r for r in live_storages() if r.address == address]
     assert [(r.nbytes, r.name) for r in found] == [(nbytes, "float32[1000]")]
     assert view.data_ptr() == address + 400
+
+
+def test_a_tensor_without_memory_does_not_count() -> None:
+    """torch.compile leaves some behind."""
+    with FakeTensorMode():
+        fake = torch.zeros(77)
+    assert fake.device.type == "cpu"
+    assert not [r for r in live_storages() if r.name == "float32[77]"]
 
 
 def test_each_launch_sees_what_is_alive() -> None:

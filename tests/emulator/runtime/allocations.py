@@ -1,10 +1,13 @@
 """Which of the host's memory kernels may touch: torch's live storages, looked up at each launch."""
 
 import gc
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from tests.emulator.ptx.syntax import Module
 from tests.emulator.runtime.device import Device, Dimensions
@@ -60,10 +63,11 @@ class Allocations:
 
 def live_storages() -> list[Range]:
     """The storage of every CPU tensor that Python can reach, each once."""
-    torch = sys.modules["torch"]
     found: dict[int, Range] = {}
     # Not isinstance: there are many objects, and torch's own check runs Python code.
     kinds = _with_subclasses(torch.Tensor)
+    for memoryless in (FakeTensor, FunctionalTensor):
+        kinds -= _with_subclasses(memoryless)
     for item in [item for item in gc.get_objects() if type(item) in kinds]:
         if item.device.type != "cpu":
             continue
