@@ -17,9 +17,14 @@ def _table(name: str, *modes: Mode, gpu: tuple[str, str] | None = None) -> Kerne
     return KernelTable(f"indexer_{name}", kernels)
 
 
-QUANTIZE_Q_KERNELS = _table("quantize_q", *_FORMATS)
-STORE_K_KERNELS = _table("store_k", *_FORMATS)
-GATHER_K_KERNELS = _table("gather_k", *_FORMATS)
+def _cache_table(name: str, kernel: str) -> KernelTable:
+    gpu = kernel, f"nvfp4_kernels.indexer.cache_kernel:{name}"
+    return _table(name, *_FORMATS, gpu=gpu)
+
+
+QUANTIZE_Q_KERNELS = _cache_table("quantize_q", "StoreVectors")
+STORE_K_KERNELS = _cache_table("store_k", "StoreVectors")
+GATHER_K_KERNELS = _cache_table("gather_k", "GatherVectors")
 LOGITS_KERNELS = _table("logits", *_FORMATS)
 LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS)
 SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS)

@@ -34,6 +34,14 @@ class Block:
     scale: Uint8
 
 
+@dataclass(frozen=True)
+class BlockScale:
+    """``bits``: of the E4M3 scale; ``multiplier``: what brings elements into E2M1's range."""
+
+    bits: Uint8
+    multiplier: Float32
+
+
 def global_scale(scale: Float32) -> GlobalScale:
     """The two reciprocals, once per thread."""
     inverse = 1.0 / scale
@@ -57,6 +65,12 @@ def amax(elements: Vector) -> Float32:
 
 def quantize(values: Vector, largest: Float32, scale: GlobalScale) -> Block:
     """``values`` float32 (16,), ``largest`` their ``amax``."""
+    shared = block_scale(largest, scale)
+    return Block(to_e2m1(values * shared.multiplier), shared.bits)
+
+
+def block_scale(largest: Float32, scale: GlobalScale) -> BlockScale:
+    """Of 16 elements whose ``amax`` is ``largest``."""
     exact = scale.inverse * (largest * Float32(1.0 / E2M1_MAX))
     pair = ptx.inline_ptx(
         "cvt.rn.satfinite.e4m3x2.f32 {$w0}, 0f00000000, {$r0};",
@@ -65,8 +79,8 @@ def quantize(values: Vector, largest: Float32, scale: GlobalScale) -> Block:
     )
     step = _e4m3_to_float(pair) * scale.unit
     # A zero scale must give zeros, not 0/0.
-    multiplier = cutlass.select_(step == 0.0, Float32(0.0), 1.0 / step)
-    return Block(_to_e2m1(values * multiplier), pair.to(Uint8))
+    multiplier = Float32(cutlass.select_(step == 0.0, Float32(0.0), 1.0 / step))
+    return BlockScale(pair.to(Uint8), multiplier)
 
 
 def _e4m3_to_float(pair: cutlass.Uint16) -> Float32:
@@ -79,7 +93,7 @@ def _e4m3_to_float(pair: cutlass.Uint16) -> Float32:
     )
 
 
-def _to_e2m1(scaled: Vector) -> Vector:
+def to_e2m1(scaled: Vector) -> Vector:
     """Nearest, ties to even, saturating: two words of eight codes."""
     # One asm per word: ptxas then converts straight into the word's bytes.
     convert = " ".join(
