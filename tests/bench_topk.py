@@ -13,12 +13,14 @@ import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 
 import torch
 from torch import Tensor
 
 from nvfp4_kernels import indexer_topk
+from tests.timed_graphs import captured, timed
 
 COLD_BYTES = 256 << 20  # of the inputs that rotate: several times L2
 VLLM_WORKSPACE = 1 << 20
@@ -91,28 +93,6 @@ def check(name: str, chosen: Tensor, logits: Tensor, k: int) -> str:
     return "exact" if right else "WRONG"
 
 
-def captured(choose: Contender, inputs: list[Tensor], launches: int) -> torch.cuda.CUDAGraph:
-    """A graph of so many launches, each on the next input."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        choose(inputs[0])
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for n in range(launches):
-            choose(inputs[n % len(inputs)])
-    return graph
-
-
-def microseconds(graph: torch.cuda.CUDAGraph, launches: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / launches
-
-
 def measure(problem: Problem, warm: bool, launches: int, rounds: int) -> None:
     """Prints the table of one problem."""
     copies = 1 if warm else max(2, -(-COLD_BYTES // problem.nbytes))
@@ -122,13 +102,11 @@ def measure(problem: Problem, warm: bool, launches: int, rounds: int) -> None:
     for name, choose in contenders(problem).items():
         try:
             checks[name] = check(name, choose(inputs[0]), inputs[0], problem.k)
-            graphs[name] = captured(choose, inputs, launches)
+            steps = [partial(choose, logits) for logits in inputs]
+            graphs[name] = captured(steps, launches)
         except RuntimeError as refused:
             print(f"{name} is left out: {str(refused).splitlines()[0]}")
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(rounds):
-        for name, graph in graphs.items():
-            times[name].append(microseconds(graph, launches))
+    times = timed(graphs, launches, rounds)
     print(f"\n{problem.rows} rows x {problem.columns} columns, k = {problem.k}, "
           f"{'warm' if warm else 'cold'}: {problem.nbytes / 1e6:.1f} MB")  # fmt: skip
     for name, taken in times.items():
