@@ -33,6 +33,11 @@ SPARSE_KERNELS = KernelTable(
             "reference",
             "nvfp4_kernels.attention.sparse_reference:sparse_attention",
         ),
+        ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sparse_sm100:sparse_attention"),
+        ("sm_100", "fp8_kv"): (
+            "FmhaSm100",
+            "nvfp4_kernels.attention.sparse_sm100:sparse_attention",
+        ),
     },
 )
 

@@ -20,7 +20,7 @@ OTHER_REGISTERS = 72
 BARRIER_BYTES = 2048  # mbarriers, the tensor memory's address, and what alignment costs
 
 Dtype = Literal["bfloat16", "float16"]
-Layout = Literal["dense", "varlen", "paged"]
+Layout = Literal["dense", "varlen", "paged", "indexed"]
 
 
 def widest_swizzle(row_bytes: int) -> int:
@@ -180,12 +180,13 @@ class AttentionTile:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is computed; see ``attention`` and ``paged_attention``.
+    """What is computed; see ``attention``, ``paged_attention`` and ``sparse_attention``.
 
     Attributes:
         dtype: of queries and result.
-        layout: of keys and values.
-        page_size: keys of a page; 0 unless paged.
+        layout: of keys and values; indexed: every token is a sequence of its own, whose keys are on
+            a list and in pages.
+        page_size: keys of a page; 0 unless paged or indexed.
         causal, window, soft_cap, sinks: whether there is one.
         split: whether the keys are shared out over CTAs, whose float32 results are merged later.
     """
@@ -200,8 +201,9 @@ class Variant:
     split: bool = False
 
     def __post_init__(self) -> None:
-        assert (self.page_size > 0) == (self.layout == "paged")
-        assert not self.page_size or self.page_size & (self.page_size - 1) == 0
+        assert (self.page_size > 0) == (self.layout in ("paged", "indexed"))
+        assert self.layout != "paged" or self.page_size & (self.page_size - 1) == 0
+        assert not (self.causal and self.layout == "indexed"), "a list is the only mask"
         assert self.causal or not self.window
 
     @property

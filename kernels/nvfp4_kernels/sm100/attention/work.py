@@ -16,8 +16,8 @@ class Sizes:
 
     Attributes:
         batch: sequences.
-        queries: most of a sequence; of dense tensors, those of each.
-        keys: of each dense sequence; of ragged tensors, the rows of K; unused if paged.
+        queries: most of a sequence; of dense tensors, those of each; 1 if indexed.
+        keys: of each dense sequence; of ragged tensors, the rows of K; of a list; unused if paged.
         pages: of the cache.
         kv_heads: KV heads.
         group: query heads of each.
@@ -41,7 +41,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Where sequences begin and end: int32 in global memory; null where a layout has none."""
+    """Where sequences begin and end: int32 in global memory; null where a layout has none.
+
+    If indexed, ``query_start`` is that of the true sequences, ``seq_lens`` that of the lists.
+    """
 
     query_start: cute.Pointer
     key_start: cute.Pointer
@@ -53,7 +56,7 @@ class Work:
     """One CTA's part: some rows of one sequence and KV head, against some of its key tiles.
 
     Attributes:
-        batch, kv_head, split: indices.
+        batch, kv_head, split: indices; if indexed, ``batch`` is the token.
         first_row: of the CTA's rows among the sequence's ``rows`` = queries · group.
         rows: of the sequence.
         first_query: row of the sequence's first query among those of all sequences.
@@ -94,11 +97,17 @@ def work_of(
 ) -> Work:
     """This CTA's ``Work``. Blocks of queries are taken from the last, which sees the most keys."""
     place, batch, block = cute.arch.block_idx()
+    if cutlass.const_expr(variant.layout == "indexed"):
+        place, batch = batch, place
     block = cute.arch.grid_dim()[2] - 1 - block
     split, kv_head = place % sizes.splits, place // sizes.splits
     first_query, first_key = batch * sizes.queries, Int32(0)
     queries, keys = sizes.queries, sizes.keys
-    if cutlass.const_expr(variant.layout != "dense"):
+    if cutlass.const_expr(variant.layout == "indexed"):
+        end = Array(lengths.query_start, shape=(1,)).load(sizes.batch)
+        queries = cutlass.select_(batch < end, Int32(1), Int32(0))
+        keys = cutlass.min(Array(lengths.seq_lens, shape=(1,)).load(batch), keys)
+    elif cutlass.const_expr(variant.layout != "dense"):
         first_query, queries = _span(lengths.query_start, batch)
         if cutlass.const_expr(variant.layout == "varlen"):
             first_key, keys = _span(lengths.key_start, batch)
