@@ -32,6 +32,7 @@ from nvfp4_kernels.sm100.attention.multiplier import Multiplier
 from nvfp4_kernels.sm100.attention.operands import TYPES, Strides, operand_type, tensor_maps
 from nvfp4_kernels.sm100.attention.queries import Queries, QueryLoader
 from nvfp4_kernels.sm100.attention.softmax import Logits, Softmax
+from nvfp4_kernels.sm100.attention.spread_epilogue import SpreadEpilogue
 from nvfp4_kernels.sm100.attention.tile import (
     OTHER_REGISTERS,
     SOFTMAX_REGISTERS,
@@ -230,7 +231,7 @@ class FmhaSm100:
         tiles = work.tiles[0]
         if cutlass.const_expr(tile.query_tiles == 2):
             tiles = cutlass.select_(query_tile == 0, work.tiles[0], work.tiles[1])
-        row = row_of(variant, work, query_tile, place)
+        row = row_of(tile, variant, work, query_tile, place)
         shared = shared_queries.subview(query_tile * tile.query_bytes)
         row_scale = QueryLoader(tile, variant).run(queries, shared, work, row, place)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
@@ -242,9 +243,10 @@ class FmhaSm100:
             value_scale = Array(factors.v_scale, shape=(1,)).load(0)
         lanes = tensor + ((place * WARP_ROWS) << 16)
         sums = Softmax(tile, variant).run(
-            barriers, lanes, query_tile, tiles, work, row, Logits(scale, factors.soft_cap)
+            barriers, lanes, query_tile, tiles, work, row, place, Logits(scale, factors.soft_cap)
         )
-        Epilogue(tile, variant).run(
+        epilogue = (SpreadEpilogue if tile.spread else Epilogue)(tile, variant)
+        epilogue.run(
             result, shared, barriers, lanes, query_tile, tiles, work, row, place, sums, value_scale
         )
 

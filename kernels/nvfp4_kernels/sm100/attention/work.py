@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32
 
-from nvfp4_kernels.sm100.attention.tile import KEYS, ROWS
+from nvfp4_kernels.sm100.attention.tile import KEYS
 from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 
@@ -122,10 +122,10 @@ def work_of(
         first_tile = cutlass.max(oldest, 0) // KEYS
     ends = []
     for each in cutlass.range_constexpr(tile.query_tiles):
-        begin = first_row + each * ROWS
+        begin = first_row + each * tile.tile_rows
         seen = keys
         if cutlass.const_expr(variant.causal):
-            newest = position + (cutlass.min(begin + ROWS, rows) - 1) // sizes.group
+            newest = position + (cutlass.min(begin + tile.tile_rows, rows) - 1) // sizes.group
             seen = cutlass.min(newest + 1, keys)
         count = cute.ceil_div(cutlass.max(seen, 0), KEYS) - first_tile
         ends.append(cutlass.select_(begin < rows, cutlass.max(count, 0), Int32(0)))
@@ -180,9 +180,17 @@ class Row:
 
 
 @cute.jit
-def row_of(variant: cutlass.Constexpr, work: Work, query_tile: Int32, warp: Int32) -> Row:
+def row_of(
+    tile: cutlass.Constexpr,
+    variant: cutlass.Constexpr,
+    work: Work,
+    query_tile: Int32,
+    warp: Int32,
+) -> Row:
     """Row of lane ``lane`` of warp ``warp`` of a query tile."""
-    first = work.first_row + query_tile * ROWS + warp * WARP_ROWS
+    first = work.first_row + query_tile * tile.tile_rows
+    if cutlass.const_expr(not tile.spread):
+        first = first + warp * WARP_ROWS
     row = first + cute.arch.lane_idx()
     token = row // work.group
     begin, end = Int32(0), work.keys
