@@ -4,8 +4,8 @@
 
 CTAs of a few lengths run in the emulator, and the time model (``tests/emulator/timing``) times
 them: a CTA's time is a constant and a constant per key tile. Prefill is those times, longest first,
-on the SMs of the chip; decode is the model's own answer for as many CTAs as there are, sharing
-HBM. Nothing here was measured on a B200, launches are left out.
+on the SMs of the chip; decode is the model's own answer for as many CTAs as there are, all of
+them simulated as they share HBM. Nothing here was measured on a B200, launches are left out.
 """
 
 import heapq
@@ -104,7 +104,7 @@ class Modeller:
                 found.append(model(launched))
             else:
                 moved = float(clusters * cache.numel() * size)
-                found.append(model(launched, clusters=clusters, footprint=moved))
+                found.append(model(launched, clusters=clusters, footprint=moved, exact=True))
 
         self._gpu.finished = finished
         variant = Variant(layout="paged", page_size=page, causal=True, split=split)
@@ -113,8 +113,8 @@ class Modeller:
         strides = (cache.stride(2), cache.stride(1), cache.stride(0))
         launch(
             FmhaSm100(tile, variant), q, cache, values, out, lse, None, starts, None, lens, table,
-            scale, scale, 0, q.stride(0), q.stride(1), *strides, *strides, 0.1, 0.0,
-            1, shape.queries, page, pages, 1, heads, 1, 0, pages, shape.queries,
+            None, scale, scale, 0, q.stride(0), q.stride(1), *strides, *strides, 1, 0.1, 0.0,
+            1, shape.queries, page, pages, 1, heads, 1, 0, pages, shape.queries, 0, 0,
         )  # fmt: skip
         self._gpu.memory.clear()
         return found[0]

@@ -1,6 +1,6 @@
 """NVFP4 kernels for torch: the format, and the ops that compute with it. Knows nothing of vLLM."""
 
-from nvfp4_kernels.attention import attention, paged_attention
+from nvfp4_kernels.attention import attention, paged_attention, sparse_attention
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.gemm import gemm, gemm_quantized
@@ -55,4 +55,5 @@ __all__ = [
     "silu_mul_gemm_quantized",
     "silu_mul_quantize",
     "silu_mul_quantize_per_token",
+    "sparse_attention",
 ]

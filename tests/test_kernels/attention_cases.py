@@ -141,8 +141,7 @@ class Problem:
         row, first = 0, 0
         for queries, keys in zip(case.queries, case.keys, strict=True):
             for query in range(queries):
-                position = keys - queries + query
-                seen = [first + key for key in range(keys) if self._sees(position, key)]
+                seen = [first + key for key in self._seen(row, keys - queries + query, keys)]
                 for head in range(case.query_heads):
                     kv = head // (case.query_heads // case.heads)
                     logits = self._logits(q[row, head] @ k[seen, kv].T)
@@ -155,6 +154,10 @@ class Problem:
                 row += 1
             first += keys
         return out, lse
+
+    def _seen(self, row: int, position: int, keys: int) -> list[int]:
+        """Of its sequence's keys, those that a query sees."""
+        return [key for key in range(keys) if self._sees(position, key)]
 
     def _sees(self, position: int, key: int) -> bool:
         if self.case.causal and key > position:

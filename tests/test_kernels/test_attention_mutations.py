@@ -15,7 +15,7 @@ from nvfp4_kernels.attention.reference import KeyValues, Tile
 from tests.test_kernels import test_attention
 from tests.test_kernels.attention_cases import CASES, LARGE_CASES
 
-attend, attend_tiles, tiles_of = reference._attend, reference._attend_tiles, reference._tiles
+attend, attend_tiles, tiles_of = reference.attend, reference._attend_tiles, reference._tiles
 bias_of, paged_attention = reference._bias, reference.paged_attention
 
 
@@ -149,17 +149,17 @@ def ragged(name: str) -> Callable[[], None]:
 PAGED = reference.PagedKeyValues
 MUTATIONS = {
     "window one too wide": Mutation(
-        "_attend",
+        "attend",
         scored(window=lambda s: s.window and s.window + 1),
         (*on_pages("window", "window of one", "long window"), ragged("window")),
     ),
     "window one too narrow": Mutation(
-        "_attend",
+        "attend",
         scored(window=lambda s: s.window and max(1, s.window - 1)),
         (*on_pages("window", "window of a page"), ragged("everything")),
     ),
     "window left out": Mutation(
-        "_attend", scored(window=lambda _: None), on_pages("window", "everything")
+        "attend", scored(window=lambda _: None), on_pages("window", "everything")
     ),
     "causal aligned to the first key": Mutation(
         "_tiles",
@@ -173,10 +173,10 @@ MUTATIONS = {
         "_tiles", moved(lambda _: -1), (*on_pages("one token", "decode", "prefill"),)
     ),
     "causal left out": Mutation(
-        "_attend", scored(causal=lambda _: False), on_pages("prefill", "long prefill")
+        "attend", scored(causal=lambda _: False), on_pages("prefill", "long prefill")
     ),
     "scale applied twice": Mutation(
-        "_attend",
+        "attend",
         scored(scale=lambda s: s.scale**2),
         (*on_pages("decode", "large scale", "fp8"), ragged("mixed")),
     ),
@@ -184,7 +184,7 @@ MUTATIONS = {
         "_attend_tiles", soft_cap_before_scale, on_pages("soft cap", "everything")
     ),
     "soft cap left out": Mutation(
-        "_attend", scored(soft_cap=lambda _: None), on_pages("soft cap", "fp8 everything")
+        "attend", scored(soft_cap=lambda _: None), on_pages("soft cap", "fp8 everything")
     ),
     "LSE of base 2": Mutation(
         "_attend_tiles",
@@ -209,7 +209,7 @@ MUTATIONS = {
         "_attend_tiles", no_rescaling, on_pages("long decode", "long prefill after a prefix")
     ),
     "heads dealt out": Mutation(
-        "_attend", heads_dealt_out, (*on_pages("decode", "groups of 8"), ragged("mixed"))
+        "attend", heads_dealt_out, (*on_pages("decode", "groups of 8"), ragged("mixed"))
     ),
     "pages one after the other": Mutation(
         "paged_attention",

@@ -21,6 +21,7 @@ from tests.test_kernels.test_mutations_sm100 import Patch, changed, without
 PAIR = Chosen(AttentionTile(64, 2, max_stages=3))
 SHARED = Chosen(AttentionTile(128, 2))  # P in the columns of S
 AHEAD = Chosen(AttentionTile(64, 1, max_stages=3))  # two buffers of S
+SPREAD = Chosen(AttentionTile(64, spread=True))
 CASE = {"queries": (150,), "keys": (389,), "query_heads": 2, "heads": 1, "scale": 4.0}
 
 
@@ -117,6 +118,23 @@ MISTAKES = {
         with_arguments("softmax.Softmax", "_mask", lambda scores, b, e: (scores, b, e + 999)),
         "wrong numbers",
     ),
+    "spread: the others' weights are left": Mistake(
+        replaced("softmax", "WARPS", 1), "wrong numbers", SPREAD
+    ),
+    "spread: every part counts in full": Mistake(
+        with_result("spread_epilogue.SpreadEpilogue", "_together", lambda r: (r[0], r[1] * 0 + 1)),
+        "wrong numbers",
+        SPREAD,
+    ),
+    "spread: one part's sum": Mistake(
+        with_result("spread_epilogue.SpreadEpilogue", "_added", lambda r: [x * 0.25 for x in r]),
+        "wrong numbers",
+        SPREAD,
+    ),
+    "spread: warps do not meet": Mistake(
+        replaced("spread_epilogue.SpreadEpilogue", "_meet", nothing), "", SPREAD
+    ),
+    "spread: too few meet": Mistake(replaced("spread_epilogue", "THREADS", 96), "", SPREAD),
     "tensor memory kept": Mistake(without("tcgen05_dealloc"), "TensorMemory"),
 }
 
@@ -152,7 +170,9 @@ def test_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert noticed.startswith(mistake.caught)
 
 
-@pytest.mark.parametrize("chosen", [PAIR, SHARED, AHEAD], ids=["pair", "shared", "ahead"])
+@pytest.mark.parametrize(
+    "chosen", [PAIR, SHARED, AHEAD, SPREAD], ids=["pair", "shared", "ahead", "spread"]
+)
 def test_nothing_to_catch(chosen: Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.cutlass_or_skip()
     with devices.emulated_ops(STANDARD[0]):

@@ -36,8 +36,12 @@ PREFILL = {
     "fp8": Case((150, 20), (300, 257), 2, 1, head_dim=128, fp8=True),
     "fp8, D = 256": Case((20,), (257,), 4, 1, head_dim=256, fp8=True, page_size=64),
     "pages larger than a tile": Case((20, 3), (400, 257), 2, 1, page_size=256),
+    "spread": Case((2, 1, 5), (300, 129, 40), 4, 1),
+    "spread, fp8": Case((1, 3, 8), (300, 257, 9), 4, 1, fp8=True, sinks=True, page_size=32),
 }
-EVERY_SCHEDULE = ("a pair, D = 64", "a pair, D = 128", "one tile of 192", "fp8")
+EVERY_SCHEDULE = (
+    "a pair, D = 64", "a pair, D = 128", "one tile of 192", "fp8", "spread", "spread, fp8"
+)  # fmt: skip
 
 
 def on(device: torch.device, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +104,7 @@ def test_dense(heads: tuple[int, int], causal: bool, op_device: torch.device) ->
 # --- tiles that choose_config has no reason to take here ----------------------------------------
 
 LONG = {"queries": (70, 1, 2), "keys": (300, 500, 9), "query_heads": 4, "heads": 2}
+FEW = {"queries": (16, 1, 3), "heads": 2}  # blocks of 32 rows
 TILES = {
     "three splits": (Chosen(AttentionTile(64, 1), 3), {"sinks": True}),
     "more splits than key tiles": (Chosen(AttentionTile(128, 1), 7), {}),
@@ -113,6 +118,14 @@ TILES = {
     "a ring of two": (Chosen(AttentionTile(96, 2, max_stages=2)), {}),
     "exponentials by FMA": (Chosen(AttentionTile(64, 2, polynomial=16)), {"window": 90}),
     "exponentials by MUFU": (Chosen(AttentionTile(64, 2, polynomial=0)), {"sinks": True}),
+    "spread, three splits": (Chosen(AttentionTile(64, spread=True), 3), {"sinks": True}),
+    "spread over blocks of rows": (Chosen(AttentionTile(80, spread=True)), {}),
+    "spread, window": (Chosen(AttentionTile(128, spread=True), 2), FEW | {"window": 77}),
+    "spread, soft cap": (Chosen(AttentionTile(48, spread=True)), FEW | {"soft_cap": 3.0}),
+    "spread, fp8, D = 96": (Chosen(AttentionTile(96, fp8=True, spread=True), 2), {"dtype": FP16}),
+    "spread, D = 256": (Chosen(AttentionTile(256, spread=True)), FEW),
+    "spread, one warp's rows": (Chosen(AttentionTile(16, spread=True, resident=2)), FEW),
+    "not spread": (Chosen(AttentionTile(64)), FEW),
 }
 
 
@@ -122,7 +135,7 @@ def test_tiles(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPat
     chosen, changed = TILES[name]
     chosen.use(monkeypatch)
     tile = chosen.tile
-    case = Case(**LONG, head_dim=tile.head_dim, fp8=tile.fp8, **changed)
+    case = Case(**LONG | {"head_dim": tile.head_dim, "fp8": tile.fp8} | changed)
     run_paged(case.problem(), op_device)
 
 

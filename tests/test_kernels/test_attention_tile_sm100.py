@@ -16,11 +16,11 @@ DECODE = AttentionProblem(1, 1, 8192, 8, 4, 128)
 
 def tiles() -> list[AttentionTile]:
     found = []
-    for head_dim, count, fp8, resident in itertools.product(
-        HEAD_DIMS, (1, 2), (False, True), (1, 2)
+    for head_dim, count, fp8, resident, spread in itertools.product(
+        HEAD_DIMS, (1, 2), (False, True), (1, 2), (False, True)
     ):
         try:
-            found.append(AttentionTile(head_dim, count, fp8, resident=resident))
+            found.append(AttentionTile(head_dim, count, fp8, resident=resident, spread=spread))
         except AssertionError:
             continue
     return found
@@ -58,6 +58,22 @@ def test_shared_memory(tile: AttentionTile) -> None:
     assert (used + BARRIER_BYTES + 1024) * tile.resident <= SM_SHARED
     assert tile.stages >= 2
     assert tile.chunks * tile.chunk_bytes == tile.row_bytes
+
+
+@pytest.mark.parametrize("tile", [tile for tile in tiles() if tile.spread], ids=str)
+def test_spread(tile: AttentionTile) -> None:
+    """32 rows, 4 copies; the parts of O meet where the queries were, 8 columns at the least."""
+    assert tile.query_tiles == 1
+    assert (tile.rows, 4 * tile.warp_keys) == (32, KEYS)
+    assert tile.row_bytes % 32 == 0
+    assert tile.head_dim * 4 % tile.row_bytes == 0
+
+
+def test_few_rows_are_spread() -> None:
+    for queries, group in ((1, 32), (1, 1), (8, 4), (5, 6)):
+        assert choose_config(replace(DECODE, queries=queries, group=group))[0].spread
+    for queries, group in ((1, 33), (9, 4), (128, 1)):
+        assert not choose_config(replace(DECODE, queries=queries, group=group))[0].spread
 
 
 def test_prefill_has_pairs() -> None:

@@ -1,4 +1,4 @@
-"""What ``attention`` and ``paged_attention`` accept."""
+"""What ``attention`` and ``paged_attention`` accept, and ``sparse_attention`` like them."""
 
 import itertools
 import math
@@ -15,12 +15,12 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 def check_dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring) -> None:
     """Check the arguments of ``attention`` without starts."""
-    _check_queries(q, "(B, Tq, Hq, D)")
+    check_queries(q, "(B, Tq, Hq, D)")
     _check_keys(q, k, v, "(B, Tk, Hkv, D)")
     if k.shape[0] != q.shape[0]:
         raise InvalidArgument(f"k: B is {k.shape[0]}, must be {q.shape[0]} as q's; expand() it")
-    _check_sinks(sinks, q)
-    _check_scoring(scoring)
+    check_sinks(sinks, q)
+    check_scoring(scoring)
     check_same_device(q=q, k=k, v=v, sinks=sinks)
 
 
@@ -49,20 +49,22 @@ def check_varlen(
             f"{missing}: is missing, must be given as {given} is; ragged sequences need "
             "query_start, key_start, max_query_len and max_key_len"
         )
-    _check_queries(q, "(total_q, Hq, D)")
+    check_queries(q, "(total_q, Hq, D)")
     _check_keys(q, k, v, "(total_k, Hkv, D)")
-    _check_sinks(sinks, q)
-    _check_scoring(scoring)
-    _check_indices("query_start", query_start, 1)
-    _check_indices("key_start", key_start, 1)
-    _check_start_shape(query_start)
+    check_sinks(sinks, q)
+    check_scoring(scoring)
+    check_indices("query_start", query_start, 1)
+    check_indices("key_start", key_start, 1)
+    check_start_shape(query_start)
     check_shape("key_start", key_start, query_start.shape, "one start per sequence, and the end")
     _check_length("max_query_len", max_query_len)
     _check_length("max_key_len", max_key_len)
     check_same_device(q=q, k=k, v=v, sinks=sinks, query_start=query_start, key_start=key_start)
     if q.device.type == "cpu":
-        _check_starts("query_start", query_start.tolist(), len(q), max_query_len, "max_query_len")
-        _check_starts("key_start", key_start.tolist(), len(k), max_key_len, "max_key_len")
+        check_starts("query_start", query_start, len(q))
+        _check_longest("max_query_len", max_query_len, "query_start", query_start)
+        check_starts("key_start", key_start, len(k))
+        _check_longest("max_key_len", max_key_len, "key_start", key_start)
 
 
 def check_paged(
@@ -79,16 +81,16 @@ def check_paged(
     scoring: Scoring,
 ) -> Mode:
     """Check the arguments of ``paged_attention``; return the mode."""
-    _check_queries(q, "(T, Hq, D)")
-    mode = _check_cache(q, kv_cache, k_scale, v_scale)
-    _check_sinks(sinks, q)
-    _check_scoring(scoring)
-    _check_indices("query_start", query_start, 1)
-    _check_start_shape(query_start)
+    check_queries(q, "(T, Hq, D)")
+    mode = check_cache(q, kv_cache, k_scale, v_scale)
+    check_sinks(sinks, q)
+    check_scoring(scoring)
+    check_indices("query_start", query_start, 1)
+    check_start_shape(query_start)
     sequences = query_start.shape[0] - 1
-    _check_indices("seq_lens", seq_lens, 1)
+    check_indices("seq_lens", seq_lens, 1)
     check_shape("seq_lens", seq_lens, (sequences,), "one length per sequence of query_start")
-    _check_indices("block_table", block_table, 2)
+    check_indices("block_table", block_table, 2)
     expected = (sequences, block_table.shape[1])
     check_shape("block_table", block_table, expected, "one row per sequence of query_start")
     _check_length("max_query_len", max_query_len)
@@ -98,7 +100,8 @@ def check_paged(
         query_start=query_start, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
     if q.device.type == "cpu":
-        _check_starts("query_start", query_start.tolist(), len(q), max_query_len, "max_query_len")
+        check_starts("query_start", query_start, len(q))
+        _check_longest("max_query_len", max_query_len, "query_start", query_start)
         _check_lengths(seq_lens, block_table.shape[1] * kv_cache.shape[2], max_seq_len)
         used = block_table[:, : -(-max_seq_len // kv_cache.shape[2])]
         _check_pages(kv_cache, used, seq_lens, query_start, scoring.window)
@@ -117,7 +120,8 @@ def check_out(out: Tensor, q: Tensor) -> None:
         )
 
 
-def _check_queries(q: Tensor, form: str) -> None:
+def check_queries(q: Tensor, form: str) -> None:
+    """Queries of the dimensions that ``form`` names."""
     check_dtype("q", q, DTYPES)
     _check_form("q", q, form)
     head_dim = q.shape[-1]
@@ -140,9 +144,10 @@ def _check_keys(q: Tensor, k: Tensor, v: Tensor, form: str) -> None:
     _check_heads("k", q.shape[-2], k.shape[-2])
 
 
-def _check_cache(
+def check_cache(
     q: Tensor, kv_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
 ) -> Mode:
+    """A cache that goes with ``q``, and the scales that it needs; return the mode."""
     check_dtype("kv_cache", kv_cache, (q.dtype, torch.float8_e4m3fn))
     _check_form("kv_cache", kv_cache, "(pages, Hkv, page_size, 2·D)")
     if kv_cache.shape[-1] != 2 * q.shape[-1]:
@@ -188,7 +193,8 @@ def _check_heads(name: str, query_heads: int, key_heads: int) -> None:
         )
 
 
-def _check_sinks(sinks: Tensor | None, q: Tensor) -> None:
+def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
+    """A sink per head, if there are any."""
     if sinks is not None:
         check_dtype("sinks", sinks, (torch.float32,))
         check_shape("sinks", sinks, (q.shape[-2],), "one logit per head of q")
@@ -198,7 +204,8 @@ def _check_sinks(sinks: Tensor | None, q: Tensor) -> None:
             )
 
 
-def _check_scoring(scoring: Scoring) -> None:
+def check_scoring(scoring: Scoring) -> None:
+    """Scale, soft cap and window."""
     if not (math.isfinite(scoring.scale) and scoring.scale > 0):
         raise InvalidArgument(
             f"scale: is {scoring.scale}, must be positive and finite; D ** -0.5 is usual"
@@ -222,7 +229,8 @@ def _check_scoring(scoring: Scoring) -> None:
         )
 
 
-def _check_indices(name: str, x: Tensor, dims: int) -> None:
+def check_indices(name: str, x: Tensor, dims: int) -> None:
+    """An int32 tensor of ``dims`` dimensions, the last without gaps."""
     check_dtype(name, x, (torch.int32,))
     if x.ndim != dims:
         raise InvalidArgument(
@@ -234,7 +242,8 @@ def _check_indices(name: str, x: Tensor, dims: int) -> None:
         )
 
 
-def _check_start_shape(query_start: Tensor) -> None:
+def check_start_shape(query_start: Tensor) -> None:
+    """Starts of no sequence are still one end."""
     if query_start.shape[0] == 0:
         raise InvalidArgument(
             "query_start: is empty, must hold B + 1 starts; for no sequence pass one 0"
@@ -246,8 +255,9 @@ def _check_length(name: str, length: int) -> None:
         raise InvalidArgument(f"{name}: is {length}, must be 0 or more; pass the longest's length")
 
 
-def _check_starts(name: str, starts: list[int], rows: int, longest: int, limit: str) -> None:
+def check_starts(name: str, given: Tensor, rows: int) -> None:
     """The contents of starts: they begin with 0, do not fall, and end within the rows."""
+    starts = given.tolist()
     if starts[0] != 0:
         raise InvalidArgument(f"{name}: begins with {starts[0]}, must begin with 0; prepend it")
     lengths = [after - before for before, after in itertools.pairwise(starts)]
@@ -257,9 +267,13 @@ def _check_starts(name: str, starts: list[int], rows: int, longest: int, limit: 
         raise InvalidArgument(
             f"{name}: ends with {starts[-1]}, must be at most {rows}, the rows there are"
         )
-    if max(lengths, default=0) > longest:
+
+
+def _check_longest(limit: str, longest: int, name: str, starts: Tensor) -> None:
+    most = max(starts.diff().tolist(), default=0)
+    if most > longest:
         raise InvalidArgument(
-            f"{limit}: is {longest}, must be at least {max(lengths)}, the longest in {name}"
+            f"{limit}: is {longest}, must be at least {most}, the longest in {name}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Kernels of ``attention`` and ``paged_attention``, and what they compute of a query and a key."""
+"""Kernels of the attention ops, and what they compute of a query and a key."""
 
 from dataclasses import dataclass
 
@@ -20,6 +20,24 @@ PAGED_KERNELS = KernelTable(
         ("cpu", "fp8_kv"): ("reference", "nvfp4_kernels.attention.reference:paged_attention"),
         ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sm100:paged_attention"),
         ("sm_100", "fp8_kv"): ("FmhaSm100", "nvfp4_kernels.attention.sm100:paged_attention"),
+    },
+)
+SPARSE_KERNELS = KernelTable(
+    "sparse_attention",
+    {
+        ("cpu", "float"): (
+            "reference",
+            "nvfp4_kernels.attention.sparse_reference:sparse_attention",
+        ),
+        ("cpu", "fp8_kv"): (
+            "reference",
+            "nvfp4_kernels.attention.sparse_reference:sparse_attention",
+        ),
+        ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sparse_sm100:sparse_attention"),
+        ("sm_100", "fp8_kv"): (
+            "FmhaSm100",
+            "nvfp4_kernels.attention.sparse_sm100:sparse_attention",
+        ),
     },
 )
 

@@ -140,7 +140,7 @@ def _attention(
     window: int | None,
     soft_cap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    scoring = _scoring(q, scale, causal, window, soft_cap)
+    scoring = scoring_of(q, scale, causal, window, soft_cap)
     lengths = query_start, key_start, max_query_len, max_key_len
     if any(given is not None for given in lengths):
         check_varlen(q, k, v, sinks, *lengths, scoring)
@@ -152,7 +152,7 @@ def _attention(
 
 @_attention.register_fake
 def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    return _new_result(q)
+    return new_result(q)
 
 
 @torch.library.custom_op("nvfp4::paged_attention", mutates_args=())
@@ -173,13 +173,13 @@ def _paged_attention(
     soft_cap: float | None,
 ) -> tuple[Tensor, Tensor]:
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
-    scoring = _scoring(q, scale, causal, window, soft_cap)
+    scoring = scoring_of(q, scale, causal, window, soft_cap)
     return _paged(None, *tensors, max_query_len, max_seq_len, scoring)
 
 
 @_paged_attention.register_fake
 def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    return _new_result(q)
+    return new_result(q)
 
 
 @torch.library.custom_op("nvfp4::paged_attention_into", mutates_args=("out",))
@@ -201,14 +201,14 @@ def _paged_attention_into(
     soft_cap: float | None,
 ) -> Tensor:
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
-    scoring = _scoring(q, scale, causal, window, soft_cap)
+    scoring = scoring_of(q, scale, causal, window, soft_cap)
     _, lse = _paged(out, *tensors, max_query_len, max_seq_len, scoring)
     return lse
 
 
 @_paged_attention_into.register_fake
 def _(out: Tensor, q: Tensor, *rest: object) -> Tensor:
-    return _new_result(q)[1]
+    return new_result(q)[1]
 
 
 def _paged(out: Tensor | None, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -217,13 +217,15 @@ def _paged(out: Tensor | None, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return kernel(q, *rest, out)
 
 
-def _scoring(
+def scoring_of(
     q: Tensor, scale: float | None, causal: bool, window: int | None, soft_cap: float | None
 ) -> Scoring:
+    """From an op's arguments."""
     if scale is None:
         scale = max(1, q.shape[-1:].numel()) ** -0.5  # D is yet to be checked
     return Scoring(scale, causal, window, soft_cap)
 
 
-def _new_result(q: Tensor) -> tuple[Tensor, Tensor]:
+def new_result(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Tensors for ``out`` and ``lse``."""
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)

@@ -93,7 +93,7 @@ class RaggedKeyValues:
         rows = (first + torch.arange(count)).minimum(last).flatten()
         shape = (len(tiles), count, *self.k.shape[1:])
         both = (x.index_select(0, rows).view(shape) for x in (self.k, self.v))
-        k, v = (_float32(x.transpose(1, 2)) for x in both)
+        k, v = (to_float32(x.transpose(1, 2)) for x in both)
         return k, v
 
 
@@ -116,7 +116,7 @@ class PagedKeyValues:
         size, head_dim = self.page_size, self.cache.shape[3] // 2
         pages = self._pages(tiles, start, -(-count // size))
         shape = (len(tiles), self.heads, pages.shape[2] * size, head_dim)
-        k, v = (_float32(half).view(shape)[:, :, :count] for half in pages.split(head_dim, -1))
+        k, v = (to_float32(half).view(shape)[:, :, :count] for half in pages.split(head_dim, -1))
         return k, v
 
     def _pages(self, tiles: Sequence[Tile], start: int, count: int) -> Tensor:
@@ -155,11 +155,11 @@ def attention(
         key_values = RaggedKeyValues(
             k.flatten(0, 1), v.flatten(0, 1), [b * keys for b in range(batch)]
         )
-        out, lse = _attend(q.flatten(0, 1), key_values, starts, [keys] * batch, sinks, scoring)
+        out, lse = attend(q.flatten(0, 1), key_values, starts, [keys] * batch, sinks, scoring)
         return out.view(q.shape), lse.view(q.shape[:-1])
     starts = key_start.tolist()
     lengths = [end - start for start, end in itertools.pairwise(starts)]
-    return _attend(q, RaggedKeyValues(k, v, starts), query_start.tolist(), lengths, sinks, scoring)
+    return attend(q, RaggedKeyValues(k, v, starts), query_start.tolist(), lengths, sinks, scoring)
 
 
 def paged_attention(
@@ -181,10 +181,10 @@ def paged_attention(
         scoring = replace(scoring, scale=scoring.scale * k_scale.item())
     key_values = PagedKeyValues(kv_cache, block_table)
     starts, lengths = query_start.tolist(), seq_lens.tolist()
-    return _attend(q, key_values, starts, lengths, sinks, scoring, v_scale, out)
+    return attend(q, key_values, starts, lengths, sinks, scoring, v_scale, out)
 
 
-def _attend(
+def attend(
     q: Tensor,
     key_values: KeyValues,
     starts: Sequence[int],
@@ -330,7 +330,7 @@ def _bias(tiles: Sequence[Tile], start: int, keys: int, scoring: Scoring) -> Ten
     return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
 
 
-def _float32(x: Tensor) -> Tensor:
+def to_float32(x: Tensor) -> Tensor:
     """Widened, and contiguous."""
     if x.dtype == torch.float8_e4m3fn:
         # torch converts float8 one by one, which takes five times longer.

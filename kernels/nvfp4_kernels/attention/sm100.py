@@ -24,8 +24,9 @@ class KeyValues:
     Attributes:
         layout: what the pages are: of a dense tensor its sequences, of a ragged one all of it.
         k, v: views without a gap between the elements of a row.
-        query_start, key_start, seq_lens, block_table: int32, as ``layout`` has them.
+        query_start, key_start, seq_lens, block_table, indices: int32, as ``layout`` has them.
         k_scale, v_scale: float32, of an E4M3 cache.
+        map_step, map_rows: to gather rows by: elements from one to the next, and how many.
     """
 
     layout: Layout
@@ -35,8 +36,11 @@ class KeyValues:
     key_start: Tensor | None = None
     seq_lens: Tensor | None = None
     block_table: Tensor | None = None
+    indices: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    map_step: int = 1
+    map_rows: int = 0
 
 
 def attention(
@@ -62,8 +66,8 @@ def attention(
         batch, queries, keys = query_start.shape[0] - 1, max_query_len, max_key_len
         one_page = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
         given = KeyValues("varlen", *one_page, query_start, key_start)
-    _check_rows(k=k, v=v)
-    return _run(q, given, sinks, batch, queries, keys, scoring)
+    check_rows(k=k, v=v)
+    return run(q, given, sinks, batch, queries, keys, scoring)
 
 
 def paged_attention(
@@ -92,7 +96,7 @@ def paged_attention(
             f"kv_cache: page_size is {page_size}, must be a power of two of at least 16 on sm_100; "
             "set vLLM's block size to 16, 32, 64 or 128"
         )
-    _check_rows(kv_cache=kv_cache)
+    check_rows(kv_cache=kv_cache)
     given = KeyValues(
         "paged",
         kv_cache[..., :head_dim],
@@ -103,10 +107,10 @@ def paged_attention(
         k_scale=k_scale,
         v_scale=v_scale,
     )
-    return _run(q, given, sinks, len(seq_lens), max_query_len, max_seq_len, scoring, out)
+    return run(q, given, sinks, len(seq_lens), max_query_len, max_seq_len, scoring, out)
 
 
-def _run(
+def run(
     q: Tensor,
     given: KeyValues,
     sinks: Tensor | None,
@@ -116,13 +120,16 @@ def _run(
     scoring: Scoring,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``batch`` sequences of at most ``queries`` and ``keys``; the result goes to ``out``."""
+    """``batch`` sequences of at most ``queries`` and ``keys``; the result goes to ``out``.
+
+    If indexed, these are the tokens, their one query and the columns of their lists.
+    """
     *tokens, heads, head_dim = q.shape
     fp8 = given.k.dtype == torch.float8_e4m3fn
     _check_head_dim(head_dim, fp8)
-    _check_rows(q=q)
+    check_rows(q=q)
     out = q.new_empty(q.shape) if out is None else out
-    _check_rows(out=out)
+    check_rows(out=out)
     rows = torch.Size(tokens).numel()
     if rows == 0 or batch == 0 or queries == 0:
         return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
@@ -135,7 +142,7 @@ def _run(
     variant = Variant(
         dtype=dtype,
         layout=given.layout,
-        page_size=page_rows if given.layout == "paged" else 0,
+        page_size=page_rows if given.layout in ("paged", "indexed") else 0,
         causal=scoring.causal,
         window=scoring.window is not None,
         soft_cap=scoring.soft_cap is not None,
@@ -147,14 +154,19 @@ def _run(
     if splits > 1:
         parts = q.new_empty((splits, *q.shape), dtype=torch.float32)
         part_lse = lse.new_empty((splits, *lse.shape))
-    table = given.block_table
+    table, lists = given.block_table, given.indices
+    sequences, columns = batch, page_rows
+    if table is not None and lists is not None:
+        sequences, columns = len(table), keys
     launch(
         FmhaSm100(tile, variant), q, given.k, given.v, parts, part_lse,
         sinks if variant.sinks else None, given.query_start, given.key_start, given.seq_lens,
-        table, given.k_scale, given.v_scale, q.stride(0), q.stride(-3), q.stride(-2),
-        *_strides(given.k), *_strides(given.v), scoring.scale, scoring.soft_cap or 0.0,
-        batch, queries, page_rows, pages, kv_heads, heads // kv_heads, splits,
+        table, lists, given.k_scale, given.v_scale, q.stride(0), q.stride(-3), q.stride(-2),
+        *_strides(given.k), *_strides(given.v), given.map_step,
+        scoring.scale, scoring.soft_cap or 0.0,
+        sequences, queries, columns, pages, kv_heads, heads // kv_heads, splits,
         scoring.window or 0, 0 if table is None else table.stride(0), rows,
+        0 if lists is None else lists.stride(0), given.map_rows,
     )  # fmt: skip
     if splits > 1:
         return merge_segments(parts, part_lse, sinks, q.dtype, out)
@@ -175,7 +187,7 @@ def _check_head_dim(head_dim: int, fp8: bool) -> None:
         )
 
 
-def _check_rows(**tensors: Tensor) -> None:
+def check_rows(**tensors: Tensor) -> None:
     """Raise unless every row starts on a multiple of 16 bytes."""
     for name, x in tensors.items():
         size = x.element_size()

@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from nvfp4_kernels.sm100.attention.tile import ROWS, AttentionTile, Variant
+from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
 from nvfp4_kernels.sm100.choose import SMS, choose_config
 from nvfp4_kernels.sm100.tile import Output, Tile
 from nvfp4_kernels.tool.build import prepare
@@ -99,7 +99,7 @@ def describe(tile: Tile) -> str:
 
 def describe_attention(tile: AttentionTile, variant: Variant) -> str:
     """E.g. ``"2×128 rows, D 128, bfloat16, pages of 16, causal, split"``."""
-    words = [f"{tile.query_tiles}×{ROWS} rows, D {tile.head_dim}", variant.dtype]
+    words = [f"{tile.query_tiles}×{tile.tile_rows} rows, D {tile.head_dim}", variant.dtype]
     words.append(f"pages of {variant.page_size}" if variant.page_size else variant.layout)
     options = {
         "FP8 cache": tile.fp8,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from nvfp4_kernels.sm100.attention.tile import KEYS, ROWS, AttentionTile
+from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 SMS = 148  # of a B200
 MAX_SPLITS = 64
@@ -41,13 +42,19 @@ def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionT
 
     Two query tiles where there are rows for both and tensor memory holds them. Splits only where
     one wave of CTAs leaves SMs idle, and never so many that a part has next to nothing to do.
+    Rows that one warp holds, those of most decodes, are spread over four.
     """
     rows = problem.queries * problem.group
     pairs = rows > ROWS and problem.head_dim <= 128
     row_bytes = problem.head_dim * (1 if problem.fp8 else 2)
     resident = 2 if not pairs and row_bytes <= SHARED_ROW_BYTES else 1
     tile = AttentionTile(
-        problem.head_dim, 2 if pairs else 1, problem.fp8, polynomial=POLYNOMIAL, resident=resident
+        problem.head_dim,
+        2 if pairs else 1,
+        problem.fp8,
+        polynomial=POLYNOMIAL,
+        resident=resident,
+        spread=rows <= WARP_ROWS,
     )
     ctas = problem.batch * problem.kv_heads * _ceil_div(rows, tile.rows)
     keys = problem.keys

@@ -62,9 +62,19 @@ class Epilogue:
         return Float32 if self.variant.split else TYPES[self.variant.dtype]
 
     @property
+    def _staged(self) -> type[cutlass.Numeric]:
+        """What rows are in shared memory."""
+        return self._dtype
+
+    @property
     def _bytes(self) -> int:
         """Of a row that are staged at once: what the row of the queries has room for."""
-        return min(self.tile.row_bytes, self.tile.head_dim * self._dtype.width // 8)
+        return min(self.tile.row_bytes, self.tile.head_dim * self._staged.width // 8)
+
+    @property
+    def _columns(self) -> int:
+        """Of a row that are staged at once."""
+        return self._bytes * 8 // self._staged.width
 
     def _written(self, row: Row, tiles: Int32) -> cutlass.Boolean:
         """Nobody reads the result of a part of a split that has no keys."""
@@ -88,43 +98,58 @@ class Epilogue:
         """``shared``: the queries', read by now; ``value_scale``: of stored values."""
         tile = self.tile
         head = work.kv_head * work.group + row.head
-        place = Int64(work.first_query + row.token)
-        if cutlass.const_expr(self.variant.split):
-            place += Int64(work.split) * result.rows
-        place = place * result.heads + head
+        place = self._place(result, work, row, head)
         lse, factor = self._normalise(result, sums, head)
         factor = factor * value_scale
         if row.live:
             Array(result.lse, shape=(1,)).store(lse, place)
-        units = (place * (tile.head_dim * self._dtype.width // 128)).to(Int32)
-        units = cutlass.select_(self._written(row, tiles), units, Int32(-1))
+        units = self._units(row, tiles, place)
         if tiles > 0:
             wait_for_output(tile, barriers, query_tile, tiles - 1)
-        columns = self._bytes * 8 // self._dtype.width
-        own = warp * WARP_ROWS + fresh_lane()
-        for first in cutlass.range_constexpr(0, tile.head_dim, columns):
-            width = next(width for width in WIDTHS if columns % width == 0)
-            for start in cutlass.range_constexpr(0, columns, width):
-                values = [Float32(0.0)] * width
-                if tiles > 0:
-                    source = lanes + tile.output_column(query_tile) + first + start
-                    values = load_columns(source, width)
-                    ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
-                self._stage(shared, own, start, multiply(values, factor))
+        source = lanes + tile.output_column(query_tile)
+        for first in cutlass.range_constexpr(0, tile.head_dim, self._columns):
+            self._stage_columns(shared, warp, source + first, tiles, factor)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
             self._send(result, shared, units, warp, first * self._dtype.width // 8)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
         # What frees tensor memory comes after the last reads of it.
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
 
+    @cute.jit
+    def _place(self, result: Result, work: Work, row: Row, head: Int32) -> Int64:
+        """Number of this thread's row in the result."""
+        place = Int64(work.first_query + row.token)
+        if cutlass.const_expr(self.variant.split):
+            place += Int64(work.split) * result.rows
+        return place * result.heads + head
+
+    def _units(self, row: Row, tiles: Int32, place: Int64) -> Int32:
+        """Where the row begins, in units of 16 bytes; negative if it is not to be written."""
+        units = (place * (self.tile.head_dim * self._dtype.width // 128)).to(Int32)
+        return cutlass.select_(self._written(row, tiles), units, Int32(-1))
+
+    @cute.jit
+    def _stage_columns(
+        self, shared: Array, warp: Int32, source: Int32, tiles: Int32, factor: Float32
+    ) -> None:
+        """Columns of O from ``source`` on, as many as there is room for."""
+        own = warp * WARP_ROWS + fresh_lane()
+        width = next(width for width in WIDTHS if self._columns % width == 0)
+        for start in cutlass.range_constexpr(0, self._columns, width):
+            values = [Float32(0.0)] * width
+            if tiles > 0:
+                values = load_columns(source + start, width)
+                ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
+            self._stage(shared, own, start, multiply(values, factor))
+
     def _stage(self, shared: Array, own: Int32, column: int, values: list[Float32]) -> None:
         """This thread's row, 16 bytes at a time."""
-        each = 128 // self._dtype.width
+        each = 128 // self._staged.width
         for start in range(0, len(values), each):
             part = Vector.from_elements(tuple(values[start : start + each]), Float32)
-            byte = (column + start) * self._dtype.width // 8
+            byte = (column + start) * self._staged.width // 8
             offset = place_of(self._bytes, own, byte)
-            shared.store(part.to(self._dtype).bitcast(Uint8), offset, alignment=16)
+            shared.store(part.to(self._staged).bitcast(Uint8), offset, alignment=16)
 
     def _send(
         self, result: Result, shared: Array, units: Int32, warp: Int32, first_byte: int

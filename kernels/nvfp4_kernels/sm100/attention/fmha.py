@@ -1,4 +1,4 @@
-"""The attention kernel of sm_100: dense, ragged or paged keys, prefill and decode.
+"""The attention kernel of sm_100: dense, ragged, paged or listed keys, prefill and decode.
 
 Four softmax warps per query tile, of which the first also holds the tensor memory, one warp that
 issues MMAs, one that issues loads.
@@ -26,11 +26,13 @@ from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.sm100.attention.barriers import Barriers, initialise, new_barriers
 from nvfp4_kernels.sm100.attention.epilogue import Epilogue, Result
+from nvfp4_kernels.sm100.attention.gatherer import Gatherer, Lists
 from nvfp4_kernels.sm100.attention.loader import Loader, Source
 from nvfp4_kernels.sm100.attention.multiplier import Multiplier
-from nvfp4_kernels.sm100.attention.operands import TYPES, Strides, key_map, operand_type
+from nvfp4_kernels.sm100.attention.operands import TYPES, Strides, operand_type, tensor_maps
 from nvfp4_kernels.sm100.attention.queries import Queries, QueryLoader
 from nvfp4_kernels.sm100.attention.softmax import Logits, Softmax
+from nvfp4_kernels.sm100.attention.spread_epilogue import SpreadEpilogue
 from nvfp4_kernels.sm100.attention.tile import (
     OTHER_REGISTERS,
     SOFTMAX_REGISTERS,
@@ -70,14 +72,13 @@ class FmhaSm100:
         dtype = TYPES[self.variant.dtype]
         keys = operand_type(self.tile, self.variant)
         out = Float32 if self.variant.split else dtype
-        types = [dtype, keys, keys, out, Float32, Float32, Int32, Int32, Int32, Int32]
-        types += [Float32, Float32]
+        types = [dtype, keys, keys, out, Float32, Float32, *[Int32] * 5, Float32, Float32]
         aligned = {dtype: 16, keys: 16}
         pointers = [
             make_ptr(t, 16, cute.AddressSpace.gmem, assumed_align=aligned.get(t, 4)) for t in types
         ]
-        strides = [Int64(0)] * 9
-        return (*pointers, *strides, Float32(0.0), Float32(0.0), *[Int32(0)] * 10)
+        strides = [Int64(0)] * 10
+        return (*pointers, *strides, Float32(0.0), Float32(0.0), *[Int32(0)] * 12)
 
     @cute.jit
     def __call__(
@@ -92,6 +93,7 @@ class FmhaSm100:
         key_start: cute.Pointer,
         seq_lens: cute.Pointer,
         block_table: cute.Pointer,
+        indices: cute.Pointer,
         k_scale: cute.Pointer,
         v_scale: cute.Pointer,
         q_batch: Int64,
@@ -103,6 +105,7 @@ class FmhaSm100:
         v_row: Int64,
         v_head: Int64,
         v_page: Int64,
+        map_step: Int64,
         scale: Float32,
         soft_cap: Float32,
         batch: Int32,
@@ -115,30 +118,39 @@ class FmhaSm100:
         window: Int32,
         table_stride: Int32,
         rows: Int32,
+        list_stride: Int32,
+        map_rows: Int32,
         stream: cuda_driver.CUstream,
     ) -> None:
         """Pointers are null where the variant has none; strides count elements; see ``Sizes``.
 
         ``q`` is addressed by batch, token and head, where ``query_start`` gives a sequence's first
-        token unless dense; ``k`` and ``v`` by row of a page, head and page.
+        token unless dense; ``k`` and ``v`` by row of a page, head and page. If indexed, all of
+        these strides are multiples of ``map_step``, and tensor maps have ``map_rows`` such steps.
         """
         tile, variant = self.tile, self.variant
         sizes = Sizes(
             batch, queries, keys, pages, kv_heads, group, splits, window, table_stride, rows
         )
-        page_rows = variant.page_size if variant.layout == "paged" else keys
         k_strides, v_strides = Strides(k_row, k_head, k_page), Strides(v_row, v_head, v_page)
+        steps = [(stride // map_step).to(Int32) for stride in (k_page, k_head, k_row)]
+        grid = (kv_heads * splits, batch, cute.ceil_div(queries * group, tile.rows))
+        if cutlass.const_expr(variant.layout == "indexed"):
+            # Neighbours have much the same list: they find its keys in L2.
+            grid = (rows, grid[0], grid[2])
         self.kernel(
-            key_map(tile, variant, k, k_strides, page_rows, kv_heads, pages),
-            key_map(tile, variant, v, v_strides, page_rows, kv_heads, pages),
+            *tensor_maps(
+                tile, variant, ((k, k_strides), (v, v_strides)), sizes, map_step, map_rows
+            ),
             Queries(q, q_batch, q_token, q_head),
             Result(out, lse, sinks, rows, kv_heads * group),
             Lengths(query_start, key_start, seq_lens),
             block_table,
+            Lists(indices, list_stride, query_start, batch, *steps),
             Factors(scale, soft_cap, k_scale, v_scale),
             sizes,
         ).launch(
-            grid=(kv_heads * splits, batch, cute.ceil_div(queries * group, tile.rows)),
+            grid=grid,
             block=(tile.threads, 1, 1),
             stream=stream,
             use_pdl=True,
@@ -155,6 +167,7 @@ class FmhaSm100:
         result: Result,
         lengths: Lengths,
         table: cute.Pointer,
+        lists: Lists,
         factors: Factors,
         sizes: Sizes,
     ) -> None:
@@ -189,8 +202,11 @@ class FmhaSm100:
                     multiplier = Multiplier(tile, variant)
                     multiplier.run(shared_queries, ring, barriers, tensor.load(), work)
                 if warp == mma_warp + 1:
-                    source = Source(k_map, v_map, table, sizes.table_stride, sizes.pages, ring)
-                    Loader(tile, variant).run(source, barriers, work)
+                    source = Source(k_map, v_map, table, sizes.table_stride, ring)
+                    if cutlass.const_expr(variant.layout == "indexed"):
+                        Gatherer(tile, variant, lists).run(source, barriers, work)
+                    else:
+                        Loader(tile, variant).run(source, barriers, work)
             ptx.barrier_cta_sync()
             if warp == 0:
                 ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
@@ -215,7 +231,7 @@ class FmhaSm100:
         tiles = work.tiles[0]
         if cutlass.const_expr(tile.query_tiles == 2):
             tiles = cutlass.select_(query_tile == 0, work.tiles[0], work.tiles[1])
-        row = row_of(variant, work, query_tile, place)
+        row = row_of(tile, variant, work, query_tile, place)
         shared = shared_queries.subview(query_tile * tile.query_bytes)
         row_scale = QueryLoader(tile, variant).run(queries, shared, work, row, place)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
@@ -227,9 +243,10 @@ class FmhaSm100:
             value_scale = Array(factors.v_scale, shape=(1,)).load(0)
         lanes = tensor + ((place * WARP_ROWS) << 16)
         sums = Softmax(tile, variant).run(
-            barriers, lanes, query_tile, tiles, work, row, Logits(scale, factors.soft_cap)
+            barriers, lanes, query_tile, tiles, work, row, place, Logits(scale, factors.soft_cap)
         )
-        Epilogue(tile, variant).run(
+        epilogue = (SpreadEpilogue if tile.spread else Epilogue)(tile, variant)
+        epilogue.run(
             result, shared, barriers, lanes, query_tile, tiles, work, row, place, sums, value_scale
         )
 

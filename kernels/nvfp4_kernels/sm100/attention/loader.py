@@ -1,6 +1,7 @@
 """The load warp: brings key and value tiles into a ring that both share."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -9,10 +10,16 @@ from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.sm100.attention.barriers import Barriers
+from nvfp4_kernels.sm100.attention.rows import load_index
 from nvfp4_kernels.sm100.attention.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.sm100.attention.work import Work
 from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.tile import WARP_ROWS
+
+AHEAD = 3  # tiles
+
+# What is known of a lane's part of a tile: where it begins, among keys or in memory.
+Place = Any
 
 
 @dataclass(frozen=True)
@@ -21,9 +28,8 @@ class Source:
 
     Attributes:
         key_map, value_map: their boxes are some rows of one chunk.
-        table: int32 [batch, table_stride], pages; of paged layouts alone.
+        table: int32 [sequences, table_stride], pages; of paged and indexed layouts alone.
         table_stride: entries.
-        pages: of the cache: the index of one that does not exist.
         ring: of stages, [chunk, row, chunk bytes] each.
     """
 
@@ -31,7 +37,6 @@ class Source:
     value_map: TensorMap
     table: cute.Pointer
     table_stride: Int32
-    pages: Int32
     ring: Array
 
 
@@ -39,7 +44,8 @@ class Source:
 class Loader:
     """Role of one warp: each lane copies boxes of one page.
 
-    Tiles come in the order in which the MMA warp takes them.
+    Tiles come in the order in which the MMA warp takes them. Where their rows lie is looked up a
+    tile before they are copied, and what that is looked up by is asked for another tile before.
     """
 
     tile: AttentionTile
@@ -50,70 +56,81 @@ class Loader:
         """All tiles; then waits until no commit will arrive here any more."""
         tile = self.tile
         leader = ptx.elect_sync()
-        tiles = work.most_tiles()
+        tiles, keys = work.most_tiles(), source.key_map
         count = Int32(0)
-        page, following = self._page(source, work, Int32(0)), self._page(source, work, Int32(1))
+        asked = [self._ask(source, work, Int32(n)) for n in range(AHEAD)]
+        table = self._table(source, work)
+        place, following = (self._find(work, table, each) for each in asked[:2])
+        coming = asked[2]
         if cutlass.const_expr(tile.early):
             if tiles > 0:
-                self._keys(source, barriers, work, Int32(0), count, page, leader)
+                self._copy(source, keys, barriers, work, Int32(0), count, place, leader)
                 count += 1
         for index in cutlass.range(tiles, unroll=1):
-            # Asked for a tile before it is used.
-            ahead = self._page(source, work, index + 2)
+            ahead = self._find(work, table, coming)
+            coming = self._ask(source, work, index + AHEAD)
             if cutlass.const_expr(tile.early):
                 if index + 1 < tiles:
-                    self._keys(source, barriers, work, index + 1, count, following, leader)
+                    self._copy(source, keys, barriers, work, index + 1, count, following, leader)
                     count += 1
             else:
-                self._keys(source, barriers, work, index, count, page, leader)
+                self._copy(source, keys, barriers, work, index, count, place, leader)
                 count += 1
-            self._values(source, barriers, work, index, count, page, leader)
+            self._values(source, barriers, work, index, count, place, leader)
             count += 1
-            page, following = following, ahead
+            place, following = following, ahead
         # From here on nothing is loaded that the next kernel would have to share bandwidth with.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(tile.stages):
             number = count + last
             wait(barriers.empty.subview(number % tile.stages), number // tile.stages - 1)
 
-    @cute.jit
-    def _page(self, source: Source, work: Work, index: Int32) -> Int32:
-        """Where this lane's box of the ``index``-th key tile lies along the last dimension.
+    def _table(self, source: Source, work: Work) -> Array:
+        """The pages of this CTA's sequence."""
+        entry = work.batch.to(cutlass.Int64) * source.table_stride
+        return Array(source.table, shape=(1,)).subview(entry)
 
-        Pages without a key that some row sees are not read, whatever the table says: zeros.
+    @cute.jit
+    def _ask(self, source: Source, work: Work, index: Int32) -> Place:
+        """The first key of this lane's box of the ``index``-th key tile; −1 if nobody sees any.
+
+        Such boxes are not read, whatever the table says: they come as zeros.
         """
         variant = self.variant
-        page = self._whole(work)
-        if cutlass.const_expr(variant.layout == "paged"):
-            page = source.pages
-            box = cute.arch.lane_idx() % variant.boxes
-            key = (work.first_tile + index) * KEYS + box * variant.box_rows
-            oldest = Int32(0)
-            if cutlass.const_expr(variant.window):
-                oldest = work.position + work.first_row // work.group - work.window + 1
-            if key < work.keys and key + variant.box_rows > oldest and index < work.most_tiles():
-                entry = work.batch.to(cutlass.Int64) * source.table_stride
-                page = Array(source.table, shape=(1,)).load(entry + key // variant.page_size)
-        return page
-
-    def _whole(self, work: Work) -> Int32:
-        return work.batch if self.variant.layout == "dense" else Int32(0)
+        box = cute.arch.lane_idx() % variant.boxes
+        key = (work.first_tile + index) * KEYS + box * variant.box_rows
+        oldest = Int32(0)
+        if cutlass.const_expr(variant.window):
+            oldest = work.position + work.first_row // work.group - work.window + 1
+        seen = (key < work.keys) & (key + variant.box_rows > oldest) & (index < work.most_tiles())
+        return cutlass.select_(seen, key, Int32(-1))
 
     @cute.jit
-    def _keys(
+    def _find(self, work: Work, table: Array, key: Place) -> Place:
+        """Where the box of that key lies along the last dimension."""
+        variant = self.variant
+        page = work.batch if cutlass.const_expr(variant.layout == "dense") else Int32(0)
+        if cutlass.const_expr(variant.layout == "paged"):
+            page = load_index(table, key // variant.page_size, key >= 0)
+        return page
+
+    @cute.jit
+    def _copy(
         self,
         source: Source,
+        tensor_map: TensorMap,
         barriers: Barriers,
         work: Work,
         index: Int32,
         count: Int32,
-        page: Int32,
+        place: Place,
         leader: Boolean,
     ) -> None:
+        """The ``count``-th tile of the ring, as it comes."""
         stage = count % self.tile.stages
         wait(barriers.empty.subview(stage), count // self.tile.stages - 1)
         full = barriers.full.subview(stage)
-        self._bring(source, source.key_map, work, index, stage, page, full, leader)
+        self._bring(source, tensor_map, work, index, stage, place, full, leader)
 
     @cute.jit
     def _values(
@@ -123,7 +140,7 @@ class Loader:
         work: Work,
         index: Int32,
         count: Int32,
-        page: Int32,
+        place: Place,
         leader: Boolean,
     ) -> None:
         """Clears what follows the last value: 0 times what lies there need not be 0."""
@@ -133,7 +150,7 @@ class Loader:
         rows = work.keys - (work.first_tile + index) * KEYS
         if rows < KEYS:
             clean = barriers.clean
-            self._bring(source, source.value_map, work, index, stage, page, clean, leader)
+            self._bring(source, source.value_map, work, index, stage, place, clean, leader)
             wait(clean, Int32(0))
             self._clear(source, stage, rows)
             ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
@@ -141,7 +158,7 @@ class Loader:
             if leader:
                 ptx.mbarrier_arrive(full)
         else:
-            self._bring(source, source.value_map, work, index, stage, page, full, leader)
+            self._bring(source, source.value_map, work, index, stage, place, full, leader)
 
     @cute.jit
     def _bring(
@@ -151,7 +168,7 @@ class Loader:
         work: Work,
         index: Int32,
         stage: Int32,
-        page: Int32,
+        place: Place,
         barrier: Array,
         leader: Boolean,
     ) -> None:
@@ -172,7 +189,7 @@ class Loader:
                 ptx.cp_async_bulk_tensor_shared_cluster_global(
                     source.ring.subview(stage * tile.stage_bytes + offset),
                     tensor_map.get_ptr(),
-                    [chunk * tile.chunk_elements, row, work.kv_head, page],
+                    [chunk * tile.chunk_elements, row, work.kv_head, place],
                     barrier,
                     [],
                 )

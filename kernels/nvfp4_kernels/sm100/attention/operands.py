@@ -13,6 +13,7 @@ from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
 from nvfp4_kernels.sm100.attention.tile import KEYS, AttentionTile, Variant
+from nvfp4_kernels.sm100.attention.work import Sizes
 
 TYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 TENSOR_MAP_SWIZZLES = {
@@ -41,26 +42,49 @@ def operand_type(tile: AttentionTile, variant: Variant) -> type[cutlass.Numeric]
     return cutlass.Float8E4M3FN if tile.fp8 else TYPES[variant.dtype]
 
 
-def key_map(
+def tensor_maps(
     tile: AttentionTile,
     variant: Variant,
-    data: cute.Pointer,
-    strides: Strides,
+    operands: tuple[tuple[cute.Pointer, Strides], ...],
+    sizes: Sizes,
+    step: Int64,
     rows: Int32,
-    heads: Int32,
-    pages: Int32,
+) -> list[TensorMap]:
+    """Of keys and of values; ``step`` and ``rows``: see ``_row_map``."""
+    if variant.layout == "indexed":
+        return [_row_map(tile, variant, data, step, rows) for data, _ in operands]
+    return [_key_map(tile, variant, data, strides, sizes) for data, strides in operands]
+
+
+def _key_map(
+    tile: AttentionTile, variant: Variant, data: cute.Pointer, strides: Strides, sizes: Sizes
 ) -> TensorMap:
-    """Of keys or values, [D, rows of a page, heads, pages]; what lies beyond reads as zeros.
+    """[D, rows of a page, heads, pages]; what lies beyond reads as zeros.
 
     The pages of dense tensors are the sequences, ragged ones are a single page.
     """
     units = 16 // tile.element_bytes
+    rows = variant.page_size if variant.layout == "paged" else sizes.keys
     return create_tensor_map_tiled(
         data.toint(),
         operand_type(tile, variant),
-        [tile.head_dim, rows, heads, pages],
+        [tile.head_dim, rows, sizes.kv_heads, sizes.pages],
         [strides.row // units, strides.head // units, strides.page // units],
         [tile.chunk_elements, variant.box_rows, 1, 1],
+        swizzle=TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
+    )
+
+
+def _row_map(
+    tile: AttentionTile, variant: Variant, data: cute.Pointer, step: Int64, rows: Int32
+) -> TensorMap:
+    """[D, rows], which begin ``step`` elements apart, to gather some by."""
+    return create_tensor_map_tiled(
+        data.toint(),
+        operand_type(tile, variant),
+        [tile.head_dim, rows],
+        [step // (16 // tile.element_bytes)],
+        [tile.chunk_elements, 1],
         swizzle=TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
     )
 

@@ -8,7 +8,7 @@ banks whichever way they are read.
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32, Vector
+from cutlass import Array, Boolean, Int32, Int64, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.attention.tile import ROWS, widest_swizzle
@@ -87,6 +87,16 @@ def load_piece(data: cute.Pointer, units: Int32, byte: Int32, live: Boolean) -> 
         read_only_args=[address, live],
     )
     return Vector.from_elements(tuple(words), Uint32)
+
+
+def load_index(data: Array, index: Int32, live: Boolean) -> Int32:
+    """An int32; −1 if not ``live``."""
+    # Predicated as above.
+    return ptx.inline_ptx(
+        "mov.b32 {$w0}, -1; @{$r1} ld.global.b32 {$w0}, [{$r0}];",
+        write_only_types=[Int32],
+        read_only_args=[data.data_ptr(index), live],
+    )
 
 
 def store_piece(

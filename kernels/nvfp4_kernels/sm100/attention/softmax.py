@@ -21,7 +21,7 @@ from nvfp4_kernels.sm100.attention.numbers import (
     total,
 )
 from nvfp4_kernels.sm100.attention.operands import TYPES
-from nvfp4_kernels.sm100.attention.tile import KEYS, AttentionTile, Variant
+from nvfp4_kernels.sm100.attention.tile import KEYS, WARPS, AttentionTile, Variant
 from nvfp4_kernels.sm100.attention.work import Row, Work
 from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.multiplier import tensor_pointer
@@ -97,10 +97,12 @@ class Softmax:
         tiles: Int32,
         work: Work,
         row: Row,
+        warp: Int32,
         logits: Logits,
     ) -> Sum:
         """All key tiles; ``lanes``: tensor memory of the warp."""
-        tile, buffers = self.tile, self.tile.score_buffers
+        tile, buffers, keys = self.tile, self.tile.score_buffers, self.tile.warp_keys
+        quarter = warp if tile.spread else Int32(0)
         leader = ptx.elect_sync()
         peak, weight = Float32(NEGATIVE_INFINITY), Float32(0.0)
         for index in cutlass.range(tiles, unroll=1):
@@ -109,11 +111,11 @@ class Softmax:
             weighed = barriers.weighed.subview(query_tile * buffers + buffer)
             wait(scored, index // buffers)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
-            source = lanes + tile.score_column(query_tile, buffer)
-            start = (work.first_tile + index) * KEYS
+            source = lanes + tile.score_column(query_tile, buffer) + quarter * keys
+            start = (work.first_tile + index) * KEYS + quarter * keys
             found = self._nothing()
             done = Boolean(False)
-            if index > 0 and start >= row.all_begin and start + KEYS <= row.all_end:
+            if index > 0 and start >= row.all_begin and start + keys <= row.all_end:
                 found = self._at_once(source, peak, logits)
                 grown = found.reached - peak > Float32(tile.slack)
                 done = not ptx.vote_sync(cute.arch.FULL_MASK, grown, ptx.VoteSync.ANY)
@@ -129,7 +131,7 @@ class Softmax:
                 hand_over(barriers.taken.subview(query_tile), leader)
                 if index > 0:
                     wait_for_output(tile, barriers, query_tile, index - 1)
-            self._store(lanes + tile.probability_column(query_tile, buffer), found.words)
+            self._store(lanes + tile.probability_column(query_tile, buffer), found.words, quarter)
             ptx.tcgen05_wait(ptx.Tcgen05Wait.STORE)
             hand_over(weighed, leader)
             weight = weight * fade + found.weight
@@ -137,7 +139,7 @@ class Softmax:
 
     @property
     def _words(self) -> int:
-        return self.tile.probability_columns
+        return self.tile.probability_columns * self.tile.warp_keys // KEYS
 
     def _nothing(self) -> Weights:
         return Weights([Uint32(0)] * self._words, Float32(0.0), Float32(0.0))
@@ -161,10 +163,10 @@ class Softmax:
         weights, tops = [], []
         powers: list[Float32] = []
         following = load_columns(source, LOADED)
-        for first in range(0, KEYS, LOADED):
+        for first in range(0, self.tile.warp_keys, LOADED):
             ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
             scores = self._capped(following, logits)
-            if first + LOADED < KEYS:
+            if first + LOADED < self.tile.warp_keys:
                 following = load_columns(source + first + LOADED, LOADED)
             if powers:
                 words += self._rounded(powers)
@@ -182,14 +184,14 @@ class Softmax:
         """All columns, masked; the peak rises first, if that is due."""
         factor = self._factor(logits)
         scores = self._capped(self._load(source), logits)
-        if start < row.all_begin or start + KEYS > row.all_end:
+        if start < row.all_begin or start + self.tile.warp_keys > row.all_end:
             scores = self._mask(scores, row.begin - start, row.end - start)
         peak = cute.arch.fmax(peak, largest(scores) * factor)
         return self._weigh(scores, factor, peak), peak
 
     def _load(self, source: Int32) -> list[Float32]:
         scores: list[Float32] = []
-        for first in range(0, KEYS, LOADED):
+        for first in range(0, self.tile.warp_keys, LOADED):
             scores += load_columns(source + first, LOADED)
         ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
         return scores
@@ -198,7 +200,7 @@ class Softmax:
         shift = self._shift(finite(peak))
         words: list[Uint32] = []
         weights = []
-        for first in range(0, KEYS, LOADED):
+        for first in range(0, self.tile.warp_keys, LOADED):
             scaled = multiply_add(scores[first : first + LOADED], factor, shift)
             powers = powers_of_two(scaled, self.tile.polynomial)
             weights.append(total(powers))
@@ -222,7 +224,17 @@ class Softmax:
         values = Vector.from_elements(tuple(powers), Float32).to(TYPES[self.variant.dtype])
         return list(values.bitcast(Uint32).to_elements())
 
-    def _store(self, target: Int32, words: list[Uint32]) -> None:
+    def _store(self, target: Int32, words: list[Uint32], quarter: Int32) -> None:
+        """To the columns of this warp's keys; 0 to those of others', whose weight others have."""
+        if not self.tile.spread:
+            self._store_words(target, words)
+            return
+        for other in range(1, WARPS):
+            place = (quarter + other) % WARPS
+            self._store_words(target + place * len(words), [Uint32(0)] * len(words))
+        self._store_words(target + quarter * len(words), words)
+
+    def _store_words(self, target: Int32, words: list[Uint32]) -> None:
         ptx.tcgen05_st(SHAPE, tensor_pointer(target), Vector.from_elements(tuple(words), Uint32))
 
     @cute.jit

@@ -7,7 +7,12 @@ The rows of the M side are (token, query head of the group) pairs of one KV head
 from dataclasses import dataclass
 from typing import Literal
 
-from nvfp4_kernels.sm100.tile import CTA_RESERVED_BYTES, SM_SHARED_BYTES, TENSOR_COLUMNS
+from nvfp4_kernels.sm100.tile import (
+    CTA_RESERVED_BYTES,
+    SM_SHARED_BYTES,
+    TENSOR_COLUMNS,
+    WARP_ROWS,
+)
 
 ROWS = 128  # of a query tile: one per lane of tensor memory
 KEYS = 128  # of a key tile
@@ -20,7 +25,7 @@ OTHER_REGISTERS = 72
 BARRIER_BYTES = 2048  # mbarriers, the tensor memory's address, and what alignment costs
 
 Dtype = Literal["bfloat16", "float16"]
-Layout = Literal["dense", "varlen", "paged"]
+Layout = Literal["dense", "varlen", "paged", "indexed"]
 
 
 def widest_swizzle(row_bytes: int) -> int:
@@ -39,6 +44,9 @@ class AttentionTile:
         max_stages: bound on the depth of the ring of key and value tiles.
         polynomial: of 16 exponentials, how many the FMA units compute instead of MUFU.
         resident: CTAs that share an SM, 1 or 2: with two, one's softmax runs under the other's.
+        spread: whether a CTA has no more than 32 rows, of which each softmax warp has a copy: it
+            weighs a quarter of every key tile, and what the four have added up is put together at
+            the end. A softmax then takes a quarter of the time, and the MMAs what they took.
     """
 
     head_dim: int
@@ -47,6 +55,7 @@ class AttentionTile:
     max_stages: int = MAX_STAGES
     polynomial: int = 0
     resident: int = 1
+    spread: bool = False
 
     def __post_init__(self) -> None:
         assert self.head_dim % 16 == 0
@@ -55,6 +64,7 @@ class AttentionTile:
         assert self.query_tiles in (1, 2)
         assert 0 <= self.polynomial <= 16
         assert self.resident in (1, 2)
+        assert self.query_tiles == 1 or not self.spread
         assert self.tensor_columns <= TENSOR_COLUMNS // self.resident, "tensor memory"
         assert self.stages >= 2, "shared memory"
 
@@ -68,9 +78,19 @@ class AttentionTile:
         return self.head_dim * self.element_bytes
 
     @property
+    def tile_rows(self) -> int:
+        """Rows of a query tile that differ."""
+        return WARP_ROWS if self.spread else ROWS
+
+    @property
     def rows(self) -> int:
         """Rows of a CTA's queries."""
-        return ROWS * self.query_tiles
+        return self.tile_rows * self.query_tiles
+
+    @property
+    def warp_keys(self) -> int:
+        """Keys of a tile that one softmax warp weighs."""
+        return KEYS // WARPS if self.spread else KEYS
 
     @property
     def threads(self) -> int:
@@ -180,12 +200,13 @@ class AttentionTile:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is computed; see ``attention`` and ``paged_attention``.
+    """What is computed; see ``attention``, ``paged_attention`` and ``sparse_attention``.
 
     Attributes:
         dtype: of queries and result.
-        layout: of keys and values.
-        page_size: keys of a page; 0 unless paged.
+        layout: of keys and values; indexed: every token is a sequence of its own, whose keys are on
+            a list and in pages.
+        page_size: keys of a page; 0 unless paged or indexed.
         causal, window, soft_cap, sinks: whether there is one.
         split: whether the keys are shared out over CTAs, whose float32 results are merged later.
     """
@@ -200,8 +221,9 @@ class Variant:
     split: bool = False
 
     def __post_init__(self) -> None:
-        assert (self.page_size > 0) == (self.layout == "paged")
-        assert not self.page_size or self.page_size & (self.page_size - 1) == 0
+        assert (self.page_size > 0) == (self.layout in ("paged", "indexed"))
+        assert self.layout != "paged" or self.page_size & (self.page_size - 1) == 0
+        assert not (self.causal and self.layout == "indexed"), "a list is the only mask"
         assert self.causal or not self.window
 
     @property

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32
 
-from nvfp4_kernels.sm100.attention.tile import KEYS, ROWS
+from nvfp4_kernels.sm100.attention.tile import KEYS
 from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 
@@ -16,8 +16,8 @@ class Sizes:
 
     Attributes:
         batch: sequences.
-        queries: most of a sequence; of dense tensors, those of each.
-        keys: of each dense sequence; of ragged tensors, the rows of K; unused if paged.
+        queries: most of a sequence; of dense tensors, those of each; 1 if indexed.
+        keys: of each dense sequence; of ragged tensors, the rows of K; of a list; unused if paged.
         pages: of the cache.
         kv_heads: KV heads.
         group: query heads of each.
@@ -41,7 +41,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Where sequences begin and end: int32 in global memory; null where a layout has none."""
+    """Where sequences begin and end: int32 in global memory; null where a layout has none.
+
+    If indexed, ``query_start`` is that of the true sequences, ``seq_lens`` that of the lists.
+    """
 
     query_start: cute.Pointer
     key_start: cute.Pointer
@@ -53,7 +56,7 @@ class Work:
     """One CTA's part: some rows of one sequence and KV head, against some of its key tiles.
 
     Attributes:
-        batch, kv_head, split: indices.
+        batch, kv_head, split: indices; if indexed, ``batch`` is the token.
         first_row: of the CTA's rows among the sequence's ``rows`` = queries · group.
         rows: of the sequence.
         first_query: row of the sequence's first query among those of all sequences.
@@ -94,11 +97,17 @@ def work_of(
 ) -> Work:
     """This CTA's ``Work``. Blocks of queries are taken from the last, which sees the most keys."""
     place, batch, block = cute.arch.block_idx()
+    if cutlass.const_expr(variant.layout == "indexed"):
+        place, batch = batch, place
     block = cute.arch.grid_dim()[2] - 1 - block
     split, kv_head = place % sizes.splits, place // sizes.splits
     first_query, first_key = batch * sizes.queries, Int32(0)
     queries, keys = sizes.queries, sizes.keys
-    if cutlass.const_expr(variant.layout != "dense"):
+    if cutlass.const_expr(variant.layout == "indexed"):
+        end = Array(lengths.query_start, shape=(1,)).load(sizes.batch)
+        queries = cutlass.select_(batch < end, Int32(1), Int32(0))
+        keys = cutlass.min(Array(lengths.seq_lens, shape=(1,)).load(batch), keys)
+    elif cutlass.const_expr(variant.layout != "dense"):
         first_query, queries = _span(lengths.query_start, batch)
         if cutlass.const_expr(variant.layout == "varlen"):
             first_key, keys = _span(lengths.key_start, batch)
@@ -113,10 +122,10 @@ def work_of(
         first_tile = cutlass.max(oldest, 0) // KEYS
     ends = []
     for each in cutlass.range_constexpr(tile.query_tiles):
-        begin = first_row + each * ROWS
+        begin = first_row + each * tile.tile_rows
         seen = keys
         if cutlass.const_expr(variant.causal):
-            newest = position + (cutlass.min(begin + ROWS, rows) - 1) // sizes.group
+            newest = position + (cutlass.min(begin + tile.tile_rows, rows) - 1) // sizes.group
             seen = cutlass.min(newest + 1, keys)
         count = cute.ceil_div(cutlass.max(seen, 0), KEYS) - first_tile
         ends.append(cutlass.select_(begin < rows, cutlass.max(count, 0), Int32(0)))
@@ -171,9 +180,17 @@ class Row:
 
 
 @cute.jit
-def row_of(variant: cutlass.Constexpr, work: Work, query_tile: Int32, warp: Int32) -> Row:
+def row_of(
+    tile: cutlass.Constexpr,
+    variant: cutlass.Constexpr,
+    work: Work,
+    query_tile: Int32,
+    warp: Int32,
+) -> Row:
     """Row of lane ``lane`` of warp ``warp`` of a query tile."""
-    first = work.first_row + query_tile * ROWS + warp * WARP_ROWS
+    first = work.first_row + query_tile * tile.tile_rows
+    if cutlass.const_expr(not tile.spread):
+        first = first + warp * WARP_ROWS
     row = first + cute.arch.lane_idx()
     token = row // work.group
     begin, end = Int32(0), work.keys

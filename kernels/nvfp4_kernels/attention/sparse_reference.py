@@ -1,0 +1,71 @@
+"""``sparse_attention`` in torch: every token is a sequence of its own, whose keys are its list."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.attention.reference import Tile, attend, to_float32
+
+
+@dataclass(frozen=True)
+class IndexedKeyValues:
+    """The keys of every token's list.
+
+    Attributes:
+        cache: ``(pages, heads, page_size, 2·D)``.
+        table: the pages of each sequence.
+        indices: ``(T, k)``, positions in the token's sequence.
+        sequences: ``(T,)``, that of each token.
+    """
+
+    cache: Tensor
+    table: Tensor
+    indices: Tensor
+    sequences: Tensor
+
+    @property
+    def heads(self) -> int:
+        return self.cache.shape[1]
+
+    @property
+    def page_size(self) -> int:
+        return 1  # a list may begin anywhere
+
+    def block(self, tiles: Sequence[Tile], start: int, count: int) -> tuple[Tensor, Tensor]:
+        """See ``KeyValues``; where a list has no more, its last key again."""
+        places = torch.tensor([(t.row, t.last - 1) for t in tiles])
+        row, last = places.view(-1, 2, 1).unbind(1)
+        positions = self.indices[row, (start + torch.arange(count)).minimum(last)]
+        size = self.cache.shape[2]
+        pages = self.table[self.sequences[row], positions // size]
+        cache = self.cache
+        if cache.dtype == torch.float8_e4m3fn:
+            cache = cache.view(torch.uint8)  # float8 has no indexing
+        found = cache.transpose(1, 2)[pages, positions % size].view(self.cache.dtype)
+        k, v = (to_float32(half) for half in found.transpose(1, 2).chunk(2, -1))
+        return k, v
+
+
+def sparse_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    indices: Tensor,
+    lens: Tensor,
+    block_table: Tensor,
+    query_start: Tensor,
+    sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    scoring: Scoring,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.attention.sparse_op.sparse_attention``."""
+    if k_scale is not None:
+        scoring = replace(scoring, scale=scoring.scale * k_scale.item())
+    sequences = torch.arange(len(block_table)).repeat_interleave(query_start.diff().long())
+    key_values = IndexedKeyValues(kv_cache, block_table, indices, sequences)
+    starts, lengths = range(len(sequences) + 1), lens[: len(sequences)].tolist()
+    return attend(q, key_values, starts, lengths, sinks, scoring, v_scale, out)
