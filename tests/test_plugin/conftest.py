@@ -79,3 +79,22 @@ def vllm_config(base_config: Any) -> Iterator[Any]:
     config = copy.copy(base_config)
     with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16):
         yield config
+
+
+@pytest.fixture
+def indexer_config(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """``vllm_config`` without layers, for sparse attention, whose metadata CPU can build."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.models import deepseek_v2
+    from vllm.v1.attention.backends.mla import indexer
+
+    from tests.test_plugin.indexer_layer import BLOCK_SIZE, prefill_bounds, quantize_fp8
+
+    monkeypatch.setattr(indexer, "_BUILD_PREFILL_CHUNK_METADATA_KERNEL", prefill_bounds)
+    monkeypatch.setattr(deepseek_v2, "per_token_group_quant_fp8", quantize_fp8)
+    for part in ("compilation_config", "cache_config", "parallel_config", "model_config"):
+        setattr(vllm_config, part, copy.copy(getattr(vllm_config, part)))
+    vllm_config.compilation_config.static_forward_context = {}
+    vllm_config.cache_config.block_size = BLOCK_SIZE
+    with set_current_vllm_config(vllm_config):
+        yield vllm_config
