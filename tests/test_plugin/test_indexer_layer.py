@@ -1,24 +1,184 @@
-"""A layer like DeepSeek V3.2's with our indexer, step by step over a paged cache."""
+"""A layer of DeepSeek V3.2 with our indexer, step by step over a paged cache."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from tests.test_plugin.indexer_layer import Layer, Step
+from tests.test_plugin.indexer_layer import Step
+from tests.test_plugin.indexer_v32 import GenericLayer
 
 FORMATS = ("nvfp4", "mxfp4", "fp8", "bf16")
 STEPS: list[Step] = [
     [("a", 5)],  # fewer keys than are chosen
     [("a", 1), ("b", 11), ("c", 70)],
-    [("a", 1), ("b", 1), ("c", 58)],  # c fills its second page to the last slot
-    [("a", 1), ("b", 1), ("c", 1)],  # and begins a third
+    [("a", 1), ("b", 5), ("c", 58)],  # b has as many keys as are chosen; c fills two pages
+    [("a", 1), ("b", 1), ("c", 1)],  # one more than that; c begins a third page
     [("c", 1), ("a", 60)],
 ]
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_steps(fmt: str, indexer_config: Any) -> None:
-    layer = Layer(indexer_config, fmt)
+    layer = GenericLayer(indexer_config, fmt)
     for step in STEPS:
         layer.step(step)
-        layer.check(step)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_decodes_of_two_tokens(fmt: str, indexer_config: Any) -> None:
+    """As with one speculative token; where a sequence has but one, it goes with the prefills."""
+    layer = GenericLayer(indexer_config, fmt, next_n=2)
+    layer.step([("a", 30), ("b", 63), ("c", 2)])
+    for step, decodes in (
+        ([("a", 2), ("b", 2)], (2, 2)),
+        ([("b", 2), ("c", 2), ("a", 40)], (2, 2)),
+        ([("a", 2), ("b", 1)], (1, 2)),
+        ([("a", 1), ("b", 1)], (2, 1)),
+    ):
+        assert layer.step(step).decode.seq_lens.shape == decodes
+
+
+def test_without_the_option(indexer_config: Any) -> None:
+    """FP8, by vLLM's own ``Indexer``."""
+    layer = GenericLayer(indexer_config, None)
+    assert layer.cache_layer.kv_cache.shape[-1] == 132
+    for step in STEPS:
+        layer.step(step)
+
+
+def test_chunks(indexer_config: Any) -> None:
+    """Prefills cut by sequences, and a long one by its queries, which then share gathered keys."""
+    layer = GenericLayer(indexer_config, "nvfp4")
+    split = layer.builder._split_indexer_prefill_chunks
+
+    def split_small(lens: Any, counts: Any, keys: int, logits: int, request_offset: int) -> Any:
+        return split(lens, counts, 100, 4 * 2000, request_offset)
+
+    layer.builder._split_indexer_prefill_chunks = split_small
+    metadata = layer.step([("a", 20), ("b", 90), ("c", 30), ("d", 31)])
+    chunks = metadata.prefill.chunks
+    assert [(c.token_start, c.token_end, c.skip_kv_gather) for c in chunks] == [
+        (0, 20, False), (20, 42, False), (42, 64, True), (64, 86, True), (86, 108, True),
+        (108, 110, True), (110, 140, False), (140, 171, False),
+    ]  # fmt: skip
+    layer.step([("a", 1), ("c", 40), ("d", 41)])
+
+
+@pytest.mark.parametrize("next_n", [1, 2])
+def test_padding(next_n: int, indexer_config: Any) -> None:
+    """Tokens and sequences that fill up a CUDA graph; a buffer that is wider than top-k."""
+    layer = GenericLayer(indexer_config, "nvfp4", next_n=next_n, wider=3)
+    layer.step([("a", 30), ("b", 63)], padding=5)
+    layer.step([("a", next_n), ("b", next_n), ("none", 0), ("no other", 0)], padding=2 * next_n)
+
+
+def test_padding_tokens_among_the_decodes(indexer_config: Any) -> None:
+    """Counted as decodes, but of no sequence: a CUDA graph's batch is the same in every replay."""
+    layer = GenericLayer(indexer_config, "nvfp4", next_n=2)
+    layer.step([("a", 30), ("b", 63)])
+
+    def count_padding(metadata: Any) -> None:
+        metadata.num_decode_tokens += 4
+        assert metadata.decode.requires_padding
+
+    layer.step([("a", 2), ("b", 2), ("none", 0)], padding=4, disturb=count_padding)
+
+
+def test_slots_to_skip(indexer_config: Any) -> None:
+    """A key whose slot is −1 is not stored; here it lies there from the step before."""
+    layer = GenericLayer(indexer_config, "nvfp4")
+    layer.step([("a", 40)])
+    before = layer.cache_layer.kv_cache.clone()
+
+    def skip(metadata: Any) -> None:
+        metadata.slot_mapping = torch.full_like(metadata.slot_mapping, -1)
+
+    with pytest.raises(AssertionError):  # its own key is garbage then
+        layer.step([("a", 1)], disturb=skip)
+    assert torch.equal(layer.cache_layer.kv_cache, before)
+
+
+def test_measuring_memory(indexer_config: Any) -> None:
+    """Without metadata the buffer stays as it is, and so does the cache."""
+    from vllm.forward_context import set_forward_context
+
+    layer = GenericLayer(indexer_config, "nvfp4")
+    layer.buffer.fill_(3)
+    before = layer.cache_layer.kv_cache.clone()
+    with torch.inference_mode(), set_forward_context(None, indexer_config):
+        layer.indexer(
+            torch.randn(8, 32).bfloat16(), torch.randn(8, 48).bfloat16(), torch.arange(8),
+            layer.rotation,
+        )  # fmt: skip
+    assert (layer.buffer == 3).all()
+    assert torch.equal(layer.cache_layer.kv_cache, before)
+
+
+# --- mutations ----------------------------------------------------------------------------------
+
+DECODE: Step = [("a", 1), ("b", 1), ("c", 1)]
+PREFILL: Step = [("a", 2), ("c", 20)]
+
+
+def _swap_slots(metadata: Any) -> None:
+    metadata.slot_mapping = metadata.slot_mapping.roll(1)
+
+
+def _next_slots(metadata: Any) -> None:
+    metadata.slot_mapping = metadata.slot_mapping + 1
+
+
+def _shorten(metadata: Any) -> None:
+    metadata.decode.seq_lens = metadata.decode.seq_lens - 1
+
+
+def _lengthen(metadata: Any) -> None:
+    metadata.decode.seq_lens = metadata.decode.seq_lens + 1
+
+
+def _swap_tables(metadata: Any) -> None:
+    metadata.decode.block_table = metadata.decode.block_table.roll(1, 0)
+
+
+def _shorten_prefill(metadata: Any) -> None:
+    for chunk in metadata.prefill.chunks:
+        chunk.cu_seqlen_ke = chunk.cu_seqlen_ke - 1
+
+
+def _shift_prefill(metadata: Any) -> None:
+    for chunk in metadata.prefill.chunks:
+        chunk.cu_seqlen_ks = chunk.cu_seqlen_ks + 1
+
+
+def _swap_prefill_tables(metadata: Any) -> None:
+    for chunk in metadata.prefill.chunks:
+        chunk.block_table = chunk.block_table.roll(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("step", "mutation"),
+    [
+        (DECODE, _swap_slots),
+        (DECODE, _next_slots),
+        (DECODE, _shorten),
+        (DECODE, _lengthen),
+        (DECODE, _swap_tables),
+        (PREFILL, _swap_slots),
+        (PREFILL, _shorten_prefill),
+        (PREFILL, _shift_prefill),
+        (PREFILL, _swap_prefill_tables),
+    ],
+)
+def test_mutation(step: Step, mutation: Callable[[Any], None], indexer_config: Any) -> None:
+    """Wrong metadata show in what is chosen: the checks above can fail."""
+    layer = GenericLayer(indexer_config, "bf16")
+    layer.step([("a", 12), ("b", 17), ("c", 18)])
+    with pytest.raises(AssertionError):
+        _repeat(layer, step, mutation)
+
+
+def _repeat(layer: GenericLayer, step: Step, mutation: Callable[[Any], None]) -> None:
+    for _ in range(4):
+        layer.step(step, disturb=mutation)

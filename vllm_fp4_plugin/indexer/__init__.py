@@ -11,6 +11,7 @@ layer                                    nvfp4   mxfp4   fp8     bf16
 =======================================  ======  ======  ======  ======
 bytes of a key of 128                    72      68      132     256
 ``deepseek_v2.Indexer`` (V3.2 but CUDA)  yes     yes     yes     yes
+``DeepseekV32Attention`` (V3.2 on CUDA)  yes     yes     yes     yes
 ``DeepseekV4Indexer``                    no      native  native  no
 other callers, FP8 queries               no      no      yes     no
 =======================================  ======  ======  ======  ======

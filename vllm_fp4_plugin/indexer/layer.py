@@ -45,13 +45,17 @@ class UnquantizedIndexer(Indexer):
 
 
 class LatentAttention(MultiHeadLatentAttentionWrapper):
-    """vLLM's, with an ``UnquantizedIndexer`` where the keys' format asks for one."""
+    """vLLM's, whose indexer keeps its queries in 16 bits where the keys' format asks for it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        indexer = self.indexer
-        if type(indexer) is not Indexer:  # a model's own layer may compute something else
-            return
-        selector = getattr(indexer.indexer_op, "selector", None)
-        if selector is not None and selector.fmt.name != "fp8":
-            indexer.__class__ = UnquantizedIndexer
+        keep_queries(self.indexer)
+
+
+def keep_queries(indexer: Any) -> None:
+    """Make an ``UnquantizedIndexer`` of an ``Indexer`` whose keys are not in FP8."""
+    if type(indexer) is not Indexer:  # a model's own layer may compute something else
+        return
+    selector = getattr(indexer.indexer_op, "selector", None)
+    if selector is not None and selector.fmt.name != "fp8":
+        indexer.__class__ = UnquantizedIndexer

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.platforms import current_platform
 
 from nvfp4_kernels.indexer.formats import Format
-from vllm_fp4_plugin.indexer import cache, choice
+from vllm_fp4_plugin.indexer import cache, choice, fused_layer
 from vllm_fp4_plugin.indexer.selection import KeySelector
 
 logger = init_logger("vllm.nvfp4_tc")
@@ -122,6 +122,7 @@ class KeySelectingIndexer(SparseAttnIndexer):
             fmt, head_dim, topk_tokens, max_model_len, max_total_seq_len, _global_scale(fmt)
         )
         k_cache.key_selector = self.selector
+        fused_layer.install(self.selector)
         _split_graphs_at_op(vllm_config.compilation_config)
         logger.info_once(
             "indexer: %s, %d bytes per key, %s",
