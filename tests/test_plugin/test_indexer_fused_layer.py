@@ -177,7 +177,11 @@ def test_layers_that_ours_do_not_serve_keep_vllms_function(
 
     from vllm_fp4_plugin.indexer import fused_layer
 
-    FusedLayer(indexer_config, None, kernels)
+    FusedLayer(indexer_config, "nvfp4", kernels)
+    assert attention.fused_q is not kernels.fused_q
+    fused_layer.install(None)  # as another engine of the process does that it cannot serve
+    assert attention.fused_q == kernels.fused_q
+    assert attention.fused_norm_rope == kernels.fused_norm_rope
     indexer_config.compilation_config.static_forward_context[CACHE] = torch.nn.Identity()
     given = tuple(range(14))
     monkeypatch.setattr(fused_layer.scoring, "sparse_attn_indexer", lambda *args, **_: args)

@@ -66,6 +66,25 @@ def test_chunks(indexer_config: Any) -> None:
     layer.step([("a", 1), ("c", 40), ("d", 41)])
 
 
+def test_decodes_query_by_query(indexer_config: Any) -> None:
+    """As vLLM lays them out where its kernels want one query per sequence, of any number each."""
+    layer = GenericLayer(indexer_config, "nvfp4", next_n=3)
+    layer.builder.use_flattening = True
+    layer.step([("a", 30), ("b", 63), ("c", 5)])
+    metadata = layer.step([("a", 3), ("b", 1), ("c", 2), ("none", 0)])
+    assert metadata.decode.seq_lens.flatten().tolist() == [31, 32, 33, 64, 6, 7]
+
+
+def test_more_room_than_keys(indexer_config: Any) -> None:
+    """The host knows but a bound of the lengths after speculation."""
+    layer = GenericLayer(indexer_config, "nvfp4")
+
+    def widen(metadata: Any) -> None:
+        metadata.prefill.chunks[0].total_seq_lens += 5
+
+    layer.step([("a", 30), ("b", 63)], disturb=widen)
+
+
 @pytest.mark.parametrize("next_n", [1, 2])
 def test_padding(next_n: int, indexer_config: Any) -> None:
     """Tokens and sequences that fill up a CUDA graph; a buffer that is wider than top-k."""

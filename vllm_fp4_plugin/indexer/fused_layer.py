@@ -21,11 +21,10 @@ from vllm_fp4_plugin.indexer.selection import KeySelector
 LAYER = "vllm.models.deepseek_v32.attention"
 
 
-def install(selector: KeySelector) -> None:
-    """Have the layer, if its module is loaded, choose keys as ``selector`` does.
+def install(selector: KeySelector | None) -> None:
+    """Have the layer, if its module is loaded, choose keys as ``selector`` does, or vLLM for None.
 
-    Its format holds for all layers built from now on. Layers without a selector keep vLLM's own
-    scoring.
+    The format holds for all layers: one option says it for all that an engine builds.
     """
     layer: Any = sys.modules.get(LAYER)
     if layer is None:
@@ -33,7 +32,7 @@ def install(selector: KeySelector) -> None:
     from vllm.models.deepseek_v32.common import kernels
 
     layer.sparse_attn_indexer = sparse_attn_indexer
-    if selector.fmt.name == "fp8":
+    if selector is None or selector.fmt.name == "fp8":
         layer.fused_norm_rope, layer.fused_q = kernels.fused_norm_rope, kernels.fused_q
     else:
         layer.fused_norm_rope = partial(fused_norm_rope, selector, kernels.fused_norm_rope)

@@ -107,6 +107,7 @@ class KeySelectingIndexer(SparseAttnIndexer):
                 compress_ratio, candidate_blocks, candidate_block_size, candidate_write,
             )  # fmt: skip
             self.selector = None
+            fused_layer.install(None)
             return
         # Not SparseAttnIndexer's own, which asks for DeepGEMM and compiles Triton kernels.
         CustomOp.__init__(self)
@@ -149,11 +150,9 @@ class KeySelectingIndexer(SparseAttnIndexer):
 
 def _global_scale(fmt: Format) -> Tensor | None:
     """NVFP4's: 1, as the package says."""
-    return (
-        torch.ones((), device=current_platform.device_type, dtype=torch.float32)
-        if fmt.name == "nvfp4"
-        else None
-    )
+    if fmt.name != "nvfp4":
+        return None
+    return torch.ones((), dtype=torch.float32, device=current_platform.device_type)
 
 
 def _split_graphs_at_op(compilation_config: Any) -> None:

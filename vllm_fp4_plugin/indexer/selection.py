@@ -188,8 +188,8 @@ def _decode_contexts(decode: Any, tokens: int) -> tuple[Tensor, Tensor]:
     ends = decode.decode_lens.cumsum(0)
     token = torch.arange(tokens, device=ends.device)
     sequence = torch.searchsorted(ends, token, right=True).clamp_(max=sequences - 1)
-    # The last column counts all keys of the sequence, of which the last query sees all.
-    following = ends[sequence] - 1 - token
-    context_lens = (seq_lens[sequence, -1] - following).clamp_(min=0)
-    context_lens = context_lens.where(following >= 0, 0)  # tokens of no sequence
-    return context_lens.to(torch.int32).unsqueeze(1), block_table[sequence]
+    # The last column is that of a sequence's last query.
+    column = next_n - (ends[sequence] - token)
+    context_lens = seq_lens[sequence, column.clamp(0, next_n - 1)]
+    context_lens = context_lens.where(column < next_n, 0)  # tokens of no sequence
+    return context_lens.unsqueeze(1), block_table[sequence]
