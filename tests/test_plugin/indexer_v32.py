@@ -80,7 +80,8 @@ class GenericLayer(Driver):
             vllm_config, self.indexer.k_cache, op.topk_indices_buffer, top_k, fmt, next_n
         )
         give_weights(self.indexer, self.random)
-        self.rotation = rotation()
+        # vLLM's kernel for CPU takes other shapes only.
+        self.rotation = rotation().forward_native
         self.handed: list[Handed] = []
         run = op.forward
 

@@ -66,7 +66,8 @@ class CompressedLayer(Driver):
             queries, folded = (data, scales.view(torch.int32).squeeze(-1)), weights
         else:
             queries, folded = data, weights * scales
-        self.given = torch.empty(tokens, 1), queries, None, folded
+        not_to_store = torch.full_like(k, torch.nan)
+        self.given = torch.empty(tokens, 1), queries, not_to_store, folded
         with set_forward_context({CACHE: metadata}, self.vllm_config):
             self.op(*self.given)
         return Handed(quantize(self.fmt, q).values, weights, k)

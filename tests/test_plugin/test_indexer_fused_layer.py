@@ -14,6 +14,7 @@ from nvfp4_kernels import indexer_quantize_q, indexer_store_k
 from tests.test_plugin.indexer_layer import (
     CACHE,
     HEAD_DIM,
+    HEADS,
     HIDDEN,
     LORA,
     PREFIX,
@@ -167,6 +168,26 @@ def test_steps(fmt: str | None, interleaved: bool, indexer_config: Any, kernels:
     for step in STEPS:
         layer.step(step)
     assert layer.q.dtype == (torch.float8_e4m3fn if fmt in ("fp8", None) else torch.bfloat16)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_queries_are_those_that_vllm_quantises(
+    interleaved: bool, indexer_config: Any, kernels: Kernels
+) -> None:
+    from vllm.models.deepseek_v32 import attention
+
+    layer = FusedLayer(indexer_config, "nvfp4", kernels, interleaved=interleaved)
+    table, angles = layer.rope.cos_sin_cache, torch.arange(9) * 7
+    q, weights = torch.randn(9, HEADS, HEAD_DIM).bfloat16(), torch.randn(9, HEADS).bfloat16()
+    rest = torch.empty(0), torch.ones(1)
+    given = angles, torch.empty(3), table, q, table, *rest, weights, 0.25, 0.5
+    ways = {"index_rope_interleave": interleaved, "quantize_mqa": False}
+    ours, our_weights, mqa_q = attention.fused_q(*given, **ways)
+    assert mqa_q is given[1]
+    theirs, their_weights, _ = kernels.fused_q(*given, **ways)
+    data, scales = indexer_quantize_q(ours, "fp8")
+    assert torch.equal(data.float(), theirs.float())
+    assert torch.equal(our_weights * scales, their_weights)
 
 
 def test_layers_that_ours_do_not_serve_keep_vllms_function(

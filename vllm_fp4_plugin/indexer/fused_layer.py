@@ -76,7 +76,7 @@ def fused_norm_rope(
     k = kwargs["index_k_out"] = torch.empty_like(args[_INDEX_K])
     q_c = theirs(*args, **kwargs)
     slots = kwargs["slot_mapping"] if indexer_slot_mapping is None else indexer_slot_mapping
-    selector.store(k, indexer_k_cache, slots)
+    selector.store(k, indexer_k_cache, slots[: len(k)])
     return q_c
 
 
