@@ -9,7 +9,7 @@ import torch
 
 from nvfp4_kernels.dispatch import standing_in
 from tests.test_plugin.indexer_layer import BLOCK_SIZE, CACHE, HEAD_DIM
-from tests.test_plugin.indexer_v32 import GenericLayer, ask_for
+from tests.test_plugin.indexer_v32 import ask_for
 
 KEY_BYTES = {"nvfp4": 72, "mxfp4": 68, "fp8": 132, "bf16": 256, None: 132}
 
@@ -31,55 +31,6 @@ def build(vllm_config: Any, fmt: str | None, **changes: Any) -> Any:
         "topk_indices_buffer": torch.empty(8, 2048, dtype=torch.int32),
     }
     return SparseAttnIndexer(cache, **given | changes)
-
-
-# --- registered ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """vLLM's, for one test, without our layers."""
-    from vllm.model_executor import custom_op
-
-    from vllm_fp4_plugin.indexer import registration
-
-    registry: dict[str, Any] = {}
-    monkeypatch.setattr(custom_op, "op_registry_oot", registry)
-    monkeypatch.setattr(registration, "op_registry_oot", registry)
-    return registry
-
-
-def test_registered(vllm_config: Any) -> None:
-    """By the plugin, for every model."""
-    from vllm.model_executor.custom_op import op_registry_oot
-
-    from vllm_fp4_plugin.indexer.layer import LatentAttention
-    from vllm_fp4_plugin.indexer.op import KeySelectingIndexer
-
-    assert op_registry_oot["SparseAttnIndexer"] is KeySelectingIndexer
-    assert KeySelectingIndexer.name == "sparse_attn_indexer"
-    assert op_registry_oot["MultiHeadLatentAttentionWrapper"] is LatentAttention
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cpu", 2), ("cuda", 2), ("xpu", 0), ("rocm", 0)])
-def test_platforms(
-    device: str, expected: int, registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm_fp4_plugin.indexer import registration
-
-    platform = SimpleNamespace(is_cpu=lambda: device == "cpu", is_cuda=lambda: device == "cuda")
-    monkeypatch.setattr(registration, "current_platform", platform)
-    for _ in range(2):  # vLLM may call a plugin again
-        registration.register()
-    assert len(registry) == expected
-
-
-def test_another_plugins_layer_stays(registry: dict[str, Any]) -> None:
-    from vllm_fp4_plugin.indexer import registration
-
-    registry["SparseAttnIndexer"] = other = object()
-    registration.register()
-    assert registry["SparseAttnIndexer"] is other
 
 
 # --- the cache ----------------------------------------------------------------------------------
@@ -231,33 +182,3 @@ def test_queries_in_another_format(indexer_config: Any) -> None:
         ),
     ):
         op(torch.empty(8, 1), q, k, weights)
-
-
-# --- 16-bit queries ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fmt", KEY_BYTES)
-def test_the_layer_around_the_indexer(
-    fmt: str | None, indexer_config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Latent attention, of which vLLM has none for CPU, gets an indexer as its format asks."""
-    from vllm.model_executor.layers import mla
-    from vllm.model_executor.models.deepseek_v2 import Indexer
-
-    from vllm_fp4_plugin.indexer.layer import LatentAttention, UnquantizedIndexer
-
-    class NoAttention(torch.nn.Module):
-        def __init__(self, **given: Any) -> None:
-            super().__init__()
-            self.layer_name = given["prefix"]
-
-    monkeypatch.setattr(mla, "MLAAttention", NoAttention)
-    indexer = GenericLayer(indexer_config, fmt).indexer
-    indexer.__class__ = Indexer
-    parts = dict.fromkeys(mla.MLAModules.__dataclass_fields__)
-    modules = mla.MLAModules(**parts | {"indexer": indexer, "is_sparse": True})
-    layer = mla.MultiHeadLatentAttentionWrapper(
-        64, 4, 1.0, 8, 8, 8, 48, 16, modules, prefix="model.layers.0.self_attn"
-    )
-    assert type(layer) is LatentAttention
-    assert type(layer.indexer) is (Indexer if fmt in ("fp8", None) else UnquantizedIndexer)
