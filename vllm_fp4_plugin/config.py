@@ -61,8 +61,7 @@ class Nvfp4TcConfig(QuantizationConfig):
     def options(self) -> Options:
         """The user's options; read when the first layer is built, as vLLM's config is set then."""
         if self._options is None:
-            given = get_current_vllm_config().additional_config
-            self._options = Options.parse(given.get(KEY, {}) if isinstance(given, dict) else {})
+            self._options = Options.of(get_current_vllm_config())
             online_only = self._options.changed_online_options()
             if self._checkpoint is not None and online_only:
                 raise InvalidOption(

@@ -13,6 +13,7 @@ from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
 KEY = "nvfp4_tc"
 
 OnlineActivation = Literal["per-token", "16-bit"]
+IndexerFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 
 
 class InvalidOption(ValueError):
@@ -29,14 +30,27 @@ class Options:
         activation: activations of such layers: NVFP4 with one global scale per token, or left in
             16 bits.
         ignore: layers such a checkpoint keeps in 16 bits: names, ``*`` patterns or ``re:`` regexes.
+        indexer_format: how sparse attention's indexer keeps its keys, whatever the quantization
+            method; None: as the model does. See ``vllm_fp4_plugin.indexer``.
     """
 
     fuse_mlp: bool = True
     scales: ScaleRule = "absmax"
     activation: OnlineActivation = "per-token"
     ignore: tuple[str, ...] = ()
+    indexer_format: IndexerFormat | None = None
 
     ONLINE_ONLY = ("scales", "activation", "ignore")
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> "Options":
+        """The options of an engine.
+
+        Raises:
+            InvalidOption: as ``parse``.
+        """
+        given = vllm_config.additional_config
+        return cls.parse(given.get(KEY, {}) if isinstance(given, dict) else {})
 
     @classmethod
     def parse(cls, given: Any) -> "Options":
@@ -73,6 +87,8 @@ def _check(name: str, value: Any) -> None:
         accepted = (True, False)
     elif name == "scales":
         accepted = SCALE_RULES
+    elif name == "indexer_format":
+        accepted = get_args(IndexerFormat)
     else:
         accepted = get_args(OnlineActivation)
     if value not in accepted or (name == "fuse_mlp" and not isinstance(value, bool)):

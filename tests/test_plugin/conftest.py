@@ -79,3 +79,23 @@ def vllm_config(base_config: Any) -> Iterator[Any]:
     config = copy.copy(base_config)
     with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16):
         yield config
+
+
+@pytest.fixture
+def indexer_config(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """``vllm_config`` without layers, for sparse attention, whose metadata CPU can build."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.models import deepseek_v2
+    from vllm.v1.attention.backends.mla import compressor_utils, indexer
+
+    from tests.test_plugin import indexer_layer as ours
+
+    monkeypatch.setattr(indexer, "_BUILD_PREFILL_CHUNK_METADATA_KERNEL", ours.prefill_bounds)
+    monkeypatch.setattr(compressor_utils, "_COMPRESSED_SLOT_MAPPING_KERNEL", ours.compressed_slots)
+    monkeypatch.setattr(deepseek_v2, "per_token_group_quant_fp8", ours.quantize_fp8)
+    for part in ("compilation_config", "cache_config", "parallel_config", "model_config"):
+        setattr(vllm_config, part, copy.copy(getattr(vllm_config, part)))
+    vllm_config.compilation_config.static_forward_context = {}
+    vllm_config.cache_config.block_size = ours.BLOCK_SIZE
+    with set_current_vllm_config(vllm_config):
+        yield vllm_config

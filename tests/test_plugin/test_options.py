@@ -6,12 +6,18 @@ from vllm_fp4_plugin.options import InvalidOption, Options
 
 
 def test_defaults() -> None:
-    assert Options.parse({}) == Options(True, "absmax", "per-token", ())
+    assert Options.parse({}) == Options(True, "absmax", "per-token", (), None)
 
 
 def test_every_option_is_read() -> None:
-    given = {"fuse_mlp": False, "scales": "sweep", "activation": "16-bit", "ignore": ["lm_head"]}
-    assert Options.parse(given) == Options(False, "sweep", "16-bit", ("lm_head",))
+    given = {
+        "fuse_mlp": False,
+        "scales": "sweep",
+        "activation": "16-bit",
+        "ignore": ["lm_head"],
+        "indexer_format": "nvfp4",
+    }
+    assert Options.parse(given) == Options(False, "sweep", "16-bit", ("lm_head",), "nvfp4")
 
 
 @pytest.mark.parametrize(
@@ -23,6 +29,7 @@ def test_every_option_is_read() -> None:
         ({"scales": "best"}, r"scales: is 'best', must be one of absmax, sweep, four-over-six"),
         ({"activation": "8-bit"}, r"activation: is '8-bit', must be one of per-token, 16-bit"),
         ({"ignore": "lm_head"}, r"ignore: is 'lm_head', must be a list of layer names"),
+        ({"indexer_format": "int8"}, "indexer_format: is 'int8', must be one of nvfp4, mxfp4, fp8"),
         (["fuse_mlp"], r"nvfp4_tc: is \['fuse_mlp'\], must be an object of options"),
     ],
 )

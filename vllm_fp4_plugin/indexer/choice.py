@@ -1,0 +1,123 @@
+"""Which format a layer's indexer keeps its keys in, and whether our kernels serve it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.platforms import current_platform
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.dispatch import Kernel, KernelTable, NoKernelError
+from nvfp4_kernels.indexer.arguments import check_head_dim, check_top_k
+from nvfp4_kernels.indexer.config import (
+    GATHER_K_KERNELS,
+    QUANTIZE_Q_KERNELS,
+    SCORE_TOPK_KERNELS,
+    SCORE_TOPK_PAGED_KERNELS,
+    STORE_K_KERNELS,
+)
+from nvfp4_kernels.indexer.formats import Format, format_of
+from vllm_fp4_plugin.options import KEY, Options
+
+OPTION = f"{KEY}.indexer_format"
+
+
+class UnsupportedIndexer(ValueError):
+    """An indexer that a user asked for, and that our kernels do not serve."""
+
+
+@dataclass(frozen=True)
+class IndexerTraits:
+    """What a model's layer asks of its indexer.
+
+    Attributes:
+        native: the format that vLLM would keep keys in.
+        head_dim: D.
+        top_k: keys to choose.
+        quant_block_size: elements per scale of vLLM's FP8.
+        stored_by_model: keys are quantised and stored before the indexer is called.
+        two_level: keys are chosen among candidate blocks, which were chosen before.
+    """
+
+    native: str
+    head_dim: int
+    top_k: int
+    quant_block_size: int
+    stored_by_model: bool
+    two_level: bool
+
+
+def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
+    """The format, or None to leave the layer to vLLM's kernels; and why.
+
+    Raises:
+        InvalidOption: the option has a value that does not exist.
+        UnsupportedIndexer: the option asks for what cannot be served, named with its remedy.
+    """
+    asked = Options.of(vllm_config).indexer_format
+    fmt = format_of(asked or layer.native)
+    reasons = list(_obstacles(layer, fmt, vllm_config))
+    if not reasons:
+        return fmt, "by default" if asked is None else OPTION
+    if asked is None:
+        return None, "; ".join(reasons)
+    raise UnsupportedIndexer(
+        f"{OPTION}: is {asked!r}, which cannot be served here: {'; '.join(reasons)}; "
+        "or leave the option out, for vLLM's own kernels"
+    )
+
+
+def scoring_kernel(fmt: Format) -> Kernel:
+    """The kernel that scores decodes; for reports."""
+    return SCORE_TOPK_PAGED_KERNELS.select(_device(), fmt.name)
+
+
+def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[str]:
+    try:
+        check_head_dim("head_dim", layer.head_dim)
+        check_top_k(layer.top_k)
+    except InvalidArgument as invalid:
+        yield str(invalid)
+    if fmt.name == layer.native == "fp8" and layer.head_dim != layer.quant_block_size:
+        yield (
+            f"head_dim: is {layer.head_dim}, with fp8 must be {layer.quant_block_size}, so that a "
+            "key has one scale; choose another format"
+        )
+    if layer.stored_by_model and fmt.name != layer.native:
+        yield _native_remedy(layer.native, fmt.name)
+    if layer.two_level:
+        yield "choosing keys among candidate blocks (DeepSeek V4.1) is not supported"
+    parallel = vllm_config.parallel_config
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        size = getattr(parallel, name)
+        if size > 1:
+            option = "--" + name.replace("_", "-")
+            yield f"{option} is {size}, must be 1; parallelise over tensors or experts"
+    dtype = vllm_config.model_config.dtype
+    if not layer.stored_by_model and dtype != torch.bfloat16:
+        yield f"dtype is {dtype}, must be torch.bfloat16; serve with --dtype bfloat16"
+    for table in _tables(layer):
+        try:
+            table.select(_device(), fmt.name)
+        except NoKernelError as error:
+            yield str(error)
+            return  # the others say the same
+
+
+def _native_remedy(native: str, asked: str) -> str:
+    reason = f"the model's layer has stored its keys in {native} already"
+    if asked in ("fp8", "mxfp4"):
+        return f'{reason}; serve with --attention-config \'{{"indexer_kv_dtype": "{asked}"}}\''
+    return f"{reason}; choose {native}"
+
+
+def _tables(layer: IndexerTraits) -> list[KernelTable]:
+    tables = [GATHER_K_KERNELS, SCORE_TOPK_KERNELS, SCORE_TOPK_PAGED_KERNELS]
+    if not layer.stored_by_model:
+        tables += [QUANTIZE_Q_KERNELS, STORE_K_KERNELS]
+    return tables
+
+
+def _device() -> torch.device:
+    return torch.device(current_platform.device_type)

@@ -1,0 +1,125 @@
+"""DeepSeek V3.2's layer for CUDA, which builds a ``SparseAttnIndexer`` but does not call it.
+
+``vllm.models.deepseek_v32.attention`` calls three functions instead: ``fused_norm_rope`` makes keys
+and stores them in FP8, ``fused_q`` makes queries in FP8, and ``sparse_attn_indexer`` scores. It
+looks them up under these names whenever it runs; here they get others, of the same arguments, which
+call vLLM's own for all but the indexer's part. FP8 keys and queries are left to vLLM.
+"""
+
+import inspect
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers import sparse_attn_indexer as scoring
+
+from vllm_fp4_plugin.indexer.selection import KeySelector
+
+LAYER = "vllm.models.deepseek_v32.attention"
+
+
+def install(selector: KeySelector | None) -> None:
+    """Have the layer, if its module is loaded, choose keys as ``selector`` does, or vLLM for None.
+
+    The format holds for all layers: one option says it for all that an engine builds.
+    """
+    layer: Any = sys.modules.get(LAYER)
+    if layer is None:
+        return
+    from vllm.models.deepseek_v32.common import kernels
+
+    layer.sparse_attn_indexer = sparse_attn_indexer
+    if selector is None or selector.fmt.name == "fp8":
+        layer.fused_norm_rope, layer.fused_q = kernels.fused_norm_rope, kernels.fused_q
+    else:
+        layer.fused_norm_rope = partial(fused_norm_rope, selector, kernels.fused_norm_rope)
+        layer.fused_q = partial(fused_q, kernels.fused_q)
+
+
+_INDEX_K = 9  # of fused_norm_rope's arguments
+_OUT = list(inspect.signature(scoring.sparse_attn_indexer).parameters).index("topk_indices_buffer")
+
+
+def sparse_attn_indexer(
+    hidden_states: Tensor,
+    k_cache_prefix: str,
+    kv_cache: Tensor,
+    q_quant: Tensor,
+    q_scale: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """In the place of vLLM's; keys are in the cache already."""
+    given = (hidden_states, k_cache_prefix, kv_cache, q_quant, q_scale, *args)
+    cache_layer = get_forward_context().no_compile_layers.get(k_cache_prefix)
+    if getattr(cache_layer, "key_selector", None) is None:
+        return scoring.sparse_attn_indexer(*given, **kwargs)
+    _, weights, *_ = args
+    torch.ops.nvfp4_tc.select_keys(q_quant, q_scale, None, weights, given[_OUT], k_cache_prefix)
+    return given[_OUT]
+
+
+def fused_norm_rope(
+    selector: KeySelector,
+    theirs: Any,
+    *args: Any,
+    indexer_k_cache: Tensor | None = None,
+    indexer_slot_mapping: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """In the place of vLLM's: the keys come out in 16 bits, and are stored as the selector does."""
+    if indexer_k_cache is None:  # vLLM measures memory, or the layer takes over another's choice
+        return theirs(*args, **kwargs)
+    k = kwargs["index_k_out"] = torch.empty_like(args[_INDEX_K])
+    q_c = theirs(*args, **kwargs)
+    slots = kwargs["slot_mapping"] if indexer_slot_mapping is None else indexer_slot_mapping
+    selector.store(k, indexer_k_cache, slots[: len(k)])
+    return q_c
+
+
+def fused_q(
+    theirs: Any,
+    positions: Tensor,
+    q_pe: Tensor,
+    q_pe_cos_sin_cache: Tensor,
+    index_q: Tensor | None,
+    index_q_cos_sin_cache: Tensor | None,
+    ql_nope: Tensor,
+    q_scale: Tensor,
+    index_weights: Tensor | None,
+    softmax_scale: float,
+    head_scale: float,
+    *,
+    has_indexer: bool = True,
+    index_rope_interleave: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """In the place of vLLM's: the indexer's queries are rotated, but not quantised."""
+    unused_q, unused_weights, mqa_q = theirs(
+        positions, q_pe, q_pe_cos_sin_cache, None, None, ql_nope, q_scale, None,
+        softmax_scale, head_scale, has_indexer=False, **kwargs,
+    )  # fmt: skip
+    if index_q is None or index_q_cos_sin_cache is None or index_weights is None:
+        return unused_q, unused_weights, mqa_q
+    q = rotated(index_q, index_q_cos_sin_cache[positions], interleaved=index_rope_interleave)
+    return q, index_weights.float() * (softmax_scale * head_scale), mqa_q
+
+
+def rotated(x: Tensor, cos_sin: Tensor, *, interleaved: bool) -> Tensor:
+    """Each vector's first elements, in pairs, turned by its position's angles.
+
+    Args:
+        x: ``(T, H, D)``.
+        cos_sin: ``(T, R)``: R/2 cosines, then as many sines.
+        interleaved: pairs are neighbours; otherwise R/2 elements apart.
+    """
+    turned, rest = x.split([cos_sin.shape[-1], x.shape[-1] - cos_sin.shape[-1]], dim=-1)
+    cos, sin = cos_sin.float().unsqueeze(1).chunk(2, dim=-1)
+    pair = -1 if interleaved else -2
+    shape = (-1, 2) if interleaved else (2, -1)
+    first, second = turned.float().unflatten(-1, shape).unbind(pair)
+    pairs = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=pair)
+    return torch.cat([pairs.flatten(-2).to(x.dtype), rest], dim=-1)

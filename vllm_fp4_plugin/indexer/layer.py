@@ -1,0 +1,61 @@
+"""Queries in 16 bits from vLLM's generic DeepSeek V3.2 layer, for formats other than FP8.
+
+``deepseek_v2.Indexer`` quantises its queries to FP8 before it calls ``SparseAttnIndexer``. Plugins
+may replace the layer around it, which is handed the indexer when it is built: there the indexer
+becomes one that leaves queries as they are.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
+from vllm.model_executor.models.deepseek_v2 import Indexer
+
+
+class UnquantizedIndexer(Indexer):
+    """``Indexer`` whose queries stay in 16 bits, which ``KeySelectingIndexer`` takes as well."""
+
+    def forward(
+        self, hidden_states: Tensor, qr: Tensor, positions: Tensor, rotary_emb: Any
+    ) -> Tensor:
+        """Choose keys for each token.
+
+        Args:
+            hidden_states: bfloat16 ``(T, hidden size)``.
+            qr: bfloat16 ``(T, q_lora_rank)``.
+            positions: int64 ``(T,)``.
+            rotary_emb: vLLM's rotation, of the first ``rope_dim`` elements.
+
+        Returns:
+            int32 ``(≥ T, ≥ top_k)``, see ``KeySelector.select``.
+        """
+        parts = self.rope_dim, self.head_dim - self.rope_dim
+        q = self.wq_b(qr)[0].view(-1, self.n_head, self.head_dim)
+        keys_and_weights = self.wk_weights_proj(hidden_states)[0]
+        k, weights = keys_and_weights.split([self.head_dim, self.n_head], dim=-1)
+        k = self.k_norm(k).unsqueeze(1)
+        (q_rope, q_rest), (k_rope, k_rest) = q.split(parts, dim=-1), k.split(parts, dim=-1)
+        q_rope, k_rope = rotary_emb(positions, q_rope, k_rope)
+        # Compiled rotations may add dimensions in front.
+        q = torch.cat([q_rope.reshape(-1, self.n_head, self.rope_dim), q_rest], dim=-1)
+        k = torch.cat([k_rope.reshape(-1, 1, self.rope_dim), k_rest], dim=-1)
+        weights = weights.float() * (self.softmax_scale * self.n_head_scale)
+        return self.indexer_op(hidden_states, q, k.squeeze(1), weights)
+
+
+class LatentAttention(MultiHeadLatentAttentionWrapper):
+    """vLLM's, whose indexer keeps its queries in 16 bits where the keys' format asks for it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        keep_queries(self.indexer)
+
+
+def keep_queries(indexer: Any) -> None:
+    """Make an ``UnquantizedIndexer`` of an ``Indexer`` whose keys are not in FP8."""
+    if type(indexer) is not Indexer:  # a model's own layer may compute something else
+        return
+    selector = getattr(indexer.indexer_op, "selector", None)
+    if selector is not None and selector.fmt.name != "fp8":
+        indexer.__class__ = UnquantizedIndexer

@@ -1,0 +1,195 @@
+"""One layer's keys: stored, scored, and the best of them chosen, as vLLM's metadata lays them out.
+
+A step's tokens are those of the sequences that decode, then those of the sequences that prefill.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.indexer import (
+    indexer_gather_k,
+    indexer_quantize_q,
+    indexer_score_topk,
+    indexer_score_topk_paged,
+    indexer_store_k,
+)
+from nvfp4_kernels.indexer.formats import Format
+from vllm_fp4_plugin.indexer.cache import pages
+from vllm_fp4_plugin.indexer.choice import OPTION, UnsupportedIndexer
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """A step's queries in the format of the keys.
+
+    Attributes:
+        data: ``(T, H, ·)``.
+        scales: of the data; None if there are none, or the weights have taken them in.
+        weights: float32 ``(T, H)``.
+    """
+
+    data: Tensor
+    scales: Tensor | None
+    weights: Tensor
+
+    def rows(self, rows: slice) -> "Queries":
+        """Those of some tokens."""
+        scales = None if self.scales is None else self.scales[rows]
+        return Queries(self.data[rows], scales, self.weights[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class KeySelector:
+    """What is the same in every step.
+
+    Attributes:
+        fmt: of queries and keys.
+        head_dim: D.
+        top_k: keys to choose.
+        max_context_len: the most keys that a sequence can have.
+        max_gathered_keys: the most that prefills of one step are scored against at a time.
+        global_scale: float32 ``()`` of nvfp4, else None.
+    """
+
+    fmt: Format
+    head_dim: int
+    top_k: int
+    max_context_len: int
+    max_gathered_keys: int
+    global_scale: Tensor | None
+
+    def check_queries(self, q: Tensor, scales: Tensor | None) -> None:
+        """Raise unless the model's layer hands out queries that can be used.
+
+        Raises:
+            UnsupportedIndexer: they come in another format of few bits.
+        """
+        if q.dtype == torch.bfloat16:
+            return
+        came = "fp8" if scales is None else "mxfp4"
+        if came != self.fmt.name:
+            raise UnsupportedIndexer(
+                f"{OPTION}: is {self.fmt.name!r}, but the model's layer quantises its queries to "
+                f"{came}, and quantising them again would lose more than either; choose {came!r}"
+            )
+
+    def reserve(self, device: torch.device) -> None:
+        """Take and give back the memory of a step's gathered keys, as vLLM measures its peak."""
+        count = self.max_gathered_keys * self.fmt.page_bytes(self.head_dim, 1)
+        torch.empty(count, dtype=torch.uint8, device=device)
+
+    def store(self, k: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+        """Put keys into the cache.
+
+        Args:
+            k: bfloat16 ``(≥ T, D)``; rows after the last slot are padding.
+            kv_cache: uint8 ``(pages, block_size, bytes of a key)``.
+            slot_mapping: int64 ``(T,)``; −1: nowhere.
+        """
+        indexer_store_k(
+            k[: len(slot_mapping)], pages(kv_cache), slot_mapping, self.fmt.name,
+            kv_cache.shape[1], self.global_scale,
+        )  # fmt: skip
+
+    def select(
+        self,
+        q: Tensor,
+        scales: Tensor | None,
+        weights: Tensor,
+        kv_cache: Tensor,
+        metadata: Any,
+        out: Tensor,
+    ) -> None:
+        """Choose keys for every token of a step.
+
+        Args:
+            q: ``(T, H, D)``: bfloat16, or e4m3 whose scales the weights have taken in; or uint8
+                ``(T, H, D/2)`` of mxfp4.
+            scales: int32 ``(T, H)`` with mxfp4, four E8M0 bytes each.
+            weights: float32 ``(T, H)``.
+            kv_cache: as for ``store``, with this step's keys in it.
+            metadata: vLLM's ``DeepseekV32IndexerMetadata``.
+            out: int32 ``(≥ T, ≥ top_k)``; the first T rows are overwritten with positions in the
+                token's sequence, ascending, then −1.
+        """
+        self.check_queries(q, scales)
+        out[: len(q)] = -1
+        count = metadata.num_decode_tokens + metadata.num_prefill_tokens
+        if not count:
+            return
+        queries = self._queries(q[:count], scales, weights[:count])
+        if metadata.prefill is not None:
+            self._prefill(queries, kv_cache, metadata.prefill.chunks, out)
+        if metadata.num_decode_tokens:
+            decodes = queries.rows(slice(0, metadata.num_decode_tokens))
+            self._decode(decodes, kv_cache, metadata.decode, out)
+
+    def _queries(self, q: Tensor, scales: Tensor | None, weights: Tensor) -> Queries:
+        weights = weights.float().contiguous()
+        if q.dtype == torch.bfloat16:
+            data, block_scales = indexer_quantize_q(q, self.fmt.name, self.global_scale)
+            return Queries(data, block_scales, weights)
+        if scales is not None:
+            scales = scales[: len(q)].unsqueeze(-1).view(torch.float8_e8m0fnu)
+        return Queries(q, scales, weights)
+
+    def _prefill(self, queries: Queries, kv_cache: Tensor, chunks: Any, out: Tensor) -> None:
+        """Chunk by chunk, each with the keys of its sequences side by side."""
+        for chunk in chunks:
+            # vLLM cuts the queries of a long sequence: the later chunks see the same keys.
+            if not chunk.skip_kv_gather:
+                k, k_scales = indexer_gather_k(
+                    pages(kv_cache), chunk.block_table, chunk.cu_seq_lens, chunk.total_seq_lens,
+                    self.head_dim, self.fmt.name, kv_cache.shape[1],
+                )  # fmt: skip
+            rows = slice(chunk.token_start, chunk.token_end)
+            some = queries.rows(rows)
+            indices, _ = indexer_score_topk(
+                some.data, some.scales, k, k_scales, some.weights,
+                chunk.cu_seqlen_ks, chunk.cu_seqlen_ke, self.top_k, self.fmt.name,
+            )  # fmt: skip
+            out[rows, : self.top_k] = indices
+
+    def _decode(self, queries: Queries, kv_cache: Tensor, decode: Any, out: Tensor) -> None:
+        """All at once, the queries of a sequence side by side."""
+        tokens = len(queries.data)
+        context_lens, block_table = _decode_contexts(decode, tokens)
+        scales = queries.scales
+        indices, _ = indexer_score_topk_paged(
+            queries.data.unflatten(0, context_lens.shape),
+            None if scales is None else scales.unflatten(0, context_lens.shape),
+            pages(kv_cache),
+            queries.weights,
+            context_lens,
+            block_table,
+            # Not the longest of this step: a CUDA graph, and the further steps of a draft model,
+            # run with the metadata of shorter contexts.
+            self.max_context_len,
+            self.top_k,
+            self.fmt.name,
+            kv_cache.shape[1],
+        )
+        out[:tokens, : self.top_k] = indices
+
+
+def _decode_contexts(decode: Any, tokens: int) -> tuple[Tensor, Tensor]:
+    """How many keys each query sees, ``(B, next_n)``, and the pages of each sequence ``(B, P)``.
+
+    Sequences with as many queries each stay together. Otherwise, as where a CUDA graph is padded
+    with sequences that have none, every query becomes a sequence; nothing waits for the device.
+    """
+    sequences, next_n = len(decode.decode_lens), decode.seq_lens.shape[1]
+    seq_lens, block_table = decode.seq_lens[:sequences], decode.block_table[:sequences]
+    if not decode.requires_padding and sequences * next_n == tokens:
+        return seq_lens.contiguous(), block_table
+    ends = decode.decode_lens.cumsum(0)
+    token = torch.arange(tokens, device=ends.device)
+    sequence = torch.searchsorted(ends, token, right=True).clamp_(max=sequences - 1)
+    # The last column is that of a sequence's last query.
+    column = next_n - (ends[sequence] - token)
+    context_lens = seq_lens[sequence, column.clamp(0, next_n - 1)]
+    context_lens = context_lens.where(column < next_n, 0)  # tokens of no sequence
+    return context_lens.unsqueeze(1), block_table[sequence]
