@@ -30,7 +30,8 @@ def traits(top_k: int) -> Any:
 
 
 def ask_for(vllm_config: Any, fmt: str | None) -> str:
-    """Set the option; return the format that follows."""
+    """Set the option, or the method alone; return the format that follows."""
+    vllm_config.model_config.quantization = "nvfp4-tc" if fmt is None else None
     if fmt is not None:
         vllm_config.additional_config = {"nvfp4_tc": {"indexer_format": fmt}}
     return fmt or "fp8"

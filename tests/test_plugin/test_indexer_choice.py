@@ -19,7 +19,8 @@ def build(vllm_config: Any, fmt: str | None, **changes: Any) -> Any:
     from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
     from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache
 
-    ask_for(vllm_config, fmt)
+    if fmt != "nothing":
+        ask_for(vllm_config, fmt)
     cache = DeepseekV32IndexerCache(132, torch.uint8, CACHE, vllm_config.cache_config)
     given = {
         "quant_block_size": 128,
@@ -147,6 +148,17 @@ def test_left_to_vllm_otherwise(
     op._forward_method = lambda *given: calls.append(given)
     op(1, 2, 3, 4)
     assert calls == [(1, 2, 3, 4)]
+
+
+def test_other_methods_are_left_to_vllm(
+    indexer_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installing the plugin changes nothing for who does not ask for it."""
+    from vllm.model_executor.layers import sparse_attn_indexer as theirs
+
+    monkeypatch.setattr(theirs, "get_dcp_group", lambda: SimpleNamespace(rank_in_group=0))
+    indexer_config.model_config.quantization = "fp8"
+    assert build(indexer_config, "nothing").selector is None
 
 
 def test_a_device_without_kernels(indexer_config: Any) -> None:

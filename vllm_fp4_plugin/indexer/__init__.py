@@ -3,8 +3,8 @@
 In the place of vLLM's ``SparseAttnIndexer``: it stores keys, scores them and chooses the best
 without ever holding the scores. How keys are stored is
 ``--additional-config '{"nvfp4_tc": {"indexer_format": "nvfp4"}}'``, whatever the quantization
-method; by default it is what vLLM would have: FP8, or MXFP4 where DeepSeek V4 is served with
-``--attention-config '{"indexer_kv_dtype": "mxfp4"}'``.
+method. Without that option it serves models of ``nvfp4-tc`` alone, with keys as vLLM would have
+them: FP8, or MXFP4 where DeepSeek V4 has ``--attention-config '{"indexer_kv_dtype": "mxfp4"}'``.
 
 =======================================  ======  ======  ======  ======
 layer                                    nvfp4   mxfp4   fp8     bf16

@@ -18,6 +18,7 @@ from nvfp4_kernels.indexer.config import (
     STORE_K_KERNELS,
 )
 from nvfp4_kernels.indexer.formats import Format, format_of
+from vllm_fp4_plugin.config import METHOD
 from vllm_fp4_plugin.options import KEY, Options
 
 OPTION = f"{KEY}.indexer_format"
@@ -56,6 +57,8 @@ def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
         UnsupportedIndexer: the option asks for what cannot be served, named with its remedy.
     """
     asked = Options.of(vllm_config).indexer_format
+    if asked is None and vllm_config.model_config.quantization != METHOD:
+        return None, f"the model is not served with {METHOD}, and {OPTION} is not set"
     fmt = format_of(asked or layer.native)
     reasons = list(_obstacles(layer, fmt, vllm_config))
     if not reasons:
