@@ -1,0 +1,198 @@
+"""The epilogue warps: a key's score for each query, a weighted sum over the query's heads."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Float32, Int32
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.sm100.barriers import hand_over, wait
+from nvfp4_kernels.sm100.indexer.barriers import Barriers
+from nvfp4_kernels.sm100.indexer.operands import Pages, page_of, scale_address
+from nvfp4_kernels.sm100.indexer.tile import GROUP_WARPS, KEYS, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.weights import WeightLoader, Weights, is_doubled
+from nvfp4_kernels.sm100.indexer.work import Ranges, Work
+from nvfp4_kernels.sm100.tensor_memory import load_columns
+from nvfp4_kernels.sm100.tile import WARP_ROWS
+
+LOADED = 16  # most columns of one tcgen05.ld; the last ones are summed under the next
+CHAINS = 2  # of pairs of sums, so that an addition need not wait for the one before
+NEAREST = ptx.FPRoundingMode.RN
+
+Pair = tuple[Float32, Float32]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which warp of the epilogue this is.
+
+    Attributes:
+        group: of queries.
+        turn: which of the key tiles it takes.
+        warp: of its group: 32 lanes of tensor memory.
+    """
+
+    group: Int32
+    turn: Int32
+    warp: Int32
+
+    @property
+    def lane(self) -> Int32:
+        """This thread's of tensor memory, and its key's in a tile."""
+        return self.warp * WARP_ROWS + cute.arch.lane_idx()
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Role of four warps per group. A thread has a key of each tile to itself.
+
+    Attributes:
+        tile, variant: of the kernel.
+        consumer: takes the scores; see ``logits.py``.
+    """
+
+    tile: ScoreTile
+    variant: Variant
+    consumer: Any
+
+    def place(self, warp: Int32) -> Place:
+        """Of a warp of the CTA."""
+        number = warp // GROUP_WARPS
+        return Place(number % self.tile.groups, number // self.tile.groups, warp % GROUP_WARPS)
+
+    @cute.jit
+    def run(
+        self,
+        given: Weights,
+        ranges: Ranges,
+        pages: Pages,
+        out: cute.Pointer,
+        barriers: Barriers,
+        tensor: Int32,
+        work: Work,
+        place: Place,
+    ) -> None:
+        """All key tiles of this warp's turn."""
+        tile, turns = self.tile, self.tile.turns
+        leader = ptx.elect_sync()
+        first = place.group * tile.group_queries
+        rows = self.consumer.open(ranges, work, first)
+        self.consumer.hide(out, rows, work, place.turn, place.lane)
+        weights = WeightLoader(tile, self.variant).run(given, work, first)
+        columns = tensor + ((place.warp * WARP_ROWS) << 16) + place.group * tile.group_columns
+        page = self._page(pages, work, place, Int32(0))
+        factor = self._factor(pages, work, place, Int32(0), page)
+        page = self._page(pages, work, place, Int32(1))
+        for step in cutlass.range(cute.ceil_div(work.tiles - place.turn, turns), unroll=1):
+            # Asked for before they are used: each is found by the one before.
+            following = self._factor(pages, work, place, step + 1, page)
+            page = self._page(pages, work, place, step + 2)
+            index = step * turns + place.turn
+            accumulator, turn = index % tile.accumulators, index // tile.accumulators
+            wait(barriers.ready.subview(accumulator), turn)
+            ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
+            drained = barriers.drained.subview(accumulator)
+            scores = self._scores(columns + accumulator * tile.columns, weights, drained, leader)
+            key = self._key(work, place, step)
+            for number in cutlass.range_constexpr(tile.group_queries):
+                score = scores[number]
+                if cutlass.const_expr(tile.fmt == "fp8"):
+                    score = score * factor
+                self.consumer.put(out, rows[number], key, score)
+            factor = following
+
+    # --- a key's own factor, which FP8 keys have ------------------------------------------------
+
+    def _key(self, work: Work, place: Place, step: Int32) -> Int32:
+        index = step * self.tile.turns + place.turn
+        return (work.first_tile + index) * KEYS + place.lane
+
+    @cute.jit
+    def _page(self, pages: Pages, work: Work, place: Place, step: Int32) -> Int32:
+        """Of this thread's key."""
+        page = Int32(0)
+        if cutlass.const_expr(self.tile.fmt == "fp8"):
+            page = page_of(self.variant, pages, work, self._key(work, place, step))
+        return page
+
+    @cute.jit
+    def _factor(self, pages: Pages, work: Work, place: Place, step: Int32, page: Int32) -> Float32:
+        """Of this thread's key, if somebody sees it."""
+        factor = Float32(1.0)
+        if cutlass.const_expr(self.tile.fmt == "fp8"):
+            key = self._key(work, place, step)
+            if key < work.end:
+                address = scale_address(self.variant, pages, page, key, 4)
+                pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=4)
+                factor = Array(pointer, shape=(1,)).load(0)
+        return factor
+
+    # --- sums over heads ------------------------------------------------------------------------
+
+    def _pieces(self) -> list[tuple[int, int, int]]:
+        """(query, head, columns) of each load: powers of two, none of heads that there are not."""
+        pieces = []
+        for query in range(self.tile.group_queries):
+            head = 0
+            while head < self.tile.heads:
+                left = self.tile.heads - head
+                width = min(LOADED, 1 << (left.bit_length() - 1))
+                pieces.append((query, head, width))
+                head += width
+        return pieces
+
+    def _scores(
+        self, columns: Int32, weights: list[list[Float32]], drained: Array, leader: Any
+    ) -> list[Float32]:
+        """Of each query; the accumulator is given back before the last columns are summed."""
+        tile, pieces = self.tile, self._pieces()
+
+        def load(number: int) -> list[Float32]:
+            query, head, width = pieces[number]
+            return load_columns(columns + query * tile.head_columns + head, width)
+
+        sums = [_zeros() for _ in range(tile.group_queries)]
+        following = load(0)
+        for number, (query, head, width) in enumerate(pieces):
+            ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
+            products = following
+            if number + 1 < len(pieces):
+                following = load(number + 1)
+            else:
+                hand_over(drained, leader)
+            self._add(sums[query], products, weights[query][head : head + width], head)
+        return [_total(chains) for chains in sums]
+
+    def _add(
+        self, chains: list[Pair], products: list[Float32], weights: list[Float32], head: int
+    ) -> None:
+        """Two heads at a time; the last of an odd number has none beside it."""
+        nothing = [Float32(0.0)] * (len(products) % 2)
+        products, weights = products + nothing, weights + nothing
+        for first in range(0, len(products), 2):
+            pair = (head + first) // 2
+            positive = self._relu(products[first : first + 2], is_doubled(self.tile, pair))
+            factors = weights[first], weights[first + 1]
+            chain = pair % CHAINS
+            chains[chain] = ptx.fma_packed_f32x2(positive, factors, chains[chain], rnd=NEAREST)
+
+    def _relu(self, values: list[Float32], doubled: bool) -> Pair:
+        """NaN stays NaN. Doubled, of finite values only: x + abs(x) of −∞ would be NaN."""
+        if doubled:
+            first, second = (value + cute.math.abs(value) for value in values)
+        else:
+            first, second = (cute.arch.fmax(value, Float32(0.0), nan=True) for value in values)
+        return first, second
+
+
+def _zeros() -> list[Pair]:
+    return [(Float32(0.0), Float32(0.0))] * CHAINS
+
+
+def _total(chains: list[Pair]) -> Float32:
+    while len(chains) > 1:
+        halves = zip(chains[::2], chains[1::2], strict=True)
+        chains = [ptx.add_packed_f32x2(a, b, rnd=NEAREST) for a, b in halves]
+    return chains[0][0] + chains[0][1]

@@ -1,0 +1,63 @@
+"""The heads' weights, in a thread's registers for as long as it lives."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Float32, Int32, Int64
+
+from nvfp4_kernels.sm100.indexer.tile import PAIRS, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.work import Work
+
+
+@dataclass(frozen=True)
+class Weights:
+    """In global memory.
+
+    Attributes:
+        weights: float32 [queries, heads].
+        query_factors: the same, of FP8 queries; null if the variant has none.
+    """
+
+    weights: cute.Pointer
+    query_factors: cute.Pointer
+
+
+def is_doubled(tile: ScoreTile, pair: int) -> bool:
+    """Whether the ``pair``-th two heads of a query are; they are spread evenly."""
+    return pair * 3 % PAIRS < tile.doubled
+
+
+@dataclass(frozen=True)
+class WeightLoader:
+    """Reads those of a group's queries, [query][head]; those of a query there is not are any."""
+
+    tile: ScoreTile
+    variant: Variant
+
+    def run(self, given: Weights, work: Work, first: Int32) -> list[list[Float32]]:
+        """Of the queries from ``first`` of the CTA on, halved where relu is doubled."""
+        rows = []
+        for number in range(self.tile.group_queries):
+            query = work.first_query + cutlass.min(first + number, work.queries - 1)
+            row = self._row(given.weights, query)
+            if self.variant.query_factors:
+                factors = self._row(given.query_factors, query)
+                row = [weight * factor for weight, factor in zip(row, factors, strict=True)]
+            rows.append([self._halved(head, weight) for head, weight in enumerate(row)])
+        return rows
+
+    def _halved(self, head: int, weight: Float32) -> Float32:
+        return weight * 0.5 if is_doubled(self.tile, head // 2) else weight
+
+    def _row(self, data: cute.Pointer, query: Int32) -> list[Float32]:
+        heads = self.tile.heads
+        width = 4 if heads % 4 == 0 else 1
+        array, start = Array(data, shape=(1,)), Int64(query) * heads
+        row: list[Float32] = []
+        for head in range(0, heads, width):
+            if width == 1:
+                row.append(array[start + head])
+            else:
+                row += list(array.load(start + head, width, alignment=16).to_elements())
+        return [Float32(weight) for weight in row]
