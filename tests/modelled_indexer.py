@@ -71,8 +71,8 @@ class Shape:
     def limits(self) -> dict[str, float]:
         """Seconds: moving keys and scores once, the products, relu, and relu with its FMA.
 
-        A maximum takes the ALU, which has half as many lanes as are issued; with the FMA, which does
-        two heads at once, an element takes one and a half issues, wherever relu is computed.
+        A maximum takes the ALU, which has half as many lanes as are issued. With the FMA, which
+        does two heads at once, a product takes one and a half issues, wherever relu is computed.
         """
         moved = self.sequences * self.keys * self.key_bytes() + 4 * self.pairs
         elements = self.pairs * self.heads

@@ -58,9 +58,11 @@ class Epilogue:
     consumer: Any
 
     def place(self, warp: Int32) -> Place:
-        """Of a warp of the CTA."""
-        number = warp // GROUP_WARPS
-        return Place(number % self.tile.groups, number // self.tile.groups, warp % GROUP_WARPS)
+        """Of a warp of the CTA. What there is only one of is known at compile time."""
+        number, groups, turns = warp // GROUP_WARPS, self.tile.groups, self.tile.turns
+        group = number % groups if groups > 1 else Int32(0)
+        turn = number // groups if turns > 1 else Int32(0)
+        return Place(group, turn, warp % GROUP_WARPS)
 
     @cute.jit
     def run(
@@ -78,8 +80,8 @@ class Epilogue:
         tile, turns = self.tile, self.tile.turns
         leader = ptx.elect_sync()
         first = place.group * tile.group_queries
-        rows = self.consumer.open(ranges, work, first)
-        self.consumer.hide(out, rows, work, place.turn, place.lane)
+        rows = self.consumer.open(out, ranges, work, first)
+        self.consumer.hide(rows, work, place.turn, place.lane)
         weights = WeightLoader(tile, self.variant).run(given, work, first)
         columns = tensor + ((place.warp * WARP_ROWS) << 16) + place.group * tile.group_columns
         key = (work.first_tile + place.turn) * KEYS + place.lane
@@ -95,7 +97,7 @@ class Epilogue:
                 score = scores[number]
                 if cutlass.const_expr(tile.factored):
                     score = score * factor
-                self.consumer.put(out, rows[number], key, score)
+                self.consumer.put(rows[number], key, score)
             key += turns * KEYS
 
     @cute.jit
