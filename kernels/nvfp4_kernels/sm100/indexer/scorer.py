@@ -165,9 +165,9 @@ class ScorerSm100:
     def _shared(self) -> Shared:
         tile = self.tile
         queries, keys = self._bytes(tile.query_bytes), self._bytes(tile.stages * tile.key_bytes)
-        query_atoms = self._bytes(tile.query_scale_bytes) if tile.block_scaled else None
-        key_atoms = self._bytes(tile.stages * tile.key_scale_bytes) if tile.scaled else None
+        query_atoms = self._bytes(tile.query_scale_bytes, 128) if tile.block_scaled else None
+        key_atoms = self._bytes(tile.stages * tile.key_scale_bytes, 128) if tile.scaled else None
         return Shared(queries, keys, query_atoms, key_atoms)
 
-    def _bytes(self, count: int) -> Array:
-        return Array(Uint8, count, space=AddressSpace.smem, alignment=1024)
+    def _bytes(self, count: int, alignment: int = 1024) -> Array:
+        return Array(Uint8, count, space=AddressSpace.smem, alignment=alignment)
