@@ -10,7 +10,8 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.barriers import hand_over, wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
-from nvfp4_kernels.sm100.indexer.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.weights import WeightLoader, Weights, is_doubled
 from nvfp4_kernels.sm100.indexer.work import Ranges, Work
 from nvfp4_kernels.sm100.tensor_memory import load_columns

@@ -10,7 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Int64
 
-from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.work import Range, Ranges, Work, range_of
 
 NEGATIVE_INFINITY = float("-inf")

@@ -14,7 +14,8 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
 from nvfp4_kernels.sm100.indexer.operands import PageFinder, Pages, scale_address
-from nvfp4_kernels.sm100.indexer.tile import KEYS, SCALE_WARPS, WORD, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import KEYS, SCALE_WARPS, WORD, ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.work import Work
 from nvfp4_kernels.sm100.tile import ATOM_BYTES, ATOM_ROWS, WARP_ROWS
 

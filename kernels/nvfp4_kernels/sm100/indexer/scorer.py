@@ -32,8 +32,8 @@ from nvfp4_kernels.sm100.indexer.tile import (
     EPILOGUE_REGISTERS,
     OTHER_REGISTERS,
     ScoreTile,
-    Variant,
 )
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.weights import Weights
 from nvfp4_kernels.sm100.indexer.work import Ranges, Sizes, work_of
 
