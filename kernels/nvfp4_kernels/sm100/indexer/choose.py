@@ -19,10 +19,10 @@ MOST_TRIED = 8
 # As the discrete-event model of the tests gives them (``python -m tests.modelled_indexer``); none
 # was measured on a B200. Cycles of one SM: of starting and ending a CTA, and of a key tile, at the
 # least, and per column of it. Columns of an MMA per cycle. Bytes from memory per cycle, for the
-# chip.
+# chip, and at the most for an SM.
 START = 5000
 TILE, COLUMN, MMA_COLUMNS = 250, 2.8, 2
-MEMORY_BYTES = 3900
+MEMORY_BYTES, SM_BYTES = 3900, 40
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,10 @@ def estimate(problem: ScoreProblem, tile: ScoreTile, splits: int, sms: int = SMS
     memory, or go there, does so at the same rate whichever SMs ask for it.
     """
     tiles = _ceil_div(problem.columns, KEYS)
-    each = max(TILE, tile.columns * COLUMN, tile.columns * tile.steps / MMA_COLUMNS)
-    moved = problem.sequences * tiles * (tile.key_bytes + KEYS * tile.scale_bytes)
+    stored = tile.key_bytes + KEYS * tile.scale_bytes
+    computed = tile.columns * max(COLUMN, tile.steps / MMA_COLUMNS)
+    each = max(TILE, computed, stored / SM_BYTES)
+    moved = problem.sequences * tiles * stored
     moved += 4 * problem.sequences * problem.queries * problem.columns
     waves = _ceil_div(_ctas(problem, tile) * splits, sms)
     return waves * START + max(waves * _ceil_div(tiles, splits) * each, moved / MEMORY_BYTES)
