@@ -78,28 +78,32 @@ class Epilogue:
         place: Place,
     ) -> None:
         """All key tiles of this warp's turn; ``factors``: ring of FP8 keys' scales."""
-        tile, turns = self.tile, self.tile.turns
+        tile = self.tile
         leader = ptx.elect_sync()
         first = place.group * tile.group_queries
         rows = self.consumer.open(out, ranges, work, first)
         self.consumer.hide(rows, work, place.turn, place.lane)
         weights = WeightLoader(tile, self.variant).run(given, work, first)
         columns = tensor + ((place.warp * WARP_ROWS) << 16) + place.group * tile.group_columns
-        key = (work.first_tile + place.turn) * KEYS + place.lane
-        for step in cutlass.range(cute.ceil_div(work.tiles - place.turn, turns), unroll=1):
-            index = step * turns + place.turn
-            factor = self._factor(factors, barriers, index, place, leader)
-            accumulator, turn = index % tile.accumulators, index // tile.accumulators
-            wait(barriers.ready.subview(accumulator), turn)
-            ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
-            drained = barriers.drained.subview(accumulator)
-            scores = self._scores(columns + accumulator * tile.columns, weights, drained, leader)
-            for number in cutlass.range_constexpr(tile.group_queries):
-                score = scores[number]
-                if cutlass.const_expr(tile.factored):
-                    score = score * factor
-                self.consumer.put(rows[number], key, score)
-            key += turns * KEYS
+        # Which accumulator it is, is known at compile time but for the turn.
+        steps = tile.accumulators // tile.turns
+        for turn in cutlass.range(cute.ceil_div(work.tiles, tile.accumulators), unroll=1):
+            for step in cutlass.range_constexpr(steps):
+                accumulator = step * tile.turns + place.turn
+                index = turn * tile.accumulators + accumulator
+                if index < work.tiles:
+                    factor = self._factor(factors, barriers, index, place, leader)
+                    wait(barriers.ready.subview(accumulator), turn)
+                    ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
+                    drained = barriers.drained.subview(accumulator)
+                    source = columns + accumulator * tile.columns
+                    scores = self._scores(source, weights, drained, leader)
+                    key = (work.first_tile + index) * KEYS + place.lane
+                    self._put(rows, key, scores, factor)
+
+    def _put(self, rows: list[Any], key: Int32, scores: list[Float32], factor: Float32) -> None:
+        for row, score in zip(rows, scores, strict=True):
+            self.consumer.put(row, key, score * factor if self.tile.factored else score)
 
     @cute.jit
     def _factor(

@@ -219,8 +219,9 @@ class ScoreTile:
 
     @property
     def accumulators(self) -> int:
-        """Key tiles in tensor memory at a time."""
-        return min((TENSOR_COLUMNS - self.scale_columns) // self.columns, MAX_ACCUMULATORS)
+        """Key tiles in tensor memory at a time: as many of each turn."""
+        most = min((TENSOR_COLUMNS - self.scale_columns) // self.columns, MAX_ACCUMULATORS)
+        return most // self.turns * self.turns
 
     @property
     def key_scale_column(self) -> int:
