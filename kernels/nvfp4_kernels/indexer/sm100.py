@@ -9,13 +9,13 @@ from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.sm100.indexer.choose import SMS, ScoreProblem, choose_config
+from nvfp4_kernels.sm100.indexer.logits import NEGATIVE_INFINITY
 from nvfp4_kernels.sm100.indexer.scorer import ScorerSm100
 from nvfp4_kernels.sm100.indexer.tile import HEAD_DIMS, MAX_HEADS
 from nvfp4_kernels.sm100.indexer.variant import Variant
 
 ALIGNMENT = 16  # bytes: of what a tensor map addresses
 LEAST_PAGE = 16  # keys: the scales behind them then begin on a multiple of 16 bytes
-NEGATIVE_INFINITY = float("-inf")
 
 
 def logits(

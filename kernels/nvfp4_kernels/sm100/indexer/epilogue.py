@@ -1,7 +1,7 @@
 """The epilogue warps: a key's score for each query, a weighted sum over the query's heads."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
@@ -10,7 +10,7 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.barriers import hand_over, wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
-from nvfp4_kernels.sm100.indexer.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, ScoreTile
+from nvfp4_kernels.sm100.indexer.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, LANE_BYTES, ScoreTile
 from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.weights import WeightLoader, Weights, is_doubled
 from nvfp4_kernels.sm100.indexer.work import Ranges, Work
@@ -19,7 +19,6 @@ from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 LOADED = 16  # most columns of one tcgen05.ld; the last ones are summed under the next
 CHAINS = 2  # of pairs of sums, so that an addition need not wait for the one before
-ATOM_ROW_BYTES = 16  # of an atom, a word of each of the four warps
 NEAREST = ptx.FPRoundingMode.RN
 
 Pair = tuple[Float32, Float32]
@@ -45,18 +44,26 @@ class Place:
         return self.warp * WARP_ROWS + cute.arch.lane_idx()
 
 
+class Consumer(Protocol):
+    """Takes the scores, such as ``LogitRows``. All threads of a warp call it at once."""
+
+    def open(self, out: cute.Pointer, ranges: Ranges, work: Work, first: Int32) -> list[Any]:
+        """What a thread keeps of each query of its group, from ``first`` of the CTA on."""
+
+    def hide(self, rows: list[Any], work: Work, turn: Int32, lane: Int32) -> None:
+        """Is told of key tiles that no query of the CTA sees; ``lane``: this thread's of a tile."""
+
+    def put(self, row: Any, key: Int32, score: Float32) -> None:
+        """A key's score for one query, which need not see it, nor be there at all."""
+
+
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of four warps per group. A thread has a key of each tile to itself.
-
-    Attributes:
-        tile, variant: of the kernel.
-        consumer: takes the scores; see ``logits.py``.
-    """
+    """Role of four warps per group. A thread has a key of each tile to itself."""
 
     tile: ScoreTile
     variant: Variant
-    consumer: Any
+    consumer: Consumer
 
     def place(self, warp: Int32) -> Place:
         """Of a warp of the CTA. What there is only one of is known at compile time."""
@@ -85,15 +92,15 @@ class Epilogue:
         self.consumer.hide(rows, work, place.turn, place.lane)
         weights = WeightLoader(tile, self.variant).run(given, work, first)
         columns = tensor + ((place.warp * WARP_ROWS) << 16) + place.group * tile.group_columns
-        # Which accumulator it is, is known at compile time but for the turn.
+        # One lap is round all accumulators, so that which it is, is known at compile time.
         steps = tile.accumulators // tile.turns
-        for turn in cutlass.range(cute.ceil_div(work.tiles, tile.accumulators), unroll=1):
+        for lap in cutlass.range(cute.ceil_div(work.tiles, tile.accumulators), unroll=1):
             for step in cutlass.range_constexpr(steps):
                 accumulator = step * tile.turns + place.turn
-                index = turn * tile.accumulators + accumulator
+                index = lap * tile.accumulators + accumulator
                 if index < work.tiles:
                     factor = self._factor(factors, barriers, index, place, leader)
-                    wait(barriers.ready.subview(accumulator), turn)
+                    wait(barriers.ready.subview(accumulator), lap)
                     ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
                     drained = barriers.drained.subview(accumulator)
                     source = columns + accumulator * tile.columns
@@ -115,7 +122,7 @@ class Epilogue:
         if cutlass.const_expr(tile.factored):
             stage = index % tile.stages
             wait(barriers.scaled.subview(stage), index // tile.stages)
-            offset = stage * tile.key_scale_bytes + cute.arch.lane_idx() * ATOM_ROW_BYTES
+            offset = stage * tile.key_scale_bytes + cute.arch.lane_idx() * LANE_BYTES
             word = factors.load(offset + place.warp * FACTOR_BYTES, FACTOR_BYTES, alignment=4)
             factor = word.bitcast(Float32)[0]
             ptx.bar_warp_sync(cute.arch.FULL_MASK)

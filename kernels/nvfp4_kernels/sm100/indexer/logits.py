@@ -1,8 +1,4 @@
-"""Where scores go: rows of logits in global memory.
-
-What else takes scores, in the place of ``LogitRows``, has its methods: ``open`` what a thread keeps
-of each of its queries, ``hide`` the key tiles that none of them sees, ``put`` a key's score.
-"""
+"""Where scores go: rows of logits in global memory."""
 
 from dataclasses import dataclass
 

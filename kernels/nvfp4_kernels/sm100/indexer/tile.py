@@ -37,6 +37,7 @@ MAX_GROUPS = 3
 MAX_ACCUMULATORS = 4
 MAX_STAGES = 12
 WORD = 4  # scales that the tensor core takes as one
+LANE_BYTES = 4 * WORD  # of an atom: the words of rows ``lane + 32·i``
 # Of a thread, where they move: 16 warps start with 128, as many as fit; the sum stays the same.
 EPILOGUE_REGISTERS = 144
 OTHER_REGISTERS = 80
