@@ -9,24 +9,30 @@ MAX_TOP_K = 4096
 _FORMATS: tuple[Mode, ...] = ("nvfp4", "mxfp4", "fp8", "bf16")
 
 
-def _table(name: str, *modes: Mode, gpu: tuple[str, str] | None = None) -> KernelTable:
+def _table(name: str, *modes: Mode, **gpus: tuple[str, str]) -> KernelTable:
+    """``gpus``: kernels by architecture."""
     target = f"nvfp4_kernels.indexer.reference:{name}"
     kernels = {("cpu", mode): ("reference", target) for mode in modes}
-    if gpu is not None:
-        kernels |= {(arch, mode): gpu for arch in ("sm_90", "sm_100") for mode in modes}
+    kernels |= {(arch, mode): gpu for arch, gpu in gpus.items() for mode in modes}
     return KernelTable(f"indexer_{name}", kernels)
 
 
 def _cache_table(name: str, kernel: str) -> KernelTable:
-    gpu = kernel, f"nvfp4_kernels.indexer.cache_kernel:{name}"
-    return _table(name, *_FORMATS, gpu=gpu)
+    found = kernel, f"nvfp4_kernels.indexer.cache_kernel:{name}"
+    return _table(name, *_FORMATS, sm_90=found, sm_100=found)
 
+
+def _scorer(name: str) -> tuple[str, str]:
+    return "ScorerSm100", f"nvfp4_kernels.indexer.sm100:{name}"
+
+
+_TOPK = "TopK", "nvfp4_kernels.topk.kernel:topk"
 
 QUANTIZE_Q_KERNELS = _cache_table("quantize_q", "StoreVectors")
 STORE_K_KERNELS = _cache_table("store_k", "StoreVectors")
 GATHER_K_KERNELS = _cache_table("gather_k", "GatherVectors")
-LOGITS_KERNELS = _table("logits", *_FORMATS)
-LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS)
+LOGITS_KERNELS = _table("logits", *_FORMATS, sm_100=_scorer("logits"))
+LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS, sm_100=_scorer("logits_paged"))
 SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS)
 SCORE_TOPK_PAGED_KERNELS = _table("score_topk_paged", *_FORMATS)
-TOPK_KERNELS = _table("topk", "float", gpu=("TopK", "nvfp4_kernels.topk.kernel:topk"))
+TOPK_KERNELS = _table("topk", "float", sm_90=_TOPK, sm_100=_TOPK)

@@ -21,12 +21,12 @@ the scores themselves multiplies the heads' weights by both.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.nvfp4 import (
     BLOCK_SIZE,
     E2M1_MAX,
@@ -35,6 +35,8 @@ from nvfp4_kernels.nvfp4 import (
     encode_e2m1,
     quantize_activation,
 )
+
+Name = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 
 MXFP4_BLOCK = 32
 E8M0_BIAS = 127
@@ -55,7 +57,7 @@ class Format:
         block: elements per scale; 0: one scale for the whole vector.
     """
 
-    name: Mode
+    name: Name
     data_dtype: torch.dtype
     packed: int = 1
     scale_dtype: torch.dtype | None = None

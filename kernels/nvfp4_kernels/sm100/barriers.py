@@ -1,8 +1,8 @@
-"""Waiting on mbarriers."""
+"""Waiting on mbarriers, and arriving at them for a warp."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Int32
+from cutlass import Array, Boolean, Int32
 from cutlass.experimental import primitives as ptx
 
 CTA = ptx.MBarrierScope.CTA
@@ -21,3 +21,12 @@ def wait(barrier: Array, phase: Int32, scope: cutlass.Constexpr = CTA) -> None:
         barrier, phase & 1, scope=scope, order=ptx.MemOrder.ACQUIRE
     ):
         pass
+
+
+@cute.jit
+def hand_over(barrier: Array, leader: Boolean) -> None:
+    """A warp's tensor memory accesses come before whatever waits for the barrier."""
+    ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
+    ptx.bar_warp_sync(cute.arch.FULL_MASK)
+    if leader:
+        ptx.mbarrier_arrive(barrier)

@@ -10,12 +10,12 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.factors import Factors, Scaling
-from nvfp4_kernels.sm100.multiplier import tensor_pointer
 from nvfp4_kernels.sm100.nvfp4_store import Nvfp4Store
 from nvfp4_kernels.sm100.result import Chunk, Result
 from nvfp4_kernels.sm100.schedule import Work, place_of
 from nvfp4_kernels.sm100.split import Split
 from nvfp4_kernels.sm100.stores import Store
+from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 from nvfp4_kernels.sm100.tile import CTA_ROWS, WARP_ROWS, Output, Tile
 
 LOAD_COLUMNS = 32  # that a thread holds of each accumulator at a time

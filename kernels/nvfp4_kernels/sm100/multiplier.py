@@ -11,6 +11,7 @@ from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.loader import mask_of_readers
 from nvfp4_kernels.sm100.operands import Operand, data_descriptor, scale_descriptor
 from nvfp4_kernels.sm100.schedule import Place, Work, place_of
+from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 from nvfp4_kernels.sm100.tile import (
     ATOM_BYTES,
     ATOM_COLUMNS,
@@ -22,11 +23,6 @@ from nvfp4_kernels.sm100.tile import (
     WARP_ROWS,
     Tile,
 )
-
-
-def tensor_pointer(address: Int32) -> Array:
-    """Tensor memory at lane << 16 | column."""
-    return ptx.make_tmem_ptr(address, cutlass.Float32)
 
 
 @dataclass(frozen=True)

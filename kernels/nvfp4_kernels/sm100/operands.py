@@ -10,6 +10,17 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 
 from nvfp4_kernels.sm100.tile import ATOM_BYTES, ATOM_ROWS, ATOMS_K, MMA_K, TILE_BYTES, TILE_K
 
+TENSOR_MAP_SWIZZLES = {
+    128: TensorMapSwizzle.s128b,
+    64: TensorMapSwizzle.s64b,
+    32: TensorMapSwizzle.s32b,
+}
+DESCRIPTOR_SWIZZLES = {
+    128: ptx.Tcgen05SmemSwizzle.SWIZZLE_128B,
+    64: ptx.Tcgen05SmemSwizzle.SWIZZLE_64B,
+    32: ptx.Tcgen05SmemSwizzle.SWIZZLE_32B,
+}
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -67,10 +78,14 @@ def steps_of(k: Int32) -> Int32:
     return cute.ceil_div(k, TILE_K)
 
 
+def row_descriptor(data: Array, width: int) -> Int64:
+    """Rows of ``width`` bytes, swizzled, in groups of eight (PTX ISA, tcgen05 shared memory)."""
+    return ptx.Tcgen05SmemDesc.build(data, 16, 8 * width, layout=DESCRIPTOR_SWIZZLES[width])
+
+
 def data_descriptor(data: Array) -> Int64:
-    """Rows of 128 bytes, swizzled, in groups of eight (PTX ISA, tcgen05 shared memory layout)."""
-    swizzle = ptx.Tcgen05SmemSwizzle.SWIZZLE_128B
-    return ptx.Tcgen05SmemDesc.build(data, 16, 8 * TILE_BYTES, layout=swizzle)
+    """Rows of a stage."""
+    return row_descriptor(data, TILE_BYTES)
 
 
 def scale_descriptor(scales: Array) -> Int64:

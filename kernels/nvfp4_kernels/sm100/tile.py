@@ -13,6 +13,7 @@ TILE_K = 256  # elements of K per stage: 128 bytes, the widest swizzle
 MMA_K = 64  # elements of K per MMA, and per 512-byte atom of scales
 TILE_BYTES = TILE_K // 2
 ATOMS_K = TILE_K // MMA_K
+MMA_BYTES = 32  # of K, the reduced dimension, that one MMA multiplies, in every format
 ATOM_ROWS = 128
 ATOM_BYTES = 512
 ATOM_COLUMNS = 4  # of tensor memory per atom of scales
@@ -34,6 +35,11 @@ BARRIER_BYTES = 1024  # mbarriers, the tensor memory's address, and what alignme
 Store = Literal["tma", "vector", "element"]
 OutDtype = Literal["bfloat16", "float16", "float32", "nvfp4"]
 ELEMENT_BITS: dict[str, int] = {"bfloat16": 16, "float16": 16, "float32": 32, "nvfp4": 4}
+
+
+def widest_swizzle(row_bytes: int) -> int:
+    """Bytes of the widest swizzle that divides a row."""
+    return next(width for width in (128, 64, 32) if row_bytes % width == 0)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import AddressSpace, Array, Boolean, Int32, Int64
+from cutlass import AddressSpace, Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.attention.tile import WARPS, AttentionTile
@@ -94,12 +94,3 @@ def wait_for_weights(
     buffers = tile.score_buffers
     wait(barriers.weighed.subview(query_tile * buffers + index % buffers), index // buffers)
     ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
-
-
-@cute.jit
-def hand_over(barrier: Array, leader: Boolean) -> None:
-    """A warp's tensor memory accesses come before whatever waits for the barrier."""
-    ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
-    ptx.bar_warp_sync(cute.arch.FULL_MASK)
-    if leader:
-        ptx.mbarrier_arrive(barrier)

@@ -24,9 +24,10 @@ from nvfp4_kernels.sm100.attention.rows import (
     place_of,
     store_piece,
 )
-from nvfp4_kernels.sm100.attention.softmax import Sum, load_columns
+from nvfp4_kernels.sm100.attention.softmax import Sum
 from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
 from nvfp4_kernels.sm100.attention.work import Row, Work
+from nvfp4_kernels.sm100.tensor_memory import load_columns
 from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 WIDTHS = (32, 16, 8)  # columns that a thread holds at a time

@@ -11,14 +11,14 @@ from nvfp4_kernels.sm100.attention.barriers import Barriers, wait_for_weights
 from nvfp4_kernels.sm100.attention.operands import across_rows, along_rows, operand_type
 from nvfp4_kernels.sm100.attention.tile import (
     KEYS,
-    MMA_BYTES,
     ROWS,
     AttentionTile,
     Variant,
 )
 from nvfp4_kernels.sm100.attention.work import Work
 from nvfp4_kernels.sm100.barriers import wait
-from nvfp4_kernels.sm100.multiplier import tensor_pointer
+from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
+from nvfp4_kernels.sm100.tile import MMA_BYTES
 
 A_COLUMNS = 8  # of tensor memory that one MMA reads of P: 32 bytes of K
 

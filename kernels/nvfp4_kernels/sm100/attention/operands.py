@@ -10,22 +10,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
-from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+from cutlass.experimental.cuda import TensorMap, create_tensor_map_tiled
 
 from nvfp4_kernels.sm100.attention.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.sm100.attention.work import Sizes
+from nvfp4_kernels.sm100.operands import DESCRIPTOR_SWIZZLES, TENSOR_MAP_SWIZZLES, row_descriptor
 
 TYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
-TENSOR_MAP_SWIZZLES = {
-    128: TensorMapSwizzle.s128b,
-    64: TensorMapSwizzle.s64b,
-    32: TensorMapSwizzle.s32b,
-}
-DESCRIPTOR_SWIZZLES = {
-    128: ptx.Tcgen05SmemSwizzle.SWIZZLE_128B,
-    64: ptx.Tcgen05SmemSwizzle.SWIZZLE_64B,
-    32: ptx.Tcgen05SmemSwizzle.SWIZZLE_32B,
-}
 
 
 @dataclass(frozen=True)
@@ -90,9 +81,8 @@ def _row_map(
 
 
 def along_rows(tile: AttentionTile, data: Array) -> Int64:
-    """Descriptor of queries or keys (PTX ISA, tcgen05, shared memory descriptor)."""
-    swizzle = DESCRIPTOR_SWIZZLES[tile.chunk_bytes]
-    return ptx.Tcgen05SmemDesc.build(data, 16, 8 * tile.chunk_bytes, layout=swizzle)
+    """Descriptor of queries or keys."""
+    return row_descriptor(data, tile.chunk_bytes)
 
 
 def across_rows(tile: AttentionTile, data: Array) -> Int64:

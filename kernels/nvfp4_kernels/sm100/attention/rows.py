@@ -11,8 +11,8 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Int64, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm100.attention.tile import ROWS, widest_swizzle
-from nvfp4_kernels.sm100.tile import WARP_ROWS
+from nvfp4_kernels.sm100.attention.tile import ROWS
+from nvfp4_kernels.sm100.tile import WARP_ROWS, widest_swizzle
 
 PIECE = 16  # bytes that a lane moves at once
 

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm100.attention.barriers import Barriers, hand_over, wait_for_output
+from nvfp4_kernels.sm100.attention.barriers import Barriers, wait_for_output
 from nvfp4_kernels.sm100.attention.numbers import (
     LOG2_E,
     NEGATIVE_INFINITY,
@@ -23,10 +23,9 @@ from nvfp4_kernels.sm100.attention.numbers import (
 from nvfp4_kernels.sm100.attention.operands import TYPES
 from nvfp4_kernels.sm100.attention.tile import KEYS, WARPS, AttentionTile, Variant
 from nvfp4_kernels.sm100.attention.work import Row, Work
-from nvfp4_kernels.sm100.barriers import wait
-from nvfp4_kernels.sm100.multiplier import tensor_pointer
+from nvfp4_kernels.sm100.barriers import hand_over, wait
+from nvfp4_kernels.sm100.tensor_memory import SHAPE, load_columns, tensor_pointer
 
-SHAPE = ptx.Tcgen05LdStShape.SHAPE_32X32B
 LOADED = 16  # columns of one tcgen05.ld; their exponentials run under the next one
 
 
@@ -69,11 +68,6 @@ class Weights:
     words: list[Uint32]
     weight: Float32
     reached: Float32
-
-
-def load_columns(address: Int32, count: int) -> list[Float32]:
-    """This thread's lane of tensor memory; to be waited for."""
-    return list(ptx.tcgen05_ld(SHAPE, tensor_pointer(address), num=count).to_elements())
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,16 @@ from typing import Literal
 
 from nvfp4_kernels.sm100.tile import (
     CTA_RESERVED_BYTES,
+    MMA_BYTES,
     SM_SHARED_BYTES,
     TENSOR_COLUMNS,
     WARP_ROWS,
+    widest_swizzle,
 )
 
 ROWS = 128  # of a query tile: one per lane of tensor memory
 KEYS = 128  # of a key tile
 WARPS = 4  # that share a query tile
-MMA_BYTES = 32  # of K, the reduced dimension, per MMA
 MAX_STAGES = 8
 # Of a thread: 12 warps start with 168, as many as fit; the sum stays the same.
 SOFTMAX_REGISTERS = 216
@@ -26,11 +27,6 @@ BARRIER_BYTES = 2048  # mbarriers, the tensor memory's address, and what alignme
 
 Dtype = Literal["bfloat16", "float16"]
 Layout = Literal["dense", "varlen", "paged", "indexed"]
-
-
-def widest_swizzle(row_bytes: int) -> int:
-    """Bytes of the widest swizzle that divides a row."""
-    return next(width for width in (128, 64, 32) if row_bytes % width == 0)
 
 
 @dataclass(frozen=True)
