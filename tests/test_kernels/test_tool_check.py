@@ -15,12 +15,19 @@ import torch
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
-from nvfp4_kernels.tool import attention_case, check, check_command, timed
+from nvfp4_kernels.tool import (
+    attention_case,
+    check,
+    check_command,
+    sparse_attention_case,
+    timed,
+)
 from nvfp4_kernels.tool.attention_case import AttentionCase
 from nvfp4_kernels.tool.check import Device, WrongDevice, correctness, markdown, run_all, timings
 from nvfp4_kernels.tool.product_case import ProductCase, compare_bound, compare_exact
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
 from nvfp4_kernels.tool.shapes import CONTEST, given_shape
+from nvfp4_kernels.tool.sparse_attention_case import SparseAttentionCase
 from nvfp4_kernels.tool.task import Figures, Isolated, Machine, Mismatch, Outcome, Task, run_task
 from nvfp4_kernels.tool.timed import TimedProduct, TimedQuantize, cold_sets
 from nvfp4_kernels.tool.timed_attention import TimedAttention
@@ -76,6 +83,7 @@ CASES: list[Task] = [
     *(QuantizeCase(op, 5, 64) for op in OPS),
     AttentionCase(LENGTHS, head_dim=16, sinks=True),
     AttentionCase(LENGTHS, head_dim=64, fp8=True),
+    SparseAttentionCase(LENGTHS, head_dim=16),
 ]
 
 
@@ -110,18 +118,24 @@ def test_one_wrong_value_is_found(op: str, exact: bool, monkeypatch: pytest.Monk
         case.run(StandIn())
 
 
+@pytest.mark.parametrize("sparse", [False, True], ids=["", "sparse"])
 @pytest.mark.parametrize("output", [0, 1], ids=["out", "lse"])
-def test_one_wrong_row_of_attention_is_found(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = AttentionCase(LENGTHS, head_dim=16)
+def test_one_wrong_row_of_attention_is_found(
+    output: int, sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = SparseAttentionCase if sparse else AttentionCase
+    module = sparse_attention_case if sparse else attention_case
+    name = "sparse_attention" if sparse else "paged_attention"
+    case = kind(LENGTHS, head_dim=16)
     assert case.run(StandIn())["off"] == 0
-    right = attention_case.paged_attention
+    right = getattr(module, name)
 
     def wrong(**given: Any) -> tuple[torch.Tensor, ...]:
         found = right(**given)
         found[output][-1, -1] += 1
         return found
 
-    monkeypatch.setattr(attention_case, "paged_attention", wrong)
+    monkeypatch.setattr(module, name, wrong)
     with pytest.raises(Mismatch, match=("out", "lse")[output] + ": off by"):
         case.run(StandIn())
 
