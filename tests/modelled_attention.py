@@ -27,12 +27,13 @@ CLOCK = 1.85e9
 SMS = 148
 FLOPS = {False: 2.25e15, True: 4.5e15}  # dense, of 16-bit and of E4M3 operands
 BYTES = 8e12  # per second
+INDEXED_OF = 4  # keys of a sequence for each that is on a list
 LINE = "{name:34} {us:9.1f} us, least {least:9.1f} ({share:4.0%}) {rate}; {tile}, {splits} splits"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sequences that are all alike."""
+    """Sequences that are all alike; if ``indexed``, tokens with ``keys`` each on their lists."""
 
     batch: int
     queries: int
@@ -41,13 +42,15 @@ class Shape:
     fp8: bool = False
     kv_heads: int = 8
     group: int = 4
+    indexed: bool = False
 
     def problem(self) -> "AttentionProblem":
         from nvfp4_kernels.sm100.attention.choose import AttentionProblem
 
         return AttentionProblem(
-            self.batch, self.queries, self.keys, self.kv_heads, self.group, self.head_dim, self.fp8
-        )
+            self.batch, self.queries, self.keys, self.kv_heads, self.group, self.head_dim, self.fp8,
+            indexed=self.indexed,
+        )  # fmt: skip
 
 
 SHAPES = {
@@ -61,6 +64,12 @@ SHAPES = {
         ("decode 4 × 16384", 4, 1, 16384),
         ("decode 1 × 131072", 1, 1, 131072),
     )
+} | {
+    f"{tokens} × 2048 listed, D = 128{', fp8' if fp8 else ''}": Shape(
+        tokens, 1, 2048, 128, fp8, kv_heads=1, group=64, indexed=True
+    )
+    for fp8 in (False, True)
+    for tokens in (1, 32, 256, 2048)
 }
 
 
@@ -83,19 +92,22 @@ class Modeller:
 
         from nvfp4_kernels.compile import launch
         from nvfp4_kernels.sm100.attention.fmha import FmhaSm100
-        from nvfp4_kernels.sm100.attention.tile import Variant
+        from nvfp4_kernels.sm100.attention.tile import Layout, Variant
 
-        page, size, pages = 16, 1 if shape.fp8 else 2, -(-shape.keys // 16)
+        page, size = 16, 1 if shape.fp8 else 2
+        stored = INDEXED_OF * shape.keys if shape.indexed else shape.keys
+        pages = -(-stored // page)
         heads, head_dim = shape.group, shape.head_dim
         q = torch.zeros(shape.queries, heads, head_dim, dtype=torch.bfloat16)
         dtype = torch.float8_e4m3fn if shape.fp8 else torch.bfloat16
         cache = torch.zeros(pages, 1, page, 2 * head_dim, dtype=torch.float32).to(dtype)
         table = torch.randperm(pages, dtype=torch.int32).unsqueeze(0)
+        listed = torch.randperm(stored, dtype=torch.int32)[: shape.keys].unsqueeze(0)
         out = torch.empty(q.shape, dtype=torch.float32 if split else torch.bfloat16)
         lse, one = torch.empty(q.shape[:-1]), torch.ones(())
         lens = torch.tensor([shape.keys], dtype=torch.int32)
         starts = torch.tensor([0, shape.queries], dtype=torch.int32)
-        for tensor in (q, cache, table, out, lse, one, lens, starts):
+        for tensor in (q, cache, table, listed, out, lse, one, lens, starts):
             self._gpu.memory.register(tensor.data_ptr(), tensor.nbytes, keep=tensor)
         found: list[Timing] = []
 
@@ -103,18 +115,21 @@ class Modeller:
             if clusters is None:
                 found.append(model(launched))
             else:
-                moved = float(clusters * cache.numel() * size)
+                moved = float(clusters * shape.keys * 2 * head_dim * size)
                 found.append(model(launched, clusters=clusters, footprint=moved, exact=True))
 
         self._gpu.finished = finished
-        variant = Variant(layout="paged", page_size=page, causal=True, split=split)
+        layout: Layout = "indexed" if shape.indexed else "paged"
+        variant = Variant(layout=layout, page_size=page, causal=not shape.indexed, split=split)
         values = cache[..., head_dim:]
         scale = one if shape.fp8 else None
+        columns = shape.keys if shape.indexed else page
         strides = (cache.stride(2), cache.stride(1), cache.stride(0))
         launch(
             FmhaSm100(tile, variant), q, cache, values, out, lse, None, starts, None, lens, table,
-            None, scale, scale, 0, q.stride(0), q.stride(1), *strides, *strides, 1, 0.1, 0.0,
-            1, shape.queries, page, pages, 1, heads, 1, 0, pages, shape.queries, 0, 0,
+            listed, scale, scale, 0, q.stride(0), q.stride(1), *strides, *strides, 2 * head_dim,
+            0.1, 0.0, 1, shape.queries, columns, pages, 1, heads, 1, 0, pages, shape.queries,
+            shape.keys, pages * page,
         )  # fmt: skip
         self._gpu.memory.clear()
         return found[0]

@@ -102,6 +102,21 @@ def test_short_sequences_are_not_split() -> None:
     assert choose_config(replace(DECODE, window=512))[1] == 1
 
 
+@pytest.mark.parametrize(
+    ("tokens", "width", "splits"),
+    [
+        *((1, 2048, 8), (18, 2048, 8), (32, 2048, 4), (100, 2048, 1), (2048, 2048, 1)),
+        *((1, 4096, 16), (1, 512, 2), (1, 384, 1), (1, 0, 1)),
+    ],
+)
+def test_lists_are_split(tokens: int, width: int, splits: int) -> None:
+    """A token's query heads share one CTA; gathering is slow enough for parts of two tiles."""
+    problem = AttentionProblem(tokens, 1, width, 1, 128, 128, indexed=True)
+    tile, chosen = choose_config(problem)
+    assert tile.query_tiles == 1
+    assert chosen == splits
+
+
 def test_nothing_to_do() -> None:
     for problem in (replace(DECODE, batch=0), replace(DECODE, queries=0)):
         assert choose_config(problem)[1] == 1

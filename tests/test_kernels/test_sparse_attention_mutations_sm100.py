@@ -60,16 +60,8 @@ GATHERER = "gatherer.Gatherer"
 # What is changed, and what says so: a finding's class, or "wrong numbers".
 MISTAKES: dict[str, tuple[Patch, str]] = {
     "the token's row of the table": (tokens_for_sequences, ""),
-    "one page for four rows": (
-        with_arguments(GATHERER, "_find", lambda work, table, at: (work, table, [at[0]] * 4)),
-        "wrong numbers",
-    ),
     "offset in the page dropped": (lists_with(row_step=0), "wrong numbers"),
     "the first head's keys": (lists_with(head_step=0), "wrong numbers"),
-    "rows of a gather in reverse": (
-        through("gatherer", "gather", lambda gather, *a: gather(*a[:3], a[3][::-1], a[4])),
-        "wrong numbers",
-    ),
     "values in another order than keys": (
         with_arguments(GATHERER, "_values", lambda *a: (*a[:5], a[5][::-1], a[6])),
         "wrong numbers",

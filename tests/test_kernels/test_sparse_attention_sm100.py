@@ -38,22 +38,23 @@ ENDS: dict[str, Any] = {
 ONE_HEAD: dict[str, Any] = {"query_heads": 2, "heads": 1}
 KERNELS = {
     "D = 64, MHA": SparseCase(**ENDS, query_heads=2, heads=2),
-    "D = 64, groups of 4": SparseCase(**ENDS, query_heads=8, heads=2),
-    "D = 64, groups of 16": SparseCase(**ENDS, query_heads=16, heads=1, by_token=True),
-    "D = 64, MQA of 64": SparseCase(**ENDS, query_heads=64, heads=1),
     "D = 64, MQA of 128": SparseCase(**ENDS, query_heads=128, heads=1),
     "D = 16": SparseCase(**ENDS, **ONE_HEAD, head_dim=16),
-    "D = 96": SparseCase(**ENDS, query_heads=3, heads=1, head_dim=96),
     "D = 128, pages of 64": SparseCase(**ENDS, query_heads=4, heads=1, head_dim=128, page_size=64),
-    "D = 256": SparseCase(**ENDS, query_heads=16, heads=1, head_dim=256),
-    "fp8": SparseCase(**ENDS, fp8=True),
+    "D = 256, MQA of 130": SparseCase(**ENDS, query_heads=130, heads=1, head_dim=256),
     "fp8, D = 128": SparseCase(
         **ENDS, query_heads=16, heads=1, head_dim=128, fp8=True, page_size=64
     ),
-    "everything": CASES["everything"],
+    "everything, D = 96": replace(CASES["everything"], head_dim=96),
+    "long lists": SparseCase((1, 1), (1100, 600), **ONE_HEAD, listed=(1030, 513), width=1031),
+}
+# Other groups and sizes of the first kernel.
+SIZES = {
+    "groups of 4": SparseCase(**ENDS, query_heads=8, heads=2),
+    "groups of 16, heads after tokens": SparseCase(**ENDS, query_heads=16, heads=1, by_token=True),
+    "MQA of 64": SparseCase(**ENDS, query_heads=64, heads=1),
     "lists of no columns": CASES["lists of no columns"],
     "no sequence": CASES["no sequence"],
-    "long lists": SparseCase((1, 1), (1100, 600), **ONE_HEAD, listed=(1030, 513), width=1031),
 }
 
 
@@ -66,6 +67,12 @@ def run(problem: SparseProblem, device: torch.device) -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_cases(name: str, op_device: torch.device) -> None:
     run(KERNELS[name].problem(), op_device)
+
+
+@ONE_SCHEDULE
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes(name: str, op_device: torch.device) -> None:
+    run(SIZES[name].problem(), op_device)
 
 
 def test_every_schedule(op_device: torch.device) -> None:
@@ -109,7 +116,7 @@ def test_same_bits_whatever_the_schedule(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @ONE_SCHEDULE
-@pytest.mark.parametrize("name", ["D = 64, MHA", "D = 256", "fp8, D = 128", "D = 96"])
+@pytest.mark.parametrize("name", ["D = 64, MHA", "D = 16", "D = 256, MQA of 130", "fp8, D = 128"])
 def test_picks_every_column(name: str, op_device: torch.device) -> None:
     """Each head chooses one key of its token's list with all its weight; values are an identity."""
     given, tokens = KERNELS[name], 4
@@ -201,9 +208,10 @@ def test_rows_after_the_last_sequence(op_device: torch.device) -> None:
 
 @ONE_SCHEDULE
 def test_many_sequences(op_device: torch.device) -> None:
-    """More than a warp has lanes, most of them without tokens, as the last one is."""
-    counts = tuple(int(n in (0, 31, 32, 33, 68)) for n in range(70))
-    case = SparseCase(counts, (5,) * 70, query_heads=1, heads=1, listed=(2,) * 5, width=2)
+    """More than a warp looks at in one go, most of them without tokens, as the last one is."""
+    tokens = (0, 31, 32, 33, 255, 256, 257, 298)
+    counts = tuple(int(n in tokens) for n in range(300))
+    case = SparseCase(counts, (3,) * 300, **ONE_HEAD, listed=(2,) * len(tokens), width=2)
     run(case.problem(), op_device)
 
 

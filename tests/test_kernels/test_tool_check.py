@@ -15,7 +15,14 @@ import torch
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
-from nvfp4_kernels.tool import attention_case, check, check_command, indexer_case, timed
+from nvfp4_kernels.tool import (
+    attention_case,
+    check,
+    check_command,
+    indexer_case,
+    sparse_attention_case,
+    timed,
+)
 from nvfp4_kernels.tool.attention_case import AttentionCase
 from nvfp4_kernels.tool.check import Device, WrongDevice, correctness, markdown, run_all, timings
 from nvfp4_kernels.tool.indexer_case import IndexerCase
@@ -23,6 +30,7 @@ from nvfp4_kernels.tool.product_case import ProductCase, compare_bound, compare_
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
 from nvfp4_kernels.tool.scoring import ScoreShape
 from nvfp4_kernels.tool.shapes import CONTEST, given_shape
+from nvfp4_kernels.tool.sparse_attention_case import SparseAttentionCase
 from nvfp4_kernels.tool.task import Figures, Isolated, Machine, Mismatch, Outcome, Task, run_task
 from nvfp4_kernels.tool.timed import TimedProduct, TimedQuantize, cold_sets
 from nvfp4_kernels.tool.timed_attention import TimedAttention
@@ -81,6 +89,7 @@ CASES: list[Task] = [
     AttentionCase(LENGTHS, head_dim=64, fp8=True),
     IndexerCase("nvfp4", (70, 3), 2, heads=8, head_dim=64),
     IndexerCase("fp8", (70, 3), 2, heads=8, head_dim=64, page_size=0),
+    SparseAttentionCase(LENGTHS, head_dim=16),
 ]
 
 
@@ -115,18 +124,24 @@ def test_one_wrong_value_is_found(op: str, exact: bool, monkeypatch: pytest.Monk
         case.run(StandIn())
 
 
+@pytest.mark.parametrize("sparse", [False, True], ids=["", "sparse"])
 @pytest.mark.parametrize("output", [0, 1], ids=["out", "lse"])
-def test_one_wrong_row_of_attention_is_found(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = AttentionCase(LENGTHS, head_dim=16)
+def test_one_wrong_row_of_attention_is_found(
+    output: int, sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = SparseAttentionCase if sparse else AttentionCase
+    module = sparse_attention_case if sparse else attention_case
+    name = "sparse_attention" if sparse else "paged_attention"
+    case = kind(LENGTHS, head_dim=16)
     assert case.run(StandIn())["off"] == 0
-    right = attention_case.paged_attention
+    right = getattr(module, name)
 
     def wrong(**given: Any) -> tuple[torch.Tensor, ...]:
         found = right(**given)
         found[output][-1, -1] += 1
         return found
 
-    monkeypatch.setattr(attention_case, "paged_attention", wrong)
+    monkeypatch.setattr(module, name, wrong)
     with pytest.raises(Mismatch, match=("out", "lse")[output] + ": off by"):
         case.run(StandIn())
 

@@ -240,6 +240,10 @@ def test_attention_in_words() -> None:
     assert describe_attention(AttentionTile(64, 2), variant) == (
         "2×128 rows, D 64, bfloat16, varlen, soft cap, sinks"
     )
+    indexed = Variant(layout="indexed", page_size=16, split=True)
+    assert describe_attention(AttentionTile(64), indexed) == (
+        "1×128 rows, D 64, bfloat16, pages of 16, lists, split"
+    )
 
 
 def test_scores_of_the_indexer(measured: list[Static], tmp_path: Path) -> None:

@@ -135,8 +135,9 @@ def run(
         return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
     pages, kv_heads, page_rows, _ = given.k.shape
     problem = AttentionProblem(
-        batch, queries, keys, kv_heads, heads // kv_heads, head_dim, fp8, scoring.window or 0
-    )
+        batch, queries, keys, kv_heads, heads // kv_heads, head_dim, fp8, scoring.window or 0,
+        given.layout == "indexed",
+    )  # fmt: skip
     tile, splits = choose_config(problem, _sms(q.device))
     dtype: Dtype = "bfloat16" if q.dtype == torch.bfloat16 else "float16"
     variant = Variant(

@@ -65,25 +65,36 @@ class AttentionCase:
 
     def run(self, machine: Machine) -> Figures:
         tensors = self.tensors()
-        queries, keys = (max(lengths) for lengths in zip(*self.lengths, strict=True))
-        scoring = Scoring(self.head_dim**-0.5, True, self.window, self.soft_cap)
-        on_cpu: list[Any] = [tensors.get(name) for name in TENSORS]
-        on_cpu += [queries, keys, scoring]
-        expected, expected_lse = reference.paged_attention(*on_cpu)
-        there: dict[str, Any] = {name: t.to(machine.device) for name, t in tensors.items()}
-        actual, actual_lse = paged_attention(
-            **there,
-            max_query_len=queries,
-            max_seq_len=keys,
-            window=self.window,
-            soft_cap=self.soft_cap,
-        )
+        expected, expected_lse = self.expected(tensors)
+        actual, actual_lse = self.actual({n: t.to(machine.device) for n, t in tensors.items()})
         largest = float(expected.float().abs().max())
         off = float((actual.cpu().float() - expected.float()).abs().max()) / largest
         lse_off = float((actual_lse.cpu() - expected_lse).abs().max())
         _compare("out", off, MOST_OFF_FP8 if self.fp8 else MOST_OFF, "of the largest value")
         _compare("lse", lse_off, MOST_LSE_FP8 if self.fp8 else MOST_LSE, "")
         return {"values": float(expected.numel()), "off": off, "lse_off": lse_off}
+
+    def expected(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Of the reference."""
+        scoring = Scoring(self.head_dim**-0.5, True, self.window, self.soft_cap)
+        arguments: list[Any] = [given.get(name) for name in TENSORS]
+        arguments += [*self._longest(), scoring]
+        return reference.paged_attention(*arguments)
+
+    def actual(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Of the op."""
+        queries, keys = self._longest()
+        return paged_attention(
+            **given,
+            max_query_len=queries,
+            max_seq_len=keys,
+            window=self.window,
+            soft_cap=self.soft_cap,
+        )
+
+    def _longest(self) -> tuple[int, int]:
+        queries, keys = (max(lengths) for lengths in zip(*self.lengths, strict=True))
+        return queries, keys
 
     def tensors(self) -> dict[str, Tensor]:
         """Of the op, on the CPU; slots without a key hold NaN."""

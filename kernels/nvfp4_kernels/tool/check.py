@@ -15,6 +15,7 @@ from nvfp4_kernels.tool.indexer_case import indexer_cases
 from nvfp4_kernels.tool.product_case import ProductCase
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
 from nvfp4_kernels.tool.shapes import CONTEST, LLAMA_8B, TOKENS, model_shapes
+from nvfp4_kernels.tool.sparse_attention_case import sparse_attention_cases
 from nvfp4_kernels.tool.task import Outcome, Runner, Task
 from nvfp4_kernels.tool.timed import TimedProduct, TimedQuantize
 from nvfp4_kernels.tool.timed_attention import attention_timings
@@ -103,7 +104,7 @@ def correctness(quick: bool) -> list[Task]:
     ]
     rows = [(1, 64), (131, 208)] if quick else [(1, 64), (131, 208), (3, 4096), (2048, 14336)]
     tasks += [QuantizeCase(op, m, k) for op, (m, k) in pairs(OPS, rows)]
-    return [*tasks, *attention_cases(quick), *indexer_cases(quick)]
+    return [*tasks, *attention_cases(quick), *sparse_attention_cases(quick), *indexer_cases(quick)]
 
 
 def timings(quick: bool) -> list[Task]:

@@ -101,6 +101,7 @@ def describe_attention(tile: AttentionTile, variant: Variant) -> str:
     """E.g. ``"2×128 rows, D 128, bfloat16, pages of 16, causal, split"``."""
     words = [f"{tile.query_tiles}×{tile.tile_rows} rows, D {tile.head_dim}", variant.dtype]
     words.append(f"pages of {variant.page_size}" if variant.page_size else variant.layout)
+    words += ["lists"] * (variant.layout == "indexed")
     options = {
         "FP8 cache": tile.fp8,
         "causal": variant.causal,

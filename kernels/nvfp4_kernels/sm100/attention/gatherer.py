@@ -17,7 +17,7 @@ from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 ROWS_AT_ONCE = KEYS // WARP_ROWS  # 4, as one copy gathers (PTX ISA, .tile::gather4)
 NOWHERE = -1  # no row of a tensor map: it comes as zeros
-UNROLL = 8  # loads of starts that are under way at once
+STARTS = 8  # that a lane loads at once: a batch of 256 waits for memory once
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,13 @@ class Gatherer(Loader):
         lists, lane = self.lists, cute.arch.lane_idx()
         starts = Array(lists.query_start, shape=(1,))
         ended = Int32(0)
-        for first in cutlass.range(1, lists.sequences, WARP_ROWS, unroll=UNROLL):
-            number = first + lane
-            start = load_index(starts, number, number < lists.sequences)
-            begun = (number < lists.sequences) & (start <= work.first_query)
-            ended += cutlass.select_(begun, Int32(1), Int32(0))
+        for first in cutlass.range(1, lists.sequences, STARTS * WARP_ROWS, unroll=1):
+            numbers = [first + n * WARP_ROWS + lane for n in range(STARTS)]
+            # All are on their way before one is looked at.
+            loaded = [load_index(starts, n, n < lists.sequences) for n in numbers]
+            for start in loaded:
+                begun = (start >= 0) & (start <= work.first_query)
+                ended += cutlass.select_(begun, Int32(1), Int32(0))
         sequence = cute.arch.warp_redux_sync(ended, kind="add")
         return Array(source.table, shape=(1,)).subview(Int64(sequence) * source.table_stride)
 
