@@ -51,14 +51,17 @@ def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionT
     rows = problem.queries * problem.group
     pairs = rows > ROWS and problem.head_dim <= 128
     row_bytes = problem.head_dim * (1 if problem.fp8 else 2)
-    resident = 2 if not pairs and row_bytes <= SHARED_ROW_BYTES else 1
+    spread = rows <= WARP_ROWS
+    # Two CTAs leave a thread 168 registers: too few for a row of 16-bit probabilities.
+    small = (spread or problem.fp8) and not pairs
+    resident = 2 if small and row_bytes <= SHARED_ROW_BYTES else 1
     tile = AttentionTile(
         problem.head_dim,
         2 if pairs else 1,
         problem.fp8,
         polynomial=POLYNOMIAL,
         resident=resident,
-        spread=rows <= WARP_ROWS,
+        spread=spread,
     )
     ctas = problem.batch * problem.kv_heads * _ceil_div(rows, tile.rows)
     keys = problem.keys
