@@ -76,7 +76,8 @@ class Costs:
     """Prices instructions by one chip's parameters.
 
     PTX is priced as if every instruction became one of the machine's, except that register moves,
-    address-space casts and 64-bit widening cost nothing and 64-bit integer arithmetic costs two.
+    address-space casts, signs of float32 and 64-bit widening cost nothing and 64-bit integer
+    arithmetic costs two.
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -114,6 +115,8 @@ class Costs:
         if kind == "f64" and family in (*_FLOATS, "min", "max", "setp", "div"):
             steps = 10 if family == "div" else 1
             return Cost(steps, "fp64", steps * p.double_interval, steps * p.double_latency)
+        if family in ("abs", "neg") and kind == "f32":
+            return _NOTHING  # a modifier of the operand where the result is used
         if family in _FLOATS and kind in ("f32", "f32x2", "f16", "bf16", "f16x2", "bf16x2"):
             if kind == "f32x2":
                 return Cost(1, "fma", p.packed_fma_interval, p.arithmetic_latency)

@@ -21,6 +21,7 @@ class Barriers:
     | ``full[stage]`` | 1 and its bytes | copies into the ring | turn of the stage |
     | ``scaled[stage]`` | 1 | scale warp: the keys' scales are there | turn of the stage |
     | ``empty[stage]`` | 1 | commit of the MMAs that read it | turn of the stage |
+    |  | and 4 per group | epilogue warps, if they read keys' factors | the same |
     | ``ready[accumulator]`` | 1 | commit of its MMAs | turn of the accumulator |
     | ``drained[accumulator]`` | 4 per group | epilogue warps: it is in registers | the same |
     """
@@ -54,13 +55,15 @@ def new_barriers(tile: ScoreTile) -> Barriers:
 @cute.jit
 def initialise(tile: cutlass.Constexpr, barriers: Barriers) -> None:
     """By one thread."""
+    warps = GROUP_WARPS * tile.groups
+    readers = warps if tile.factored else 0
     ptx.mbarrier_init(barriers.asked, 1)
     ptx.mbarrier_init(barriers.graded, 1)
     for stage in cutlass.range_constexpr(tile.stages):
         ptx.mbarrier_init(barriers.full.subview(stage), 1)
         ptx.mbarrier_init(barriers.scaled.subview(stage), 1)
-        ptx.mbarrier_init(barriers.empty.subview(stage), 1)
+        ptx.mbarrier_init(barriers.empty.subview(stage), 1 + readers)
     for accumulator in cutlass.range_constexpr(tile.accumulators):
         ptx.mbarrier_init(barriers.ready.subview(accumulator), 1)
-        ptx.mbarrier_init(barriers.drained.subview(accumulator), GROUP_WARPS * tile.groups)
+        ptx.mbarrier_init(barriers.drained.subview(accumulator), warps)
     ptx.fence_mbarrier_init()

@@ -12,11 +12,14 @@ from nvfp4_kernels.sm100.indexer.tile import (
 )
 
 SMS = 148  # of a B200
-DOUBLED = 3  # of 8 pairs: the ALU and the FMA units are then about as busy
+DOUBLED = 5  # of 8 pairs: the ALU and the FMA units are then about as busy
 MAX_SPLITS = 256
-# Cycles of one SM: of starting and ending a CTA, and of a key tile, per column of it.
-START = 4000
-COLUMN = 2
+# As the discrete-event model of the tests gives them (``python -m tests.modelled_indexer``); none
+# was measured on a B200. Cycles of one SM: of starting and ending a CTA, and of a key tile, at the
+# least, and per column of it. Bytes from memory per cycle, for the chip.
+START = 5000
+TILE, COLUMN = 250, 2.8
+MEMORY_BYTES = 3900
 
 
 @dataclass(frozen=True)
@@ -56,22 +59,26 @@ def choose_config(problem: ScoreProblem, sms: int = SMS) -> tuple[ScoreTile, int
     tile = ScoreTile(
         problem.fmt, problem.head_dim, problem.heads, group_queries, groups, turns, doubled
     )
-    ctas = problem.sequences * _ceil_div(problem.queries, tile.queries)
-    return tile, _splits(ctas, _ceil_div(problem.columns, KEYS), tile.columns, sms)
+    return tile, _splits(problem, tile, sms)
 
 
-def _splits(ctas: int, tiles: int, columns: int, sms: int) -> int:
-    """Those with the least time: waves of CTAs, each of its share of the tiles and a start.
+def _splits(problem: ScoreProblem, tile: ScoreTile, sms: int) -> int:
+    """Those with the least time, of waves of CTAs that each have a start and a share of the tiles.
 
-    Waves that the last CTAs leave half empty cost as much as full ones.
+    Waves that the last CTAs leave half empty cost as much as full ones. Only what has to come from
+    memory does so at the same rate whichever SMs ask for it.
     """
+    ctas = problem.sequences * _ceil_div(problem.queries, tile.queries)
+    tiles = _ceil_div(problem.columns, KEYS)
+    each = max(TILE, tile.columns * COLUMN)
+    stored = problem.sequences * tiles * (tile.key_bytes + KEYS * tile.scale_bytes)
 
-    def cycles(splits: int) -> int:
+    def cycles(splits: int) -> float:
         waves = _ceil_div(ctas * splits, sms)
-        return waves * (START + _ceil_div(tiles, splits) * columns * COLUMN)
+        computed = waves * _ceil_div(tiles, splits) * each
+        return waves * START + max(computed, stored / MEMORY_BYTES)
 
-    most = max(1, min(tiles, MAX_SPLITS))
-    return min(range(1, most + 1), key=cycles)
+    return min(range(1, max(1, min(tiles, MAX_SPLITS)) + 1), key=cycles)
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -5,13 +5,12 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Float32, Int32
+from cutlass import Array, Boolean, Float32, Int32
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.barriers import hand_over, wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
-from nvfp4_kernels.sm100.indexer.operands import Pages, page_of, scale_address
-from nvfp4_kernels.sm100.indexer.tile import GROUP_WARPS, KEYS, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, ScoreTile, Variant
 from nvfp4_kernels.sm100.indexer.weights import WeightLoader, Weights, is_doubled
 from nvfp4_kernels.sm100.indexer.work import Ranges, Work
 from nvfp4_kernels.sm100.tensor_memory import load_columns
@@ -19,6 +18,7 @@ from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 LOADED = 16  # most columns of one tcgen05.ld; the last ones are summed under the next
 CHAINS = 2  # of pairs of sums, so that an addition need not wait for the one before
+ATOM_ROW_BYTES = 16  # of an atom, a word of each of the four warps
 NEAREST = ptx.FPRoundingMode.RN
 
 Pair = tuple[Float32, Float32]
@@ -58,75 +58,64 @@ class Epilogue:
     consumer: Any
 
     def place(self, warp: Int32) -> Place:
-        """Of a warp of the CTA."""
-        number = warp // GROUP_WARPS
-        return Place(number % self.tile.groups, number // self.tile.groups, warp % GROUP_WARPS)
+        """Of a warp of the CTA. What there is only one of is known at compile time."""
+        number, groups, turns = warp // GROUP_WARPS, self.tile.groups, self.tile.turns
+        group = number % groups if groups > 1 else Int32(0)
+        turn = number // groups if turns > 1 else Int32(0)
+        return Place(group, turn, warp % GROUP_WARPS)
 
     @cute.jit
     def run(
         self,
         given: Weights,
         ranges: Ranges,
-        pages: Pages,
+        factors: Array,
         out: cute.Pointer,
         barriers: Barriers,
         tensor: Int32,
         work: Work,
         place: Place,
     ) -> None:
-        """All key tiles of this warp's turn."""
+        """All key tiles of this warp's turn; ``factors``: ring of FP8 keys' scales."""
         tile, turns = self.tile, self.tile.turns
         leader = ptx.elect_sync()
         first = place.group * tile.group_queries
-        rows = self.consumer.open(ranges, work, first)
-        self.consumer.hide(out, rows, work, place.turn, place.lane)
+        rows = self.consumer.open(out, ranges, work, first)
+        self.consumer.hide(rows, work, place.turn, place.lane)
         weights = WeightLoader(tile, self.variant).run(given, work, first)
         columns = tensor + ((place.warp * WARP_ROWS) << 16) + place.group * tile.group_columns
-        page = self._page(pages, work, place, Int32(0))
-        factor = self._factor(pages, work, place, Int32(0), page)
-        page = self._page(pages, work, place, Int32(1))
+        key = (work.first_tile + place.turn) * KEYS + place.lane
         for step in cutlass.range(cute.ceil_div(work.tiles - place.turn, turns), unroll=1):
-            # Asked for before they are used: each is found by the one before.
-            following = self._factor(pages, work, place, step + 1, page)
-            page = self._page(pages, work, place, step + 2)
             index = step * turns + place.turn
+            factor = self._factor(factors, barriers, index, place, leader)
             accumulator, turn = index % tile.accumulators, index // tile.accumulators
             wait(barriers.ready.subview(accumulator), turn)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             drained = barriers.drained.subview(accumulator)
             scores = self._scores(columns + accumulator * tile.columns, weights, drained, leader)
-            key = self._key(work, place, step)
             for number in cutlass.range_constexpr(tile.group_queries):
                 score = scores[number]
-                if cutlass.const_expr(tile.fmt == "fp8"):
+                if cutlass.const_expr(tile.factored):
                     score = score * factor
-                self.consumer.put(out, rows[number], key, score)
-            factor = following
-
-    # --- a key's own factor, which FP8 keys have ------------------------------------------------
-
-    def _key(self, work: Work, place: Place, step: Int32) -> Int32:
-        index = step * self.tile.turns + place.turn
-        return (work.first_tile + index) * KEYS + place.lane
+                self.consumer.put(rows[number], key, score)
+            key += turns * KEYS
 
     @cute.jit
-    def _page(self, pages: Pages, work: Work, place: Place, step: Int32) -> Int32:
-        """Of this thread's key."""
-        page = Int32(0)
-        if cutlass.const_expr(self.tile.fmt == "fp8"):
-            page = page_of(self.variant, pages, work, self._key(work, place, step))
-        return page
-
-    @cute.jit
-    def _factor(self, pages: Pages, work: Work, place: Place, step: Int32, page: Int32) -> Float32:
-        """Of this thread's key, if somebody sees it."""
+    def _factor(
+        self, factors: Array, barriers: Barriers, index: Int32, place: Place, leader: Boolean
+    ) -> Float32:
+        """Of this thread's key, which FP8 keys have; its stage of the ring is then given back."""
+        tile = self.tile
         factor = Float32(1.0)
-        if cutlass.const_expr(self.tile.fmt == "fp8"):
-            key = self._key(work, place, step)
-            if key < work.end:
-                address = scale_address(self.variant, pages, page, key, 4)
-                pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=4)
-                factor = Array(pointer, shape=(1,)).load(0)
+        if cutlass.const_expr(tile.factored):
+            stage = index % tile.stages
+            wait(barriers.scaled.subview(stage), index // tile.stages)
+            offset = stage * tile.key_scale_bytes + cute.arch.lane_idx() * ATOM_ROW_BYTES
+            word = factors.load(offset + place.warp * FACTOR_BYTES, FACTOR_BYTES, alignment=4)
+            factor = word.bitcast(Float32)[0]
+            ptx.bar_warp_sync(cute.arch.FULL_MASK)
+            if leader:
+                ptx.mbarrier_arrive(barriers.empty.subview(stage))
         return factor
 
     # --- sums over heads ------------------------------------------------------------------------
@@ -144,7 +133,7 @@ class Epilogue:
         return pieces
 
     def _scores(
-        self, columns: Int32, weights: list[list[Float32]], drained: Array, leader: Any
+        self, columns: Int32, weights: list[list[Float32]], drained: Array, leader: Boolean
     ) -> list[Float32]:
         """Of each query; the accumulator is given back before the last columns are summed."""
         tile, pieces = self.tile, self._pieces()

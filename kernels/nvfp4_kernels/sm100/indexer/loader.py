@@ -10,7 +10,7 @@ from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
-from nvfp4_kernels.sm100.indexer.operands import Pages, page_of
+from nvfp4_kernels.sm100.indexer.operands import PageFinder, Pages
 from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile, Variant
 from nvfp4_kernels.sm100.indexer.work import Work
 from nvfp4_kernels.sm100.tile import WARP_ROWS
@@ -42,18 +42,20 @@ class Loader:
     @cute.jit
     def run(self, operands: Operands, pages: Pages, barriers: Barriers, work: Work) -> None:
         """All tiles; then waits until no commit will arrive here any more."""
-        tile = self.tile
+        tile, finder = self.tile, PageFinder(self.variant)
         leader = ptx.elect_sync()
         if work.tiles > 0:
             self._queries(operands, barriers, work, leader)
-        page, following = self._page(pages, work, Int32(0)), self._page(pages, work, Int32(1))
-        for index in cutlass.range(work.tiles, unroll=1):
-            # Asked for before it is used.
-            ahead = self._page(pages, work, index + 2)
-            stage = index % tile.stages
-            wait(barriers.empty.subview(stage), index // tile.stages - 1)
-            self._keys(operands, barriers, work, index, stage, page, leader)
-            page, following = following, ahead
+        looked_up, per = finder.look_up(pages, work, Int32(0)), finder.tiles
+        for batch in cutlass.range(cute.ceil_div(work.tiles, per), unroll=1):
+            following = finder.look_up(pages, work, batch + 1)
+            first = batch * per
+            for number in cutlass.range(cutlass.min(per, work.tiles - first), unroll=1):
+                page = finder.of_row(looked_up, number, self._box * self.variant.box_rows)
+                stage, turn = (first + number) % tile.stages, (first + number) // tile.stages
+                wait(barriers.empty.subview(stage), turn - 1)
+                self._keys(operands, barriers, work, first + number, stage, page, leader)
+            looked_up = following
         # From here on nothing is loaded that the next kernel would have to share bandwidth with.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(tile.stages):
@@ -62,16 +64,8 @@ class Loader:
 
     @property
     def _box(self) -> Int32:
-        """A lane always has the same box of keys: it holds one page."""
+        """Which box of keys a lane copies; always the same."""
         return cute.arch.lane_idx() % self.variant.boxes
-
-    @cute.jit
-    def _page(self, pages: Pages, work: Work, index: Int32) -> Int32:
-        """The page of this lane's box of the ``index``-th tile; none behind the last tile."""
-        key = (work.first_tile + index) * KEYS + self._box * self.variant.box_rows
-        if index >= work.tiles:
-            key = work.end
-        return page_of(self.variant, pages, work, key)
 
     @cute.jit
     def _queries(self, operands: Operands, barriers: Barriers, work: Work, leader: Boolean) -> None:

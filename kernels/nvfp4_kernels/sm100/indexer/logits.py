@@ -21,7 +21,7 @@ class Row:
     """What a thread keeps of a query.
 
     Attributes:
-        start: of its logits in the result, in elements.
+        start: address of its logits.
         columns: of the result; 0 for a query that there is not.
         seen: keys that it sees.
     """
@@ -38,40 +38,41 @@ class LogitRows:
     tile: ScoreTile
     variant: Variant
 
-    def open(self, ranges: Ranges, work: Work, first: Int32) -> list[Row]:
+    def open(self, out: cute.Pointer, ranges: Ranges, work: Work, first: Int32) -> list[Row]:
         """Of the queries from ``first`` of the CTA on that a group has."""
-        return [
-            self._row(ranges, work, first + number) for number in range(self.tile.group_queries)
-        ]
+        numbers = range(self.tile.group_queries)
+        return [self._row(out, ranges, work, first + number) for number in numbers]
 
-    def _row(self, ranges: Ranges, work: Work, number: Int32) -> Row:
+    def _row(self, out: cute.Pointer, ranges: Ranges, work: Work, number: Int32) -> Row:
         live = number < work.queries
         query = work.first_query + cutlass.min(number, work.queries - 1)
         return Row(
-            start=Int64(query) * work.columns,
+            start=Int64(out.toint()) + Int64(query) * work.columns * 4,
             columns=Int32(cutlass.select_(live, work.columns, Int32(0))),
             seen=range_of(self.variant, ranges, query, work.columns),
         )
 
     @cute.jit
-    def hide(
-        self, out: cute.Pointer, rows: list[Row], work: Work, turn: Int32, lane: Int32
-    ) -> None:
+    def hide(self, rows: list[Row], work: Work, turn: Int32, lane: Int32) -> None:
         """−∞ for the hidden tiles; ``lane``: this thread's of a key tile."""
         turns = self.tile.turns
         for step in cutlass.range(cute.ceil_div(work.hidden - turn, turns), unroll=1):
             key = work.hidden_tile(step * turns + turn) * KEYS + lane
             for row in rows:
-                self._store(out, row, key, Float32(NEGATIVE_INFINITY))
+                self._store(row, key, Float32(NEGATIVE_INFINITY))
 
-    def put(self, out: cute.Pointer, row: Row, key: Int32, score: Float32) -> None:
+    def put(self, row: Row, key: Int32, score: Float32) -> None:
         """Of a key of a tile that some query of the CTA sees, this one or another."""
         # Selected, not multiplied: what a key that is not seen scores may be NaN.
-        seen = (key >= row.seen.begin) & (key < row.seen.end)
+        seen = key < row.seen.end
+        if not self.variant.paged:
+            seen = seen & (key >= row.seen.begin)
         score = Float32(cutlass.select_(seen, score, Float32(NEGATIVE_INFINITY)))
-        self._store(out, row, key, score)
+        self._store(row, key, score)
 
     @cute.jit
-    def _store(self, out: cute.Pointer, row: Row, key: Int32, score: Float32) -> None:
+    def _store(self, row: Row, key: Int32, score: Float32) -> None:
         if key < row.columns:
-            Array(out, shape=(1,)).store(score, row.start + key)
+            address = row.start + Int64(key) * 4
+            pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=4)
+            Array(pointer, shape=(1,)).store(score, 0)

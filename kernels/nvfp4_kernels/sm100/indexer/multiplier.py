@@ -59,7 +59,7 @@ class Multiplier:
         descriptors = self._descriptors(shared)
         if work.tiles > 0:
             wait(barriers.asked, Int32(0))
-            if cutlass.const_expr(tile.scaled):
+            if cutlass.const_expr(tile.block_scaled):
                 wait(barriers.graded, Int32(0))
                 if leader:
                     column = tensor + tile.query_scale_column
@@ -68,12 +68,12 @@ class Multiplier:
             stage, turn = index % tile.stages, index // tile.stages
             accumulator = index % tile.accumulators
             wait(barriers.full.subview(stage), turn)
-            if cutlass.const_expr(tile.scaled):
+            if cutlass.const_expr(tile.block_scaled):
                 wait(barriers.scaled.subview(stage), turn)
             wait(barriers.drained.subview(accumulator), index // tile.accumulators - 1)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             if leader:
-                if cutlass.const_expr(tile.scaled):
+                if cutlass.const_expr(tile.block_scaled):
                     atoms = descriptors.key_atoms + stage * (tile.key_scale_bytes // 16)
                     self._copy_scales(atoms, tensor + tile.key_scale_column, 1)
                 target = tensor + accumulator * tile.columns
@@ -110,7 +110,7 @@ class Multiplier:
         chunk, inside = step // per_chunk * tile.chunk_bytes, step % per_chunk * MMA_BYTES
         keys = descriptors.keys + stage * (tile.key_bytes // 16) + (chunk * KEYS + inside) // 16
         queries = descriptors.queries + (chunk * tile.columns + inside) // 16
-        if tile.scaled:
+        if tile.block_scaled:
             self._multiply_scaled(keys, queries, step, target, tensor)
             return
         fp8 = tile.fmt == "fp8"

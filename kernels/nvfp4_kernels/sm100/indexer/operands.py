@@ -7,9 +7,10 @@ import cutlass.cute as cute
 from cutlass import Array, Int32, Int64, Uint8
 from cutlass.experimental.cuda import TensorMap, create_tensor_map_tiled
 
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile, Variant
 from nvfp4_kernels.sm100.indexer.work import Work
 from nvfp4_kernels.sm100.operands import TENSOR_MAP_SWIZZLES
+from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,42 @@ class Pages:
     scales: cute.Pointer
 
 
-@cute.jit
-def page_of(variant: cutlass.Constexpr, pages: Pages, work: Work, key: Int32) -> Int32:
-    """The number of a key's page. No entry is read for keys that nobody sees: there is no page."""
-    page = Int32(0)
-    if cutlass.const_expr(variant.paged):
-        page = pages.count
-        if key < work.end:
-            entry = work.sequence.to(Int64) * pages.table_stride + key // variant.page_size
-            page = Array(pages.table, shape=(1,)).load(entry)
-    return page
+@dataclass(frozen=True)
+class PageFinder:
+    """Looks up the pages of a CTA's keys, 32 boxes at a time, one to a lane.
+
+    A box is what a tensor map copies at once: keys of one page. A lane that needs a page gets it
+    from the lane that has it; each lookup thus serves several tiles, and is asked for before the
+    tiles before them are through.
+    """
+
+    variant: Variant
+
+    @property
+    def tiles(self) -> int:
+        """Key tiles of a lookup."""
+        return WARP_ROWS // self.variant.boxes
+
+    @cute.jit
+    def look_up(self, pages: Pages, work: Work, batch: Int32) -> Int32:
+        """This lane's of the ``batch``-th lookup: a page that is not there for keys nobody sees."""
+        variant = self.variant
+        page = Int32(0)
+        if cutlass.const_expr(variant.paged):
+            page = pages.count
+            box = batch * WARP_ROWS + cute.arch.lane_idx()
+            key = work.first_tile * KEYS + box * variant.box_rows
+            if key < work.end and box < work.tiles * variant.boxes:
+                entry = work.sequence.to(Int64) * pages.table_stride + key // variant.page_size
+                page = Array(pages.table, shape=(1,)).load(entry)
+        return page
+
+    def of_row(self, looked_up: Int32, tile: Int32, row: Int32 | int) -> Int32:
+        """The page of a row of a key tile, the ``tile``-th of the lookup."""
+        if not self.variant.paged:
+            return looked_up
+        lane = tile * self.variant.boxes + row // self.variant.box_rows
+        return Int32(cute.arch.shuffle_sync(looked_up, lane))
 
 
 def scale_address(

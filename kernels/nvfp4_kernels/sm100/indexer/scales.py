@@ -13,13 +13,14 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
-from nvfp4_kernels.sm100.indexer.operands import Pages, page_of, scale_address
-from nvfp4_kernels.sm100.indexer.tile import KEYS, WORD, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.operands import PageFinder, Pages, scale_address
+from nvfp4_kernels.sm100.indexer.tile import KEYS, SCALE_WARPS, WORD, ScoreTile, Variant
 from nvfp4_kernels.sm100.indexer.work import Work
 from nvfp4_kernels.sm100.tile import ATOM_BYTES, ATOM_ROWS, WARP_ROWS
 
-AHEAD = 4  # tiles whose scales are on their way
+AHEAD = 4  # most tiles of a warp whose scales are on their way
 ROWS = ATOM_ROWS // WARP_ROWS  # of a lane in an atom
+ROW_BYTES = ROWS * WORD  # of a lane in an atom
 UNSIGNED = 0x7F7F7F7F  # UE4M3 is E4M3 without the sign, which NaN may have
 
 Words = list[list[Uint32]]  # of a lane's rows
@@ -27,10 +28,21 @@ Words = list[list[Uint32]]  # of a lane's rows
 
 @dataclass(frozen=True)
 class ScaleLoader:
-    """Role of one warp. Rows that nobody sees get zeros: what lies there may be anything."""
+    """Role of two warps, which take key tiles in turn, as one would be the slowest of a CTA.
+
+    Rows that nobody sees get zeros: what lies there may be anything.
+
+    Keys' scales are copied asynchronously, word by word to where they belong, and looked at by the
+    lane that has copied them. FP8 keys' factors lie in the ring as an atom does, for the epilogue.
+    """
 
     tile: ScoreTile
     variant: Variant
+
+    @property
+    def _ahead(self) -> int:
+        """Of this warp's tiles; what waits for a stage must have published what held it before."""
+        return min(AHEAD, (self.tile.stages - SCALE_WARPS) // SCALE_WARPS)
 
     @cute.jit
     def run(
@@ -41,44 +53,93 @@ class ScaleLoader:
         key_atoms: Array,
         barriers: Barriers,
         work: Work,
+        warp: Int32,
     ) -> None:
-        """Scales of the queries, then of key tiles, into a ring of ``key_atoms``."""
-        tile = self.tile
+        """Scales of key tiles into a ring of ``key_atoms``; the first warp begins with queries'."""
+        tile, finder = self.tile, PageFinder(self.variant)
         leader = ptx.elect_sync()
-        numbers = self._pages(pages, work, Int32(0))
-        coming = []
-        for ahead in cutlass.range_constexpr(AHEAD):
-            coming.append(self._load(pages, work, Int32(ahead), numbers))
-            numbers = self._pages(pages, work, Int32(ahead + 1))
-        if work.tiles > 0:
-            self._queries(queries, query_atoms, work)
-            self._publish(barriers.graded, leader)
-        for index in cutlass.range(work.tiles, unroll=1):
-            following = self._load(pages, work, index + AHEAD, numbers)
-            numbers = self._pages(pages, work, index + AHEAD + 1)
-            stage = index % tile.stages
-            wait(barriers.empty.subview(stage), index // tile.stages - 1)
-            self._store(key_atoms.subview(stage * tile.key_scale_bytes), coming[0], Int32(0), 1)
-            self._publish(barriers.scaled.subview(stage), leader)
-            coming = [*coming[1:], following]
+        looked_up, per = finder.look_up(pages, work, Int32(0)), finder.tiles
+        if cutlass.const_expr(tile.block_scaled):
+            if work.tiles > 0 and warp == 0:
+                self._queries(queries, query_atoms, work)
+                self._publish(barriers.graded, leader)
+        # Copies run ahead of what is published, at the end without more to copy.
+        ahead = SCALE_WARPS * self._ahead
+        steps = work.tiles + ahead
+        for batch in cutlass.range(cute.ceil_div(steps, per), unroll=1):
+            following = finder.look_up(pages, work, batch + 1)
+            first = batch * per
+            some = cutlass.min(per, steps - first)
+            for step in cutlass.range(cute.ceil_div(some - warp, SCALE_WARPS), unroll=1):
+                number = step * SCALE_WARPS + warp
+                index = first + number
+                if index < work.tiles:
+                    stage = index % tile.stages
+                    wait(barriers.empty.subview(stage), index // tile.stages - 1)
+                    atoms = key_atoms.subview(stage * tile.key_scale_bytes)
+                    self._copy(atoms, pages, work, index, number, looked_up)
+                cute.arch.cp_async_commit_group()
+                cute.arch.cp_async_wait_group(self._ahead)
+                done = index - ahead
+                if done >= 0:
+                    stage = done % tile.stages
+                    self._clean(key_atoms.subview(stage * tile.key_scale_bytes))
+                    self._publish(barriers.scaled.subview(stage), leader)
+            looked_up = following
 
-    def _key(self, work: Work, index: Int32, row: int) -> Int32:
-        """Of the ``index``-th tile: that of a row of this lane."""
-        key = (work.first_tile + index) * KEYS + row * WARP_ROWS + cute.arch.lane_idx()
-        return Int32(cutlass.select_(index < work.tiles, key, work.end))
+    @cute.jit
+    def _copy(
+        self,
+        atoms: Array,
+        pages: Pages,
+        work: Work,
+        index: Int32,
+        number: Int32,
+        looked_up: Int32,
+    ) -> None:
+        """Scales of the ``index``-th tile, the ``number``-th of a lookup."""
+        tile, variant = self.tile, self.variant
+        lane = cute.arch.lane_idx()
+        # Half a word comes with the one before it; rows of a lane are all odd or all even.
+        odd = lane % 2 if tile.scale_bytes < WORD else Int32(0)
+        size = min(tile.scale_bytes, WORD) * (1 + odd)
+        together = max(1, ROWS // variant.boxes)  # rows of a lane that are in the same page
+        atoms = atoms.subview(lane * ROW_BYTES)
+        first = (work.first_tile + index) * KEYS + lane
+        for turn in cutlass.range_constexpr(0, ROWS, together):
+            page = PageFinder(variant).of_row(looked_up, number, turn * WARP_ROWS + lane)
+            key = first + turn * WARP_ROWS
+            start = scale_address(variant, pages, page, key - odd, tile.scale_bytes)
+            for row in cutlass.range_constexpr(together):
+                beyond = row * WARP_ROWS
+                count = Int32(cutlass.select_(key + beyond < work.end, size, Int32(0)))
+                for word in cutlass.range_constexpr(tile.scale_words):
+                    source = start + (beyond * tile.scale_bytes + word * WORD)
+                    ptx.cp_async_shared_global(
+                        atoms.subview(word * ATOM_BYTES + (turn + row) * WORD),
+                        cute.make_ptr(Uint8, source, cute.AddressSpace.gmem, assumed_align=WORD),
+                        WORD,
+                        ptx.LoadCacheModifier.CA,
+                        cp_size=count,
+                    )
 
-    def _pages(self, pages: Pages, work: Work, index: Int32) -> list[Int32]:
-        """Of this lane's rows."""
-        keys = [self._key(work, index, row) for row in range(ROWS)]
-        return [page_of(self.variant, pages, work, key) for key in keys]
-
-    def _load(self, pages: Pages, work: Work, index: Int32, numbers: list[Int32]) -> Words:
-        words = []
-        for row, page in enumerate(numbers):
-            key = self._key(work, index, row)
-            address = scale_address(self.variant, pages, page, key, self.tile.scale_bytes)
-            words.append(load_words(address, self.tile.scale_bytes, key < work.end))
-        return words
+    def _clean(self, atoms: Array) -> None:
+        """What this lane has copied, as the tensor core takes it."""
+        tile = self.tile
+        lane = cute.arch.lane_idx()
+        if tile.fmt != "nvfp4" and tile.scale_bytes >= WORD:
+            return
+        for word in range(tile.scale_words):
+            offset = word * ATOM_BYTES + lane * ROW_BYTES
+            copied = atoms.load(offset, ROW_BYTES, alignment=16).bitcast(Uint32)
+            if tile.fmt == "nvfp4":
+                words = [copied[row] & Uint32(UNSIGNED) for row in range(ROWS)]
+            else:
+                # The rows of a lane are all odd or all even, as are the keys.
+                shift = Uint32(lane % 2 * 16)
+                words = [copied[row] >> shift & Uint32(0xFFFF) for row in range(ROWS)]
+            cleaned = Vector.from_elements(tuple(words), Uint32)
+            atoms.store(cleaned.bitcast(Uint8), offset, alignment=16)
 
     @cute.jit
     def _queries(self, queries: cute.Pointer, atoms: Array, work: Work) -> None:
@@ -93,14 +154,15 @@ class ScaleLoader:
                 address = Int64(queries.toint()) + place * tile.scale_bytes
                 live = (query < work.queries) & (head < tile.heads)
                 words.append(load_words(address, tile.scale_bytes, live))
-            self._store(atoms, words, Int32(atom), tile.query_atoms)
+            self._store(atoms, words, atom)
 
-    def _store(self, atoms: Array, words: Words, atom: Int32, across: int) -> None:
-        """``across``: atoms of rows to each word along D."""
+    def _store(self, atoms: Array, words: Words, atom: int) -> None:
+        """Rows of queries."""
         mask = Uint32(UNSIGNED if self.tile.fmt == "nvfp4" else 0xFFFFFFFF)
         for number in range(self.tile.scale_words):
             word = Vector.from_elements(tuple(row[number] & mask for row in words), Uint32)
-            offset = (number * across + atom) * ATOM_BYTES + cute.arch.lane_idx() * 16
+            place = number * self.tile.query_atoms + atom
+            offset = place * ATOM_BYTES + cute.arch.lane_idx() * ROW_BYTES
             atoms.store(word.bitcast(Uint8), offset, alignment=16)
 
     @cute.jit

@@ -1,7 +1,7 @@
 """The scoring kernel of sm_100: contiguous or paged keys, any number of queries and heads.
 
 Epilogue warps, of which the first also holds the tensor memory, then one warp that issues MMAs, one
-that loads data, and, where blocks have scales, one that loads those.
+that loads data, and, where keys have scales, two that load those.
 
     loads   --full-->    MMA  --ready-->    epilogue
     scales  --scaled-->       <--drained--
@@ -21,16 +21,21 @@ from cutlass.cute.runtime import make_ptr
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
-from nvfp4_kernels.sm100.indexer.barriers import Barriers, initialise, new_barriers
+from nvfp4_kernels.sm100.indexer.barriers import initialise, new_barriers
 from nvfp4_kernels.sm100.indexer.epilogue import Epilogue
 from nvfp4_kernels.sm100.indexer.loader import Loader, Operands
 from nvfp4_kernels.sm100.indexer.logits import LogitRows
 from nvfp4_kernels.sm100.indexer.multiplier import Multiplier, Shared
 from nvfp4_kernels.sm100.indexer.operands import Pages, key_map, query_map
 from nvfp4_kernels.sm100.indexer.scales import ScaleLoader
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import (
+    EPILOGUE_REGISTERS,
+    OTHER_REGISTERS,
+    ScoreTile,
+    Variant,
+)
 from nvfp4_kernels.sm100.indexer.weights import Weights
-from nvfp4_kernels.sm100.indexer.work import Ranges, Sizes, Work, work_of
+from nvfp4_kernels.sm100.indexer.work import Ranges, Sizes, work_of
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class ScorerSm100:
             block=(tile.threads, 1, 1),
             stream=stream,
             use_pdl=True,
+            min_blocks_per_mp=1,  # without which ptxas ignores setmaxnreg
         )
 
     @cute.kernel
@@ -130,36 +136,38 @@ class ScorerSm100:
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         work = work_of(tile, variant, sizes, ranges)
         if warp < tile.epilogue_warps:
+            if cutlass.const_expr(tile.moves_registers):
+                ptx.setmaxregister(EPILOGUE_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
             epilogue = Epilogue(tile, variant, LogitRows(tile, variant))
             place = epilogue.place(warp)
-            epilogue.run(weights, ranges, pages, out, barriers, tensor.load(), work, place)
-        if warp == tile.mma_warp:
-            Multiplier(tile).run(shared, barriers, tensor.load(), work)
-        if warp == tile.load_warp:
-            operands = Operands(queries_map, keys_map, shared.queries, shared.keys)
-            Loader(tile, variant).run(operands, pages, barriers, work)
-        if cutlass.const_expr(tile.scaled):
-            if warp == tile.scale_warp:
-                self._load_scales(q_scales, pages, shared, barriers, work)
+            factors = shared.key_atoms
+            epilogue.run(weights, ranges, factors, out, barriers, tensor.load(), work, place)
+        else:
+            if cutlass.const_expr(tile.moves_registers):
+                ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
+            if warp == tile.mma_warp:
+                Multiplier(tile).run(shared, barriers, tensor.load(), work)
+            if warp == tile.load_warp:
+                operands = Operands(queries_map, keys_map, shared.queries, shared.keys)
+                Loader(tile, variant).run(operands, pages, barriers, work)
+            if cutlass.const_expr(tile.scaled):
+                if warp >= tile.scale_warp:
+                    loader = ScaleLoader(tile, variant)
+                    atoms = shared.query_atoms, shared.key_atoms
+                    number = warp - tile.scale_warp
+                    loader.run(q_scales, pages, *atoms, barriers, work, number)
         ptx.barrier_cta_sync()
         if warp == 0:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             held = ptx.make_tmem_ptr(tensor.load(), Float32)
             ptx.tcgen05_dealloc(held, tile.tensor_columns)
 
-    def _load_scales(
-        self, q_scales: cute.Pointer, pages: Pages, shared: Shared, barriers: Barriers, work: Work
-    ) -> None:
-        loader = ScaleLoader(self.tile, self.variant)
-        loader.run(q_scales, pages, shared.query_atoms, shared.key_atoms, barriers, work)
-
     def _shared(self) -> Shared:
         tile = self.tile
         queries, keys = self._bytes(tile.query_bytes), self._bytes(tile.stages * tile.key_bytes)
-        if not tile.scaled:
-            return Shared(queries, keys, None, None)
-        query_atoms = self._bytes(tile.query_scale_bytes)
-        return Shared(queries, keys, query_atoms, self._bytes(tile.stages * tile.key_scale_bytes))
+        query_atoms = self._bytes(tile.query_scale_bytes, 128) if tile.block_scaled else None
+        key_atoms = self._bytes(tile.stages * tile.key_scale_bytes, 128) if tile.scaled else None
+        return Shared(queries, keys, query_atoms, key_atoms)
 
-    def _bytes(self, count: int) -> Array:
-        return Array(Uint8, count, space=AddressSpace.smem, alignment=1024)
+    def _bytes(self, count: int, alignment: int = 1024) -> Array:
+        return Array(Uint8, count, space=AddressSpace.smem, alignment=alignment)

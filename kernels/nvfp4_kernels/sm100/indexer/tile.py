@@ -25,16 +25,21 @@ from nvfp4_kernels.sm100.tile import (
 Format = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 ELEMENT_BITS: dict[Format, int] = {"nvfp4": 4, "mxfp4": 4, "fp8": 8, "bf16": 16}
 SCALE_BLOCKS: dict[Format, int] = {"nvfp4": 16, "mxfp4": 32}  # elements, of scales of one byte
+FACTOR_BYTES = 4  # of an FP8 key's scale, which is float32
 HEAD_DIMS = (64, 128, 256)
 MAX_HEADS = 128
 
 KEYS = 128  # of a key tile: one per lane of tensor memory
 GROUP_WARPS = 4  # that share a key tile, 32 lanes each
+SCALE_WARPS = 2
 GROUP_COLUMNS = 64  # whose weights a thread has registers for, and those of two more groups
 MAX_GROUPS = 3
 MAX_ACCUMULATORS = 4
 MAX_STAGES = 12
 WORD = 4  # scales that the tensor core takes as one
+# Of a thread, where they move: 16 warps start with 128, as many as fit; the sum stays the same.
+EPILOGUE_REGISTERS = 144
+OTHER_REGISTERS = 80
 PAIRS = 8  # see ``ScoreTile.doubled``
 BARRIER_BYTES = 2048  # mbarriers, the tensor memory's address, and what alignment costs
 
@@ -98,11 +103,21 @@ class ScoreTile:
         return self.queries * self.head_columns
 
     @property
-    def scaled(self) -> bool:
+    def block_scaled(self) -> bool:
         """Whether blocks have scales, which the tensor core multiplies."""
         return self.fmt in SCALE_BLOCKS
 
-    # --- warps: epilogue, then MMA, load, and scale if there are any ------------------------------
+    @property
+    def factored(self) -> bool:
+        """Whether keys have a scale each, which multiplies their scores."""
+        return self.fmt == "fp8"
+
+    @property
+    def scaled(self) -> bool:
+        """Whether keys have scales at all."""
+        return self.block_scaled or self.factored
+
+    # --- warps: epilogue, then MMA, load, and scale if there are any ----------------------------
 
     @property
     def epilogue_warps(self) -> int:
@@ -122,7 +137,14 @@ class ScoreTile:
 
     @property
     def threads(self) -> int:
-        return 32 * (self.epilogue_warps + (3 if self.scaled else 2))
+        """Registers move between groups of four warps, some of which only lend theirs."""
+        others = GROUP_WARPS if self.moves_registers or self.scaled else 2
+        return 32 * (self.epilogue_warps + others)
+
+    @property
+    def moves_registers(self) -> bool:
+        """Whether epilogue warps need more than an equal share (PTX ISA, setmaxnreg)."""
+        return self.groups * self.turns == MAX_GROUPS
 
     # --- shared memory: rows are cut into chunks as wide as a swizzle ---------------------------
 
@@ -147,8 +169,10 @@ class ScoreTile:
 
     @property
     def scale_bytes(self) -> int:
-        """Of a key's or a query head's block scales."""
-        return self.head_dim // SCALE_BLOCKS[self.fmt] if self.scaled else 0
+        """Of a key's scales, and of block scales those of a query's head."""
+        if self.block_scaled:
+            return self.head_dim // SCALE_BLOCKS[self.fmt]
+        return FACTOR_BYTES if self.factored else 0
 
     @property
     def scale_words(self) -> int:
@@ -177,8 +201,8 @@ class ScoreTile:
 
     @property
     def query_scale_bytes(self) -> int:
-        """Of the queries' scales."""
-        return self.query_atoms * self.key_scale_bytes
+        """Of the queries' block scales."""
+        return self.query_atoms * self.key_scale_bytes if self.block_scaled else 0
 
     @property
     def stages(self) -> int:
@@ -190,7 +214,8 @@ class ScoreTile:
 
     @property
     def scale_columns(self) -> int:
-        return ATOM_COLUMNS * self.scale_words * (1 + self.query_atoms)
+        atoms = self.scale_words * (1 + self.query_atoms) if self.block_scaled else 0
+        return ATOM_COLUMNS * atoms
 
     @property
     def accumulators(self) -> int:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64
+from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.indexer.tile import PAIRS, ScoreTile, Variant
 from nvfp4_kernels.sm100.indexer.work import Work
@@ -53,11 +54,20 @@ class WeightLoader:
     def _row(self, data: cute.Pointer, query: Int32) -> list[Float32]:
         heads = self.tile.heads
         width = 4 if heads % 4 == 0 else 1
-        array, start = Array(data, shape=(1,)), Int64(query) * heads
+        start = Int64(data.toint()) + Int64(query) * (heads * 4)
         row: list[Float32] = []
         for head in range(0, heads, width):
-            if width == 1:
-                row.append(array[start + head])
-            else:
-                row += list(array.load(start + head, width, alignment=16).to_elements())
-        return [Float32(weight) for weight in row]
+            row += _load(start + head * 4, width)
+        return row
+
+
+def _load(address: Int64, count: int) -> list[Float32]:
+    """1 or 4 numbers side by side."""
+    # Asked for one after the other, so that all are on their way before one is waited for.
+    names, kind = ("{$w0}", "f32") if count == 1 else ("{{$w0}, {$w1}, {$w2}, {$w3}}", "v4.f32")
+    loaded = ptx.inline_ptx(
+        f"ld.global.{kind} {names}, [{{$r0}}];",
+        write_only_types=[Float32] * count,
+        read_only_args=[address],
+    )
+    return [loaded] if count == 1 else list(loaded)
