@@ -10,6 +10,7 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.barriers import hand_over, wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
+from nvfp4_kernels.sm100.indexer.consumer import Place
 from nvfp4_kernels.sm100.indexer.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, ScoreTile, Variant
 from nvfp4_kernels.sm100.indexer.weights import WeightLoader, Weights, is_doubled
 from nvfp4_kernels.sm100.indexer.work import Ranges, Work
@@ -25,32 +26,12 @@ Pair = tuple[Float32, Float32]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which warp of the epilogue this is.
-
-    Attributes:
-        group: of queries.
-        turn: which of the key tiles it takes.
-        warp: of its group: 32 lanes of tensor memory.
-    """
-
-    group: Int32
-    turn: Int32
-    warp: Int32
-
-    @property
-    def lane(self) -> Int32:
-        """This thread's of tensor memory, and its key's in a tile."""
-        return self.warp * WARP_ROWS + cute.arch.lane_idx()
-
-
-@dataclass(frozen=True)
 class Epilogue:
     """Role of four warps per group. A thread has a key of each tile to itself.
 
     Attributes:
         tile, variant: of the kernel.
-        consumer: takes the scores; see ``logits.py``.
+        consumer: takes the scores; see ``consumer.py``.
     """
 
     tile: ScoreTile
@@ -70,7 +51,8 @@ class Epilogue:
         given: Weights,
         ranges: Ranges,
         factors: Array,
-        out: cute.Pointer,
+        out: Any,
+        memory: Any,
         barriers: Barriers,
         tensor: Int32,
         work: Work,
@@ -80,12 +62,12 @@ class Epilogue:
         tile, turns = self.tile, self.tile.turns
         leader = ptx.elect_sync()
         first = place.group * tile.group_queries
-        rows = self.consumer.open(out, ranges, work, first)
-        self.consumer.hide(rows, work, place.turn, place.lane)
+        kept = self.consumer.open(out, memory, ranges, work, place)
         weights = WeightLoader(tile, self.variant).run(given, work, first)
         columns = tensor + ((place.warp * WARP_ROWS) << 16) + place.group * tile.group_columns
         key = (work.first_tile + place.turn) * KEYS + place.lane
         for step in cutlass.range(cute.ceil_div(work.tiles - place.turn, turns), unroll=1):
+            self.consumer.meet(kept, work, step)
             index = step * turns + place.turn
             factor = self._factor(factors, barriers, index, place, leader)
             accumulator, turn = index % tile.accumulators, index // tile.accumulators
@@ -97,8 +79,9 @@ class Epilogue:
                 score = scores[number]
                 if cutlass.const_expr(tile.factored):
                     score = score * factor
-                self.consumer.put(rows[number], key, score)
+                self.consumer.put(kept, number, key, score)
             key += turns * KEYS
+        self.consumer.close(kept, work)
 
     @cute.jit
     def _factor(
