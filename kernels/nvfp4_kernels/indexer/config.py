@@ -21,6 +21,10 @@ def _scorer(name: str) -> tuple[str, str]:
     return "ScorerSm100", f"nvfp4_kernels.indexer.sm100:{name}"
 
 
+def _best_keys(name: str) -> tuple[str, str]:
+    return "BestKeysSm100", f"nvfp4_kernels.indexer.best_keys.sm100:{name}"
+
+
 _TOPK = "TopK", "nvfp4_kernels.topk.kernel:topk"
 
 QUANTIZE_Q_KERNELS = _table("quantize_q", *_FORMATS)
@@ -28,6 +32,8 @@ STORE_K_KERNELS = _table("store_k", *_FORMATS)
 GATHER_K_KERNELS = _table("gather_k", *_FORMATS)
 LOGITS_KERNELS = _table("logits", *_FORMATS, sm_100=_scorer("logits"))
 LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS, sm_100=_scorer("logits_paged"))
-SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS)
-SCORE_TOPK_PAGED_KERNELS = _table("score_topk_paged", *_FORMATS)
+SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS, sm_100=_best_keys("score_topk"))
+SCORE_TOPK_PAGED_KERNELS = _table(
+    "score_topk_paged", *_FORMATS, sm_100=_best_keys("score_topk_paged")
+)
 TOPK_KERNELS = _table("topk", "float", sm_90=_TOPK, sm_100=_TOPK)
