@@ -58,12 +58,10 @@ def score_topk_paged(
 
 def _best(name: str, scoring: Scoring, like: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     rows, columns = scoring.rows, scoring.problem.columns
-    choice = _choose(name, scoring, top_k)
     indices, valid = like.new_empty((rows, top_k)), like.new_empty((rows,))
-    if rows == 0:
-        return indices, valid
-    if scoring.keyless or columns == 0:
+    if rows == 0 or columns == 0 or scoring.keyless:
         return indices.fill_(NO_KEY), valid.fill_(0)
+    choice = _choose(name, scoring, top_k)
     splits = choice.splits
     kernel = BestKeysSm100(choice.tile, scoring.variant, choice.selection)
     if choice.selection.whole:
