@@ -32,6 +32,7 @@ MAX_KEYS = 1 << 30  # of a query: their numbers are int32, as is what is compute
 STAGES = (4, 3, 2)  # of the ring of key tiles, at the least
 # Assumed, in cycles, of choosing among candidates of several splits: about a launch.
 MERGE = 20000
+CACHE_BYTES = 100 << 20  # of a B200's L2, which has 126 MB
 # A split sees so many times as many keys as are wanted, so that most of them are no candidates.
 SHARE = 2
 
@@ -168,12 +169,17 @@ def _splits(problem: ScoreProblem, tile: ScoreTile, top_k: int, sms: int) -> set
 
 
 def _cycles(problem: ScoreProblem, choice: Choice, sms: int) -> float:
-    """Of waves of CTAs, of which the last may leave SMs idle; bytes come at their own rate."""
+    """Of waves of CTAs, of which the last may leave SMs idle; bytes come at their own rate.
+
+    CTAs of the same sequence read its keys from L2, unless those of all are more than it holds.
+    """
     tile, splits = choice.tile, choice.splits
-    ctas = problem.sequences * -(-problem.queries // tile.queries)
+    blocks = -(-problem.queries // tile.queries)
+    ctas = problem.sequences * blocks
     waves = -(-ctas * splits // sms)
     tiles = -(-problem.columns // KEYS)
     computed = waves * -(-tiles // splits) * max(TILE, tile.columns * COLUMN)
     stored = problem.sequences * tiles * (tile.key_bytes + KEYS * tile.scale_bytes)
-    scored = waves * START + max(computed, stored / MEMORY_BYTES)
+    read = stored * (blocks if stored > CACHE_BYTES else 1)
+    scored = waves * START + max(computed, read / MEMORY_BYTES)
     return scored + (MERGE if splits > 1 else 0)
