@@ -112,7 +112,7 @@ class Modeller:
         from nvfp4_kernels.compile import launch
         from nvfp4_kernels.indexer.formats import format_of
         from nvfp4_kernels.sm100.indexer.scorer import ScorerSm100
-        from nvfp4_kernels.sm100.indexer.tile import Variant
+        from nvfp4_kernels.sm100.indexer.variant import Variant
 
         fmt, pages = format_of(shape.fmt), -(-shape.keys // PAGE)
         q, *scales = fmt.empty(torch.empty(0), (shape.queries, shape.heads), shape.head_dim)

@@ -1,6 +1,6 @@
 """Scores to choose from on sm_100, small buffers to choose with, and the comparison."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -24,9 +24,10 @@ HEAD_DIM = 64
 Row = NDArray[np.float32]
 
 
-def chosen(tile: ScoreTile, room: int, steps: int = 1, words: int = 256, splits: int = 1) -> Choice:
+def chosen(tile: ScoreTile, room: int, laps: int = 1, words: int = 256, splits: int = 1) -> Choice:
     """A choice of so many splits; several do not see the whole of any row."""
-    return Choice(tile, Selection(room, steps, words, whole=splits == 1), splits)
+    selection = Selection(room, laps, words, whole=splits == 1)
+    return Choice(replace(tile, consumer_bytes=selection.shared_bytes(tile)), selection, splits)
 
 
 @dataclass(frozen=True)

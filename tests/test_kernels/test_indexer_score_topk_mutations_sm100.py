@@ -20,10 +20,10 @@ from tests.test_kernels.indexer_cases import Case
 from tests.test_kernels.test_mutations_sm100 import Patch, without
 
 TOP_K = 100
-WHOLE = chosen(ScoreTile("bf16", HEAD_DIM, 2, group_queries=2, groups=2), 320, words=128)
-TURNS = chosen(ScoreTile("bf16", HEAD_DIM, 2, turns=2), 512)
-SPLIT = chosen(ScoreTile("bf16", HEAD_DIM, 2, turns=2), 512, splits=3)
-LONG = chosen(ScoreTile("bf16", HEAD_DIM, 2), 512, words=128)
+WHOLE = chosen(ScoreTile("bf16", HEAD_DIM, 2, group_queries=2, groups=2), 640, words=128)
+TURNS = chosen(ScoreTile("bf16", HEAD_DIM, 2, turns=2), 640)
+SPLIT = chosen(ScoreTile("bf16", HEAD_DIM, 2, turns=2), 640, splits=3)
+LONG = chosen(ScoreTile("bf16", HEAD_DIM, 2), 640, words=128)
 CHOICES = {"whole": WHOLE, "turns": TURNS, "split": SPLIT, "long": LONG}
 
 
@@ -141,7 +141,7 @@ MISTAKES = {
     "no meetings": Mistake(replaced(BEST_KEYS, "meet", nothing), ""),
     "a meeting without waiting": Mistake(alone, ""),
     "meetings too rarely": Mistake(
-        swapped("indexer.best_keys.config:Selection", "arriving", lambda given: lambda *_: -256),
+        swapped("indexer.best_keys.config:Selection", "arriving", lambda given: lambda *_: -512),
         "",
         "turns",
     ),
@@ -244,10 +244,10 @@ def _run(on: str, gpu: Any) -> None:
         run_paged(problem, device, block_table=problem.paged()["block_table"] * 0 + (1 << 30))
         return
     rng = np.random.default_rng(5)
-    ties = topk_cases.some(rng, topk_cases.normal(rng, 700).round(1), float("nan"))
+    ties = topk_cases.some(rng, topk_cases.normal(rng, 1300).round(1), float("nan"))
     other = {
         "whole": topk_cases.normal(rng, 300),
-        "turns": np.arange(1400, dtype=np.float32),
+        "turns": np.arange(2600, dtype=np.float32),
         "split": topk_cases.normal(rng, 101),
         "long": topk_cases.normal(rng, 4700),
     }

@@ -54,12 +54,13 @@ def test_64_heads_of_128(op_device: torch.device) -> None:
 
 # --- values, with buffers that overflow -----------------------------------------------------------
 
-# 1500 scores and room for 512 candidates, of which 128 or 384 come between meetings.
-LENGTH, TOP_K = 1500, 100
+# 2600 scores and room for 640 candidates, of which 512 may come between meetings.
+LENGTH, TOP_K = 2600, 100
+ROOM = 640
 TILE = ScoreTile("bf16", HEAD_DIM, 2)
 TURNS = ScoreTile("bf16", HEAD_DIM, 2, turns=2)
 GROUPS = ScoreTile("bf16", HEAD_DIM, 2, group_queries=2, groups=2)
-OVERFLOWS = {"turns": chosen(TURNS, 512), "splits": chosen(TILE, 384, splits=3)}
+OVERFLOWS = {"turns": chosen(TURNS, ROOM), "splits": chosen(TILE, ROOM, splits=3)}
 VALUES = [
     "all equal", "ascending", "descending", "few values", "both zeros", "some NaN",
     "some infinite", "mostly NaN", "mostly -inf", "nothing but NaN and -inf", "nothing but inf",
@@ -93,8 +94,8 @@ def test_queries_of_a_group(
     splits: int, next_n: int, op_device: torch.device, monkeypatch: Patch
 ) -> None:
     """Neighbours choose opposite keys; the last group lacks queries."""
-    use(monkeypatch, chosen(GROUPS, 384, splits=splits))
-    run_paged(scored(some_rows(600, 200), TOP_K, next_n), op_device)
+    use(monkeypatch, chosen(GROUPS, ROOM, splits=splits))
+    run_paged(scored(some_rows(1100, 200), TOP_K, next_n), op_device)
 
 
 # None, one, as many as are wanted, one more, and around the ends of pages, tiles and splits.
@@ -104,29 +105,29 @@ LENGTHS = (0, 1, 100, 101, 128, 129, 256, 257, 513)
 @ONE_SCHEDULE
 @pytest.mark.parametrize("splits", [1, 4])
 def test_lengths(splits: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    use(monkeypatch, chosen(TURNS, 512, splits=splits))
+    use(monkeypatch, chosen(TURNS, ROOM, splits=splits))
     run_paged(scored(some_rows(*LENGTHS), TOP_K), op_device)
 
 
 @ONE_SCHEDULE
 @pytest.mark.parametrize("top_k", [1, 127, 128, 129])
 def test_top_k(top_k: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    use(monkeypatch, chosen(TURNS, 640, splits=2))
-    run_paged(scored(some_rows(128, 129, 700), top_k), op_device)
+    use(monkeypatch, chosen(TURNS, 768, splits=2))
+    run_paged(scored(some_rows(128, 129, 1300), top_k), op_device)
 
 
 @ONE_SCHEDULE
 @pytest.mark.parametrize("splits", [1, 4])
 def test_windows(splits: int, op_device: torch.device, monkeypatch: Patch) -> None:
     """Queries of one CTA see overlapping, distant, few or no keys of the same row."""
-    fmt, heads, count, keys, top_k = "nvfp4", 4, 9, 1000, 60
+    fmt, heads, count, keys, top_k = "nvfp4", 4, 9, 1300, 60
     tile = ScoreTile(fmt, HEAD_DIM, heads, 2, 2, doubled=5)
-    use(monkeypatch, chosen(tile, 384, words=128, splits=splits))
+    use(monkeypatch, chosen(tile, ROOM, words=128, splits=splits))
     rng = np.random.default_rng(1)
     q, k = grid(fmt, rng, count, heads, HEAD_DIM), grid(fmt, rng, keys, HEAD_DIM)
     weights = rng.integers(-3, 4, size=(count, heads)).astype(np.float64)
     ks = np.array([0, 0, 5, 640, 300, 127, 129, 999, 40], dtype=np.int32)
-    ke = np.array([1000, 60, 900, 1000, 300, 188, 190, 1000, 101], dtype=np.int32)
+    ke = np.array([1300, 60, 1200, 1300, 300, 188, 190, 1000, 101], dtype=np.int32)
     arguments = {
         "q": q.data, "q_scales": q.scales, "k": k.data, "k_scales": k.scales,
         "weights": torch.from_numpy(weights).float(), "ks": torch.tensor(ks),
@@ -140,8 +141,8 @@ def test_windows(splits: int, op_device: torch.device, monkeypatch: Patch) -> No
 @ONE_SCHEDULE
 @pytest.mark.parametrize("splits", [1, 2])
 def test_a_longer_row(splits: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    """Put in order 4096 keys at a time; meetings every other step."""
-    use(monkeypatch, chosen(TILE, 2048, steps=2, words=128, splits=splits))
+    """Put in order 4096 keys at a time; meetings every other lap."""
+    use(monkeypatch, chosen(TILE, 2048, laps=2, words=128, splits=splits))
     run_paged(scored(some_rows(12_000), 1000), op_device)
 
 
@@ -159,7 +160,7 @@ def test_short_rows_are_not_scored(splits: int, monkeypatch: Patch) -> None:
     """Their pages are not looked up; others of the launch are scored."""
     with devices.emulated_ops(EAGER) as gpu:
         tile = ScoreTile("nvfp4", HEAD_DIM, 8, 1, 2, doubled=5)
-        use(monkeypatch, chosen(tile, 512, splits=splits))
+        use(monkeypatch, chosen(tile, ROOM, splits=splits))
         case = Case(((80, 100), (50, 101)), heads=8, next_n=2, block_size=64, top_k=100)
         problem = case.problem("nvfp4")
         arguments = problem.paged()
@@ -177,10 +178,10 @@ def test_short_rows_are_not_scored(splits: int, monkeypatch: Patch) -> None:
 
 def test_no_logits_in_global_memory(monkeypatch: Patch) -> None:
     with devices.emulated_ops(EAGER) as gpu:
-        use(monkeypatch, chosen(TURNS, 512))
+        use(monkeypatch, chosen(TURNS, ROOM))
         run_paged(scored(some_rows(2000, 1000), TOP_K), torch.device("cpu"))
         assert gpu.launches[-1].counters.nbytes["global write"] == 2 * 4 * (TOP_K + 1)
-        use(monkeypatch, chosen(TURNS, 512, splits=4))
+        use(monkeypatch, chosen(TURNS, ROOM, splits=4))
         run_paged(scored(some_rows(2000, 1000), TOP_K), torch.device("cpu"))
         written = gpu.launches[-2].counters.nbytes["global write"]
         assert written == 2 * 4 * (4 * 2 * TOP_K + 1)

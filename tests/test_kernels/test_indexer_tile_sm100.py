@@ -16,8 +16,8 @@ from nvfp4_kernels.sm100.indexer.tile import (
     OTHER_REGISTERS,
     Format,
     ScoreTile,
-    Variant,
 )
+from nvfp4_kernels.sm100.indexer.variant import Variant
 
 SHARED, COLUMNS, REGISTERS = 227 * 1024, 512, 64 * 1024
 FORMATS: tuple[Format, ...] = get_args(Format)

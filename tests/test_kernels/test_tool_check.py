@@ -15,15 +15,18 @@ import torch
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
-from nvfp4_kernels.tool import attention_case, check, check_command, timed
+from nvfp4_kernels.tool import attention_case, check, check_command, indexer_case, timed
 from nvfp4_kernels.tool.attention_case import AttentionCase
 from nvfp4_kernels.tool.check import Device, WrongDevice, correctness, markdown, run_all, timings
+from nvfp4_kernels.tool.indexer_case import IndexerCase
 from nvfp4_kernels.tool.product_case import ProductCase, compare_bound, compare_exact
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
+from nvfp4_kernels.tool.scoring import ScoreShape
 from nvfp4_kernels.tool.shapes import CONTEST, given_shape
 from nvfp4_kernels.tool.task import Figures, Isolated, Machine, Mismatch, Outcome, Task, run_task
 from nvfp4_kernels.tool.timed import TimedProduct, TimedQuantize, cold_sets
 from nvfp4_kernels.tool.timed_attention import TimedAttention
+from nvfp4_kernels.tool.timed_scoring import TimedScoring
 
 FP16 = torch.float16
 DEVICE = Device("B200", "sm_100", 148, 192.0, "CUDA 13.0", "13.0", "2.11", "4.8.0", "Linux x86_64")
@@ -76,6 +79,8 @@ CASES: list[Task] = [
     *(QuantizeCase(op, 5, 64) for op in OPS),
     AttentionCase(LENGTHS, head_dim=16, sinks=True),
     AttentionCase(LENGTHS, head_dim=64, fp8=True),
+    IndexerCase("nvfp4", (70, 3), 2, heads=8, head_dim=64),
+    IndexerCase("fp8", (70, 3), 2, heads=8, head_dim=64, page_size=0),
 ]
 
 
@@ -123,6 +128,22 @@ def test_one_wrong_row_of_attention_is_found(output: int, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(attention_case, "paged_attention", wrong)
     with pytest.raises(Mismatch, match=("out", "lse")[output] + ": off by"):
+        case.run(StandIn())
+
+
+@pytest.mark.parametrize("value", [0.0, float("-inf")])
+def test_one_wrong_score_is_found(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = IndexerCase("bf16", (9, 20), heads=4, head_dim=64)
+    assert case.run(StandIn())["off"] == 0
+    right = indexer_case.indexer_logits_paged
+
+    def wrong(**given: Any) -> torch.Tensor:
+        found = right(**given)
+        found[-1, -1] = value
+        return found
+
+    monkeypatch.setattr(indexer_case, "indexer_logits_paged", wrong)
+    with pytest.raises(Mismatch, match=r"logits: (off by|not finite)"):
         case.run(StandIn())
 
 
@@ -257,6 +278,18 @@ def test_figures_of_attention() -> None:
     fp8 = replace(task, fp8=True)
     assert fp8.work.nbytes < task.work.nbytes
     assert fp8.run(StandIn())["us"] == 1.0
+
+
+@pytest.mark.parametrize("paged", [True, False])
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4", "fp8", "bf16"])
+def test_figures_of_scores(fmt: Any, paged: bool) -> None:
+    shape = ScoreShape("some", fmt, 1, 2, 70, paged, heads=4, head_dim=64)
+    assert shape.work.flops == 2 * (70 + 69) * 4 * 64
+    each = {"nvfp4": 36, "mxfp4": 34, "fp8": 68, "bf16": 128}[fmt]
+    assert shape.work.nbytes == each * (70 + 2 * 4) + 4 * 2 * (70 + 4)
+    seen = TimedScoring("section", shape).run(StandIn())
+    assert seen["us"] == 1.0
+    assert seen["relu_us"] == 1e6 * 1.5 * (70 + 69) * 4 / (128 * 148 * 1.85e9)
 
 
 def test_quick_is_a_part() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from nvfp4_kernels.__main__ import app
 from nvfp4_kernels.sm100 import choose as candidates
 from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
 from nvfp4_kernels.sm100.choose import Problem, with_store
+from nvfp4_kernels.sm100.indexer.tile import ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant as ScoreVariant
 from nvfp4_kernels.sm100.tile import MAX_SHARED_BYTES, Output, Tile
 from nvfp4_kernels.tool import instructions, report_command
 from nvfp4_kernels.tool.binary import FAT_MAGIC, UnreadableBinary, read_cubin, read_fat_binary
@@ -19,6 +22,7 @@ from nvfp4_kernels.tool.instructions import NoDisassembler, count, disassemble, 
 from nvfp4_kernels.tool.kernel_set import KernelSpec, product_spec
 from nvfp4_kernels.tool.limits import work_of
 from nvfp4_kernels.tool.report import choose, describe, describe_attention, measure_all
+from nvfp4_kernels.tool.scoring import ScoreShape, choose_scorer, describe_scorer
 from nvfp4_kernels.tool.shapes import CONTEST, TOKENS
 from nvfp4_kernels.tool.static import Static, dynamic_shared_bytes
 from tests import devices
@@ -236,6 +240,48 @@ def test_attention_in_words() -> None:
     assert describe_attention(AttentionTile(64, 2), variant) == (
         "2×128 rows, D 64, bfloat16, varlen, soft cap, sinks"
     )
+
+
+def test_scores_of_the_indexer(measured: list[Static], tmp_path: Path) -> None:
+    options = ("--indexer", "--json", tmp_path / "report.json")
+    status, output = invoke("--shape", "1,64,64", *options)
+    assert status == 0
+    assert "Scores of the indexer" in output
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert [each["fmt"] for each in written["scores"][::4]] == ["nvfp4", "mxfp4", "fp8", "bf16"]
+    for each in written["scores"]:
+        kernel = written["kernels"][each["kernel"] - 1]
+        assert kernel["op"].startswith("indexer_logits")
+        assert f"fmt='{each['fmt']}'" in kernel["configuration"]
+        assert each["estimate_us"] > max(each["speed_of_light_us"], each["relu_us"])
+
+
+def test_scores_in_words() -> None:
+    tile = ScoreTile("nvfp4", 128, 64, groups=3)
+    assert describe_scorer(tile, ScoreVariant(64)) == (
+        "nvfp4, 64 heads, D 128, 3×1 queries, pages of 64"
+    )
+    tile = ScoreTile("fp8", 64, 8, group_queries=4, turns=2)
+    assert describe_scorer(tile, ScoreVariant()) == (
+        "fp8, 8 heads, D 64, 1×4 queries, 2 turns, in a row"
+    )
+
+
+def test_scorers_keep_within_their_sm() -> None:
+    """No registers are spilled, with the most columns, the most heads, and the most queries."""
+    devices.cutlass_or_skip()
+    specs = []
+    for fmt, (heads, head_dim, queries) in product(
+        ("nvfp4", "fp8"), ((64, 128, 1), (64, 128, 3), (128, 256, 1), (16, 64, 12))
+    ):
+        shape = ScoreShape("", fmt, 1, queries, 8192, True, heads, head_dim)  # type: ignore[arg-type]
+        specs.append(choose_scorer(shape).spec)
+    for spec, static in measure_all(specs, "sm_100a", None, jobs=2):
+        tile, variant = spec.fields
+        words = describe_scorer(tile, variant)
+        assert not static.spills, f"{words}: {static.local_bytes} bytes are spilled"
+        assert 32 * tile.epilogue_warps < static.threads == tile.threads
+        assert static.shared_bytes <= MAX_SHARED_BYTES
 
 
 def test_spills_are_an_error(measured: list[Static]) -> None:

@@ -20,7 +20,10 @@ def indexer_logits(
 ) -> Tensor:
     """``I[t, s] = Σ_h weights[t, h] · relu(q[t, h] · k[s])`` for ``ks[t] <= s < ke[t]``, else −inf.
 
-    Sums are float32, in any order.
+    Sums are float32, in any order; ``q · k`` must be in float32's range. A key that holds NaN
+    scores NaN, and leaves other keys' scores as they are. On sm_100 D is 64, 128 or 256, H from 1
+    to 128, tensors start at multiples of 16 bytes, and the signs of nvfp4's scales, which
+    ``indexer_quantize_q`` makes positive, are not looked at.
 
     Args:
         q: ``(T, H, D)`` as ``indexer_quantize_q`` returns it (packed formats: D/2); D a multiple of
@@ -73,7 +76,8 @@ def indexer_logits_paged(
             of sequence b. Entries after a sequence's last page may hold anything.
         max_context_len: columns of the result, the longest context or more.
         fmt: as for ``indexer_logits``.
-        block_size: keys of a page.
+        block_size: keys of a page; on sm_100 a power of two of at least 16, of pages that start at
+            multiples of 16 bytes.
 
     Returns:
         float32 ``(B · next_n, max_context_len)``, −inf after a query's context.

@@ -11,7 +11,8 @@ from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.sm100.indexer.choose import SMS, ScoreProblem
-from nvfp4_kernels.sm100.indexer.tile import HEAD_DIMS, MAX_HEADS, Variant
+from nvfp4_kernels.sm100.indexer.tile import HEAD_DIMS, MAX_HEADS
+from nvfp4_kernels.sm100.indexer.variant import Variant
 
 ALIGNMENT = 16  # bytes: of what a tensor map addresses
 LEAST_PAGE = 16  # keys: the scales behind them then begin on a multiple of 16 bytes

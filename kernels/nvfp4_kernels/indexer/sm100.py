@@ -5,9 +5,8 @@ from torch import Tensor
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.scoring import Scoring, contiguous, paged
 from nvfp4_kernels.sm100.indexer.choose import choose_config
+from nvfp4_kernels.sm100.indexer.logits import NEGATIVE_INFINITY
 from nvfp4_kernels.sm100.indexer.scorer import ScorerSm100
-
-NEGATIVE_INFINITY = float("-inf")
 
 
 def logits(

@@ -11,15 +11,17 @@ from pathlib import Path
 import torch
 
 from nvfp4_kernels.tool.attention_case import attention_cases
+from nvfp4_kernels.tool.indexer_case import indexer_cases
 from nvfp4_kernels.tool.product_case import ProductCase
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
 from nvfp4_kernels.tool.shapes import CONTEST, LLAMA_8B, TOKENS, model_shapes
 from nvfp4_kernels.tool.task import Outcome, Runner, Task
 from nvfp4_kernels.tool.timed import TimedProduct, TimedQuantize
 from nvfp4_kernels.tool.timed_attention import attention_timings
+from nvfp4_kernels.tool.timed_scoring import scoring_timings
 
 CONTEST_SECTION, LLAMA_SECTION = "contest shapes", "Llama 3 8B"
-QUANTIZE_SECTION, ATTENTION_SECTION = "quantise", "attention"
+QUANTIZE_SECTION, ATTENTION_SECTION, INDEXER_SECTION = "quantise", "attention", "indexer"
 QUICK_TOKENS = (1, 64, 1024)
 _WANTED = "sm_100 (B200, GB200); elsewhere 'report' says what can be told without one"
 
@@ -101,7 +103,7 @@ def correctness(quick: bool) -> list[Task]:
     ]
     rows = [(1, 64), (131, 208)] if quick else [(1, 64), (131, 208), (3, 4096), (2048, 14336)]
     tasks += [QuantizeCase(op, m, k) for op, (m, k) in pairs(OPS, rows)]
-    return tasks + attention_cases(quick)
+    return [*tasks, *attention_cases(quick), *indexer_cases(quick)]
 
 
 def timings(quick: bool) -> list[Task]:
@@ -111,7 +113,8 @@ def timings(quick: bool) -> list[Task]:
     tasks += [TimedProduct(LLAMA_SECTION, s) for s in model_shapes(LLAMA_8B, tokens)]
     widths = sorted({layer.k for layer in LLAMA_8B.layers})
     tasks += [TimedQuantize(QUANTIZE_SECTION, m, k) for k, m in pairs(widths, tokens)]
-    return tasks + attention_timings(ATTENTION_SECTION, quick)
+    tasks += attention_timings(ATTENTION_SECTION, quick)
+    return tasks + scoring_timings(INDEXER_SECTION, quick)
 
 
 def run_all(

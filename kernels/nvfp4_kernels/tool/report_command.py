@@ -14,6 +14,8 @@ from rich.table import Table
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
 from nvfp4_kernels.sm100.choose import SMS
+from nvfp4_kernels.sm100.indexer.tile import ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant as ScoreVariant
 from nvfp4_kernels.sm100.tile import Output, Tile
 from nvfp4_kernels.tool.binary import UnreadableBinary
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
@@ -29,6 +31,12 @@ from nvfp4_kernels.tool.report import (
     describe_attention,
     kernel_json,
     measure_all,
+)
+from nvfp4_kernels.tool.scoring import (
+    ScoreChoice,
+    choose_scorer,
+    deepseek_shapes,
+    describe_scorer,
 )
 from nvfp4_kernels.tool.shapes import CONTEST, TOKENS, given_shape, model_shapes
 from nvfp4_kernels.tool.static import Static
@@ -46,6 +54,9 @@ def report(
     ] = None,
     tensor_parallel: TensorParallelOption = 1,
     dtype: DtypeOption = None,
+    indexer: Annotated[
+        bool, typer.Option("--indexer", help="The indexer's scoring, too, in DeepSeek's shapes.")
+    ] = False,
     sms: Annotated[int, typer.Option(min=1, help="Multiprocessors of the GPU.")] = SMS,
     jobs: JobsOption = CPUS,
     json_file: Annotated[
@@ -70,6 +81,8 @@ def report(
             if chosen.attention is not None:
                 others += attention_kernels(chosen.attention, chosen.dtype, sms=sms)
         choices = [choose(each, sms) for each in shapes or CONTEST]
+        scorers = [choose_scorer(each, sms) for each in deepseek_shapes()] if indexer else []
+        others += [choice.spec for choice in scorers]
         nvdisasm = _nvdisasm(screen)
         specs = list(dict.fromkeys([*(choice.spec for choice in choices), *others]))
         found: dict[KernelSpec, Static] = {}
@@ -82,10 +95,13 @@ def report(
         if json_file:
             everything = {
                 "products": [choice.json(numbers[choice.spec]) for choice in choices],
+                "scores": [choice.json(numbers[choice.spec]) for choice in scorers],
                 "kernels": [kernel_json(spec, found[spec]) for spec in specs],
             }
             json_file.write_text(json.dumps(everything, indent=1))
     screen.print(_products(choices, numbers))
+    if scorers:
+        screen.print(_scores(scorers, numbers))
     screen.print(
         f"Speed of light: {MEMORY_BANDWIDTH / 1e12:.0f} TB/s, {FLOPS / 1e15:.2f} PFLOP/s. Tiles "
         "are chosen by the estimates, which are no measurements."
@@ -123,6 +139,25 @@ def _products(choices: list[Choice], numbers: dict[KernelSpec, int]) -> Table:
     return table
 
 
+def _scores(choices: list[ScoreChoice], numbers: dict[KernelSpec, int]) -> Table:
+    table = Table(title="Scores of the indexer", title_justify="left")
+    for column in ("shape", "format", "queries", "keys", "kernel", "splits"):
+        table.add_column(column)
+    for column in ("MB", "GFLOP", "SOL µs", "relu µs", "estimate", "share"):
+        table.add_column(column, justify="right")
+    for each in choices:
+        shape, light = each.shape, each.shape.work.speed_of_light
+        least = max(light, shape.relu_seconds())
+        table.add_row(
+            shape.name, shape.fmt, f"{shape.sequences} × {shape.queries}", str(shape.keys),
+            str(numbers[each.spec]), str(each.splits), f"{shape.work.nbytes / 1e6:.2f}",
+            f"{shape.work.flops / 1e9:.2f}", f"{1e6 * light:.2f}",
+            f"{1e6 * shape.relu_seconds():.2f}", f"{1e6 * each.estimate:.2f}",
+            f"{least / each.estimate:.0%}",
+        )  # fmt: skip
+    return table
+
+
 def _kernels(found: dict[KernelSpec, Static], numbers: dict[KernelSpec, int]) -> Table:
     table = Table(title="Kernels", title_justify="left")
     for column in ("", "op", "configuration", "stages", "TMEM"):
@@ -144,6 +179,8 @@ def _configuration(spec: KernelSpec) -> tuple[str, str, str]:
     tile, output = spec.fields[:2]
     if isinstance(tile, AttentionTile) and isinstance(output, Variant):
         return describe_attention(tile, output), str(tile.stages), str(tile.tensor_columns)
+    if isinstance(tile, ScoreTile) and isinstance(output, ScoreVariant):
+        return describe_scorer(tile, output), str(tile.stages), str(tile.tensor_columns)
     if isinstance(tile, Tile) and isinstance(output, Output):
         stages = tile.depth(output.shared_bytes(tile))
         words = f"{describe(tile)}, {output.dtype} {output.store}"

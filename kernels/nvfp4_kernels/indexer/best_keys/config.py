@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nvfp4_kernels.sm100.indexer.choose import (
-    COLUMN,
     DOUBLED,
     MEMORY_BYTES,
     START,
-    TILE,
     ScoreProblem,
+    stored_bytes,
+    tile_cycles,
 )
 from nvfp4_kernels.sm100.indexer.tile import (
     GROUP_COLUMNS,
@@ -26,7 +26,7 @@ from nvfp4_kernels.topk.config import BINS, MAX_CLUSTER, MAX_TIES, WARP, Config
 KEY_BYTES = 8
 QUERY_BYTES = 48  # of a query, beside its buffer: cells and a threshold
 WORDS = 1024  # of a bitmap: 32768 keys are put in order at a time
-MAX_STEPS = 8
+MAX_LAPS = 4
 MAX_SPLITS = 256
 MAX_KEYS = 1 << 30  # of a query: their numbers are int32, as is what is computed from them
 STAGES = (4, 3, 2)  # of the ring of key tiles, at the least
@@ -43,22 +43,19 @@ class Selection:
 
     Attributes:
         room: of a query's buffer, in candidates.
-        steps: key tiles that a warp scores from one meeting to the next.
+        laps: round the accumulators, from one meeting to the next.
         words: of the bitmap that orders what is chosen.
         whole: whether a CTA scores all keys that its queries see.
     """
 
     room: int
-    steps: int
+    laps: int
     words: int
     whole: bool
 
     def arriving(self, tile: ScoreTile) -> int:
-        """Candidates of a query from one meeting to the next, at the most.
-
-        The last meeting needs all warps to have a key tile after it: some have one more then.
-        """
-        return (self.steps * tile.turns + tile.turns - 1) * KEYS
+        """Candidates of a query from one meeting to the next, at the most."""
+        return self.laps * tile.accumulators * KEYS
 
     def most(self, tile: ScoreTile) -> int:
         """Candidates that a meeting lets pass; the keys to choose may be as many."""
@@ -151,10 +148,10 @@ def _fit(tile: ScoreTile, top_k: int, least: int) -> tuple[ScoreTile, Selection]
         each = (left - team_bytes(tile, WORDS)) // tile.queries - QUERY_BYTES
         # More would take longer to choose from, and the ring can have it.
         room = min(each // KEY_BYTES, 2 * top_k + 2048) // KEYS * KEYS
-        steps = MAX_STEPS
-        while steps > 1 and 2 * Selection(room, steps, WORDS, True).arriving(tile) > room - top_k:
-            steps //= 2
-        selection = Selection(room, steps, WORDS, True)
+        laps = MAX_LAPS
+        while laps > 1 and 2 * Selection(room, laps, WORDS, True).arriving(tile) > room - top_k:
+            laps //= 2
+        selection = Selection(room, laps, WORDS, True)
         if selection.most(tile) >= least:
             return replace(tile, consumer_bytes=selection.shared_bytes(tile)), selection
     return None
@@ -178,8 +175,8 @@ def _cycles(problem: ScoreProblem, choice: Choice, sms: int) -> float:
     ctas = problem.sequences * blocks
     waves = -(-ctas * splits // sms)
     tiles = -(-problem.columns // KEYS)
-    computed = waves * -(-tiles // splits) * max(TILE, tile.columns * COLUMN)
-    stored = problem.sequences * tiles * (tile.key_bytes + KEYS * tile.scale_bytes)
+    computed = waves * -(-tiles // splits) * tile_cycles(tile)
+    stored = problem.sequences * tiles * stored_bytes(tile)
     read = stored * (blocks if stored > CACHE_BYTES else 1)
     scored = waves * START + max(computed, read / MEMORY_BYTES)
     return scored + (MERGE if splits > 1 else 0)

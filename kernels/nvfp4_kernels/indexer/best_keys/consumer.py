@@ -11,7 +11,8 @@ from nvfp4_kernels.indexer.best_keys.candidates import Kept, Output, allocate, t
 from nvfp4_kernels.indexer.best_keys.config import Selection
 from nvfp4_kernels.indexer.best_keys.result import write
 from nvfp4_kernels.sm100.indexer.consumer import Place
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.work import Range, Ranges, Work, range_of
 from nvfp4_kernels.topk.keep import keep_best
 from nvfp4_kernels.topk.keys import LEAST, key_of, known
@@ -78,12 +79,11 @@ class BestKeys:
                 shared.buffer.store(candidate, at)
 
     @cute.jit
-    def meet(self, kept: Kept, work: Work, step: Int32) -> None:
-        """Every few steps, if all warps of the group have this one: room for what comes."""
+    def meet(self, kept: Kept, work: Work, lap: Int32) -> None:
+        """Every few laps: room for what comes."""
         tile, team = self.tile, kept.team
         most = self.selection.most(tile)
-        every = self.selection.steps
-        if (step > 0) & (step % every == 0) & ((step + 1) * tile.turns <= work.tiles):
+        if (lap > 0) & (lap % self.selection.laps == 0):
             full = Boolean(False)
             # Whoever appended last knows that the buffer is full.
             if team.lane == 0:

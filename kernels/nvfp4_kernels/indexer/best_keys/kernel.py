@@ -24,6 +24,9 @@ class BestKeysSm100(ScorerSm100):
 
     selection: Selection
 
+    def __post_init__(self) -> None:
+        assert self.tile.consumer_bytes >= self.selection.shared_bytes(self.tile)
+
     @property
     def consumer(self) -> BestKeys:
         return BestKeys(self.tile, self.variant, self.selection)

@@ -1,5 +1,6 @@
 """Which tile, and how many splits of the keys, for a scoring problem. Pure, and no CuTe."""
 
+import functools
 from dataclasses import dataclass
 
 from nvfp4_kernels.sm100.indexer.tile import (
@@ -14,12 +15,14 @@ from nvfp4_kernels.sm100.indexer.tile import (
 SMS = 148  # of a B200
 DOUBLED = 5  # of 8 pairs: the ALU and the FMA units are then about as busy
 MAX_SPLITS = 256
+MOST_TRIED = 8
 # As the discrete-event model of the tests gives them (``python -m tests.modelled_indexer``); none
 # was measured on a B200. Cycles of one SM: of starting and ending a CTA, and of a key tile, at the
-# least, and per column of it. Bytes from memory per cycle, for the chip.
+# least, and per column of it. Columns of an MMA per cycle. Bytes from memory per cycle, for the
+# chip, and at the most for an SM.
 START = 5000
-TILE, COLUMN = 250, 2.8
-MEMORY_BYTES = 3900
+TILE, COLUMN, MMA_COLUMNS = 250, 2.8, 2
+MEMORY_BYTES, SM_BYTES = 3900, 40
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class ScoreProblem:
     columns: int
 
 
+@functools.lru_cache(maxsize=4096)
 def choose_config(problem: ScoreProblem, sms: int = SMS) -> tuple[ScoreTile, int]:
     """The tile, and the splits of the keys that keep the device busy.
 
@@ -59,26 +63,47 @@ def choose_config(problem: ScoreProblem, sms: int = SMS) -> tuple[ScoreTile, int
     tile = ScoreTile(
         problem.fmt, problem.head_dim, problem.heads, group_queries, groups, turns, doubled
     )
-    return tile, _splits(problem, tile, sms)
+    candidates = _splits(problem, tile, sms)
+    return tile, min(candidates, key=lambda splits: estimate(problem, tile, splits, sms))
 
 
-def _splits(problem: ScoreProblem, tile: ScoreTile, sms: int) -> int:
-    """Those with the least time, of waves of CTAs that each have a start and a share of the tiles.
+def _splits(problem: ScoreProblem, tile: ScoreTile, sms: int) -> list[int]:
+    """Few, and those that fill a few waves."""
+    ctas = _ctas(problem, tile)
+    most = max(1, min(_ceil_div(problem.columns, KEYS), MAX_SPLITS))
+    waves = range(1, MOST_TRIED + 1)
+    filling = {wave * sms // ctas for wave in waves} if ctas else set()
+    return sorted({min(max(1, splits), most) for splits in {*waves, *filling}})
+
+
+def _ctas(problem: ScoreProblem, tile: ScoreTile) -> int:
+    """Of one split."""
+    return problem.sequences * _ceil_div(problem.queries, tile.queries)
+
+
+def estimate(problem: ScoreProblem, tile: ScoreTile, splits: int, sms: int = SMS) -> float:
+    """Cycles, of waves of CTAs that each have a start and a share of the tiles.
 
     Waves that the last CTAs leave half empty cost as much as full ones. Only what has to come from
-    memory does so at the same rate whichever SMs ask for it.
+    memory, or go there, does so at the same rate whichever SMs ask for it.
     """
-    ctas = problem.sequences * _ceil_div(problem.queries, tile.queries)
     tiles = _ceil_div(problem.columns, KEYS)
-    each = max(TILE, tile.columns * COLUMN)
-    stored = problem.sequences * tiles * (tile.key_bytes + KEYS * tile.scale_bytes)
+    moved = problem.sequences * tiles * stored_bytes(tile)
+    moved += 4 * problem.sequences * problem.queries * problem.columns
+    waves = _ceil_div(_ctas(problem, tile) * splits, sms)
+    computed = waves * _ceil_div(tiles, splits) * tile_cycles(tile)
+    return waves * START + max(computed, moved / MEMORY_BYTES)
 
-    def cycles(splits: int) -> float:
-        waves = _ceil_div(ctas * splits, sms)
-        computed = waves * _ceil_div(tiles, splits) * each
-        return waves * START + max(computed, stored / MEMORY_BYTES)
 
-    return min(range(1, max(1, min(tiles, MAX_SPLITS)) + 1), key=cycles)
+def stored_bytes(tile: ScoreTile) -> int:
+    """Of a key tile."""
+    return tile.key_bytes + KEYS * tile.scale_bytes
+
+
+def tile_cycles(tile: ScoreTile) -> float:
+    """Of one SM, of a key tile."""
+    computed = tile.columns * max(COLUMN, tile.steps / MMA_COLUMNS)
+    return max(TILE, computed, stored_bytes(tile) / SM_BYTES)
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -1,23 +1,12 @@
-"""The seam between scores and what becomes of them: rows of logits, or the best keys.
-
-A consumer, such as ``LogitRows``, is a frozen dataclass that its kernel is compiled with. But for
-the first two methods, whole epilogue warps call them, in this order:
-
-| method | |
-|---|---|
-| ``least(out)`` | keys that a query must see to be scored |
-| ``memory()`` | its shared memory, ``tile.consumer_bytes`` at the most |
-| ``open(out, memory, ranges, work, place)`` | what a thread keeps of its queries |
-| ``meet(kept, work, step)`` | before each key tile: the warps of a group may wait for one another |
-| ``put(kept, number, key, score)`` | a key's score for the ``number``-th query of the group |
-| ``close(kept, work)`` | after the last key tile |
-"""
+"""The seam between scores and what becomes of them: rows of logits, or the best keys."""
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
+from nvfp4_kernels.sm100.indexer.work import Ranges, Work
 from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 
@@ -39,3 +28,31 @@ class Place:
     def lane(self) -> Int32:
         """This thread's of tensor memory, and its key's in a tile."""
         return self.warp * WARP_ROWS + cute.arch.lane_idx()
+
+
+class Consumer(Protocol):
+    """Takes the scores, such as ``LogitRows``; a frozen dataclass, compiled into its kernel.
+
+    All threads of an epilogue warp call ``open`` and what follows it at once.
+    """
+
+    def least(self, out: Any) -> Int32:
+        """Keys that a query must see to be scored."""
+
+    def memory(self) -> Any:
+        """Shared memory of its own, ``tile.consumer_bytes`` at the most."""
+
+    def open(self, out: Any, memory: Any, ranges: Ranges, work: Work, place: Place) -> Any:
+        """What a thread keeps of the queries of its group; no score comes before."""
+
+    def meet(self, kept: Any, work: Work, lap: Int32) -> None:
+        """Comes before each lap, after which each group has scored ``tile.accumulators`` tiles.
+
+        The warps of a group may wait for one another.
+        """
+
+    def put(self, kept: Any, number: int, key: Int32, score: Float32) -> None:
+        """A key's score for a query of the group, which need not see it, nor be there at all."""
+
+    def close(self, kept: Any, work: Work) -> None:
+        """No score comes after."""

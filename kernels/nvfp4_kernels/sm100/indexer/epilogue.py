@@ -10,8 +10,9 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.barriers import hand_over, wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
-from nvfp4_kernels.sm100.indexer.consumer import Place
-from nvfp4_kernels.sm100.indexer.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.consumer import Consumer, Place
+from nvfp4_kernels.sm100.indexer.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, LANE_BYTES, ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.weights import WeightLoader, Weights, is_doubled
 from nvfp4_kernels.sm100.indexer.work import Ranges, Work
 from nvfp4_kernels.sm100.tensor_memory import load_columns
@@ -19,7 +20,6 @@ from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 LOADED = 16  # most columns of one tcgen05.ld; the last ones are summed under the next
 CHAINS = 2  # of pairs of sums, so that an addition need not wait for the one before
-ATOM_ROW_BYTES = 16  # of an atom, a word of each of the four warps
 NEAREST = ptx.FPRoundingMode.RN
 
 Pair = tuple[Float32, Float32]
@@ -27,16 +27,11 @@ Pair = tuple[Float32, Float32]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of four warps per group. A thread has a key of each tile to itself.
-
-    Attributes:
-        tile, variant: of the kernel.
-        consumer: takes the scores; see ``consumer.py``.
-    """
+    """Role of four warps per group. A thread has a key of each tile to itself."""
 
     tile: ScoreTile
     variant: Variant
-    consumer: Any
+    consumer: Consumer
 
     def place(self, warp: Int32) -> Place:
         """Of a warp of the CTA. What there is only one of is known at compile time."""
@@ -59,29 +54,33 @@ class Epilogue:
         place: Place,
     ) -> None:
         """All key tiles of this warp's turn; ``factors``: ring of FP8 keys' scales."""
-        tile, turns = self.tile, self.tile.turns
+        tile = self.tile
         leader = ptx.elect_sync()
         first = place.group * tile.group_queries
         kept = self.consumer.open(out, memory, ranges, work, place)
         weights = WeightLoader(tile, self.variant).run(given, work, first)
         columns = tensor + ((place.warp * WARP_ROWS) << 16) + place.group * tile.group_columns
-        key = (work.first_tile + place.turn) * KEYS + place.lane
-        for step in cutlass.range(cute.ceil_div(work.tiles - place.turn, turns), unroll=1):
-            self.consumer.meet(kept, work, step)
-            index = step * turns + place.turn
-            factor = self._factor(factors, barriers, index, place, leader)
-            accumulator, turn = index % tile.accumulators, index // tile.accumulators
-            wait(barriers.ready.subview(accumulator), turn)
-            ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
-            drained = barriers.drained.subview(accumulator)
-            scores = self._scores(columns + accumulator * tile.columns, weights, drained, leader)
-            for number in cutlass.range_constexpr(tile.group_queries):
-                score = scores[number]
-                if cutlass.const_expr(tile.factored):
-                    score = score * factor
-                self.consumer.put(kept, number, key, score)
-            key += turns * KEYS
+        # One lap is round all accumulators, so that which it is, is known at compile time.
+        steps = tile.accumulators // tile.turns
+        for lap in cutlass.range(cute.ceil_div(work.tiles, tile.accumulators), unroll=1):
+            self.consumer.meet(kept, work, lap)
+            for step in cutlass.range_constexpr(steps):
+                accumulator = step * tile.turns + place.turn
+                index = lap * tile.accumulators + accumulator
+                if index < work.tiles:
+                    factor = self._factor(factors, barriers, index, place, leader)
+                    wait(barriers.ready.subview(accumulator), lap)
+                    ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
+                    drained = barriers.drained.subview(accumulator)
+                    source = columns + accumulator * tile.columns
+                    scores = self._scores(source, weights, drained, leader)
+                    key = (work.first_tile + index) * KEYS + place.lane
+                    self._put(kept, key, scores, factor)
         self.consumer.close(kept, work)
+
+    def _put(self, kept: Any, key: Int32, scores: list[Float32], factor: Float32) -> None:
+        for number, score in enumerate(scores):
+            self.consumer.put(kept, number, key, score * factor if self.tile.factored else score)
 
     @cute.jit
     def _factor(
@@ -93,7 +92,7 @@ class Epilogue:
         if cutlass.const_expr(tile.factored):
             stage = index % tile.stages
             wait(barriers.scaled.subview(stage), index // tile.stages)
-            offset = stage * tile.key_scale_bytes + cute.arch.lane_idx() * ATOM_ROW_BYTES
+            offset = stage * tile.key_scale_bytes + cute.arch.lane_idx() * LANE_BYTES
             word = factors.load(offset + place.warp * FACTOR_BYTES, FACTOR_BYTES, alignment=4)
             factor = word.bitcast(Float32)[0]
             ptx.bar_warp_sync(cute.arch.FULL_MASK)

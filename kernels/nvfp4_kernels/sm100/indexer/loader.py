@@ -11,7 +11,8 @@ from cutlass.experimental.cuda import TensorMap
 from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
 from nvfp4_kernels.sm100.indexer.operands import PageFinder, Pages
-from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.work import Work
 from nvfp4_kernels.sm100.tile import WARP_ROWS
 

@@ -7,7 +7,8 @@ import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Int64
 
 from nvfp4_kernels.sm100.indexer.consumer import Place
-from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.work import Range, Ranges, Work, range_of
 
 NEGATIVE_INFINITY = float("-inf")
@@ -69,7 +70,7 @@ class LogitRows:
             for row in rows:
                 self._store(row, key, Float32(NEGATIVE_INFINITY))
 
-    def meet(self, kept: list[Row], work: Work, step: Int32) -> None:
+    def meet(self, kept: list[Row], work: Work, lap: Int32) -> None:
         """Nothing is shared."""
 
     def put(self, kept: list[Row], number: int, key: Int32, score: Float32) -> None:

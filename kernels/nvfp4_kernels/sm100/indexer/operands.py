@@ -7,7 +7,8 @@ import cutlass.cute as cute
 from cutlass import Array, Int32, Int64, Uint8
 from cutlass.experimental.cuda import TensorMap, create_tensor_map_tiled
 
-from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.work import Work
 from nvfp4_kernels.sm100.operands import TENSOR_MAP_SWIZZLES
 from nvfp4_kernels.sm100.tile import WARP_ROWS

@@ -1,4 +1,4 @@
-"""The scale warp: block scales, from rows in global memory to the tensor core's atoms.
+"""The scale warps: from rows in global memory to the tensor core's atoms.
 
 An atom has a word of each of 128 rows: row ``r`` at ``r % 32 · 16 + r // 32 · 4``, so that a lane
 that has rows ``lane + 32·i`` writes 16 bytes (PTX ISA, tcgen05 block scaling; ``nvfp4.py``).
@@ -14,13 +14,13 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
 from nvfp4_kernels.sm100.indexer.operands import PageFinder, Pages, scale_address
-from nvfp4_kernels.sm100.indexer.tile import KEYS, SCALE_WARPS, WORD, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import KEYS, LANE_BYTES, SCALE_WARPS, WORD, ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.work import Work
 from nvfp4_kernels.sm100.tile import ATOM_BYTES, ATOM_ROWS, WARP_ROWS
 
 AHEAD = 4  # most tiles of a warp whose scales are on their way
 ROWS = ATOM_ROWS // WARP_ROWS  # of a lane in an atom
-ROW_BYTES = ROWS * WORD  # of a lane in an atom
 UNSIGNED = 0x7F7F7F7F  # UE4M3 is E4M3 without the sign, which NaN may have
 
 Words = list[list[Uint32]]  # of a lane's rows
@@ -104,7 +104,7 @@ class ScaleLoader:
         odd = lane % 2 if tile.scale_bytes < WORD else Int32(0)
         size = min(tile.scale_bytes, WORD) * (1 + odd)
         together = max(1, ROWS // variant.boxes)  # rows of a lane that are in the same page
-        atoms = atoms.subview(lane * ROW_BYTES)
+        atoms = atoms.subview(lane * LANE_BYTES)
         first = (work.first_tile + index) * KEYS + lane
         for turn in cutlass.range_constexpr(0, ROWS, together):
             page = PageFinder(variant).of_row(looked_up, number, turn * WARP_ROWS + lane)
@@ -130,8 +130,8 @@ class ScaleLoader:
         if tile.fmt != "nvfp4" and tile.scale_bytes >= WORD:
             return
         for word in range(tile.scale_words):
-            offset = word * ATOM_BYTES + lane * ROW_BYTES
-            copied = atoms.load(offset, ROW_BYTES, alignment=16).bitcast(Uint32)
+            offset = word * ATOM_BYTES + lane * LANE_BYTES
+            copied = atoms.load(offset, LANE_BYTES, alignment=16).bitcast(Uint32)
             if tile.fmt == "nvfp4":
                 words = [copied[row] & Uint32(UNSIGNED) for row in range(ROWS)]
             else:
@@ -162,7 +162,7 @@ class ScaleLoader:
         for number in range(self.tile.scale_words):
             word = Vector.from_elements(tuple(row[number] & mask for row in words), Uint32)
             place = number * self.tile.query_atoms + atom
-            offset = place * ATOM_BYTES + cute.arch.lane_idx() * ROW_BYTES
+            offset = place * ATOM_BYTES + cute.arch.lane_idx() * LANE_BYTES
             atoms.store(word.bitcast(Uint8), offset, alignment=16)
 
     @cute.jit

@@ -22,6 +22,7 @@ from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.sm100.indexer.barriers import initialise, new_barriers
+from nvfp4_kernels.sm100.indexer.consumer import Consumer
 from nvfp4_kernels.sm100.indexer.epilogue import Epilogue
 from nvfp4_kernels.sm100.indexer.loader import Loader, Operands
 from nvfp4_kernels.sm100.indexer.logits import LogitRows
@@ -32,8 +33,8 @@ from nvfp4_kernels.sm100.indexer.tile import (
     EPILOGUE_REGISTERS,
     OTHER_REGISTERS,
     ScoreTile,
-    Variant,
 )
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.weights import Weights
 from nvfp4_kernels.sm100.indexer.work import Ranges, Sizes, work_of
 
@@ -46,7 +47,7 @@ class ScorerSm100:
     variant: Variant
 
     @property
-    def consumer(self) -> Any:
+    def consumer(self) -> Consumer:
         """See ``consumer.py``."""
         return LogitRows(self.tile, self.variant)
 

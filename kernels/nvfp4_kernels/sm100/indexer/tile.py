@@ -37,6 +37,7 @@ MAX_GROUPS = 3
 MAX_ACCUMULATORS = 4
 MAX_STAGES = 12
 WORD = 4  # scales that the tensor core takes as one
+LANE_BYTES = 4 * WORD  # of an atom: the words of rows ``lane + 32·i``
 # Of a thread, where they move: 16 warps start with 128, as many as fit; the sum stays the same.
 EPILOGUE_REGISTERS = 144
 OTHER_REGISTERS = 80
@@ -230,8 +231,9 @@ class ScoreTile:
 
     @property
     def accumulators(self) -> int:
-        """Key tiles in tensor memory at a time."""
-        return min((TENSOR_COLUMNS - self.scale_columns) // self.columns, MAX_ACCUMULATORS)
+        """Key tiles in tensor memory at a time: as many of each turn."""
+        most = min((TENSOR_COLUMNS - self.scale_columns) // self.columns, MAX_ACCUMULATORS)
+        return most // self.turns * self.turns
 
     @property
     def key_scale_column(self) -> int:
@@ -246,34 +248,3 @@ class ScoreTile:
         """Columns to allocate: a power of two, at least 32."""
         used = self.accumulators * self.columns + self.scale_columns
         return max(32, 1 << (used - 1).bit_length())
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Where keys lie, and what is multiplied; see ``indexer_logits`` and ``indexer_logits_paged``.
-
-    Attributes:
-        page_size: keys of a page, a power of two of at least 16; 0: keys lie in a row.
-        query_factors: whether the weights are to be multiplied by FP8 queries' scales.
-    """
-
-    page_size: int = 0
-    query_factors: bool = False
-
-    def __post_init__(self) -> None:
-        assert self.page_size == 0 or (self.page_size >= 16 and self.paged)
-        assert self.page_size & (self.page_size - 1) == 0
-
-    @property
-    def paged(self) -> bool:
-        return self.page_size > 0
-
-    @property
-    def box_rows(self) -> int:
-        """Keys of one copy."""
-        return min(self.page_size, KEYS) if self.paged else KEYS
-
-    @property
-    def boxes(self) -> int:
-        """Copies along a key tile."""
-        return KEYS // self.box_rows

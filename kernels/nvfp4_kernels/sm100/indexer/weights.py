@@ -7,7 +7,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm100.indexer.tile import PAIRS, ScoreTile, Variant
+from nvfp4_kernels.sm100.indexer.tile import PAIRS, ScoreTile
+from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.work import Work
 
 

@@ -1,0 +1,152 @@
+"""Are the indexer's scores right? The GPU's kernel against the reference on CPU."""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import indexer_logits, indexer_logits_paged
+from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.indexer import reference
+from nvfp4_kernels.indexer.formats import Format, format_of
+from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
+
+# Of the largest score, for each head: both sides add float32, in orders of their own.
+MOST_OFF = 1e-6
+FORMATS: tuple[Mode, ...] = ("nvfp4", "mxfp4", "fp8", "bf16")
+GLOBAL_SCALE = 0.002
+
+
+@dataclass(frozen=True)
+class IndexerCase:
+    """Scores of the last ``next_n`` tokens of sequences, from a paged cache or keys in a row.
+
+    Attributes:
+        fmt: of queries and keys.
+        lengths: keys that the last query of each sequence sees; each before it sees one less.
+        next_n: queries of each.
+        heads, head_dim: as usual.
+        page_size: keys of a page; 0: the keys of all sequences lie in a row.
+    """
+
+    fmt: str
+    lengths: tuple[int, ...]
+    next_n: int = 1
+    heads: int = 64
+    head_dim: int = 128
+    page_size: int = 64
+
+    @property
+    def section(self) -> str:
+        return "correctness"
+
+    @property
+    def name(self) -> str:
+        place = f"pages of {self.page_size}" if self.page_size else "in a row"
+        keys = ", ".join(map(str, self.lengths))
+        heads = f"heads {self.heads}×{self.head_dim}"
+        return f"indexer, {self.fmt}, {self.next_n} of {keys}, {heads}, {place}"
+
+    def run(self, machine: Machine) -> Figures:
+        fmt, given = format_of(self.fmt), self.tensors()
+        there: dict[str, Any] = {
+            name: x.to(machine.device) if isinstance(x, Tensor) else x for name, x in given.items()
+        }
+        if self.page_size:
+            expected = reference.logits_paged(**given, fmt=fmt)
+            actual = indexer_logits_paged(**there, fmt=fmt.name)
+        else:
+            expected = reference.logits(**given, fmt=fmt)
+            actual = indexer_logits(**there, fmt=fmt.name)
+        return _compare(actual.cpu(), expected, MOST_OFF * self.heads)
+
+    def tensors(self) -> dict[str, Any]:
+        """Arguments of the op but the format, on the CPU."""
+        fmt, seeded = format_of(self.fmt), torch.Generator().manual_seed(0)
+        rows = len(self.lengths) * self.next_n
+        q = torch.randn(rows, self.heads, self.head_dim, generator=seeded).bfloat16()
+        keys = torch.randn(sum(self.lengths), self.head_dim, generator=seeded).bfloat16()
+        scale = torch.tensor(GLOBAL_SCALE) if fmt.name == "nvfp4" else None
+        data, *scales = reference.quantize_q(q, fmt, scale)
+        given: dict[str, Any] = {"q": data, "q_scales": scales[0] if scales else None}
+        given["weights"] = torch.randn(rows, self.heads, generator=seeded)
+        if self.page_size:
+            by_sequence = len(self.lengths), self.next_n
+            for name in ("q", "q_scales"):
+                if given[name] is not None:
+                    given[name] = given[name].unflatten(0, by_sequence)
+            return given | self._pages(fmt, keys, scale)
+        return given | self._row(fmt, keys, scale)
+
+    def _pages(self, fmt: Format, keys: Tensor, scale: Tensor | None) -> dict[str, Any]:
+        size = self.page_size
+        counts = [-(-length // size) for length in self.lengths]
+        order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).int()
+        # Slots without a key hold what is NaN in every format.
+        cache = torch.full((len(order), fmt.page_bytes(self.head_dim, size)), 0xFF).byte()
+        table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+        used, slots = 0, []
+        for row, (count, length) in enumerate(zip(counts, self.lengths, strict=True)):
+            pages = order[used : used + count]
+            table[row, :count] = pages
+            place = torch.arange(length)
+            slots.append(pages.long()[place // size] * size + place % size)
+            used += count
+        reference.store_k(keys, cache, torch.cat(slots), fmt, size, scale)
+        lens = torch.tensor(self.lengths).unsqueeze(1) - self._missing
+        return {
+            "cache": cache,
+            "context_lens": lens.clamp(min=0).int(),
+            "block_table": table,
+            "max_context_len": max(self.lengths),
+            "block_size": size,
+        }
+
+    def _row(self, fmt: Format, keys: Tensor, scale: Tensor | None) -> dict[str, Any]:
+        data, *scales = reference.quantize_q(keys.unsqueeze(1), fmt, scale)
+        ends = torch.tensor(self.lengths).cumsum(0)
+        starts = (ends - torch.tensor(self.lengths)).repeat_interleave(self.next_n)
+        last = torch.maximum((ends.unsqueeze(1) - self._missing).flatten(), starts)
+        return {
+            "k": data.squeeze(1),
+            "k_scales": scales[0].squeeze(1) if scales else None,
+            "ks": starts.int(),
+            "ke": last.int(),
+        }
+
+    @property
+    def _missing(self) -> Tensor:
+        """Keys that a query of a sequence sees less than its last one."""
+        return torch.arange(self.next_n - 1, -1, -1)
+
+
+def _compare(actual: Tensor, expected: Tensor, most: float) -> Figures:
+    seen = expected.isfinite()
+    if not torch.equal(seen, actual.isfinite()):
+        raise Mismatch("logits: not finite where the reference is, or the other way round")
+    largest = float(expected[seen].abs().max())
+    off = float((actual - expected)[seen].abs().max()) / largest
+    if not off <= most:
+        raise Mismatch(f"logits: off by {off:.2g} of the largest, may be {most:.2g} at the most")
+    return {"values": float(expected.numel()), "off": off}
+
+
+def indexer_cases(quick: bool) -> list[IndexerCase]:
+    """Every format, head size and kind of page, few and many heads."""
+    lengths = (1, 63, 64, 129, 700)
+    cases = [
+        IndexerCase(fmt, lengths, next_n, head_dim=d)
+        for fmt, (next_n, d) in product(FORMATS, ((1, 64), (1, 128), (2, 128), (3, 256)))
+    ]
+    cases += [IndexerCase(fmt, lengths, 7, page_size=0) for fmt in FORMATS]
+    cases += [
+        IndexerCase(fmt, lengths, 3, heads, 64)
+        for fmt, heads in product(("nvfp4", "fp8"), (1, 8, 12, 32, 128))
+    ]
+    cases += [IndexerCase("nvfp4", lengths, 2, page_size=size) for size in (16, 32, 128, 256)]
+    if not quick:
+        cases += [IndexerCase(fmt, tuple(range(1000, 9000, 1000))) for fmt in FORMATS]
+        cases += [IndexerCase(fmt, (4096,), 300, page_size=0) for fmt in FORMATS]
+    return cases
