@@ -45,7 +45,7 @@ def test_formats(fmt: str, op_device: torch.device) -> None:
 
 @ONE_SCHEDULE
 def test_64_heads_of_128(op_device: torch.device) -> None:
-    """Three queries to a CTA; pages of 16 keys."""
+    """Groups of two queries, the second not whole; pages of 16 keys."""
     case = Case(
         ((130, 131, 132), (200, 5, 33)), heads=64, head_dim=128, block_size=16, top_k=32, next_n=3
     )

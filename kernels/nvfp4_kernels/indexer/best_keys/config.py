@@ -16,7 +16,6 @@ from nvfp4_kernels.sm100.indexer.tile import (
     GROUP_COLUMNS,
     GROUP_WARPS,
     KEYS,
-    MAX_GROUPS,
     ScoreTile,
     head_columns,
 )
@@ -27,6 +26,7 @@ KEY_BYTES = 8
 QUERY_BYTES = 48  # of a query, beside its buffer: cells and a threshold
 WORDS = 1024  # of a bitmap: 32768 keys are put in order at a time
 MAX_LAPS = 4
+MAX_GROUPS = 2  # a third would leave too few registers to choose with
 MAX_SPLITS = 256
 MAX_KEYS = 1 << 30  # of a query: their numbers are int32, as is what is computed from them
 STAGES = (4, 3, 2)  # of the ring of key tiles, at the least
