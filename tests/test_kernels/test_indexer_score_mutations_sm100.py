@@ -139,7 +139,7 @@ MISTAKES = {
         "wrong numbers",
     ),
     "hidden key tiles left": Mistake(
-        replaced("logits.LogitRows", "hide", nothing), "wrong numbers"
+        replaced("logits.LogitRows", "_hide", nothing), "wrong numbers"
     ),
     "scales read behind a context": Mistake(
         with_arguments(

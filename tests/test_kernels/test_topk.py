@@ -19,12 +19,14 @@ from nvfp4_kernels.topk.config import (
 )
 from tests import devices
 from tests.emulator import EAGER, STANDARD
+from tests.test_kernels.indexer_oracle import padded
 from tests.test_kernels.topk_cases import (
     ALONE,
     COLUMNS,
     EIGHT,
     PAIR,
     ROWS,
+    best,
     check,
     ints,
     rows_of,
@@ -176,3 +178,18 @@ def test_configurations_of_decode() -> None:
     assert [choose_config(rows, 131_072, 2048, 132).cluster for rows in (1, 16, 32, 64, 128)] == [
         8, 8, 4, 2, 1
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("top_k", [7, 500], ids=["sampled", "whole"])
+def test_named_columns(top_k: int, op_device: torch.device, monkeypatch: Patch) -> None:
+    """Rows of as many as are wanted have names too."""
+    use(monkeypatch, PAIR)
+    logits, lens = rows_of(ROWS["few values"], 3), ints(COLUMNS, top_k, 3)
+    names = 3 * torch.arange(3 * COLUMNS, dtype=torch.int32).view(3, COLUMNS)
+    topk_named = import_module("nvfp4_kernels.topk.kernel").topk_named
+    given = logits, names, lens
+    indices, valid = topk_named(*(tensor.to(op_device) for tensor in given), top_k)
+    assert valid.tolist() == [top_k, top_k, 3]
+    for row, length in enumerate(lens.tolist()):
+        expected = names[row, best(logits[row, :length].numpy(), top_k)].tolist()
+        assert indices[row].tolist() == padded(expected, top_k)

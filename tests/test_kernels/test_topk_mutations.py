@@ -117,7 +117,7 @@ MISTAKES = {
     ),
     "no barrier around reading": Mistake(without("barrier_cta_sync", "stream"), "DataRace"),
     "no barrier before keys are overwritten": Mistake(
-        without("barrier_cta_sync", "_keep_best"), "DataRace"
+        without("barrier_cta_sync", "keep_best"), "DataRace"
     ),
     "no barrier before the threshold": Mistake(
         without("barrier_cta_sync", "settle"), "UninitialisedRead"

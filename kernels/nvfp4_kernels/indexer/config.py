@@ -26,6 +26,10 @@ def _scorer(name: str) -> tuple[str, str]:
     return "ScorerSm100", f"nvfp4_kernels.indexer.sm100:{name}"
 
 
+def _best_keys(name: str) -> tuple[str, str]:
+    return "BestKeysSm100", f"nvfp4_kernels.indexer.best_keys.sm100:{name}"
+
+
 _TOPK = "TopK", "nvfp4_kernels.topk.kernel:topk"
 
 QUANTIZE_Q_KERNELS = _cache_table("quantize_q", "StoreVectors")
@@ -33,6 +37,8 @@ STORE_K_KERNELS = _cache_table("store_k", "StoreVectors")
 GATHER_K_KERNELS = _cache_table("gather_k", "GatherVectors")
 LOGITS_KERNELS = _table("logits", *_FORMATS, sm_100=_scorer("logits"))
 LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS, sm_100=_scorer("logits_paged"))
-SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS)
-SCORE_TOPK_PAGED_KERNELS = _table("score_topk_paged", *_FORMATS)
+SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS, sm_100=_best_keys("score_topk"))
+SCORE_TOPK_PAGED_KERNELS = _table(
+    "score_topk_paged", *_FORMATS, sm_100=_best_keys("score_topk_paged")
+)
 TOPK_KERNELS = _table("topk", "float", sm_90=_TOPK, sm_100=_TOPK)

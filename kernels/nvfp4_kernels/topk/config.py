@@ -25,10 +25,10 @@ class Config:
     """One compiled variant.
 
     Attributes:
-        threads: of a CTA.
+        threads: that select together: of a CTA, or some of its warps.
         cluster: CTAs that share a row.
-        buffer: candidates that a CTA has room for; what is chosen and a batch must fit.
-        words: of the bitmap, one bit per column of the slice.
+        buffer: candidates that they have room for.
+        words: of the bitmap, one bit per column.
     """
 
     threads: int
@@ -37,10 +37,9 @@ class Config:
     words: int
 
     def __post_init__(self) -> None:
-        assert self.threads in (256, 512, 1024), self.threads
+        assert self.threads in (128, 256, 512, 1024), self.threads
         assert self.cluster in (1, 2, 4, 8), self.cluster
         assert self.words % self.threads == 0
-        assert self.buffer > BATCH
         assert self.shared_bytes <= MAX_SHARED_BYTES
 
     @property

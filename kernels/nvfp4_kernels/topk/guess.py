@@ -3,7 +3,6 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, Uint64
-from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.topk.config import LINE, QUAD, QUADS, SAMPLE, WARP, Config
 from nvfp4_kernels.topk.keys import LEAST, LOWEST, MOST, least_of, order_of, ordered
@@ -83,7 +82,7 @@ def _range(cta: Cta, order: Uint32) -> tuple[Uint32, Uint32]:
     if cta.lane == 0:
         ends.store(Uint64(least), cta.warp)
         ends.store(Uint64(greatest), WARP + cta.warp)
-    ptx.barrier_cta_sync()
+    cta.meet()
     warp = cutlass.min(cta.lane, cta.config.warps - 1)
     least = cute.arch.warp_redux_sync(Uint32(ends[warp]), "min")
     greatest = cute.arch.warp_redux_sync(Uint32(ends[WARP + warp]), "max")

@@ -1,5 +1,7 @@
 """Writing what is chosen, in the order of columns."""
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32, Uint32, Uint64
@@ -9,6 +11,23 @@ from nvfp4_kernels.topk.config import WARP
 from nvfp4_kernels.topk.keys import column_of
 from nvfp4_kernels.topk.row import Row
 from nvfp4_kernels.topk.shared import Cta, count, sum_before_in_cta, sum_of_warp
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where the chosen columns of a row go.
+
+    Attributes:
+        indices: of the row.
+        names: what its columns are called there; None: as they are counted.
+    """
+
+    indices: Array
+    names: Array | None
+
+    def put(self, column: Int32, place: Int32) -> None:
+        name = column if self.names is None else self.names[column]
+        self.indices.store(name, place)
 
 
 @cute.jit
@@ -22,8 +41,8 @@ def clear_bitmap(cta: Cta, row: Row) -> None:
 
 
 @cute.jit
-def write(cta: Cta, row: Row, entries: Int32, least: Uint64, ties: Int32, indices: Array) -> None:
-    """The columns of the buffer's keys from ``least`` on, to their places in ``indices``.
+def write(cta: Cta, row: Row, entries: Int32, least: Uint64, ties: Int32, result: Result) -> None:
+    """The columns of the buffer's keys from ``least`` on, to their places in ``result``.
 
     Args:
         cta: this thread; all take part.
@@ -31,31 +50,35 @@ def write(cta: Cta, row: Row, entries: Int32, least: Uint64, ties: Int32, indice
         entries: of the buffer.
         least: the last key that is chosen.
         ties: how many keys the cluster has listed.
-        indices: of the row.
+        result: of the row.
     """
     shared, config = cta.shared, cta.config
     for at in range(cta.thread, entries, config.threads):
         key = shared.buffer[at]
         if key >= least:
-            bit = column_of(key).bitcast(Int32) - row.origin
-            word = bit // WARP
-            place, flag = shared.bitmap.data_ptr(word), Int32(1) << bit % WARP
-            ptx.red("or", "b32", place, flag, mem_order="relaxed", mem_scope="cta")
-            count(shared.counts, word // config.chunk)
-    ptx.barrier_cta_sync()
+            mark(cta, column_of(key).bitcast(Int32) - row.origin)
+    cta.meet()
     before, _ = sum_before_in_cta(cta, shared.counts[cta.thread])
     shared.counts.store(before + _before_slice(cta, row, least, ties), cta.thread)
-    ptx.barrier_cta_sync()
+    cta.meet()
     for at in range(cta.thread, entries, config.threads):
         key = shared.buffer[at]
         if key >= least:
             column = column_of(key).bitcast(Int32)
-            indices.store(column, _place(cta, column - row.origin))
+            result.put(column, place_of(cta, column - row.origin))
+
+
+def mark(cta: Cta, bit: Int32) -> None:
+    """Chooses the column of ``bit``, and counts it to its chunk."""
+    word = bit // WARP
+    place, flag = cta.shared.bitmap.data_ptr(word), Int32(1) << bit % WARP
+    ptx.red("or", "b32", place, flag, mem_order="relaxed", mem_scope="cta")
+    count(cta.shared.counts, word // cta.config.chunk)
 
 
 @cute.jit
-def _place(cta: Cta, bit: Int32) -> Int32:
-    """How many chosen columns are before that of ``bit``."""
+def place_of(cta: Cta, bit: Int32) -> Int32:
+    """How many chosen columns are before that of ``bit``, once ``counts`` tell those of chunks."""
     shared, chunk = cta.shared, cta.config.chunk
     word = bit // WARP
     place = shared.counts[word // chunk]

@@ -59,13 +59,13 @@ def narrow(
     bins, histogram = BINS // threads, BINS * turn
     for n in cutlass.range_constexpr(bins):
         shared.histograms.store(Int32(0), histogram + cta.thread + n * threads)
-    ptx.barrier_cta_sync()
+    cta.meet()
     shift = _shift(hint - low)
     for at in range(cta.thread, entries, threads):
         distance = shared.buffer[at] - low
         if distance <= high - low:
             count(shared.histograms, histogram + _digit(distance, shift))
-    synchronise(cluster)
+    synchronise(cta, cluster)
     mine = Int32(0)
     counted = []
     for n in cutlass.range_constexpr(bins):
@@ -84,7 +84,7 @@ def narrow(
     if cta.thread == 0:
         shared.cells.store(total, TOTAL)
         shared.cells.store(Int32(0), LISTED)
-    ptx.barrier_cta_sync()
+    cta.meet()
     found = shared.cells[BIN]
     part = low + (Uint64(found) << shift)
     rest = high - part
@@ -122,7 +122,7 @@ def settle(
             counts = of_peer(shared.greater, cta.lane, cluster)
             pointer = counts.data_ptr(cta.rank)
             ptx.red("add", "s32", pointer, greater, mem_order="relaxed", mem_scope="cluster")
-    synchronise(cluster)
+    synchronise(cta, cluster)
     if cta.thread < within:
         mine = shared.ties[cta.thread]
         rank = Int32(1)
@@ -131,7 +131,7 @@ def settle(
                 rank += 1
         if rank == need:
             shared.threshold.store(mine)
-    ptx.barrier_cta_sync()
+    cta.meet()
     return shared.threshold[0]
 
 

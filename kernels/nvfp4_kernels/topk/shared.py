@@ -14,7 +14,8 @@ from nvfp4_kernels.topk.config import BINS, MAX_CLUSTER, MAX_TIES, WARP, Config
 # those of it that CTAs of lower rank hold, and the keys of all bins.
 OFFERED, FILLED, LISTED, BIN, WITHIN, ABOVE, BEFORE, TOTAL = range(8)
 CELLS = 8
-OF_CTA = 2  # the histogram that peers do not read
+OF_CTA = 0  # the histogram that peers do not read; the others take turns
+OF_CLUSTER = 1, 2
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Shared:
         buffer: keys of candidates.
         bitmap: of the columns that are chosen.
         counts: chosen columns of each chunk of the bitmap, later of those before it.
-        histograms: of ``BINS`` each: two for the cluster in turn, one for this CTA alone.
+        histograms: of ``BINS`` each: one for this CTA alone, two for the cluster in turn.
         totals: a number per warp.
         cells: single numbers.
         greater: of each CTA of the cluster, the keys above the interval that holds the last one.
@@ -51,10 +52,11 @@ class Cta:
     Attributes:
         config: of the launch.
         shared: memory.
-        thread: index in the CTA.
-        warp: index in the CTA.
+        thread: index in the CTA, or among those of it that select together.
+        warp: the same of the warp.
         lane: index in the warp.
         rank: of the CTA in the cluster.
+        barrier: where they meet; 0 is that of the whole CTA.
     """
 
     config: Config
@@ -63,6 +65,14 @@ class Cta:
     warp: Int32
     lane: Int32
     rank: Int32
+    barrier: Int32 | int = 0
+
+    def meet(self) -> None:
+        """Waits for all of them."""
+        if isinstance(self.barrier, int):
+            ptx.barrier_cta_sync(self.barrier)
+        else:
+            ptx.barrier_cta_sync(self.barrier, thread_count=self.config.threads)
 
 
 def enter(config: Config) -> Cta:
@@ -100,10 +110,10 @@ def clear(cta: Cta) -> None:
         shared.greater.store(Int32(0), cta.thread)
 
 
-def synchronise(cluster: int) -> None:
-    """All threads of the cluster, or of the CTA if it is one."""
+def synchronise(cta: Cta, cluster: int) -> None:
+    """All threads of the cluster, or those that select together if it is one CTA."""
     if cluster == 1:
-        ptx.barrier_cta_sync()
+        cta.meet()
     else:
         ptx.barrier_cluster_arrive()
         ptx.barrier_cluster_wait()
@@ -159,7 +169,7 @@ def sum_before_in_cta(cta: Cta, number: Int32) -> tuple[Int32, Int32]:
     before, total = sum_before(cta, number)
     if cta.lane == 0:
         totals.store(total, cta.warp)
-    ptx.barrier_cta_sync()
+    cta.meet()
     other = Int32(0)
     if cta.lane < cta.config.warps:
         other = totals[cta.lane]

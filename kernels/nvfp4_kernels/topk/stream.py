@@ -3,13 +3,12 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, Uint64
-from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.topk.config import QUAD, QUADS, WARP
+from nvfp4_kernels.topk.keep import keep_best
 from nvfp4_kernels.topk.keys import (
     ANY_COLUMN,
     LOWEST,
-    MOST,
     column_of,
     key_of,
     known,
@@ -18,15 +17,12 @@ from nvfp4_kernels.topk.keys import (
     value_of,
 )
 from nvfp4_kernels.topk.row import Row, load_element, load_quad
-from nvfp4_kernels.topk.select import select_in_cta
 from nvfp4_kernels.topk.shared import (
     FILLED,
     OFFERED,
     Cta,
     add,
-    lanes_before,
     sum_before,
-    vote,
 )
 
 FIRST_BIT = 1 << 31  # of the elements that a lane looks at at a time
@@ -42,7 +38,7 @@ def stream(cta: Cta, row: Row, low: Uint64, top_k: Int32) -> Int32:
     cells, config = cta.shared.cells, cta.config
     if cta.thread == 0:
         cells.store(Int32(0), OFFERED)
-    ptx.barrier_cta_sync()
+    cta.meet()
     if cta.warp == 0:
         _offer_ends(cta, row, low)
     quads = row.last - row.first
@@ -54,10 +50,10 @@ def stream(cta: Cta, row: Row, low: Uint64, top_k: Int32) -> Int32:
             fits = _offer_batch(cta, row, batch * (WARP * QUADS) + cta.lane, low)
             if fits:
                 batch += config.warps
-        ptx.barrier_cta_sync()
+        cta.meet()
         reading = cells[OFFERED] > config.buffer
         if reading:
-            low = _keep_best(cta, low, top_k)
+            low = keep_best(cta, cells[FILLED], low, top_k)
     return cells[OFFERED]
 
 
@@ -152,27 +148,3 @@ def _offer(cta: Cta, row: Row, column: Int32, hits: Uint32) -> Boolean:
             # Whoever came before has written below, nobody will write from here on.
             shared.cells.store(first, FILLED)
     return fits
-
-
-@cute.jit
-def _keep_best(cta: Cta, low: Uint64, top_k: Int32) -> Uint64:
-    """Reduces the full buffer to its ``top_k`` best keys; returns the last of them."""
-    shared, threads = cta.shared, cta.config.threads
-    entries = shared.cells[FILLED]
-    least = select_in_cta(cta, entries, low, Uint64(MOST), top_k)
-    if cta.thread == 0:
-        shared.cells.store(Int32(0), OFFERED)
-    for first in range(0, entries, threads):
-        key = Uint64(0)
-        if first + cta.thread < entries:
-            key = shared.buffer[first + cta.thread]
-        ptx.barrier_cta_sync()  # what follows overwrites no key that was not loaded
-        kept = vote(key >= least)
-        at = Int32(0)
-        if cta.lane == 0:
-            at = add(shared.cells, OFFERED, cute.arch.popc(kept))
-        at = cute.arch.shuffle_sync(at, 0) + lanes_before(cta, kept)
-        if key >= least:
-            shared.buffer.store(key, at)
-    ptx.barrier_cta_sync()  # what is kept takes its room before anything new
-    return least

@@ -88,13 +88,22 @@ def estimate(problem: ScoreProblem, tile: ScoreTile, splits: int, sms: int = SMS
     memory, or go there, does so at the same rate whichever SMs ask for it.
     """
     tiles = _ceil_div(problem.columns, KEYS)
-    stored = tile.key_bytes + KEYS * tile.scale_bytes
-    computed = tile.columns * max(COLUMN, tile.steps / MMA_COLUMNS)
-    each = max(TILE, computed, stored / SM_BYTES)
-    moved = problem.sequences * tiles * stored
+    moved = problem.sequences * tiles * stored_bytes(tile)
     moved += 4 * problem.sequences * problem.queries * problem.columns
     waves = _ceil_div(_ctas(problem, tile) * splits, sms)
-    return waves * START + max(waves * _ceil_div(tiles, splits) * each, moved / MEMORY_BYTES)
+    computed = waves * _ceil_div(tiles, splits) * tile_cycles(tile)
+    return waves * START + max(computed, moved / MEMORY_BYTES)
+
+
+def stored_bytes(tile: ScoreTile) -> int:
+    """Of a key tile."""
+    return tile.key_bytes + KEYS * tile.scale_bytes
+
+
+def tile_cycles(tile: ScoreTile) -> float:
+    """Of one SM, of a key tile."""
+    computed = tile.columns * max(COLUMN, tile.steps / MMA_COLUMNS)
+    return max(TILE, computed, stored_bytes(tile) / SM_BYTES)
 
 
 def _ceil_div(a: int, b: int) -> int:

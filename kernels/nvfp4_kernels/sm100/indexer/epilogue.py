@@ -1,7 +1,7 @@
 """The epilogue warps: a key's score for each query, a weighted sum over the query's heads."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -10,6 +10,7 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.sm100.barriers import hand_over, wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
+from nvfp4_kernels.sm100.indexer.consumer import Consumer, Place
 from nvfp4_kernels.sm100.indexer.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, LANE_BYTES, ScoreTile
 from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.weights import WeightLoader, Weights, is_doubled
@@ -22,39 +23,6 @@ CHAINS = 2  # of pairs of sums, so that an addition need not wait for the one be
 NEAREST = ptx.FPRoundingMode.RN
 
 Pair = tuple[Float32, Float32]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which warp of the epilogue this is.
-
-    Attributes:
-        group: of queries.
-        turn: which of the key tiles it takes.
-        warp: of its group: 32 lanes of tensor memory.
-    """
-
-    group: Int32
-    turn: Int32
-    warp: Int32
-
-    @property
-    def lane(self) -> Int32:
-        """This thread's of tensor memory, and its key's in a tile."""
-        return self.warp * WARP_ROWS + cute.arch.lane_idx()
-
-
-class Consumer(Protocol):
-    """Takes the scores, such as ``LogitRows``. All threads of a warp call it at once."""
-
-    def open(self, out: cute.Pointer, ranges: Ranges, work: Work, first: Int32) -> list[Any]:
-        """What a thread keeps of each query of its group, from ``first`` of the CTA on."""
-
-    def hide(self, rows: list[Any], work: Work, turn: Int32, lane: Int32) -> None:
-        """Is told of key tiles that no query of the CTA sees; ``lane``: this thread's of a tile."""
-
-    def put(self, row: Any, key: Int32, score: Float32) -> None:
-        """A key's score for one query, which need not see it, nor be there at all."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +46,8 @@ class Epilogue:
         given: Weights,
         ranges: Ranges,
         factors: Array,
-        out: cute.Pointer,
+        out: Any,
+        memory: Any,
         barriers: Barriers,
         tensor: Int32,
         work: Work,
@@ -88,13 +57,13 @@ class Epilogue:
         tile = self.tile
         leader = ptx.elect_sync()
         first = place.group * tile.group_queries
-        rows = self.consumer.open(out, ranges, work, first)
-        self.consumer.hide(rows, work, place.turn, place.lane)
+        kept = self.consumer.open(out, memory, ranges, work, place)
         weights = WeightLoader(tile, self.variant).run(given, work, first)
         columns = tensor + ((place.warp * WARP_ROWS) << 16) + place.group * tile.group_columns
         # One lap is round all accumulators, so that which it is, is known at compile time.
         steps = tile.accumulators // tile.turns
         for lap in cutlass.range(cute.ceil_div(work.tiles, tile.accumulators), unroll=1):
+            self.consumer.meet(kept, work, lap)
             for step in cutlass.range_constexpr(steps):
                 accumulator = step * tile.turns + place.turn
                 index = lap * tile.accumulators + accumulator
@@ -106,11 +75,12 @@ class Epilogue:
                     source = columns + accumulator * tile.columns
                     scores = self._scores(source, weights, drained, leader)
                     key = (work.first_tile + index) * KEYS + place.lane
-                    self._put(rows, key, scores, factor)
+                    self._put(kept, key, scores, factor)
+        self.consumer.close(kept, work)
 
-    def _put(self, rows: list[Any], key: Int32, scores: list[Float32], factor: Float32) -> None:
-        for row, score in zip(rows, scores, strict=True):
-            self.consumer.put(row, key, score * factor if self.tile.factored else score)
+    def _put(self, kept: Any, key: Int32, scores: list[Float32], factor: Float32) -> None:
+        for number, score in enumerate(scores):
+            self.consumer.put(kept, number, key, score * factor if self.tile.factored else score)
 
     @cute.jit
     def _factor(

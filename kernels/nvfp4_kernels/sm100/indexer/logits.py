@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Int64
 
+from nvfp4_kernels.sm100.indexer.consumer import Place
 from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile
 from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.work import Range, Ranges, Work, range_of
@@ -35,10 +36,21 @@ class LogitRows:
     tile: ScoreTile
     variant: Variant
 
-    def open(self, out: cute.Pointer, ranges: Ranges, work: Work, first: Int32) -> list[Row]:
-        """Of the queries from ``first`` of the CTA on that a group has."""
-        numbers = range(self.tile.group_queries)
-        return [self._row(out, ranges, work, first + number) for number in numbers]
+    def least(self, out: cute.Pointer) -> Int32:
+        return Int32(1)
+
+    def memory(self) -> None:
+        return None
+
+    def open(
+        self, out: cute.Pointer, memory: None, ranges: Ranges, work: Work, place: Place
+    ) -> list[Row]:
+        """Also stores −∞ for the hidden key tiles."""
+        count = self.tile.group_queries
+        first = place.group * count
+        rows = [self._row(out, ranges, work, first + number) for number in range(count)]
+        self._hide(rows, work, place.turn, place.lane)
+        return rows
 
     def _row(self, out: cute.Pointer, ranges: Ranges, work: Work, number: Int32) -> Row:
         live = number < work.queries
@@ -50,22 +62,29 @@ class LogitRows:
         )
 
     @cute.jit
-    def hide(self, rows: list[Row], work: Work, turn: Int32, lane: Int32) -> None:
-        """−∞ for the hidden tiles; ``lane``: this thread's of a key tile."""
+    def _hide(self, rows: list[Row], work: Work, turn: Int32, lane: Int32) -> None:
+        """``lane``: this thread's of a key tile."""
         turns = self.tile.turns
         for step in cutlass.range(cute.ceil_div(work.hidden - turn, turns), unroll=1):
             key = work.hidden_tile(step * turns + turn) * KEYS + lane
             for row in rows:
                 self._store(row, key, Float32(NEGATIVE_INFINITY))
 
-    def put(self, row: Row, key: Int32, score: Float32) -> None:
+    def meet(self, kept: list[Row], work: Work, lap: Int32) -> None:
+        """Nothing is shared."""
+
+    def put(self, kept: list[Row], number: int, key: Int32, score: Float32) -> None:
         """Of a key of a tile that some query of the CTA sees, this one or another."""
+        row = kept[number]
         # Selected, not multiplied: what a key that is not seen scores may be NaN.
         seen = key < row.seen.end
         if not self.variant.paged:
             seen = seen & (key >= row.seen.begin)
         score = Float32(cutlass.select_(seen, score, Float32(NEGATIVE_INFINITY)))
         self._store(row, key, score)
+
+    def close(self, kept: list[Row], work: Work) -> None:
+        """All is stored."""
 
     @cute.jit
     def _store(self, row: Row, key: Int32, score: Float32) -> None:

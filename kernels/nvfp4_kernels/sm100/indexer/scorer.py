@@ -22,6 +22,7 @@ from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.sm100.indexer.barriers import initialise, new_barriers
+from nvfp4_kernels.sm100.indexer.consumer import Consumer
 from nvfp4_kernels.sm100.indexer.epilogue import Epilogue
 from nvfp4_kernels.sm100.indexer.loader import Loader, Operands
 from nvfp4_kernels.sm100.indexer.logits import LogitRows
@@ -40,10 +41,15 @@ from nvfp4_kernels.sm100.indexer.work import Ranges, Sizes, work_of
 
 @dataclass(frozen=True)
 class ScorerSm100:
-    """One compiled variant."""
+    """One compiled variant. One with another consumer of scores inherits from it."""
 
     tile: ScoreTile
     variant: Variant
+
+    @property
+    def consumer(self) -> Consumer:
+        """See ``consumer.py``."""
+        return LogitRows(self.tile, self.variant)
 
     def signature(self) -> tuple[Any, ...]:
         """Arguments of ``__call__``, see there."""
@@ -88,20 +94,38 @@ class ScorerSm100:
         ``query_factors`` are float32 [sequences · queries, heads], ``begins``, ``ends`` and
         ``table`` as in ``Ranges`` and ``Pages``, ``out`` float32 [sequences · queries, columns].
         """
+        pages_of = Pages(table, table_stride, pages, page_stride, k_scales)
+        weights_of = Weights(weights, query_factors)
+        sizes = Sizes(sequences, queries, columns, splits, self.consumer.least(out))
+        self.start(q, q_scales, k, pages_of, weights_of, Ranges(begins, ends), out, sizes, stream)
+
+    @cute.jit
+    def start(
+        self,
+        q: cute.Pointer,
+        q_scales: cute.Pointer,
+        k: cute.Pointer,
+        pages: Pages,
+        weights: Weights,
+        ranges: Ranges,
+        out: Any,
+        sizes: Sizes,
+        stream: cuda_driver.CUstream,
+    ) -> None:
+        """Launches; ``out`` is the consumer's."""
         tile = self.tile
-        sizes = Sizes(sequences, queries, columns, splits)
-        blocks = cute.ceil_div(queries, tile.queries)
+        blocks = cute.ceil_div(sizes.queries, tile.queries)
         self.kernel(
-            query_map(tile, q, sequences * queries),
-            key_map(tile, self.variant, k, columns, pages, page_stride),
+            query_map(tile, q, sizes.sequences * sizes.queries),
+            key_map(tile, self.variant, k, sizes.columns, pages.count, pages.stride),
             q_scales,
-            Pages(table, table_stride, pages, page_stride, k_scales),
-            Weights(weights, query_factors),
-            Ranges(begins, ends),
+            pages,
+            weights,
+            ranges,
             out,
             sizes,
         ).launch(
-            grid=(sequences * blocks * splits, 1, 1),
+            grid=(sizes.sequences * blocks * sizes.splits, 1, 1),
             block=(tile.threads, 1, 1),
             stream=stream,
             use_pdl=True,
@@ -117,13 +141,13 @@ class ScorerSm100:
         pages: Pages,
         weights: Weights,
         ranges: Ranges,
-        out: cute.Pointer,
+        out: Any,
         sizes: Sizes,
     ) -> None:
         """Sets up, runs one role per warp, takes down."""
         tile, variant = self.tile, self.variant
         barriers = new_barriers(tile)
-        shared = self._shared()
+        shared, memory = self._shared(), self.consumer.memory()
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == 0:
@@ -138,10 +162,11 @@ class ScorerSm100:
         if warp < tile.epilogue_warps:
             if cutlass.const_expr(tile.moves_registers):
                 ptx.setmaxregister(EPILOGUE_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
-            epilogue = Epilogue(tile, variant, LogitRows(tile, variant))
+            epilogue = Epilogue(tile, variant, self.consumer)
             place = epilogue.place(warp)
             factors = shared.key_atoms
-            epilogue.run(weights, ranges, factors, out, barriers, tensor.load(), work, place)
+            columns = tensor.load()
+            epilogue.run(weights, ranges, factors, out, memory, barriers, columns, work, place)
         else:
             if cutlass.const_expr(tile.moves_registers):
                 ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)

@@ -64,6 +64,7 @@ class ScoreTile:
         doubled: of 8 pairs of heads, those for which the FMA units form 2·relu(x) = x + abs(x)
             instead of the ALU the maximum; their weights are halved.
         max_stages: bound on the depth of the ring of key tiles.
+        consumer_bytes: shared memory of what takes the scores.
     """
 
     fmt: Format
@@ -74,6 +75,7 @@ class ScoreTile:
     turns: int = 1
     doubled: int = 0
     max_stages: int = MAX_STAGES
+    consumer_bytes: int = 0
 
     def __post_init__(self) -> None:
         assert self.head_dim in HEAD_DIMS
@@ -208,8 +210,17 @@ class ScoreTile:
     @property
     def stages(self) -> int:
         """Depth of the ring of key tiles."""
-        left = MAX_SHARED_BYTES - BARRIER_BYTES - self.query_bytes - self.query_scale_bytes
-        return min(left // (self.key_bytes + self.key_scale_bytes), self.max_stages)
+        left = MAX_SHARED_BYTES - self.fixed_bytes - self.consumer_bytes
+        return min(left // self.stage_bytes, self.max_stages)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.key_bytes + self.key_scale_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Shared memory beside the ring and the consumer's."""
+        return BARRIER_BYTES + self.query_bytes + self.query_scale_bytes
 
     # --- tensor memory: accumulators, then scales of keys and of queries ------------------------
 

@@ -20,12 +20,14 @@ class Sizes:
         queries: of each.
         columns: of the result: keys, or what the longest context may have.
         splits: CTAs that share the keys of some queries.
+        least: keys that a query must see to be scored; those of others are not looked at.
     """
 
     sequences: Int32
     queries: Int32
     columns: Int32
     splits: Int32
+    least: Int32
 
 
 @dataclass(frozen=True)
@@ -53,23 +55,29 @@ class Range:
 class Work:
     """One CTA's part: some queries of one sequence, against some of the key tiles that they see.
 
-    Key tiles that none of them sees, the hidden ones, are shared out too: somebody has to say so.
+    Queries that are not scored see none. Key tiles that none of them sees, the hidden ones, are
+    shared out too: somebody has to say so.
 
     Attributes:
+        split, splits: of the keys: which, and how many.
         sequence: its index.
         first_query: among those of all sequences.
         queries: of the CTA.
         end: the key after the last that one of them sees.
+        each: tiles of a split; the last ones may have fewer.
         first_tile, tiles: seen by one of them, and this CTA's.
         seen_begin, seen_end: all such tiles.
         first_hidden, hidden: this CTA's of the hidden tiles, counted without those between.
         columns: of the result.
     """
 
+    split: Int32
+    splits: Int32
     sequence: Int32
     first_query: Int32
     queries: Int32
     end: Int32
+    each: Int32
     first_tile: Int32
     tiles: Int32
     seen_begin: Int32
@@ -112,7 +120,7 @@ def work_of(
         query = number + cute.arch.lane_idx()
         if query < queries:
             seen = range_of(variant, ranges, first + query, sizes.columns)
-            if seen.begin < seen.end:
+            if seen.end - seen.begin >= sizes.least:
                 begin, end = cutlass.min(begin, seen.begin), cutlass.max(end, seen.end)
     begin = ptx.redux_sync(begin, ptx.ReductionKind.MIN, cute.arch.FULL_MASK)
     end = ptx.redux_sync(end, ptx.ReductionKind.MAX, cute.arch.FULL_MASK)
@@ -125,10 +133,13 @@ def work_of(
     hidden = cute.ceil_div(sizes.columns, KEYS) - (seen_end - seen_begin)
     first_hidden, hidden = _share(hidden, split, sizes.splits)
     return Work(
+        split=split,
+        splits=sizes.splits,
         sequence=sequence,
         first_query=first,
         queries=queries,
         end=end,
+        each=cute.ceil_div(seen_end - seen_begin, sizes.splits),
         first_tile=seen_begin + first_tile,
         tiles=tiles,
         seen_begin=seen_begin,

@@ -1,0 +1,88 @@
+"""Room for candidates: what is chosen for a problem, and that nothing runs over."""
+
+import itertools
+from typing import get_args
+
+import pytest
+
+from nvfp4_kernels.indexer.best_keys.config import Choice, Selection, choose_config
+from nvfp4_kernels.sm100.indexer.choose import SMS, ScoreProblem
+from nvfp4_kernels.sm100.indexer.tile import HEAD_DIMS, KEYS, Format, ScoreTile
+
+SHARED = 227 * 1024
+FORMATS: tuple[Format, ...] = get_args(Format)
+HEADS = (1, 8, 12, 16, 32, 33, 64, 65, 128)
+MOST = 4096
+
+
+def chosen(
+    fmt: Format = "nvfp4",
+    head_dim: int = 128,
+    heads: int = 64,
+    sequences: int = 1,
+    queries: int = 1,
+    keys: int = 131072,
+    top_k: int = 2048,
+) -> Choice:
+    problem = ScoreProblem(fmt, head_dim, heads, sequences, queries, keys)
+    choice = choose_config(problem, top_k, SMS)
+    assert choice is not None
+    return choice
+
+
+@pytest.mark.parametrize("top_k", [1, 100, 2048, MOST])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_everything_fits(head_dim: int, top_k: int) -> None:
+    for fmt, heads, queries in itertools.product(FORMATS, HEADS, (1, 2, 3, 50)):
+        if (fmt, head_dim, heads > 64, top_k) == ("bf16", 256, True, MOST):
+            continue  # refused, see below
+        tile, selection = _parts(chosen(fmt, head_dim, heads, 1, queries, 5000, top_k))
+        used = tile.fixed_bytes + tile.consumer_bytes + tile.stages * tile.stage_bytes
+        assert used <= SHARED
+        assert tile.stages >= 2
+        assert tile.consumer_bytes >= 8 * tile.queries * selection.room
+        assert selection.most(tile) >= top_k
+        assert tile.queries < 2 * queries or tile.queries == 1
+        assert selection.words % selection.team(tile).threads == 0
+
+
+def _parts(choice: Choice) -> tuple[ScoreTile, Selection]:
+    return choice.tile, choice.selection
+
+
+def test_what_does_not_fit() -> None:
+    problem = ScoreProblem("bf16", 256, 128, 1, 1, 5000)
+    assert choose_config(problem, MOST, SMS) is None
+    assert choose_config(problem, 2048, SMS) is not None
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("laps", [1, 2, 4])
+def test_no_more_arrive_between_meetings(turns: int, laps: int) -> None:
+    """However many key tiles there are; every one brings as many candidates as it has keys."""
+    tile = ScoreTile("nvfp4", 128, 64, turns=turns)
+    bound = Selection(4096, laps, 256, True).arriving(tile)
+    reached, lap = 0, tile.accumulators
+    for tiles in range(1, 50):
+        meetings = list(range(lap * laps, tiles, lap * laps))
+        ends = itertools.pairwise([0, *meetings, tiles])
+        reached = max(reached, max(KEYS * (end - begin) for begin, end in ends))
+    assert reached == bound
+
+
+def test_splits_leave_most_keys_out() -> None:
+    """One CTA to a row where there are rows enough; a split sees twice as many as are wanted."""
+    few = chosen()
+    assert 16 <= few.splits <= 131072 // (2 * 2048)
+    assert not few.selection.whole
+    many = chosen(queries=4096, keys=32768)
+    assert many.splits == 1
+    assert many.selection.whole
+    short = chosen(keys=8192)
+    assert short.splits == 1
+    assert chosen(keys=0).splits == 1
+
+
+def test_queries_of_a_sequence_share_keys_that_caches_do_not_hold() -> None:
+    for fmt in ("nvfp4", "fp8"):
+        assert chosen(fmt, sequences=64, queries=2).tile.queries == 2
