@@ -187,6 +187,15 @@ def test_every_instruction_family_has_a_price() -> None:
         costs.of(instruction("wgmma.fence.sync.aligned"))
 
 
+@pytest.mark.parametrize("name", ["abs", "neg"])
+def test_signs_of_float32_cost_nothing(name: str) -> None:
+    """A compiler makes |x| and −x modifiers of the operand where they are used."""
+    costs = Costs(P)
+    assert costs.of(instruction(f"{name}.f32")).issue == 0
+    assert costs.of(instruction(f"{name}.s32")).issue == 1
+    assert costs.of(instruction("add.f32")).issue == 1
+
+
 def test_slices_that_continue_one_another_join() -> None:
     timeline = Timeline("SM 0")
     timeline.add("warp", "a", 0, 5)

@@ -21,7 +21,7 @@ MOST_TRIED = 8
 # least, and per column of it. Columns of an MMA per cycle. Bytes from memory per cycle, for the
 # chip, and at the most for an SM.
 START = 5000
-TILE, COLUMN, MMA_COLUMNS = 250, 2.8, 2
+TILE, COLUMN, MMA_COLUMNS = 250, 2.6, 2
 MEMORY_BYTES, SM_BYTES = 3900, 40
 
 
@@ -59,7 +59,7 @@ def choose_config(problem: ScoreProblem, sms: int = SMS) -> tuple[ScoreTile, int
     if group_queries * columns > GROUP_COLUMNS:
         groups = 1
     turns = 2 if groups == 1 and group_queries * columns <= GROUP_COLUMNS else 1
-    doubled = DOUBLED if problem.fmt in ("nvfp4", "mxfp4") else 0
+    doubled = 0 if problem.fmt == "bf16" else DOUBLED  # bfloat16 products may be infinite
     tile = ScoreTile(
         problem.fmt, problem.head_dim, problem.heads, group_queries, groups, turns, doubled
     )
