@@ -1,11 +1,14 @@
 """Making room among the candidates."""
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint64
 
 from nvfp4_kernels.topk.keys import MOST
 from nvfp4_kernels.topk.select import select_in_cta
 from nvfp4_kernels.topk.shared import OFFERED, Cta, add, lanes_before, vote
+
+TOGETHER = 4  # keys of a thread that it looks at between two barriers
 
 
 @cute.jit
@@ -22,17 +25,24 @@ def keep_best(cta: Cta, entries: Int32, low: Uint64, top_k: Int32) -> Uint64:
     least = select_in_cta(cta, entries, low, Uint64(MOST), top_k)
     if cta.thread == 0:
         shared.cells.store(Int32(0), OFFERED)
-    for first in range(0, entries, threads):
-        key = Uint64(0)
-        if first + cta.thread < entries:
-            key = shared.buffer[first + cta.thread]
+    for first in range(0, entries, TOGETHER * threads):
+        keys = []
+        for n in cutlass.range_constexpr(TOGETHER):
+            at = first + n * threads + cta.thread
+            key = Uint64(0)
+            if at < entries:
+                key = shared.buffer[at]
+            keys.append(key)
         cta.meet()  # what follows overwrites no key that was not loaded
-        kept = vote(key >= least)
-        at = Int32(0)
+        votes = [vote(key >= least) for key in keys]
+        total = sum(cute.arch.popc(kept).to(Int32) for kept in votes)
+        place = Int32(0)
         if cta.lane == 0:
-            at = add(shared.cells, OFFERED, cute.arch.popc(kept))
-        at = cute.arch.shuffle_sync(at, 0) + lanes_before(cta, kept)
-        if key >= least:
-            shared.buffer.store(key, at)
+            place = add(shared.cells, OFFERED, total)
+        place = cute.arch.shuffle_sync(place, 0)
+        for n in cutlass.range_constexpr(TOGETHER):
+            if keys[n] >= least:
+                shared.buffer.store(keys[n], place + lanes_before(cta, votes[n]))
+            place += cute.arch.popc(votes[n]).to(Int32)
     cta.meet()  # what is kept takes its room before anything new
     return least

@@ -15,7 +15,8 @@ from nvfp4_kernels.sm100.indexer.tile import ScoreTile
 from nvfp4_kernels.sm100.indexer.variant import Variant
 from nvfp4_kernels.sm100.indexer.work import Range, Ranges, Work, range_of
 from nvfp4_kernels.topk.keep import keep_best
-from nvfp4_kernels.topk.keys import LEAST, key_of, known
+from nvfp4_kernels.topk.keys import LEAST, MOST, key_of, known
+from nvfp4_kernels.topk.select import select_in_cta
 from nvfp4_kernels.topk.shared import CELLS, OFFERED, Cta, Shared, add, lanes_before, vote
 
 
@@ -91,11 +92,12 @@ class BestKeys:
                     full = full | (add(kept.of(number).shared.cells, OFFERED, 0) > most)
             threads = team.config.threads
             if ptx.barrier_cta_red(full, team.barrier, "or", thread_count=threads):
-                self._make_room(kept, Int32(most))
+                self._make_room(kept)
 
     @cute.jit
-    def _make_room(self, kept: Kept, most: Int32) -> None:
-        """Reduces buffers of more than ``most`` candidates; written before the last barrier."""
+    def _make_room(self, kept: Kept) -> None:
+        """Reduces buffers of too many candidates; they were written before the last barrier."""
+        most = self.selection.most(self.tile)
         for number in cutlass.range(self.tile.group_queries, unroll=1):
             cta = kept.of(number)
             entries = cta.shared.cells[OFFERED]
@@ -107,9 +109,13 @@ class BestKeys:
     def close(self, kept: Kept, work: Work) -> None:
         """Writes the result."""
         kept.team.meet()
-        self._make_room(kept, kept.out.top_k)
         for number in cutlass.range(self.tile.group_queries, unroll=1):
+            cta = kept.of(number)
+            entries = cta.shared.cells[OFFERED]
+            if entries > kept.out.top_k:
+                low = cta.shared.threshold[0]
+                select_in_cta(cta, entries, low, Uint64(MOST), kept.out.top_k)
             if kept.first + number < work.queries:
                 query = work.first_query + kept.first + number
                 seen = range_of(self.variant, kept.ranges, query, work.columns)
-                write(kept.of(number), kept.out, work, query, seen, self.selection.whole)
+                write(cta, kept.out, work, query, seen, self.selection.whole)

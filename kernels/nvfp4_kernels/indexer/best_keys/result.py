@@ -71,9 +71,12 @@ def candidates_before(work: Work, seen: Range, split: Int32, top_k: Int32, lane:
 def _write_in_order(
     cta: Cta, out: Output, work: Work, start: Int64, seen: Range, whole: cutlass.Constexpr
 ) -> None:
-    """What is in the buffer, to ``start`` and on: as many keys at a time as the bitmap has bits."""
+    """The buffer's keys from the threshold on, to ``start`` and on.
+
+    As many keys at a time are put in order as the bitmap has bits.
+    """
     shared, threads = cta.shared, cta.config.threads
-    entries = shared.cells[OFFERED]
+    entries, least = shared.cells[OFFERED], shared.threshold[0]
     bits = WARP * cta.config.words
     first = cutlass.max(work.first_tile * KEYS - seen.begin, 0)
     end = cutlass.min(seen.end, (work.first_tile + work.tiles) * KEYS) - seen.begin
@@ -83,8 +86,9 @@ def _write_in_order(
             shared.bitmap.store(Uint32(0), word)
         cta.meet()
         for at in range(cta.thread, entries, threads):
-            bit = column_of(shared.buffer[at]).bitcast(Int32) - origin
-            if (bit >= 0) & (bit < bits):
+            candidate = shared.buffer[at]
+            bit = column_of(candidate).bitcast(Int32) - origin
+            if (candidate >= least) & (bit >= 0) & (bit < bits):
                 mark(cta, bit)
         cta.meet()
         before, total = sum_before_in_cta(cta, shared.counts[cta.thread])
@@ -93,7 +97,7 @@ def _write_in_order(
         for at in range(cta.thread, entries, threads):
             candidate = shared.buffer[at]
             bit = column_of(candidate).bitcast(Int32) - origin
-            if (bit >= 0) & (bit < bits):
+            if (candidate >= least) & (bit >= 0) & (bit < bits):
                 _store(out, start + place_of(cta, bit), candidate, whole)
         start += total
         cta.meet()  # the bitmap is read no more
