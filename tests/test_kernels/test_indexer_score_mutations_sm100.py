@@ -76,7 +76,7 @@ def codes_as_integers(patch: pytest.MonkeyPatch) -> None:
 
 
 def query_nibbles_swapped(patch: pytest.MonkeyPatch) -> None:
-    op = import_module("nvfp4_kernels.indexer.sm100")
+    op = import_module("nvfp4_kernels.indexer.scoring")
     given = op.launch
     patch.setattr(op, "launch", lambda kernel, q, *rest: given(kernel, q >> 4 | q << 4, *rest))
 

@@ -68,10 +68,15 @@ VALUES = [
 ]  # fmt: skip
 
 
+SPLIT_VALUES = ["all equal", "ascending", "some NaN", "nothing but NaN and -inf"]
+
+
 @ONE_SCHEDULE
-@pytest.mark.parametrize("on_what", OVERFLOWS)
-@pytest.mark.parametrize("name", VALUES)
-def test_values(name: str, on_what: str, op_device: torch.device, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("on_what", "name"),
+    [("turns", name) for name in VALUES] + [("splits", name) for name in SPLIT_VALUES],
+)
+def test_values(on_what: str, name: str, op_device: torch.device, monkeypatch: Patch) -> None:
     use(monkeypatch, OVERFLOWS[on_what])
     row = topk_cases.rows_of(topk_cases.ROWS[name], 1, LENGTH).numpy()[0]
     run_paged(scored([row], TOP_K), op_device)
@@ -139,11 +144,13 @@ def test_windows(splits: int, op_device: torch.device, monkeypatch: Patch) -> No
 
 
 @ONE_SCHEDULE
-@pytest.mark.parametrize("splits", [1, 2])
-def test_a_longer_row(splits: int, op_device: torch.device, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(("splits", "length"), [(1, 12_000), (2, 6000)])
+def test_a_longer_row(
+    splits: int, length: int, op_device: torch.device, monkeypatch: Patch
+) -> None:
     """Put in order 4096 keys at a time; meetings every other lap."""
     use(monkeypatch, chosen(TILE, 2048, laps=2, words=128, splits=splits))
-    run_paged(scored(some_rows(12_000), 1000), op_device)
+    run_paged(scored(some_rows(length), 1000), op_device)
 
 
 @ONE_SCHEDULE

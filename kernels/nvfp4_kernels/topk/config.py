@@ -27,7 +27,7 @@ class Config:
     Attributes:
         threads: that select together: of a CTA, or some of its warps.
         cluster: CTAs that share a row.
-        buffer: candidates that they have room for.
+        buffer: candidates that they have room for; what is chosen must fit, and more.
         words: of the bitmap, one bit per column.
     """
 

@@ -16,6 +16,7 @@ from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.sm100.choose import SMS
 from nvfp4_kernels.topk.config import (
+    BATCH,
     MAX_COLUMNS,
     MAX_TIES,
     QUAD,
@@ -44,6 +45,9 @@ class TopK:
     config: Config
     windows: bool = False
     named: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.config.buffer > BATCH
 
     def signature(self) -> tuple[Any, ...]:
         def pointer(dtype: type[cutlass.Numeric]) -> Any:

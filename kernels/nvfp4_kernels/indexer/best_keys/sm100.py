@@ -58,13 +58,13 @@ def score_topk_paged(
 
 def _best(name: str, scoring: Scoring, like: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     rows, columns = scoring.rows, scoring.problem.columns
-    indices, valid = like.new_empty((rows, top_k)), like.new_empty((rows,))
     if rows == 0 or columns == 0 or scoring.keyless:
-        return indices.fill_(NO_KEY), valid.fill_(0)
+        return like.new_full((rows, top_k), NO_KEY), like.new_zeros((rows,))
     choice = _choose(name, scoring, top_k)
     splits = choice.splits
     kernel = BestKeysSm100(choice.tile, scoring.variant, choice.selection)
     if choice.selection.whole:
+        indices, valid = like.new_empty((rows, top_k)), like.new_empty((rows,))
         scoring.launch(kernel, None, indices, valid, top_k, top_k, splits=splits)
         return indices, valid
     width = min(splits * top_k, columns)
