@@ -1,5 +1,7 @@
 """Branches, divergence, special registers, launches."""
 
+import ctypes
+import mmap
 from dataclasses import replace
 
 import numpy as np
@@ -254,6 +256,22 @@ def test_out_of_bounds_names_the_nearest_allocation() -> None:
     out = global_array(np.zeros(32, np.uint32))
     with pytest.raises(OutOfBounds, match=r"write at 0x.*: no allocation .*array 0"):
         run("mov.u32 %r1, 0;" + STORE.replace("%r90, 4", "%r90, 8"), out)
+
+
+def test_global_memory_below_4_gib() -> None:
+    """Where some interpreters have their heap, and addresses of shared memory are."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    below_2_gib = 0x40  # MAP_32BIT of x86-64
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | below_2_gib
+    page = libc.mmap(None, ctypes.c_size_t(4096), mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    if page in (None, ctypes.c_void_p(-1).value) or page >= 1 << 32:
+        pytest.skip("no memory below 4 GiB on this system")
+    data = np.ctypeslib.as_array((ctypes.c_uint32 * 32).from_address(page))
+    run("mov.u32 %r1, %tid.x;" + STORE, data)
+    assert data.tolist() == list(range(32))
+    with pytest.raises(OutOfBounds, match=r"write at 0x.*: no allocation .*array 0"):
+        run("mov.u32 %r1, 0;" + STORE.replace("%r90, 4", "%r90, 8"), data)
 
 
 def test_a_register_nothing_has_written() -> None:

@@ -230,7 +230,7 @@ def test_attention_of_a_model(measured: list[Static], tmp_path: Path) -> None:
     status, output = invoke("--model", tmp_path, "--json", tmp_path / "report.json")
     assert status == 0
     assert "D 16, float32 to bfloat16, 16 ahead" in output
-    assert "1×128 rows, D 16" in output
+    assert "1×32 rows, D 16" in output
     report = json.loads((tmp_path / "report.json").read_text())
     assert "paged_attention" in {kernel["op"] for kernel in report["kernels"]}
 

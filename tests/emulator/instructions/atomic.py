@@ -118,7 +118,7 @@ def atomic(
     for lanes in _batches(w, space, addresses, mask):
         places = addresses[lanes].astype(np.uint64)
         memory = memory_at(w, space, int(places[0]), "atomic")
-        if memory.base < 1 << 32:
+        if memory.kind == "shared":
             places &= np.uint64(0xFFFFFFFF)
         for address in places.tolist():
             observe(w, address, order in ("acquire", "acq_rel", "sc"))
@@ -145,7 +145,7 @@ def _batches(
     lanes = np.flatnonzero(w.live if mask is None else mask)
     places = addresses[lanes].astype(np.uint64)
     memory = memory_at(w, space, int(places[0]), "atomic")
-    if memory.base < 1 << 32:
+    if memory.kind == "shared":
         places &= np.uint64(0xFFFFFFFF)
     inside = places - np.uint64(memory.base) < np.uint64(memory.nbytes)
     if inside.all() and len(set(places.tolist())) == lanes.size:

@@ -551,7 +551,7 @@ def replace_in_map(
     for lane in lanes:
         place = pick(address, lane)
         memory = memory_at(w, space, place, "tensormap.replace")
-        if memory.base < 1 << 32:
+        if memory.kind == "shared":
             place &= 0xFFFFFFFF
         if place % 128:
             misaligned(memory, place, 128)

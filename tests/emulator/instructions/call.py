@@ -55,7 +55,7 @@ def _read(w: "Warp", lane: int, address: int, nbytes: int, line: int) -> bytes:
     if address >> WINDOW_SHIFT == LOCAL_WINDOW >> WINDOW_SHIFT:
         return w.local[lane].read(address, nbytes, access).tobytes()
     memory = memory_at(w, "generic", address, "read")
-    if memory.base < 1 << 32:
+    if memory.kind == "shared":
         address &= 0xFFFFFFFF
     return memory.read(address, nbytes, access).tobytes()
 

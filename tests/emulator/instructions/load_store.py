@@ -211,7 +211,7 @@ def memory_at(w: "Warp", space: str, address: int, verb: str) -> LinearMemory:
 
 
 def address_in(memory: LinearMemory, address: int) -> int:
-    return address & 0xFFFFFFFF if memory.base < 1 << 32 else address
+    return address & 0xFFFFFFFF if memory.kind == "shared" else address
 
 
 @runtime
@@ -306,11 +306,11 @@ def _by_memory(
     if addresses.dtype != np.uint64:
         addresses = addresses.astype(np.uint64)
     memory = memory_at(w, space, int(addresses[0]), verb)
-    if memory.base < 1 << 32:
+    if memory.kind == "shared":
         addresses = addresses & np.uint64(0xFFFFFFFF)
     if (addresses - np.uint64(memory.base) < np.uint64(memory.nbytes)).all():
         return [(memory, None, addresses)]
-    if space == "shared" or memory.base < 1 << 32:
+    if space == "shared" or memory.kind == "shared":
         groups: list[tuple[LinearMemory, Lanes | None, Lanes]] = []
         for rank in np.unique(addresses >> np.uint64(24)).tolist():
             chosen = np.flatnonzero(addresses >> np.uint64(24) == rank)
