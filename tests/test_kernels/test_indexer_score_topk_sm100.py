@@ -52,6 +52,12 @@ def test_64_heads_of_128(op_device: torch.device) -> None:
     run_paged(case.problem("nvfp4"), op_device)
 
 
+@ONE_SCHEDULE
+def test_128k_keys(op_device: torch.device) -> None:
+    case = Case(((131_072,),), heads=8, head_dim=64, block_size=64, top_k=2048)
+    run_paged(case.problem("nvfp4"), op_device)
+
+
 # --- values, with buffers that overflow -----------------------------------------------------------
 
 # 2600 scores and room for 640 candidates, of which 512 may come between meetings.
