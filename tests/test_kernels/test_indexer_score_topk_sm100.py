@@ -54,7 +54,7 @@ def test_64_heads_of_128(op_device: torch.device) -> None:
 
 @ONE_SCHEDULE
 def test_128k_keys(op_device: torch.device) -> None:
-    case = Case(((131_072,),), heads=8, head_dim=64, block_size=64, top_k=2048)
+    case = Case(((131_072,),), heads=64, head_dim=128, block_size=64, top_k=2048)
     run_paged(case.problem("nvfp4"), op_device)
 
 
