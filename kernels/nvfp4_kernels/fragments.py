@@ -1,0 +1,174 @@
+"""Weights as a warp's registers take them: the layout for tensor cores that know no FP4.
+
+A kernel that multiplies 16-bit activations with an NVFP4 weight decodes the weight in registers, on
+its way to ``wgmma`` or ``mma.sync``. In this layout a thread finds what it needs in one 16-byte and
+one 8-byte load, in the order in which it is decoded.
+
+Rows and K are cut into tiles of 64 × 64, padded with zeros. Lane ``4 g + t`` of warp ``w`` holds,
+of each tile and of each 16 elements of K, what the instructions take as A (PTX ISA, "Register
+Fragments for wgmma.mma_async.m64nNk16"): rows ``16 w + g`` (upper) and ``16 w + g + 8`` (lower), at
+k = ``2 t``, ``2 t + 1``, ``2 t + 8`` and ``2 t + 9``.
+
+* *data*: uint8 ``(row tiles, K tiles, 4, 32, 16)``: warp, lane, and a little-endian 32-bit word for
+  each 16 of K. Elements of even k are in a word's low half, those of odd k in its high half; each
+  half has four, one per register of A: upper row, lower row, and the same 8 elements on. An E2M1
+  code's sign and magnitude lie where ``SIGN_BITS`` and ``MAGNITUDE_BITS`` say: three of them are a
+  left shift by 0, 3 or 6 and a mask away from a bfloat16 of 2⁻¹²⁶ times their value.
+* *scales*: uint8 ``(row tiles, K tiles, 4, 8, 8)``: warp, ``g``, and two words, the first of K's
+  first 32. Bytes are upper row of the first 16, upper row of the second, lower row of the first,
+  lower row of the second. A byte is an unsigned number of 5 bits of exponent and 3 of mantissa,
+  E4M3 without subnormals: ``(8 + mantissa) / 8 · 2^(exponent - 22)``. Exponent 31 is NaN. There is
+  no zero: where a scale is, the elements are. A negative scale's sign moves to its elements.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_shape
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, decode_e2m1
+
+TILE = 64  # rows and elements of K
+WARPS, LANES = 4, 32
+STEPS = TILE // BLOCK_SIZE  # words of a lane: 16 elements of K each
+
+# Of the four elements in each half of a word: where sign and magnitude, high bit first, lie.
+SIGN_BITS = (15, 12, 9, 14)
+MAGNITUDE_BITS = ((8, 7, 6), (5, 4, 3), (2, 1, 0), (13, 11, 10))
+
+EXPONENT_BIAS = 22
+NAN_SCALE = 0xFF
+_LEAST_EXPONENT = -9  # of an E4M3 number: its smallest subnormal
+
+
+class Fragments(NamedTuple):
+    """A weight in this layout.
+
+    Attributes:
+        data: uint8 ``(row tiles, K tiles, 4, 32, 16)``.
+        scales: uint8 ``(row tiles, K tiles, 4, 8, 8)``.
+    """
+
+    data: Tensor
+    scales: Tensor
+
+
+def fragment_shapes(n: int, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the data and the scales of a weight of ``n`` rows and ``k`` elements each."""
+    tiles = (-(-n // TILE), -(-k // TILE))
+    return (*tiles, WARPS, LANES, 16), (*tiles, WARPS, 8, 8)
+
+
+def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
+    """Bring a weight into this layout; done once, at load.
+
+    Args:
+        data: uint8 ``(N, K/2)``, two E2M1 codes per byte, K a multiple of 16.
+        scales: float8_e4m3fn ``(N, K/16)``, linear.
+
+    Returns:
+        The same values exactly, padded to whole tiles.
+
+    Raises:
+        InvalidArgument: dtypes or shapes that do not fit.
+    """
+    check_dtype("data", data, (torch.uint8,))
+    check_dtype("scales", scales, (torch.float8_e4m3fn,))
+    if data.ndim != 2 or data.shape[1] % (BLOCK_SIZE // 2):
+        raise InvalidArgument(
+            f"data: shape is {tuple(data.shape)}, must be (N, K/2) with K a multiple of 16; "
+            "pad K with zeros, and bring each matrix of a batch into this layout by itself"
+        )
+    n, k = data.shape[0], 2 * data.shape[1]
+    check_shape("scales", scales, (n, k // BLOCK_SIZE), "linear scales of the same weight")
+    padded_n, padded_k = -n % TILE, -k % TILE
+    codes = torch.stack([data & 15, data >> 4], dim=-1).flatten(-2)
+    blocks = codes.unflatten(-1, (-1, BLOCK_SIZE))
+    raw = scales.view(torch.uint8)
+    blocks = blocks * (raw & 0x7F != 0).unsqueeze(-1) ^ (raw >> 7 << 3).unsqueeze(-1)
+    codes = torch.nn.functional.pad(blocks.flatten(-2), (0, padded_k, 0, padded_n))
+    stored = _scale_codes(data.device)[(raw & 0x7F).int()]
+    stored = torch.nn.functional.pad(stored, (0, padded_k // BLOCK_SIZE, 0, padded_n), value=1 << 3)
+    return Fragments(_pack_data(codes), _pack_scales(stored))
+
+
+def from_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
+    """Undo ``to_fragments``: data uint8 ``(n, k/2)`` and linear scales float8_e4m3fn ``(n, k/16)``.
+
+    The same values; of blocks of zeros the scale is the smallest one.
+    """
+    shapes = fragment_shapes(n, k)
+    check_shape("data", data, shapes[0], f"the layout of {n} × {k} elements")
+    check_shape("scales", scales, shapes[1], f"the layout of {n} × {k} elements")
+    codes = _unpack_data(data)[:n, :k]
+    stored = _unpack_scales(scales)[:n, : k // BLOCK_SIZE].int()
+    values = torch.ldexp((8 + (stored & 7)).float() / 8, (stored >> 3) - EXPONENT_BIAS)
+    values = torch.where(stored >> 3 == 31, torch.nan, values)
+    return codes[:, 0::2] | codes[:, 1::2] << 4, values.to(torch.float8_e4m3fn)
+
+
+def decode_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
+    """Values without the global scale: float32 ``(n, k)``, exact."""
+    packed, linear = from_fragments(data, scales, n, k)
+    blocks = decode_e2m1(packed).unflatten(-1, (-1, BLOCK_SIZE))
+    return (blocks * linear.float().unsqueeze(-1)).flatten(-2)
+
+
+def _scale_codes(device: torch.device) -> Tensor:
+    """What each of the 128 E4M3 numbers without a sign is stored as: uint8."""
+    numbers = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    mantissa, exponent = torch.frexp(numbers)  # in [0.5, 1)
+    codes = (exponent - 1 + EXPONENT_BIAS).int() << 3 | ((mantissa * 16).int() & 7)
+    codes[0] = _LEAST_EXPONENT + EXPONENT_BIAS << 3
+    codes[127] = NAN_SCALE
+    return codes.to(torch.uint8).to(device)
+
+
+# A tile's rows are (warp 4, half 2, g 8), its K is (step 4, half 2, t 4, parity 2).
+
+
+def _pack_data(codes: Tensor) -> Tensor:
+    rows, columns = codes.shape[0] // TILE, codes.shape[1] // TILE
+    tiles = codes.view(rows, WARPS, 2, 8, columns, STEPS, 2, 4, 2)
+    # (row tile, warp, row half, g, K tile, step, K half, t, parity)
+    # -> (row tile, K tile, warp, g, t, step, parity, K half, row half)
+    halves = tiles.permute(0, 4, 1, 3, 7, 5, 8, 6, 2).flatten(-2).int()
+    packed = torch.zeros_like(halves[..., 0])
+    for place in range(4):
+        code = halves[..., place]
+        packed |= (code >> 3 & 1) << SIGN_BITS[place]
+        for bit, target in zip((2, 1, 0), MAGNITUDE_BITS[place], strict=True):
+            packed |= (code >> bit & 1) << target
+    low_high = torch.stack([packed & 0xFF, packed >> 8], dim=-1).to(torch.uint8)
+    return low_high.reshape(rows, columns, WARPS, LANES, 16)
+
+
+def _unpack_data(data: Tensor) -> Tensor:
+    rows, columns = data.shape[:2]
+    parts = data.view(rows, columns, WARPS, 8, 4, STEPS, 2, 2).int()
+    packed = parts[..., 0] | parts[..., 1] << 8
+    codes = []
+    for place in range(4):
+        code = (packed >> SIGN_BITS[place] & 1) << 3
+        for bit, source in zip((2, 1, 0), MAGNITUDE_BITS[place], strict=True):
+            code |= (packed >> source & 1) << bit
+        codes.append(code)
+    # (row tile, K tile, warp, g, t, step, parity, K half, row half)
+    halves = torch.stack(codes, dim=-1).unflatten(-1, (2, 2)).to(torch.uint8)
+    tiles = halves.permute(0, 2, 8, 3, 1, 5, 7, 4, 6)
+    return tiles.reshape(rows * TILE, columns * TILE)
+
+
+def _pack_scales(stored: Tensor) -> Tensor:
+    rows, columns = stored.shape[0] // TILE, stored.shape[1] // STEPS
+    tiles = stored.view(rows, WARPS, 2, 8, columns, 2, 2)
+    # (row tile, warp, row half, g, K tile, word, step of it)
+    # -> (row tile, K tile, warp, g, word, row half, step of it)
+    return tiles.permute(0, 4, 1, 3, 5, 2, 6).reshape(rows, columns, WARPS, 8, 8)
+
+
+def _unpack_scales(scales: Tensor) -> Tensor:
+    rows, columns = scales.shape[:2]
+    tiles = scales.view(rows, columns, WARPS, 8, 2, 2, 2)
+    return tiles.permute(0, 2, 5, 3, 1, 4, 6).reshape(rows * TILE, columns * STEPS)
