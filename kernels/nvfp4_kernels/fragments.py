@@ -10,15 +10,16 @@ Fragments for wgmma.mma_async.m64nNk16"): rows ``16 w + g`` (upper) and ``16 w +
 k = ``2 t``, ``2 t + 1``, ``2 t + 8`` and ``2 t + 9``.
 
 * *data*: uint8 ``(row tiles, K tiles, 4, 32, 16)``: warp, lane, and a little-endian 32-bit word for
-  each 16 of K. Elements of even k are in a word's low half, those of odd k in its high half; each
-  half has four, one per register of A: upper row, lower row, and the same 8 elements on. An E2M1
-  code's sign and magnitude lie where ``SIGN_BITS`` and ``MAGNITUDE_BITS`` say: three of them are a
-  left shift by 0, 3 or 6 and a mask away from a bfloat16 of 2⁻¹²⁶ times their value.
-* *scales*: uint8 ``(row tiles, K tiles, 4, 8, 8)``: warp, ``g``, and two words, the first of K's
-  first 32. Bytes are upper row of the first 16, upper row of the second, lower row of the first,
-  lower row of the second. A byte is an unsigned number of 5 bits of exponent and 3 of mantissa,
-  E4M3 without subnormals: ``(8 + mantissa) / 8 · 2^(exponent - 22)``. Exponent 31 is NaN. There is
-  no zero: where a scale is, the elements are. A negative scale's sign moves to its elements.
+  each 16 of K. It holds four pairs of E2M1 codes, one per register of A: upper row, lower row, and
+  the same 8 elements on. ``SOURCES`` says where their bits lie: rotating the word left by
+  ``ROTATIONS`` and masking gives bfloat16 of 2⁻¹²⁶ times a pair's values, that of even k in the low
+  half. No layout does with one rotation per pair; this one does with one more.
+* *scales*: uint8 ``(row tiles, K tiles, 4, 8, 8)``: warp, ``g``, and a word for each 32 of K, with
+  four scales of 8 bits: of its first 16, upper row at bits 11 to 4, lower row at bits 27 to 20; of
+  its second 16 at the same places after rotating left by 8. A scale is an unsigned number of 5 bits
+  of exponent and 3 of mantissa, E4M3 without subnormals: ``(1 + mantissa / 8) · 2^(exponent - 22)``.
+  Exponent 31 is NaN. There is no zero: where a scale is, the elements are. A negative scale's sign
+  moves to its elements.
 """
 
 from typing import NamedTuple
@@ -33,9 +34,11 @@ TILE = 64  # rows and elements of K
 WARPS, LANES = 4, 32
 STEPS = TILE // BLOCK_SIZE  # words of a lane: 16 elements of K each
 
-# Of the four elements in each half of a word: where sign and magnitude, high bit first, lie.
-SIGN_BITS = (15, 12, 9, 14)
-MAGNITUDE_BITS = ((8, 7, 6), (5, 4, 3), (2, 1, 0), (13, 11, 10))
+# bfloat16's bits of an E2M1 code: sign, then magnitude, high bit first.
+TARGETS = (15, 8, 7, 6)
+# Of each pair in a word: by how much each target's bit is to be rotated left.
+ROTATIONS = ((2, 2, 2, 2), (6, 6, 6, 6), (8, 0, 8, 8), (12, 12, 12, 12))
+SCALE_BIT = 4
 
 EXPONENT_BIAS = 22
 NAN_SCALE = 0xFF
@@ -132,43 +135,71 @@ def _pack_data(codes: Tensor) -> Tensor:
     rows, columns = codes.shape[0] // TILE, codes.shape[1] // TILE
     tiles = codes.view(rows, WARPS, 2, 8, columns, STEPS, 2, 4, 2)
     # (row tile, warp, row half, g, K tile, step, K half, t, parity)
-    # -> (row tile, K tile, warp, g, t, step, parity, K half, row half)
-    halves = tiles.permute(0, 4, 1, 3, 7, 5, 8, 6, 2).flatten(-2).int()
-    packed = torch.zeros_like(halves[..., 0])
-    for place in range(4):
-        code = halves[..., place]
-        packed |= (code >> 3 & 1) << SIGN_BITS[place]
-        for bit, target in zip((2, 1, 0), MAGNITUDE_BITS[place], strict=True):
-            packed |= (code >> bit & 1) << target
-    low_high = torch.stack([packed & 0xFF, packed >> 8], dim=-1).to(torch.uint8)
-    return low_high.reshape(rows, columns, WARPS, LANES, 16)
+    # -> (row tile, K tile, warp, g, t, step, K half, row half, parity)
+    pairs = tiles.permute(0, 4, 1, 3, 7, 5, 6, 2, 8).flatten(-3, -2).long()
+    words = torch.zeros_like(pairs[..., 0, 0])
+    for pair, bits in enumerate(_sources()):
+        for parity, places in enumerate(bits):
+            code = pairs[..., pair, parity]
+            for bit, place in zip((3, 2, 1, 0), places, strict=True):
+                words |= (code >> bit & 1) << place
+    return _bytes(words).reshape(rows, columns, WARPS, LANES, 16)
 
 
 def _unpack_data(data: Tensor) -> Tensor:
     rows, columns = data.shape[:2]
-    parts = data.view(rows, columns, WARPS, 8, 4, STEPS, 2, 2).int()
-    packed = parts[..., 0] | parts[..., 1] << 8
-    codes = []
-    for place in range(4):
-        code = (packed >> SIGN_BITS[place] & 1) << 3
-        for bit, source in zip((2, 1, 0), MAGNITUDE_BITS[place], strict=True):
-            code |= (packed >> source & 1) << bit
-        codes.append(code)
-    # (row tile, K tile, warp, g, t, step, parity, K half, row half)
-    halves = torch.stack(codes, dim=-1).unflatten(-1, (2, 2)).to(torch.uint8)
-    tiles = halves.permute(0, 2, 8, 3, 1, 5, 7, 4, 6)
-    return tiles.reshape(rows * TILE, columns * TILE)
+    words = _words(data.view(rows, columns, WARPS, 8, 4, STEPS, 4))
+    pairs = []
+    for bits in _sources():
+        for places in bits:
+            code = torch.zeros_like(words)
+            for bit, place in zip((3, 2, 1, 0), places, strict=True):
+                code |= (words >> place & 1) << bit
+            pairs.append(code)
+    # (row tile, K tile, warp, g, t, step, K half, row half, parity)
+    tiles = torch.stack(pairs, dim=-1).unflatten(-1, (2, 2, 2)).to(torch.uint8)
+    return tiles.permute(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(rows * TILE, columns * TILE)
+
+
+def _sources() -> list[tuple[list[int], list[int]]]:
+    """Where the bits of each pair's codes lie in a word: of even k, and of odd k."""
+    return [
+        (
+            [(target - by) % 32 for target, by in zip(TARGETS, rotations, strict=True)],
+            [(target + 16 - by) % 32 for target, by in zip(TARGETS, rotations, strict=True)],
+        )
+        for rotations in ROTATIONS
+    ]
 
 
 def _pack_scales(stored: Tensor) -> Tensor:
     rows, columns = stored.shape[0] // TILE, stored.shape[1] // STEPS
-    tiles = stored.view(rows, WARPS, 2, 8, columns, 2, 2)
+    tiles = stored.view(rows, WARPS, 2, 8, columns, 2, 2).long()
     # (row tile, warp, row half, g, K tile, word, step of it)
-    # -> (row tile, K tile, warp, g, word, row half, step of it)
-    return tiles.permute(0, 4, 1, 3, 5, 2, 6).reshape(rows, columns, WARPS, 8, 8)
+    # -> (row tile, K tile, warp, g, word, step of it, row half)
+    scales = tiles.permute(0, 4, 1, 3, 5, 6, 2)
+    first, second = (scales[..., i, 0] | scales[..., i, 1] << 16 for i in range(2))
+    second = second << SCALE_BIT
+    turned = (second >> 8 | second << 24) & 0xFFFFFFFF
+    return _bytes(first << SCALE_BIT | turned).reshape(rows, columns, WARPS, 8, 8)
 
 
 def _unpack_scales(scales: Tensor) -> Tensor:
     rows, columns = scales.shape[:2]
-    tiles = scales.view(rows, columns, WARPS, 8, 2, 2, 2)
-    return tiles.permute(0, 2, 5, 3, 1, 4, 6).reshape(rows * TILE, columns * STEPS)
+    words = _words(scales.view(rows, columns, WARPS, 8, 2, 4))
+    turned = (words << 8 | words >> 24) & 0xFFFFFFFF
+    places = (SCALE_BIT, SCALE_BIT + 16)
+    stored = [word >> place & 0xFF for word in (words, turned) for place in places]
+    # (row tile, K tile, warp, g, word, step of it, row half)
+    tiles = torch.stack(stored, dim=-1).unflatten(-1, (2, 2)).to(torch.uint8)
+    return tiles.permute(0, 2, 6, 3, 1, 4, 5).reshape(rows * TILE, columns * STEPS)
+
+
+def _bytes(words: Tensor) -> Tensor:
+    """Little-endian, in a new last dimension of 4."""
+    return torch.stack([words >> at & 0xFF for at in (0, 8, 16, 24)], dim=-1).to(torch.uint8)
+
+
+def _words(parts: Tensor) -> Tensor:
+    wide = parts.long()
+    return wide[..., 0] | wide[..., 1] << 8 | wide[..., 2] << 16 | wide[..., 3] << 24

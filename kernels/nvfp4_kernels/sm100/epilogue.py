@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm100.barriers import wait
+from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.factors import Factors, Scaling
 from nvfp4_kernels.sm100.nvfp4_store import Nvfp4Store
 from nvfp4_kernels.sm100.result import Chunk, Result

@@ -8,7 +8,7 @@ from cutlass import Array, Int16, Int32
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
-from nvfp4_kernels.sm100.barriers import wait
+from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.operands import Operand
 from nvfp4_kernels.sm100.schedule import Place, Work, place_of
 from nvfp4_kernels.sm100.tile import (

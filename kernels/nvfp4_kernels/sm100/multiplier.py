@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Int16, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm100.barriers import wait
+from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.loader import mask_of_readers
 from nvfp4_kernels.sm100.operands import Operand, data_descriptor, scale_descriptor
 from nvfp4_kernels.sm100.schedule import Place, Work, place_of

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm100.barriers import CLUSTER, wait
+from nvfp4_kernels.mbarrier import CLUSTER, wait
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 from nvfp4_kernels.sm100.tile import CTA_ROWS, WARP_ROWS, Tile
 

@@ -7,8 +7,8 @@ import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.attention.tile import WARPS, AttentionTile
-from nvfp4_kernels.sm100.barriers import wait
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from cutlass import Array, Boolean, Int32, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
+from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.attention.barriers import Barriers
 from nvfp4_kernels.sm100.attention.rows import load_index
 from nvfp4_kernels.sm100.attention.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.sm100.attention.work import Work
-from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.tile import WARP_ROWS
 
 AHEAD = 3  # tiles

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.attention.barriers import Barriers, wait_for_weights
 from nvfp4_kernels.sm100.attention.operands import across_rows, along_rows, operand_type
 from nvfp4_kernels.sm100.attention.tile import (
@@ -16,7 +17,6 @@ from nvfp4_kernels.sm100.attention.tile import (
     Variant,
 )
 from nvfp4_kernels.sm100.attention.work import Work
-from nvfp4_kernels.sm100.barriers import wait
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 from nvfp4_kernels.sm100.tile import MMA_BYTES
 

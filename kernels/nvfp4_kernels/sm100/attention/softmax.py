@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.attention.barriers import Barriers, wait_for_output
 from nvfp4_kernels.sm100.attention.numbers import (
     LOG2_E,
@@ -23,7 +24,7 @@ from nvfp4_kernels.sm100.attention.numbers import (
 from nvfp4_kernels.sm100.attention.operands import TYPES
 from nvfp4_kernels.sm100.attention.tile import KEYS, WARPS, AttentionTile, Variant
 from nvfp4_kernels.sm100.attention.work import Row, Work
-from nvfp4_kernels.sm100.barriers import hand_over, wait
+from nvfp4_kernels.sm100.barriers import hand_over
 from nvfp4_kernels.sm100.tensor_memory import SHAPE, load_columns, tensor_pointer
 
 LOADED = 16  # columns of one tcgen05.ld; their exponentials run under the next one

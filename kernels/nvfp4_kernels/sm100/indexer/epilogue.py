@@ -8,7 +8,8 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Float32, Int32
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm100.barriers import hand_over, wait
+from nvfp4_kernels.mbarrier import wait
+from nvfp4_kernels.sm100.barriers import hand_over
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
 from nvfp4_kernels.sm100.indexer.consumer import Consumer, Place
 from nvfp4_kernels.sm100.indexer.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, LANE_BYTES, ScoreTile

@@ -8,7 +8,7 @@ from cutlass import Array, Boolean, Int32
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
-from nvfp4_kernels.sm100.barriers import wait
+from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
 from nvfp4_kernels.sm100.indexer.operands import PageFinder, Pages
 from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm100.barriers import wait
+from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
 from nvfp4_kernels.sm100.indexer.tile import KEYS, ScoreTile
 from nvfp4_kernels.sm100.indexer.work import Work

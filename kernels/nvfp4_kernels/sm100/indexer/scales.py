@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Int64, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm100.barriers import wait
+from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.indexer.barriers import Barriers
 from nvfp4_kernels.sm100.indexer.operands import PageFinder, Pages, scale_address
 from nvfp4_kernels.sm100.indexer.tile import KEYS, LANE_BYTES, SCALE_WARPS, WORD, ScoreTile

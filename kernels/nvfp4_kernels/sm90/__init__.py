@@ -1,0 +1,1 @@
+"""Device parts of sm_90 that ops share."""

@@ -1,0 +1,170 @@
+"""The load warp: brings tokens and weights of every step of every tile into shared memory."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Int16, Int32, Int64
+from cutlass.experimental import primitives as ptx
+from cutlass.experimental.cuda import TensorMap
+
+from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.mbarrier import wait
+from nvfp4_kernels.sm90.schedule import Place, Work, place_of
+from nvfp4_kernels.sm90.tile import DATA_BYTES, ROW_BYTES, SCALE_BYTES, Tile
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight in fragments, in global memory."""
+
+    data: cute.Pointer
+    scales: cute.Pointer
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Operands in shared memory.
+
+    Attributes:
+        tokens: bytes [stage, K tile, token, 128], 128-byte swizzle.
+        data: words [stage, operand, K tile, 512].
+        scales: words [stage, operand, K tile, 64].
+        full, empty: mbarriers of each stage.
+    """
+
+    tokens: Array
+    data: Array
+    scales: Array
+    full: Array
+    empty: Array
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Role of one thread. CTAs that share tokens load a slice of them each, for all of them.
+
+    | barrier | arrivals | by |
+    |---|---|---|
+    | ``full[stage]`` | 1 and its bytes | every copy into this CTA |
+    | ``empty[stage]`` | a warp's, in every sharer | whoever reads what this CTA loads |
+    """
+
+    tile: Tile
+    stages: int
+
+    @property
+    def empty_arrivals(self) -> int:
+        return 4 * self.tile.warpgroups * self.tile.sharers
+
+    @cute.jit
+    def run(
+        self,
+        token_map: TensorMap,
+        weights: list[Weight],
+        ring: Ring,
+        work: Work,
+        n: Int32,
+        k: Int32,
+    ) -> None:
+        """All tiles."""
+        stages = self.stages
+        # Weights are nobody's result: they may come while the kernel before this one still runs.
+        ahead = cutlass.min(work.steps, stages)
+        place = place_of(self.tile, work, Int32(0))
+        ptx.prefetch_tensormap(token_map.get_ptr())
+        for step in cutlass.range(ahead, unroll=1):
+            self._bring_weights(weights, ring, place, work.first_step + step, step, n, k)
+        for step in cutlass.range(
+            ahead, cutlass.min(work.steps, ahead + self.tile.ahead), unroll=1
+        ):
+            self._prefetch(weights, place, work.first_step + step, n, k)
+        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        for step in cutlass.range(ahead, unroll=1):
+            self._bring_tokens(token_map, ring, place, work, work.first_step + step, step)
+        for index in cutlass.range(work.mine, unroll=1):
+            place = place_of(self.tile, work, index)
+            for step in cutlass.range(work.steps, unroll=1):
+                count = index * work.steps + step
+                if count >= ahead:
+                    stage = count % stages
+                    wait(ring.empty.subview(stage), count // stages - 1)
+                    self._bring_weights(weights, ring, place, work.first_step + step, stage, n, k)
+                    self._bring_tokens(token_map, ring, place, work, work.first_step + step, stage)
+
+    @cute.jit
+    def _bring_weights(
+        self,
+        weights: list[Weight],
+        ring: Ring,
+        place: Place,
+        step: Int32,
+        stage: Int32,
+        n: Int32,
+        k: Int32,
+    ) -> None:
+        tile = self.tile
+        full = ring.full.subview(stage)
+        ptx.mbarrier_arrive_expect_tx(full, tile.stage_bytes)
+        for index in cutlass.range_constexpr(tile.operands):
+            weight = self._weight(weights, index)
+            first = self._first(place, step, index, n, k)
+            target = (stage * tile.operands + index) * tile.k_tiles
+            self._copy(weight.data, first, ring.data, target, full, DATA_BYTES)
+            self._copy(weight.scales, first, ring.scales, target, full, SCALE_BYTES)
+
+    @cute.jit
+    def _prefetch(
+        self, weights: list[Weight], place: Place, step: Int32, n: Int32, k: Int32
+    ) -> None:
+        """Asks L2 for a stage's weights."""
+        for index in cutlass.range_constexpr(self.tile.operands):
+            weight = self._weight(weights, index)
+            first = self._first(place, step, index, n, k)
+            for source, size in ((weight.data, DATA_BYTES), (weight.scales, SCALE_BYTES)):
+                start = Array(source, shape=(1,)).subview(first * size)
+                ptx.cp_async_bulk_prefetch(start, size * self.tile.k_tiles)
+
+    def _weight(self, weights: list[Weight], operand: int) -> Weight:
+        """Of each warpgroup, first the tiles of one weight, then those of the other."""
+        return weights[operand % self.tile.accumulators // self.tile.row_tiles]
+
+    def _first(self, place: Place, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
+        """Number of an operand's first tile in its weight."""
+        tile = self.tile
+        group, inside = operand // tile.accumulators, operand % tile.row_tiles
+        row = (place.rows * tile.warpgroups + group) * tile.row_tiles + inside
+        # Beyond the last row there is nothing: what comes instead is not stored.
+        row = cutlass.min(row, cute.ceil_div(n, TILE) - 1)
+        return Int64(row) * cute.ceil_div(k, TILE) + step * tile.k_tiles
+
+    def _copy(
+        self, source: cute.Pointer, first: Int64, ring: Array, target: Int32, full: Array, size: int
+    ) -> None:
+        """The K tiles of a stage, which lie side by side on either side."""
+        ptx.cp_async_bulk_shared_cluster_global(
+            ring.subview(target * (size // 4)),
+            Array(source, shape=(1,)).subview(first * size),
+            full,
+            size * self.tile.k_tiles,
+        )
+
+    @cute.jit
+    def _bring_tokens(
+        self, token_map: TensorMap, ring: Ring, place: Place, work: Work, step: Int32, stage: Int32
+    ) -> None:
+        tile = self.tile
+        own = tile.tokens // tile.sharers
+        mask, turn = None, 0
+        if cutlass.const_expr(tile.sharers > 1):
+            mask, turn = Int16((1 << tile.sharers) - 1), work.rank
+        for inside in cutlass.range_constexpr(tile.k_tiles):
+            first = (stage * tile.k_tiles + inside) * tile.tokens + turn * own
+            ptx.cp_async_bulk_tensor_shared_cluster_global(
+                ring.tokens.subview(first * ROW_BYTES),
+                token_map.get_ptr(),
+                [(step * tile.k_tiles + inside) * TILE, place.tokens * tile.tokens + turn * own],
+                ring.full.subview(stage),
+                [],
+                multicast_mask=mask,
+            )

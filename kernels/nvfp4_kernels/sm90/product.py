@@ -1,0 +1,86 @@
+"""From an op's tensors to a launch of the weight-only GEMM."""
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_layout
+from nvfp4_kernels.compile import launch
+from nvfp4_kernels.fragments import Fragments
+from nvfp4_kernels.sm90.choose import SMS, Problem, choose_config
+from nvfp4_kernels.sm90.tile import MAX_SHARDS, Output
+from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+
+
+def product(
+    a: Tensor,
+    weights: Sequence[Fragments],
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    n: int,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
+
+    Args:
+        a: bfloat16 or float16 ``(M, K)``, K a multiple of 16.
+        weights: that of one product, or of the gate and up projection.
+        alpha: float32, one per shard, or one per weight of a pair.
+        shard_sizes: of a single weight, adding up to ``n``.
+        n: rows of each weight.
+        bias: ``(n,)`` or None.
+        out_dtype: bfloat16, float16 or float32.
+
+    Returns:
+        ``(M, n)``.
+
+    Raises:
+        InvalidArgument: an operand is not contiguous or not aligned, or has too many shards.
+    """
+    m, k = a.shape
+    named = {"a": a, "alpha": alpha, "bias": bias}
+    for index, weight in enumerate(weights):
+        name = "b" if len(weights) == 1 else f"b{index + 1}"
+        named |= {name: weight.data, f"{name}_scales": weight.scales}
+    for name, tensor in named.items():
+        check_layout(name, tensor)
+    if len(shard_sizes) > MAX_SHARDS:
+        raise InvalidArgument(
+            f"shard_sizes: {len(shard_sizes)} shards, must be at most {MAX_SHARDS} on sm_90; "
+            "split the weight"
+        )
+    out = a.new_empty((m, n), dtype=out_dtype)
+    if out.numel() == 0:
+        return out
+    if k == 0:
+        raise InvalidArgument("a: K is 0, must be at least 16; there is nothing to multiply")
+    output = Output(
+        act=_name(a.dtype),  # type: ignore[arg-type]
+        dtype=_name(out_dtype),  # type: ignore[arg-type]
+        shards=len(shard_sizes) if len(weights) == 1 else 1,
+        bias=_name(bias.dtype) if bias is not None else "",
+    )
+    sms = _sms(a.device)
+    kernel = WeightOnlyGemm(*choose_config(Problem(m, n, k, len(weights)), output, sms))
+    ends = [sum(shard_sizes[: i + 1]) for i in range(len(shard_sizes) - 1)]
+    ends += [0] * (MAX_SHARDS - 1 - len(ends))
+    first, last = weights[0], weights[-1]
+    launch(
+        kernel, a, first.data, first.scales, last.data, last.scales, out, alpha, bias, m, n, k, sms,
+        *ends,
+    )  # fmt: skip
+    return out
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def _sms(device: torch.device) -> int:
+    if device.type != "cuda":
+        return SMS  # an emulated H200
+    return torch.cuda.get_device_properties(device).multi_processor_count

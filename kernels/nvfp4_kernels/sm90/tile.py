@@ -1,0 +1,160 @@
+"""What a CTA of the weight-only GEMM computes at a time, and where it keeps it. No CuTe in here.
+
+Weights are the M side of ``wgmma``, decoded in registers; tokens are its N side, in shared memory.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from nvfp4_kernels.fragments import TILE
+
+WARPGROUP = 128  # threads
+STEP_K = 16  # elements of K per wgmma
+DATA_BYTES = TILE * TILE // 2  # of a tile of the weight
+SCALE_BYTES = TILE * TILE // 16
+ROW_BYTES = 2 * TILE  # of a token's elements in one K tile: the widest swizzle
+MAX_STAGES = 12
+MAX_SHARDS = 8
+SM_SHARED_BYTES = 228 * 1024
+CTA_RESERVED_BYTES = 1024
+MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES
+BARRIER_BYTES = 2048  # mbarriers, and what alignment costs
+LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, where registers are handed over
+PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
+FEW_TOKENS = 16  # that mma.sync takes with less to issue than wgmma
+CHUNK = 32  # tokens that the epilogue turns at a time
+
+OutDtype = Literal["bfloat16", "float16", "float32"]
+ActDtype = Literal["bfloat16", "float16"]
+ELEMENT_BITS: dict[str, int] = {"bfloat16": 16, "float16": 16, "float32": 32}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the work is cut.
+
+    Attributes:
+        tokens: per tile, 8 to 256: the N of ``wgmma``.
+        weights: products that share the tokens: 1, or 2 for the gate and up projection.
+        row_tiles: tiles of 64 weight rows per warpgroup and product.
+        warpgroups: that decode and multiply.
+        k_tiles: of 64 elements each, per stage.
+        split_k: CTAs of a cluster that each take a part of K and then add up.
+        sharers: CTAs of a cluster that have the same tokens, and load them once for all.
+        ctas_per_sm: that shall fit.
+        ahead: stages that L2 is asked for before the ring has room for them.
+        max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
+    """
+
+    tokens: int
+    weights: int = 1
+    row_tiles: int = 1
+    warpgroups: int = 2
+    k_tiles: int = 1
+    split_k: int = 1
+    sharers: int = 1
+    ctas_per_sm: int = 1
+    ahead: int = 0
+    max_stages: int = MAX_STAGES
+
+    def __post_init__(self) -> None:
+        assert self.tokens in range(8, 257, 8), self.tokens
+        assert self.split_k == 1 or self.sharers == 1, "a split has no other cluster"
+        assert self.cluster <= 8, "larger clusters are not portable"
+        assert self.sharers == 1 or self.tokens % (8 * self.sharers) == 0
+        assert self.accumulators * self.tokens <= 256, "128 accumulator registers per thread"
+
+    @property
+    def cluster(self) -> int:
+        return self.split_k * self.sharers
+
+    @property
+    def accumulators(self) -> int:
+        """Of 64 rows each, per warpgroup."""
+        return self.row_tiles * self.weights
+
+    @property
+    def rows(self) -> int:
+        """Rows of each weight per tile."""
+        return TILE * self.row_tiles * self.warpgroups
+
+    @property
+    def share(self) -> int:
+        """Rows that a CTA of a split finishes."""
+        return self.rows // self.split_k
+
+    @property
+    def part_pitch(self) -> int:
+        """Floats from a row of a part to the next: rows start in different banks."""
+        return self.tokens + 2
+
+    @property
+    def operands(self) -> int:
+        """Tiles of 64 weight rows in a stage, for each of its K tiles."""
+        return self.accumulators * self.warpgroups
+
+    @property
+    def few(self) -> bool:
+        """Whether each warp multiplies by itself, with ``mma.sync``."""
+        return self.tokens <= FEW_TOKENS
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the load warp comes with three idle ones, whose registers the others take."""
+        return self.accumulators * self.tokens >= 192
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: the warpgroups, and a warp that loads."""
+        return WARPGROUP * self.warpgroups + (WARPGROUP if self.hands_over else 32)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that arrive per stage."""
+        weights = self.operands * (DATA_BYTES + SCALE_BYTES)
+        return self.k_tiles * (weights + self.tokens * ROW_BYTES)
+
+    def depth(self, epilogue_bytes: int) -> int:
+        """Stages of the operand ring beside an epilogue's shared memory."""
+        left = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
+        return min((left - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes, self.max_stages)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What becomes of the accumulators.
+
+    Attributes:
+        act: dtype of the activations.
+        dtype: of the result.
+        boxes: whether it leaves in boxes, by TMA; else element by element, for any N.
+        shards: factors ``alpha`` along the weight's rows.
+        bias: dtype of the bias, "" for none.
+    """
+
+    act: ActDtype = "bfloat16"
+    dtype: OutDtype = "bfloat16"
+    boxes: bool = False
+    shards: int = 1
+    bias: str = ""
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.shards <= MAX_SHARDS
+        assert not self.boxes or self.dtype != "float32"
+
+    def shared_bytes(self, tile: Tile) -> int:
+        """Shared memory of the epilogue."""
+        if self.boxes:
+            return tile.warpgroups * self.box_tokens(tile) * ROW_BYTES * 2
+        if tile.split_k > 1:
+            return 4 * tile.rows * tile.weights * tile.part_pitch
+        return 4 * tile.operands * self.chunk(tile) * PITCH
+
+    def box_tokens(self, tile: Tile) -> int:
+        """Tokens of a box of 64 rows."""
+        return math.gcd(64, tile.tokens)
+
+    def chunk(self, tile: Tile) -> int:
+        """Tokens that are turned at a time."""
+        return min(CHUNK, tile.tokens)
