@@ -1,6 +1,7 @@
 """Versions of what a run depends on."""
 
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -23,3 +24,19 @@ def machine() -> dict[str, str]:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     processor = f"{names[0]}, {len(names)} CPUs" if names else platform.processor()
     return {"python": platform.python_version(), "os": platform.platform(), "cpu": processor}
+
+
+def commit() -> str | None:
+    """Commit of the checkout this runs from, ``+changes`` if files differ; None if it is none."""
+    here = Path(__file__).parent
+    try:
+        revision = _git(here, "rev-parse", "HEAD")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{revision}+changes" if changed else revision
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
