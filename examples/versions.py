@@ -1,8 +1,9 @@
-"""Versions of what a run depends on."""
+"""What a run depends on: versions, machine, commit, optional modules."""
 
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -26,12 +27,24 @@ def machine() -> dict[str, str]:
     return {"python": platform.python_version(), "os": platform.platform(), "cpu": processor}
 
 
-def commit() -> str | None:
-    """Commit of the checkout this runs from, ``+changes`` if files differ; None if it is none."""
-    here = Path(__file__).parent
+def check_importable(module: str, needed_by: str) -> None:
+    """Check that an optional module is there.
+
+    Raises:
+        ValueError: it is not; the message says what needs it, and the remedy.
+    """
+    if find_spec(module) is None:
+        raise ValueError(
+            f"{module}: is not installed, {needed_by} needs it; pip install {module}, or go on "
+            "where it is installed with the JSON file that was written"
+        )
+
+
+def commit(folder: Path = Path(__file__).parent) -> str | None:
+    """Commit of the checkout of ``folder``, ``+changes`` if files differ; None if it is none."""
     try:
-        revision = _git(here, "rev-parse", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+        revision = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{revision}+changes" if changed else revision

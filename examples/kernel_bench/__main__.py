@@ -8,11 +8,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 
 from examples.kernel_bench.results import Results, Sample
 from examples.llama_shapes import SHAPES
+from examples.versions import check_importable
 
 TOKENS = tuple(2**power for power in range(14))  # 1 to 8192
 
@@ -77,6 +77,8 @@ def measure(given: argparse.Namespace) -> int:
             contenders[name] = make_contender(name, device, silu_and_mul)
         except Unavailable as missing:
             notes.append(f"{name} is left out: {missing}")
+    if not contenders:
+        raise ValueError(f"nothing to measure: {'; '.join(notes)}; name other --contenders")
     about = machine.about(device) | {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": given.model,
@@ -116,8 +118,9 @@ def _line(samples: Sequence[Sample]) -> str:
 def show(given: argparse.Namespace) -> int:
     """Print the table; draw and write what was asked for."""
     results = Results.read(given.results)
-    if find_spec("rich") is None:
-        raise ValueError("rich: is not installed, the table needs it; install vllm-fp4-plugin")
+    check_importable("rich", "the table")
+    if given.plot:
+        check_importable("matplotlib", "--plot")
     from examples.kernel_bench import display
 
     display.tables(results)

