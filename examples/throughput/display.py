@@ -81,6 +81,8 @@ def results(measured: Results) -> None:
         f"{measured.baseline}.",
         style="dim",
     )
+    if any("/reference" in line for variant in measured.variants for line in variant.kernels):
+        console.print("Reference kernels are exact, not fast: these are no GPU speeds.")
     for variant in measured.variants:
         for line in variant.kernels:
             own = line if line.startswith(variant.name) else f"{variant.name}: {line}"

@@ -244,6 +244,7 @@ def test_a_failing_variant_costs_itself_alone(tmp_path, fake_worker, capsys):
     assert "load_format" in ours.engine_args
     assert command.main(["show", str(tmp_path / "results.json")]) == 0
     shown = capsys.readouterr().out
+    assert "these are no GPU speeds" in shown
     assert (
         "modelopt failed: NotImplementedError: no [such] kernel (engines/modelopt-1.log)" in shown
     )
@@ -337,6 +338,7 @@ def test_show_prints_and_draws(tmp_path, capsys, baseline):
     shown = capsys.readouterr().out
     assert "decode batch 4" in shown
     assert "nvfp4-tc failed: E: x" in shown
+    assert "no GPU speeds" not in shown
     [row] = [line for line in shown.splitlines() if line.lstrip().startswith("prefill")]
     assert row.split() == ["prefill", "2", "×", "1024", "1,024", "±0.0%", "failed"]
     assert png.read_bytes().startswith(b"\x89PNG")
