@@ -17,9 +17,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from examples.timed_graphs import Step, captured, timed
 from nvfp4_kernels import indexer_gather_k, indexer_quantize_q, indexer_store_k
 from nvfp4_kernels.indexer.formats import Format, format_of
-from tests.timed_graphs import Step, captured, timed
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 64, 128, 64
 FORMATS = ("nvfp4", "mxfp4", "fp8", "bf16")
@@ -136,7 +136,7 @@ def vllm_ops():  # type: ignore[no-untyped-def]
 def show(title: str, contenders: dict[str, tuple[list[Step], int]], rounds: int) -> None:
     launches = 32
     graphs = {name: captured(steps, launches) for name, (steps, _) in contenders.items()}
-    times = timed(graphs, launches, rounds)
+    times = timed(graphs, rounds)
     print(title)
     for name, taken in times.items():
         median, moved = statistics.median(taken), contenders[name][1]

@@ -19,8 +19,8 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from examples.timed_graphs import captured, timed
 from nvfp4_kernels import indexer_topk
-from tests.timed_graphs import captured, timed
 
 COLD_BYTES = 256 << 20  # of the inputs that rotate: several times L2
 VLLM_WORKSPACE = 1 << 20
@@ -97,7 +97,6 @@ def measure(problem: Problem, warm: bool, launches: int, rounds: int) -> None:
     """Prints the table of one problem."""
     copies = 1 if warm else max(2, -(-COLD_BYTES // problem.nbytes))
     inputs = [torch.randn(problem.rows, problem.columns, device="cuda") for _ in range(copies)]
-    launches = -(-launches // copies) * copies
     checks, graphs = {}, {}
     for name, choose in contenders(problem).items():
         try:
@@ -106,7 +105,7 @@ def measure(problem: Problem, warm: bool, launches: int, rounds: int) -> None:
             graphs[name] = captured(steps, launches)
         except RuntimeError as refused:
             print(f"{name} is left out: {str(refused).splitlines()[0]}")
-    times = timed(graphs, launches, rounds)
+    times = timed(graphs, rounds)
     print(f"\n{problem.rows} rows x {problem.columns} columns, k = {problem.k}, "
           f"{'warm' if warm else 'cold'}: {problem.nbytes / 1e6:.1f} MB")  # fmt: skip
     for name, taken in times.items():

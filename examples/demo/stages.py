@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -104,13 +103,3 @@ def hash_files(paths: Iterable[Path]) -> str:
             data = file.read_bytes()
             digest.update(f"{name}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by a file holding ``text``; a reader sees the old file or the new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from examples.demo.stages import StageCache, hash_files, write_atomically
+from examples.atomic_write import write_atomically
+from examples.demo.stages import StageCache, hash_files
 
 
 @pytest.fixture

@@ -1,0 +1,14 @@
+"""Files that are whole or not there."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by a file holding ``text``; a reader sees the old file or the new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,215 @@
+"""What computes a layer: our kernels, vLLM's Marlin, and cuBLAS in bfloat16."""
+
+from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from examples.kernel_bench.layers import BF16_BYTES, NVFP4_BYTES, BenchLayer
+from nvfp4_kernels import gemm, gemv, quantize, silu_mul_gemm
+from nvfp4_kernels.fragments import to_fragments
+from nvfp4_kernels.gemv.config import MAX_M
+from nvfp4_kernels.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_activation
+
+Operands = tuple[Tensor, ...]
+SiluAndMul = Callable[[Tensor], Tensor]
+NAMES = ("ours", "marlin", "bf16")
+LARGEST_TOKEN = 6.0  # of unit noise; larger ones would saturate
+
+
+class Unavailable(RuntimeError):
+    """A contender that this machine does not have; says why."""
+
+
+class Contender(Protocol):
+    """One way to compute a layer.
+
+    Attributes:
+        weight_bytes: that an element of the weight takes.
+    """
+
+    weight_bytes: float
+
+    def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:
+        """The layer's weights as this contender keeps them; done once, at load."""
+
+    def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
+        """The layer's result for bfloat16 tokens ``(M, K)``: bfloat16 ``(M, N)``."""
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The tokens as they are multiplied, rounded if the contender quantises them."""
+
+
+class OursW4A16:
+    """Our kernels for GPUs without FP4 tensor cores: weights decoded to bfloat16 in registers."""
+
+    weight_bytes = NVFP4_BYTES
+
+    def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:
+        laid_out = [part for w in weights for part in to_fragments(w.data, w.scales)]
+        return (*laid_out, _alpha(layer, weights, 1.0))
+
+    def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
+        if layer.pair:
+            pair: Any = silu_mul_gemm
+            return pair(x, None, *operands, n=layer.n)
+        return _product(x.shape[0])(x, None, *operands, list(layer.shard_sizes))
+
+    def seen(self, x: Tensor) -> Tensor:
+        return x
+
+
+class OursW4A4:
+    """Our kernels for FP4 tensor cores; the tokens' quantisation is timed with the product."""
+
+    weight_bytes = NVFP4_BYTES
+
+    def __init__(self, device: torch.device) -> None:
+        self._input_scale = torch.tensor(LARGEST_TOKEN / GLOBAL_RANGE, device=device)
+
+    def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:
+        blocked = [w.to_blocked() for w in weights]
+        laid_out = [part for w in blocked for part in (w.data, w.scales)]
+        return (*laid_out, _alpha(layer, weights, float(self._input_scale)))
+
+    def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
+        tokens = quantize(x, self._input_scale)
+        if layer.pair:
+            return silu_mul_gemm(*tokens, *operands)
+        return _product(x.shape[0])(*tokens, *operands, list(layer.shard_sizes))
+
+    def seen(self, x: Tensor) -> Tensor:
+        data, scales = quantize_activation(x, self._input_scale)
+        return Nvfp4Tensor(data, scales, self._input_scale).dequantize()
+
+
+class Marlin:
+    """vLLM's kernel for NVFP4 weights and bfloat16 tokens, prepared and called as vLLM does."""
+
+    weight_bytes = NVFP4_BYTES
+
+    def __init__(self, device: torch.device, silu_and_mul: SiluAndMul) -> None:
+        """Raises Unavailable where there is no vLLM, or one without this kernel."""
+        package = "vllm.model_executor.layers.quantization.utils"
+        try:
+            self._fp4: Any = import_module(f"{package}.marlin_utils_fp4")
+            marlin: Any = import_module(f"{package}.marlin_utils")
+        except (ImportError, OSError, AttributeError, RuntimeError) as error:
+            raise Unavailable(f"vLLM cannot be imported ({_first_line(error)})") from error
+        if not hasattr(torch.ops._C, "marlin_gemm"):
+            raise Unavailable("this vLLM has no CUDA op marlin_gemm")
+        self._silu_and_mul = silu_and_mul
+        # As in an engine, whose workspace outlives a launch: without it each launch clears one.
+        self._workspace = marlin.marlin_make_workspace_new(device, marlin.MARLIN_MAX_BLOCKS_PER_SM)
+
+    def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:
+        prepared = SimpleNamespace(
+            output_size_per_partition=layer.weights * layer.n,
+            input_size_per_partition=layer.k,
+            params_dtype=torch.bfloat16,
+            weight=torch.cat([w.data for w in weights]),
+            weight_scale=torch.cat([w.scales for w in weights]),
+            weight_global_scale=weights[0].global_scale,
+        )
+        self._fp4.prepare_fp4_layer_for_marlin(prepared)
+        parts = (prepared.weight, prepared.weight_scale, prepared.weight_global_scale)
+        return tuple(part.data for part in parts)
+
+    def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
+        weight, scales, global_scale = operands
+        out = self._fp4.apply_fp4_marlin_linear(
+            input=x,
+            weight=weight,
+            weight_scale=scales,
+            weight_global_scale=global_scale,
+            workspace=self._workspace,
+            size_n=layer.weights * layer.n,
+            size_k=layer.k,
+        )
+        return self._silu_and_mul(out) if layer.pair else out
+
+    def seen(self, x: Tensor) -> Tensor:
+        return x
+
+
+class CublasBf16:
+    """``torch.matmul`` with the weight in bfloat16."""
+
+    weight_bytes = float(BF16_BYTES)
+
+    def __init__(self, silu_and_mul: SiluAndMul) -> None:
+        self._silu_and_mul = silu_and_mul
+
+    def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:
+        return (torch.cat([w.dequantize(torch.bfloat16) for w in weights]),)
+
+    def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
+        out = torch.matmul(x, operands[0].mT)
+        return self._silu_and_mul(out) if layer.pair else out
+
+    def seen(self, x: Tensor) -> Tensor:
+        return x
+
+
+def make_contender(name: str, device: torch.device, silu_and_mul: SiluAndMul) -> Contender:
+    """A contender for a CUDA device.
+
+    Raises:
+        Unavailable: this machine does not have it.
+    """
+    if name == "marlin":
+        return Marlin(device, silu_and_mul)
+    if name == "bf16":
+        return CublasBf16(silu_and_mul)
+    capability = torch.cuda.get_device_capability(device)
+    if capability == (9, 0):
+        return OursW4A16()
+    if capability == (10, 0):
+        return OursW4A4(device)
+    raise Unavailable(
+        f"there are kernels for sm_90 and sm_100, this GPU is sm_{capability[0]}{capability[1]}"
+    )
+
+
+def vllm_silu_and_mul() -> SiluAndMul:
+    """SiLU-and-multiply by vLLM's CUDA op, over a row's two halves.
+
+    Raises:
+        Unavailable: there is no vLLM with it.
+    """
+    try:
+        import_module("vllm._custom_ops")  # registers it
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        raise Unavailable(f"vLLM cannot be imported ({_first_line(error)})") from error
+    if not hasattr(torch.ops._C, "silu_and_mul"):
+        raise Unavailable("this vLLM has no op silu_and_mul")
+
+    def silu_and_mul(gate_up: Tensor) -> Tensor:
+        out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+        torch.ops._C.silu_and_mul(out, gate_up)
+        return out
+
+    return silu_and_mul
+
+
+def torch_silu_and_mul(gate_up: Tensor) -> Tensor:
+    """The same of torch's own, which are two launches."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def _product(m: int) -> Callable[..., Tensor]:
+    return gemv if m <= MAX_M else gemm
+
+
+def _alpha(layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...], input_scale: float) -> Tensor:
+    """A factor for each shard, or for each of a pair: float32."""
+    factors = 2 if layer.pair else len(layer.shard_sizes)
+    return (weights[0].global_scale * input_scale).repeat(factors)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

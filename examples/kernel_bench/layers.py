@@ -1,0 +1,88 @@
+"""What is multiplied: the linear layers of a model, at some numbers of tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from examples.llama_shapes import SHAPES, write_config
+from nvfp4_kernels.tool.model import Model, UnusableModel, read_model
+
+BF16_BYTES = 2
+NVFP4_BYTES = 0.5 + 1 / 16  # a code, and its share of a block scale
+
+
+@dataclass(frozen=True)
+class BenchLayer:
+    """A linear layer; or gate and up projection with SiLU-and-multiply after them.
+
+    Attributes:
+        name: as models call it.
+        n, k: rows of the weight, of each of a pair, and elements of one.
+        pair: whether it is gate and up projection.
+        shard_sizes: rows of the projections that lie side by side in it, e.g. of q, k and v.
+    """
+
+    name: str
+    n: int
+    k: int
+    pair: bool
+    shard_sizes: tuple[int, ...]
+
+    @property
+    def weights(self) -> int:
+        """Matrices of ``n`` rows."""
+        return 2 if self.pair else 1
+
+    @property
+    def elements(self) -> int:
+        """Of all its matrices."""
+        return self.weights * self.n * self.k
+
+    def flops(self, m: int) -> float:
+        """Multiplications and additions for ``m`` tokens."""
+        return 2.0 * m * self.elements
+
+    def nbytes(self, m: int, weight_bytes: float) -> float:
+        """Bytes that must move for ``m`` tokens in bfloat16, at so many for a weight's element."""
+        return self.elements * weight_bytes + BF16_BYTES * m * (self.k + self.n)
+
+
+def read_layers(model: str, names: Sequence[str] | None = None) -> list[BenchLayer]:
+    """The layers of a built-in shape or of a ``config.json``.
+
+    Args:
+        model: a key of ``SHAPES``, or a path to the file or its folder.
+        names: of the layers wanted; None for all.
+
+    Raises:
+        UnusableModel: no such model or layer; the message names what there is.
+    """
+    found = [_bench_layer(read, layer.name) for read in [_read(model)] for layer in read.layers]
+    there_is = [layer.name for layer in found]
+    for name in names or ():
+        if name not in there_is:
+            raise UnusableModel(f"--layers: is {name!r}, must be among {', '.join(there_is)}")
+    return [layer for layer in found if names is None or layer.name in names]
+
+
+def _read(model: str) -> Model:
+    if model in SHAPES:
+        with TemporaryDirectory() as folder:
+            return read_model(write_config(Path(folder), model))
+    if not Path(model).exists():
+        raise UnusableModel(
+            f"--model: is {model!r}, must be one of {', '.join(SHAPES)} or the path of a "
+            "config.json; download the model's first"
+        )
+    return read_model(Path(model))
+
+
+def _bench_layer(model: Model, name: str) -> BenchLayer:
+    [layer] = [layer for layer in model.layers if layer.name == name]
+    sizes: tuple[int, ...] = (layer.n,)
+    attention = model.attention
+    if name == "qkv_proj" and attention is not None:
+        q, kv = (h * attention.head_dim for h in (attention.query_heads, attention.kv_heads))
+        sizes = (q, kv, kv)
+    return BenchLayer(name, layer.n, layer.k, layer.pair, sizes)

@@ -1,0 +1,19 @@
+"""The results as markdown, for a README."""
+
+from examples.kernel_bench.results import Results
+from examples.kernel_bench.table import LayerTable, footnote, heading, layer_tables, refusals
+
+
+def markdown(results: Results) -> str:
+    """What was measured, a table for each layer, and what refused."""
+    parts = ["  \n".join(heading(results))]
+    parts += [_table(layer) for layer in layer_tables(results)]
+    parts.append(footnote(results))
+    if missing := refusals(results):
+        parts.append("\n".join(f"- none: {line}" for line in missing))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(layer: LayerTable) -> str:
+    lines = [layer.headings, ["---:"] * len(layer.headings), *layer.rows]
+    return f"**{layer.title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)

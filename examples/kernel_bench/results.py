@@ -1,0 +1,122 @@
+"""What was measured, as JSON, and what follows from it."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from examples.atomic_write import write_atomically
+from examples.kernel_bench.layers import BenchLayer
+from examples.kernel_bench.operands import LARGEST_ERROR
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One contender at one layer and number of tokens.
+
+    Attributes:
+        layer: its name.
+        m: tokens.
+        contender: its name.
+        median_us, least_us, most_us: microseconds of a launch, over the replays.
+        launches: in each replay, on ``copies`` of the weight in turn.
+        copies: of the weight.
+        nbytes: that must move.
+        flops: that must be computed.
+        error: largest difference from the exact result, as a share of its largest value.
+        refused: why nothing was measured; empty otherwise.
+    """
+
+    layer: str
+    m: int
+    contender: str
+    median_us: float = 0.0
+    least_us: float = 0.0
+    most_us: float = 0.0
+    launches: int = 0
+    copies: int = 0
+    nbytes: float = 0.0
+    flops: float = 0.0
+    error: float = 0.0
+    refused: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the result was not what it must be; NaN is wrong too."""
+        return not self.refused and not self.error <= LARGEST_ERROR
+
+
+@dataclass
+class Results:
+    """A run of the benchmark.
+
+    Attributes:
+        about: versions, commit, GPU, options.
+        read_bytes_per_second: of memory, measured in the same run.
+        bf16_flops_per_second: of cuBLAS at a large square product, likewise.
+        layers: that were measured.
+        notes: what was left out, and why.
+        samples: in the order they were taken.
+    """
+
+    about: dict[str, Any]
+    read_bytes_per_second: float
+    bf16_flops_per_second: float
+    layers: list[BenchLayer]
+    notes: list[str] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+
+    def write(self, file: Path) -> None:
+        """Write as JSON; a reader sees the old file or the new one."""
+        write_atomically(file, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, file: Path) -> "Results":
+        """Read what ``write`` has written.
+
+        Raises:
+            ValueError: it holds something else.
+        """
+        try:
+            fields = json.loads(file.read_text())
+            fields["layers"] = [
+                BenchLayer(**layer | {"shard_sizes": tuple(layer["shard_sizes"])})
+                for layer in fields["layers"]
+            ]
+            fields["samples"] = [Sample(**sample) for sample in fields["samples"]]
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{file}: holds no results ({error}), must be written by "
+                "`python -m examples.kernel_bench measure`; measure again"
+            ) from error
+
+    @property
+    def contenders(self) -> list[str]:
+        """Names, in the order they were measured."""
+        return list(dict.fromkeys(sample.contender for sample in self.samples))
+
+    def of_layer(self, layer: str) -> dict[int, dict[str, Sample]]:
+        """Samples of a layer: by tokens, then by contender."""
+        found: dict[int, dict[str, Sample]] = {}
+        for sample in self.samples:
+            if sample.layer == layer:
+                found.setdefault(sample.m, {})[sample.contender] = sample
+        return found
+
+    def read_share(self, sample: Sample) -> float:
+        """Of the memory's measured rate."""
+        return sample.nbytes / (sample.median_us * 1e-6) / self.read_bytes_per_second
+
+    def flops_share(self, sample: Sample) -> float:
+        """Of the measured rate of cuBLAS in bfloat16."""
+        return sample.flops / (sample.median_us * 1e-6) / self.bf16_flops_per_second
+
+
+def speed_up(of: Sample | None, over: Sample | None) -> float | None:
+    """How many times faster one sample is than another; None where either is missing or wrong."""
+    if any(s is None or s.refused or s.wrong for s in (of, over)):
+        return None
+    assert of is not None
+    assert over is not None
+    return over.median_us / of.median_us

@@ -1,0 +1,77 @@
+"""What an engine is asked for."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class BadOption(ValueError):
+    """An option that cannot be measured with; names it, what came and what is accepted."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch of requests that are sent at once.
+
+    Attributes:
+        batch: requests.
+        prompt_tokens, output_tokens: of each; one output token makes it a prefill case.
+    """
+
+    batch: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def prefill(self) -> bool:
+        """Whether it is reading prompts that is measured."""
+        return self.output_tokens == 1
+
+    @property
+    def name(self) -> str:
+        """Unique among the cases of a run."""
+        return f"{self.batch}x{self.prompt_tokens}+{self.output_tokens}"
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        if self.prefill:
+            return f"prefill {self.batch} × {self.prompt_tokens}"
+        return f"decode batch {self.batch}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose rate is told: those of the prompts in a prefill case, else generated."""
+        return self.batch * (self.prompt_tokens if self.prefill else self.output_tokens)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a finished request."""
+        return self.prompt_tokens + self.output_tokens
+
+
+def make_cases(
+    batch_sizes: Sequence[int], prompt_tokens: int, output_tokens: int, prefills: Sequence[str]
+) -> tuple[Case, ...]:
+    """Decode cases, then prefill cases written ``"32x1024"``: batch and prompt tokens.
+
+    Raises:
+        BadOption: something else is written, no case is left, or one is there twice.
+    """
+    if batch_sizes and output_tokens < 2:
+        raise BadOption(
+            f"--output-tokens: is {output_tokens}, must be at least 2; measure prompts by "
+            "themselves with --prefill"
+        )
+    cases = [Case(batch, prompt_tokens, output_tokens) for batch in batch_sizes]
+    for text in prefills:
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+        if not match:
+            raise BadOption(f"--prefill: is {text!r}, must be BATCHxTOKENS such as 32x1024")
+        cases.append(Case(int(match[1]), int(match[2]), 1))
+    if not cases:
+        raise BadOption("--batch-sizes: are none, nor is there a --prefill; give one of them")
+    for case in cases:
+        if cases.count(case) > 1:
+            raise BadOption(f"{case.title}: is there twice; name it once")
+    return tuple(cases)

@@ -1,0 +1,70 @@
+"""What one engine's process is told, and what it tells: two JSON files."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from examples.atomic_write import write_atomically
+from examples.throughput.cases import Case
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an engine's process is to do.
+
+    Attributes:
+        engine_args: of ``vllm.LLM``, the model among them.
+        cases: to measure, in this order.
+        repeats: of each, after one that is not timed.
+        seed: of the prompts' random tokens.
+    """
+
+    engine_args: dict[str, Any]
+    cases: tuple[Case, ...]
+    repeats: int
+    seed: int
+
+    def write(self, file: Path) -> None:
+        """Write as JSON."""
+        write_atomically(file, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, file: Path) -> "Job":
+        """Read what ``write`` has written."""
+        fields = json.loads(file.read_text())
+        fields["cases"] = tuple(Case(**case) for case in fields["cases"])
+        return cls(**fields)
+
+
+@dataclass
+class Progress:
+    """How far an engine's process is; written again and again, each time whole.
+
+    Attributes:
+        state: what it does now.
+        done, total: batches generated, those that are not timed among them.
+        finished: whether all is done.
+        error: why it ended early; empty otherwise.
+        device: name of the accelerator or processor, as vLLM tells it.
+        engine_seconds: until the engine was ready.
+        seconds: of each repeat, by the case's name.
+    """
+
+    state: str = "starting"
+    done: int = 0
+    total: int = 0
+    finished: bool = False
+    error: str = ""
+    device: str = ""
+    engine_seconds: float = 0.0
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def write(self, file: Path) -> None:
+        """Write as JSON; a reader sees the old file or the new one."""
+        write_atomically(file, json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def read(cls, file: Path) -> "Progress":
+        """What was last written; nothing done, if nothing was."""
+        return cls(**json.loads(file.read_text())) if file.is_file() else cls()

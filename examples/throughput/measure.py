@@ -1,0 +1,127 @@
+"""Runs the variants' engines one after the other, round by round."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from examples.throughput.cases import BadOption, Case
+from examples.throughput.job import Job, Progress
+from examples.throughput.process import Outcome, run_job
+from examples.throughput.results import Results, VariantResult
+from examples.throughput.variants import Variant
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How variants are measured.
+
+    Attributes:
+        repeats: timed, of each case in each round.
+        rounds: in which every variant is started once.
+        seed: of the prompts.
+        time_limit: seconds for one engine, its start among them.
+    """
+
+    repeats: int = 3
+    rounds: int = 1
+    seed: int = 0
+    time_limit: float = 3600.0
+
+
+def engine_args(
+    cases: Sequence[Case],
+    *,
+    max_model_len: int | None,
+    gpu_memory_utilization: float,
+    tensor_parallel_size: int,
+    enforce_eager: bool,
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Arguments of ``vllm.LLM`` that all variants have; ``more`` has the last word.
+
+    Raises:
+        BadOption: a length that some case does not fit into, or a share that is none.
+    """
+    longest = max(case.length for case in cases)
+    if max_model_len is not None and max_model_len < longest:
+        raise BadOption(
+            f"--max-model-len: is {max_model_len}, must be at least {longest}, which the longest "
+            "request comes to; leave it out"
+        )
+    if not 0 < gpu_memory_utilization <= 1:
+        raise BadOption(
+            f"--gpu-memory-utilization: is {gpu_memory_utilization}, must be above 0 and at most 1"
+        )
+    return {
+        "dtype": "bfloat16",
+        "max_model_len": max_model_len or longest,
+        "max_num_seqs": max(case.batch for case in cases),
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "tensor_parallel_size": tensor_parallel_size,
+        "enforce_eager": enforce_eager,
+        # Prompts are token ids, and repeat: no tokenizer, no cached prefix.
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        **more,
+    }
+
+
+def measure(
+    results: Results,
+    variants: Sequence[Variant],
+    engine: Mapping[str, Any],
+    settings: Settings,
+    folder: Path,
+    on_progress: Callable[[str, int, Progress], None],
+    on_outcome: Callable[[str, Outcome], None],
+) -> None:
+    """Adds every variant's rounds to ``results``, which are written after each.
+
+    Args:
+        results: with a ``VariantResult`` for each of ``variants``.
+        variants: to compare; one that fails does not keep the others from running.
+        engine: arguments that all variants have.
+        settings: how often.
+        folder: for ``results.json`` and ``engines/``, where logs lie.
+        on_progress: called with the variant, the round and how far it is.
+        on_outcome: called with the variant at the end of each of its rounds.
+    """
+    engines = folder / "engines"
+    engines.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as models:
+        args = {
+            variant.name: {
+                "model": variant.written(Path(models)), **variant.engine_args(), **engine
+            }
+            for variant in variants
+        }  # fmt: skip
+        for number in range(1, settings.rounds + 1):
+            for variant in variants:
+                job = Job(args[variant.name], results.cases, settings.repeats, settings.seed)
+                outcome = run_job(
+                    job,
+                    engines,
+                    f"{variant.name}-{number}",
+                    settings.time_limit,
+                    lambda progress, name=variant.name, number=number: on_progress(  # type: ignore[misc]
+                        name, number, progress
+                    ),
+                )
+                _add(results.variant(variant.name), job, outcome, folder)
+                results.write(folder / "results.json")
+                on_outcome(variant.name, outcome)
+
+
+def _add(result: VariantResult, job: Job, outcome: Outcome, folder: Path) -> None:
+    result.engine_args = {k: v for k, v in job.engine_args.items() if k != "model"}
+    result.rounds.append(outcome.progress.seconds)
+    result.engine_seconds.append(outcome.progress.engine_seconds)
+    result.device = outcome.progress.device or result.device
+    result.kernels += [line for line in outcome.kernels if line not in result.kernels]
+    result.logs.append(str(outcome.log.relative_to(folder)))
+    if outcome.error:
+        result.errors.append(outcome.error)

@@ -1,0 +1,149 @@
+"""An engine in a process of its own: started, watched, and ended with all its children."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.throughput.job import Job, Progress
+
+ROOT = Path(__file__).parents[2]
+POLL_SECONDS = 0.2
+STOP_SECONDS = 20
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "NO_COLOR": "1",
+}
+# vLLM hides the engine's own error behind this one.
+_NOT_THE_CAUSE = "initialization failed"
+_ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Checkpoint|Option)): (.+)$")
+_KERNELS = re.compile(r"(nvfp4-tc: .+|Using \S+ for .*(?:GEMM|linear).*|Using .*attention.*)$")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an engine's process.
+
+    Attributes:
+        progress: what it last told.
+        error: why it failed, else empty.
+        kernels: lines of its log that say which kernels ran, each once.
+        log: everything it printed.
+    """
+
+    progress: Progress
+    error: str
+    kernels: list[str]
+    log: Path
+
+
+def worker_command(job_file: Path, progress_file: Path) -> list[str]:
+    """Command line of the engine's process."""
+    worker = [sys.executable, "-m", "examples.throughput.worker"]
+    return [*worker, str(job_file), str(progress_file)]
+
+
+def run_job(
+    job: Job,
+    folder: Path,
+    name: str,
+    time_limit: float,
+    on_progress: Callable[[Progress], None],
+) -> Outcome:
+    """Run ``job`` in a process of its own; whatever goes wrong is its outcome.
+
+    Args:
+        job: what to do.
+        folder: for ``NAME.job.json``, ``NAME.json`` and ``NAME.log``.
+        name: of the variant and round.
+        time_limit: seconds that it may take.
+        on_progress: called whenever it has told more.
+    """
+    job_file, told, log = (folder / f"{name}{end}" for end in (".job.json", ".json", ".log"))
+    job.write(job_file)
+    told.unlink(missing_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            worker_command(job_file, told),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**ENVIRONMENT, **os.environ},
+            cwd=ROOT,
+            start_new_session=True,
+        )
+    try:
+        error = _watch(process, told, time_limit, on_progress)
+    finally:
+        _end(process, Progress.read(told).finished)
+    progress = Progress.read(told)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if not progress.finished:
+        error = error or failure(progress, text, process.returncode)
+    return Outcome(progress, error, kernel_lines(text), log)
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    told: Path,
+    time_limit: float,
+    on_progress: Callable[[Progress], None],
+) -> str:
+    """Until the process has ended, or has told that it is done; why it was given up, if it was."""
+    until = time.monotonic() + time_limit
+    while True:
+        ended = process.poll() is not None
+        progress = Progress.read(told)
+        on_progress(progress)
+        if ended or progress.finished:
+            return ""
+        if time.monotonic() > until:
+            return f"not done after {time_limit:g} s; give it longer with --time-limit"
+        time.sleep(POLL_SECONDS)
+
+
+def _end(process: subprocess.Popen[bytes], finished: bool) -> None:
+    """Let a process that is done leave by itself; end the others, and what is left of its group."""
+    try:
+        if not finished:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+    finally:  # also when a second Ctrl-C cuts the waiting short
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def failure(progress: Progress, log: str, exit_code: int | None) -> str:
+    """Why a process ended before it was done, as one line."""
+    if progress.error and _NOT_THE_CAUSE not in progress.error:
+        return progress.error
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    after = f", after: {lines[-1]}" if lines else ""
+    return root_cause(log) or progress.error or f"exit code {exit_code}{after}"
+
+
+def root_cause(log: str) -> str:
+    """The first error that a log tells of, as one line; empty without any."""
+    lines = [line.rstrip() for line in log.splitlines()]
+    # What is logged as an error goes before what warnings may mention.
+    for line in [*(line for line in lines if " ERROR " in line), *lines]:
+        match = _ERROR.search(line)
+        if match and _NOT_THE_CAUSE not in match[2]:
+            return f"{match[1].rpartition('.')[2]}: {match[2]}"
+    return ""
+
+
+def kernel_lines(log: str) -> list[str]:
+    """What a log says of the kernels that run, each line once."""
+    found = [match[1] for line in log.splitlines() if (match := _KERNELS.search(line.rstrip()))]
+    return list(dict.fromkeys(found))

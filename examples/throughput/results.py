@@ -1,0 +1,110 @@
+"""What was measured, as JSON, and what follows from it."""
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from examples.atomic_write import write_atomically
+from examples.throughput.cases import Case
+
+
+@dataclass
+class VariantResult:
+    """One variant, over all rounds.
+
+    Attributes:
+        name: of the variant.
+        model: that it served.
+        engine_args: it was started with.
+        rounds: seconds of each repeat, by the case's name; a dictionary for each round that ran.
+        kernels: what its log says of the kernels that ran.
+        device: as vLLM tells it.
+        engine_seconds: until the engine was ready, in each round.
+        errors: of rounds that failed, as one line each.
+        logs: of its rounds.
+    """
+
+    name: str
+    model: str
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    rounds: list[dict[str, list[float]]] = field(default_factory=list)
+    kernels: list[str] = field(default_factory=list)
+    device: str = ""
+    engine_seconds: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
+
+    def rates(self, case: Case) -> list[float]:
+        """Tokens per second in every repeat of every round."""
+        return [case.tokens / s for one in self.rounds for s in one.get(case.name, [])]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of one variant in one case.
+
+    Attributes:
+        median: tokens per second.
+        spread: half of what lies between the slowest and the fastest repeat, as a share of it.
+        ratio: to the baseline's median; None without one.
+    """
+
+    median: float
+    spread: float
+    ratio: float | None
+
+
+@dataclass
+class Results:
+    """A run of the comparison.
+
+    Attributes:
+        about: versions, commit, machine, options.
+        cases: that were measured.
+        baseline: name of the variant that the others are set against.
+        variants: in the order they were given.
+    """
+
+    about: dict[str, Any]
+    cases: tuple[Case, ...]
+    baseline: str
+    variants: list[VariantResult]
+
+    def write(self, file: Path) -> None:
+        """Write as JSON; a reader sees the old file or the new one."""
+        write_atomically(file, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, file: Path) -> "Results":
+        """Read what ``write`` has written.
+
+        Raises:
+            ValueError: it holds something else.
+        """
+        try:
+            fields = json.loads(file.read_text())
+            fields["cases"] = tuple(Case(**case) for case in fields["cases"])
+            fields["variants"] = [VariantResult(**variant) for variant in fields["variants"]]
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{file}: holds no results ({error}), must be written by "
+                "`python -m examples.throughput measure`; measure again"
+            ) from error
+
+    def variant(self, name: str) -> VariantResult:
+        """The variant of that name."""
+        [found] = [variant for variant in self.variants if variant.name == name]
+        return found
+
+    def rate(self, variant: VariantResult, case: Case) -> Rate | None:
+        """A variant's rate in a case; None where it was not measured."""
+        rates = variant.rates(case)
+        if not rates:
+            return None
+        median = statistics.median(rates)
+        beside = self.variant(self.baseline).rates(case)
+        ratio = median / statistics.median(beside) if beside else None
+        return Rate(median, (max(rates) - min(rates)) / 2 / median, ratio)

@@ -1,0 +1,126 @@
+"""What is compared: a model in 16 bits, or in NVFP4 as one method or another serves it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from examples.llama_shapes import SHAPES, write_config
+from examples.throughput.cases import BadOption
+from vllm_fp4_plugin.quantizer.config_files import compressed_tensors_config, modelopt_config
+
+# What vLLM's --quantization is called for each; ModelOpt's NVFP4 has a name of its own there.
+METHODS = {
+    "bf16": None,
+    "nvfp4-tc": "nvfp4-tc",
+    "modelopt": "modelopt_fp4",
+    "compressed-tensors": "compressed-tensors",
+}
+_KEPT = ["lm_head"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to serve the model.
+
+    Attributes:
+        name: as written, without the model.
+        model: path, name at the hub, or a key of ``SHAPES``.
+    """
+
+    name: str
+    model: str
+
+    @property
+    def method(self) -> str | None:
+        """For vLLM's ``quantization``."""
+        return METHODS[self.name]
+
+    @property
+    def shape(self) -> bool:
+        """Whether there is no checkpoint, only a shape."""
+        return self.model in SHAPES
+
+    def written(self, folder: Path) -> str:
+        """The model for vLLM; of a shape, its config in a folder made beneath ``folder``."""
+        if not self.shape:
+            return self.model
+        made = folder / f"{self.model}-{self.name}"
+        made.mkdir()
+        return str(write_config(made, self.model, shape_quantization(self.name)))
+
+    def engine_args(self) -> dict[str, Any]:
+        """What this variant asks of the engine, but for the model."""
+        args: dict[str, Any] = {"quantization": self.method}
+        return args | ({"load_format": "dummy"} if self.shape else {})
+
+
+def shape_quantization(name: str) -> dict[str, Any] | None:
+    """The ``quantization_config`` that makes a shape pass for a checkpoint of a variant."""
+    if name == "bf16":
+        return None
+    if name == "compressed-tensors":
+        return compressed_tensors_config(_KEPT, weight_only=False, fp8_kv=False)
+    return modelopt_config(_KEPT, weight_only=False, fp8_kv=False)
+
+
+def parse_variants(model: str, written: Sequence[str]) -> tuple[Variant, ...]:
+    """Variants of ``model``, each written ``NAME`` or ``NAME=MODEL``.
+
+    Raises:
+        BadOption: an unknown or repeated name, or a local checkpoint that the method cannot serve.
+    """
+    variants: list[Variant] = []
+    for text in written:
+        name, _, own = text.partition("=")
+        if name not in METHODS:
+            raise BadOption(
+                f"--quantization: is {name!r}, must be among {', '.join(METHODS)}, or one of them "
+                "and =MODEL"
+            )
+        if any(name == other.name for other in variants):
+            raise BadOption(f"--quantization: {name} is there twice; name each variant once")
+        variant = Variant(name, _resolved(own or model))
+        _check_checkpoint(variant)
+        variants.append(variant)
+    return tuple(variants)
+
+
+def _resolved(model: str) -> str:
+    if model in SHAPES:
+        return model
+    path = Path(model)
+    if path.exists():
+        return str(path.resolve())
+    looks_like_a_path = model.startswith((".", "/", "~")) or model.count("/") != 1
+    if looks_like_a_path:
+        raise BadOption(
+            f"model: is {model!r}, which is no such directory, no name at the hub such as "
+            f"org/model, and none of {', '.join(SHAPES)}"
+        )
+    return model
+
+
+def _check_checkpoint(variant: Variant) -> None:
+    """Of a local checkpoint, whether it is quantised as the variant needs it."""
+    folder = Path(variant.model)
+    if variant.shape or not folder.is_dir():
+        return
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BadOption(
+            f"{folder}: its config.json cannot be read ({error}); give a model's directory"
+        ) from error
+    quantised = "quantization_config" in config or (folder / "hf_quant_config.json").exists()
+    if variant.name == "bf16" and quantised:
+        raise BadOption(
+            f"bf16: {folder} is quantised already; give the 16-bit checkpoint with bf16=MODEL, or "
+            "leave the variant out"
+        )
+    if variant.name in ("modelopt", "compressed-tensors") and not quantised:
+        raise BadOption(
+            f"{variant.name}: {folder} is not quantised; make an NVFP4 checkpoint with "
+            f"`python -m vllm_fp4_plugin quantize` and give it with {variant.name}=MODEL"
+        )

@@ -1,0 +1,55 @@
+"""What a run depends on: versions, machine, commit, optional modules."""
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def installed(*distributions: str) -> dict[str, str]:
+    """Versions of the distributions that are installed; the others are left out."""
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, str]:
+    """Python, operating system and processor of this machine."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = f"{names[0]}, {len(names)} CPUs" if names else platform.processor()
+    return {"python": platform.python_version(), "os": platform.platform(), "cpu": processor}
+
+
+def check_importable(module: str, needed_by: str) -> None:
+    """Check that an optional module is there.
+
+    Raises:
+        ValueError: it is not; the message says what needs it, and the remedy.
+    """
+    if find_spec(module) is None:
+        raise ValueError(
+            f"{module}: is not installed, {needed_by} needs it; pip install {module}, or go on "
+            "where it is installed with the JSON file that was written"
+        )
+
+
+def commit(folder: Path = Path(__file__).parent) -> str | None:
+    """Commit of the checkout of ``folder``, ``+changes`` if files differ; None if it is none."""
+    try:
+        revision = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{revision}+changes" if changed else revision
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,361 @@
+"""The throughput comparison without engines: options, processes that fail, results, pictures."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from examples.llama_shapes import SHAPES
+from examples.throughput import __main__ as command
+from examples.throughput import process
+from examples.throughput.cases import BadOption, Case, make_cases
+from examples.throughput.job import Job, Progress
+from examples.throughput.measure import Settings, engine_args, measure
+from examples.throughput.process import kernel_lines, root_cause, run_job
+from examples.throughput.results import Results, VariantResult
+from examples.throughput.variants import parse_variants
+from examples.throughput.worker import generate, prompts
+from vllm_fp4_plugin import checkpoint_format
+
+DECODE, PREFILL = Case(4, 32, 128), Case(2, 1024, 1)
+ENGINE = {
+    "max_model_len": None,
+    "gpu_memory_utilization": 0.9,
+    "tensor_parallel_size": 1,
+    "enforce_eager": False,
+    "more": {},
+}
+
+
+def test_cases_are_decode_then_prefill():
+    assert make_cases([4], 32, 128, ["2x1024"]) == (DECODE, PREFILL)
+    assert (DECODE.tokens, PREFILL.tokens) == (4 * 128, 2 * 1024)
+    assert (DECODE.title, PREFILL.title) == ("decode batch 4", "prefill 2 × 1024")
+
+
+@pytest.mark.parametrize(
+    ("batches", "output", "prefills", "message"),
+    [
+        ([1], 1, [], r"--output-tokens: is 1, must be at least 2; .* --prefill"),
+        ([], 8, ["32"], r"--prefill: is '32', must be BATCHxTOKENS such as 32x1024"),
+        ([], 8, ["0x4"], r"--prefill: is '0x4'"),
+        ([], 8, [], r"--batch-sizes: are none, nor is there a --prefill"),
+        ([2, 2], 8, [], r"decode batch 2: is there twice"),
+    ],
+)
+def test_bad_cases_are_named(batches, output, prefills, message):
+    with pytest.raises(BadOption, match=message):
+        make_cases(batches, 32, output, prefills)
+
+
+@pytest.mark.parametrize("name", ["nvfp4-tc", "modelopt", "compressed-tensors"])
+def test_shape_passes_for_a_checkpoint(tmp_path, name):
+    [variant] = parse_variants("llama-8b", [name])
+    written = Path(variant.written(tmp_path))
+    config = json.loads((written / "config.json").read_text())
+    parsed = checkpoint_format.parse(config["quantization_config"])
+    assert parsed.producer == ("compressed-tensors" if name == "compressed-tensors" else "modelopt")
+    assert not parsed.weight_only
+    assert parsed.ignore == ("lm_head",)
+    assert config["hidden_size"] == 4096
+    assert variant.engine_args()["load_format"] == "dummy"
+
+
+def test_shape_in_16_bits_says_nothing_of_quantisation(tmp_path):
+    [variant] = parse_variants("tiny", ["bf16"])
+    config = json.loads((Path(variant.written(tmp_path)) / "config.json").read_text())
+    assert config == SHAPES["tiny"]
+    assert variant.engine_args() == {"quantization": None, "load_format": "dummy"}
+
+
+def test_checkpoints_are_served_as_they_are(tmp_path, monkeypatch):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    bf16, hub = parse_variants("plain", ["bf16", "modelopt=org/model-NVFP4"])
+    assert bf16.written(tmp_path) == str(tmp_path / "plain")
+    assert hub.written(tmp_path) == "org/model-NVFP4"
+    assert hub.engine_args() == {"quantization": "modelopt_fp4"}
+
+
+@pytest.mark.parametrize(
+    ("model", "written", "message"),
+    [
+        ("tiny", ["fp8"], r"--quantization: is 'fp8', must be among bf16, nvfp4-tc"),
+        ("tiny", ["bf16", "bf16=org/x"], r"--quantization: bf16 is there twice"),
+        ("lama", ["bf16"], r"model: is 'lama', which is no such directory.* llama-8b"),
+        ("./a/b", ["bf16"], r"model: is './a/b', which is no such directory"),
+        ("empty", ["bf16"], r"empty: its config.json cannot be read"),
+        ("quantised", ["bf16"], r"bf16: .*quantised is quantised already; .* bf16=MODEL"),
+        ("plain", ["modelopt"], r"modelopt: .*plain is not quantised; .* modelopt=MODEL"),
+    ],
+)
+def test_bad_variants_are_named(tmp_path, monkeypatch, model, written, message):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("plain", "{}"), ("quantised", '{"quantization_config": {}}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadOption, match=message):
+        parse_variants(model, written)
+
+
+def test_engine_is_as_large_as_its_cases():
+    args = engine_args([DECODE, PREFILL], **ENGINE | {"more": {"seed": 3, "max_num_seqs": 9}})
+    assert (args["max_model_len"], args["max_num_seqs"], args["seed"]) == (1025, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_model_len": 100}, r"--max-model-len: is 100, must be at least 160"),
+        ({"gpu_memory_utilization": 1.5}, r"--gpu-memory-utilization: is 1.5, must be above 0"),
+    ],
+)
+def test_bad_engine_options_are_named(change, message):
+    with pytest.raises(BadOption, match=message):
+        engine_args([DECODE], **ENGINE | change)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny", "--quantization", "int8"], "must be among bf16"),
+        (["tiny", "--baseline", "modelopt"], "--baseline: is modelopt, must be among"),
+        (["tiny", "--max-model-len", "5"], "--max-model-len: is 5"),
+        (["tiny", "--prefill", "x"], "--prefill: is 'x'"),
+    ],
+)
+def test_bad_options_end_the_command_before_any_engine(
+    monkeypatch, tmp_path, capsys, arguments, message
+):
+    monkeypatch.setattr(process, "worker_command", lambda *_: pytest.fail("an engine was started"))
+    out = tmp_path / "out"
+    assert command.main(["measure", *arguments, "--out", str(out)]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text", ["[1]", "no json"])
+def test_engine_args_are_an_object(capsys, text):
+    with pytest.raises(SystemExit):
+        command.main(["measure", "tiny", "--engine-args", text])
+    assert "must be a JSON object" in capsys.readouterr().err
+
+
+def test_prompts_are_fixed_and_all_different():
+    ids = prompts(DECODE, 1000, seed=1)
+    assert ids == prompts(DECODE, 1000, seed=1) != prompts(DECODE, 1000, seed=2)
+    assert len({tuple(row) for row in ids}) == 4
+    assert all(len(row) == 32 and min(row) >= 100 and max(row) < 1000 for row in ids)
+
+
+def test_outputs_that_are_too_short_are_an_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+
+    class Output:
+        def __init__(self, tokens):
+            self.outputs = [SimpleNamespace(token_ids=[0] * tokens)]
+
+    class Llm:
+        def generate(self, requests, sampling, use_tqdm):
+            assert (sampling.temperature, sampling.ignore_eos) == (0, True)
+            assert (sampling.max_tokens, use_tqdm) == (128, False)
+            assert requests == [{"prompt_token_ids": [5]}] * 4
+            return [Output(tokens) for tokens in (128, 128, 128, self.last)]
+
+    llm = Llm()
+    llm.last = 128
+    assert generate(llm, DECODE, [[5]] * 4) >= 0
+    llm.last = 127
+    with pytest.raises(RuntimeError, match=r"4x32\+128: 4 outputs of \[127, 128\] tokens"):
+        generate(llm, DECODE, [[5]] * 4)
+
+
+WORKER = """
+import json, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from examples.throughput.job import Job, Progress
+job, told = Job.read(Path(sys.argv[1])), Path(sys.argv[2])
+what = job.engine_args["quantization"]
+print("(EngineCore pid=7) INFO 01-01 [x.py:1] nvfp4-tc: o_proj ×2: nvfp4_gemm/reference (cpu)")
+if what == "modelopt_fp4":
+    print("(EngineCore pid=7) ERROR 01-01 [core.py:2] NotImplementedError: no [such] kernel")
+    print("RuntimeError: Engine core initialization failed. See root cause above.")
+    sys.exit(1)
+if what == "compressed-tensors":
+    print("all is well")
+    sys.exit(3)
+progress = Progress(total=1, finished=True, done=1, device="chip")
+progress.seconds = {case.name: [0.5, 1.0][: job.repeats] for case in job.cases}
+progress.write(told)
+if what == "nvfp4-tc":
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def fake_worker(monkeypatch, tmp_path):
+    """Engines whose outcome depends on the variant; one that is done hangs instead of leaving."""
+    file = tmp_path / "worker.py"
+    file.write_text(WORKER)
+    monkeypatch.setattr(process, "worker_command", lambda *files: [sys.executable, file, *files])
+    monkeypatch.setattr(process, "STOP_SECONDS", 0.3)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+
+
+def measured(folder, names, rounds=1):
+    variants = parse_variants("tiny", names)
+    about = {"model": "tiny", "versions": {"vllm": "0"}, "commit": None}
+    results = Results(
+        about, (DECODE,), names[0], [VariantResult(v.name, v.model) for v in variants]
+    )
+    seen, ends = [], []
+    measure(
+        results,
+        variants,
+        {"dtype": "bfloat16"},
+        Settings(repeats=2, rounds=rounds, time_limit=30),
+        folder,
+        lambda name, number, progress: seen.append((name, number, progress.done)),
+        lambda name, outcome: ends.append(name),
+    )
+    assert Results.read(folder / "results.json") == results
+    return results, seen, ends
+
+
+def test_a_failing_variant_costs_itself_alone(tmp_path, fake_worker, capsys):
+    names = ["modelopt", "bf16", "compressed-tensors", "nvfp4-tc"]
+    results, *_ = measured(tmp_path, names)
+    modelopt, bf16, compressed, ours = results.variants
+    assert modelopt.errors == ["NotImplementedError: no [such] kernel"]
+    assert modelopt.rounds == [{}]
+    assert compressed.errors == ["exit code 3, after: all is well"]
+    assert bf16.errors == ours.errors == []
+    assert bf16.rounds == ours.rounds == [{"4x32+128": [0.5, 1.0]}]
+    assert ours.kernels == ["nvfp4-tc: o_proj ×2: nvfp4_gemm/reference (cpu)"]
+    assert ours.device == "chip"
+    assert (tmp_path / modelopt.logs[0]).is_file()
+    assert "load_format" in ours.engine_args
+    assert command.main(["show", str(tmp_path / "results.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "these are no GPU speeds" in shown
+    assert (
+        "modelopt failed: NotImplementedError: no [such] kernel (engines/modelopt-1.log)" in shown
+    )
+
+
+def test_rounds_alternate(tmp_path, fake_worker):
+    results, seen, ends = measured(tmp_path, ["bf16", "modelopt"], rounds=2)
+    assert ends == ["bf16", "modelopt"] * 2
+    assert [len(v.rounds) for v in results.variants] == [2, 2]
+    assert results.variants[0].rates(DECODE) == [1024, 512] * 2
+    assert ("bf16", 2, 1) in seen
+
+
+def test_a_process_that_takes_too_long_is_ended(tmp_path, monkeypatch):
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(process, "worker_command", lambda *_: sleeping)
+    started = time.monotonic()
+    outcome = run_job(Job({}, (DECODE,), 1, 0), tmp_path, "x", 0.3, lambda _: None)
+    assert outcome.error == "not done after 0.3 s; give it longer with --time-limit"
+    assert time.monotonic() - started < 20
+
+
+def test_an_interrupted_run_ends_its_engine(tmp_path, monkeypatch):
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+    pid = tmp_path / "pid"
+    monkeypatch.setattr(
+        process, "worker_command", lambda *_: [sys.executable, "-c", code, str(pid)]
+    )
+
+    def interrupt(progress):
+        if pid.is_file() and pid.read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(Job({}, (DECODE,), 1, 0), tmp_path, "x", 30, interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_root_cause_is_the_first_error():
+    log = (
+        "WARNING 11-22 [x.py:1] not found: ImportError: no module named deep\n"
+        "(EngineCore pid=1) ERROR 11-22 [core.py:1] Traceback (most recent call last):\n"
+        "(EngineCore pid=1) ERROR 11-22 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    assert root_cause(log) == "OutOfMemoryError: CUDA out of memory."
+    assert root_cause("Traceback:\n  ValueError: 3\n") == "ValueError: 3"
+    assert root_cause("a\n\n  Killed \n") == ""
+
+
+def test_kernel_lines_are_found_once():
+    line = (
+        "(EngineCore pid=3) INFO 11-22 [__init__.py:9] Using MarlinNvFp4LinearKernel for NVFP4 GEMM"
+    )
+    assert kernel_lines(f"{line}\n{line}\nUsing a lot of memory\n") == [
+        "Using MarlinNvFp4LinearKernel for NVFP4 GEMM"
+    ]
+
+
+def recorded():
+    """Two cases; ours is twice as fast in one, and failed in the other."""
+    cases = (DECODE, PREFILL)
+    bf16 = {DECODE.name: [1.0, 2.0, 4.0], PREFILL.name: [2.0]}
+    variants = [
+        VariantResult("bf16", "tiny", rounds=[bf16], device="chip"),
+        VariantResult("nvfp4-tc", "tiny", rounds=[{DECODE.name: [1.0]}], errors=["E: x"]),
+    ]
+    about = {"model": "tiny", "versions": {"vllm": "0"}, "commit": "abc"}
+    return Results(about, cases, "bf16", variants)
+
+
+def test_rates_are_medians_with_spread_and_ratio():
+    results = recorded()
+    bf16, ours = results.variants
+    rate = results.rate(bf16, DECODE)
+    assert (rate.median, rate.spread, rate.ratio) == (256, (512 - 128) / 2 / 256, 1)
+    assert results.rate(ours, DECODE).ratio == 2
+    assert results.rate(ours, PREFILL) is None
+    results.baseline = "nvfp4-tc"
+    assert results.rate(bf16, PREFILL).ratio is None
+
+
+@pytest.mark.parametrize("baseline", ["bf16", "nvfp4-tc"])
+def test_show_prints_and_draws(tmp_path, capsys, baseline):
+    results = recorded()
+    results.baseline = baseline
+    results.write(tmp_path / "r.json")
+    png = tmp_path / "r.png"
+    assert command.main(["show", str(tmp_path / "r.json"), "--plot", str(png)]) == 0
+    shown = capsys.readouterr().out
+    assert "decode batch 4" in shown
+    assert "nvfp4-tc failed: E: x" in shown
+    assert "no GPU speeds" not in shown
+    [row] = [line for line in shown.splitlines() if line.lstrip().startswith("prefill")]
+    assert row.split() == ["prefill", "2", "×", "1024", "1,024", "±0.0%", "failed"]
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "no json"])
+def test_other_files_are_refused(tmp_path, capsys, text):
+    (tmp_path / "r.json").write_text(text)
+    assert command.main(["show", str(tmp_path / "r.json")]) == 2
+    assert "holds no results" in capsys.readouterr().err
+
+
+def test_job_and_progress_survive_their_files(tmp_path):
+    job = Job({"model": "x"}, (DECODE, PREFILL), 3, 7)
+    job.write(tmp_path / "job")
+    assert Job.read(tmp_path / "job") == job
+    assert Progress.read(tmp_path / "none") == Progress()
+    told = Progress("s", 1, 2, seconds={"a": [1.0]})
+    told.write(tmp_path / "told")
+    assert Progress.read(tmp_path / "told") == told
