@@ -104,8 +104,8 @@ def fragments_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:
     if a_scales is not None:
         raise InvalidArgument(
             f"{name}: is in fragments (uint8 {name}_scales), must be blocked for NVFP4 "
-            "activations; undo from_fragments() and permute linear scales with to_blocked(), or "
-            "pass 16-bit activations without a_scales"
+            "activations; undo it with from_fragments() and permute its scales with to_blocked(), "
+            "or pass 16-bit activations without a_scales"
         )
     check_dtype("a", a, A16_DTYPES)
     if a.ndim < 2 or not a.shape[-1] or a.shape[-1] % BLOCK_SIZE:

@@ -1,5 +1,7 @@
 """vLLM on CPU as on sm_90: linear layers keep their weights in fragments and multiply 16 bits."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,24 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
     )
     assert min(product.rows) == 1  # decoding
     assert max(product.rows) > 32  # the prompt
+
+
+ON_SM_90 = """
+from nvfp4_kernels.dispatch import standing_in
+from vllm_fp4_plugin.__main__ import app
+
+with standing_in("cpu", "sm_90"):
+    app()
+"""
+
+
+def test_report_command(modelopt: Path) -> None:
+    """Before anything is loaded; attention is vLLM's."""
+    command = [sys.executable, "-c", ON_SM_90, "report", str(modelopt)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.replace("│", " ").split())
+    assert text.count(f"nvfp4_gemm_w4a16/wgmma (sm_90) W4A16 {WHY}") == 3
+    assert text.count(f"nvfp4_silu_mul_gemm_w4a16/wgmma (sm_90) W4A16 {WHY}") == 1
+    assert "attn 2 CPU_ATTN (vLLM)" in text
+    assert "W4A4 static" not in text
