@@ -1,7 +1,7 @@
 """CPU in the place of sm_90: its ops run as they are, down to the product, which is the formula."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -59,14 +59,23 @@ def sm90_ops() -> Iterator[Sm90Product]:
     product = Sm90Product()
     module = ModuleType(_PRODUCT)
     module.product = product  # type: ignore[attr-defined]
-    # The callers are imported anew: they bind the name when they are.
-    before = {name: sys.modules.pop(name, None) for name in (_PRODUCT, *_CALLERS)}
+    before = {name: sys.modules.get(name) for name in (_PRODUCT, *_CALLERS)}
+    _put(dict.fromkeys(_CALLERS))  # imported anew, they bind what stands there then
     sys.modules[_PRODUCT] = module
     try:
         with standing_in("cpu", "sm_90"):
             yield product
     finally:
-        for name, known in before.items():
+        _put(before)
+
+
+def _put(modules: Mapping[str, ModuleType | None]) -> None:
+    """Make these the imported ones; None: not imported."""
+    for name, module in modules.items():
+        package, _, attribute = name.rpartition(".")
+        parent = vars(sys.modules.get(package, ModuleType(package)))
+        if module is None:
             sys.modules.pop(name, None)
-            if known is not None:
-                sys.modules[name] = known
+            parent.pop(attribute, None)
+        else:
+            sys.modules[name] = parent[attribute] = module
