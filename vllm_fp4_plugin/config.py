@@ -157,11 +157,6 @@ class Nvfp4TcConfig(QuantizationConfig):
         if self._checkpoint is None:
             return Nvfp4OnlineLinearMethod(self, prefix, self.options.activation)
         activation: Activation = "16-bit" if self._checkpoint.weight_only else "static"
-        if activation == "static" and prefix.endswith(".kv_b_proj"):
-            raise UnsupportedCheckpoint(
-                f"{prefix}: is quantised with its activations, but MLA needs its weight alone; "
-                "quantise the model with kv_b_proj excluded"
-            )
         return Nvfp4LinearMethod(self, prefix, activation)
 
     def _check_experts(self, prefix: str) -> None:

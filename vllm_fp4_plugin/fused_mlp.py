@@ -50,18 +50,20 @@ class GateUp:
     Attributes:
         x: the projection's input ``(..., K)``.
         layer: the projection.
+        n: I, width of gate and up projection on this rank.
         activation: how the input is quantised.
     """
 
     x: Tensor
     layer: Any
+    n: int
     activation: Activation
 
     def silu_and_mul(self) -> Tensor:
         """``silu(gate) · up``: ``(..., I)`` of x's dtype."""
         layer = self.layer
         return torch.ops.nvfp4_tc.silu_mul_linear(
-            self.x, layer.weight, layer.weight_scale, layer.alpha, layer.input_scale,
+            self.x, layer.weight, layer.weight_scale, layer.alpha, self.n, layer.input_scale,
             self.activation,
         )  # fmt: skip
 

@@ -15,9 +15,9 @@ from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScalePa
 from vllm.platforms import current_platform
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.dispatch import Kernel, Mode
+from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode, device_arch
 from nvfp4_kernels.gemm.config import KERNELS as GEMM_KERNELS
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE, Nvfp4Tensor, blocked_shape
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
 from nvfp4_kernels.silu_mul_gemm.config import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import fused_mlp, weights
 from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
@@ -39,15 +39,22 @@ class LinearPlan:
         kernel: what runs it.
         activation: how its input is quantised.
         shard_sizes: output widths of its shards on this rank.
+        k: elements of its input on this rank.
         gate_up: gate and up projection run as one op with SiLU-and-mul.
-        reason: why they do not, where a reader would expect it.
+        reason: why it runs so and not as a reader would expect; may be empty.
     """
 
     kernel: Kernel
     activation: Activation
     shard_sizes: list[int]
+    k: int
     gate_up: bool
     reason: str
+
+    @property
+    def weight_rows(self) -> list[int]:
+        """Rows of the weights that the kernel is given: gate and up projection, or one of all."""
+        return self.shard_sizes if self.gate_up else [sum(self.shard_sizes)]
 
 
 class Nvfp4LinearBase(LinearMethodBase):
@@ -81,26 +88,46 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"multiple of {BLOCK_SIZE}; use a smaller --tensor-parallel-size or leave the "
                 "layer unquantised"
             )
-        reason = fused_mlp.obstacle(layer, self.prefix, self.config.options)
-        gate_up = reason is None
+        unfused = fused_mlp.obstacle(layer, self.prefix, self.config.options)
+        gate_up = unfused is None
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
-        mode: Mode = "w4a16" if self.activation == "16-bit" else "w4a4"
-        kernel = table.select(torch.device(current_platform.device_type), mode)
-        plan = LinearPlan(
-            kernel, self.activation, list(output_partition_sizes), gate_up, reason or ""
-        )
-        self.config.report.add(self._record(plan, input_size_per_partition))
+        kernel, activation, unquantised = _choose(table, self.activation)
+        if activation == "static" and self.prefix.endswith(".kv_b_proj"):
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
+                "alone; quantise the model with kv_b_proj excluded"
+            )
+        reason = "; ".join(filter(None, (unquantised, unfused)))
+        k = input_size_per_partition
+        plan = LinearPlan(kernel, activation, list(output_partition_sizes), k, gate_up, reason)
+        self.config.report.add(self._record(plan))
         return plan
 
-    def _record(self, plan: LinearPlan, k: int) -> LayerRecord:
-        n = sum(plan.shard_sizes)
-        shards = plan.shard_sizes if plan.gate_up else [n]
-        scale_bytes = sum(torch.Size(blocked_shape(s, k // BLOCK_SIZE)).numel() for s in shards)
+    def _record(self, plan: LinearPlan) -> LayerRecord:
+        layout, k = plan.kernel.weight_layout, plan.k
+        weight_bytes = sum(weights.weight_bytes(n, k, layout) for n in plan.weight_rows)
         global_bytes = 4 * len(plan.shard_sizes) + 4 * (plan.activation == "static")
-        weight_bytes = n * k // 2 + scale_bytes + global_bytes
         arithmetic = "W4A16" if plan.activation == "16-bit" else f"W4A4 {plan.activation}"
         return LayerRecord(
-            self.prefix, plan.kernel.label, arithmetic, plan.reason, n * k, weight_bytes
+            self.prefix,
+            plan.kernel.label,
+            arithmetic,
+            plan.reason,
+            sum(plan.shard_sizes) * k,
+            weight_bytes + global_bytes,
+        )
+
+    def kernel_weight(
+        self, data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor | None
+    ) -> weights.KernelWeight:
+        """The weight as the plan's kernel takes it; see ``weights.kernel_weight``."""
+        return weights.kernel_weight(
+            data,
+            scales,
+            weight_global,
+            input_global,
+            gate_up=self.plan.gate_up,
+            layout=self.plan.kernel.weight_layout,
         )
 
     @staticmethod
@@ -124,7 +151,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         """The layer's product; for a fused gate and up projection, a promise of it."""
         plan = self.plan
         if plan.gate_up:
-            return fused_mlp.GateUp(x, layer, plan.activation)
+            return fused_mlp.GateUp(x, layer, plan.shard_sizes[0], plan.activation)
         return torch.ops.nvfp4_tc.linear(
             x, layer.weight, layer.weight_scale, layer.alpha, plan.shard_sizes, layer.input_scale,
             bias, plan.activation,
@@ -132,12 +159,16 @@ class Nvfp4LinearBase(LinearMethodBase):
 
     def dequantize_weight(self, layer: Any) -> Tensor:
         """The weight's values: float32 ``(N, K)``."""
+        plan = self.plan
         globals_ = layer.alpha if layer.input_scale is None else layer.alpha / layer.input_scale
-        per_row = globals_.repeat_interleave(
-            torch.tensor(self.plan.shard_sizes, device=globals_.device)
-        ).view(layer.weight.shape[:-1])
-        operand = Nvfp4Tensor(layer.weight, layer.weight_scale, per_row, "blocked")
-        return operand.dequantize().flatten(0, -2)
+        per_row = globals_.repeat_interleave(torch.tensor(plan.shard_sizes, device=globals_.device))
+        parts = (layer.weight, layer.weight_scale)
+        matrices = zip(*parts, strict=True) if plan.gate_up else [parts]
+        values = [
+            weights.decode(data, scales, n, plan.k)
+            for (data, scales), n in zip(matrices, plan.weight_rows, strict=True)
+        ]
+        return torch.cat(values).mul_(per_row.unsqueeze(-1))
 
 
 @register_weight_loader_v2_supported_method
@@ -188,7 +219,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         names = self.config.checkpoint.names
         if not hasattr(layer, names.weight_global):
             return  # done already
-        static = self.activation == "static"
+        static = self.plan.activation == "static"
         loaded = {
             name: getattr(layer, name).data
             for name in (
@@ -207,12 +238,8 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         for name in loaded:
             delattr(layer, name)
         try:
-            kernel_weight = weights.kernel_weight(
-                loaded[names.weight],
-                loaded[names.block_scale],
-                weight_global,
-                input_global,
-                gate_up=self.plan.gate_up,
+            kernel_weight = self.kernel_weight(
+                loaded[names.weight], loaded[names.block_scale], weight_global, input_global
             )
         except InvalidArgument as error:
             raise UnsupportedCheckpoint(f"{self.prefix}: {error}") from error
@@ -224,6 +251,24 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         stored = loaded[name]
         weights.check_globals(self.prefix, name, stored)
         return stored.reciprocal() if self.config.checkpoint.names.reciprocal else stored
+
+
+def _choose(table: KernelTable, activation: Activation) -> tuple[Kernel, Activation, str]:
+    """The kernel, how activations are quantised for it, and why not as they were to be.
+
+    A device without a kernel for NVFP4 activations multiplies 16-bit ones, which loses nothing.
+
+    Raises:
+        NoKernelError: the device has neither kernel.
+    """
+    device = torch.device(current_platform.device_type)
+    mode: Mode = "w4a16" if activation == "16-bit" else "w4a4"
+    if table.find(device, mode) is None:
+        wide = table.find(device, "w4a16")
+        if wide is not None:
+            arch = device_arch(device)
+            return wide, "16-bit", f"{arch} has no W4A4 kernel, activations stay 16-bit"
+    return table.select(device, mode), activation, ""
 
 
 def _fill_dummy(data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor) -> None:

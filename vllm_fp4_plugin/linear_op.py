@@ -46,8 +46,8 @@ def linear(
 
     Args:
         x: bfloat16 or float16 ``(..., K)``.
-        weight: uint8 ``(N, K/2)``.
-        weight_scale: float8_e4m3fn, blocked layout.
+        weight: uint8 ``(N, K/2)``, or the data of its fragments.
+        weight_scale: float8_e4m3fn, blocked layout, or uint8, that of fragments.
         alpha: float32 ``(S,)``, one factor per shard; includes ``input_scale`` where there is one.
         shard_sizes: the shards' widths, S numbers adding up to N.
         input_scale: float32 ``()`` for ``activation="static"``, else None.
@@ -77,7 +77,7 @@ def _(
     bias: Tensor | None,
     activation: str,
 ) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return x.new_empty((*x.shape[:-1], sum(shard_sizes)))
 
 
 @torch.library.custom_op("nvfp4_tc::silu_mul_linear", mutates_args=())
@@ -86,6 +86,7 @@ def silu_mul_linear(
     weight: Tensor,
     weight_scale: Tensor,
     alpha: Tensor,
+    n: int,
     input_scale: Tensor | None,
     activation: str,
 ) -> Tensor:
@@ -93,9 +94,12 @@ def silu_mul_linear(
 
     Args:
         x: bfloat16 or float16 ``(..., K)``.
-        weight: uint8 ``(2, I, K/2)``, gate and up projection.
-        weight_scale: float8_e4m3fn ``(2, …)``, the blocked layout of each.
+        weight: uint8 ``(2, I, K/2)``, gate and up projection, or ``(2, …)`` the data of their
+            fragments.
+        weight_scale: float8_e4m3fn ``(2, …)``, the blocked layout of each, or uint8, that of
+            fragments.
         alpha: float32 ``(2,)``.
+        n: I, which fragments pad.
         input_scale: as for ``linear``.
         activation: as for ``linear``.
 
@@ -105,7 +109,7 @@ def silu_mul_linear(
     a, a_scales, row_scale = _operand(x, input_scale, activation)
     out = silu_mul_gemm(
         a, a_scales, weight[0], weight_scale[0], weight[1], weight_scale[1], alpha,
-        row_scale=row_scale, out_dtype=x.dtype,
+        row_scale=row_scale, out_dtype=x.dtype, n=n,
     )  # fmt: skip
     return out.view(*x.shape[:-1], out.shape[-1])
 
@@ -116,7 +120,8 @@ def _(
     weight: Tensor,
     weight_scale: Tensor,
     alpha: Tensor,
+    n: int,
     input_scale: Tensor | None,
     activation: str,
 ) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[1]))
+    return x.new_empty((*x.shape[:-1], n))

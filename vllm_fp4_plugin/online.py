@@ -60,10 +60,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         quantised = [self._quantize(layer, shard) for shard in shards]
         del layer.weight, shards
         data, scales, weight_global = weights.join_shards(quantised)
-        kernel_weight = weights.kernel_weight(
-            data, scales, weight_global, None, gate_up=self.plan.gate_up
-        )
-        self.install(layer, kernel_weight)
+        self.install(layer, self.kernel_weight(data, scales, weight_global, None))
         self.config.layer_ready(self.prefix)
 
     def _quantize(self, layer: Any, shard: Tensor) -> Nvfp4Tensor:

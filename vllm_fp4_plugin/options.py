@@ -28,7 +28,7 @@ class Options:
         fuse_mlp: run gate_up and SiLU-and-mul as one op where a layer allows it.
         scales: how block scales are chosen when a 16-bit checkpoint is quantised at load.
         activation: activations of such layers: NVFP4 with one global scale per token, or left in
-            16 bits.
+            16 bits, as they also are on a device that multiplies no NVFP4 ones; the report says so.
         ignore: layers such a checkpoint keeps in 16 bits: names, ``*`` patterns or ``re:`` regexes.
         indexer_format: how sparse attention's indexer keeps its keys, whatever the quantization
             method; None: as the model does. See ``vllm_fp4_plugin.indexer``.

@@ -6,8 +6,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, to_blocked
+from nvfp4_kernels.dispatch import WeightLayout
+from nvfp4_kernels.fragments import (
+    TILE,
+    Fragments,
+    decode_fragments,
+    fragment_shapes,
+    to_fragments,
+)
+from nvfp4_kernels.nvfp4 import (
+    BLOCK_SIZE,
+    Nvfp4Tensor,
+    blocked_shape,
+    decode_blocks,
+    to_blocked,
+)
 from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
+
+_PIECE = 1 << 22  # elements of a weight that are permuted at a time, in some 50 MB
 
 
 @dataclass(frozen=True)
@@ -15,8 +31,10 @@ class KernelWeight:
     """A linear layer's weight as the kernels take it.
 
     Attributes:
-        data: uint8 ``(N, K/2)``; ``(2, I, K/2)`` for a fused gate and up projection.
-        scales: float8_e4m3fn in the blocked layout, ``(2, …)`` when fused.
+        data: uint8 ``(N, K/2)``, or the data of its fragments; ``(2, …)`` of the two matrices of
+            a fused gate and up projection.
+        scales: float8_e4m3fn in the blocked layout, or uint8 those of fragments; ``(2, …)`` when
+            fused.
         alpha: float32 ``(S,)``, what multiplies the accumulator of each shard.
         input_scale: float32 ``()``, None unless activations have a calibrated scale.
     """
@@ -34,23 +52,61 @@ def kernel_weight(
     input_global: Tensor | None,
     *,
     gate_up: bool,
+    layout: WeightLayout,
 ) -> KernelWeight:
-    """Permute scales into the blocked layout and fold the global scales into one alpha per shard.
+    """Bring a weight to its kernel's layout and fold the global scales into one alpha per shard.
 
     Args:
-        data: uint8 ``(N, K/2)``, kept as it is.
+        data: uint8 ``(N, K/2)``; the blocked layout keeps it as it is.
         scales: float8_e4m3fn ``(N, K/16)``, linear.
         weight_global: float32 ``(S,)``, factors, one per shard.
         input_global: float32 ``(S,)``, factors, or None. Shards share their input, so one scale
             serves them all; the largest saturates nothing that any of them was calibrated for.
         gate_up: N holds a gate and an up projection of equal size to be run as one op.
+        layout: the kernel's.
     """
     input_scale = None if input_global is None else input_global.max()
     alpha = weight_global if input_scale is None else weight_global * input_scale
     if gate_up:
         data = data.unflatten(0, (2, -1))
         scales = scales.view(torch.uint8).unflatten(0, (2, -1)).view(torch.float8_e4m3fn)
-    return KernelWeight(data, to_blocked(scales), alpha.clone(), input_scale)
+    if layout == "blocked":
+        return KernelWeight(data, to_blocked(scales), alpha.clone(), input_scale)
+    fragments = _fragments(data, scales)
+    return KernelWeight(fragments.data, fragments.scales, alpha.clone(), input_scale)
+
+
+def _fragments(data: Tensor, scales: Tensor) -> Fragments:
+    """``to_fragments`` of ``(..., N, K/2)``, a few rows at a time.
+
+    In one piece it takes over twenty times a weight, which loading would peak at.
+    """
+    *batch, n, half_k = data.shape
+    shapes = fragment_shapes(n, 2 * half_k)
+    out = Fragments(*(data.new_empty((*batch, *shape)) for shape in shapes))
+    tiles = max(1, _PIECE // (TILE * 2 * half_k))
+    matrices = zip(*(t.view(-1, *t.shape[len(batch) :]) for t in (data, scales, *out)), strict=True)
+    for matrix, matrix_scales, out_data, out_scales in matrices:
+        for tile in range(0, out_data.shape[0], tiles):
+            rows = slice(tile * TILE, (tile + tiles) * TILE)
+            piece = to_fragments(matrix[rows], matrix_scales[rows])
+            out_data[tile : tile + tiles] = piece.data
+            out_scales[tile : tile + tiles] = piece.scales
+    return out
+
+
+def weight_bytes(n: int, k: int, layout: WeightLayout) -> int:
+    """Bytes of the data and the block scales of ``n`` rows of ``k`` elements, padding included."""
+    if layout == "fragments":
+        return sum(torch.Size(shape).numel() for shape in fragment_shapes(n, k))
+    return n * k // 2 + torch.Size(blocked_shape(n, k // BLOCK_SIZE)).numel()
+
+
+def decode(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
+    """Values of a weight in either layout, without its global scale: float32 ``(n, k)``."""
+    if scales.dtype == torch.uint8:
+        return decode_fragments(data, scales, n, k)
+    return decode_blocks(data, scales)
 
 
 def join_shards(shards: Sequence[Nvfp4Tensor]) -> tuple[Tensor, Tensor, Tensor]:

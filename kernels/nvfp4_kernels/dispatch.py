@@ -11,6 +11,8 @@ import torch
 # Arithmetic of an op: NVFP4 activations, or 16-bit activations against NVFP4 weights; of attention:
 # floating point throughout, or keys and values in FP8; of the indexer: the format of its vectors.
 Mode = Literal["w4a4", "w4a16", "float", "fp8_kv", "nvfp4", "mxfp4", "fp8", "bf16"]
+# How a product's weight lies in memory: ``nvfp4`` or ``fragments`` describes it.
+WeightLayout = Literal["blocked", "fragments"]
 
 
 class NoKernelError(NotImplementedError):
@@ -27,6 +29,7 @@ class Kernel:
         mode: its arithmetic.
         variant: ``"reference"`` or the kernel's class.
         target: ``"module:function"``, imported when first called.
+        weight_layout: of a product, the layout that its weight is to be brought to.
     """
 
     op: str
@@ -34,6 +37,7 @@ class Kernel:
     mode: Mode
     variant: str
     target: str
+    weight_layout: WeightLayout = "blocked"
 
     @property
     def label(self) -> str:
@@ -41,21 +45,32 @@ class Kernel:
         special = "" if self.mode in ("w4a4", "float") else f"_{self.mode}"
         return f"nvfp4_{self.op}{special}/{self.variant} ({self.arch})"
 
+    def takes(self, layout: WeightLayout) -> bool:
+        """Whether it can read a weight in ``layout``: references read both, kernels their own."""
+        return self.arch == "cpu" or layout == self.weight_layout
+
     def load(self) -> Callable[..., Any]:
         """The function itself."""
         module, _, function = self.target.partition(":")
         return getattr(import_module(module), function)
 
 
+# Variant and target; and the weight's layout where it is not the blocked one.
+Entry = tuple[str, str] | tuple[str, str, WeightLayout]
+
+
 class KernelTable:
     """The kernels of one op, keyed by architecture and mode."""
 
-    def __init__(self, op: str, kernels: Mapping[tuple[str, Mode], tuple[str, str]]) -> None:
+    def __init__(self, op: str, kernels: Mapping[tuple[str, Mode], Entry]) -> None:
         self.op = op
         self._kernels = {
-            (arch, mode): Kernel(op, arch, mode, variant, target)
-            for (arch, mode), (variant, target) in kernels.items()
+            (arch, mode): Kernel(op, arch, mode, *entry) for (arch, mode), entry in kernels.items()
         }
+
+    def find(self, device: torch.device, mode: Mode) -> Kernel | None:
+        """The kernel for ``device`` and ``mode``, None if there is none."""
+        return self._kernels.get((device_arch(device), mode))
 
     def select(self, device: torch.device, mode: Mode) -> Kernel:
         """The kernel for ``device`` and ``mode``.
@@ -63,9 +78,9 @@ class KernelTable:
         Raises:
             NoKernelError: there is none; the message lists what there is.
         """
-        arch = device_arch(device)
-        kernel = self._kernels.get((arch, mode))
+        kernel = self.find(device, mode)
         if kernel is None:
+            arch = device_arch(device)
             there_is = ", ".join(k.label for k in self._kernels.values()) or "nothing"
             raise NoKernelError(
                 f"{self.op}: no {mode} kernel for {device.type} ({arch}); there is {there_is}; "

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_shape
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, decode_e2m1
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, decode_e2m1, to_blocked
 
 TILE = 64  # rows and elements of K
 WARPS, LANES = 4, 32
@@ -116,6 +116,21 @@ def decode_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
     packed, linear = from_fragments(data, scales, n, k)
     blocks = decode_e2m1(packed).unflatten(-1, (-1, BLOCK_SIZE))
     return (blocks * linear.float().unsqueeze(-1)).flatten(-2)
+
+
+def blocked_weight(b: Tensor, b_scales: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
+    """A weight in either layout, as one in the blocked layout.
+
+    Args:
+        b: uint8, packed or in fragments.
+        b_scales: float8_e4m3fn, blocked, which is returned as it is; or uint8, of fragments.
+        n: its rows.
+        k: elements of each.
+    """
+    if b_scales.dtype != torch.uint8:
+        return b, b_scales
+    data, scales = from_fragments(b, b_scales, n, k)
+    return data, to_blocked(scales)
 
 
 def _scale_codes(device: torch.device) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.dispatch import Kernel, Mode, WeightLayout
+from nvfp4_kernels.fragments import fragment_shapes
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -35,9 +36,15 @@ def check_product(
     out_dtype: torch.dtype,
 ) -> tuple[Mode, int, int, int]:
     """Check the arguments of ``gemm`` or ``gemv``; return mode, M, N and K."""
-    n, k = check_weight("b", b, b_scales)
+    fragments = weight_layout(b_scales) == "fragments"
+    if fragments:
+        n, k = sum(shard_sizes), fragments_k("b", a, a_scales)
+        check_fragments("b", b, b_scales, n, k, "shard_sizes")
+    else:
+        n, k = check_weight("b", b, b_scales)
     mode, m = check_activation(a, a_scales, row_scale, k)
-    check_batch(a, "b", b)
+    if not fragments:
+        check_batch(a, "b", b)
     check_shards(alpha, shard_sizes, n)
     check_bias(bias, n)
     check_out_dtype(out_dtype)
@@ -47,10 +54,19 @@ def check_product(
     return mode, m, n, k
 
 
-def fake_product(a: Tensor, a_scales: Tensor | None, b: Tensor, *rest: Any) -> Tensor:
+def fake_product(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    *rest: Any,
+) -> Tensor:
     """The result of ``gemm`` or ``gemv`` without its values."""
     *_, out_dtype = rest
-    return a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=out_dtype)
+    n = sum(shard_sizes) if weight_layout(b_scales) == "fragments" else b.shape[-2]
+    return a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
 
 
 def fake_quantized_product(
@@ -76,6 +92,64 @@ def check_weight(name: str, b: Tensor, b_scales: Tensor) -> tuple[int, int]:
     expected = (*b.shape[:-2], *blocked_shape(n, k // BLOCK_SIZE))
     check_shape(f"{name}_scales", b_scales, expected, "permute linear scales with to_blocked()")
     return n, k
+
+
+def weight_layout(scales: Tensor) -> WeightLayout:
+    """The layout of a weight, which the dtype of its scales tells."""
+    return "fragments" if scales.dtype == torch.uint8 else "blocked"
+
+
+def fragments_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:
+    """K of a weight in fragments: that of the activation, as the layout pads its own."""
+    if a_scales is not None:
+        raise InvalidArgument(
+            f"{name}: is in fragments (uint8 {name}_scales), must be blocked for NVFP4 "
+            "activations; undo it with from_fragments() and permute its scales with to_blocked(), "
+            "or pass 16-bit activations without a_scales"
+        )
+    check_dtype("a", a, A16_DTYPES)
+    if a.ndim < 2 or not a.shape[-1] or a.shape[-1] % BLOCK_SIZE:
+        raise InvalidArgument(
+            f"a: shape is {tuple(a.shape)}, must be (..., M, K) with K a positive multiple of "
+            f"{BLOCK_SIZE}; pad K with zeros"
+        )
+    return a.shape[-1]
+
+
+def check_fragments(name: str, b: Tensor, b_scales: Tensor, n: int, k: int, n_from: str) -> None:
+    """Check a weight in fragments; ``n_from`` is the argument that N comes from."""
+    check_dtype(name, b, (torch.uint8,))
+    data, scales = fragment_shapes(n, k)
+    remedy = (
+        f"the fragments of N = {n} ({n_from}) × K = {k} (a); make them with to_fragments() from "
+        "one matrix, or pass float8_e4m3fn scales with a weight in the blocked layout"
+    )
+    check_shape(name, b, data, remedy)
+    check_shape(f"{name}_scales", b_scales, scales, remedy)
+
+
+def check_layout_taken(name: str, scales: Tensor, kernel: Kernel) -> None:
+    """Raise if ``kernel`` does not read the layout that the weight is in."""
+    layout = weight_layout(scales)
+    if not kernel.takes(layout):
+        remedy = "to_blocked()" if layout == "fragments" else "to_fragments()"
+        raise InvalidArgument(
+            f"{name}: is in the layout {layout!r} ({name}_scales are {_short(scales.dtype)}), "
+            f"must be in {kernel.weight_layout!r} for {kernel.label}; make that from the "
+            f"checkpoint's weight and linear scales with {remedy}, once, at load"
+        )
+
+
+def refuse_fragments(op: str, **scales: Tensor) -> None:
+    """Raise if a weight of an op that quantises its result is in fragments."""
+    for name, tensor in scales.items():
+        if weight_layout(tensor) == "fragments":
+            weight = name.removesuffix("_scales")
+            raise InvalidArgument(
+                f"{weight}: is in fragments ({name} are uint8), {op} takes float8_e4m3fn scales in "
+                f"the blocked layout; use {op.removesuffix('_quantized')}, whose result is not "
+                "quantised"
+            )
 
 
 def check_activation(
@@ -145,3 +219,7 @@ def _check_k(name: str, k: int) -> None:
         raise InvalidArgument(
             f"{name}: K is {k}, must be a multiple of {BLOCK_SIZE}; pad K with zeros"
         )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

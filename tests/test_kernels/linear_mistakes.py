@@ -29,7 +29,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "b_scales are bytes": (
         {"b_scales": torch.zeros(2, 2, 2, 32, 16, dtype=torch.uint8)},
-        "b_scales: dtype is uint8, must be float8_e4m3fn",
+        r"b: is in fragments \(uint8 b_scales\), must be blocked for NVFP4 activations",
+    ),
+    "b_scales are signed": (
+        {"b_scales": torch.zeros(2, 2, 2, 32, 16, dtype=torch.int8)},
+        "b_scales: dtype is int8, must be float8_e4m3fn",
     ),
     "b_scales are linear": (
         {"b_scales": torch.zeros(2, 130, 6).to(_E4M3)},

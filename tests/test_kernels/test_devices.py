@@ -4,12 +4,15 @@ import pytest
 import torch
 
 from nvfp4_kernels import NoKernelError, gemm
+from nvfp4_kernels.dispatch import device_arch
+from nvfp4_kernels.fragments import from_fragments, to_fragments
 from nvfp4_kernels.nvfp4 import (
     Convention,
     Nvfp4Tensor,
     quantize_activation,
     quantize_weight,
     row_global_scales,
+    to_blocked,
 )
 from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule, quantize_with_rule
 
@@ -55,8 +58,29 @@ def test_activations(dtype: torch.dtype) -> None:
         assert_same_bits(cpu, cuda)
 
 
+def test_fragments() -> None:
+    """Brought into the layout where the model is loaded; every scale is among them."""
+    data = torch.randint(0, 256, (515, 512), dtype=torch.uint8)
+    scales = torch.arange(515 * 64).to(torch.uint8).view(515, 64).view(torch.float8_e4m3fn)
+    cpu, cuda = to_fragments(data, scales), to_fragments(data.cuda(), scales.cuda())
+    for ours, theirs in zip(cpu, cuda, strict=True):
+        assert_same_bits(ours, theirs)
+    for ours, theirs in zip(
+        from_fragments(*cpu, 515, 1024), from_fragments(*cuda, 515, 1024), strict=True
+    ):
+        assert_same_bits(ours, theirs)
+
+
 def test_gemm_without_a_kernel_says_what_there_is() -> None:
+    """sm_90 has none for NVFP4 activations, the others none for 16-bit ones."""
     x = torch.randn(2, 1024, dtype=torch.bfloat16, device="cuda")
     b: Nvfp4Tensor = quantize_weight(weight(torch.bfloat16).cuda()).to_blocked()
-    with pytest.raises(NoKernelError, match=r"gemm: no w4a16 kernel for cuda .*reference \(cpu\)"):
-        gemm(x, None, b.data, b.scales, b.global_scale[None], [515])
+    a: tuple[torch.Tensor, torch.Tensor | None] = (x, None)
+    mode = "w4a16"
+    if device_arch(x.device) == "sm_90":
+        mode = "w4a4"
+        data, scales = quantize_activation(x, torch.tensor(0.01, device="cuda"))
+        a = (data, to_blocked(scales))
+    message = rf"gemm: no {mode} kernel for cuda .*reference \(cpu\)"
+    with pytest.raises(NoKernelError, match=message):
+        gemm(*a, b.data, b.scales, b.global_scale[None], [515])

@@ -225,7 +225,7 @@ def ordered(args: dict[str, Any], *names: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", ["batch", "batched weight", "w4a16 bf16"])
 def test_opcheck(name: str) -> None:
     problem = make_problem(CASES[name], grid=False)
-    plain = ordered(problem.args, "row_scale", "out_dtype")
+    plain = ordered({**problem.args, "n": None}, "row_scale", "n", "out_dtype")
     check_op(torch.ops.nvfp4.silu_mul_gemm.default, plain)
     quantized = ordered(quantized_args(problem), "row_scale", "out_global_scale")
     check_op(torch.ops.nvfp4.silu_mul_gemm_quantized.default, quantized)
@@ -346,7 +346,7 @@ def test_refused_1d_activation() -> None:
 
 def test_devices() -> None:
     implementation = below_the_dispatcher(silu_mul_gemm_op._silu_mul_gemm, "silu_mul_gemm")
-    args = {**make_problem(GOOD, grid=True).args, "row_scale": torch.ones(5)}
+    args = {**make_problem(GOOD, grid=True).args, "row_scale": torch.ones(5), "n": None}
     tensors = [name for name, value in args.items() if isinstance(value, Tensor)]
     for name in tensors[1:]:
         with pytest.raises(InvalidArgument, match=f"{name}: is on meta, must be on cpu as a is"):

@@ -7,6 +7,7 @@ KERNELS = KernelTable(
     {
         ("cpu", "w4a4"): ("reference", "nvfp4_kernels.gemm.reference:gemm"),
         ("cpu", "w4a16"): ("reference", "nvfp4_kernels.gemm.reference:gemm"),
+        ("sm_90", "w4a16"): ("wgmma", "nvfp4_kernels.gemm.sm90:gemm", "fragments"),
         ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100:gemm"),
     },
 )

@@ -11,9 +11,11 @@ from nvfp4_kernels.gemm.config import KERNELS, QUANTIZED_KERNELS
 from nvfp4_kernels.operands import (
     PRODUCT_SCHEMA,
     QUANTIZED_SCHEMA,
+    check_layout_taken,
     check_product,
     fake_product,
     fake_quantized_product,
+    refuse_fragments,
 )
 
 
@@ -38,11 +40,14 @@ def gemm(
         a: w4a4: uint8 ``(..., M, K/2)``, two E2M1 codes per byte; w4a16 (``a_scales`` None):
             bfloat16 or float16 ``(..., M, K)``.
         a_scales: float8_e4m3fn, blocked layout of ``a``'s ``(..., M, K/16)`` scales, or None.
-        b: uint8 ``(N, K/2)``, or ``(..., N, K/2)`` with the same batch dimensions as ``a``.
-        b_scales: float8_e4m3fn, blocked layout of ``b``'s ``(..., N, K/16)`` scales.
+        b: uint8 ``(N, K/2)``, or ``(..., N, K/2)`` with the same batch dimensions as ``a``; w4a16
+            on CPU and sm_90 also in fragments, ``(ceil(N/64), ceil(K/64), 4, 32, 16)``.
+        b_scales: float8_e4m3fn, blocked layout of ``b``'s ``(..., N, K/16)`` scales; of fragments
+            uint8 ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. Their dtype tells the two apart.
         alpha: float32 ``(S,)``, one factor per shard of the output: global scale of the weight's
             shard, times the activation's global scale where that is one number.
-        shard_sizes: S output widths that add up to N, e.g. those of q, k and v.
+        shard_sizes: S output widths that add up to N, e.g. those of q, k and v. With fragments,
+            whose rows are padded, they say what N is.
         row_scale: float32 ``(..., M)``, the activation's global scales when there is one per row.
         bias: ``(N,)``, bfloat16, float16 or float32.
         out_dtype: bfloat16, float16 or float32.
@@ -73,8 +78,8 @@ def gemm_quantized(
 ) -> tuple[Tensor, Tensor]:
     """``gemm`` with its result quantised for the next product, from the float32 values.
 
-    Takes what ``gemm`` takes, N a multiple of 16, and ``out_global_scale``, float32 ``()``: the
-    next layer's input scale.
+    Takes what ``gemm`` takes, fragments aside, N a multiple of 16, and ``out_global_scale``,
+    float32 ``()``: the next layer's input scale.
 
     Returns:
         ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout.
@@ -90,8 +95,9 @@ def gemm_quantized(
 @torch.library.custom_op("nvfp4::gemm", mutates_args=(), schema=PRODUCT_SCHEMA)
 def _gemm(*operands: Any) -> Tensor:
     mode, *_ = check_product(*operands)
-    kernel = KERNELS.select(operands[0].device, mode).load()
-    return kernel(*operands)
+    kernel = KERNELS.select(operands[0].device, mode)
+    check_layout_taken("b", operands[3], kernel)
+    return kernel.load()(*operands)
 
 
 _gemm.register_fake(fake_product)
@@ -100,6 +106,7 @@ _gemm.register_fake(fake_product)
 @torch.library.custom_op("nvfp4::gemm_quantized", mutates_args=(), schema=QUANTIZED_SCHEMA)
 def _gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
     *operands, out_global_scale = arguments
+    refuse_fragments("gemm_quantized", b_scales=operands[3])
     check_dtype("out_global_scale", out_global_scale, (torch.float32,))
     check_shape("out_global_scale", out_global_scale, (), "one scale for the whole output")
     given: tuple[Any, ...] = (*operands, torch.float32)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.fragments import blocked_weight
 from nvfp4_kernels.nvfp4 import block_scaled_product, quantize_activation, to_blocked
 
 
@@ -20,6 +21,7 @@ def gemm(
     out_dtype: torch.dtype,
 ) -> Tensor:
     """See ``nvfp4_kernels.gemm.op.gemm``."""
+    b, b_scales = blocked_weight(b, b_scales, sum(shard_sizes), a.shape[-1])
     accumulator = block_scaled_product(a, a_scales, b, b_scales)
     sizes = torch.tensor(list(shard_sizes), device=alpha.device)
     out = accumulator.mul_(alpha.repeat_interleave(sizes))

@@ -7,6 +7,7 @@ KERNELS = KernelTable(
     {
         ("cpu", "w4a4"): ("reference", "nvfp4_kernels.gemv.reference:gemv"),
         ("cpu", "w4a16"): ("reference", "nvfp4_kernels.gemv.reference:gemv"),
+        ("sm_90", "w4a16"): ("wgmma", "nvfp4_kernels.gemv.sm90:gemv", "fragments"),
         ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemv.sm100:gemv"),
     },
 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.fragments import blocked_weight
 from nvfp4_kernels.nvfp4 import block_scaled_product
 
 
@@ -20,6 +21,7 @@ def gemv(
     out_dtype: torch.dtype,
 ) -> Tensor:
     """See ``nvfp4_kernels.gemv.op.gemv``."""
+    b, b_scales = blocked_weight(b, b_scales, sum(shard_sizes), a.shape[-1])
     accumulator = block_scaled_product(a, a_scales, b, b_scales)
     sizes = torch.tensor(list(shard_sizes), device=alpha.device)
     out = accumulator.mul_(alpha.repeat_interleave(sizes))

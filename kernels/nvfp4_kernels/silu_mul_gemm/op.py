@@ -16,8 +16,13 @@ from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 from nvfp4_kernels.operands import (
     check_activation,
     check_batch,
+    check_fragments,
+    check_layout_taken,
     check_out_dtype,
     check_weight,
+    fragments_k,
+    refuse_fragments,
+    weight_layout,
 )
 from nvfp4_kernels.silu_mul_gemm.config import KERNELS
 
@@ -33,20 +38,24 @@ def silu_mul_gemm(
     *,
     row_scale: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    n: int | None = None,
 ) -> Tensor:
     """``silu(alpha[0] · A · B1ᵀ) · (alpha[1] · A · B2ᵀ)``, formed in float32, rounded once.
 
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``; w4a16 (``a_scales`` None): 16-bit floats ``(..., M, K)``.
         a_scales: float8_e4m3fn, blocked layout of ``a``'s scales, or None.
-        b1: the gate, uint8 ``(N, K/2)`` or ``(..., N, K/2)`` with ``a``'s batch dimensions.
-        b1_scales: float8_e4m3fn, blocked layout of the gate's scales.
+        b1: the gate, uint8 ``(N, K/2)`` or ``(..., N, K/2)`` with ``a``'s batch dimensions; w4a16
+            on CPU and sm_90 also in fragments, ``(ceil(N/64), ceil(K/64), 4, 32, 16)``.
+        b1_scales: float8_e4m3fn, blocked layout of the gate's scales; of fragments uint8
+            ``(ceil(N/64), ceil(K/64), 4, 8, 8)``. Their dtype tells the two apart.
         b2: the up projection, shaped as ``b1``.
-        b2_scales: float8_e4m3fn, blocked layout of the up projection's scales.
+        b2_scales: the up projection's scales, as ``b1_scales``.
         alpha: float32 ``(2,)``: each weight's global scale, times the activation's where that is
             one number.
         row_scale: float32 ``(..., M)``, the activation's global scales when there is one per row.
         out_dtype: bfloat16, float16 or float32.
+        n: rows of each weight; needed with fragments, whose rows are padded.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``.
@@ -56,7 +65,7 @@ def silu_mul_gemm(
         NoKernelError: no kernel for this device and mode; the message lists what there is.
     """
     return torch.ops.nvfp4.silu_mul_gemm(
-        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_dtype
+        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, n, out_dtype
     )
 
 
@@ -74,8 +83,8 @@ def silu_mul_gemm_quantized(
 ) -> tuple[Tensor, Tensor]:
     """``silu_mul_gemm`` with its result quantised for the next GEMM, from the float32 values.
 
-    Takes what ``silu_mul_gemm`` takes, N a multiple of 16, and ``out_global_scale``, float32
-    ``()``: the next layer's input scale.
+    Takes what ``silu_mul_gemm`` takes, fragments aside, N a multiple of 16, and
+    ``out_global_scale``, float32 ``()``: the next layer's input scale.
 
     Returns:
         ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout.
@@ -94,19 +103,53 @@ _OPERANDS = (
 )
 
 
-def _run(
-    operands: tuple[Any, ...], out_global_scale: Tensor | None, out_dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale = operands
-    n, k = check_weight("b1", b1, b1_scales)
-    if check_weight("b2", b2, b2_scales) != (n, k):
+def _fragments_n(n: int | None) -> int:
+    if n is None:
+        raise InvalidArgument(
+            "n: is None, must be the rows of b1 and b2, which their fragments pad; pass it"
+        )
+    return n
+
+
+def _check_pair(operands: tuple[Any, ...], n: int | None) -> tuple[int, int]:
+    """Check both weights against each other and against ``n``; return N and K."""
+    a, a_scales, b1, b1_scales, b2, b2_scales, *_ = operands
+    layout = weight_layout(b1_scales)
+    if weight_layout(b2_scales) != layout:
+        raise InvalidArgument(
+            f"b2: is in the layout {weight_layout(b2_scales)!r}, must be in {layout!r} as b1 is; "
+            "bring both weights to one layout"
+        )
+    if layout == "fragments":
+        k, n = fragments_k("b1", a, a_scales), _fragments_n(n)
+        check_fragments("b1", b1, b1_scales, n, k, "n")
+        check_fragments("b2", b2, b2_scales, n, k, "n")
+        return n, k
+    rows, k = check_weight("b1", b1, b1_scales)
+    if check_weight("b2", b2, b2_scales) != (rows, k):
         raise InvalidArgument(
             f"b2: shape is {tuple(b2.shape)}, must be {tuple(b1.shape)} as b1's; "
             "gate and up projections come in pairs"
         )
+    if n not in (None, rows):
+        raise InvalidArgument(
+            f"n: is {n}, must be {rows} as b1's rows; leave it out in the blocked layout"
+        )
+    return rows, k
+
+
+def _run(
+    operands: tuple[Any, ...],
+    n: int | None,
+    out_global_scale: Tensor | None,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None]:
+    a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale = operands
+    rows, k = _check_pair(operands, n)
     mode, _ = check_activation(a, a_scales, row_scale, k)
-    check_batch(a, "b1", b1)
-    check_batch(a, "b2", b2)
+    if weight_layout(b1_scales) == "blocked":
+        check_batch(a, "b1", b1)
+        check_batch(a, "b2", b2)
     check_dtype("alpha", alpha, (torch.float32,))
     check_shape("alpha", alpha, (2,), "one factor for the gate and one for the up projection")
     check_out_dtype(out_dtype)
@@ -114,25 +157,27 @@ def _run(
         a=a, a_scales=a_scales, b1=b1, b1_scales=b1_scales, b2=b2, b2_scales=b2_scales,
         alpha=alpha, row_scale=row_scale, out_global_scale=out_global_scale,
     )  # fmt: skip
-    kernel = KERNELS.select(a.device, mode).load()
-    return kernel(*operands, out_global_scale, out_dtype)
+    kernel = KERNELS.select(a.device, mode)
+    check_layout_taken("b1", b1_scales, kernel)
+    return kernel.load()(*operands, rows, out_global_scale, out_dtype)
 
 
 @torch.library.custom_op(
     "nvfp4::silu_mul_gemm",
     mutates_args=(),
-    schema=f"({_OPERANDS}, ScalarType out_dtype) -> Tensor",
+    schema=f"({_OPERANDS}, SymInt? n, ScalarType out_dtype) -> Tensor",
 )
 def _silu_mul_gemm(*arguments: Any) -> Tensor:
-    *operands, out_dtype = arguments
-    out, _ = _run(tuple(operands), None, out_dtype)
+    *operands, n, out_dtype = arguments
+    out, _ = _run(tuple(operands), n, None, out_dtype)
     return out
 
 
 @_silu_mul_gemm.register_fake
-def _(a: Tensor, a_scales: Tensor | None, b1: Tensor, *rest: Any) -> Tensor:
-    *_, out_dtype = rest
-    return a.new_empty((*a.shape[:-1], b1.shape[-2]), dtype=out_dtype)
+def _(a: Tensor, a_scales: Tensor | None, b1: Tensor, b1_scales: Tensor, *rest: Any) -> Tensor:
+    *_, n, out_dtype = rest
+    rows = _fragments_n(n) if weight_layout(b1_scales) == "fragments" else b1.shape[-2]
+    return a.new_empty((*a.shape[:-1], rows), dtype=out_dtype)
 
 
 @torch.library.custom_op(
@@ -142,12 +187,13 @@ def _(a: Tensor, a_scales: Tensor | None, b1: Tensor, *rest: Any) -> Tensor:
 )
 def _silu_mul_gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
     *operands, out_global_scale = arguments
+    _, _, b1, b1_scales, _, b2_scales, *_ = operands
+    refuse_fragments("silu_mul_gemm_quantized", b1_scales=b1_scales, b2_scales=b2_scales)
     check_dtype("out_global_scale", out_global_scale, (torch.float32,))
     check_shape("out_global_scale", out_global_scale, (), "one scale for the whole output")
-    _, _, b1, b1_scales, *_ = operands
     n, _ = check_weight("b1", b1, b1_scales)
     check_blocks_of_16("output", (1, n))  # the next layer's K is this product's N
-    data, scales = _run(tuple(operands), out_global_scale, torch.float32)
+    data, scales = _run(tuple(operands), n, out_global_scale, torch.float32)
     assert scales is not None
     return data, scales
 

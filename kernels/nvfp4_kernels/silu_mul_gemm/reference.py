@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.fragments import blocked_weight
 from nvfp4_kernels.nvfp4 import block_scaled_product, quantize_activation, to_blocked
 
 
@@ -15,12 +16,14 @@ def silu_mul_gemm(
     b2_scales: Tensor,
     alpha: Tensor,
     row_scale: Tensor | None,
+    n: int,
     out_global_scale: Tensor | None,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output."""
-    gate = block_scaled_product(a, a_scales, b1, b1_scales).mul_(alpha[0])
-    up = block_scaled_product(a, a_scales, b2, b2_scales).mul_(alpha[1])
+    k = a.shape[-1]
+    gate = block_scaled_product(a, a_scales, *blocked_weight(b1, b1_scales, n, k)).mul_(alpha[0])
+    up = block_scaled_product(a, a_scales, *blocked_weight(b2, b2_scales, n, k)).mul_(alpha[1])
     if row_scale is not None:
         gate.mul_(row_scale.unsqueeze(-1))
         up.mul_(row_scale.unsqueeze(-1))

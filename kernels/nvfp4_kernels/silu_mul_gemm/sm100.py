@@ -15,11 +15,10 @@ def silu_mul_gemm(
     b2_scales: Tensor,
     alpha: Tensor,
     row_scale: Tensor | None,
+    n: int,
     out_global_scale: Tensor | None,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output."""
     weights = [(b1, b1_scales), (b2, b2_scales)]
-    return product(
-        (a, a_scales), weights, alpha, [b1.shape[-2]], row_scale, None, out_dtype, out_global_scale
-    )
+    return product((a, a_scales), weights, alpha, [n], row_scale, None, out_dtype, out_global_scale)

@@ -91,7 +91,10 @@ def build(
     """
     with refusals(UnusableModel, InvalidArgument, OSError, BrokenProcessPool):
         if arch not in ARCHS:
-            raise UnusableModel(f"--arch: is {arch!r}, must be {', '.join(ARCHS)}")
+            raise UnusableModel(
+                f"--arch: is {arch!r}, must be {', '.join(ARCHS)}; the kernels of other GPUs are "
+                "compiled when they are first launched"
+            )
         if block_size & (block_size - 1):
             raise UnusableModel(
                 f"--block-size: is {block_size}, must be a power of two; choose 16, 32, 64 or 128"

@@ -1,0 +1,81 @@
+"""CPU in the place of sm_90: its ops run as they are, down to the product, which is the formula."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.dispatch import standing_in
+from nvfp4_kernels.fragments import Fragments, blocked_weight
+from nvfp4_kernels.nvfp4 import block_scaled_product
+
+_PRODUCT = "nvfp4_kernels.sm90.product"
+_CALLERS = tuple(f"nvfp4_kernels.{op}.sm90" for op in ("gemm", "gemv", "silu_mul_gemm"))
+
+
+@dataclass
+class Sm90Product:
+    """What stands where ``nvfp4_kernels.sm90.product.product`` does.
+
+    Attributes:
+        rows: of the activations of each call so far.
+    """
+
+    rows: list[int] = field(default_factory=list)
+
+    def __call__(
+        self,
+        a: Tensor,
+        weights: Sequence[Fragments],
+        alpha: Tensor,
+        shard_sizes: Sequence[int],
+        n: int,
+        bias: Tensor | None,
+        out_dtype: torch.dtype,
+    ) -> Tensor:
+        """``gemm``'s formula of one weight, ``silu_mul_gemm``'s of two: ``(M, N)``."""
+        assert a.ndim == 2
+        assert sum(shard_sizes) == n
+        self.rows.append(a.shape[0])
+        products = [
+            block_scaled_product(a, None, *blocked_weight(*weight, n, a.shape[1]))
+            for weight in weights
+        ]
+        if len(products) == 2:
+            gate, up = (p.mul_(factor) for p, factor in zip(products, alpha, strict=True))
+            out = torch.nn.functional.silu(gate).mul_(up)
+        else:
+            out = products[0].mul_(alpha.repeat_interleave(torch.tensor(list(shard_sizes))))
+        return (out if bias is None else out.add_(bias.float())).to(out_dtype)
+
+
+@contextmanager
+def sm90_ops() -> Iterator[Sm90Product]:
+    """Within, CPU tensors take the kernels of sm_90."""
+    product = Sm90Product()
+    module = ModuleType(_PRODUCT)
+    module.product = product  # type: ignore[attr-defined]
+    before = {name: sys.modules.get(name) for name in (_PRODUCT, *_CALLERS)}
+    _put(dict.fromkeys(_CALLERS))  # imported anew, they bind what stands there then
+    sys.modules[_PRODUCT] = module
+    try:
+        with standing_in("cpu", "sm_90"):
+            yield product
+    finally:
+        _put(before)
+
+
+def _put(modules: Mapping[str, ModuleType | None]) -> None:
+    """Make these the imported ones; None: not imported."""
+    for name, module in modules.items():
+        package, _, attribute = name.rpartition(".")
+        parent = vars(sys.modules.get(package, ModuleType(package)))
+        if module is None:
+            sys.modules.pop(name, None)
+            parent.pop(attribute, None)
+        else:
+            sys.modules[name] = parent[attribute] = module

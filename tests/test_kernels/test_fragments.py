@@ -1,0 +1,248 @@
+"""The layout of weights in fragments: every bit where its description says, and every value kept.
+
+The offsets here are written from that description, in NumPy; values come from ml_dtypes.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nvfp4_kernels import InvalidArgument
+from nvfp4_kernels.fragments import (
+    Fragments,
+    blocked_weight,
+    decode_fragments,
+    fragment_shapes,
+    from_fragments,
+    to_fragments,
+)
+from nvfp4_kernels.nvfp4 import quantize_weight, to_blocked
+from tests.test_kernels import oracle
+from tests.test_kernels.strategies import PROPERTY, generators
+
+E4M3 = torch.float8_e4m3fn
+LEAST_SCALE = 2.0**-9
+
+# (N, K), whole tiles and ragged in either direction.
+SHAPES = {
+    "one tile": (64, 64),
+    "one block": (1, 16),
+    "ragged rows": (65, 64),
+    "ragged K": (64, 80),
+    "half a warp": (8, 32),
+    "between warps": (41, 48),
+    "several tiles": (192, 256),
+    "ragged both": (130, 208),
+    "Qwen3 0.6B k_proj, N/4": (256, 1024),
+}
+LAYOUT = pytest.mark.parametrize(("n", "k"), SHAPES.values(), ids=SHAPES)
+
+
+def codes_and_scales(rng: np.random.Generator, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Any code ``(n, k)``, any positive number as a scale ``(n, k/16)``, as bytes."""
+    codes = rng.integers(0, 16, (n, k), dtype=np.uint8)
+    return codes, rng.integers(1, 0x7F, (n, k // 16), dtype=np.uint8)
+
+
+def packed(codes: np.ndarray) -> Tensor:
+    return torch.from_numpy(codes[:, 0::2] | codes[:, 1::2] << 4)
+
+
+def e4m3(raw: np.ndarray) -> Tensor:
+    return torch.from_numpy(raw).view(E4M3)
+
+
+def described(codes: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both tensors of the layout, element by element from its description; scales as they are."""
+    n, k = codes.shape
+    tiles = (-(-n // 64), -(-k // 64))
+    words = np.zeros((*tiles, 4, 32, 4), np.uint32)
+    bytes_ = np.zeros((*tiles, 4, 8, 8), np.uint8)
+    # Bits of the four elements of a half: sign, then magnitude from the high bit down.
+    places = [(15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10)]
+    for row in range(n):
+        warp, lower, g = row % 64 // 16, row % 16 // 8, row % 8
+        for column in range(k):
+            step, inside = column % 64 // 16, column % 16
+            lane, odd = 4 * g + inside % 8 // 2, inside % 2
+            code, value = int(codes[row, column]), 0
+            for bit, place in zip((3, 2, 1, 0), places[2 * (inside // 8) + lower], strict=True):
+                value |= (code >> bit & 1) << place
+            words[row // 64, column // 64, warp, lane, step] |= np.uint32(value << 16 * odd)
+            if inside == 0:
+                byte = 4 * (step // 2) + 2 * lower + step % 2
+                bytes_[row // 64, column // 64, warp, g, byte] = scales[row, column // 16]
+    return words.astype("<u4").view(np.uint8).reshape(*tiles, 4, 32, 16), bytes_
+
+
+def stored_value(stored: np.ndarray) -> np.ndarray:
+    """What a stored scale stands for: 5 bits of exponent, 3 of mantissa."""
+    value = (8 + stored % 8) / 8 * 2.0 ** (stored.astype(np.float64) // 8 - 22)
+    return np.where(stored // 8 == 31, np.nan, value)
+
+
+# --- where the bits are -----------------------------------------------------------------------
+
+
+@LAYOUT
+def test_every_bit(n: int, k: int) -> None:
+    codes, scales = codes_and_scales(np.random.default_rng(0), n, k)
+    fragments = to_fragments(packed(codes), e4m3(scales))
+    data, scale_bytes = described(codes, scales)
+    assert fragments.data.shape == fragment_shapes(n, k)[0]
+    assert fragments.scales.shape == fragment_shapes(n, k)[1]
+    assert fragments.data.is_contiguous()
+    assert fragments.scales.is_contiguous()
+    assert np.array_equal(fragments.data.numpy(), data)
+    # Each scale in its place: its value there is that of the E4M3 number.
+    held = np.where(scale_bytes > 0, stored_value(fragments.scales.numpy()), 0.0)
+    expected = np.where(scale_bytes > 0, scale_bytes.view(ml_dtypes.float8_e4m3fn), 0.0)
+    np.testing.assert_array_equal(held, expected.astype(np.float64))
+
+
+@pytest.mark.parametrize(("place", "shift"), [(0, 0), (1, 3), (2, 6)])
+def test_a_shift_and_a_mask_make_bfloat16(place: int, shift: int) -> None:
+    """Of upper and lower row, and of the upper row's second 8 elements; times 2^-126."""
+    codes = np.zeros((16, 64), np.uint8)
+    row, column = place % 2 * 8, place // 2 * 8
+    for code in range(16):
+        codes[row, column] = code
+        fragments = to_fragments(packed(codes), e4m3(np.full((16, 4), 0x38, np.uint8)))
+        word = int(fragments.data.view(torch.int32)[0, 0, 0, 0, 0])
+        bits = np.array([word << shift & 0x81C0], np.uint16)
+        value = float(oracle.unpack(packed(codes))[row, column])
+        assert bits.view(ml_dtypes.bfloat16).astype(np.float64) == value * 2.0**-126
+        assert np.signbit(bits.view(ml_dtypes.bfloat16))[0] == (code >= 8)
+
+
+@LAYOUT
+def test_padding_is_zero(n: int, k: int) -> None:
+    """Elements 0, and under them scales that are numbers and not 0, as kernels expect of all."""
+    codes = np.full((n, k), 15, np.uint8)
+    fragments = to_fragments(packed(codes), e4m3(np.full((n, k // 16), 0x38, np.uint8)))
+    rows, columns = -(-n // 64) * 64, -(-k // 64) * 64
+    whole = decode_fragments(*fragments, rows, columns)
+    assert whole.count_nonzero() == n * k
+    exponents = fragments.scales >> 3
+    assert exponents.min() >= 1
+    assert exponents.max() <= 30
+
+
+# --- what the values are ----------------------------------------------------------------------
+
+
+@given(st.integers(1, 150), st.integers(1, 13), generators)
+@PROPERTY
+def test_round_trip(n: int, blocks: int, rng: np.random.Generator) -> None:
+    codes, scales = codes_and_scales(rng, n, 16 * blocks)
+    data, linear = packed(codes), e4m3(scales)
+    fragments = to_fragments(data, linear)
+    back, back_scales = from_fragments(*fragments, n, 16 * blocks)
+    assert torch.equal(back, data)
+    assert torch.equal(back_scales.view(torch.uint8), linear.view(torch.uint8))
+    again = to_fragments(back, back_scales)
+    assert torch.equal(again.data, fragments.data)
+    assert torch.equal(again.scales, fragments.scales)
+    values = decode_fragments(*fragments, n, 16 * blocks)
+    np.testing.assert_array_equal(oracle.float64(values), oracle.dequantize(data, linear, 1.0))
+
+
+@given(st.integers(1, 70), st.integers(1, 5), generators)
+@PROPERTY
+def test_any_bytes_keep_their_values(n: int, blocks: int, rng: np.random.Generator) -> None:
+    """Negative scales, zeros and NaN too."""
+    codes = rng.integers(0, 16, (n, 16 * blocks), dtype=np.uint8)
+    raw = rng.choice(
+        np.array([0, 0x80, 1, 0x81, 0x38, 0xB8, 0x7E, 0xFE, 0x7F, 0xFF], np.uint8), (n, blocks)
+    )
+    data, linear = packed(codes), e4m3(raw)
+    values = decode_fragments(*to_fragments(data, linear), n, 16 * blocks)
+    np.testing.assert_array_equal(oracle.float64(values), oracle.dequantize(data, linear, 1.0))
+
+
+def test_every_scale() -> None:
+    """All 256 E4M3 numbers, the subnormal ones included, over every code."""
+    raw = np.arange(256, dtype=np.uint8).reshape(256, 1)
+    codes = np.tile(np.arange(16, dtype=np.uint8), (256, 1))
+    fragments = to_fragments(packed(codes), e4m3(raw))
+    values = decode_fragments(*fragments, 256, 16)
+    np.testing.assert_array_equal(
+        oracle.float64(values), oracle.dequantize(packed(codes), e4m3(raw), 1.0)
+    )
+    assert (fragments.scales >> 3).min() >= 1
+
+
+def test_zero_blocks_have_zero_elements() -> None:
+    """A kernel multiplies by their scale all the same."""
+    codes = np.full((4, 32), 7, np.uint8)
+    raw = np.array([[0, 0x38]] * 4, np.uint8)
+    fragments = to_fragments(packed(codes), e4m3(raw))
+    data, scales = from_fragments(*fragments, 4, 32)
+    assert not data[:, :8].any()
+    assert scales.float().tolist() == [[LEAST_SCALE, 1.0]] * 4
+
+
+def test_a_blocked_weight_comes_back_blocked() -> None:
+    weight = quantize_weight(torch.randn(130, 80))
+    blocked = weight.to_blocked()
+    as_it_is = blocked_weight(blocked.data, blocked.scales, 130, 80)
+    assert as_it_is == (blocked.data, blocked.scales)  # by identity: no copy
+    data, scales = blocked_weight(*to_fragments(weight.data, weight.scales), 130, 80)
+    assert torch.equal(data, blocked.data)
+    assert torch.equal(scales.view(torch.uint8), blocked.scales.view(torch.uint8))
+
+
+def test_strided_input() -> None:
+    weight = quantize_weight(torch.randn(256, 80))
+    every_other = to_fragments(weight.data[::2], weight.scales.view(torch.uint8)[::2].view(E4M3))
+    whole = to_fragments(
+        weight.data[::2].contiguous(),
+        weight.scales.view(torch.uint8)[::2].contiguous().view(E4M3),
+    )
+    assert torch.equal(every_other.data, whole.data)
+    assert torch.equal(every_other.scales, whole.scales)
+
+
+# --- refused ----------------------------------------------------------------------------------
+
+_DATA, _SCALES = torch.zeros(70, 40, dtype=torch.uint8), torch.zeros(70, 5, dtype=E4M3)
+
+
+@pytest.mark.parametrize(
+    ("data", "scales", "message"),
+    [
+        (_DATA.char(), _SCALES, "data: dtype is int8, must be uint8"),
+        (_DATA, _SCALES.view(torch.uint8), "scales: dtype is uint8, must be float8_e4m3fn"),
+        (_DATA[:, :36], _SCALES, r"data: shape is \(70, 36\), .* K a multiple of 16; pad K"),
+        (_DATA[None], _SCALES, r"data: shape is \(1, 70, 40\), .* each matrix of a batch"),
+        (_DATA, to_blocked(_SCALES), r"scales: shape is .*, must be \(70, 5\); linear scales"),
+    ],
+    ids=["data dtype", "scales dtype", "K", "batch", "blocked scales"],
+)
+def test_weight_is_refused(data: Tensor, scales: Tensor, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        to_fragments(data, scales)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "message"),
+    [
+        (129, 80, r"data: shape is \(2, 2, 4, 32, 16\), must be \(3, 2, .*layout of 129 × 80"),
+        (70, 144, r"data: shape is \(2, 2, 4, 32, 16\), must be \(2, 3, .*layout of 70 × 144"),
+    ],
+    ids=["N", "K"],
+)
+def test_other_sizes_are_refused(n: int, k: int, message: str) -> None:
+    fragments = to_fragments(_DATA, _SCALES)
+    with pytest.raises(InvalidArgument, match=message):
+        from_fragments(*fragments, n, k)
+
+
+def test_other_scales_are_refused() -> None:
+    fragments = to_fragments(_DATA, _SCALES)
+    with pytest.raises(InvalidArgument, match=r"scales: shape is \(1, 2, 4, 8, 8\), must be \(2,"):
+        from_fragments(*Fragments(fragments.data, fragments.scales[:1]), 70, 80)

@@ -1,0 +1,164 @@
+"""The tests of fragments can fail: each mistake, put into the layout, fails the tests named for it.
+
+Mistakes made alike in packing and unpacking cancel out in every product; only the tests of where
+the bits are can see them, and a kernel would read other numbers.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import fragments
+from nvfp4_kernels.dispatch import Kernel
+from tests.test_kernels import test_fragments, test_fragments_product
+
+# The functions as they are, whatever is put in their places.
+exact = SimpleNamespace(**vars(fragments))
+
+BITS = partial(test_fragments.test_every_bit, *test_fragments.SHAPES["ragged both"])
+ONE_BLOCK = partial(test_fragments.test_every_bit, *test_fragments.SHAPES["one block"])
+PADDING = partial(test_fragments.test_padding_is_zero, *test_fragments.SHAPES["ragged K"])
+SCALES, ANY_BYTES = test_fragments.test_every_scale, test_fragments.test_any_bytes_keep_their_values
+ROUND_TRIP = test_fragments.test_round_trip
+
+
+def product(name: str) -> Callable[[], None]:
+    case = test_fragments_product.CASES[name]
+    return partial(test_fragments_product.test_exact_on_grid_values, case)
+
+
+def swap_rows(codes: Tensor) -> Tensor:
+    """Rows g and g + 8 of each warp exchanged."""
+    return codes.unflatten(0, (-1, 2, 8)).flip(1).flatten(0, 2)
+
+
+def swap_steps(scales: Tensor) -> Tensor:
+    """Scales of neighbouring blocks exchanged."""
+    return scales.unflatten(1, (-1, 2)).flip(2).flatten(1, 2)
+
+
+def transpose_lanes(data: Tensor) -> Tensor:
+    """Lane 4 g + t at 8 t + g."""
+    return data.unflatten(3, (8, 4)).transpose(3, 4).flatten(3, 4)
+
+
+def restore_lanes(data: Tensor) -> Tensor:
+    return data.unflatten(3, (4, 8)).transpose(3, 4).flatten(3, 4)
+
+
+def big_endian(data: Tensor) -> Tensor:
+    return data.unflatten(-1, (-1, 4)).flip(-1).flatten(-2)
+
+
+def no_subnormals(device: torch.device) -> Tensor:
+    codes = exact._scale_codes(device)
+    codes[:8] = codes[8]
+    return codes
+
+
+def without_sign(data: Tensor, scales: Tensor) -> Any:
+    raw = scales.view(torch.uint8) & 0x7F
+    return exact.to_fragments(data, raw.view(torch.float8_e4m3fn))
+
+
+def zeros_kept(data: Tensor, scales: Tensor) -> Any:
+    raw = scales.view(torch.uint8)
+    raw = torch.where(raw & 0x7F == 0, raw | 1, raw)
+    return exact.to_fragments(data, raw.view(torch.float8_e4m3fn))
+
+
+def always(kernel: Kernel, layout: str) -> bool:
+    return True
+
+
+def both(name: str, change: Callable[..., Any], undo: Callable[..., Any]) -> list[Any]:
+    """A change of what is packed, undone where it is unpacked."""
+    pack, unpack = getattr(exact, f"_pack_{name}"), getattr(exact, f"_unpack_{name}")
+    return [
+        (fragments, f"_pack_{name}", lambda x: change(pack, x)),
+        (fragments, f"_unpack_{name}", lambda x: undo(unpack, x)),
+    ]
+
+
+MUTATIONS: dict[str, tuple[list[Any], tuple[Callable[[], None], ...]]] = {
+    "rows g and g + 8 exchanged": (
+        both("data", lambda f, x: f(swap_rows(x)), lambda f, x: swap_rows(f(x))),
+        (BITS, ONE_BLOCK),
+    ),
+    "lanes counted down t first": (
+        both("data", lambda f, x: transpose_lanes(f(x)), lambda f, x: f(restore_lanes(x))),
+        (BITS,),
+    ),
+    "words big-endian": (
+        both("data", lambda f, x: big_endian(f(x)), lambda f, x: f(big_endian(x))),
+        (BITS, ONE_BLOCK),
+    ),
+    "words written big-endian, read little-endian": (
+        [(fragments, "_pack_data", lambda x: big_endian(exact._pack_data(x)))],
+        (BITS, ROUND_TRIP, product("ragged")),
+    ),
+    "scales of neighbouring blocks exchanged": (
+        both("scales", lambda f, x: f(swap_steps(x)), lambda f, x: swap_steps(f(x))),
+        (BITS,),
+    ),
+    "scales written for the neighbouring blocks": (
+        [(fragments, "_pack_scales", lambda x: exact._pack_scales(swap_steps(x)))],
+        (BITS, ROUND_TRIP, product("ragged")),
+    ),
+    "scales of rows g and g + 8 exchanged": (
+        both("scales", lambda f, x: f(swap_rows(x)), lambda f, x: swap_rows(f(x))),
+        (BITS,),
+    ),
+    "signs beside the shifted bits": (
+        [(fragments, "SIGN_BITS", (15, 12, 14, 9))],
+        (BITS, partial(test_fragments.test_a_shift_and_a_mask_make_bfloat16, 2, 6)),
+    ),
+    "the fourth element's bits one apart": (
+        [(fragments, "MAGNITUDE_BITS", (*fragments.MAGNITUDE_BITS[:3], (13, 10, 11)))],
+        (BITS,),
+    ),
+    "another bias": ([(fragments, "EXPONENT_BIAS", 21)], (BITS, ONE_BLOCK)),
+    "NaN stored as a number": ([(fragments, "NAN_SCALE", 0xF7)], (SCALES, ANY_BYTES)),
+    "subnormal scales flushed": ([(fragments, "_scale_codes", no_subnormals)], (SCALES, ANY_BYTES)),
+    "negative scales' sign lost": (
+        [(test_fragments, "to_fragments", without_sign)],
+        (SCALES, ANY_BYTES),
+    ),
+    "elements under zero scales kept": (
+        [(test_fragments, "to_fragments", zeros_kept)],
+        (SCALES, ANY_BYTES, test_fragments.test_zero_blocks_have_zero_elements),
+    ),
+    "no scales in the padding": (
+        [(fragments, "_pack_scales", lambda x: exact._pack_scales(x * (x != 8)))],
+        (PADDING,),
+    ),
+    "any layout given to any kernel": (
+        [(Kernel, "takes", always)],
+        (
+            test_fragments_product.test_blocked_pair_is_refused_on_sm_90,
+            test_fragments_product.test_fragments_are_refused_by_a_kernel_of_the_blocked_layout,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "test"),
+    [(changes, test) for changes, tests in MUTATIONS.values() for test in tests],
+    ids=[f"{name}-{i}" for name, (_, tests) in MUTATIONS.items() for i in range(len(tests))],
+)
+def test_mutation_is_found(
+    changes: list[tuple[object, str, object]],
+    test: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    test()
+    for owner, name, value in changes:
+        monkeypatch.setattr(owner, name, value)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test()

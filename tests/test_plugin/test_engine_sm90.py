@@ -1,0 +1,64 @@
+"""vLLM on CPU as on sm_90: linear layers keep their weights in fragments and multiply 16 bits."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engine import run
+from tests.sm90_product import sm90_ops
+from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+
+pytestmark = pytest.mark.slow
+
+WHY = "sm_90 has no W4A4 kernel, activations stay 16-bit"
+
+
+def test_a_w4a4_checkpoint_is_served_weight_only(
+    modelopt: Path, bf16: Path, tmp_path: Path
+) -> None:
+    """With its weights alone in the blocked layout, the same log-probabilities to the bit."""
+    weight_only = tmp_path / "weight-only"
+    quantize_checkpoint(bf16, weight_only)
+    blocked = run(str(weight_only), attention_backend="CPU_ATTN")
+    with sm90_ops() as product:
+        fragments = run(str(modelopt), kv_cache_dtype="bfloat16")
+    assert fragments.logprobs == blocked.logprobs
+    assert fragments.generated == blocked.generated
+    attention, memory = fragments.report[2], fragments.report[-1]
+    assert fragments.report == [
+        f"qkv_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
+        f"o_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
+        attention,
+        f"gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
+        f"down_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
+        memory,
+    ]
+    assert attention.startswith(
+        "attn ×2: CPU_ATTN (vLLM), bfloat16 KV cache, not CUSTOM: "
+        "paged_attention: no float kernel for cpu (sm_90)"
+    )
+    assert min(product.rows) == 1  # decoding
+    assert max(product.rows) > 32  # the prompt
+
+
+ON_SM_90 = """
+from nvfp4_kernels.dispatch import standing_in
+from vllm_fp4_plugin.__main__ import app
+
+with standing_in("cpu", "sm_90"):
+    app()
+"""
+
+
+def test_report_command(modelopt: Path) -> None:
+    """Before anything is loaded; attention is vLLM's."""
+    command = [sys.executable, "-c", ON_SM_90, "report", str(modelopt)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.replace("│", " ").split())
+    assert text.count(f"nvfp4_gemm_w4a16/wgmma (sm_90) W4A16 {WHY}") == 3
+    assert text.count(f"nvfp4_silu_mul_gemm_w4a16/wgmma (sm_90) W4A16 {WHY}") == 1
+    assert "attn 2 CPU_ATTN (vLLM)" in text
+    assert "W4A4 static" not in text
