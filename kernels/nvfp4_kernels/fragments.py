@@ -17,7 +17,7 @@ k = ``2 t``, ``2 t + 1``, ``2 t + 8`` and ``2 t + 9``.
 * *scales*: uint8 ``(row tiles, K tiles, 4, 8, 8)``: warp, ``g``, and a word for each 32 of K, with
   four scales of 8 bits: of its first 16, upper row at bits 11 to 4, lower row at bits 27 to 20; of
   its second 16 at the same places after rotating left by 8. A scale is an unsigned number of 5 bits
-  of exponent and 3 of mantissa, E4M3 without subnormals: ``(1 + mantissa / 8) · 2^(exponent - 22)``.
+  of exponent and 3 of mantissa, E4M3 without subnormals: ``(1 + mantissa / 8) · 2^(exponent-22)``.
   Exponent 31 is NaN. There is no zero: where a scale is, the elements are. A negative scale's sign
   moves to its elements.
 """

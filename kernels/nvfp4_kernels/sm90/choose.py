@@ -1,14 +1,42 @@
-"""Which tile a product gets. Pure, and no CuTe."""
+"""Which tile a product gets: few tokens by a table, many by an estimate. Pure, and no CuTe.
+
+Both were measured on an H200 (``python -m tests.tune_sm90``), on the layers of Llama 8B and of
+Llama 70B on four GPUs, bfloat16.
+"""
 
 import functools
 import math
 from dataclasses import dataclass, replace
 
 from nvfp4_kernels.fragments import TILE
-from nvfp4_kernels.sm90.tile import ELEMENT_BITS, FEW_TOKENS, MAX_STAGES, Output, Tile
+from nvfp4_kernels.sm90.tile import ELEMENT_BITS, Output, Tile
 
 SMS = 132
 MANY_TOKENS = 64  # from here on results leave in boxes
+
+# Few tokens: every CTA is there at once, so that each SM has loads under way. Rows of 64 of all
+# weights, K / 64, then warpgroups, K tiles of a stage and parts of K that were fastest there, with
+# up to 16, 32 and 64 tokens; of the entries, the nearest one counts.
+_STREAMING: dict[tuple[int, int, int], tuple[tuple[int, int, int], ...]] = {
+    # weights, rows, K / 64: up to 16 tokens, 32, 64
+    (1, 40, 128): ((2, 4, 8), (1, 2, 8), (1, 2, 4)),
+    (1, 64, 64): ((2, 4, 2), (1, 2, 2), (1, 1, 2)),
+    (1, 64, 224): ((1, 4, 8), (1, 2, 2), (1, 2, 2)),
+    (1, 96, 64): ((2, 4, 4), (1, 2, 2), (1, 2, 2)),
+    (1, 128, 32): ((2, 4, 2), (1, 2, 2), (1, 1, 1)),
+    (1, 128, 112): ((1, 4, 4), (1, 2, 2), (1, 2, 2)),
+    (2, 112, 128): ((1, 2, 4), (1, 1, 4), (1, 1, 2)),
+    (2, 224, 64): ((1, 4, 1), (1, 1, 2), (1, 1, 1)),
+}
+
+# Many tokens: cycles of a K tile, by the accumulator's columns and tiles of rows per warpgroup.
+_STEP = {
+    (64, 1): 461, (96, 1): 538, (128, 1): 604, (192, 1): 791, (256, 1): 1039,
+    (64, 2): 900, (96, 2): 1000, (128, 2): 1150,
+}  # fmt: skip
+_CYCLES = 1700  # per µs
+_START, _TILE, _SPLIT = 2.0, 0.9, 2.4  # µs: of a launch, of each tile's end, of adding up parts
+_TWO_K_TILES = 0.94  # a stage of two, where the ring has room for three
 
 
 @dataclass(frozen=True)
@@ -21,56 +49,82 @@ class Problem:
     weights: int = 1
 
 
-def candidates(problem: Problem, output: Output, sms: int = SMS) -> list[tuple[Tile, Output]]:
-    """Tiles that can serve the problem, each with the way its result leaves."""
-    tiles = _streaming(problem, sms) if problem.m <= MANY_TOKENS else []
-    if problem.m >= MANY_TOKENS:
-        tiles += _multiplying(problem, sms)
+@functools.cache
+def choose_config(problem: Problem, output: Output, sms: int = SMS) -> tuple[Tile, Output]:
+    """The tile, and the output with the way its result leaves.
+
+    Args:
+        problem: at least one element each way.
+        output: its ``boxes`` is chosen here.
+        sms: of the device.
+    """
+    if problem.m <= MANY_TOKENS:
+        return _streaming(problem, output, sms)
+    fitting = multiplying(problem, output, sms)
+    return min(fitting, key=lambda each: estimate(problem, each[0], sms))
+
+
+def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output]:
+    """As the nearest problem of the table; what does not fit is made smaller until it does."""
+    tokens = next(t for t in (8, 16, 32, 64) if t >= problem.m)
+    rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
+
+    def distance(entry: tuple[int, int, int]) -> float:
+        weights, entry_rows, entry_across = entry
+        apart = abs(math.log(rows / entry_rows)) + abs(math.log(across / entry_across))
+        return apart + 100 * (weights != problem.weights)
+
+    column = {8: 0, 16: 0, 32: 1, 64: 2}[tokens]
+    warpgroups, k_tiles, split = _STREAMING[min(_STREAMING, key=distance)][column]
+    while across % k_tiles:
+        k_tiles //= 2
+    while split > across // k_tiles:
+        split //= 2
+    tile = Tile(tokens, problem.weights, warpgroups=warpgroups, k_tiles=k_tiles, split_k=split)
+    together = math.ceil(ctas(problem, tile) / sms)
+    for ctas_per_sm in range(min(together, 8 // warpgroups), 0, -1):
+        one = replace(tile, ctas_per_sm=ctas_per_sm)
+        if fits(problem, one, with_store(output, one, problem.n)):
+            return one, with_store(output, one, problem.n)
+    return _streaming_least(problem, output, tokens)
+
+
+def _streaming_least(problem: Problem, output: Output, tokens: int) -> tuple[Tile, Output]:
+    tile = Tile(tokens, problem.weights, warpgroups=1)
+    return tile, with_store(output, tile, problem.n)
+
+
+def multiplying(problem: Problem, output: Output, sms: int = SMS) -> list[tuple[Tile, Output]]:
+    """Tiles for many tokens that can serve the problem, each with the way its result leaves."""
+    tiles = []
+    for tokens, row_tiles in _STEP:
+        if row_tiles % problem.weights:
+            continue
+        one = Tile(tokens, problem.weights, row_tiles=row_tiles // problem.weights)
+        tiles.append(one)
+        if tokens * row_tiles <= 128:
+            tiles += [replace(one, k_tiles=2)]
+    # What is added up takes the ring's room, so that only what needs few CTAs is split.
+    parts = [replace(t, split_k=s) for t in tiles for s in (2, 4)]
+    tiles += [t for t in parts if t.tokens <= 128 and t.columns * t.split_k <= 512]
+    tiles = [t for t in tiles if t.split_k == 1 or ctas(problem, t) <= sms]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
     return [(t, o) for t, o in fitting if fits(problem, t, o)]
 
 
-def _streaming(problem: Problem, sms: int) -> list[Tile]:
-    """For few tokens: all CTAs at once, so that every SM has loads under way."""
-    tokens = next(t for t in (8, 16, 32, 64) if t >= problem.m)
-    tiles = []
-    for warpgroups in (1, 2):
-        for split in (1, 2, 4, 8):
-            tile = Tile(tokens, problem.weights, warpgroups=warpgroups, split_k=split)
-            each = math.ceil(ctas(problem, tile) / sms)
-            if each > 8 // warpgroups:
-                continue
-            for k_tiles in (1, 2, 4) if tokens <= FEW_TOKENS else (1, 2):
-                one = replace(tile, k_tiles=k_tiles, ctas_per_sm=each)
-                tiles += [one, replace(one, ahead=8)]
-                if tokens <= FEW_TOKENS:
-                    # Room for the next kernel's CTAs, to fetch their weights meanwhile.
-                    beside = replace(one, ctas_per_sm=2 * each)
-                    tiles += [beside, replace(beside, ahead=8)]
-    return tiles
-
-
-def _multiplying(problem: Problem, sms: int) -> list[Tile]:
-    """For many tokens."""
-    tiles = []
-    for tokens in (64, 96, 128, 192, 256):
-        for row_tiles in (1, 2):
-            if row_tiles * problem.weights * tokens > 256 or tokens >= 2 * problem.m:
-                continue
-            one = Tile(tokens, problem.weights, row_tiles=row_tiles)
-            tiles += [one, replace(one, sharers=2)]
-            if problem.m <= 512:
-                tiles += [replace(one, k_tiles=2), replace(one, k_tiles=2, split_k=2)]
-                tiles += [replace(one, split_k=2), replace(one, split_k=4)]
-                if row_tiles * problem.weights * tokens <= 128:
-                    tiles += [replace(one, warpgroups=3), replace(one, ctas_per_sm=2)]
-    return [t for t in tiles if t.split_k == 1 or ctas(problem, t) <= 2 * sms]
+def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
+    """Microseconds that the product takes, roughly."""
+    waves = math.ceil(ctas(problem, tile) / sms)
+    steps = math.ceil(problem.k / TILE) / tile.split_k
+    step = _STEP[tile.tokens, tile.accumulators] / _CYCLES
+    if tile.k_tiles == 2:
+        step *= _TWO_K_TILES
+    return _START + waves * (steps * step + _TILE) + _SPLIT * (tile.split_k > 1)
 
 
 def ctas(problem: Problem, tile: Tile) -> int:
     """CTAs of the whole product."""
-    rows = math.ceil(math.ceil(problem.n / tile.rows) / tile.sharers) * tile.sharers
-    return rows * math.ceil(problem.m / tile.tokens) * tile.split_k
+    return math.ceil(problem.n / tile.rows) * math.ceil(problem.m / tile.tokens) * tile.split_k
 
 
 def with_store(output: Output, tile: Tile, n: int) -> Output:
@@ -87,9 +141,3 @@ def fits(problem: Problem, tile: Tile, output: Output) -> bool:
         and tile.split_k <= across // tile.k_tiles
         and tile.depth(output.shared_bytes(tile)) >= 2
     )
-
-
-@functools.cache
-def choose_config(problem: Problem, output: Output, sms: int = SMS) -> tuple[Tile, Output]:
-    """The tile, and the output with the way its result leaves."""
-    return candidates(problem, output, sms)[0]

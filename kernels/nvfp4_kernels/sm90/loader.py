@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Int16, Int32, Int64
+from cutlass import Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
@@ -42,12 +42,12 @@ class Ring:
 
 @dataclass(frozen=True)
 class Loader:
-    """Role of one thread. CTAs that share tokens load a slice of them each, for all of them.
+    """Role of one thread.
 
     | barrier | arrivals | by |
     |---|---|---|
-    | ``full[stage]`` | 1 and its bytes | every copy into this CTA |
-    | ``empty[stage]`` | a warp's, in every sharer | whoever reads what this CTA loads |
+    | ``full[stage]`` | 1 and its bytes | every copy |
+    | ``empty[stage]`` | one per warp that multiplies | whoever has read the stage |
     """
 
     tile: Tile
@@ -55,7 +55,7 @@ class Loader:
 
     @property
     def empty_arrivals(self) -> int:
-        return 4 * self.tile.warpgroups * self.tile.sharers
+        return 4 * self.tile.warpgroups
 
     @cute.jit
     def run(
@@ -71,26 +71,22 @@ class Loader:
         stages = self.stages
         # Weights are nobody's result: they may come while the kernel before this one still runs.
         ahead = cutlass.min(work.steps, stages)
-        place = place_of(self.tile, work, Int32(0))
+        place = place_of(work, Int32(0))
         ptx.prefetch_tensormap(token_map.get_ptr())
         for step in cutlass.range(ahead, unroll=1):
             self._bring_weights(weights, ring, place, work.first_step + step, step, n, k)
-        for step in cutlass.range(
-            ahead, cutlass.min(work.steps, ahead + self.tile.ahead), unroll=1
-        ):
-            self._prefetch(weights, place, work.first_step + step, n, k)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         for step in cutlass.range(ahead, unroll=1):
-            self._bring_tokens(token_map, ring, place, work, work.first_step + step, step)
+            self._bring_tokens(token_map, ring, place, work.first_step + step, step)
         for index in cutlass.range(work.mine, unroll=1):
-            place = place_of(self.tile, work, index)
+            place = place_of(work, index)
             for step in cutlass.range(work.steps, unroll=1):
                 count = index * work.steps + step
                 if count >= ahead:
                     stage = count % stages
                     wait(ring.empty.subview(stage), count // stages - 1)
                     self._bring_weights(weights, ring, place, work.first_step + step, stage, n, k)
-                    self._bring_tokens(token_map, ring, place, work, work.first_step + step, stage)
+                    self._bring_tokens(token_map, ring, place, work.first_step + step, stage)
 
     @cute.jit
     def _bring_weights(
@@ -112,18 +108,6 @@ class Loader:
             target = (stage * tile.operands + index) * tile.k_tiles
             self._copy(weight.data, first, ring.data, target, full, DATA_BYTES)
             self._copy(weight.scales, first, ring.scales, target, full, SCALE_BYTES)
-
-    @cute.jit
-    def _prefetch(
-        self, weights: list[Weight], place: Place, step: Int32, n: Int32, k: Int32
-    ) -> None:
-        """Asks L2 for a stage's weights."""
-        for index in cutlass.range_constexpr(self.tile.operands):
-            weight = self._weight(weights, index)
-            first = self._first(place, step, index, n, k)
-            for source, size in ((weight.data, DATA_BYTES), (weight.scales, SCALE_BYTES)):
-                start = Array(source, shape=(1,)).subview(first * size)
-                ptx.cp_async_bulk_prefetch(start, size * self.tile.k_tiles)
 
     def _weight(self, weights: list[Weight], operand: int) -> Weight:
         """Of each warpgroup, first the tiles of one weight, then those of the other."""
@@ -151,20 +135,15 @@ class Loader:
 
     @cute.jit
     def _bring_tokens(
-        self, token_map: TensorMap, ring: Ring, place: Place, work: Work, step: Int32, stage: Int32
+        self, token_map: TensorMap, ring: Ring, place: Place, step: Int32, stage: Int32
     ) -> None:
         tile = self.tile
-        own = tile.tokens // tile.sharers
-        mask, turn = None, 0
-        if cutlass.const_expr(tile.sharers > 1):
-            mask, turn = Int16((1 << tile.sharers) - 1), work.rank
         for inside in cutlass.range_constexpr(tile.k_tiles):
-            first = (stage * tile.k_tiles + inside) * tile.tokens + turn * own
+            first = (stage * tile.k_tiles + inside) * tile.tokens
             ptx.cp_async_bulk_tensor_shared_cluster_global(
                 ring.tokens.subview(first * ROW_BYTES),
                 token_map.get_ptr(),
-                [(step * tile.k_tiles + inside) * TILE, place.tokens * tile.tokens + turn * own],
+                [(step * tile.k_tiles + inside) * TILE, place.tokens * tile.tokens],
                 ring.full.subview(stage),
                 [],
-                multicast_mask=mask,
             )

@@ -128,9 +128,5 @@ class Multiplier:
     @cute.jit
     def _release(self, ring: Ring, count: Int32, lane: Int32) -> None:
         empty = ring.empty.subview(count % self.stages)
-        if cutlass.const_expr(self.tile.sharers == 1):
-            if lane == 0:
-                ptx.mbarrier_arrive(empty)
-        else:
-            if lane < self.tile.sharers:
-                ptx.mbarrier_arrive(ptx.mapa(empty, lane), scope=ptx.MemScope.CLUSTER)
+        if lane == 0:
+            ptx.mbarrier_arrive(empty)

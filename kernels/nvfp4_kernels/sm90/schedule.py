@@ -14,7 +14,7 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Order:
-    """All tiles: clusters of rows × tiles of tokens."""
+    """All tiles: blocks of rows × tiles of tokens."""
 
     rows: Int32
     tokens: Int32
@@ -22,7 +22,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Place:
-    """A tile: index of this CTA's block of rows, and of its tokens."""
+    """A tile: index of its block of rows, and of its tokens."""
 
     rows: Int32
     tokens: Int32
@@ -56,8 +56,8 @@ def work_of(tile: cutlass.Constexpr, order: Order, k: Int32, rank: Int32) -> Wor
     part = rank if tile.split_k > 1 else Int32(0)
     first_step = part * steps // tile.split_k
     last_step = (part + 1) * steps // tile.split_k
-    first = cute.arch.block_idx()[0] // tile.cluster
-    apart = cute.arch.grid_dim()[0] // tile.cluster
+    first = cute.arch.block_idx()[0] // tile.split_k
+    apart = cute.arch.grid_dim()[0] // tile.split_k
     tiles = order.rows * order.tokens
     return Work(
         first=first,
@@ -71,7 +71,7 @@ def work_of(tile: cutlass.Constexpr, order: Order, k: Int32, rank: Int32) -> Wor
 
 
 @cute.jit
-def place_of(tile: cutlass.Constexpr, work: Work, index: Int32) -> Place:
+def place_of(work: Work, index: Int32) -> Place:
     """Where one of this CTA's tiles lies: along the rows in groups of ``GROUP`` tiles of tokens."""
     number = work.first + index * work.apart
     order = work.order
@@ -82,6 +82,4 @@ def place_of(tile: cutlass.Constexpr, work: Work, index: Int32) -> Place:
         width = cutlass.min(Int32(GROUP), order.tokens - group * GROUP)
         rows = number // width
         tokens = group * GROUP + number - rows * width
-    if cutlass.const_expr(tile.sharers > 1):
-        rows = rows * tile.sharers + work.rank
     return Place(rows=rows, tokens=tokens)

@@ -41,9 +41,7 @@ class Tile:
         warpgroups: that decode and multiply.
         k_tiles: of 64 elements each, per stage.
         split_k: CTAs of a cluster that each take a part of K and then add up.
-        sharers: CTAs of a cluster that have the same tokens, and load them once for all.
         ctas_per_sm: that shall fit.
-        ahead: stages that L2 is asked for before the ring has room for them.
         max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
     """
 
@@ -53,26 +51,23 @@ class Tile:
     warpgroups: int = 2
     k_tiles: int = 1
     split_k: int = 1
-    sharers: int = 1
     ctas_per_sm: int = 1
-    ahead: int = 0
     max_stages: int = MAX_STAGES
 
     def __post_init__(self) -> None:
         assert self.tokens in range(8, 257, 8), self.tokens
-        assert self.split_k == 1 or self.sharers == 1, "a split has no other cluster"
-        assert self.cluster <= 8, "larger clusters are not portable"
-        assert self.sharers == 1 or self.tokens % (8 * self.sharers) == 0
-        assert self.accumulators * self.tokens <= 256, "128 accumulator registers per thread"
-
-    @property
-    def cluster(self) -> int:
-        return self.split_k * self.sharers
+        assert self.split_k <= 8, "larger clusters are not portable"
+        assert self.columns <= 256, "128 accumulator registers per thread"
 
     @property
     def accumulators(self) -> int:
         """Of 64 rows each, per warpgroup."""
         return self.row_tiles * self.weights
+
+    @property
+    def columns(self) -> int:
+        """Of all accumulators of a warpgroup."""
+        return self.accumulators * self.tokens
 
     @property
     def rows(self) -> int:
@@ -102,7 +97,7 @@ class Tile:
     @property
     def hands_over(self) -> bool:
         """Whether the load warp comes with three idle ones, whose registers the others take."""
-        return self.accumulators * self.tokens >= 192
+        return self.columns >= 192
 
     @property
     def threads(self) -> int:

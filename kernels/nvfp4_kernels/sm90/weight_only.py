@@ -92,7 +92,7 @@ class WeightOnlyGemm:
             TYPES[self.output.act],
             [k, m],
             [Int64(k // 8)],
-            [TILE, tile.tokens // tile.sharers],
+            [TILE, tile.tokens],
             swizzle=TensorMapSwizzle.s128b,
         )
         out_map = token_map
@@ -105,19 +105,17 @@ class WeightOnlyGemm:
                 [TILE, self.output.box_tokens(tile)],
                 swizzle=TensorMapSwizzle.s128b,
             )
-        order = Order(
-            rows=cute.ceil_div(n, tile.rows * tile.sharers), tokens=cute.ceil_div(m, tile.tokens)
-        )
+        order = Order(rows=cute.ceil_div(n, tile.rows), tokens=cute.ceil_div(m, tile.tokens))
         clusters = order.rows * order.tokens
         if cutlass.const_expr(tile.split_k == 1):
-            clusters = cutlass.min(clusters, sms * tile.ctas_per_sm // tile.cluster)
+            clusters = cutlass.min(clusters, sms * tile.ctas_per_sm)
         self.kernel(
             token_map, w1, sfw1, w2, sfw2, out_map, out, alpha, bias, m, n, k, order,
             end0, end1, end2, end3, end4, end5, end6,
         ).launch(
-            grid=(clusters * tile.cluster, 1, 1),
+            grid=(clusters * tile.split_k, 1, 1),
             block=(tile.threads, 1, 1),
-            cluster=(tile.cluster, 1, 1),
+            cluster=(tile.split_k, 1, 1),
             stream=stream,
             use_pdl=True,
             min_blocks_per_mp=tile.ctas_per_sm,
@@ -168,12 +166,9 @@ class WeightOnlyGemm:
             if cutlass.const_expr(tile.split_k > 1):
                 ptx.mbarrier_init(scratch.arrived, Split(tile).arrivals)
             ptx.fence_mbarrier_init()
-        if cutlass.const_expr(tile.cluster > 1):
-            ptx.barrier_cluster_arrive()
-        if cutlass.const_expr(tile.sharers > 1):
-            ptx.barrier_cluster_wait()
-        else:
-            ptx.barrier_cta_sync()
+        if cutlass.const_expr(tile.split_k > 1):
+            ptx.barrier_cluster_arrive()  # waited for before parts are sent
+        ptx.barrier_cta_sync()
 
         work = work_of(tile, order, k, rank)
         if group == tile.warpgroups:
@@ -191,14 +186,10 @@ class WeightOnlyGemm:
             factors = Factors(alpha, ends, bias)
             result = Result(out, out_map, m, n)
             for index in cutlass.range(work.mine, unroll=1):
-                place = place_of(tile, work, index)
+                place = place_of(work, index)
                 sums = multiplier.run(ring, work, index, group)
                 epilogue.run(sums, factors, result, scratch, place, work, group)
             epilogue.finish()
-        if cutlass.const_expr(tile.sharers > 1):
-            # Nobody exits while a peer may still write or arrive here.
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
 
     def _ring(self) -> Ring:
         tile, stages = self.tile, self.stages
