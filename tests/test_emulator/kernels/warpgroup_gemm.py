@@ -10,6 +10,7 @@ from typing import Any
 import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
+import torch
 from cutlass import (
     AddressSpace,
     Array,
@@ -27,6 +28,9 @@ from cutlass.cute.runtime import make_ptr
 from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+
+from nvfp4_kernels.compile import launch
+from tests.devices import KernelDevice
 
 ROWS = 64  # of A in a CTA
 TILE_K = 64
@@ -196,3 +200,15 @@ class WarpgroupGemm:
         if lane < CLUSTER:
             there = ptx.mapa(empty.subview(step % STAGES), lane)
             ptx.mbarrier_arrive(there, scope=ptx.MemScope.CLUSTER)
+
+
+def right(n: int, k: int, device: KernelDevice) -> bool:
+    """Whether D is exact, of small integers and four CTAs."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (
+        torch.randint(-4, 5, (rows, k), generator=generator).to(torch.bfloat16)
+        for rows in (4 * ROWS, n)
+    )
+    d = device.output("d", torch.zeros(4 * ROWS, n))
+    launch(WarpgroupGemm(n), device.put("a", a), device.put("b", b), d, 4 * ROWS, k)
+    return torch.equal(d.cpu(), a.float() @ b.float().T)
