@@ -108,8 +108,8 @@ def cutlass_or_skip() -> None:
 def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
     """The emulator in ``schedule``, as the device that this process's CuTe kernels launch on.
 
-    CuTe compiles for ``arch``, a key of ``EMULATED_CHIPS``, from here on. Skips the test in a run
-    with ``--device cuda``: CuTe DSL binds itself to one runtime.
+    Within, CuTe compiles for ``arch``, a key of ``EMULATED_CHIPS``. Skips the test in a run with
+    ``--device cuda``: CuTe DSL binds itself to one runtime.
     """
     from tests.emulator.runtime import shim
 
@@ -130,6 +130,7 @@ def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
             yield device
         finally:
             device.free()
+            shim.install(gpu)  # tests without a device compile for sm_100
 
 
 @contextmanager
