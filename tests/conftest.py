@@ -1,9 +1,9 @@
 """``--device``: one body for the emulator and for a GPU.
 
 A test that asks for ``device`` or ``op_device`` runs on the emulator once per schedule (those of
-its ``schedules`` marker, or all), or once on the GPU. Marked ``arch("sm_100")`` it skips itself, by
-name, on any other GPU. CuTe DSL binds itself to one runtime for the life of a process, so ``both``
-is two runs, one after the other.
+its ``schedules`` marker, or all), or once on the GPU. The emulator is of sm_100, or of what an
+``arch("sm_90")`` marker says; on any other GPU a marked test skips itself, by name. CuTe DSL binds
+itself to one runtime for the life of a process, so ``both`` is two runs, one after the other.
 """
 
 import subprocess
@@ -67,7 +67,7 @@ def device(
     if device_schedule is None:
         yield devices.cuda_or_skip(_arch(request))
     else:
-        with devices.emulated(device_schedule) as emulated:
+        with devices.emulated(device_schedule, _arch(request) or "sm_100") as emulated:
             yield emulated
 
 
@@ -81,7 +81,7 @@ def op_device(
         devices.cuda_or_skip(_arch(request))
         yield torch.device("cuda")
     else:
-        with devices.emulated_ops(device_schedule):
+        with devices.emulated_ops(device_schedule, _arch(request) or "sm_100"):
             yield torch.device("cpu")
 
 

@@ -1,4 +1,4 @@
-"""Where shared test bodies run their kernels: the emulated Blackwell, or the machine's GPU.
+"""Where shared test bodies run their kernels: the emulated GPU, or the machine's.
 
 ``pytest --device emulator|cuda|both``; see ``tests/conftest.py``.
 """
@@ -14,8 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.emulator import Gpu, Schedule
+from tests.emulator import B200, H200, Gpu, Schedule
 
+# Chips that the emulator stands for, by what kernels for them are called.
+EMULATED_CHIPS = {"sm_90": H200, "sm_100": B200}
 on_cuda = False  # whether this run's kernels go to the GPU: with --device cuda
 
 
@@ -38,10 +40,9 @@ class KernelDevice(Protocol):
 class Emulated:
     """The emulator, in one schedule; reports what it finds by raising it."""
 
-    arch = "sm_100"
-
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, arch: str = "sm_100") -> None:
         self.gpu = gpu
+        self.arch = arch
         self._registered: list[int] = []
 
     def put(self, name: str, tensor: Tensor) -> Tensor:
@@ -89,9 +90,9 @@ def _poisoned(like: Tensor) -> Tensor:
 
 
 @functools.cache
-def _emulated_gpu() -> Gpu:
+def _emulated_gpu(arch: str) -> Gpu:
     """One for all tests: it keeps the kernels it has translated."""
-    return Gpu(strict_tensor_fences=True)
+    return Gpu(EMULATED_CHIPS[arch], strict_tensor_fences=True)
 
 
 def cutlass_or_skip() -> None:
@@ -104,10 +105,11 @@ def cutlass_or_skip() -> None:
 
 
 @contextmanager
-def emulated(schedule: Schedule) -> Iterator[Emulated]:
+def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
     """The emulator in ``schedule``, as the device that this process's CuTe kernels launch on.
 
-    Skips the test in a run with ``--device cuda``: CuTe DSL binds itself to one runtime.
+    Within, CuTe compiles for ``arch``, a key of ``EMULATED_CHIPS``. Skips the test in a run with
+    ``--device cuda``: CuTe DSL binds itself to one runtime.
     """
     from tests.emulator.runtime import shim
 
@@ -118,28 +120,29 @@ def emulated(schedule: Schedule) -> Iterator[Emulated]:
             "something imported cutlass before the first test with a device: it is bound to CUDA "
             "now; import it inside of the tests that use it"
         )
-    gpu = _emulated_gpu()
+    gpu = _emulated_gpu(arch)
     gpu.schedule = schedule
-    shim.install(gpu)
-    device = Emulated(gpu)
+    shim.install(gpu, f"{arch}a")
+    device = Emulated(gpu, arch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVFP4_KERNELS_CACHE", "")  # nothing is kept, nothing from before is used
         try:
             yield device
         finally:
             device.free()
+            shim.install(gpu)  # tests without a device compile for sm_100
 
 
 @contextmanager
-def emulated_ops(schedule: Schedule) -> Iterator[Gpu]:
-    """The emulator in the place of CPU: ops take their ``sm_100`` kernels for CPU tensors.
+def emulated_ops(schedule: Schedule, arch: str = "sm_100") -> Iterator[Gpu]:
+    """The emulator in the place of CPU: ops take their kernels of ``arch`` for CPU tensors.
 
     Kernels may touch the tensors that any launch was given, and nothing else.
     """
     from nvfp4_kernels import compile as kernel_compile
     from nvfp4_kernels.dispatch import standing_in
 
-    with emulated(schedule) as device, pytest.MonkeyPatch.context() as patch:
+    with emulated(schedule, arch) as device, pytest.MonkeyPatch.context() as patch:
 
         def know(tensors: list[Tensor]) -> None:
             for tensor in tensors:

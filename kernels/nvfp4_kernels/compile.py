@@ -59,7 +59,7 @@ def launch(kernel: DeviceKernel, *arguments: Tensor | int | float | None) -> Non
     on_cuda = tensors[0].is_cuda
     with torch.cuda.device(tensors[0].device) if on_cuda else nullcontext():
         stream = torch.cuda.current_stream().cuda_stream if on_cuda else 0
-        compiled(kernel)(*map(_argument, arguments), stream)
+        compiled(kernel, arch())(*map(_argument, arguments), stream)
 
 
 def _argument(given: Tensor | int | float | None) -> int | float:
@@ -69,8 +69,13 @@ def _argument(given: Tensor | int | float | None) -> int | float:
 
 
 @functools.cache
-def compiled(kernel: DeviceKernel) -> Callable[..., None]:
-    """The kernel's host function: from the cache, else compiled and put there."""
+def compiled(kernel: DeviceKernel, target: str) -> Callable[..., None]:
+    """The kernel's host function: from the cache, else compiled and put there.
+
+    Args:
+        kernel: in one configuration.
+        target: what ``arch`` says now; a process may launch on devices of several.
+    """
     place = object_path(kernel)
     if place is not None and not place.exists():
         build(kernel, place)
@@ -98,7 +103,7 @@ def compile_kernel(kernel: DeviceKernel) -> Any:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
-    options = "--enable-tvm-ffi"
+    options = f"--enable-tvm-ffi --gpu-arch {arch()}"
     return cute.compile(kernel, *kernel.signature(), make_fake_stream(), options=options)
 
 
@@ -121,11 +126,13 @@ def _generalise_host(function: Any) -> None:
 
 
 def arch() -> str:
-    """The architecture CuTe compiles for, in its spelling: ``CUTE_DSL_ARCH``, else this GPU's."""
-    given = os.environ.get(ARCH_VARIABLE)
-    if given:
-        return given
-    major, minor = torch.cuda.get_device_capability()
+    """What is compiled for, as CuTe spells it: ``CUTE_DSL_ARCH``, else the current GPU's."""
+    return os.environ.get(ARCH_VARIABLE) or _device_arch(torch.cuda.current_device())
+
+
+@functools.cache
+def _device_arch(index: int) -> str:
+    major, minor = torch.cuda.get_device_capability(index)
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
@@ -135,13 +142,13 @@ def object_path(kernel: DeviceKernel) -> Path | None:
     if not folder:
         return None
     kind = type(kernel)
-    what = f"{kind.__module__}.{kind.__qualname__} {kernel!r} {_toolchain()}"
+    what = f"{kind.__module__}.{kind.__qualname__} {kernel!r} {_toolchain(arch())}"
     name = hashlib.sha256(what.encode()).hexdigest()[:32]
     return Path(folder).expanduser() / f"{name}.o"
 
 
 @functools.cache
-def _toolchain() -> str:
+def _toolchain(target: str) -> str:
     """Whatever else changes the compiled form: sources, compiler, its settings, both devices.
 
     The same on a machine without a GPU as on the one it compiles for.
@@ -159,5 +166,5 @@ def _toolchain() -> str:
         if name.startswith("CUTE_DSL_") and not name.endswith(_PLACES)
     }
     versions = [version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")]
-    toolchain = (*versions, CUDA_VERSION.major, platform.machine(), arch(), settings)
+    toolchain = (*versions, CUDA_VERSION.major, platform.machine(), target, settings)
     return f"{sources.hexdigest()} {toolchain}"

@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.emulator.findings import EmulatorError, LaunchError, UnknownInstruction, Where
+from tests.emulator.findings import (
+    EmulatorError,
+    IllegalInstruction,
+    LaunchError,
+    UnknownInstruction,
+    Where,
+)
 from tests.emulator.memory.linear import LinearMemory
 from tests.emulator.ptx.flow import analyse, read, written
 from tests.emulator.ptx.lint import unwaited_loads
+from tests.emulator.ptx.register_tuples import register_tuples
 from tests.emulator.ptx.syntax import (
     Address,
     Immediate,
@@ -31,11 +38,13 @@ from tests.emulator.ptx.syntax import (
     Symbol,
     Variable,
 )
+from tests.emulator.ptx.targets import missing_target
 from tests.emulator.ptx.uniformity import analyse_uniformity
 from tests.emulator.storage import Storage, assign_storage, code_of
 from tests.emulator.windows import LOCAL_WINDOW, PARAMETER_WINDOW
 
 if TYPE_CHECKING:
+    from tests.emulator.instructions.registry import Emit
     from tests.emulator.machine.warp import Program as WarpProgram
     from tests.emulator.machine.warp import Warp
 
@@ -51,6 +60,7 @@ class Program:
         block_count: basic blocks.
         block_families: per block, instruction family -> count.
         lints: mistakes seen without running.
+        tuples: registers that wgmma uses asynchronously.
         text: the generated Python.
     """
 
@@ -68,6 +78,7 @@ class Program:
             Counter(family_of(i) for i in kernel.body[b.first : b.last]) for b in self.flow.blocks
         ]
         self.lints = unwaited_loads(self.flow)
+        self.tuples = register_tuples(kernel)
         self._places: dict[int, Where] = {}
         self._lay_out_variables()
         emitter = Emitter(self)
@@ -178,7 +189,7 @@ class Program:
 def family_of(instruction: Instruction) -> str:
     """``ld.shared``, ``tcgen05.mma``, ``fma`` ...: the name instructions are counted under."""
     parts = instruction.parts
-    if parts[0] in ("tcgen05", "mbarrier", "fence", "barrier", "clusterlaunchcontrol"):
+    if parts[0] in ("tcgen05", "mbarrier", "fence", "barrier", "clusterlaunchcontrol", "wgmma"):
         return ".".join(parts[:2])
     if parts[0] == "cp":
         return ".".join(p for p in parts[:5] if p in ("cp", "async", "bulk", "tensor", "reduce"))
@@ -512,17 +523,23 @@ class Emitter:
         family = self._families.get(instruction.parts[0])
         if family is None:
             raise self.unknown(instruction)
+        needed = missing_target(self.program.module.target, instruction)
+        if needed:
+            raise IllegalInstruction(
+                f"{instruction.opcode} needs .target {needed}, the module's is "
+                f"{self.program.module.target}"
+            )
         if instruction.parts[0] in ("bra", "brx", "ret", "exit"):
             family(self, instruction)
             return
         if instruction.guard is None:
-            family(self, instruction)
+            self._run(family, instruction)
             return
         form = self.storage(instruction.guard)
         if form.uniform:
             sense = "not " if instruction.guard_negated else ""
             with self.indented(f"if {sense}{form.name}:"):
-                family(self, instruction)
+                self._run(family, instruction)
             return
         lanes = self.temporary()
         sense = "~" if instruction.guard_negated else ""
@@ -530,8 +547,20 @@ class Emitter:
         self.write(f"{lanes} = {sense}{form.name}{also}")
         self.guard = lanes
         with self.indented(f"if {lanes}.any():"):
-            family(self, instruction)
+            self._run(family, instruction)
         self.guard = ""
+
+    def _run(self, family: "Emit", instruction: Instruction) -> None:
+        """An instruction's lines, after those that watch registers wgmma may be using."""
+        if self.program.tuples.of and instruction.parts[0] != "wgmma":
+            touched = tuple(self.program.tuples.touched(instruction))
+            if touched:
+                self.specials.add("wgmma_part = w.part")
+                name = self.constant(touched, ("touched", touched))
+                self.write(f"if wgmma_part.flying: wgmma_touch(w, {name}, {instruction.line})")
+            for number, _, _ in touched:
+                self.write(f"wgmma_part.touched[{number}] = {instruction.line}")
+        family(self, instruction)
 
     def block_number(self, label: str) -> int:
         start = self.kernel.labels[label]

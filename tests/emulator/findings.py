@@ -110,6 +110,14 @@ class UnwaitedLoad(EmulatorError):
     """A tcgen05.ld's value leaves the registers without tcgen05.wait::ld."""
 
 
+class UnwaitedMma(EmulatorError):
+    """A register of a wgmma in flight is used before wgmma.wait_group."""
+
+
+class MissingRegisterFence(EmulatorError):
+    """A wgmma takes registers that other instructions have used since the last wgmma.fence."""
+
+
 class ExitedPeer(EmulatorError):
     """Shared memory of a CTA of the cluster is used after that CTA has exited."""
 
@@ -143,7 +151,10 @@ class TensorMemoryMisuse(EmulatorError):
 
 
 class DivergentExecution(EmulatorError):
-    """An ``.aligned`` or warp-wide instruction that not all lanes of the warp reached together."""
+    """An ``.aligned`` or warp-wide instruction that not all lanes of the warp reached together.
+
+    Of wgmma: that not all warps of the warpgroup execute alike.
+    """
 
 
 class KernelAssertion(EmulatorError):

@@ -123,8 +123,8 @@ _HEADER = """\
 
 
 _EXPLANATION = """\
-`source` is a line of `nvfp4_gemm.py`, `PTX` one of the kernel's PTX. Mutations alike, of
-instructions that one source line became, share a row."""
+`source` is a line of `nvfp4_gemm.py`, of "GEMM, wgmma" one of `warpgroup_gemm.py`; `PTX` is one of
+the kernel's PTX. Mutations alike, of instructions that one source line became, share a row."""
 
 
 def main(

@@ -75,6 +75,7 @@ class Run:
         schedule: of the run.
         launches: one after the other, with programmatic stream serialization.
         options: for :class:`Gpu`.
+        target: of the module.
     """
 
     grid: int = 1
@@ -84,13 +85,14 @@ class Run:
     schedule: Schedule = EAGER
     launches: int = 1
     options: dict[str, Any] = field(default_factory=dict)
+    target: str = "sm_100a"
 
     def __call__(self, body: str, *arrays: np.ndarray, shared: int = 0) -> Launch:
         gpu = Gpu(**self.options)
         for number, array in enumerate(arrays):
             raw = array.reshape(-1).view(np.uint8)
             gpu.memory.register_array(raw, name=f"array {number}")
-        module = gpu.load(assemble(body, len(arrays), shared))
+        module = gpu.load(assemble(body, len(arrays), shared, self.target))
         for _ in range(self.launches):
             launch = gpu.launch(
                 module,

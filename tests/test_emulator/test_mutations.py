@@ -45,6 +45,9 @@ CHANGES = {
     "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
     "[%rd1], %h1;": {"dropped", "twice", "CTA mask 1", "CTA mask 2", "other CTA group"},
     "cp.async.bulk.wait_group.read 1;": {"dropped", "2 may be pending"},
+    "wgmma.wait_group.sync.aligned 0;": {"dropped", "1 may be pending"},
+    "wgmma.commit_group.sync.aligned;": {"dropped"},
+    "wgmma.fence.sync.aligned;": {"dropped"},
     "elect.sync _|%p3, -1;": {"every lane elected"},
     "fence.proxy.async.shared::cta;": {"dropped"},
     "add.u32 %r1, %r2, %r3;": set(),

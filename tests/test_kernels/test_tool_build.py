@@ -70,7 +70,9 @@ class Kernel:
 
 def look_up(capability=None, **settings):
     os.environ.update(settings)
-    torch.cuda.get_device_capability = lambda: capability
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_capability = lambda index: capability
+    compile._device_arch.cache_clear()
     compile._toolchain.cache_clear()
     name = compile.object_path(Kernel()).name
     for each in settings:

@@ -5,6 +5,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 _KERNELS = "cute/blackwell/kernel/"
+_HOPPER = "cute/hopper/kernel/"
 _TUTORIALS = "cute/blackwell/tutorial/"
 _PRIMITIVES = "experimental/primitives/"
 
@@ -18,12 +19,14 @@ class Case:
         path: under ``examples/python/CuTeDSL``.
         arguments: of its command line.
         sms: streaming multiprocessors to emulate; few make persistent kernels take several tiles.
+        arch: "sm_100a" or "sm_90a".
     """
 
     name: str
     path: str
     arguments: str = ""
     sms: int = 148
+    arch: str = "sm_100a"
 
 
 def _dense() -> list[Case]:
@@ -356,6 +359,25 @@ def _primitives() -> list[Case]:
     ]
 
 
+def _hopper() -> list[Case]:
+    gemm, fp16 = f"{_HOPPER}dense_gemm/dense_gemm", "--a_dtype Float16 --b_dtype Float16"
+    shape = "--mnkl 512,512,256,1 --tile_shape_mn 128,128"
+    grouped = "--num_groups 2 --problem_sizes_mnkl '(256,128,128,1),(128,256,192,1)'"
+    heads = "--mma_tile_shape_mn 64,128 --q_shape 1,256,2,64 --k_shape 1,256,2,64"
+    runs = {
+        "dense_gemm_fp16": (f"{gemm}.py", f"{shape} {fp16} --cluster_shape_mn 2,1"),
+        "dense_gemm_fp16_turned": (f"{gemm}.py", f"{shape} {fp16} --a_major m --b_major n"),
+        "dense_gemm_persistent_fp16": (f"{gemm}_persistent.py", f"{shape} {fp16}"),
+        "grouped_gemm_fp16": (f"{_HOPPER}grouped_gemm/grouped_gemm.py", grouped),
+        "fmha": (f"{_HOPPER}attention/fmha.py", heads),
+        "fmha_causal": (f"{_HOPPER}attention/fmha.py", f"{heads} --is_causal --is_persistent"),
+    }
+    return [
+        Case(f"hopper_{name}", path, arguments, sms=4, arch="sm_90a")
+        for name, (path, arguments) in runs.items()
+    ]
+
+
 CASES = (
     *_dense(),
     *_blockscaled(),
@@ -368,13 +390,14 @@ CASES = (
     *_task_scheduling(),
     *_generic(),
     *_primitives(),
+    *_hopper(),
 )
 
 
 _TASKS = "experimental/task_scheduling/blackwell/tutorial/"
 # Patterns of the examples that are not run, and why.
 EXCLUDED = {
-    "cute/hopper/*": "wgmma of sm_90, which is not modelled",
+    "cute/hopper/kernel/dense_gemm/dense_gemm_fp8_*": "wgmma of FP8, which is not modelled",
     "cute/blackwell_geforce/*": "sm_120",
     "*/sm103_*": "sm_103",
     "cute/blackwell/kernel/distributed/*": "several GPUs, multimem",

@@ -123,15 +123,16 @@ def _on_cuda(dlpack: Callable[..., object]) -> Callable[..., object]:
     return export
 
 
-def install(sms: int) -> None:
+def install(sms: int, arch: str = "sm_100a") -> None:
     """Patches torch in this process.
 
     Args:
         sms: streaming multiprocessors that device properties report.
+        arch: "sm_100a" or "sm_90a", that they report too.
     """
     properties = SimpleNamespace(
-        name="emulated B200",
-        major=10,
+        name="emulated H200" if arch == "sm_90a" else "emulated B200",
+        major=9 if arch == "sm_90a" else 10,
         minor=0,
         multi_processor_count=sms,
         total_memory=2**34,
@@ -152,7 +153,7 @@ def install(sms: int) -> None:
         "set_device": lambda *a: None,
         "device": _nothing,
         "get_device_name": lambda *a: properties.name,
-        "get_device_capability": lambda *a: (10, 0),
+        "get_device_capability": lambda *a: (properties.major, 0),
         "get_device_properties": lambda *a: properties,
         "empty_cache": lambda: None,
         "Stream": Stream,

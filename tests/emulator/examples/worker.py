@@ -82,13 +82,14 @@ def main() -> None:
         DataRace,
         ExitedPeer,
         LaneReach,
+        MissingRegisterFence,
         RegisterBudget,
         TensorMemoryMisuse,
         UnfinishedStore,
         UninitialisedRead,
         UnwaitedLoad,
     )
-    from tests.emulator.machine.gpu import B200, Gpu
+    from tests.emulator.machine.gpu import B200, H200, Gpu
     from tests.emulator.machine.schedule import STANDARD
 
     # What NVIDIA's own examples do although the PTX ISA says otherwise: noted, not refused.
@@ -97,6 +98,7 @@ def main() -> None:
         DataRace,
         ExitedPeer,
         LaneReach,
+        MissingRegisterFence,
         RegisterBudget,
         TensorMemoryMisuse,
         UnfinishedStore,
@@ -106,7 +108,7 @@ def main() -> None:
     device: Any
     runs: list[tuple[str, Any]]
     found: dict[str, Any] = {}
-    limits = dataclasses.replace(B200, sms=case.sms)
+    limits = dataclasses.replace(H200 if case.arch == "sm_90a" else B200, sms=case.sms)
     if record:
         runs = [("recorded", Recorder(Path(record), name))]
     else:
@@ -115,14 +117,14 @@ def main() -> None:
         gpus = {s.name: Gpu(limits, schedule=s, tolerated=tolerated) for s in chosen}
         runs = [(schedule, _Counted(gpu)) for schedule, gpu in gpus.items()]
         found = {schedule: gpu.findings for schedule, gpu in gpus.items()}
-    runtime = shim.install(runs[0][1])
+    runtime = shim.install(runs[0][1], case.arch)
 
     import torch
 
     from tests.emulator.examples import fake_cuda, fake_torch
 
     torch.set_num_threads(1)
-    fake_torch.install(case.sms)
+    fake_torch.install(case.sms, case.arch)
     fake_cuda.install(runtime, case.sms)
     for label, device in runs:
         runtime.device = device

@@ -16,6 +16,7 @@ from tests.emulator.instructions import (
     synchronise,
     tensor,
     warp_wide,
+    warpgroup,
 )
 from tests.emulator.instructions.registry import FAMILIES, RUNTIME
 
@@ -37,4 +38,5 @@ __all__ = [
     "synchronise",
     "tensor",
     "warp_wide",
+    "warpgroup",
 ]

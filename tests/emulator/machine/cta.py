@@ -13,6 +13,7 @@ from tests.emulator.findings import (
 )
 from tests.emulator.machine.units import Units
 from tests.emulator.machine.warp import Warp
+from tests.emulator.machine.warpgroup import Warpgroup
 from tests.emulator.memory.clocks import MBARRIER
 from tests.emulator.memory.linear import LinearMemory
 from tests.emulator.memory.tensor import TensorMemory
@@ -40,6 +41,7 @@ class Cta:
         tensor: its tensor memory.
         barriers: CTA barriers by number.
         mbarriers: live mbarrier objects by shared address.
+        warpgroups: those that multiply, by their first warp.
     """
 
     def __init__(self, cluster: "Cluster", position: Position, rank: int) -> None:
@@ -64,6 +66,7 @@ class Cta:
         self.tensor = TensorMemory(f"tensor memory of CTA {position}")
         self.barriers: dict[int, Barrier] = {}
         self.mbarriers: dict[int, MBarrier] = {}
+        self.warpgroups: dict[int, Warpgroup] = {}
         self.warps = [Warp(self, index) for index in range(-(-launch.threads // 32))]
         self.running = len(self.warps)
         self.registers: dict[int, int] = {}
@@ -75,6 +78,14 @@ class Cta:
         found = self.barriers.get(number)
         if found is None:
             found = self.barriers[number] = Barrier(f"barrier {number} of CTA {self.position}")
+        return found
+
+    def warpgroup(self, warp: int) -> Warpgroup:
+        """The warpgroup that a warp is in."""
+        first = warp & ~3
+        found = self.warpgroups.get(first)
+        if found is None:
+            found = self.warpgroups[first] = Warpgroup(self, first)
         return found
 
     def mbarrier(self, address: int) -> MBarrier:
@@ -150,6 +161,8 @@ class Cta:
 
     def warp_exited(self, warp: Warp) -> None:
         self.running -= 1
+        if self.launch.program.tuples.of and warp.index & ~3 in self.warpgroups:
+            warp.part.leave()
         self.cluster.barrier.leave()
         for barrier in self.barriers.values():
             barrier.leave(32)

@@ -39,13 +39,14 @@ class Limits:
 
 
 B200 = Limits()
+H200 = Limits(sms=132)
 
 
 class Gpu:
     """A functional model of one device.
 
     Args:
-        limits: of the chip; ``B200`` by default.
+        limits: of the chip; ``B200`` by default, or ``H200``.
         schedule: order of everything that hardware leaves open, for launches that name none.
         tolerated: findings that are collected in ``Launch.findings`` instead of raised.
         strict_tensor_fences: whether a barrier orders tcgen05 accesses only with

@@ -13,6 +13,7 @@ from tests.emulator.findings import DivergentExecution, EmulatorError, Uninitial
 from tests.emulator.machine.bulk_groups import BulkGroups
 from tests.emulator.machine.tensor_unit import TensorUnit
 from tests.emulator.machine.trace import Event, Key, Touched, WarpTrace
+from tests.emulator.machine.warpgroup_part import WarpgroupPart
 from tests.emulator.memory.clocks import Actor, Clocks, Origin
 from tests.emulator.memory.shadow import Access
 
@@ -43,7 +44,8 @@ class Warp:
         blocks_run: executions of each basic block.
         trace: what it did, or None where the launch is not traced.
         bulk_groups, copy_groups: of cp.async.bulk and of cp.async.
-        tensor: its side of the tensor core.
+        tensor: its side of the tensor core of sm_100.
+        part: its part in its warpgroup's wgmma.
         local: local memory of each lane.
     """
 
@@ -81,6 +83,10 @@ class Warp:
     @functools.cached_property
     def tensor(self) -> TensorUnit:
         return TensorUnit(self)
+
+    @functools.cached_property
+    def part(self) -> WarpgroupPart:
+        return WarpgroupPart(self, self.cta.warpgroup(self.index), self.launch.program.tuples)
 
     @property
     def name(self) -> str:

@@ -43,7 +43,6 @@ _NO_RESULT = frozenset(
         "pmevent",
         "setmaxnreg",
         "tensormap",
-        "wgmma",
     ]
 )
 _EXIT = -1
@@ -66,6 +65,8 @@ def results(instruction: Instruction) -> int:
         return 1 if parts[1] == "query_cancel" else 0
     if family == "multimem":
         return 1 if parts[1] == "ld_reduce" else 0
+    if family == "wgmma":
+        return 1 if parts[1] == "mma_async" else 0
     return 1
 
 
@@ -95,11 +96,16 @@ def written(instruction: Instruction) -> list[str]:
     ]
 
 
+def _first_source(instruction: Instruction) -> int:
+    # wgmma adds to what its accumulator holds.
+    return 0 if instruction.parts[0] == "wgmma" else results(instruction)
+
+
 def read(instruction: Instruction) -> list[str]:
     """Registers read, the guard among them."""
     names = [
         name
-        for operand in instruction.operands[results(instruction) :]
+        for operand in instruction.operands[_first_source(instruction) :]
         for name in registers_of(operand)
     ]
     if instruction.guard is not None:

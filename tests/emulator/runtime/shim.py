@@ -30,16 +30,25 @@ class Runtime:
     """The installed runtime.
 
     Attributes:
-        arch: what kernels are compiled for.
+        arch: what kernels are compiled for; may change.
         library: path of the library that CuTe takes for its own.
     """
 
     def __init__(self, device: Device, arch: str, library: Library) -> None:
-        self.arch = arch
         self.library = library.path
         self._library = library
         self._driver = Driver(device, _CAPABILITIES[arch], library.set_detail)
+        self.arch = arch
         library.dispatch_to(self._driver.dispatch)
+
+    def compile_for(self, arch: str) -> None:
+        """Makes CuTe compile for another architecture; what it has compiled stays as it is."""
+        from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
+
+        self.arch = os.environ["CUTE_DSL_ARCH"] = arch
+        self._driver.capability = _CAPABILITIES[arch]
+        for dsl in (CuTeDSL._get_dsl(), CuteExperimentalDSL._get_dsl()):
+            dsl.envar.arch = arch
 
     @property
     def device(self) -> Device:
@@ -115,18 +124,18 @@ def install(device: Device, arch: str = "sm_100a") -> Runtime:
 
     Args:
         device: runs the kernels. Installing again replaces it.
-        arch: "sm_100a" or "sm_90a".
+        arch: "sm_100a" or "sm_90a". Installing again changes it.
 
     Raises:
         RuntimeError: cutlass is imported already, or there is no C compiler.
-        ValueError: the arch is unknown, or another one is installed.
+        ValueError: the arch is unknown.
     """
     global _installed
     if arch not in _CAPABILITIES:
         raise ValueError(f"arch: {arch!r}, accepted are {sorted(_CAPABILITIES)}")
     if _installed is not None:
         if _installed.arch != arch:
-            raise ValueError(f"arch: {arch!r}, this process compiles for {_installed.arch!r}")
+            _installed.compile_for(arch)
         _installed.device = device
         return _installed
     if "cutlass" in sys.modules:

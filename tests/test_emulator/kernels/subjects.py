@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tests.devices import Emulated
+from tests.devices import EMULATED_CHIPS, Emulated
 from tests.emulator import EAGER, Gpu, Schedule
 from tests.emulator.machine.gpu import Limits
 from tests.emulator.machine.launch import Dimensions, Launch
@@ -115,6 +115,14 @@ _CLUSTER = (
         "the same: this one only says that the peer has started, there is no data to order",
     ),
 )
+_INITIALISED = (
+    (
+        r"cluster\.arrive",
+        "relaxed",
+        "the same: fence.mbarrier_init publishes through it, and the other one orders no data",
+    ),
+)
+_LAST = "redundant: nobody fills the slot again, and a wait for all groups follows"
 Reasons = tuple[tuple[str, str, str], ...]
 
 
@@ -123,6 +131,46 @@ def _reason(reasons: Reasons, mutation: Mutation) -> str:
         if re.search(instruction, mutation.instruction) and re.search(change, mutation.change):
             return why
     return ""
+
+
+def _substituted(
+    run: Callable[[Emulated], bool], text: str | None, schedule: Schedule, arch: str
+) -> tuple[bool, str]:
+    """What ``run`` says of a launch of ``text`` in place of its kernel's PTX, and that PTX."""
+    device = Substitute(Gpu(EMULATED_CHIPS[arch], schedule=schedule, strict_tensor_fences=True))
+    device.text = text
+    shim.install(device, f"{arch}a")
+    memory = Emulated(device.gpu, arch)
+    try:
+        return run(memory), device.given
+    finally:
+        memory.free()
+
+
+@dataclass
+class Warpgroups:
+    """The GEMM of sm_90, whose ring goes round more than once."""
+
+    name: str = "GEMM, wgmma"
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        self.text = self._launch(None, EAGER)[1]
+        fences = [n for n, line in enumerate(self.text.splitlines(), 1) if "wgmma.fence" in line]
+        self._last = fences[-1]  # of the tile that the unrolled loop leaves over
+
+    def _launch(self, text: str | None, schedule: Schedule) -> tuple[bool, str]:
+        from tests.test_emulator.kernels.warpgroup_gemm import right
+
+        return _substituted(lambda memory: right(32, 1088, memory), text, schedule, "sm_90")
+
+    def run(self, text: str, schedule: Schedule) -> bool:
+        return self._launch(text, schedule)[0]
+
+    def reason(self, mutation: Mutation) -> str:
+        behind = re.match(r"wgmma\.wait_group|mbarrier\.arrive", mutation.instruction)
+        last = behind and mutation.line > self._last
+        return _LAST if last else _reason(_INITIALISED, mutation)
 
 
 @dataclass
@@ -154,16 +202,7 @@ class Gemm:
         }
 
     def _launch(self, text: str | None, schedule: Schedule) -> tuple[bool, str]:
-        runtime = shim.installed()
-        assert runtime is not None
-        device = Substitute(Gpu(schedule=schedule, strict_tensor_fences=True))
-        device.text = text
-        runtime.device = device
-        memory = Emulated(device.gpu)
-        try:
-            return self._problem.run(memory), device.given
-        finally:
-            memory.free()
+        return _substituted(self._problem.run, text, schedule, "sm_100")
 
     def run(self, text: str, schedule: Schedule) -> bool:
         return self._launch(text, schedule)[0]
@@ -213,8 +252,15 @@ def gemm_subject(two_sm: bool) -> Gemm:
     return Gemm(f"GEMM, {config.ctas} SM", config)
 
 
+def warpgroups_subject() -> Warpgroups:
+    """The GEMM of sm_90; installs the emulator's runtime and needs CuTe DSL."""
+    shim.install(Gpu(), "sm_90a")
+    return Warpgroups()
+
+
 def subjects() -> Iterator[Subject]:
     """All of them."""
     yield from written_subjects()
+    yield warpgroups_subject()
     for two_sm in (False, True):
         yield gemm_subject(two_sm)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from tests.emulator import Schedule
+from tests.test_emulator import wgmma_kernel
 from tests.test_emulator.assemble import Run, global_array
 
 # Warp 0 writes tensor memory, warp 4, which reaches the same lanes, reads it; twice.
@@ -138,9 +139,15 @@ def dependent(body: str, schedule: Schedule) -> None:
     np.testing.assert_array_equal(data, np.arange(64) + 3)
 
 
+def wgmma(body: str, schedule: Schedule) -> None:
+    _, d, expected = wgmma_kernel.launch(body, schedule)
+    np.testing.assert_array_equal(d, expected)
+
+
 KERNELS = {
     "budget": (budget, BUDGET),
     "dependent launch": (dependent, DEPENDENT),
     "tensor memory": (tensor, TENSOR),
     "cp.async": (copy, COPY),
+    "wgmma": (wgmma, wgmma_kernel.KERNEL),
 }

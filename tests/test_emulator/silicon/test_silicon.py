@@ -15,7 +15,7 @@ from tests.test_emulator.silicon.cases import FAMILIES, descriptors, family
 from tests.test_emulator.silicon.cases.faults import FINDINGS
 from tests.test_emulator.silicon.replay import descriptor, run_on_emulator
 
-_ASYNCHRONOUS = ("memory", "mbarrier", "tensor_load", "tensor_store", "bulk", "cluster")
+_ASYNCHRONOUS = ("memory", "mbarrier", "tensor_load", "tensor_store", "bulk", "cluster", "wgmma")
 
 
 @cache

@@ -21,6 +21,7 @@ FAMILIES = (
     "bulk",
     "cluster",
     "multiply",
+    "wgmma",
     "faults",
 )
 

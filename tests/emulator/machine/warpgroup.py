@@ -1,0 +1,262 @@
+"""A warpgroup: four warps whose wgmma instructions are one, and what of theirs is in flight.
+
+Warps arrive at a wgmma one after the other. The last one hands it to the tensor core, which runs
+the warpgroup's in order, each when the schedule lets it. Accumulators of one chain stay here; a
+warp gets its rows of them back from the wait that covers the chain's last wgmma.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tests.emulator.findings import DivergentExecution
+from tests.emulator.memory.clocks import Clock, Origin, Snapshot
+from tests.emulator.memory.shadow import MANY_LANES, Access
+from tests.emulator.tcgen05.descriptors import SharedDescriptor
+from tests.emulator.tcgen05.formats import Element
+from tests.emulator.tcgen05.operands import OperandShape, chunk_index, gather
+from tests.emulator.tcgen05.operands import decode_operand as decode
+from tests.emulator.wgmma.fragments import (
+    DEPTH,
+    ROWS,
+    WARPS,
+    Floats,
+    Words,
+    a_matrix,
+    d_matrix,
+    d_registers,
+)
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.cta import Cta
+    from tests.emulator.machine.warp import Warp
+
+
+@dataclass(frozen=True)
+class Form:
+    """Modifiers of a wgmma.
+
+    Attributes:
+        n: columns of D.
+        element: of A and B.
+        negative: whether the product is subtracted.
+        a_transposed, b_transposed: whether M or N, not K, is the leading dimension.
+    """
+
+    n: int
+    element: Element
+    negative: bool = False
+    a_transposed: bool = False
+    b_transposed: bool = False
+
+    @property
+    def a_shape(self) -> OperandShape:
+        return OperandShape(ROWS, DEPTH, self.element, self.a_transposed)
+
+    @property
+    def b_shape(self) -> OperandShape:
+        return OperandShape(self.n, DEPTH, self.element, self.b_transposed)
+
+
+@dataclass
+class Multiply:
+    """One wgmma of a warpgroup.
+
+    Attributes:
+        form: its modifiers.
+        accumulator: number of D's registers.
+        adds: whether D is added to.
+        a: where A lies, None for registers.
+        b: where B lies.
+        group: that it belongs to, from 1.
+        line: PTX line.
+        fragments: words of A, one entry per warp that has arrived.
+        sums: of D before, likewise; empty where D is not added to or in flight already.
+        before: clocks of each warp that has arrived.
+    """
+
+    form: Form
+    accumulator: int
+    adds: bool
+    a: SharedDescriptor | None
+    b: SharedDescriptor
+    group: int
+    line: int
+    fragments: dict[int, Words] = field(default_factory=dict)
+    sums: dict[int, Floats] = field(default_factory=dict)
+    before: dict[int, Snapshot] = field(default_factory=dict)
+
+
+class Warpgroup:
+    """Four warps of a CTA, the first of them a multiple of four.
+
+    Attributes:
+        pipe: component of its wgmma instructions; the clock is their group's number.
+        completed: wgmma instructions that are done.
+        waiters: warps that wait for one to be.
+    """
+
+    def __init__(self, cta: "Cta", first: int) -> None:
+        self._cta = cta
+        self.first = first
+        self.pipe = cta.launch.events.new_component()
+        self.completed = 0
+        self.waiters: list[Callable[[], None]] = []
+        self._queue = ("wgmma", self.pipe)
+        self._sums: dict[int, Floats] = {}
+        self._arriving: dict[int, Multiply] = {}
+        self._merged: tuple[tuple[Snapshot, ...], Snapshot] | None = None
+        # What the four warps execute: steps that some have taken and others not yet.
+        self._steps: deque[tuple[int, object]] = deque()
+        self._taken = [0] * WARPS
+        self._dropped = 0
+
+    @property
+    def name(self) -> str:
+        return f"warps {self.first} to {self.first + WARPS - 1} of CTA {self._cta.position}"
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of its threads exist."""
+        return self._cta.threads >= 32 * (self.first + WARPS)
+
+    # All warps alike
+
+    def step(self, warp: "Warp", line: int, detail: object = None) -> None:
+        """A warp executes a wgmma instruction: all four execute the same ones in the same order."""
+        own = warp.index - self.first
+        number = self._taken[own] - self._dropped
+        self._taken[own] += 1
+        if number < len(self._steps):
+            if self._steps[number] != (line, detail):
+                self._report_other(warp, line, self._steps[number][0])
+            if number == 0 and min(self._taken) > self._dropped:
+                self._steps.popleft()
+                self._dropped += 1
+            return
+        self._steps.append((line, detail))
+        gone = [w.index for w in self._cta.warps[self.first : self.first + WARPS] if w.exited]
+        if gone:
+            self._report_missing(warp, line, gone)
+
+    def leave(self, warp: "Warp") -> None:
+        """A warp exits: it must not owe the others an instruction."""
+        number = self._taken[warp.index - self.first] - self._dropped
+        if number < len(self._steps):
+            line = self._steps[number][0]
+            ahead = [
+                self.first + i for i, n in enumerate(self._taken) if n - self._dropped > number
+            ]
+            self._report_missing(self._cta.warps[ahead[0]], line, [warp.index])
+
+    def _report_other(self, warp: "Warp", line: int, other: int) -> None:
+        others = "the same with another descriptor or scale-d"
+        if line != other:
+            others = f"PTX line {other}: {warp.where(other).text.strip()}"
+        warp.launch.report(
+            DivergentExecution(
+                f"wgmma is .aligned: {self.name} must execute the same one, another warp executes "
+                f"{others}",
+                warp.where(line),
+            )
+        )
+
+    def _report_missing(self, warp: "Warp", line: int, missing: list[int]) -> None:
+        warp.launch.report(
+            DivergentExecution(
+                f"wgmma is .aligned: all of {self.name} must execute it, warps {missing} exit "
+                "without",
+                warp.where(line),
+            )
+        )
+
+    # Multiplying
+
+    def arrive(self, number: int, multiply: Multiply) -> Multiply:
+        """A warp is at its ``number``-th wgmma; returns the one that the warpgroup shares."""
+        return self._arriving.setdefault(number, multiply)
+
+    def issue(self, warp: "Warp", number: int) -> None:
+        """Hands a wgmma to the tensor core, if all warps have arrived at it."""
+        multiply = self._arriving[number]
+        if len(multiply.before) < WARPS:
+            return
+        del self._arriving[number]
+        form, launch = multiply.form, warp.launch
+        launch.counters.multiplies[f"wgmma {form.element.ptx_name}", ROWS, form.n, DEPTH, 1] += 1
+        before = self._before_all(multiply)
+        accesses = [
+            (multiply.b, form.b_shape, self._access(warp, multiply, before, "B")),
+        ]
+        if multiply.a is not None:
+            accesses.append((multiply.a, form.a_shape, self._access(warp, multiply, before, "A")))
+
+        def run() -> None:
+            shared = self._cta.shared
+            for descriptor, shape, access in accesses:
+                start, index = chunk_index(descriptor, shape)
+                shared.read_chunks((index + start // 16).reshape(-1), access)
+            self._multiply(multiply)
+            self.completed += 1
+            waiters, self.waiters = self.waiters, []
+            for wake in waiters:
+                wake()
+
+        warp.issue("tensor", self._queue, run, multiply.line)
+
+    def _multiply(self, multiply: Multiply) -> None:
+        """Products are exact; they are summed in FP32 in the order of the BLAS."""
+        form, shared = multiply.form, self._cta.shared.whole
+        if multiply.a is None:
+            words = np.stack([multiply.fragments[warp] for warp in range(WARPS)])
+            a = a_matrix(words, form.element)
+        else:
+            a = decode(gather(shared, multiply.a, form.a_shape), form.a_shape)
+        b = decode(gather(shared, multiply.b, form.b_shape), form.b_shape)
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            total = a @ (-b.T if form.negative else b.T)
+            if multiply.sums:
+                total += d_matrix(np.stack([multiply.sums[warp] for warp in range(WARPS)]))
+            elif multiply.adds:
+                total += self._sums[multiply.accumulator]
+        self._sums[multiply.accumulator] = total
+
+    def sums(self, accumulator: int, warp: "Warp") -> Floats:
+        """A warp's registers of an accumulator, float32 [register, lane]."""
+        return d_registers(self._sums[accumulator], warp.index - self.first)
+
+    def _access(self, warp: "Warp", multiply: Multiply, before: Snapshot, operand: str) -> Access:
+        verb, line = f"wgmma read of {operand}", multiply.line
+        events = warp.launch.events
+        origin = Origin(verb, "async", False, lambda: warp.where(line))
+        event = events.new(self.pipe, multiply.group, origin)
+        access = Access(events, event, before, before.known["async"], warp.launch.report)
+        warps = self._cta.warps[self.first : self.first + WARPS]
+        access.unordered = frozenset(event for w in warps for event in w.unordered)
+        access.lanes = MANY_LANES
+        return access
+
+    def _before_all(self, multiply: Multiply) -> Snapshot:
+        """What comes before the wgmma in all four warps."""
+        parts = tuple(multiply.before[warp] for warp in range(WARPS))
+        if self._merged is None or any(
+            a is not b for a, b in zip(self._merged[0], parts, strict=True)
+        ):
+            merged = Snapshot(parts[0])
+            merged.generic = _meet([part.generic for part in parts])
+            merged.proxy = _meet([part.proxy for part in parts])
+            self._merged = parts, merged
+        return self._merged[1]
+
+
+def _meet(clocks: list[Clock]) -> Clock:
+    """The earlier of all, component by component."""
+    first, *others = clocks
+    return {
+        component: min(clock, *(other[component] for other in others))
+        for component, clock in first.items()
+        if all(component in other for other in others)
+    }

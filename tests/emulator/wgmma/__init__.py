@@ -1,0 +1,1 @@
+"""The fourth-generation tensor core: ``wgmma`` (PTX ISA, Asynchronous Warpgroup Level MMA)."""

@@ -1,0 +1,233 @@
+"""wgmma's own hazards: one kernel that is right, and all ways to get it wrong."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.emulator import STANDARD, Schedule
+from tests.emulator.findings import (
+    DataRace,
+    DivergentExecution,
+    EmulatorError,
+    IllegalInstruction,
+    Misaligned,
+    MissingProxyFence,
+    MissingRegisterFence,
+    OutOfBounds,
+    UninitialisedRead,
+    UnknownInstruction,
+    UnwaitedMma,
+)
+from tests.test_emulator.wgmma_kernel import (
+    COMMIT,
+    DESCRIPTORS,
+    FENCE,
+    FILL,
+    KERNEL,
+    LOAD,
+    MULTIPLIES,
+    STORE,
+    WAIT,
+    ZERO,
+    launch,
+    multiply,
+)
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+def test_the_kernel_is_right_in_every_schedule(schedule: Schedule) -> None:
+    done, d, expected = launch(schedule=schedule)
+    np.testing.assert_array_equal(d, expected)
+    assert dict(done.counters.multiplies) == {("wgmma bf16", 64, 16, 16, 1): 4}
+    assert done.counters.instructions[3, "wgmma.mma_async"] == 4
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An edit of the kernel and what must be reported."""
+
+    old: str
+    new: str
+    error: type[EmulatorError]
+    match: str
+
+
+FIRST, LAST = multiply(0), multiply(3)
+# Warp 0 alone, the other three jump over it.
+ONE_WARP = "setp.ne.u32 %p1, %r20, 0;\n    @%p1 bra OVER;\n    {}\nOVER:"
+
+MISTAKES = {
+    "no wait": Mistake(WAIT, "", UnwaitedMma, "read of %f0, an accumulator .* in flight"),
+    "wait for all but the last group": Mistake(
+        WAIT, WAIT.replace(" 0;", " 1;"), UnwaitedMma, "wgmma.wait_group between"
+    ),
+    "no commit": Mistake(COMMIT, "", UnwaitedMma, "wgmma.commit_group and wgmma.wait_group"),
+    "commit before the last multiply": Mistake(
+        f"{LAST}\n    {COMMIT}", f"{COMMIT}\n    {LAST}", UnwaitedMma, "wgmma.commit_group and"
+    ),
+    "no wait and nobody reads": Mistake(WAIT + "\n" + STORE, "", UnwaitedMma, "exits with a wgmma"),
+    "accumulator read in flight": Mistake(
+        COMMIT, f"mov.f32 %f20, %f3;\n    {COMMIT}", UnwaitedMma, "read of %f3, an accumulator"
+    ),
+    "accumulator written in flight": Mistake(
+        WAIT, f"mov.f32 %f3, 0f00000000;\n    {WAIT}", UnwaitedMma, "write of %f3, an accumulator"
+    ),
+    "A written in flight": Mistake(
+        WAIT, f"mov.u32 %r43, 0;\n    {WAIT}", UnwaitedMma, "write of %r43, A of the wgmma"
+    ),
+    "accumulator of another shape in flight": Mistake(
+        LAST,
+        LAST.replace("n16k16", "n8k16").replace(", %f4, %f5, %f6, %f7", ""),
+        UnwaitedMma,
+        "use of %f0, an accumulator",
+    ),
+    "A is an accumulator in flight": Mistake(
+        LAST, LAST.replace("%r52", "%f0"), UnwaitedMma, "use of %f0, an accumulator"
+    ),
+    "no wgmma.fence": Mistake(FENCE, "", MissingRegisterFence, "before the first wgmma"),
+    "accumulator cleared after the fence": Mistake(
+        FENCE,
+        f"{FENCE}\n    mov.f32 %f5, 0f00000000;",
+        MissingRegisterFence,
+        "after PTX line .* mov.f32 %f5",
+    ),
+    "A changed after the fence": Mistake(
+        multiply(2),
+        f"shl.b32 %r48, %r48, 0;\n    {multiply(2)}",
+        MissingRegisterFence,
+        "after PTX line .* shl.b32 %r48",
+    ),
+    "second round without a fence": Mistake(
+        WAIT,
+        f"{WAIT}\n    mul.f32 %f1, %f1, %f1;\n    {FIRST}\n    {COMMIT}\n    {WAIT}",
+        MissingRegisterFence,
+        "mul.f32 %f1",
+    ),
+    "no proxy fence": Mistake(
+        "fence.proxy.async.shared::cta;", "", MissingProxyFence, "wgmma read of B|proxy.async"
+    ),
+    "no barrier": Mistake("bar.sync 0;", "", EmulatorError, "shared memory"),
+    "B overwritten in flight": Mistake(
+        COMMIT,
+        f"{COMMIT}\n    setp.eq.u32 %p1, %r90, 40;\n    @%p1 st.shared.u32 [%r1], %r20;",
+        DataRace,
+        "shared memory.*wgmma.mma_async",
+    ),
+    "one warp only": Mistake(
+        LAST, ONE_WARP.format(LAST), DivergentExecution, "must execute the same one"
+    ),
+    "one warp more": Mistake(
+        WAIT,
+        f"{WAIT}\n    {ONE_WARP.format(FIRST + COMMIT + WAIT)}",
+        DivergentExecution,
+        r"warps \[[123]\] exit without|must execute",
+    ),
+    "some lanes only": Mistake(
+        LAST,
+        f"setp.gt.u32 %p1, %r21, 7;\n    @%p1 {LAST}",
+        DivergentExecution,
+        "without lanes",
+    ),
+    "descriptors of two warps differ": Mistake(
+        FIRST,
+        f"cvt.u64.u32 %rd40, %r20;\n    mad.lo.u64 %rd20, %rd40, 2, %rd20;\n    {FIRST}",
+        DivergentExecution,
+        "another descriptor or scale-d",
+    ),
+    "descriptors of two lanes differ": Mistake(
+        LAST,
+        f"cvt.u64.u32 %rd40, %r21;\n    add.u64 %rd23, %rd23, %rd40;\n    {LAST}",
+        IllegalInstruction,
+        "B's descriptor of a wgmma differs between lanes",
+    ),
+    "starts in the middle of a pattern": Mistake(
+        "add.u64 %rd21, %rd20, 2;", "add.u64 %rd21, %rd20, 8;", Misaligned, "first row"
+    ),
+    "descriptor of tcgen05": Mistake(
+        FENCE,
+        f"or.b64 %rd20, %rd20, {1 << 46};\n    {FENCE}",
+        IllegalInstruction,
+        "it is a descriptor of tcgen05",
+    ),
+    "base offset": Mistake(
+        FENCE, f"or.b64 %rd20, %rd20, {1 << 49};\n    {FENCE}", UnknownInstruction, "base offset"
+    ),
+    "beyond shared memory": Mistake(
+        "add.u64 %rd21, %rd20, 2;", "add.u64 %rd21, %rd20, 64;", OutOfBounds, "shared memory"
+    ),
+    "B not written": Mistake(
+        "st.shared.v4.u32", "@%p9 st.shared.v4.u32", UninitialisedRead, "nothing has written"
+    ),
+    "accumulator not written": Mistake(
+        "    mov.f32 %f6, 0f00000000;\n", "", UninitialisedRead, "nothing has written"
+    ),
+    "A not written": Mistake(
+        "ld.global.u32 %r44", "@%p9 ld.global.u32 %r44", UninitialisedRead, "%r44"
+    ),
+    "N of 12": Mistake(
+        LAST, LAST.replace("n16k16", "n12k16"), IllegalInstruction, "multiples of 8 up to 256"
+    ),
+    "too few accumulators": Mistake(
+        LAST, LAST.replace("n16k16", "n24k16"), IllegalInstruction, "8 registers for D, accepted 12"
+    ),
+    "FP8": Mistake(
+        LAST, LAST.replace("k16.f32.bf16.bf16", "k32.f32.e4m3.e4m3"), UnknownInstruction, "only"
+    ),
+    "scale-a of 2": Mistake(
+        LAST, LAST.replace("1, 1, 1, 0", "1, 2, 1, 0"), IllegalInstruction, "imm-scale-a is 2"
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_reported_in_every_schedule(mistake: Mistake, schedule: Schedule) -> None:
+    assert KERNEL.count(mistake.old) == 1, mistake.old
+    # A predicate that is never true.
+    body = "setp.ne.u32 %p9, %r90, %r90;\n" + KERNEL.replace(mistake.old, mistake.new)
+    with pytest.raises(mistake.error) as raised:
+        launch(body, schedule)
+    assert re.search(mistake.match, str(raised.value), re.DOTALL), raised.value
+    assert raised.value.where is not None
+
+
+def test_two_chains_in_flight() -> None:
+    """The wait for all but one group gives back the first chain alone."""
+    second = MULTIPLIES.replace("%f", "%f1")
+    zeros = ZERO.replace("%f", "%f1")
+    wait = WAIT.replace(" 0;", " 1;")
+    double = "".join(f"    add.f32 %f{i}, %f{i}, %f{i + 10};\n" for i in range(8))
+    body = f"{FILL}{LOAD}{ZERO}{zeros}{DESCRIPTORS}{FENCE}{MULTIPLIES}{COMMIT}{second}{COMMIT}"
+    for schedule in STANDARD:
+        _, d, expected = launch(f"{body}{WAIT}{double}{STORE}", schedule)
+        np.testing.assert_array_equal(d, 2 * expected)
+        _, d, expected = launch(f"{body}{wait}{STORE}{WAIT}", schedule)
+        np.testing.assert_array_equal(d, expected)
+        with pytest.raises(UnwaitedMma, match="read of %f10"):
+            launch(f"{body}{wait}{double}{STORE}{WAIT}", schedule)
+
+
+def test_a_third_of_a_warpgroup() -> None:
+    with pytest.raises(DivergentExecution, match="CTA of 96 threads"):
+        launch(KERNEL.replace("bar.sync 0;", ""), block=96)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_100a"])
+def test_another_target(target: str) -> None:
+    with pytest.raises(IllegalInstruction, match=rf"needs \.target sm_90a, .* is {target}"):
+        launch(target=target)
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "tcgen05.fence::before_thread_sync;",
+        "add.f32x2 %rd1, %rd1, %rd1;",
+        "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %q1;",
+    ],
+)
+def test_instructions_of_blackwell(instruction: str) -> None:
+    with pytest.raises(IllegalInstruction, match=r"needs \.target sm_100a, the module's is sm_90a"):
+        launch(KERNEL.replace(FENCE, f"{instruction}\n{FENCE}"))
