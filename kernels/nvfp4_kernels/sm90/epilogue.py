@@ -258,7 +258,8 @@ class Epilogue:
             scales = [alpha.load(shard) * DOWN]
         if cutlass.const_expr(bool(self.output.bias)):
             if row < result.n:
-                bias = Array(factors.bias, shape=(1,)).load(row).to(Float32)
+                dtype = TYPES[self.output.bias]
+                bias = dtype(Array(factors.bias, shape=(1,)).load(row)).to(Float32)
         return scales, bias
 
     def _value(
