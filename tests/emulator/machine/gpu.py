@@ -53,6 +53,8 @@ class Gpu:
             ``tcgen05.fence::before_thread_sync`` and ``::after_thread_sync`` around it, as the PTX
             ISA demands. NVIDIA's own kernels leave them out where an mbarrier follows a wait or
             commit.
+        rounds_like_h200: whether wgmma rounds its sums to the bit as an H200 does, at up to 5 ms
+            each.
 
     Attributes:
         memory: global memory; ranges are registered before a launch.
@@ -67,11 +69,13 @@ class Gpu:
         schedule: Schedule = EAGER,
         tolerated: tuple[type[EmulatorError], ...] = (),
         strict_tensor_fences: bool = False,
+        rounds_like_h200: bool = False,
     ) -> None:
         self.limits = limits
         self.schedule = schedule
         self.tolerated = tolerated
         self.strict_tensor_fences = strict_tensor_fences
+        self.rounds_like_h200 = rounds_like_h200
         self.memory = GlobalMemory()
         self.history = History(self.memory)
         self.findings: list[EmulatorError] = []

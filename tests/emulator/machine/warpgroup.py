@@ -29,6 +29,7 @@ from tests.emulator.wgmma.fragments import (
     d_matrix,
     d_registers,
 )
+from tests.emulator.wgmma.rounding import multiply_accumulate
 
 if TYPE_CHECKING:
     from tests.emulator.machine.cta import Cta
@@ -208,7 +209,7 @@ class Warpgroup:
         warp.issue("tensor", self._queue, run, multiply.line)
 
     def _multiply(self, multiply: Multiply) -> None:
-        """Products are exact; they are summed in FP32 in the order of the BLAS."""
+        """Products are exact, and summed in FP32: in the order of the BLAS, or as on an H200."""
         form, shared = multiply.form, self._cta.shared.whole
         if multiply.a is None:
             words = np.stack([multiply.fragments[warp] for warp in range(WARPS)])
@@ -216,12 +217,18 @@ class Warpgroup:
         else:
             a = decode(gather(shared, multiply.a, form.a_shape), form.a_shape)
         b = decode(gather(shared, multiply.b, form.b_shape), form.b_shape)
+        before = None
+        if multiply.sums:
+            before = d_matrix(np.stack([multiply.sums[warp] for warp in range(WARPS)]))
+        elif multiply.adds:
+            before = self._sums[multiply.accumulator]
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            total = a @ (-b.T if form.negative else b.T)
-            if multiply.sums:
-                total += d_matrix(np.stack([multiply.sums[warp] for warp in range(WARPS)]))
-            elif multiply.adds:
-                total += self._sums[multiply.accumulator]
+            if form.negative:
+                b = -b
+            if self._cta.gpu.rounds_like_h200:
+                total = multiply_accumulate(a, b, before)
+            else:
+                total = a @ b.T if before is None else a @ b.T + before
         self._sums[multiply.accumulator] = total
 
     def sums(self, accumulator: int, warp: "Warp") -> Floats:
@@ -233,7 +240,7 @@ class Warpgroup:
         events = warp.launch.events
         origin = Origin(verb, "async", False, lambda: warp.where(line))
         event = events.new(self.pipe, multiply.group, origin)
-        access = Access(events, event, before, before.known["async"], warp.launch.report)
+        access = Access(events, event, before, before.known["async"], warp.launch.report, self.pipe)
         warps = self._cta.warps[self.first : self.first + WARPS]
         access.unordered = frozenset(event for w in warps for event in w.unordered)
         access.lanes = MANY_LANES

@@ -54,13 +54,15 @@ def _device_array(array: Array) -> Array:
     return copy
 
 
-def run_on_emulator(case: Case, schedule: Schedule | None = None) -> dict[str, Array]:
+def run_on_emulator(
+    case: Case, schedule: Schedule | None = None, rounds_like_h200: bool = False
+) -> dict[str, Array]:
     """Outputs of a case after its launch.
 
     Raises:
         EmulatorError: a finding.
     """
-    gpu = Gpu()
+    gpu = Gpu(rounds_like_h200=rounds_like_h200)
     arrays = {n: _device_array(a) for n, a in (*case.inputs.items(), *case.outputs.items())}
     for name, array in arrays.items():
         gpu.memory.register_array(

@@ -46,6 +46,13 @@ def test_outputs(name: str, case: Case) -> None:
     _check(name, case, EAGER)
 
 
+@pytest.mark.parametrize(("name", "case"), _cases("wgmma"))
+def test_wgmma_can_round_like_an_h200(name: str, case: Case) -> None:
+    recorded = vectors.recorded(case, _recordings(name)).outputs["after"]
+    found = run_on_emulator(case, rounds_like_h200=True)["after"]
+    np.testing.assert_array_equal(found, recorded)
+
+
 @pytest.mark.parametrize("schedule", [ALL_LATE, randomised(1)], ids=["late", "random"])
 @pytest.mark.parametrize(("name", "case"), _cases(*_ASYNCHRONOUS))
 def test_outputs_in_other_orders(name: str, case: Case, schedule: Schedule) -> None:

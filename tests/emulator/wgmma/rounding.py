@@ -1,0 +1,47 @@
+"""Sums as an H200 rounds them: slower than a matrix product, and the same to the bit.
+
+Found from recorded sums (``silicon/cases/wgmma.py``), of normal numbers: NVIDIA documents none of
+it. A wgmma adds its 16 products and D before at once. Each is cut off, toward zero, 25 bits below
+the largest exponent, where a product's exponent is the sum of its factors'. So is what comes out,
+to float32.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.emulator.wgmma.fragments import Floats
+
+_KEPT = 25
+_OF_ZERO = -(1 << 12)  # below every exponent
+_F32_DIGITS, _F32_LEAST = 24, -149
+
+
+def _exponents(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Of 1.x times a power of two."""
+    return np.where(values == 0, _OF_ZERO, np.frexp(values)[1] - 1).astype(np.int64)
+
+
+def multiply_accumulate(a: Floats, b: Floats, before: Floats | None) -> Floats:
+    """A · Bᵀ + D of one wgmma.
+
+    Args:
+        a: [rows, 16], of f16 or bf16 values.
+        b: [n, 16], likewise.
+        before: D, [rows, n]; None where it is not added to.
+
+    Returns:
+        float32 [rows, n]; what is not finite is rounded as numpy does.
+    """
+    rows, columns = a.astype(np.float64), b.astype(np.float64)
+    terms = rows[:, None, :] * columns[None, :, :]
+    exponents = _exponents(rows)[:, None, :] + _exponents(columns)[None, :, :]
+    if before is not None:
+        start = before.astype(np.float64)[:, :, None]
+        terms = np.concatenate([terms, start], axis=2)
+        exponents = np.concatenate([exponents, _exponents(start)], axis=2)
+    largest = np.maximum(exponents.max(axis=2, keepdims=True), 2 * _F32_LEAST)
+    units = np.ldexp(1.0, (largest - _KEPT).astype(np.int32))
+    sums = (np.trunc(terms / units) * units).sum(axis=2)
+    places = np.maximum(np.frexp(sums)[1] - _F32_DIGITS, _F32_LEAST)
+    last = np.ldexp(1.0, places)
+    return np.where(np.isfinite(sums), np.trunc(sums / last) * last, sums).astype(np.float32)
