@@ -107,7 +107,8 @@ def multiplying(problem: Problem, output: Output, sms: int = SMS) -> list[tuple[
     # What is added up takes the ring's room, so that only what needs few CTAs is split.
     parts = [replace(t, split_k=s) for t in tiles for s in (2, 4)]
     tiles += [t for t in parts if t.tokens <= 128 and t.columns * t.split_k <= 512]
-    tiles = [t for t in tiles if t.split_k == 1 or ctas(problem, t) <= sms]
+    # A cluster lies within a GPC, whose last SMs may be too few for one.
+    tiles = [t for t in tiles if t.split_k == 1 or ctas(problem, t) <= sms - 4 * t.split_k]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
     return [(t, o) for t, o in fitting if fits(problem, t, o)]
 

@@ -102,7 +102,9 @@ class Epilogue:
             for start in cutlass.range_constexpr(0, tile.tokens, box):
                 slot = scratch.subview((group * SLOTS + number % SLOTS) * (box * TILE))
                 if leader:
-                    ptx.cp_async_bulk_wait_group(SLOTS - 1, read=True)
+                    # An odd number of boxes ends in the slot that the next tile begins with.
+                    turned = number == 0 and tile.row_tiles * tile.tokens // box % SLOTS
+                    ptx.cp_async_bulk_wait_group(0 if turned else SLOTS - 1, read=True)
                 self._meet(group)
                 for token in cutlass.range_constexpr(0, box, 16):
                     self._turn(sums, rows, row_tile, start + token, slot, token, warp, lane, dtype)
@@ -166,8 +168,7 @@ class Epilogue:
         own = scratch.subview(group * (tile.accumulators * chunk * PITCH))
         row = thread % TILE
         for start in cutlass.range_constexpr(0, tile.tokens, chunk):
-            if cutlass.const_expr(start > 0):
-                self._meet(group)
+            self._meet(group)
             self._spill(sums, own, start, min(chunk, tile.tokens - start), thread)
             self._meet(group)
             for row_tile in cutlass.range_constexpr(tile.row_tiles):

@@ -1,0 +1,92 @@
+"""Every tile of the weight-only GEMM of sm_90, bit for bit, with several tiles to a CTA too."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.compile import launch
+from nvfp4_kernels.fragments import Fragments, decode_fragments, to_fragments
+from nvfp4_kernels.sm90.choose import Problem, fits, with_store
+from nvfp4_kernels.sm90.tile import MAX_SHARDS, Output, Tile
+from tests.devices import KernelDevice
+
+pytestmark = [pytest.mark.arch("sm_90")]
+
+# Tokens, weight rows, K: over several tiles, the last of them ragged.
+SMALL, LARGE = (5, 200, 512), (150, 328, 256)
+TILES = {
+    "8": (Tile(8, k_tiles=2), SMALL),
+    "8, K in 2": (Tile(8, split_k=2, k_tiles=2), SMALL),
+    "8, one warpgroup, K in 8": (Tile(8, warpgroups=1, split_k=8), SMALL),
+    "16, pair, K in 4": (Tile(16, 2, split_k=4, warpgroups=1), (9, 136, 512)),
+    "32, four warpgroups": (Tile(32, warpgroups=4, k_tiles=2), (20, 520, 256)),
+    "32, pair": (Tile(32, 2, warpgroups=1), (20, 136, 128)),
+    "64": (Tile(64), LARGE),
+    "64, two stages": (Tile(64, k_tiles=2, max_stages=2), LARGE),
+    "64, pair": (Tile(64, 2), LARGE),
+    "96": (Tile(96, k_tiles=2), LARGE),
+    "128, K in 2": (Tile(128, split_k=2), LARGE),
+    "128, two row tiles": (Tile(128, row_tiles=2), LARGE),
+    "128, pair": (Tile(128, 2), LARGE),
+    "192": (Tile(192), (250, 264, 128)),
+    "256": (Tile(256), (300, 264, 128)),
+}
+
+
+def weight(n: int, k: int) -> Fragments:
+    """Codes of every value, scales of 2 and 1/2."""
+    data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    scales = torch.tensor([0.5, 2.0])[torch.randint(0, 2, (n, k // 16))]
+    return to_fragments(data, scales.to(torch.float8_e4m3fn))
+
+
+def run(
+    device: KernelDevice,
+    tile: Tile,
+    output: Output,
+    x: Tensor,
+    weights: list[Fragments],
+    n: int,
+    sms: int,
+) -> Tensor:
+    """The product of ``x`` with the weights of ``n`` rows; alphas are 1."""
+    from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+
+    m, k = x.shape
+    put = [device.put(f"weight {i}", t) for i, w in enumerate(weights) for t in w]
+    alpha = device.put("alpha", torch.ones(len(weights)))
+    out = device.output("out", torch.empty(m, n, dtype=torch.bfloat16))
+    launch(
+        WeightOnlyGemm(tile, output), device.put("x", x), *put[:2], *put[-2:], out, alpha, None,
+        m, n, k, sms, *[0] * (MAX_SHARDS - 1),
+    )  # fmt: skip
+    return out.cpu()
+
+
+CASES = {
+    f"{name}, {'boxes' if boxes else 'elements'}": (tile, size, boxes)
+    for name, (tile, size) in TILES.items()
+    for boxes in (True, False)
+    if not boxes or with_store(Output(), tile, size[1]).boxes
+}
+
+
+@pytest.mark.parametrize("sms", [1, 132], ids=["one SM", "a tile each"])
+@pytest.mark.parametrize(("tile", "size", "boxes"), CASES.values(), ids=CASES)
+def test_tile(
+    tile: Tile, size: tuple[int, int, int], boxes: bool, sms: int, device: KernelDevice
+) -> None:
+    m, n, k = size
+    output = replace(with_store(Output(), tile, n), boxes=boxes)
+    assert fits(Problem(m, n, k, tile.weights), tile, output)
+    x = torch.randint(-2, 3, (m, k)).bfloat16()
+    weights = [weight(n, k) for _ in range(tile.weights)]
+    out = run(device, tile, output, x, weights, n, sms)
+    products = [x.float() @ decode_fragments(*w, n, k).T for w in weights]
+    if len(products) == 1:
+        assert torch.equal(out, products[0].bfloat16())
+    else:
+        right = torch.nn.functional.silu(products[0].double()) * products[1].double()
+        assert ((out.double() - right).abs() <= 2.0**-7 * right.abs() + 1e-4).all()
