@@ -1,0 +1,86 @@
+"""Which tile a product gets on sm_90."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvfp4_kernels.sm90.choose import (
+    SMS,
+    Problem,
+    choose_config,
+    ctas,
+    estimate,
+    fits,
+    multiplying,
+)
+from nvfp4_kernels.sm90.tile import MAX_SHARED_BYTES, Output, Tile
+
+SIZES = st.integers(1, 40_000)
+
+
+@given(
+    st.integers(1, 20_000), SIZES, st.integers(1, 2500), st.sampled_from((1, 2)),
+    st.sampled_from(("bfloat16", "float16", "float32")),
+)  # fmt: skip
+def test_every_problem_gets_a_tile_that_serves_it(
+    m: int, n: int, blocks: int, weights: int, dtype: str
+) -> None:
+    problem = Problem(m, n, 16 * blocks, weights)
+    tile, output = choose_config(problem, Output(dtype=dtype))  # type: ignore[arg-type]
+    assert fits(problem, tile, output)
+    assert tile.weights == weights
+    assert not output.boxes or (n % 8 == 0 and dtype != "float32" and tile.split_k == 1)
+    shared = tile.depth(output.shared_bytes(tile)) * tile.stage_bytes + output.shared_bytes(tile)
+    assert shared * tile.ctas_per_sm <= MAX_SHARED_BYTES
+    assert tile.threads * tile.ctas_per_sm <= 2048
+
+
+@pytest.mark.parametrize("m", [1, 8, 9, 16, 17, 32, 33, 64])
+def test_few_tokens_fill_one_tile(m: int) -> None:
+    tile, _ = choose_config(Problem(m, 4096, 4096), Output())
+    assert m <= tile.tokens < max(9, 2 * m)
+
+
+def test_few_tokens_reach_most_sms_at_once() -> None:
+    for n, k, weights in ((6144, 4096, 1), (14336, 4096, 2), (4096, 14336, 1), (2560, 8192, 1)):
+        problem = Problem(1, n, k, weights)
+        tile, _ = choose_config(problem, Output())
+        assert 0.9 * SMS <= ctas(problem, tile) <= SMS * tile.ctas_per_sm
+
+
+def test_many_tokens_get_the_least_estimate() -> None:
+    problem = Problem(1000, 4096, 4096)
+    tile, _ = choose_config(problem, Output())
+    least = min(estimate(problem, each) for each, _ in multiplying(problem, Output()))
+    assert estimate(problem, tile) == least
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "weights", "tokens", "split"),
+    [
+        (4096, 4096, 4096, 1, 256, 1),
+        (4096, 14336, 4096, 2, 128, 1),
+        (256, 4096, 14336, 1, 128, 2),
+        (128, 4096, 4096, 1, 64, 2),
+        (1, 4096, 14336, 1, 8, 8),
+    ],
+)
+def test_what_was_fastest_on_an_h200(
+    m: int, n: int, k: int, weights: int, tokens: int, split: int
+) -> None:
+    tile, _ = choose_config(Problem(m, n, k, weights), Output())
+    assert (tile.tokens, tile.split_k) == (tokens, split)
+
+
+def test_k_tiles_divide_k() -> None:
+    tile, _ = choose_config(Problem(1, 4096, 64 * 5), Output())
+    assert tile.k_tiles == 1
+    assert tile.split_k <= 5
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tokens": 12}, {"tokens": 264}, {"tokens": 256, "weights": 2}, {"split_k": 16}]
+)
+def test_tiles_that_cannot_be(fields: dict[str, int]) -> None:
+    with pytest.raises(AssertionError):
+        Tile(**{"tokens": 8} | fields)
