@@ -12,6 +12,7 @@ from nvfp4_kernels.fragments import (
     Fragments,
     decode_fragments,
     fragment_shapes,
+    settled,
     to_fragments,
 )
 from nvfp4_kernels.nvfp4 import (
@@ -92,7 +93,7 @@ def _fragments(data: Tensor, scales: Tensor) -> Fragments:
             piece = to_fragments(matrix[rows], matrix_scales[rows])
             out_data[tile : tile + tiles] = piece.data
             out_scales[tile : tile + tiles] = piece.scales
-    return out
+    return settled(out)
 
 
 def weight_bytes(n: int, k: int, layout: WeightLayout) -> int:

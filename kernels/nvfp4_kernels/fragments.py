@@ -93,7 +93,18 @@ def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
     codes = torch.nn.functional.pad(blocks.flatten(-2), (0, padded_k, 0, padded_n))
     stored = _scale_codes(data.device)[(raw & 0x7F).int()]
     stored = torch.nn.functional.pad(stored, (0, padded_k // BLOCK_SIZE, 0, padded_n), value=1 << 3)
-    return Fragments(_pack_data(codes), _pack_scales(stored))
+    return settled(Fragments(_pack_data(codes), _pack_scales(stored)))
+
+
+def settled(weight: Fragments) -> Fragments:
+    """``weight``, once it is in memory: whatever writes one must end with this.
+
+    Kernels load weights before they wait for what was launched before them, so that a launch that
+    has yet to write the weight would be overtaken.
+    """
+    if weight.data.is_cuda:
+        torch.cuda.current_stream(weight.data.device).synchronize()
+    return weight
 
 
 def from_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:

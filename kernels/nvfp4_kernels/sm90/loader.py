@@ -69,7 +69,7 @@ class Loader:
     ) -> None:
         """All tiles."""
         stages = self.stages
-        # Weights are nobody's result: they may come while the kernel before this one still runs.
+        # Weights are settled: they may come while the kernel before this one still runs.
         ahead = cutlass.min(work.steps, stages)
         place = place_of(work, Int32(0))
         ptx.prefetch_tensormap(token_map.get_ptr())

@@ -27,7 +27,7 @@ def product(
 
     Args:
         a: bfloat16 or float16 ``(M, K)``, K a multiple of 16.
-        weights: that of one product, or of the gate and up projection.
+        weights: that of one product, or of the gate and up projection; ``settled`` before.
         alpha: float32, one per shard, or one per weight of a pair.
         shard_sizes: of a single weight, adding up to ``n``.
         n: rows of each weight.
