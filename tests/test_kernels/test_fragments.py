@@ -56,14 +56,14 @@ def e4m3(raw: np.ndarray) -> Tensor:
     return torch.from_numpy(raw).view(E4M3)
 
 
-def described(codes: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both tensors of the layout, element by element from its description; scales as they are."""
+def described(codes: np.ndarray) -> np.ndarray:
+    """The layout's data, element by element from its description."""
     n, k = codes.shape
     tiles = (-(-n // 64), -(-k // 64))
     words = np.zeros((*tiles, 4, 32, 4), np.uint32)
-    bytes_ = np.zeros((*tiles, 4, 8, 8), np.uint8)
-    # Bits of the four elements of a half: sign, then magnitude from the high bit down.
-    places = [(15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10)]
+    # Of the four pairs of a word, where the bits of even k are that rotations bring to 15, 8, 7 and
+    # 6: sign, then magnitude from the high bit down. Those below 0 come around.
+    places = [(13, 6, 5, 4), (9, 2, 1, 0), (7, 8, -1, -2), (3, -4, -5, -6)]
     for row in range(n):
         warp, lower, g = row % 64 // 16, row % 16 // 8, row % 8
         for column in range(k):
@@ -71,12 +71,23 @@ def described(codes: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.nda
             lane, odd = 4 * g + inside % 8 // 2, inside % 2
             code, value = int(codes[row, column]), 0
             for bit, place in zip((3, 2, 1, 0), places[2 * (inside // 8) + lower], strict=True):
-                value |= (code >> bit & 1) << place
-            words[row // 64, column // 64, warp, lane, step] |= np.uint32(value << 16 * odd)
-            if inside == 0:
-                byte = 4 * (step // 2) + 2 * lower + step % 2
-                bytes_[row // 64, column // 64, warp, g, byte] = scales[row, column // 16]
-    return words.astype("<u4").view(np.uint8).reshape(*tiles, 4, 32, 16), bytes_
+                value |= (code >> bit & 1) << (place + 16 * odd) % 32
+            words[row // 64, column // 64, warp, lane, step] |= np.uint32(value)
+    return words.astype("<u4").view(np.uint8).reshape(*tiles, 4, 32, 16)
+
+
+def held(scales: Tensor) -> np.ndarray:
+    """The bytes that stand for scales, by rows and blocks of K, padding included."""
+    rows, columns = scales.shape[:2]
+    words = np.ascontiguousarray(scales.numpy()).view("<u4").astype(np.uint64)
+    found = np.empty((rows, 4, 2, 8, columns, 2, 2), np.uint8)
+    for odd in range(2):
+        turned = words << 8 * odd | words >> (32 - 8 * odd)
+        for lower in range(2):
+            byte = turned >> (4 + 16 * lower) & 0xFF
+            # (row tile, K tile, warp, g, word) -> (row tile, warp, g, K tile, word)
+            found[:, :, lower, :, :, :, odd] = byte.transpose(0, 2, 3, 1, 4)
+    return found.reshape(rows * 64, columns * 4)
 
 
 def stored_value(stored: np.ndarray) -> np.ndarray:
@@ -92,28 +103,30 @@ def stored_value(stored: np.ndarray) -> np.ndarray:
 def test_every_bit(n: int, k: int) -> None:
     codes, scales = codes_and_scales(np.random.default_rng(0), n, k)
     fragments = to_fragments(packed(codes), e4m3(scales))
-    data, scale_bytes = described(codes, scales)
     assert fragments.data.shape == fragment_shapes(n, k)[0]
     assert fragments.scales.shape == fragment_shapes(n, k)[1]
     assert fragments.data.is_contiguous()
     assert fragments.scales.is_contiguous()
-    assert np.array_equal(fragments.data.numpy(), data)
+    assert np.array_equal(fragments.data.numpy(), described(codes))
     # Each scale in its place: its value there is that of the E4M3 number.
-    held = np.where(scale_bytes > 0, stored_value(fragments.scales.numpy()), 0.0)
-    expected = np.where(scale_bytes > 0, scale_bytes.view(ml_dtypes.float8_e4m3fn), 0.0)
-    np.testing.assert_array_equal(held, expected.astype(np.float64))
+    values = stored_value(held(fragments.scales)[:n, : k // 16])
+    np.testing.assert_array_equal(values, scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64))
 
 
-@pytest.mark.parametrize(("place", "shift"), [(0, 0), (1, 3), (2, 6)])
-def test_a_shift_and_a_mask_make_bfloat16(place: int, shift: int) -> None:
-    """Of upper and lower row, and of the upper row's second 8 elements; times 2^-126."""
+@pytest.mark.parametrize(
+    ("place", "turns"),
+    [(0, [(2, 0x81C0)]), (1, [(6, 0x81C0)]), (2, [(8, 0x80C0), (0, 0x0100)]), (3, [(12, 0x81C0)])],
+)
+def test_rotations_and_masks_make_bfloat16(place: int, turns: list[tuple[int, int]]) -> None:
+    """Of upper and lower row, and of either's second 8 elements; times 2^-126."""
     codes = np.zeros((16, 64), np.uint8)
     row, column = place % 2 * 8, place // 2 * 8
     for code in range(16):
         codes[row, column] = code
         fragments = to_fragments(packed(codes), e4m3(np.full((16, 4), 0x38, np.uint8)))
-        word = int(fragments.data.view(torch.int32)[0, 0, 0, 0, 0])
-        bits = np.array([word << shift & 0x81C0], np.uint16)
+        word = int(fragments.data.view(torch.int32)[0, 0, 0, 0, 0]) & 0xFFFFFFFF
+        turned = sum((word << by | word >> 32 - by) & mask for by, mask in turns)
+        bits = np.array([turned], np.uint16)
         value = float(oracle.unpack(packed(codes))[row, column])
         assert bits.view(ml_dtypes.bfloat16).astype(np.float64) == value * 2.0**-126
         assert np.signbit(bits.view(ml_dtypes.bfloat16))[0] == (code >= 8)
@@ -127,7 +140,7 @@ def test_padding_is_zero(n: int, k: int) -> None:
     rows, columns = -(-n // 64) * 64, -(-k // 64) * 64
     whole = decode_fragments(*fragments, rows, columns)
     assert whole.count_nonzero() == n * k
-    exponents = fragments.scales >> 3
+    exponents = held(fragments.scales) >> 3
     assert exponents.min() >= 1
     assert exponents.max() <= 30
 
@@ -173,7 +186,7 @@ def test_every_scale() -> None:
     np.testing.assert_array_equal(
         oracle.float64(values), oracle.dequantize(packed(codes), e4m3(raw), 1.0)
     )
-    assert (fragments.scales >> 3).min() >= 1
+    assert (held(fragments.scales) >> 3).min() >= 1
 
 
 def test_zero_blocks_have_zero_elements() -> None:

@@ -114,14 +114,12 @@ MUTATIONS: dict[str, tuple[list[Any], tuple[Callable[[], None], ...]]] = {
         both("scales", lambda f, x: f(swap_rows(x)), lambda f, x: swap_rows(f(x))),
         (BITS,),
     ),
-    "signs beside the shifted bits": (
-        [(fragments, "SIGN_BITS", (15, 12, 14, 9))],
-        (BITS, partial(test_fragments.test_a_shift_and_a_mask_make_bfloat16, 2, 6)),
+    "two pairs' signs exchanged": (
+        [(fragments, "ROTATIONS", ((6, 2, 2, 2), (2, 6, 6, 6), *fragments.ROTATIONS[2:]))],
+        (BITS, partial(test_fragments.test_rotations_and_masks_make_bfloat16, 0, [(2, 0x81C0)])),
     ),
-    "the fourth element's bits one apart": (
-        [(fragments, "MAGNITUDE_BITS", (*fragments.MAGNITUDE_BITS[:3], (13, 10, 11)))],
-        (BITS,),
-    ),
+    "magnitudes' low bits exchanged": ([(fragments, "TARGETS", (15, 8, 6, 7))], (BITS,)),
+    "scales one bit higher": ([(fragments, "SCALE_BIT", 5)], (BITS, ONE_BLOCK)),
     "another bias": ([(fragments, "EXPONENT_BIAS", 21)], (BITS, ONE_BLOCK)),
     "NaN stored as a number": ([(fragments, "NAN_SCALE", 0xF7)], (SCALES, ANY_BYTES)),
     "subnormal scales flushed": ([(fragments, "_scale_codes", no_subnormals)], (SCALES, ANY_BYTES)),
