@@ -66,7 +66,7 @@ def choose_config(problem: Problem, output: Output, sms: int = SMS) -> tuple[Til
 
 
 def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output]:
-    """As the nearest problem of the table; what does not fit is made smaller until it does."""
+    """As the nearest problem of the table, with as many CTAs of an SM as fit."""
     tokens = next(t for t in (8, 16, 32, 64) if t >= problem.m)
     rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
 
@@ -82,17 +82,10 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
     while split > across // k_tiles:
         split //= 2
     tile = Tile(tokens, problem.weights, warpgroups=warpgroups, k_tiles=k_tiles, split_k=split)
-    together = math.ceil(ctas(problem, tile) / sms)
-    for ctas_per_sm in range(min(together, 8 // warpgroups), 0, -1):
-        one = replace(tile, ctas_per_sm=ctas_per_sm)
-        if fits(problem, one, with_store(output, one, problem.n)):
-            return one, with_store(output, one, problem.n)
-    return _streaming_least(problem, output, tokens)
-
-
-def _streaming_least(problem: Problem, output: Output, tokens: int) -> tuple[Tile, Output]:
-    tile = Tile(tokens, problem.weights, warpgroups=1)
-    return tile, with_store(output, tile, problem.n)
+    together = min(math.ceil(ctas(problem, tile) / sms), 8 // warpgroups)
+    tiles = [replace(tile, ctas_per_sm=each) for each in range(together, 0, -1)]
+    fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
+    return next((t, o) for t, o in fitting if fits(problem, t, o))
 
 
 def multiplying(problem: Problem, output: Output, sms: int = SMS) -> list[tuple[Tile, Output]]:
