@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from nvfp4_kernels.fragments import TILE
-from nvfp4_kernels.sm90.tile import ELEMENT_BITS, Output, Tile
+from nvfp4_kernels.sm90.tile import ELEMENT_BITS, REGISTERS, Output, Tile
 
 SMS = 132
 MANY_TOKENS = 64  # from here on results leave in boxes
@@ -82,7 +82,9 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
     while split > across // k_tiles:
         split //= 2
     tile = Tile(tokens, problem.weights, warpgroups=warpgroups, k_tiles=k_tiles, split_k=split)
-    together = min(math.ceil(ctas(problem, tile) / sms), 8 // warpgroups)
+    # Accumulators, and what decoding takes: with more CTAs these would not stay in registers.
+    room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
+    together = min(math.ceil(ctas(problem, tile) / sms), room)
     tiles = [replace(tile, ctas_per_sm=each) for each in range(together, 0, -1)]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
     return next((t, o) for t, o in fitting if fits(problem, t, o))

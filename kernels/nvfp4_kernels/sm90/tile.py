@@ -20,6 +20,7 @@ SM_SHARED_BYTES = 228 * 1024
 CTA_RESERVED_BYTES = 1024
 MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES
 BARRIER_BYTES = 2048  # mbarriers, and what alignment costs
+REGISTERS = 65536  # of an SM
 LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, where registers are handed over
 PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
 FEW_TOKENS = 16  # that mma.sync takes with less to issue than wgmma
