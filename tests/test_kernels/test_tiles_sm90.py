@@ -1,5 +1,6 @@
 """Every tile of the weight-only GEMM of sm_90, bit for bit, with several tiles to a CTA too."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -50,17 +51,22 @@ def run(
     weights: list[Fragments],
     n: int,
     sms: int,
+    alpha: Tensor | None = None,
+    bias: Tensor | None = None,
+    ends: Sequence[int] = (),
 ) -> Tensor:
-    """The product of ``x`` with the weights of ``n`` rows; alphas are 1."""
+    """The product of ``x`` with the weights of ``n`` rows; alphas are 1 where none are given."""
     from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
 
     m, k = x.shape
     put = [device.put(f"weight {i}", t) for i, w in enumerate(weights) for t in w]
-    alpha = device.put("alpha", torch.ones(len(weights)))
+    alpha = device.put("alpha", torch.ones(len(weights)) if alpha is None else alpha)
+    bias = None if bias is None else device.put("bias", bias)
+    rest = [0] * (MAX_SHARDS - 1 - len(ends))
     out = device.output("out", torch.empty(m, n, dtype=torch.bfloat16))
     launch(
-        WeightOnlyGemm(tile, output), device.put("x", x), *put[:2], *put[-2:], out, alpha, None,
-        m, n, k, sms, *[0] * (MAX_SHARDS - 1),
+        WeightOnlyGemm(tile, output), device.put("x", x), *put[:2], *put[-2:], out, alpha, bias,
+        m, n, k, sms, *ends, *rest,
     )  # fmt: skip
     return out.cpu()
 

@@ -1,0 +1,237 @@
+"""Mistakes in the weight-only GEMM of sm_90: each changes one place of its source."""
+
+from dataclasses import dataclass
+
+from nvfp4_kernels.sm90.tile import Output, Tile
+
+WRONG = "wrong numbers"
+ELEMENTS, BOXES = Output(), Output(boxes=True)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A tile, and a product of ``m`` tokens by ``n`` rows of ``k`` elements on so many SMs."""
+
+    tile: Tile
+    m: int
+    n: int
+    k: int
+    output: Output = ELEMENTS
+    ends: tuple[int, ...] = ()
+    sms: int = 1
+
+
+# The ring goes round more than once; a CTA has several tiles, the last ones ragged, but in SPLIT.
+MANY = Product(Tile(64, max_stages=2), 130, 200, 256, BOXES)
+DEEP = Product(Tile(64, k_tiles=2, max_stages=2), 70, 136, 512)
+TWO_ROW_TILES = Product(Tile(128, row_tiles=2, max_stages=2), 150, 328, 192, BOXES)
+FEW = Product(Tile(8, k_tiles=2, max_stages=2), 12, 136, 640)
+SHARDS = Product(
+    Tile(16, max_stages=2), 9, 200, 192, Output(shards=3, bias="bfloat16"), ends=(72, 136)
+)
+PAIR = Product(Tile(16, 2, max_stages=2), 9, 136, 192)
+FLOAT16 = Product(Tile(16, max_stages=2), 9, 136, 192, Output(act="float16"))
+SPLIT = Product(Tile(8, split_k=2, max_stages=2), 5, 136, 512, sms=132)
+PRODUCTS = {
+    "64": MANY,
+    "64, two K tiles": DEEP,
+    "128, two row tiles": TWO_ROW_TILES,
+    "8": FEW,
+    "16, shards, bias": SHARDS,
+    "16, pair": PAIR,
+    "16, float16": FLOAT16,
+    "8, K in 2": SPLIT,
+}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What stands once in the source, what is put there, and the finding's class, or WRONG."""
+
+    module: str
+    right: str
+    wrong: str
+    caught: str
+    on: Product = MANY
+
+
+_WAIT_TURN = "0 if turned else SLOTS - 1"
+MISTAKES = {
+    # Main loop, wgmma.
+    "last products not waited for": Mistake(
+        "multiplier", "wait_group_sync_aligned(0)", "wait_group_sync_aligned(1)", "UnwaitedMma"
+    ),
+    "no wgmma fence": Mistake(
+        "multiplier", "ptx.wgmma_fence_aligned()", "pass", "MissingRegisterFence"
+    ),
+    "products before not waited for": Mistake(
+        "multiplier", "wait_group_sync_aligned(1)", "wait_group_sync_aligned(2)", "DataRace"
+    ),
+    "stage released under its products": Mistake(
+        "multiplier", "self._release(ring, count - 1,", "self._release(ring, count,", "Deadlock"
+    ),
+    "last stage of a tile kept": Mistake(
+        "multiplier",
+        "self._release(ring, (index + 1) * work.steps - 1, lane)",
+        "pass",
+        "Deadlock",
+    ),
+    "half a step along K": Mistake("multiplier", "STEP_BYTES >> 4", "STEP_BYTES >> 5", WRONG),
+    "parity of full": Mistake(
+        "multiplier", "count // self.stages)", "count // self.stages + 1)", "Deadlock"
+    ),
+    "eight rows on, half as far": Mistake("wgmma", "1024 >> 4", "512 >> 4", WRONG),
+    "no swizzle in the descriptor": Mistake(
+        "wgmma", "_SWIZZLE_128B = 1", "_SWIZZLE_128B = 0", "wrong numbers"
+    ),
+    "one register set of A": Mistake("multiplier", "return 2 if", "return 1 if", "UnwaitedMma"),
+    # Main loop, mma.sync.
+    "halves of a step swapped": Mistake(
+        "multiplier",
+        "[s // 2][s % 2 * 2 : s % 2 * 2 + 2]",
+        "[s // 2][2 - s % 2 * 2 : 4 - s % 2 * 2]",
+        WRONG,
+        FEW,
+    ),
+    "no swizzle of tokens": Mistake("warp_mma", "(piece ^ row) * 16", "piece * 16", WRONG, FEW),
+    "half of the tokens' K again": Mistake("warp_mma", "half * 4 +", "0 * half +", WRONG, FEW),
+    # Decoding.
+    "scales of upper and lower rows swapped": Mistake(
+        "decode", "scales, i % 2", "scales, 1 - i % 2", WRONG
+    ),
+    "scales of the step before": Mistake("decode", "turn = 8 * odd", "turn = 0 * odd", WRONG, FEW),
+    "scales of other rows": Mistake("decode", "8 + lane // 4", "8 + lane % 8", WRONG, FEW),
+    "rotation by 6 for 2": Mistake(
+        "decode", "_rotated(word, by) &", "_rotated(word, 6 if by == 2 else by) &", WRONG
+    ),
+    "a shift for a rotation": Mistake("decode", "by <= min(TARGETS)", "by <= 8", WRONG),
+    "float16 shifted one less": Mistake(
+        "decode", "_F16_SHIFT = 3", "_F16_SHIFT = 2", WRONG, FLOAT16
+    ),
+    "scales of float16 shifted": Mistake(
+        "decode", "turn + 7 - SCALE_BIT", "turn + 6 - SCALE_BIT", WRONG, FLOAT16
+    ),
+    "half of what makes up for the scale": Mistake(
+        "decode", "DOWN = 2.0**7", "DOWN = 2.0**6", WRONG
+    ),
+    # Loads.
+    "bytes expected twice": Mistake(
+        "loader", "(full, tile.stage_bytes)", "(full, 2 * tile.stage_bytes)", "Deadlock"
+    ),
+    "tokens' bytes not expected": Mistake(
+        "loader",
+        "(full, tile.stage_bytes)",
+        "(full, tile.stage_bytes - tile.k_tiles * tile.tokens * ROW_BYTES)",
+        "DataRace",
+    ),
+    "half of the arrivals of empty": Mistake(
+        "loader", "return 4 * self.tile.warpgroups", "return 2 * self.tile.warpgroups", "DataRace"
+    ),
+    "twice the arrivals of empty": Mistake(
+        "loader", "return 4 * self.tile.warpgroups", "return 8 * self.tile.warpgroups", "Deadlock"
+    ),
+    "stage not waited for": Mistake(
+        "loader", "wait(ring.empty.subview(stage), count // stages - 1)", "pass", "DataRace"
+    ),
+    "rows beyond the last one fetched": Mistake(
+        "loader", "row = cutlass.min(row, cute.ceil_div(n, TILE) - 1)", "pass", "OutOfBounds", FEW
+    ),
+    "weights of another step": Mistake("loader", "+ step * tile.k_tiles", "+ step", WRONG, DEEP),
+    "one weight for both": Mistake(
+        "loader",
+        "weights[operand % self.tile.accumulators // self.tile.row_tiles]",
+        "weights[0]",
+        WRONG,
+        PAIR,
+    ),
+    # Parts of a split.
+    "cluster not met before parts are sent": Mistake(
+        "epilogue", "ptx.barrier_cluster_wait()", "pass", "BarrierMisuse", SPLIT
+    ),
+    "parts not waited for": Mistake(
+        "split", "wait(parts.arrived, Int32(0), CLUSTER)", "pass", "UninitialisedRead", SPLIT
+    ),
+    "parts announced before all lanes sent": Mistake(
+        "split", "ptx.bar_warp_sync(cute.arch.FULL_MASK)", "pass", "DataRace", SPLIT
+    ),
+    "half of the arrivals of parts": Mistake(
+        "split", "return 4 *", "return 2 *", "UninitialisedRead", SPLIT
+    ),
+    "one part left out": Mistake(
+        "split", "range(self.tile.split_k)", "range(self.tile.split_k - 1)", WRONG, SPLIT
+    ),
+    # Boxes.
+    "slots of boxes not waited for": Mistake(
+        "epilogue", _WAIT_TURN, "SLOTS", "DataRace", TWO_ROW_TILES
+    ),
+    "odd boxes: the slot not waited for": Mistake("epilogue", _WAIT_TURN, "SLOTS - 1", "DataRace"),
+    "slot not met for": Mistake(
+        "epilogue",
+        "                self._meet(group)\n                for token in",
+        "                for token in",
+        "DataRace",
+        TWO_ROW_TILES,
+    ),
+    "box not met for": Mistake(
+        "epilogue",
+        "                self._meet(group)\n                if leader",
+        "                if leader",
+        "UninitialisedRead",
+        TWO_ROW_TILES,
+    ),
+    "no proxy fence before a box leaves": Mistake(
+        "epilogue",
+        "ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)",
+        "pass",
+        "MissingProxyFence",
+    ),
+    "boxes not waited for at the end": Mistake(
+        "epilogue", "ptx.cp_async_bulk_wait_group(0, read=True)", "pass", "UnfinishedStore"
+    ),
+    "rows of stmatrix swapped": Mistake("epilogue", "lane // 8 % 2", "(1 - lane // 8 % 2)", WRONG),
+    "no swizzle of a box": Mistake("epilogue", "(piece ^ (row & 7)) * 8", "piece * 8", WRONG),
+    # Elements.
+    "not met before a tile's elements are spilled": Mistake(
+        "epilogue",
+        "            self._meet(group)\n            self._spill",
+        "            self._spill",
+        "DataRace",
+        DEEP,
+    ),
+    "not met after elements are spilled": Mistake(
+        "epilogue", "thread)\n            self._meet(group)", "thread)", "UninitialisedRead", DEEP
+    ),
+    "columns beyond the last one": Mistake(
+        "epilogue", "if column < result.n:", "if column < result.n + 8:", "OutOfBounds", FEW
+    ),
+    "tokens beyond the last one": Mistake(
+        "epilogue",
+        "                        if at < result.m:",
+        "                        if at < result.m + 1:",
+        "OutOfBounds",
+        FEW,
+    ),
+    "ends of shards ignored": Mistake(
+        "epilogue", "shard += Int32(row >= factors.ends[end])", "pass", WRONG, SHARDS
+    ),
+    "shards end one row later": Mistake(
+        "epilogue", "row >= factors", "row > factors", WRONG, SHARDS
+    ),
+    "bias ignored": Mistake(
+        "epilogue",
+        "values[0] + bias if self.output.bias else values[0]",
+        "values[0]",
+        WRONG,
+        SHARDS,
+    ),
+    "gate and up swapped": Mistake(
+        "epilogue", "silu(values[0]) * values[1]", "silu(values[1]) * values[0]", WRONG, PAIR
+    ),
+    # Setting up.
+    "no fence of the barriers' initialisation": Mistake(
+        "weight_only", "ptx.fence_mbarrier_init()", "pass", "MissingProxyFence", SPLIT
+    ),
+    "CTA not met after the barriers' initialisation": Mistake(
+        "weight_only", "        ptx.barrier_cta_sync()\n", "", "BarrierMisuse"
+    ),
+}

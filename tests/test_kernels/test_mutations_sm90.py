@@ -1,0 +1,124 @@
+"""Mistakes made on purpose in the GEMM of sm_90, each reported or seen in the numbers."""
+
+import importlib
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import nvfp4_kernels.sm90
+from nvfp4_kernels.fragments import decode_fragments
+from nvfp4_kernels.sm90.tile import ActDtype, Output, Tile
+from tests import devices
+from tests.devices import KernelDevice
+from tests.emulator import STANDARD, EmulatorError
+from tests.emulator.findings import MissingDependencyWait
+from tests.test_kernels.sm90_mistakes import MISTAKES, PRODUCTS, WRONG, Product
+from tests.test_kernels.test_tiles_sm90 import run, weight
+
+PACKAGE = nvfp4_kernels.sm90.__name__
+
+
+@contextmanager
+def source(folder: Path, module: str = "", right: str = "", wrong: str = "") -> Iterator[None]:
+    """Within, ``nvfp4_kernels.sm90`` is a copy of it in ``folder``, with one place changed."""
+    original = Path(nvfp4_kernels.sm90.__file__).parent
+    shutil.copytree(original, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    if module:
+        file = folder / f"{module}.py"
+        text = file.read_text()
+        assert text.count(right) == 1, f"{right!r} is {text.count(right)} times in {module}"
+        file.write_text(text.replace(right, wrong))
+    with pytest.MonkeyPatch.context() as patch:
+        # `from package import module` finds a module by the package's attribute too.
+        for name in _loaded():
+            patch.delattr(nvfp4_kernels.sm90, name)
+            patch.delitem(sys.modules, f"{PACKAGE}.{name}")
+        patch.setattr(nvfp4_kernels.sm90, "__path__", [str(folder)])
+        importlib.invalidate_caches()
+        try:
+            yield
+        finally:
+            for name in _loaded():
+                delattr(nvfp4_kernels.sm90, name)
+                del sys.modules[f"{PACKAGE}.{name}"]
+
+
+def _loaded() -> list[str]:
+    prefix = f"{PACKAGE}."
+    return [name.removeprefix(prefix) for name in sys.modules if name.startswith(prefix)]
+
+
+def right(device: KernelDevice, given: Product) -> bool:
+    """Whether the kernel's numbers are those of the formula."""
+    m, n, k, tile = given.m, given.n, given.k, given.tile
+    torch.manual_seed(0)
+    dtype: dict[ActDtype, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+    x = torch.randint(-2, 3, (m, k)).to(dtype[given.output.act])
+    weights = [weight(n, k) for _ in range(tile.weights)]
+    alpha = 2.0 ** torch.arange(max(given.output.shards, tile.weights))
+    bias = torch.randint(-64, 65, (n,)).bfloat16() if given.output.bias else None
+    out = run(
+        device, tile, given.output, x, weights, n, given.sms, alpha, bias, given.ends
+    ).double()
+    products = [x.double() @ decode_fragments(*w, n, k).double().T for w in weights]
+    if tile.weights == 2:
+        # A rounding of the result, and what exp2 and rcp leave of the smallest.
+        exact = torch.nn.functional.silu(products[0]) * products[1] * alpha[1]
+        return bool(((out - exact).abs() <= 2.0**-7 * exact.abs() + 1e-4).all())
+    shard = torch.bucketize(torch.arange(n), torch.tensor(given.ends, dtype=torch.long), right=True)
+    exact = products[0] * alpha[shard] + (0 if bias is None else bias.double())
+    return torch.equal(out, exact.bfloat16().double())
+
+
+def outcome(given: Product) -> str:
+    """The first thing that is noticed, over all schedules."""
+    for schedule in STANDARD:
+        with devices.emulated(schedule, "sm_90") as device:
+            try:
+                if not right(device, given):
+                    return WRONG
+            except EmulatorError as finding:
+                return type(finding).__name__
+    return "nothing"
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_caught(name: str, tmp_path: Path) -> None:
+    devices.cutlass_or_skip()
+    mistake = MISTAKES[name]
+    with source(tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
+        noticed = outcome(mistake.on)
+    assert noticed == mistake.caught
+
+
+@pytest.mark.parametrize("given", PRODUCTS.values(), ids=PRODUCTS)
+def test_nothing_to_catch(given: Product, tmp_path: Path) -> None:
+    devices.cutlass_or_skip()
+    with source(tmp_path / "sm90"):
+        assert outcome(given) == "nothing"
+
+
+def two_products() -> None:
+    """The second kernel reads what the first one writes, and may start before it has ended."""
+    tile = Tile(8, max_stages=2)
+    with devices.emulated(STANDARD[0], "sm_90") as device:
+        x = torch.ones(5, 128, dtype=torch.bfloat16)
+        between = run(device, tile, Output(), x, [weight(128, 128)], 128, 1)
+        run(device, tile, Output(), between, [weight(64, 128)], 64, 1)
+
+
+def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
+    devices.cutlass_or_skip()
+    with source(tmp_path / "right"):
+        two_products()
+    wait = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
+    with (
+        source(tmp_path / "wrong", "loader", wait, "pass"),
+        pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"),
+    ):
+        two_products()
