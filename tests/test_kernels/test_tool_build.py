@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,23 @@ from nvfp4_kernels.tool.model import explicit
 (spec, *_) = model_kernels(explicit(["64,64"], []), max_tokens=1)
 compile.build(spec.kernel(), Path(sys.argv[1]))
 """
+ON_HOPPER = ["--linear", "64,64", "--arch", "sm_90a"]
+BUILD = "from nvfp4_kernels.__main__ import app; app()"
+# What a process on an H200 looks up for one token; it says what is there.
+ON_AN_H200 = """
+import os, sys
+import torch
+from nvfp4_kernels import compile
+from nvfp4_kernels.sm90.choose import Problem, choose_config
+from nvfp4_kernels.sm90.tile import Output
+from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+
+os.environ[compile.CACHE_VARIABLE] = sys.argv[1]
+torch.cuda.current_device = lambda: 0
+torch.cuda.get_device_capability = lambda index: (9, 0)
+assert compile.arch() == "sm_90a"
+print(compile.object_path(WeightOnlyGemm(*choose_config(Problem(1, 64, 128), Output()))))
+"""
 
 KEYS = """
 import json, os, torch
@@ -81,6 +99,7 @@ def look_up(capability=None, **settings):
 
 print(json.dumps({
     "told sm_100a": look_up(CUTE_DSL_ARCH="sm_100a"),
+    "told sm_90a": look_up(CUTE_DSL_ARCH="sm_90a"),
     "told sm_103a": look_up(CUTE_DSL_ARCH="sm_103a"),
     "on a B200": look_up((10, 0)),
     "on an H200": look_up((9, 0)),
@@ -118,6 +137,26 @@ def test_a_server_compiles_nothing(tmp_path: Path) -> None:
     assert built == files
 
 
+def test_a_hopper_finds_its_kernel(tmp_path: Path) -> None:
+    devices.cutlass_or_skip()
+    folder = tmp_path / "kernels"
+    build = ["build", "--linear", "64,128", "--max-tokens", "8", "--arch", "sm_90a"]
+    done = python(BUILD, *build, "--jobs", "1", "--out", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = python(ON_AN_H200, folder)
+    assert found.returncode == 0, found.stderr
+    assert [Path(found.stdout.strip())] == list(folder.iterdir())
+    assert _sm_of(Path(found.stdout.strip()).read_bytes()) == 90
+
+
+def _sm_of(data: bytes) -> int:
+    """What the GPU's ELF file, inside the host's, is for: the low byte of its ``e_flags``."""
+    at = data.index(b"\x7fELF", 1)
+    (machine,) = struct.unpack_from("<H", data, at + 18)
+    assert machine == 190, "EM_CUDA"
+    return data[at + 48]
+
+
 def test_host_code_runs_on_any_processor(tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     if platform.machine() != "x86_64" or shutil.which("objdump") is None:
@@ -138,6 +177,10 @@ def test_host_code_runs_on_any_processor(tmp_path: Path) -> None:
 
 def test_a_machine_without_a_gpu_writes_what_a_b200_looks_up(keys: dict[str, str]) -> None:
     assert keys["told sm_100a"] == keys["on a B200"]
+
+
+def test_a_machine_without_a_gpu_writes_what_an_h200_looks_up(keys: dict[str, str]) -> None:
+    assert keys["told sm_90a"] == keys["on an H200"]
 
 
 def test_where_things_are_does_not_matter(keys: dict[str, str]) -> None:
@@ -198,14 +241,34 @@ def test_another_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["/nowhere"], "/nowhere: cannot be read (No such file or directory)"),
         (["--linear", "64"], "--linear: is '64', must be N,K"),
         (["--pair", "64,40"], "K is 40, must be a positive multiple of 16"),
-        (["--linear", "64,64", "--arch", "sm_90a"], "--arch: is 'sm_90a', must be sm_100a"),
+        (
+            ["--linear", "64,64", "--arch", "sm_80"],
+            "--arch: is 'sm_80', must be sm_100a or sm_90a",
+        ),
+        ([*ON_HOPPER, "--activation", "static"], "--activation: is 'static', must not be given"),
+        ([*ON_HOPPER, "--kv-cache", "fp8"], "--kv-cache: is 'fp8', must not be given"),
+        ([*ON_HOPPER, "--block-size", "16"], "--block-size: is '16', must not be given"),
+        (["--linear", "64,64", "--block-size", "48"], "--block-size: is 48, must be a power of"),
         (["--linear", "64,64", "--tensor-parallel", "2"], "--tensor-parallel: goes with a model"),
         (
             ["--linear", "64,65536", "--max-tokens", "1"],
             "K is 65536, must be at most 40960",
         ),
     ],
-    ids=["nothing", "both", "no file", "one number", "odd K", "arch", "parallel", "long rows"],
+    ids=[
+        "nothing",
+        "both",
+        "no file",
+        "one number",
+        "odd K",
+        "arch",
+        "activation on sm_90",
+        "cache on sm_90",
+        "pages on sm_90",
+        "pages",
+        "parallel",
+        "long rows",
+    ],
 )
 def test_what_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
     status, output = invoke(*arguments, "--out", tmp_path / "kernels")

@@ -14,6 +14,7 @@ from nvfp4_kernels.sm90.tile import ELEMENT_BITS, REGISTERS, Output, Tile
 
 SMS = 132
 MANY_TOKENS = 64  # from here on results leave in boxes
+_FEW_TOKENS = (8, 16, 32, MANY_TOKENS)  # of the tiles below
 
 # Few tokens: every CTA is there at once, so that each SM has loads under way. Rows of 64 of all
 # weights, K / 64, then warpgroups, K tiles of a stage and parts of K that were fastest there, with
@@ -65,9 +66,20 @@ def choose_config(problem: Problem, output: Output, sms: int = SMS) -> tuple[Til
     return min(fitting, key=lambda each: estimate(problem, each[0], sms))
 
 
+def telling_tokens(most: int) -> list[int]:
+    """Numbers of tokens from 1 to ``most``, such that every other one is served like one of them.
+
+    What is chosen depends on how many tiles the tokens fill, and so changes only behind a multiple
+    of what all sizes of tiles are multiples of.
+    """
+    grain = math.gcd(*(tokens for tokens, _ in _STEP))
+    starts = [1, *(1 + t for t in _FEW_TOKENS), *range(MANY_TOKENS + 1 + grain, most + 1, grain)]
+    return [m for m in starts if m <= most]
+
+
 def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output]:
     """As the nearest problem of the table, with as many CTAs of an SM as fit."""
-    tokens = next(t for t in (8, 16, 32, 64) if t >= problem.m)
+    tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
 
     def distance(entry: tuple[int, int, int]) -> float:

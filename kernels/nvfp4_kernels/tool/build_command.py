@@ -13,7 +13,8 @@ from rich.table import Table
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.compile import CACHE_VARIABLE
-from nvfp4_kernels.sm100.choose import SMS
+from nvfp4_kernels.sm90.choose import SMS as SMS_90
+from nvfp4_kernels.sm100.choose import SMS as SMS_100
 from nvfp4_kernels.tool.build import Built, build_all
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.kernel_set import (
@@ -33,8 +34,9 @@ from nvfp4_kernels.tool.options import (
     TensorParallelOption,
     dtype_of,
 )
+from nvfp4_kernels.tool.weight_only_set import weight_only_kernels
 
-ARCHS = ("sm_100a",)
+ARCHS = ("sm_100a", "sm_90a")
 
 
 class CacheName(StrEnum):
@@ -67,46 +69,51 @@ def build(
         list[str], typer.Option(help="N,K of a fused gate and up projection, instead of a model.")
     ] = [],  # noqa: B006
     arch: Annotated[str, typer.Option(help="GPU to compile for; none is needed here.")] = "sm_100a",
-    sms: Annotated[int, typer.Option(min=1, help="Its multiprocessors; those of a B200.")] = SMS,
+    sms: Annotated[
+        int | None, typer.Option(min=1, help="Its multiprocessors, if not a B200's or an H200's.")
+    ] = None,
     tensor_parallel: TensorParallelOption = 1,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens in a batch, at the most: max_num_batched_tokens.")
     ] = 8192,
-    activation: Annotated[ActivationName, typer.Option(help="How inputs are scaled.")] = (
-        ActivationName.both
-    ),
+    activation: Annotated[
+        ActivationName | None, typer.Option(help="How inputs are scaled, on sm_100a; else both.")
+    ] = None,
     dtype: DtypeOption = None,
     kv_cache: Annotated[
-        CacheName, typer.Option(help="What it holds: the model's dtype, FP8.")
-    ] = CacheName.both,
+        CacheName | None,
+        typer.Option(help="What it holds, on sm_100a: the model's dtype, FP8; else both."),
+    ] = None,
     block_size: Annotated[
-        int, typer.Option(min=16, max=128, help="Tokens of a page of it, as vLLM's --block-size.")
-    ] = PAGE_SIZE,
+        int | None,
+        typer.Option(
+            min=16,
+            max=128,
+            help=f"Tokens of a page of it, as vLLM's --block-size; else {PAGE_SIZE}.",
+        ),
+    ] = None,
     fuse_mlp: Annotated[bool, typer.Option(help="Gate and up projection as one kernel.")] = True,
     jobs: JobsOption = CPUS,
 ) -> None:
-    """Compile every kernel that a model's linear and attention layers need, for any batch.
+    """Compile every kernel that a model's layers need, for any batch.
 
+    On sm_100a of linear and attention layers; on sm_90a of linear layers, as attention is vLLM's.
     What is there already stays as it is. Ends with status 1 if any kernel could not be compiled.
     """
     with refusals(UnusableModel, InvalidArgument, OSError, BrokenProcessPool):
         if arch not in ARCHS:
             raise UnusableModel(
-                f"--arch: is {arch!r}, must be {', '.join(ARCHS)}; the kernels of other GPUs are "
+                f"--arch: is {arch!r}, must be {' or '.join(ARCHS)}; the kernels of other GPUs are "
                 "compiled when they are first launched"
-            )
-        if block_size & (block_size - 1):
-            raise UnusableModel(
-                f"--block-size: is {block_size}, must be a power of two; choose 16, 32, 64 or 128"
             )
         chosen = _which_model(model, linear, pair, tensor_parallel, dtype, fuse_mlp)
         started = time.monotonic()
-        wanted = tuple(a for a in ACTIVATIONS if activation in (a, ActivationName.both))
-        specs = model_kernels(chosen, max_tokens=max_tokens, activations=wanted, sms=sms)
-        if chosen.attention is not None:
-            caches = tuple(c for c in CACHES if kv_cache in (c, CacheName.both))
-            specs |= attention_kernels(
-                chosen.attention, chosen.dtype, caches=caches, page_size=block_size, sms=sms
+        if arch == "sm_90a":
+            _refuse_what_is_of_sm100(activation, kv_cache, block_size)
+            specs = weight_only_kernels(chosen, max_tokens=max_tokens, sms=sms or SMS_90)
+        else:
+            specs = _sm100_kernels(
+                chosen, max_tokens, sms or SMS_100, activation, kv_cache, block_size
             )
         out.mkdir(parents=True, exist_ok=True)
         with progress_bar() as bar:
@@ -118,6 +125,43 @@ def build(
         _print(chosen, specs, done, out, time.monotonic() - started)
     if any(b.error for b in done):
         raise typer.Exit(1)
+
+
+def _refuse_what_is_of_sm100(
+    activation: ActivationName | None, kv_cache: CacheName | None, block_size: int | None
+) -> None:
+    """On sm_90 activations stay as they are, and attention is vLLM's own."""
+    given = {"--activation": activation, "--kv-cache": kv_cache, "--block-size": block_size}
+    for option, value in given.items():
+        if value is not None:
+            raise UnusableModel(
+                f"{option}: is {str(value)!r}, must not be given with --arch sm_90a, where no "
+                "kernel depends on it; leave it out"
+            )
+
+
+def _sm100_kernels(
+    model: Model,
+    max_tokens: int,
+    sms: int,
+    activation: ActivationName | None,
+    kv_cache: CacheName | None,
+    block_size: int | None,
+) -> dict[KernelSpec, list[str]]:
+    """Those of linear layers, of their inputs and of attention."""
+    page_size = PAGE_SIZE if block_size is None else block_size
+    if page_size & (page_size - 1):
+        raise UnusableModel(
+            f"--block-size: is {page_size}, must be a power of two; choose 16, 32, 64 or 128"
+        )
+    activations = tuple(a for a in ACTIVATIONS if activation in (a, ActivationName.both, None))
+    specs = model_kernels(model, max_tokens=max_tokens, activations=activations, sms=sms)
+    if model.attention is not None:
+        caches = tuple(c for c in CACHES if kv_cache in (c, CacheName.both, None))
+        specs |= attention_kernels(
+            model.attention, model.dtype, caches=caches, page_size=page_size, sms=sms
+        )
+    return specs
 
 
 def _which_model(

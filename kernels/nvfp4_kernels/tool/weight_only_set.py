@@ -1,0 +1,43 @@
+"""Which kernels a model's linear layers need on sm_90, for any number of tokens. No CuTe in here.
+
+Weights alone are quantised there, so that no kernel prepares inputs; attention is vLLM's own.
+"""
+
+from nvfp4_kernels.sm90.choose import SMS, Problem, choose_config, telling_tokens
+from nvfp4_kernels.sm90.tile import Output, Tile
+from nvfp4_kernels.tool.kernel_set import KernelSpec
+from nvfp4_kernels.tool.model import Dtype, Layer, Model
+
+
+def weight_only_kernels(
+    model: Model, *, max_tokens: int, sms: int = SMS
+) -> dict[KernelSpec, list[str]]:
+    """Every kernel of ``model``'s linear layers, with the layers it serves.
+
+    Args:
+        model: dense decoder.
+        max_tokens: of a batch, at the most; all numbers from 1 on are covered.
+        sms: of the GPU.
+    """
+    found: dict[KernelSpec, list[str]] = {}
+    for layer in model.layers:
+        output = weight_only_output(layer, model.dtype)
+        problems = (Problem(m, layer.n, layer.k, layer.weights) for m in telling_tokens(max_tokens))
+        chosen = [choose_config(problem, output, sms) for problem in problems]
+        op = "silu_mul_gemm" if layer.pair else "gemm"
+        for tile_and_output in dict.fromkeys(chosen):
+            users = found.setdefault(weight_only_spec(op, *tile_and_output), [])
+            if layer.name not in users:
+                users.append(layer.name)
+    return found
+
+
+def weight_only_output(layer: Layer, dtype: Dtype) -> Output:
+    """What becomes of a layer's accumulators."""
+    bias = dtype if layer.bias else ""
+    return Output(act=dtype, dtype=dtype, shards=layer.shards, bias=bias)
+
+
+def weight_only_spec(op: str, tile: Tile, output: Output) -> KernelSpec:
+    """A weight-only GEMM."""
+    return KernelSpec(op, "nvfp4_kernels.sm90.weight_only:WeightOnlyGemm", (tile, output))

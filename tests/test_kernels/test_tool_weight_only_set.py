@@ -1,0 +1,109 @@
+"""Which kernels a model needs on sm_90: those that its products ask for, and no others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nvfp4_kernels.compile import DeviceKernel
+from nvfp4_kernels.fragments import Fragments, fragment_shapes
+from nvfp4_kernels.sm90.choose import Problem, choose_config, telling_tokens
+from nvfp4_kernels.sm90.tile import Output
+from nvfp4_kernels.tool.kernel_set import KernelSpec
+from nvfp4_kernels.tool.model import Layer, explicit, read_model
+from nvfp4_kernels.tool.shapes import LLAMA_8B
+from nvfp4_kernels.tool.weight_only_set import weight_only_kernels
+from tests import devices
+
+MOST = 2048
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "dtype": "bfloat16",
+}
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fused": ({}, {}),
+    "not fused": ({}, {"fuse_mlp": False}),
+    "biases": ({"attention_bias": True, "mlp_bias": True}, {}),
+    "float16": ({"dtype": "float16"}, {}),
+    "four GPUs": ({}, {"tensor_parallel": 4}),
+}
+
+
+class Launches:
+    """What ``product`` launches, instead of launching it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from nvfp4_kernels.sm90 import product
+
+        self.kernels: set[DeviceKernel] = set()
+        self.product = product.product
+        monkeypatch.setattr(product, "launch", lambda kernel, *_: self.kernels.add(kernel))
+
+    def of_layer(self, layer: Layer, dtype: torch.dtype, most: int) -> set[DeviceKernel]:
+        """The kernels of all numbers of tokens up to ``most``."""
+        self.kernels = set()
+        data, scales = fragment_shapes(layer.n, layer.k)
+        weight = Fragments(torch.zeros(data, dtype=torch.uint8), torch.zeros(scales).byte())
+        alpha = torch.ones(max(layer.shards, layer.weights))
+        rest = layer.n - 16 * (layer.shards - 1)
+        shard_sizes = [rest, *[16] * (layer.shards - 1)]
+        bias = torch.zeros(layer.n, dtype=dtype) if layer.bias else None
+        x = torch.zeros(most, layer.k, dtype=dtype)
+        for m in range(1, most + 1):
+            weights = [weight] * layer.weights
+            self.product(x[:m], weights, alpha, shard_sizes, layer.n, bias, dtype)
+        return self.kernels
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_built_is_what_products_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    devices.cutlass_or_skip()
+    changed, options = VARIANTS[variant]
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | changed))
+    model = read_model(tmp_path, **options)
+    built = weight_only_kernels(model, max_tokens=MOST)
+    launches = Launches(monkeypatch)
+    for layer in model.layers:
+        launched = launches.of_layer(layer, getattr(torch, model.dtype), MOST)
+        assert launched == {s.kernel() for s, users in built.items() if layer.name in users}
+
+
+@pytest.mark.parametrize("sms", [78, 114, 132])
+@pytest.mark.parametrize("layer", LLAMA_8B.layers, ids=lambda layer: layer.name)
+def test_every_number_of_tokens_is_served_like_a_telling_one(layer: Layer, sms: int) -> None:
+    def chosen(tokens: "range | list[int]") -> set[object]:
+        problems = (Problem(m, layer.n, layer.k, layer.weights) for m in tokens)
+        return {choose_config(problem, Output(), sms) for problem in problems}
+
+    assert chosen(telling_tokens(MOST)) == chosen(range(1, MOST + 1))
+
+
+@pytest.mark.parametrize("most", [1, 8, 9, 64, 65, 96, 97])
+def test_telling_tokens_end_with_the_batch(most: int) -> None:
+    tokens = telling_tokens(most)
+    assert tokens == sorted(set(tokens))
+    assert tokens[0] == 1
+    assert tokens == [m for m in telling_tokens(1000) if m <= most]
+
+
+def test_layers_share_kernels() -> None:
+    found = weight_only_kernels(explicit(["4096,4096", "4096,4160"], []), max_tokens=512)
+    assert ["linear 4096,4096", "linear 4096,4160"] in found.values()
+
+
+def test_neither_inputs_nor_attention_have_kernels() -> None:
+    found: dict[KernelSpec, list[str]] = weight_only_kernels(LLAMA_8B, max_tokens=64)
+    assert {spec.op for spec in found} == {"gemm", "silu_mul_gemm"}
+
+
+def test_other_gpus_get_other_kernels() -> None:
+    few, many = (weight_only_kernels(LLAMA_8B, max_tokens=2048, sms=sms) for sms in (78, 132))
+    assert few.keys() != many.keys()
