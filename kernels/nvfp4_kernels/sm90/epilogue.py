@@ -9,7 +9,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, BFloat16, Float16, Float32, Int32, Int64
+from cutlass import Array, BFloat16, Float16, Float32, Int32, Int64, Vector
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
@@ -300,6 +300,4 @@ def silu(x: Float32) -> Float32:
 
 def _packed(values: list[Float32], dtype: Any) -> Int32:
     """Two elements in a word, the first lowest."""
-    from cutlass import Vector
-
     return Vector.from_elements(tuple(values), Float32).to(dtype).bitcast(Int32)[0]
