@@ -7,8 +7,14 @@ import gc
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests import tiny_llama
 
 
@@ -56,6 +62,34 @@ def run(model: str, **engine_args: Any) -> Run:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def dequantized(checkpoint: Path) -> Run:
+    """What transformers says on the CPU, in float32, with weights we dequantise one by one."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    model = LlamaForCausalLM(tiny_llama.config()).eval()
+    state = model.state_dict()
+    for name in state:
+        module = name.removesuffix(".weight")
+        if f"{module}.weight_scale_2" in tensors:
+            state[name] = Nvfp4Tensor(
+                tensors[name],
+                tensors[f"{module}.weight_scale"],
+                tensors[f"{module}.weight_scale_2"],
+            ).dequantize()
+        else:
+            state[name] = tensors[name].float()
+    model.load_state_dict(state)
+    ids = torch.tensor([tiny_llama.tokenizer().encode(tiny_llama.TEXT)])
+    with torch.inference_mode():
+        scores = model(input_ids=ids).logits.log_softmax(-1)[0, :-1]
+    return Run(scores.gather(-1, ids[0, 1:, None]).flatten().tolist(), [], [])
+
+
+def distance(a: Run, b: Run) -> float:
+    """Mean absolute difference of log-probabilities."""
+    pairs = zip(a.logprobs, b.logprobs, strict=True)
+    return sum(abs(x - y) for x, y in pairs) / len(a.logprobs)
 
 
 if __name__ == "__main__":

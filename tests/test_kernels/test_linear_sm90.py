@@ -155,8 +155,9 @@ def test_nan_and_infinity_stay_in_their_rows(op_device: torch.device) -> None:
 def test_what_is_not_aligned_is_refused(name: str, op_device: torch.device) -> None:
     problem = grid_problem(CASES["one token"])
     given = problem.args[name]
-    shifted = torch.empty(given.numel() + 1, dtype=given.dtype)[1:].view(given.shape)
-    shifted.copy_(given)
+    # Made where it is used: a copy to another device is aligned anew.
+    shifted = torch.empty(given.numel() + 1, dtype=given.dtype, device=op_device)[1:]
+    shifted = shifted.view(given.shape).copy_(given)
     with pytest.raises(InvalidArgument, match=f"{name}: starts .* after a multiple of 16"):
         in_fragments(op_device, gemm)(**{**problem.args, name: shifted})
 

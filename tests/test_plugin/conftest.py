@@ -46,6 +46,16 @@ def modelopt(bf16: Path, calibration: Path, tmp_path_factory: pytest.TempPathFac
     return dst
 
 
+@pytest.fixture(scope="session")
+def weight_only(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model with NVFP4 weights, activations in 16 bits."""
+    from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+
+    dst = tmp_path_factory.mktemp("weight-only") / "model"
+    quantize_checkpoint(bf16, dst)
+    return dst
+
+
 @pytest.fixture(scope="module")
 def base_config(bf16_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The tiny model's engine config, with one process's parallel groups set up."""

@@ -19,11 +19,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor
-from tests import tiny_llama
-from tests.engine import Run, run
+from tests.engine import Run, dequantized, distance, run
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
@@ -36,11 +33,6 @@ WRONG = 0.3
 
 GEMM = "nvfp4_gemm/reference (cpu)"
 GEMM_W4A16 = "nvfp4_gemm_w4a16/reference (cpu)"
-
-
-def distance(a: Run, b: Run) -> float:
-    pairs = zip(a.logprobs, b.logprobs, strict=True)
-    return sum(abs(x - y) for x, y in pairs) / len(a.logprobs)
 
 
 @pytest.fixture(scope="session")
@@ -56,13 +48,6 @@ def compressed_tensors(
         seq_len=128,
         kv_cache_scheme="fp8",
     )
-    return dst
-
-
-@pytest.fixture(scope="session")
-def weight_only(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    dst = tmp_path_factory.mktemp("weight-only") / "model"
-    quantize_checkpoint(bf16, dst)
     return dst
 
 
@@ -94,26 +79,8 @@ def test_weight_only_equals_the_dequantised_model(
     weight_only: Path, engine: Callable[..., Run]
 ) -> None:
     """Against transformers on weights that we dequantised ourselves, tensor by tensor."""
-    tensors = load_file(weight_only / "model.safetensors")
-    model = LlamaForCausalLM(tiny_llama.config()).eval()
-    state = model.state_dict()
-    for name in state:
-        module = name.removesuffix(".weight")
-        if f"{module}.weight_scale_2" in tensors:
-            state[name] = Nvfp4Tensor(
-                tensors[name],
-                tensors[f"{module}.weight_scale"],
-                tensors[f"{module}.weight_scale_2"],
-            ).dequantize()
-        else:
-            state[name] = tensors[name].float()
-    model.load_state_dict(state)
-    ids = torch.tensor([tiny_llama.tokenizer().encode(tiny_llama.TEXT)])
-    with torch.inference_mode():
-        scores = model(input_ids=ids).logits.log_softmax(-1)[0, :-1]
-    expected = scores.gather(-1, ids[0, 1:, None]).flatten().tolist()
     served = engine(weight_only)
-    assert distance(served, Run(expected, [], [])) < SAME_W4A16
+    assert distance(served, dequantized(weight_only)) < SAME_W4A16
     assert served.report[0] == f"qkv_proj ×2: {GEMM_W4A16}, W4A16"
 
 

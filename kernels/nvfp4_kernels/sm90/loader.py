@@ -78,6 +78,9 @@ class Loader:
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         for step in cutlass.range(ahead, unroll=1):
             self._bring_tokens(token_map, ring, place, work.first_step + step, step)
+        # The next kernel may start as soon as there is room for it. Not before this one has waited:
+        # what ran earlier is then complete, and it may read that without waiting.
+        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for index in cutlass.range(work.mine, unroll=1):
             place = place_of(work, index)
             for step in cutlass.range(work.steps, unroll=1):

@@ -157,8 +157,6 @@ class WeightOnlyGemm:
         group = warp // 4
         rank = ptx.cluster_ctarank()
 
-        # The next kernel may start to fetch its weights as soon as there is room for it.
-        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         if warp == 0 and ptx.elect_sync():
             for stage in cutlass.range_constexpr(stages):
                 ptx.mbarrier_init(ring.full.subview(stage), 1)
