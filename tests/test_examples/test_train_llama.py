@@ -105,7 +105,8 @@ def test_layers_compile_once_and_compute_the_same(monkeypatch):
     tiny = TrainSettings(steps=3, threads=1, hidden=32, intermediate=64, layers=4, heads=2,
                          kv_heads=1, head_dim=16, batch=2, sequence=16)  # fmt: skip
     torch._dynamo.utils.counters.clear()
-    _, compiled = train(replace(tiny, compile=True), tokens, tokenizer)
+    model, compiled = train(replace(tiny, compile=True), tokens, tokenizer)
+    assert all(layer._compiled_call_impl for layer in model.model.layers)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     _, eager = train(tiny, tokens, tokenizer)
     assert compiled.loss == pytest.approx(eager.loss, abs=1e-3)
