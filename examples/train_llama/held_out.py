@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from examples.demo.perplexity import choose_windows, perplexity
 from examples.log_probabilities import log_probabilities, of_next_tokens
+from examples.perplexity import choose_windows, perplexity
 
 WINDOWS = 128
 WINDOWS_AT_ONCE = 8
