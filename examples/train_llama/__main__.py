@@ -49,19 +49,17 @@ def train_llama(
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, below
-    import torch
-
     from examples.demo import display
     from examples.demo.corpus import installed_roots
     from examples.demo.train import TrainSettings
+    from examples.devices import choose_device
     from examples.train_llama.run import run
 
     try:
         if size not in SIZES:
             raise ValueError(f"size: is {size!r}, must be {', '.join(SIZES)}")
         chosen = SIZES[size]
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        _check_device(device, torch.cuda.is_available())
+        device = choose_device(device)
         compile = device == "cuda" if compile is None else compile
         if compile and not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
             raise ValueError(
@@ -87,13 +85,6 @@ def train_llama(
         display.console.print("interrupted; no model was written")
         raise typer.Exit(130) from None
     display.console.print(f"all figures: {file}")
-
-
-def _check_device(device: str, has_cuda: bool) -> None:
-    if device not in ("cuda", "cpu"):
-        raise ValueError(f"device: is {device!r}, must be cuda or cpu")
-    if device == "cuda" and not has_cuda:
-        raise ValueError("device: is cuda, torch finds no GPU; give --device cpu")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from examples.demo.train import (
     keep_freed_memory,
     train,
 )
+from examples.devices import device_name
 from examples.train_llama.held_out import held_out_perplexity
 from examples.versions import commit, installed, machine
 
@@ -111,7 +112,7 @@ def run(
         "held_out": {"perplexity": found, "tokens": measured},
         "seconds": seconds,
         "peak_device_bytes": memory,
-        "device": torch.cuda.get_device_name() if settings.device == "cuda" else "cpu",
+        "device": device_name(settings.device),
         "machine": machine(),
         "versions": installed(*DISTRIBUTIONS),
         "commit": commit(),
