@@ -29,6 +29,10 @@ class Deviation:
     reference: np.ndarray
     divergence: np.ndarray
 
+    def of_windows(self, chosen: slice) -> "Deviation":
+        """The same of some windows."""
+        return Deviation(self.logprobs[chosen], self.reference[chosen], self.divergence[chosen])
+
     @property
     def kl(self) -> Interval:
         """The mean divergence; windows are drawn whole for the interval."""

@@ -87,7 +87,8 @@ def results(found: Results) -> None:
     console.print(
         f"The list costs {decimal(cost)} and wins {found.kl_won.estimate:.5f} of the KL "
         f"({share:.0%}), {found.log_perplexity_won.estimate:+.5f} of log perplexity "
-        f"({_interval(found.log_perplexity_won, '+.5f')}), over {found.tokens:,} tokens.",
+        f"({_interval(found.log_perplexity_won, '+.5f')}), over {found.tokens:,} tokens it was not "
+        "chosen on.",
         markup=False,
     )
 

@@ -29,7 +29,7 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class Whole:
-    """A model of which several layers are quantised.
+    """A model of which several layers are quantised, on the windows a list is judged on.
 
     Attributes:
         bits_per_weight: mean over the linears of decoder layers, those in 16 bits too.
@@ -55,10 +55,10 @@ class Results:
 
     Attributes:
         about: model, options, versions, machine.
-        perplexity: of the 16-bit model.
-        tokens: predicted for each measurement.
+        perplexity: of the 16-bit model, on the windows a list is judged on.
+        tokens: predicted in those windows.
         rule: of the block scales that were measured.
-        groups: every layer, in the model's order.
+        groups: every layer, in the model's order, on all windows.
         quantised: all layers quantised.
         with_list: all but those on the list.
         kl_won: the difference of the two, window by window.
