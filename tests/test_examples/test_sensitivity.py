@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from examples.perplexity import Interval
+from examples.sensitivity import run as run_module
 from examples.sensitivity.__main__ import app
 from examples.sensitivity.budget import Budget, make_budget
 from examples.sensitivity.choose import fewest, most_sensitive, within_bits, worth_their_bytes
-from examples.sensitivity.deviation import measure
+from examples.sensitivity.deviation import Deviation, measure
 from examples.sensitivity.fake_quantize import fake_quantised, quantise_weights
 from examples.sensitivity.groups import Group, bits_per_weight, linears_of
 from examples.sensitivity.subject import open_subject
@@ -243,6 +244,13 @@ def test_list_is_the_shortest_that_wins_enough(subject, checkpoint, text, tmp_pa
     assert (tmp_path / "ignore.txt").read_text().split() == [n for n in LINEARS if n in lists[2]]
     none, shorter, whole = direct_kl(subject, weights, subject.input_scales, chosen_on, lists)
     assert whole <= 0.4 * none < shorter
+
+
+def test_lists_are_chosen_on_windows_they_are_not_judged_on():
+    divergence = np.array([[1.0], [5.0], [1.0], [5.0], [1.0]])
+    deviation = Deviation(divergence, divergence, divergence)
+    assert run_module._choosing_kl(deviation) == 1
+    assert deviation.of_windows(run_module.JUDGING).kl.estimate == 5
 
 
 def direct_kl(subject, weights, input_scales, windows, lists):
