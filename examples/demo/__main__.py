@@ -47,11 +47,11 @@ def demo(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from examples.demo import display
     from examples.demo.pipeline import MeasureSettings
-    from examples.demo.quantize import QuantizeError
     from examples.demo.run import run
-    from examples.demo.server import ServerError
-    from examples.demo.stages import StageCache
     from examples.demo.train import TrainSettings
+    from examples.quantize import QuantizeError
+    from examples.server import ServerError
+    from examples.stages import StageCache
 
     training = TrainSettings(seconds=train_seconds, steps=train_steps, threads=threads, seed=seed)
     measuring = MeasureSettings(windows, window_length, max_tokens, server_time_limit)

@@ -1,4 +1,4 @@
-"""Real text found on any Python machine: the standard library's own sources and documentation.
+"""Real text found on any Python machine: the sources and documentation of its packages.
 
 A hash of its path puts a file into the training or the held-out part, so that it never changes
 sides. Identical files count once.
@@ -7,10 +7,16 @@ sides. Identical files count once.
 import ast
 import hashlib
 import os
+import re
+import sys
 import sysconfig
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 
 SKIPPED_FOLDERS = {
     "test",
@@ -19,11 +25,19 @@ SKIPPED_FOLDERS = {
     "site-packages",
     "dist-packages",
     "encodings",
+    "_vendor",
     "__pycache__",
 }
-# Tables written by programs: they teach nothing and would fill the vocabulary with numbers.
+# Tables and what programs wrote: they teach little and would fill the vocabulary with numbers.
 SKIPPED_FILES = {"stringprep.py", "html/entities.py", "re/_casefix.py"}
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "lib2to3/pgen2")
+GENERATED = re.compile(
+    r"auto-?generated|automatically generated|@generated|file generated|do not (edit|modify)", re.I
+)
+NOTICE_CHARACTERS = 1000  # within which a generated file says so
+MOST_DIGITS = 0.15  # of the characters
+LEAST_COMPRESSED = 0.12  # of a long file's size: what repeats itself more is a table
+LONG_CHARACTERS = 20_000
 HELD_OUT_ONE_IN = 14
 MIN_CHARACTERS = 200
 CALIBRATION_FILES = 64
@@ -32,7 +46,7 @@ CALIBRATION_CHARACTERS = 4000  # of each file
 
 @dataclass(frozen=True)
 class Document:
-    """One source file: ``path`` relative to the library's root, in POSIX form, and its text."""
+    """One source file: ``path`` relative to its root, in POSIX form, and its text."""
 
     path: str
     text: str
@@ -57,22 +71,50 @@ class Corpus:
         return digest.hexdigest()
 
 
-def read_corpus(root: Path | None = None) -> Corpus:
-    """Read and split every usable ``.py`` file under ``root``, by default the standard library.
+def read_corpus(
+    roots: Sequence[Path] = (STANDARD_LIBRARY,), max_characters: int | None = None
+) -> Corpus:
+    """Read and split every usable ``.py`` file under ``roots``.
+
+    Args:
+        roots: folders of sources; ``tests``, ``site-packages`` and the like below them are skipped.
+        max_characters: of all texts together; which files stay is told by ``bounded``.
 
     Raises:
-        ValueError: if either side would be empty.
+        ValueError: if a root is no folder, or either side would be empty.
     """
-    root = root or Path(sysconfig.get_path("stdlib"))
-    documents = drop_duplicates(_read_documents(root))
+    for root in roots:
+        if not root.is_dir():
+            raise ValueError(f"root: {root} is not a folder; point it at Python sources")
+    documents = drop_duplicates(d for root in roots for d in _read_documents(root))
+    if max_characters is not None:
+        documents = bounded(documents, max_characters)
     train = tuple(d for d in documents if not is_held_out(d.path))
     held_out = tuple(d for d in documents if is_held_out(d.path))
     if not train or not held_out:
         raise ValueError(
-            f"root: {root} gives {len(train)} training and {len(held_out)} held-out files, "
-            "each must be at least 1; point it at a folder of Python sources"
+            f"root: {', '.join(map(str, roots))} gives {len(train)} training and {len(held_out)} "
+            "held-out files, each must be at least 1; point it at a folder of Python sources"
         )
     return Corpus(train, held_out)
+
+
+def installed_roots() -> list[Path]:
+    """The standard library and every folder of installed packages that this Python imports from."""
+    packages = [Path(p) for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
+    folders = [STANDARD_LIBRARY, *(p for p in packages if p.is_dir())]
+    return list(dict.fromkeys(folder.resolve() for folder in folders))
+
+
+def bounded(documents: Iterable[Document], max_characters: int) -> list[Document]:
+    """As many documents as fit, spread over all by a hash of their paths, sorted by path."""
+    kept, characters = [], 0
+    for document in sorted(documents, key=lambda d: hashlib.sha256(d.path.encode()).digest()[8:]):
+        characters += len(document.text)
+        if characters > max_characters:
+            break
+        kept.append(document)
+    return sorted(kept, key=lambda d: d.path)
 
 
 def is_held_out(path: str) -> bool:
@@ -94,22 +136,40 @@ def calibration_text(corpus: Corpus) -> str:
     return "\n\n".join(document.text[:CALIBRATION_CHARACTERS] for document in spread)
 
 
-def _read_documents(root: Path) -> Iterable[Document]:
+def _read_documents(root: Path) -> list[Document]:
+    paths = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
-        for name in files:
-            path = (Path(folder) / name).relative_to(root).as_posix()
-            if (
-                not name.endswith(".py")
-                or path in SKIPPED_FILES
-                or path.startswith(SKIPPED_PREFIXES)
-            ):
-                continue
-            text = (root / path).read_text(encoding="utf-8", errors="replace")
-            if path == "pydoc_data/topics.py":
-                text = _topics_prose(text)
-            if len(text) >= MIN_CHARACTERS:
-                yield Document(path, text)
+        paths += [(Path(folder) / name).relative_to(root).as_posix() for name in files]
+    usable = [
+        path
+        for path in paths
+        if path.endswith(".py")
+        and path not in SKIPPED_FILES
+        and not path.startswith(SKIPPED_PREFIXES)
+    ]
+    with ThreadPoolExecutor() as pool:
+        documents = pool.map(lambda path: _read_document(root, path), usable)
+        return [document for document in documents if document is not None]
+
+
+def _read_document(root: Path, path: str) -> Document | None:
+    """The document, or None where there is too little text, or none that a person wrote."""
+    text = (root / path).read_text(encoding="utf-8", errors="replace")
+    if path == "pydoc_data/topics.py":
+        text = _topics_prose(text)
+    if len(text) < MIN_CHARACTERS or GENERATED.search(text[:NOTICE_CHARACTERS]):
+        return None
+    return None if _is_table(text) else Document(path, text)
+
+
+def _is_table(text: str) -> bool:
+    if sum(map(text.count, "0123456789")) > MOST_DIGITS * len(text):
+        return True
+    if len(text) < LONG_CHARACTERS:
+        return False
+    data = text.encode()
+    return len(zlib.compress(data, level=1)) < LEAST_COMPRESSED * len(data)
 
 
 def _topics_prose(source: str) -> str:

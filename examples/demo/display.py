@@ -18,12 +18,12 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from examples.demo.completions import Completion
+from examples.completions import Completion
 from examples.demo.corpus import Corpus
 from examples.demo.kernel_report import LayerKernel
 from examples.demo.measurement import PROMPTS
-from examples.demo.stages import Stage
 from examples.demo.train import Progress as TrainProgress
+from examples.stages import Stage
 
 console = Console(highlight=False)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.demo.completions import Completion, complete, connect, token_logprobs
+from examples.completions import Completion, complete, connect, token_logprobs
 from examples.demo.kernel_report import LayerKernel, parse_kernel_report
-from examples.demo.server import Server
+from examples.server import Server
 
 # None ends in a space or a line break: the tokenizer joins those to what follows.
 PROMPTS = (

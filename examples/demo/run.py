@@ -13,7 +13,6 @@ from examples.atomic_write import write_atomically
 from examples.demo import display
 from examples.demo.corpus import read_corpus
 from examples.demo.measurement import Measurement
-from examples.demo.perplexity import log_perplexity_difference, perplexity
 from examples.demo.pipeline import (
     MeasureSettings,
     held_out_windows,
@@ -23,8 +22,9 @@ from examples.demo.pipeline import (
     measured_before,
     serve_and_measure,
 )
-from examples.demo.stages import StageCache
 from examples.demo.train import TrainSettings
+from examples.perplexity import log_perplexity_difference, perplexity
+from examples.stages import StageCache
 from examples.versions import installed, machine
 
 DISTRIBUTIONS = (

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 10_240  # `vllm bench` draws token ids below 10,000
+DOCUMENTS_AT_ONCE = 1024
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -57,7 +58,11 @@ def train_tokenizer(
 def encode_documents(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> np.ndarray:
     """One stream of ids, uint16 ``(tokens,)``: BOS text EOS, one document after another."""
     eos = tokenizer.eos_token_id
-    encodings = tokenizer.backend_tokenizer.encode_batch(list(texts))
+    encode = tokenizer.backend_tokenizer.encode_batch_fast  # of some: encodings are large
     return np.concatenate(
-        [np.array([*encoding.ids, eos], dtype=np.uint16) for encoding in encodings]
+        [
+            np.array([*encoding.ids, eos], dtype=np.uint16)
+            for first in range(0, len(texts), DOCUMENTS_AT_ONCE)
+            for encoding in encode(list(texts[first : first + DOCUMENTS_AT_ONCE]))
+        ]
     )

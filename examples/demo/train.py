@@ -1,4 +1,4 @@
-"""Train a small Llama on the CPU within a budget of seconds."""
+"""Train a Llama on one device within a budget of seconds."""
 
 import ctypes
 import time
@@ -23,6 +23,8 @@ class TrainSettings:
         seconds: wall-clock budget; the learning rate follows it, so that every run ends cooled.
         steps: optimizer steps instead of a budget of time: the result can be reproduced.
         threads: CPU threads.
+        device: where to train, ``cpu`` or ``cuda``.
+        compile: compile the decoder layer; that comes before the budget begins.
         seed: of the weights and of the order of the text.
         hidden, intermediate, layers, heads, kv_heads, head_dim: the model's sizes.
         batch, sequence: sequences a step, tokens a sequence.
@@ -35,6 +37,8 @@ class TrainSettings:
     seconds: float = 150
     steps: int | None = None
     threads: int = 2
+    device: str = "cpu"
+    compile: bool = False
     seed: int = 0
     hidden: int = 256
     intermediate: int = 768
@@ -77,18 +81,20 @@ def train(
         on_step: called after every step.
 
     Returns:
-        The model, parameters in float32, and the last progress.
+        The model on ``settings.device``, parameters in float32, and the last progress.
 
     Raises:
         ValueError: if the text is shorter than one batch.
     """
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
-    model = build_model(settings, tokenizer)
+    model = build_model(settings, tokenizer).to(settings.device)
     optimizers = _optimizers(model, settings)
     schedule = [(group, group["lr"]) for o in optimizers for group in o.param_groups]
     batches = _batches(tokens, settings)
-    smoothed = torch.zeros(())
+    if settings.compile:
+        _compile_layers(model, next(_batches(tokens, settings)))
+    smoothed = torch.zeros((), device=settings.device)
     start, steps = time.monotonic(), 0
     while True:
         passed = time.monotonic() - start
@@ -143,10 +149,22 @@ def learning_rate_share(done: float, warmup: float, cooldown: float) -> float:
     return max(0.0, min(1.0, (done + 1e-3) / warmup, (1 - done) / cooldown))
 
 
-def _step(model: LlamaForCausalLM, batch: Tensor, optimizers: list[Optimizer]) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+def _compile_layers(model: LlamaForCausalLM, batch: Tensor) -> None:
+    """Compile what one layer does, which serves them all; the first run of it takes the time."""
+    for layer in model.model.layers:
+        layer.compile()
+    _loss(model, batch).backward()
+    model.zero_grad()
+
+
+def _loss(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
+    with torch.autocast(batch.device.type, torch.bfloat16):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+def _step(model: LlamaForCausalLM, batch: Tensor, optimizers: list[Optimizer]) -> Tensor:
+    loss = _loss(model, batch)
     loss.backward()
     for optimizer in optimizers:
         optimizer.step()
@@ -171,7 +189,7 @@ def _batches(tokens: np.ndarray, settings: TrainSettings) -> Iterator[Tensor]:
             f"tokens: are {len(tokens)}, must be at least {window * (settings.batch + 1)}; "
             "give more text or a smaller batch"
         )
-    stream = torch.from_numpy(tokens.astype(np.int64))
+    stream = torch.from_numpy(tokens.astype(np.int64)).to(settings.device)
     draws = np.random.default_rng(settings.seed)
     while True:
         starts = np.arange(draws.integers(window), len(tokens) - window + 1, window)

@@ -1,7 +1,6 @@
 """An engine in a process of its own: started, watched, and ended with all its children."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from examples.engine_log import NOT_THE_CAUSE, kernel_lines, root_cause
 from examples.throughput.job import Job, Progress
 
 ROOT = Path(__file__).parents[2]
@@ -21,10 +21,6 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "NO_COLOR": "1",
 }
-# vLLM hides the engine's own error behind this one.
-_NOT_THE_CAUSE = "initialization failed"
-_ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Checkpoint|Option)): (.+)$")
-_KERNELS = re.compile(r"(nvfp4-tc: .+|Using \S+ for .*(?:GEMM|linear).*|Using .*attention.*)$")
 
 
 @dataclass(frozen=True)
@@ -125,25 +121,8 @@ def _end(process: subprocess.Popen[bytes], finished: bool) -> None:
 
 def failure(progress: Progress, log: str, exit_code: int | None) -> str:
     """Why a process ended before it was done, as one line."""
-    if progress.error and _NOT_THE_CAUSE not in progress.error:
+    if progress.error and NOT_THE_CAUSE not in progress.error:
         return progress.error
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     after = f", after: {lines[-1]}" if lines else ""
     return root_cause(log) or progress.error or f"exit code {exit_code}{after}"
-
-
-def root_cause(log: str) -> str:
-    """The first error that a log tells of, as one line; empty without any."""
-    lines = [line.rstrip() for line in log.splitlines()]
-    # What is logged as an error goes before what warnings may mention.
-    for line in [*(line for line in lines if " ERROR " in line), *lines]:
-        match = _ERROR.search(line)
-        if match and _NOT_THE_CAUSE not in match[2]:
-            return f"{match[1].rpartition('.')[2]}: {match[2]}"
-    return ""
-
-
-def kernel_lines(log: str) -> list[str]:
-    """What a log says of the kernels that run, each line once."""
-    found = [match[1] for line in log.splitlines() if (match := _KERNELS.search(line.rstrip()))]
-    return list(dict.fromkeys(found))

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples.demo.completions import Batch, Completion, complete, connect, token_logprobs
+from examples.completions import Batch, Completion, complete, connect, token_logprobs
 from examples.demo.kernel_report import LayerKernel, parse_kernel_report
 from examples.demo.measurement import ALONE, PROMPTS, Measurement, measure
-from examples.demo.server import free_port, running
+from examples.server import free_port, running
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 LOG = """\

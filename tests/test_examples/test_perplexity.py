@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from examples.demo.perplexity import choose_windows, log_perplexity_difference, perplexity
+from examples.perplexity import choose_windows, log_perplexity_difference, perplexity
 
 
 def test_perplexity_of_known_probabilities():

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from examples.demo import pipeline, quantize, run
+from examples import quantize
+from examples.demo import pipeline, run
 from examples.demo.__main__ import app
 from examples.demo.corpus import Corpus, Document
 from examples.demo.pipeline import MeasureSettings
-from examples.demo.quantize import QuantizeError, quantize_command
-from examples.demo.server import ServerError
-from examples.demo.stages import StageCache
 from examples.demo.train import TrainSettings
+from examples.quantize import QuantizeError, quantize_command
+from examples.server import ServerError
+from examples.stages import StageCache
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 TRAINING = TrainSettings(
@@ -45,7 +46,9 @@ def calls(monkeypatch):
         (Document("h.py", "y = 1  # held-out text\n" * 20),),
     )
 
-    def copy(source, target, calibration, scales):
+    def copy(source, target, options):
+        _, _, _, scales, _, calibration = options
+        calibration = Path(calibration)
         assert "training text" in calibration.read_text()
         assert "held-out" not in calibration.read_text()
         calls.append(f"quantize {scales}")
@@ -130,18 +133,16 @@ def test_quantised_server_that_reports_no_kernels_is_an_error(tmp_path, calls, m
 
 
 def test_tool_is_called_by_its_documented_options():
-    command = quantize_command(Path("src"), Path("dst"), Path("text.txt"), "absmax")
+    command = quantize_command(Path("src"), Path("dst"), ["--scales", "sweep"])
     assert command[0] == sys.executable
-    assert " ".join(command[1:]) == (
-        "-m vllm_fp4_plugin quantize src dst --format modelopt --scales absmax --calibrate text.txt"
-    )
+    assert " ".join(command[1:]) == "-m vllm_fp4_plugin quantize src dst --scales sweep"
 
 
 def test_failing_tool_is_named_with_its_command(monkeypatch):
     command = [sys.executable, "-c", "raise SystemExit(3)"]
     monkeypatch.setattr(quantize, "quantize_command", lambda *_: command)
     with pytest.raises(QuantizeError, match=r"exited with code 3.*raise SystemExit\(3\)"):
-        quantize.quantize(Path("src"), Path("dst"), Path("text.txt"), "absmax")
+        quantize.quantize(Path("src"), Path("dst"), [])
 
 
 @pytest.mark.parametrize(

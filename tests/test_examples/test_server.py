@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from examples.demo.completions import connect
-from examples.demo.server import ServerError, free_port, running, vllm_command
+from examples.completions import connect
+from examples.server import ServerError, free_port, running, vllm_command
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 
@@ -89,7 +89,7 @@ runpy.run_path({str(FAKE)!r}, run_name="__main__")
 
 
 def test_server_that_ignores_the_request_to_end_is_killed(log, monkeypatch):
-    monkeypatch.setattr("examples.demo.server.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("examples.server.STOP_SECONDS", 0.2)
     port = free_port()
     code = (
         "import runpy, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

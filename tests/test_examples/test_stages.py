@@ -3,7 +3,7 @@
 import pytest
 
 from examples.atomic_write import write_atomically
-from examples.demo.stages import StageCache, hash_files
+from examples.stages import StageCache, hash_files
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from examples.engine_log import kernel_lines, root_cause
 from examples.llama_shapes import SHAPES
 from examples.throughput import __main__ as command
 from examples.throughput import process
 from examples.throughput.cases import BadOption, Case, make_cases
 from examples.throughput.job import Job, Progress
 from examples.throughput.measure import Settings, engine_args, measure
-from examples.throughput.process import kernel_lines, root_cause, run_job
+from examples.throughput.process import run_job
 from examples.throughput.results import Results, VariantResult
 from examples.throughput.variants import parse_variants
 from examples.throughput.worker import generate, prompts

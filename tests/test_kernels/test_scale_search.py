@@ -32,17 +32,20 @@ def block_errors(x: Tensor, quantized: Nvfp4Tensor) -> Tensor:
     return error.square().unflatten(-1, (-1, 16)).sum(-1)
 
 
-# Relative squared error; absmax, four-over-six, sweep.
+# Relative squared error; absmax, four-over-six, sweep. Student's t has 4 degrees of freedom.
 ACCURACY = {
     "gauss": (0.00904, 0.00757, 0.00660),
     "laplace": (0.00859, 0.00760, 0.00680),
     "student-t": (0.00846, 0.00757, 0.00686),
 }
+# By how much sweep's error is below absmax's, over 8 million samples or more. It is the optimum of
+# the format, see the two tests after the next.
+GAIN = {"gauss": 0.271, "laplace": 0.209, "student-t": 0.188}
 
 
 @pytest.mark.parametrize("distribution", ACCURACY)
 def test_accuracy(distribution: str) -> None:
-    """131072 samples, whose error is within 5 % of that of four million."""
+    """131072 samples, whose error is within 5 % of that of millions, and the gain within .01."""
     x = sample(distribution)
     energy = x.double().square().sum()
     absmax, four_over_six, sweep = (
@@ -50,8 +53,33 @@ def test_accuracy(distribution: str) -> None:
         for rule in ("absmax", "four-over-six", "sweep")
     )
     assert (absmax, four_over_six, sweep) == pytest.approx(ACCURACY[distribution], rel=0.05)
-    assert sweep <= 0.82 * absmax
+    assert 1 - sweep / absmax == pytest.approx(GAIN[distribution], abs=0.01)
     assert four_over_six <= 0.91 * absmax
+
+
+@pytest.mark.parametrize("distribution", ACCURACY)
+def test_sweep_is_the_best_of_all_126_scales(distribution: str) -> None:
+    """For the given global scale, no choice of block scales has less error."""
+    x = sample(distribution, 64, 256)
+    absmax = quantize_weight(x)
+    best = block_errors(x, absmax)
+    for code in range(1, 0x7F):
+        scales = torch.full((64, 16), code, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        best = torch.minimum(best, block_errors(x, quantize_weight(x, block_scales=scales)))
+    found = block_errors(x, quantize_with_rule(x, "sweep"))
+    assert bool((found <= best * (1 + 32 * 2.0**-24)).all())
+
+
+@pytest.mark.parametrize("distribution", ACCURACY)
+def test_other_global_scales_gain_nothing(distribution: str) -> None:
+    """Within the octave in which E4M3's steps repeat, the error varies by less than 2 %."""
+    x = sample(distribution)
+    own = global_scale_of(x)
+    errors = [
+        float(block_errors(x, quantize_with_rule(x, "sweep", global_scale=own * f)).sum())
+        for f in (1.0, *np.exp2(np.arange(1, 8) / 8))
+    ]
+    assert min(errors) > 0.98 * errors[0]
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -116,21 +144,6 @@ def test_shapes(rule: ScaleRule, shape: tuple[int, ...]) -> None:
     quantized = quantize_with_rule(torch.randn(shape), rule)
     assert quantized.shape == shape
     assert quantized.scales.shape == (*shape[:-1], shape[-1] // 16)
-
-
-def test_sweep_finds_the_best_of_all_scales_in_range() -> None:
-    """Against trying every E4M3 scale between half and 1.5 times the absmax one."""
-    x = sample("gauss", 4, 64)
-    absmax = quantize_weight(x)
-    best = block_errors(x, absmax)
-    for code in range(1, 0x7F):
-        scale = torch.tensor(code, dtype=torch.uint8).view(torch.float8_e4m3fn)
-        ratio = scale.float() / absmax.scales.float()
-        tried = quantize_weight(x, block_scales=scale.expand(4, 4).contiguous())
-        in_range = (ratio >= 0.5) & (ratio <= 1.5)
-        best = torch.where(in_range, torch.minimum(best, block_errors(x, tried)), best)
-    found = block_errors(x, quantize_with_rule(x, "sweep"))
-    assert bool((found <= best * (1 + 32 * 2.0**-24)).all())
 
 
 @pytest.mark.parametrize("rule", SCALE_RULES)

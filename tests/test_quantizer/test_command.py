@@ -42,6 +42,47 @@ def test_every_option(llama: Path, text: Path, tmp_path: Path):
     assert gate == up
 
 
+def test_ignore_file_adds_to_ignore(llama: Path, tmp_path: Path):
+    listed = tmp_path / "ignore.txt"
+    listed.write_text("# costly\n*.down_proj\n\nre:.*1[.].*[.]o_proj # one\n", encoding="utf-8")
+    dst = tmp_path / "dst"
+    arguments = [llama, dst, "--ignore-file", listed, "--ignore", "model.layers.0.self_attn.o_proj"]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    ignore = read_config(dst)["quantization_config"]["ignore"]
+    assert ignore == [n for n in LINEARS if n.endswith(("down_proj", "o_proj"))] + ["lm_head"]
+
+
+def test_fused_linears_of_an_ignore_file_stay_together(llama: Path, tmp_path: Path):
+    listed = tmp_path / "ignore.txt"
+    listed.write_text("model.layers.0.self_attn.k_proj\n")
+    arguments = [str(llama), str(tmp_path / "dst"), "--ignore-file", str(listed)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    assert "ignore both or neither" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "error: ignore_file: {file} is not a file; give a list of patterns"),
+        (b"# nothing\n\n", "error: ignore_file: {file} holds no pattern; write one a line"),
+        (b"\xff\n", "error: ignore_file: {file} is not UTF-8"),
+        (b"absent_proj\n", "error: ignore: 'absent_proj' covers no linear"),
+    ],
+    ids=["missing", "empty", "encoding", "pattern"],
+)
+def test_bad_ignore_files_are_named(llama: Path, tmp_path: Path, content, message):
+    file = tmp_path / "ignore.txt"
+    if content is not None:
+        file.write_bytes(content)
+    arguments = [str(llama), str(tmp_path / "dst"), "--ignore-file", str(file)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(message.format(file=file))
+    assert not (tmp_path / "dst").exists()
+
+
 def test_weight_only_is_said(llama: Path, tmp_path: Path):
     result = CliRunner().invoke(app, [str(llama), str(tmp_path / "dst")])
     assert result.exit_code == 0, result.output

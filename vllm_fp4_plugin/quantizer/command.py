@@ -36,6 +36,10 @@ def quantize(
             "lm_head is always kept.",
         ),
     ] = None,
+    ignore_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="More such patterns, one a line; # begins a comment."),
+    ] = None,
     kv_cache_scheme: Annotated[
         str | None,
         typer.Option(metavar="fp8", help="Also measure scales for an FP8 key/value cache."),
@@ -59,18 +63,20 @@ def quantize(
     """Quantise a dense decoder's checkpoint to NVFP4."""
     from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
     from vllm_fp4_plugin.quantizer.errors import QuantizerError
+    from vllm_fp4_plugin.quantizer.ignore_file import read_patterns
 
     console = Console()
     if calibrate is None:
         console.print("no --calibrate: weight-only, activations stay in 16 bits")
     try:
+        patterns = [*(ignore or []), *(read_patterns(ignore_file) if ignore_file else [])]
         summary = quantize_checkpoint(
             src,
             dst,
             format=format,
             scales=scales,
             calibrate=calibrate,
-            ignore=ignore or [],
+            ignore=patterns,
             kv_cache_scheme=kv_cache_scheme,
             calibration_tokens=calibration_tokens,
             seq_len=seq_len,

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from examples.demo.server import MODEL_NAME
+from examples.server import MODEL_NAME
 
 TIMEOUT = 120  # seconds for one request
 

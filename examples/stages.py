@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,9 @@ def hash_files(paths: Iterable[Path]) -> str:
             data = file.read_bytes()
             digest.update(f"{name}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()
+
+
+def plugin_sources() -> list[Path]:
+    """Source folders of the plugin and its kernels, without importing them."""
+    specs = [find_spec(name) for name in ("vllm_fp4_plugin", "nvfp4_kernels")]
+    return [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin]

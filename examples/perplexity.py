@@ -1,4 +1,4 @@
-"""Held-out perplexity, and how sure one can be of a difference between two models."""
+"""Held-out perplexity, and how sure one can be of a mean over windows of text."""
 
 from dataclasses import dataclass
 
@@ -53,9 +53,11 @@ def log_perplexity_difference(
             f"reference: shape is {reference.shape}, must be {logprobs.shape}, the shape of "
             "logprobs; measure both models on the same windows"
         )
-    differences = (reference - logprobs).mean(axis=1)
-    draws = np.random.default_rng(seed).integers(
-        len(differences), size=(resamples, len(differences))
-    )
-    low, high = np.quantile(differences[draws].mean(axis=1), [0.025, 0.975])
-    return Interval(float(differences.mean()), float(low), float(high))
+    return mean_interval((reference - logprobs).mean(axis=1), resamples, seed)
+
+
+def mean_interval(per_window: np.ndarray, resamples: int = 10_000, seed: int = 0) -> Interval:
+    """The mean over windows of equal length, ``(windows,)``, with its bootstrap interval."""
+    draws = np.random.default_rng(seed).integers(len(per_window), size=(resamples, len(per_window)))
+    low, high = np.quantile(per_window[draws].mean(axis=1), [0.025, 0.975])
+    return Interval(float(per_window.mean()), float(low), float(high))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +45,10 @@ class Server:
     ready_seconds: float
 
 
-def vllm_command(model: Path, port: int, quantization: str | None) -> list[str]:
-    """Command line that serves ``model`` under the name ``MODEL_NAME``."""
+def vllm_command(
+    model: Path | str, port: int, quantization: str | None, options: Sequence[str] = ()
+) -> list[str]:
+    """Command line that serves ``model`` under the name ``MODEL_NAME``; ``options`` are more."""
     vllm = Path(sys.executable).with_name("vllm")
     if not vllm.is_file():
         raise ServerError(
@@ -57,7 +59,7 @@ def vllm_command(model: Path, port: int, quantization: str | None) -> list[str]:
     command += ["--max-num-batched-tokens", "2048", "--max-num-seqs", "16"]
     # Compiling costs more than it saves here; the prefix cache would flatter the speeds.
     command += ["--enforce-eager", "--no-enable-prefix-caching"]
-    return command + (["--quantization", quantization] if quantization else [])
+    return [*command, *(["--quantization", quantization] if quantization else []), *options]
 
 
 def free_port() -> int:
@@ -73,6 +75,7 @@ def running(
     port: int,
     log: Path,
     time_limit: float,
+    environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Iterator[Server]:
     """Run a server for the time of a ``with`` block and stop its whole process group after it.
 
@@ -81,6 +84,7 @@ def running(
         port: port it will listen on.
         log: file for its output, overwritten.
         time_limit: seconds until it must answer ``/health``.
+        environment: variables it gets besides those of this process.
 
     Raises:
         ServerError: if it exits or stays silent, or an HTTP call in the block fails; with the log's
@@ -93,7 +97,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **environment},
             start_new_session=True,
         )
     try:

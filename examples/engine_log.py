@@ -1,0 +1,25 @@
+"""What the log of an engine says of its kernels, and of why it failed."""
+
+import re
+
+# vLLM hides the engine's own error behind this one.
+NOT_THE_CAUSE = "initialization failed"
+_ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Checkpoint|Option)): (.+)$")
+_KERNELS = re.compile(r"(nvfp4-tc: .+|Using \S+ for .*(?:GEMM|linear).*|Using .*attention.*)$")
+
+
+def root_cause(log: str) -> str:
+    """The first error that a log tells of, as one line; empty without any."""
+    lines = [line.rstrip() for line in log.splitlines()]
+    # What is logged as an error goes before what warnings may mention.
+    for line in [*(line for line in lines if " ERROR " in line), *lines]:
+        match = _ERROR.search(line)
+        if match and NOT_THE_CAUSE not in match[2]:
+            return f"{match[1].rpartition('.')[2]}: {match[2]}"
+    return ""
+
+
+def kernel_lines(log: str) -> list[str]:
+    """What a log says of the kernels that run, each line once."""
+    found = [match[1] for line in log.splitlines() if (match := _KERNELS.search(line.rstrip()))]
+    return list(dict.fromkeys(found))

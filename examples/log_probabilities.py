@@ -1,0 +1,26 @@
+"""What a causal model of transformers gives text."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def log_probabilities(model: Any, windows: Tensor) -> Tensor:
+    """Natural log-probabilities of every token of the vocabulary after each token but the last.
+
+    Args:
+        model: on the device of ``windows``.
+        windows: int64 ``(windows, tokens)``.
+
+    Returns:
+        float32 ``(windows, tokens - 1, vocabulary)``.
+    """
+    return model(input_ids=windows[:, :-1], use_cache=False).logits.float().log_softmax(-1)
+
+
+def of_next_tokens(logprobs: Tensor, windows: Tensor) -> np.ndarray:
+    """Those of the tokens that did come: float64 ``(windows, tokens - 1)``."""
+    return logprobs.gather(-1, windows[:, 1:, None]).squeeze(-1).double().cpu().numpy()

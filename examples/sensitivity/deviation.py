@@ -1,0 +1,82 @@
+"""How far a model with quantised layers is from itself in 16 bits."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+
+from examples.log_probabilities import log_probabilities, of_next_tokens
+from examples.perplexity import Interval, log_perplexity_difference, mean_interval
+from examples.sensitivity.subject import Subject
+
+Quantised = Callable[[Sequence[str]], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """What a variant gave; float64 ``(windows, tokens - 1)`` each.
+
+    Attributes:
+        logprobs: natural log-probabilities of the tokens that came next.
+        reference: those of the 16-bit model.
+        divergence: KL(16-bit ‖ variant) of the distributions of the next token, in nats.
+    """
+
+    logprobs: np.ndarray
+    reference: np.ndarray
+    divergence: np.ndarray
+
+    def of_windows(self, chosen: slice) -> "Deviation":
+        """The same of some windows."""
+        return Deviation(self.logprobs[chosen], self.reference[chosen], self.divergence[chosen])
+
+    @property
+    def kl(self) -> Interval:
+        """The mean divergence; windows are drawn whole for the interval."""
+        return mean_interval(self.divergence.mean(axis=1))
+
+    @property
+    def log_perplexity(self) -> Interval:
+        """By how much the log-perplexity is above that of the 16-bit model."""
+        return log_perplexity_difference(self.logprobs, self.reference)
+
+
+def measure(
+    subject: Subject,
+    quantised: Quantised,
+    variants: Mapping[str, Sequence[str]],
+    windows_at_once: int,
+    on_variant: Callable[[], None] = lambda: None,
+) -> dict[str, Deviation]:
+    """Run every window through the 16-bit model and through each variant of it.
+
+    Memory grows by two distributions, ``windows_at_once · tokens · vocabulary · 4`` bytes each.
+
+    Args:
+        subject: model and windows.
+        quantised: quantises the linears it is given inside a ``with`` block.
+        variants: by name, the linears that each has quantised.
+        windows_at_once: run together.
+        on_variant: called after each variant of each batch.
+    """
+    parts: dict[str, list[tuple[np.ndarray, ...]]] = {name: [] for name in variants}
+    for batch in subject.windows.split(windows_at_once):
+        expected = log_probabilities(subject.model, batch)
+        reference = of_next_tokens(expected, batch)
+        for name, linears in variants.items():
+            with quantised(linears):
+                found = log_probabilities(subject.model, batch)
+            parts[name].append((of_next_tokens(found, batch), reference, _kl(expected, found)))
+            on_variant()
+    return {
+        name: Deviation(*(np.concatenate(part) for part in zip(*found, strict=True)))
+        for name, found in parts.items()
+    }
+
+
+def _kl(expected: Tensor, found: Tensor) -> np.ndarray:
+    terms = F.kl_div(found, expected, reduction="none", log_target=True)
+    return terms.sum(-1).double().cpu().numpy()

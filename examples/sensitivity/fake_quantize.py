@@ -1,0 +1,83 @@
+"""A model that computes with the values NVFP4 would give, for a while."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_activation
+from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule, quantize_with_rule
+
+
+def quantise_weights(
+    model: nn.Module,
+    linears: Iterable[str],
+    rule: ScaleRule,
+    on_linear: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, Nvfp4Tensor], dict[str, dict[str, float]]]:
+    """Quantise each linear's weight as the quantising tool does.
+
+    Args:
+        model: holds the linears.
+        linears: their names.
+        rule: whose block scales to keep.
+        on_linear: called after each.
+
+    Returns:
+        The weights by ``rule``; and, for each linear, ‖dequantised - original‖² by every rule, and
+        ‖original‖² as ``energy``.
+    """
+    weights, errors = {}, {}
+    for name in linears:
+        weight: Tensor = model.get_submodule(name).get_parameter("weight").data
+        errors[name] = {"energy": float(weight.double().square().sum())}
+        for each in SCALE_RULES:
+            packed = quantize_with_rule(weight, each)  # type: ignore[arg-type]
+            difference = packed.dequantize() - weight
+            errors[name][each] = float(difference.double().square().sum())
+            if each == rule:
+                weights[name] = packed
+        on_linear()
+    return weights, errors
+
+
+@contextmanager
+def fake_quantised(
+    model: nn.Module,
+    linears: Iterable[str],
+    weights: Mapping[str, Nvfp4Tensor],
+    input_scales: Mapping[str, Tensor],
+) -> Iterator[None]:
+    """Let ``linears`` compute with dequantised weights and inputs inside a ``with`` block.
+
+    Args:
+        model: holds them, without gradients.
+        linears: their names.
+        weights: quantised, by linear.
+        input_scales: float32 ``()`` by linear; the inputs of one that has none stay as they are.
+    """
+    changed: list[tuple[Any, Tensor, Any]] = []
+    try:
+        for name in linears:
+            module: Any = model.get_submodule(name)
+            scale = input_scales.get(name)
+            hook = None
+            if scale is not None:
+                hook = module.register_forward_pre_hook(_quantise_input(scale))
+            changed.append((module, module.weight.data, hook))
+            module.weight.data = weights[name].dequantize(module.weight.dtype)
+        yield
+    finally:
+        for module, original, hook in changed:
+            module.weight.data = original
+            if hook is not None:
+                hook.remove()
+
+
+def _quantise_input(scale: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
+    def quantise(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+        data, scales = quantize_activation(args[0], scale)
+        return (Nvfp4Tensor(data, scales, scale).dequantize(args[0].dtype),)
+
+    return quantise
