@@ -1,0 +1,100 @@
+"""The text that tasks are made of: held-out files only, since models were trained on the others."""
+
+import ast
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from examples.demo.corpus import Document, drop_duplicates, read_corpus
+
+# A token stands for one byte or more: a prompt of so many bytes and what is written after it fit
+# the 1024 tokens of the demo's model, whatever the tokenizer.
+CONTEXT_BYTES = 800
+ANSWER_BYTES = 160
+
+_QUOTES = re.compile(r'^[ \t]+"""(?=[A-Z])', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What tasks may be made of.
+
+    Attributes:
+        documents: held-out files, sorted by path; none is a training file of another root.
+        trained: words of all training files, with one space between, in UTF-8.
+    """
+
+    documents: tuple[Document, ...]
+    trained: bytes
+
+    def is_new(self, text: str) -> bool:
+        """Whether no training file has ``text``, whatever its line breaks."""
+        return one_line(text).encode() not in self.trained
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function or class that begins with a docstring.
+
+    Attributes:
+        path: of its file.
+        name: of the function or class.
+        opening: its source up to the docstring's three quotes, these included, not indented.
+        docstring: as ``help()`` shows it.
+    """
+
+    path: str
+    name: str
+    opening: str
+    docstring: str
+
+
+def read_held_out(roots: Sequence[Path | None]) -> HeldOut:
+    """Files under folders of Python sources, split as the demo splits them; None: the library's.
+
+    Raises:
+        ValueError: if a root has no training or no held-out files.
+    """
+    corpora = [read_corpus(root) for root in roots]
+    train = {document.text for corpus in corpora for document in corpus.train}
+    held_out = drop_duplicates(d for corpus in corpora for d in corpus.held_out)
+    kept = tuple(document for document in held_out if document.text not in train)
+    return HeldOut(kept, "\n".join(map(one_line, sorted(train))).encode())
+
+
+def definitions(document: Document) -> Iterator[Definition]:
+    """Functions and classes of a file whose docstring begins with a capital after plain quotes."""
+    for node in ast.walk(_parse(document)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        docstring = ast.get_docstring(node)
+        source = ast.get_source_segment(document.text, node, padded=True) or ""
+        quotes = _QUOTES.search(source)
+        # The first such quotes may be another string's.
+        if docstring and quotes and source.startswith(docstring.split("\n")[0], quotes.end()):
+            opening = textwrap.dedent(source[: quotes.end()])
+            yield Definition(document.path, node.name, opening, docstring)
+
+
+def one_line(text: str) -> str:
+    """``text`` with one space for every run of white space."""
+    return " ".join(text.split())
+
+
+def scattered(*key: str) -> bytes:
+    """A sort key that mixes what comes from one file with the rest, the same on every machine."""
+    return sha256("\0".join(key).encode()).digest()
+
+
+def _parse(document: Document) -> ast.Module:
+    """Syntax tree; empty if the text is no Python of this version."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        try:
+            return ast.parse(document.text)
+        except (SyntaxError, ValueError):
+            return ast.Module([], [])
