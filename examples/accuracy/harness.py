@@ -106,14 +106,11 @@ def score(
         "output_path": str(folder / "results.json"),
     }
     results = _run(job, folder)
-    return list(task_scores(results, tasks))
+    return list(task_scores(results))
 
 
-def task_scores(results: Mapping[str, Any], tasks: Sequence[str]) -> Iterator[TaskScore]:
-    """Scores in the harness's results: of what was asked for, and of a tag's tasks.
-
-    The tasks of a group are left out, unless they were asked for, too: the group has their mean.
-    """
+def task_scores(results: Mapping[str, Any]) -> Iterator[TaskScore]:
+    """Scores in the harness's results; a group's tasks are left out where it has their mean."""
     subtasks = results["group_subtasks"]
     grouped = {
         task
@@ -122,10 +119,10 @@ def task_scores(results: Mapping[str, Any], tasks: Sequence[str]) -> Iterator[Ta
         for task in children
     }
     for task, fields in results["results"].items():
-        if task in grouped and task not in tasks:
+        if task in grouped:
             continue
         for name, value, stderr in _metrics(fields):
-            yield TaskScore(task, name, value, stderr, _samples(results, task))
+            yield TaskScore(task, name, value, stderr, int(fields["sample_len"]))
 
 
 def _metrics(fields: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
@@ -136,13 +133,6 @@ def _metrics(fields: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
         stderr = fields.get(f"{metric}_stderr,{chosen}")
         name = metric if chosen == "none" else key
         yield name, float(value), float(stderr) if isinstance(stderr, int | float) else math.nan
-
-
-def _samples(results: Mapping[str, Any], task: str) -> int:
-    counts = results["n-samples"]
-    if task in counts:
-        return int(counts[task]["effective"])
-    return sum(_samples(results, child) for child in results["group_subtasks"][task])
 
 
 def _context_length(base_url: str, model: str) -> int:
