@@ -16,9 +16,16 @@ class ActivationRounder:
         """Round them from now on, with a scale for each token; returns the number of linears.
 
         Those are the linears of the decoder layers, as those that our tool quantises.
+
+        Raises:
+            RuntimeError: the model is compiled, and its layers' hooks do not run.
         """
         from vllm.model_executor.layers.linear import LinearBase
 
+        if not self.model_runner.model_config.enforce_eager:
+            raise RuntimeError(
+                "activations: cannot be rounded in a compiled model; serve it with --enforce-eager"
+            )
         return round_inputs(self.model_runner.model, LinearBase)
 
 

@@ -66,7 +66,7 @@ def _panel(
             continue
         beside = variant.name in (REFERENCE, *YARDSTICKS)
         colour = WRONG if variant.flags else BESIDE if beside else RIGHT
-        ends = [[found.estimate - found.low], [found.high - found.estimate]]
+        ends = [[max(0.0, found.estimate - found.low)], [max(0.0, found.high - found.estimate)]]
         axis.errorbar(found.estimate, place, xerr=ends, fmt="o", ms=4, capsize=3, color=colour)
         if variant.name == REFERENCE:
             axis.axvline(found.estimate, color="#444444", lw=0.8, zorder=0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from examples.accuracy.distributions import Windows, measure_windows
+from examples.accuracy.distributions import DistributionError, Windows, measure_windows
 from examples.accuracy.extension import EXTENSION, call
 from examples.accuracy.harness import TaskScore, score
 from examples.accuracy.variants import Variant
@@ -86,7 +86,7 @@ class Bench:
                 self.on_state(variant.name, "starting vllm serve", 0)
                 port = free_port()
                 options = ["--worker-extension-cls", EXTENSION, "--no-enable-log-requests"]
-                options += [*variant.options, *self.settings.server_options]
+                options += [*self.settings.server_options, *variant.options]
                 command = vllm_command(checkpoint, port, variant.method, options)
                 limit = self.settings.server_time_limit
                 log = self.log(variant)
@@ -125,8 +125,7 @@ class AtServer:
         def make(folder: Path) -> None:
             server = self.start()
             if rounding:
-                with connect(server.url) as client:
-                    call(client, "round_activations")
+                _round_activations(server)
             beside = reference.folder if reference else None
             found = measure_windows(server.url, settings.windows, beside, folder, on_window)
             log = server.log.read_text(encoding="utf-8", errors="replace")
@@ -181,6 +180,16 @@ class AtServer:
         shared = [HERE / "serving.py", *(HERE.parent / f for f in ("completions.py", "server.py"))]
         code = [*code, *shared, *plugin_sources()]
         return self.bench.stages.stage(name, {**served, **inputs}, code, make)
+
+
+def _round_activations(server: Server) -> None:
+    with connect(server.url) as client:
+        linears = [int(number) for number in call(client, "round_activations")]
+    if not all(linears):
+        raise DistributionError(
+            f"round_activations: found {linears} linears in the layers of vLLM's model, must be "
+            "some; this architecture has none of LinearBase"
+        )
 
 
 def windows_of(stage: Stage) -> tuple[Windows, list[str], float]:

@@ -9,8 +9,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import to_blocked
-
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -19,8 +17,18 @@ def swizzle_scales(right: Path, broken: Path) -> Path:
     tensors = _copy(right, broken)
     for name, scales in tensors.items():
         if name.endswith(".weight_scale"):
-            tensors[name] = to_blocked(scales).flatten()[: scales.numel()].view(scales.shape)
+            order = blocked_order(*scales.shape)
+            tensors[name] = scales.view(torch.uint8).flatten()[order].view(scales.dtype)
+            tensors[name] = tensors[name].view(scales.shape)
     return _save(tensors, broken)
+
+
+def blocked_order(rows: int, columns: int) -> Tensor:
+    """Where the scales of the blocked layout, without its padding, are in the linear one."""
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)
+    tile = row // 128 * -(-columns // 4) + column // 4
+    place = (tile * 32 + row % 32) * 16 + row % 128 // 32 * 4 + column % 4
+    return place.flatten().argsort()
 
 
 def share_largest_scale(right: Path, broken: Path) -> Path:

@@ -137,14 +137,11 @@ def test_what_has_changed_is_measured_anew(measure, variant, started, tmp_path):
     assert "near" in names(started)
     assert "bf16" not in names(started)
     started.clear()
-    measure(near, windows=3)
-    assert names(started) == ["bf16", "rounded", "near"]
-    started.clear()
-    measure(near, windows=3, more=["--server-options", "--dtype float16"])
+    measure(near, more=["--server-options", "--dtype float16"])
     assert names(started) == ["bf16", "rounded", "near"]
     started.clear()
     (tmp_path / "text.txt").write_text(tiny_llama.training_text()[400:800])
-    measure(near, windows=3)
+    measure(near)
     assert names(started) == ["bf16", "rounded", "near"]
 
 
@@ -291,6 +288,19 @@ def test_room_for_logits_is_demanded(measure, variant, monkeypatch):
     result, _ = measure(variant("near"))
     assert result.exit_code == 2
     assert "0.0 GB free, the 16-bit model's logits take" in result.output
+
+
+def test_activations_that_are_not_rounded_are_an_error(measure, variant, monkeypatch):
+    def no_linears(source, target):
+        target.mkdir()
+        (target / "behaviour.json").write_text('{"noise": 0.1, "linears": 0}')
+
+    monkeypatch.setattr("examples.accuracy.checkpoints.round_checkpoint", no_linears)
+    _, fields = measure(variant("near", noise=0.1))
+    _, weights, both, _ = fields["variants"]
+    [error] = weights["errors"]
+    assert error.startswith("DistributionError: round_activations: found [0] linears")
+    assert both["windows"] is None
 
 
 def test_without_the_yardsticks_variants_are_measured_and_not_judged(measure, variant, monkeypatch):
