@@ -68,7 +68,8 @@ def checkpoint_of(
         "options": [*variant.tool],
         "calibration": hash_files([calibration]) if variant.calibrated and calibration else "",
     }  # fmt: skip
-    label = "-".join(["files", *(word.lstrip("-") for word in variant.tool[1::2])])
+    words = (word.lstrip("-") for word in variant.tool if word not in ("--format", "--scales"))
+    label = "-".join(["files", *words])
     stage = cache.stage(
         label if variant.calibrated else f"{label}-w4a16",
         inputs,

@@ -80,13 +80,14 @@ def known_variants(vllm_attention: str) -> dict[str, Variant]:
         _online("nvfp4-tc-online", "absmax"),
         _online("nvfp4-tc-online-sweep", "sweep"),
         _online("nvfp4-tc-online-four-over-six", "four-over-six"),
-        Variant("modelopt", "ModelOpt files, vLLM's own kernels", _BOTH,
-                method=METHODS["modelopt"], tool=_MODELOPT, needs_gpu=True),
+        # vLLM's loader takes one of the scales of q/k/v, and of gate/up, for all.
+        Variant("modelopt", "ModelOpt files, vLLM's own kernels", _BOTH, needs_gpu=True,
+                method=METHODS["modelopt"], tool=(*_MODELOPT, "--shared-fused-scale")),
     )  # fmt: skip
     return {variant.name: variant for variant in variants}
 
 
-# What no variant is asked for is measured of: beside the reference, which always is.
+# Measured if none are asked for.
 DEFAULT_CPU = (
     "nvfp4-tc", "nvfp4-tc-compressed-tensors", "nvfp4-tc-online-four-over-six", "nvfp4-tc-w4a16",
     "nvfp4-tc-fp8-kv", "nvfp4-tc-vllm-attention",

@@ -174,6 +174,7 @@ def test_known_variants_are_made_and_served_by_their_names():
     assert online == {"nvfp4_tc": {"scales": "sweep"}}
     assert known["nvfp4-tc-online-sweep"].tool is None
     assert not known["nvfp4-tc-w4a16"].calibrated
+    assert known["modelopt"].tool[-1] == "--shared-fused-scale"
 
 
 def test_own_checkpoint_is_served_by_nvfp4_tc_unless_said(bf16):
