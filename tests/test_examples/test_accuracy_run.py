@@ -145,6 +145,19 @@ def test_what_has_changed_is_measured_anew(measure, variant, started, tmp_path):
     assert names(started) == ["bf16", "rounded", "near"]
 
 
+def test_nothing_is_compared_with_an_earlier_reference(measure, variant, started, model):
+    near = variant("near", noise=0.1)
+    measure(near)
+    started.clear()
+    changed = model / "behaviour.json"
+    changed.write_text('{"noise": 0.05}')
+    try:
+        measure(near)
+    finally:
+        changed.unlink()
+    assert names(started) == ["bf16", "rounded", "near"]
+
+
 def test_failing_variant_costs_itself_alone(measure, variant, started):
     broken = variant("broken", error="ValueError: no such scale")
     result, fields = measure(broken, variant("near", noise=0.1))
