@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 STDLIB = Path(sysconfig.get_path("stdlib"))
 LIMIT = 12
 # Of a sum over at most 160 tokens, 0 seen: requests under way together share a step, which may
-# change the order of its sums. A wrong token, or a shift by one, changes it by 1 and more.
+# change the order of its sums. Without the token that begins a text, most change by tenths.
 SAME_SUM = 1e-3
 
 

@@ -59,17 +59,18 @@ def endings(text: HeldOut) -> list[Pair]:
 def questions(pairs: Iterable[Pair], text: HeldOut, count: int) -> list[dict[str, Any]]:
     """At most ``count`` documents for the harness, in whole groups of four.
 
-    Left out are answers that a training file has and those that come twice. The answers of a group
-    are of about the same length, and of different files and definitions.
+    Left out are answers whose words a training file has, too, and those that come twice. The
+    answers of a group are of about the same length, and of different files and definitions.
     """
     fitting = [
         pair
         for pair in _without_repeats(pairs)
         if LEAST_BYTES <= len(pair.answer.encode()) <= ANSWER_BYTES
         and len(pair.context.encode()) <= CONTEXT_BYTES
-        and text.is_new(pair.answer)
     ]
-    groups = sorted(_groups(fitting), key=lambda group: scattered(*(p.answer for p in group)))
+    new = text.new(pair.answer for pair in fitting)
+    usable = [pair for pair in fitting if pair.answer in new]
+    groups = sorted(_groups(usable), key=lambda group: scattered(*(p.answer for p in group)))
     return [
         {
             "choices": [other.context for other in group],

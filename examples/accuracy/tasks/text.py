@@ -4,7 +4,7 @@ import ast
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +16,7 @@ from examples.demo.corpus import Document, drop_duplicates, read_corpus
 CONTEXT_BYTES = 800
 ANSWER_BYTES = 160
 
+_START = 3  # words by which an answer is looked for
 _QUOTES = re.compile(r'^[ \t]+"""(?=[A-Z])', re.MULTILINE)
 
 
@@ -25,15 +26,26 @@ class HeldOut:
 
     Attributes:
         documents: held-out files, sorted by path; none is a training file of another root.
-        trained: words of all training files, with one space between, in UTF-8.
+        train: texts of the training files.
     """
 
     documents: tuple[Document, ...]
-    trained: bytes
+    train: tuple[str, ...]
 
-    def is_new(self, text: str) -> bool:
-        """Whether no training file has ``text``, whatever its line breaks."""
-        return one_line(text).encode() not in self.trained
+    def new(self, answers: Iterable[str]) -> set[str]:
+        """Those of ``answers`` whose words no training file has in a row, three or more."""
+        by_start: dict[tuple[str, ...], dict[str, list[str]]] = {}
+        for answer in answers:
+            if len(words := _words(answer)) >= _START:
+                by_start.setdefault(tuple(words[:_START]), {})[answer] = words
+        for text in self.train:
+            words = _words(text)
+            for place, start in enumerate(zip(words, words[1:], words[2:], strict=False)):
+                same_start = by_start.get(start, {})
+                for answer, own in list(same_start.items()):
+                    if words[place : place + len(own)] == own:
+                        del same_start[answer]
+        return {answer for same_start in by_start.values() for answer in same_start}
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ def read_held_out(roots: Sequence[Path | None]) -> HeldOut:
     train = {document.text for corpus in corpora for document in corpus.train}
     held_out = drop_duplicates(d for corpus in corpora for d in corpus.held_out)
     kept = tuple(document for document in held_out if document.text not in train)
-    return HeldOut(kept, "\n".join(map(one_line, sorted(train))).encode())
+    return HeldOut(kept, tuple(sorted(train)))
 
 
 def definitions(document: Document) -> Iterator[Definition]:
@@ -88,6 +100,10 @@ def one_line(text: str) -> str:
 def scattered(*key: str) -> bytes:
     """A sort key that mixes what comes from one file with the rest, the same on every machine."""
     return sha256("\0".join(key).encode()).digest()
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
 
 
 def _parse(document: Document) -> ast.Module:
