@@ -1,13 +1,14 @@
 """The text that tasks are made of: held-out files only, since models were trained on the others."""
 
 import ast
+import io
 import re
-import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from textwrap import dedent
 
 from examples.demo.corpus import Document, drop_duplicates, read_corpus
 
@@ -17,7 +18,7 @@ CONTEXT_BYTES = 800
 ANSWER_BYTES = 160
 
 _START = 3  # words by which an answer is looked for
-_QUOTES = re.compile(r'^[ \t]+"""(?=[A-Z])', re.MULTILINE)
+_QUOTES = re.compile(r'[ \t]+"""(?=[A-Z])')
 
 
 @dataclass(frozen=True)
@@ -80,16 +81,16 @@ def read_held_out(roots: Sequence[Path | None]) -> HeldOut:
 
 def definitions(document: Document) -> Iterator[Definition]:
     """Functions and classes of a file whose docstring begins with a capital after plain quotes."""
+    lines = list(io.StringIO(document.text))
     for node in ast.walk(_parse(document)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
         docstring = ast.get_docstring(node)
-        source = ast.get_source_segment(document.text, node, padded=True) or ""
-        quotes = _QUOTES.search(source)
-        # The first such quotes may be another string's.
-        if docstring and quotes and source.startswith(docstring.split("\n")[0], quotes.end()):
-            opening = textwrap.dedent(source[: quotes.end()])
-            yield Definition(document.path, node.name, opening, docstring)
+        opening = lines[node.lineno - 1 : node.body[0].lineno]
+        quotes = _QUOTES.match(opening[-1])
+        if docstring and quotes:
+            opening[-1] = quotes[0]
+            yield Definition(document.path, node.name, dedent("".join(opening)), docstring)
 
 
 def one_line(text: str) -> str:
