@@ -14,7 +14,7 @@ import numpy as np
 
 from examples.accuracy.distributions import DistributionError, Windows, measure_windows
 from examples.accuracy.extension import EXTENSION, call
-from examples.accuracy.harness import TaskScore, score
+from examples.accuracy.harness import SERVER_ENVIRONMENT, TaskScore, score
 from examples.accuracy.variants import Variant
 from examples.completions import connect
 from examples.engine_log import kernel_lines
@@ -199,6 +199,6 @@ def windows_of(stage: Stage) -> tuple[Windows, list[str], float]:
 
 
 def environment() -> dict[str, str]:
-    """What a server needs to offer ``/collective_rpc`` and to find its extension."""
+    """What a server needs for ``/collective_rpc``, its extension, and tasks."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path}
+    return {**ENVIRONMENT, **SERVER_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path}

@@ -12,9 +12,9 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from examples.accuracy import tasks
-from examples.accuracy.harness import score
+from examples.accuracy.harness import SERVER_ENVIRONMENT, score
 from examples.completions import connect, token_logprobs
-from examples.server import MODEL_NAME, Server, free_port, running, vllm_command
+from examples.server import ENVIRONMENT, MODEL_NAME, Server, free_port, running, vllm_command
 from tests import tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,8 @@ def model(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory)
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory):
     port = free_port()
     log = tmp_path_factory.mktemp("server") / "server.log"
-    with running(vllm_command(model, port, "nvfp4-tc"), port, log, 240) as started:
+    environment = {**ENVIRONMENT, **SERVER_ENVIRONMENT}
+    with running(vllm_command(model, port, "nvfp4-tc"), port, log, 240, environment) as started:
         yield started
 
 
@@ -105,7 +106,11 @@ def test_choices_have_the_likelihoods_that_the_server_tells(
 
 def test_words_are_those_that_the_server_writes(server: Server, made: Path, scored) -> None:
     folder, scores = scored
-    body = {"model": MODEL_NAME, "max_tokens": 24, "temperature": 0, "stop": ["\n", "(", "."]}
+    # The task's stops and two that say no more: tasks with five are served, too.
+    body = {
+        "model": MODEL_NAME, "max_tokens": 24, "temperature": 0,
+        "stop": ["\n", "(", ".", "\nclass", "\ndef"],
+    }  # fmt: skip
     written, right = [], []
     with connect(server.url) as client:
         for document in rows(made, "next_word.jsonl"):
