@@ -10,7 +10,7 @@ RUN := .venv/bin/python .ci/local_caches.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo test check clean
+.PHONY: help venv demo eval test check clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ venv: ## Install everything into .venv, unless it is up to date
 
 demo: venv ## Run the demo
 	$(RUN) python -m examples.demo
+
+eval: venv ## Measure what quantising costs a small model, variant by variant
+	$(RUN) python -m examples.accuracy demo
 
 test: check ## Run every check, then the tests, in WORKERS processes
 	OMP_NUM_THREADS=1 $(RUN) pytest -n $(WORKERS) --dist loadfile

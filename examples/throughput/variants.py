@@ -7,16 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from examples.llama_shapes import SHAPES, write_config
+from examples.methods import METHODS
 from examples.throughput.cases import BadOption
 from vllm_fp4_plugin.quantizer.config_files import compressed_tensors_config, modelopt_config
 
-# What vLLM's --quantization is called for each; ModelOpt's NVFP4 has a name of its own there.
-METHODS = {
-    "bf16": None,
-    "nvfp4-tc": "nvfp4-tc",
-    "modelopt": "modelopt_fp4",
-    "compressed-tensors": "compressed-tensors",
-}
 _KEPT = ["lm_head"]
 
 

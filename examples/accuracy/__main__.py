@@ -1,0 +1,199 @@
+"""``python -m examples.accuracy``: what quantised variants of a model lose, measured as served."""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from examples.accuracy.run import Options
+
+CACHE = Path(__file__).parents[2] / ".cache" / "accuracy"
+TASKS_HELP = "Tasks of lm-evaluation-harness, with commas between."
+VARIANTS_HELP = (
+    "What to compare with bf16, with commas between: names (see `variants`), or "
+    "LABEL[:METHOD]=CHECKPOINT. By default those that suit the machine."
+)
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@app.command()
+def measure(
+    model: Annotated[Path, typer.Argument(help="Folder of a 16-bit checkpoint.")],
+    text: Annotated[Path, typer.Option(help="UTF-8 text to measure on.")],
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Text on which scales of activations are measured.")
+    ] = None,
+    variants: Annotated[str, typer.Option(help=VARIANTS_HELP)] = "",
+    tasks: Annotated[str, typer.Option(help=TASKS_HELP)] = "",
+    task_limit: Annotated[int | None, typer.Option(min=1, help="Samples of each task.")] = None,
+    local_tasks: Annotated[
+        Path | None,
+        typer.Option(help="Folder of `python -m examples.accuracy.tasks`; made if not given."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for results, logs and all that is made on the way.")
+    ] = Path("accuracy"),
+    windows: Annotated[int, typer.Option(min=2, help="Windows of the text.")] = 32,
+    window_length: Annotated[int, typer.Option(min=4, help="Tokens in each.")] = 512,
+    server_options: Annotated[
+        str, typer.Option(help="More options of `vllm serve`, for every variant.")
+    ] = "",
+    server_time_limit: Annotated[
+        float, typer.Option(min=1, help="Seconds until a server must be ready.")
+    ] = 1800,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Make and measure all anew.")] = False,
+) -> None:
+    """Make a model's variants, serve each with vLLM, and compare them with the 16-bit checkpoint.
+
+    Perplexity of a text, divergence of next-token distributions and top-1 agreement, task scores.
+    A second run with the same --out measures only what its inputs have changed since.
+
+    A variant is marked as wrong, and the command ends with status 1, if a stored weight is more
+    than 20 % off the 16-bit one or 3 % larger or smaller (NVFP4 rounds by 8 to 10 %), or if it
+    diverges more than 3 times as far as the 16-bit model with what it rounds rounded to NVFP4 and
+    back, which is served as `rounded-weights` and `rounded-both`; a variant that rounds nothing
+    may diverge no further than `rounded-weights`.
+    """
+    _start()
+    from examples.accuracy.run import Options
+
+    options = Options(
+        model=model.resolve(),
+        variants=_split(variants),
+        text=text,
+        calibrate=calibrate.resolve() if calibrate else None,
+        tasks=_split(tasks),
+        task_limit=task_limit,
+        local_tasks=local_tasks.resolve() if local_tasks else None,
+        out=out.resolve(),
+        windows=windows,
+        window_length=window_length,
+        server_options=tuple(shlex.split(server_options)),
+        server_time_limit=server_time_limit,
+        fresh=fresh,
+    )
+    _run(lambda: options)
+
+
+@app.command()
+def show(
+    results: Annotated[Path, typer.Argument(help="results.json that `measure` has written.")],
+    plot: Annotated[Path | None, typer.Option(help="PNG file to draw.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="File to write the tables into.")] = None,
+) -> None:
+    """Show measured results, here or on another machine."""
+    from examples.accuracy import display
+    from examples.accuracy.markdown import markdown as as_markdown
+    from examples.accuracy.results import Results
+    from examples.versions import check_importable
+
+    try:
+        measured = Results.read(results)
+        if plot:
+            check_importable("matplotlib", "--plot")
+            from examples.accuracy.plot import plot as draw
+
+            draw(measured, plot)
+        if markdown:
+            markdown.write_text(as_markdown(measured))
+    except (OSError, ValueError) as error:
+        display.failure(error)
+        raise typer.Exit(2) from error
+    display.results(measured)
+
+
+@app.command()
+def variants() -> None:
+    """List the variants that have names."""
+    from examples.accuracy.variants import DEFAULT_CPU, DEFAULT_GPU, known_variants
+
+    for name, variant in known_variants("vLLM's attention").items():
+        typer.echo(f"{name:30} {variant.title}{', GPU only' if variant.needs_gpu else ''}")
+    typer.echo(f"by default on a CPU: {', '.join(DEFAULT_CPU)}")
+    typer.echo(f"by default on a GPU: {', '.join(DEFAULT_GPU)}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where everything made is kept.")] = CACHE,
+    variants: Annotated[str, typer.Option(help=VARIANTS_HELP)] = "",
+    tasks: Annotated[str | None, typer.Option(help=f"{TASKS_HELP} The local ones.")] = None,
+    task_limit: Annotated[int | None, typer.Option(min=1, help="Samples of each task.")] = 60,
+    windows: Annotated[int, typer.Option(min=2, help="Windows of the text.")] = 32,
+    train_seconds: Annotated[float, typer.Option(min=1, help="Time to train for.")] = 60,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Make and measure all anew.")] = False,
+) -> None:
+    """Train the demo's small model, and measure its variants: no GPU, no network.
+
+    A second run finds the model and all that was measured.
+    """
+    _start()
+    from examples.accuracy.run import Options
+    from examples.accuracy.small_model import make_small_model
+    from examples.accuracy.tasks import NAMES
+
+    def options() -> Options:
+        made = make_small_model(out.resolve(), train_seconds, fresh)
+        return Options(
+            model=made.checkpoint,
+            variants=_split(variants),
+            text=made.held_out,
+            calibrate=made.calibration,
+            tasks=NAMES if tasks is None else _split(tasks),
+            task_limit=task_limit,
+            local_tasks=None,
+            out=out.resolve(),
+            windows=windows,
+            server_time_limit=180,
+            fresh=fresh,
+        )
+
+    _run(options)
+
+
+def _start() -> None:
+    """Before torch is loaded, hence the late imports of the commands."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Threads that spin while they wait halve the speed where anything else runs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _run(options: "Callable[[], Options]") -> None:
+    """Measure, show and draw; exits with 1 if a variant failed or is wrong, 2 if none can be."""
+    from importlib.util import find_spec
+
+    from examples.accuracy import display
+    from examples.accuracy.run import run
+
+    try:
+        given = options()
+        results = run(given)
+    except (OSError, ValueError) as error:
+        display.failure(error)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        display.plain("interrupted; what was measured is kept")
+        raise typer.Exit(130) from None
+    display.results(results)
+    if find_spec("matplotlib") and len([v for v in results.variants if v.windows]) > 1:
+        from examples.accuracy.plot import plot
+
+        plot(results, given.out / "accuracy.png")
+        display.plain(f"plot: {given.out / 'accuracy.png'}")
+    display.plain(f"all figures: {given.out / 'results.json'}")
+    raise typer.Exit(int(results.failed))
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m examples.accuracy")

@@ -1,0 +1,79 @@
+"""The files that variants are served from: the user's, or made of them and kept."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from examples.accuracy.rounding import round_checkpoint
+from examples.accuracy.variants import YARDSTICKS, Variant
+from examples.quantize import quantize
+from examples.stages import StageCache, hash_files, plugin_sources
+from vllm_fp4_plugin.quantizer.errors import QuantizerError
+
+
+def fingerprint(checkpoint: Path) -> str:
+    """Changes with names, sizes and times of a checkpoint's files; they are not read."""
+    files = sorted(file for file in checkpoint.rglob("*") if file.is_file())
+    stats = [(str(file.relative_to(checkpoint)), file.stat()) for file in files]
+    described = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def read_sixteen_bit(checkpoint: Path) -> dict[str, Any]:
+    """The config of the text model of a checkpoint that others can be made of.
+
+    Raises:
+        ValueError: it does not.
+    """
+    from vllm_fp4_plugin.quantizer.source import open_source
+
+    try:
+        config = open_source(checkpoint).config
+    except QuantizerError as error:
+        raise ValueError(f"model: {str(error).removeprefix('src: ')}") from error
+    return config.get("text_config", config)
+
+
+def checkpoint_of(
+    variant: Variant, model: Path, calibration: Path | None, cache: StageCache
+) -> tuple[Path, str]:
+    """The folder to serve a variant from, and what tells it from others; made if need be.
+
+    Raises:
+        QuantizeError, QuantizerError: it cannot be made.
+        ValueError: it needs a calibration text.
+    """
+    if variant.name in YARDSTICKS:
+        stage = cache.stage(
+            "files-rounded",
+            {"model": fingerprint(model)},
+            [Path(__file__).with_name("rounding.py"), *plugin_sources()],
+            lambda folder: round_checkpoint(model, folder / "checkpoint"),
+        )
+        return stage.folder / "checkpoint", stage.content
+    if variant.tool is None:
+        folder = variant.checkpoint or model
+        return folder, fingerprint(folder)
+    options = list(variant.tool)
+    if variant.calibrated:
+        if calibration is None:
+            raise ValueError(
+                f"--calibrate: is not given, {variant.name} needs it; give a text like those the "
+                "model will serve"
+            )
+        options += ["--calibrate", str(calibration)]
+    inputs = {
+        "model": fingerprint(model),
+        "options": [*variant.tool],
+        "calibration": hash_files([calibration]) if variant.calibrated and calibration else "",
+    }  # fmt: skip
+    words = (word.lstrip("-") for word in variant.tool if word not in ("--format", "--scales"))
+    label = "-".join(["files", *words])
+    stage = cache.stage(
+        label if variant.calibrated else f"{label}-w4a16",
+        inputs,
+        [Path(quantize.__code__.co_filename), *plugin_sources()],
+        lambda folder: quantize(model, folder / "checkpoint", options),
+    )
+    return stage.folder / "checkpoint", stage.content

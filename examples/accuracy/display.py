@@ -1,0 +1,82 @@
+"""What the comparison shows on the terminal."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table as RichTable
+
+from examples.accuracy.results import Results
+from examples.accuracy.table import FOOTNOTE, Table, heading, remarks, tables
+
+# In a file or a pipe, a row stays on its line.
+console = Console(width=None if sys.stdout.isatty() else 190, highlight=False)
+
+
+@contextmanager
+def measuring(windows: int) -> Iterator[Callable[[str, str, int], None]]:
+    """A bar for each variant; yields the callback that moves it."""
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    ) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def on_state(name: str, state: str, done: int) -> None:
+            if name not in tasks:
+                for task in tasks.values():
+                    progress.stop_task(task)
+                tasks[name] = progress.add_task(name, total=windows)
+            progress.update(tasks[name], description=f"{name}: {state}", completed=done)
+
+        yield on_state
+
+
+def results(measured: Results) -> None:
+    """The tables, then what failed or is wrong, and which kernels ran."""
+    for line in heading(measured):
+        plain(line)
+    for table in tables(measured):
+        console.print(_rich(table))
+    console.print(FOOTNOTE, style="dim", markup=False)
+    for variant in measured.variants:
+        for line in variant.kernels:
+            console.print(f"{variant.name}: {line}", style="dim", markup=False, soft_wrap=True)
+    for line in remarks(measured):
+        console.print(line, style="red", markup=False, soft_wrap=True)
+
+
+def plain(text: str) -> None:
+    """A line."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def failure(error: Exception) -> None:
+    """Why the run ends early."""
+    console.print(f"{type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
+
+
+def _rich(table: Table) -> RichTable:
+    made = RichTable(
+        title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for index, name in enumerate(table.headings):
+        made.add_column(name, justify="right" if index else "left", no_wrap=not index)
+    for row in table.rows:
+        made.add_row(*row, style="red" if row[-1] in ("wrong", "failed") else None)
+    return made

@@ -1,0 +1,101 @@
+"""A served model's next-token distributions on windows of text, and what is kept of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from examples.accuracy.divergence import divergence, token_logprobs
+from examples.accuracy.extension import call
+from examples.completions import connect
+from examples.completions import token_logprobs as served_logprobs
+
+# The recorded logits and the server's log-probabilities come from the same numbers.
+LOGPROB_BOUND = 1e-3
+
+
+class DistributionError(RuntimeError):
+    """A server gave no logits, or others than those that its log-probabilities come from."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Means over the tokens of each window.
+
+    Attributes:
+        logprob: natural log-probability of the text's tokens.
+        kl: divergence from the reference's distributions, nats per token.
+        agreement: share of tokens where the likeliest one is the reference's.
+    """
+
+    logprob: list[float]
+    kl: list[float]
+    agreement: list[float]
+
+
+def measure_windows(
+    url: str,
+    windows: np.ndarray,
+    reference: Path | None,
+    folder: Path,
+    on_window: Callable[[], None],
+) -> Windows:
+    """Measure each window; one is in memory at a time.
+
+    Args:
+        url: of a server with ``Extension``, in development mode.
+        windows: token ids, ``(windows, tokens)``.
+        reference: folder of the reference's logits; None: this is the reference.
+        folder: where logits are written; only a reference's stay.
+        on_window: called after each.
+
+    Raises:
+        DistributionError: as it says.
+        ValueError: logits are NaN, or of another shape than the reference's.
+        httpx.HTTPError: a request fails.
+    """
+    found = Windows([], [], [])
+    with connect(url) as client:
+        call(client, "record_logits")
+        for number, window in enumerate(windows):
+            file = folder / f"logits-{number:04}.safetensors"
+            logits = _logits(client, window, file)
+            found.logprob.append(float(token_logprobs(logits, torch.tensor(window[1:])).mean()))
+            if reference is None:
+                found.kl.append(0.0)
+                found.agreement.append(1.0)
+            else:
+                apart = divergence(load_file(reference / file.name)["logits"], logits)
+                found.kl.append(float(apart.kl.mean()))
+                found.agreement.append(float(apart.agreement.mean()))
+                file.unlink()
+            on_window()
+        call(client, "stop_recording_logits")
+    return found
+
+
+def _logits(client: httpx.Client, window: np.ndarray, file: Path) -> Tensor:
+    """Logits of every token of a window but the last, checked against what the server says."""
+    served = torch.from_numpy(served_logprobs(client, window))
+    rows = len(window) - 1
+    calls = call(client, "write_logits", str(file), rows)
+    if not file.is_file():
+        raise DistributionError(
+            f"logits: the server's head computed {calls} rows for a window of {len(window)} "
+            f"tokens, must be {rows} or {rows + 1} at once; nothing else may use the server, and "
+            "--max-num-batched-tokens must hold a window"
+        )
+    logits = load_file(file)["logits"]
+    worst = float((token_logprobs(logits, torch.tensor(window[1:])) - served).abs().max())
+    if not worst <= LOGPROB_BOUND:
+        raise DistributionError(
+            f"logits: differ from the server's log-probabilities of the same tokens by {worst:.3g} "
+            f"nats, at most {LOGPROB_BOUND} are rounding; this vLLM computes them otherwise than "
+            "LogitsRecorder assumes"
+        )
+    return logits

@@ -1,0 +1,28 @@
+"""What is added to vLLM's worker, and called through ``/collective_rpc``.
+
+``vllm serve --worker-extension-cls examples.accuracy.extension.Extension`` adds it; a server in
+development mode lets it be called.
+"""
+
+from typing import Any
+
+import httpx
+
+from examples.accuracy.activations import ActivationRounder
+from examples.accuracy.recorder import LogitsRecorder
+
+EXTENSION = f"{__name__}.Extension"
+
+
+class Extension(LogitsRecorder, ActivationRounder):
+    """Everything that measuring asks of a worker."""
+
+
+def call(client: httpx.Client, method: str, *args: Any) -> Any:
+    """Call a method in every worker; what each returned.
+
+    Raises:
+        httpx.HTTPError: it failed.
+    """
+    answer = client.post("/collective_rpc", json={"method": method, "args": args})
+    return answer.raise_for_status().json()["results"]

@@ -1,0 +1,59 @@
+"""Which variants are further from the reference than their format can explain.
+
+Weights: rounding to NVFP4 puts a weight 8 to 10 % off, in random directions. One that is more than
+20 % off, or that is 3 % larger or smaller as a whole, has wrong scales.
+
+Served: what rounding costs is measured in the same run, with yardsticks in which neither our files
+nor our kernels have a part: the 16-bit model with its weights, and with weights and activations,
+rounded to NVFP4 and back. A variant may diverge 3 times as far as the yardstick that rounds what it
+rounds, which leaves room for calibrated scales and an FP8 KV cache; one that rounds nothing, no
+further than rounded weights. A variant whose whole 95 % interval lies above computes wrongly.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from examples.accuracy.variants import ROUNDED_BOTH, ROUNDED_WEIGHTS, Rounds
+from examples.accuracy.weight_error import WeightError
+from examples.perplexity import Interval
+
+RELATIVE_ERROR = 0.20
+GAIN = 0.03
+# The yardstick of what a variant rounds, and how many times as far it may diverge.
+ALLOWANCE: dict[Rounds, tuple[str, float]] = {
+    "nothing": (ROUNDED_WEIGHTS, 1.0),
+    "weights": (ROUNDED_WEIGHTS, 3.0),
+    "weights and activations": (ROUNDED_BOTH, 3.0),
+}
+
+
+def weight_flags(errors: Sequence[WeightError]) -> list[str]:
+    """Why the weights are wrong, as one line; empty if they are not."""
+    wrong = [e for e in errors if e.relative > RELATIVE_ERROR or abs(e.gain - 1) > GAIN]
+    if not wrong:
+        return []
+    worst = max(wrong, key=lambda e: e.relative)
+    return [
+        f"{len(wrong)} of {len(errors)} weights have wrong scales: {worst.layer} is "
+        f"{worst.relative:.0%} off the 16-bit weight and {worst.gain:.2f} times as large, the "
+        f"median is {median(e.relative for e in errors):.0%} off; NVFP4 rounds by 8 to 10%"
+    ]
+
+
+def served_flags(kl: Interval, rounds: Rounds, yardsticks: Mapping[str, Interval]) -> list[str]:
+    """Why the served distributions are wrong, as one line; empty if they are not.
+
+    Args:
+        kl: divergence from the reference.
+        rounds: what the variant rounds.
+        yardsticks: their divergences, by name.
+    """
+    name, allowance = ALLOWANCE[rounds]
+    explained = yardsticks[name].estimate
+    if kl.low <= allowance * explained:
+        return []
+    ratio = kl.estimate / explained if explained else float("inf")
+    return [
+        f"its divergence is {ratio:.3g} times that of {name} ({explained:.3g} nats), what rounds "
+        f"{rounds} may have {allowance:g} times that"
+    ]

@@ -1,0 +1,184 @@
+"""Scores of lm-evaluation-harness, asked of a running server."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from examples.accuracy import tasks as local
+from examples.completions import connect
+from examples.engine_log import root_cause
+
+ROOT = Path(__file__).parents[2]
+REQUESTS_AT_ONCE = 16
+# For the server: HumanEval stops at five strings, vLLM's own limit is four.
+SERVER_ENVIRONMENT = {"VLLM_MAX_STOP_STRINGS": "16"}
+_REFUSED = re.compile(r"failed! Status code: (?P<status>\d+), Response text: (?P<text>.{1,400})")
+
+
+class HarnessError(RuntimeError):
+    """lm-evaluation-harness is missing, cannot be asked for this, or failed."""
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """A metric of a task, over ``samples`` documents.
+
+    Attributes:
+        task: a task's name, or a group's.
+        metric: as the harness calls it; after a comma the filter, if there are several.
+        value: mean.
+        stderr: its standard error as the harness estimates it; NaN where it does not.
+        samples: documents.
+    """
+
+    task: str
+    metric: str
+    value: float
+    stderr: float
+    samples: int
+
+
+def score(
+    base_url: str,
+    model: str,
+    tokenizer: Path,
+    tasks: Sequence[str],
+    folder: Path,
+    limit: int | None,
+    made: Path | None = None,
+) -> list[TaskScore]:
+    """Run tasks against a server.
+
+    Prompts are sent as token ids, with what the tokenizer puts before every text. Nothing is
+    downloaded unless a task that is not one of ours asks for it.
+
+    Args:
+        base_url: of vLLM's OpenAI-style server, without ``/v1``.
+        model: name that it serves.
+        tokenizer: folder of the model's tokenizer.
+        tasks: names; ours (``tasks.NAMES``), or the harness's tasks and groups. Those that run what
+            the model writes want ``HF_ALLOW_CODE_EVAL=1`` in the environment.
+        folder: for ``results_*.json`` and ``samples_*.jsonl`` of the harness and its log.
+        limit: documents of each task, the first ones; None: all.
+        made: folder of ``make_tasks``; None: ours are made as by default, in ``folder``.
+
+    Raises:
+        HarnessError: with one line that says why.
+    """
+    if find_spec("lm_eval") is None:
+        raise HarnessError(
+            "lm_eval: is not installed, tasks need it; install the extra `eval` of vllm-fp4-plugin"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    ours = set(tasks) & set(local.NAMES)
+    if ours and made is None:
+        made = folder / "tasks"
+        try:
+            local.make_tasks(made)
+        except (OSError, ValueError) as error:
+            raise HarnessError(f"{', '.join(sorted(ours))}: {error}") from error
+    job = {
+        "model_args": {
+            "model": model,
+            "base_url": f"{base_url}/v1/completions",
+            "tokenizer": str(tokenizer),
+            "tokenizer_backend": "huggingface",
+            "add_bos_token": True,  # if the tokenizer is one that does
+            "num_concurrent": REQUESTS_AT_ONCE,
+            "max_length": _context_length(base_url, model),
+        },
+        "tasks": list(dict.fromkeys(tasks)),
+        "include_path": str(made) if made else None,
+        "include_defaults": not set(tasks) <= ours,
+        "limit": limit,
+        "confirm_run_unsafe_code": os.environ.get("HF_ALLOW_CODE_EVAL") == "1",
+        "output_path": str(folder / "results.json"),
+    }
+    results = _run(job, folder)
+    return list(task_scores(results))
+
+
+def task_scores(results: Mapping[str, Any]) -> Iterator[TaskScore]:
+    """Scores in the harness's results; a group's tasks are left out where it has their mean."""
+    subtasks = results["group_subtasks"]
+    grouped = {
+        task
+        for group, children in subtasks.items()
+        if any(_metrics(results["results"].get(group, {})))
+        for task in children
+    }
+    for task, fields in results["results"].items():
+        if task in grouped:
+            continue
+        for name, value, stderr in _metrics(fields):
+            yield TaskScore(task, name, value, stderr, int(fields["sample_len"]))
+
+
+def _metrics(fields: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
+    for key, value in fields.items():
+        metric, comma, chosen = key.partition(",")
+        if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        stderr = fields.get(f"{metric}_stderr,{chosen}")
+        name = metric if chosen == "none" else key
+        yield name, float(value), float(stderr) if isinstance(stderr, int | float) else math.nan
+
+
+def _context_length(base_url: str, model: str) -> int:
+    """Tokens of a prompt and its answer that the server takes."""
+    try:
+        with connect(base_url) as client:
+            served = client.get("/v1/models").raise_for_status().json()["data"]
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        raise HarnessError(f"{base_url}: does not tell what it serves: {error}") from error
+    lengths = {entry["id"]: entry.get("max_model_len") for entry in served}
+    if not lengths.get(model):
+        raise HarnessError(
+            f"model: is {model}, must be one that the server at {base_url} tells the length of: "
+            f"{', '.join(name for name, length in lengths.items() if length) or 'none'}"
+        )
+    return int(lengths[model])
+
+
+def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The harness's results for ``job``, from a process of its own."""
+    log, job_file = folder / "harness.log", folder / "job.json"
+    job_file.write_text(json.dumps(job, indent=1) + "\n")
+    earlier = set(folder.glob("results_*.json"))
+    with tempfile.TemporaryDirectory() as home, log.open("wb") as output:
+        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": home}
+        code = subprocess.run(
+            [sys.executable, "-m", "examples.accuracy.harness_worker", str(job_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "NO_COLOR": "1", **({} if job["include_defaults"] else offline)},
+            cwd=ROOT,
+            check=False,
+        ).returncode
+    files = set(folder.glob("results_*.json")) - earlier
+    if code or len(files) != 1:
+        why = _why(log.read_text(encoding="utf-8", errors="replace").strip())
+        raise HarnessError(
+            f"lm-evaluation-harness: ended with status {code} and {len(files)} files of results: "
+            f"{why} (all of its output: {log})"
+        )
+    return json.loads(files.pop().read_text())
+
+
+def _why(log: str) -> str:
+    """The server's first refusal, else the first error, else the last line."""
+    if refused := _REFUSED.search(log):
+        return f"the server answered {refused['status']}: {refused['text']}"
+    return root_cause(log) or (log.splitlines()[-1] if log else "it printed nothing")

@@ -1,0 +1,66 @@
+"""Writing the logits of a prompt to a file, from within a vLLM worker."""
+
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+class LogitsRecorder:
+    """Part of vLLM's worker: keeps what the model's head computes, until it is written."""
+
+    # The worker's own:
+    model_runner: Any
+    parallel_config: Any
+    rank: int
+
+    recorded_logits: list[Tensor] | None
+    recording_model: Any = None
+
+    def record_logits(self) -> None:
+        """Keep a copy of all logits from now on."""
+        self.recorded_logits = []
+        model = self.model_runner.model
+        if self.recording_model is model:
+            return
+        self.recording_model = model
+        compute = model.compute_logits
+
+        def compute_logits(*args: Any, **kwargs: Any) -> Tensor | None:
+            logits = compute(*args, **kwargs)
+            # Only some ranks have them.
+            if logits is not None and self.recorded_logits is not None:
+                # What follows may change them in place.
+                self.recorded_logits.append(logits.detach().to("cpu", copy=True))
+            return logits
+
+        model.compute_logits = compute_logits
+
+    def stop_recording_logits(self) -> None:
+        """Keep nothing from now on."""
+        self.recorded_logits = None
+
+    def write_logits(self, file: str, rows: int) -> list[int]:
+        """Write what was kept of one prompt, and forget it.
+
+        Args:
+            file: to write, safetensors; ``logits`` ``(rows, vocabulary)`` as the model gave them.
+            rows: tokens of the prompt but the first.
+
+        Returns:
+            Rows of each call of the head; empty on ranks that do not write.
+        """
+        kept = self.recorded_logits or []
+        lengths = [len(logits) for logits in kept]
+        # With tensor parallelism every rank may have the whole of them.
+        if not kept or self.rank % self.parallel_config.tensor_parallel_size:
+            kept.clear()
+            return []
+        # The head also computes the last token's logits, from which the next one is drawn: in a
+        # call of its own, or as the prompt's last row.
+        prompt = torch.cat([kept[0][:0], *(logits for logits in kept if len(logits) > 1)])
+        kept.clear()
+        if len(prompt) in (rows, rows + 1):
+            save_file({"logits": prompt[:rows].contiguous()}, file)
+        return lengths

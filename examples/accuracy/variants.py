@@ -1,0 +1,154 @@
+"""What is compared: ways to make a model's files, and to serve them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from examples.methods import METHODS
+
+REFERENCE = "bf16"
+ROUNDED_WEIGHTS, ROUNDED_BOTH = YARDSTICKS = ("rounded-weights", "rounded-both")
+
+# What a variant keeps in NVFP4, or in less than 16 bits beside it.
+Rounds = Literal["nothing", "weights", "weights and activations"]
+
+
+class BadVariant(ValueError):
+    """A variant that is unknown or cannot be measured; says what is accepted."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to serve the model.
+
+    Attributes:
+        name: file-name-safe.
+        title: what it is, for people.
+        rounds: what differs from 16 bits.
+        method: ``--quantization`` of ``vllm serve``; None: none.
+        tool: options of our quantising tool that make its files; None: it needs none.
+        calibrated: whether the tool gets the calibration text.
+        checkpoint: its files, if they are the user's.
+        options: more of ``vllm serve``.
+        needs_gpu: whether vLLM has it on GPUs alone.
+    """
+
+    name: str
+    title: str
+    rounds: Rounds
+    method: str | None = "nvfp4-tc"
+    tool: tuple[str, ...] | None = None
+    calibrated: bool = True
+    checkpoint: Path | None = None
+    options: tuple[str, ...] = ()
+    needs_gpu: bool = False
+
+
+_BOTH: Rounds = "weights and activations"
+_MODELOPT = ("--format", "modelopt")
+_FP8_KV = ("--kv-cache-dtype", "fp8")
+
+
+def _online(name: str, scales: str) -> Variant:
+    option = f'{{"nvfp4_tc": {{"scales": "{scales}"}}}}'
+    return Variant(
+        name, f"quantised at load, {scales}", _BOTH, options=("--additional-config", option)
+    )
+
+
+def known_variants(vllm_attention: str) -> dict[str, Variant]:
+    """All variants by name; ``vllm_attention`` is the backend that vLLM itself would take."""
+    variants = (
+        Variant(REFERENCE, "as it is", "nothing", method=None),
+        Variant("bf16-our-attention", "as it is, our attention", "nothing", method=None,
+                options=("--attention-backend", "CUSTOM")),
+        Variant("bf16-fp8-kv", "as it is, FP8 KV cache", "nothing", method=None, options=_FP8_KV),
+        Variant("nvfp4-tc", "ModelOpt files, absmax", _BOTH, tool=_MODELOPT),
+        Variant("nvfp4-tc-sweep", "ModelOpt files, sweep", _BOTH,
+                tool=(*_MODELOPT, "--scales", "sweep")),
+        Variant("nvfp4-tc-four-over-six", "ModelOpt files, four-over-six", _BOTH,
+                tool=(*_MODELOPT, "--scales", "four-over-six")),
+        Variant("nvfp4-tc-compressed-tensors", "compressed-tensors files, absmax", _BOTH,
+                tool=("--format", "compressed-tensors")),
+        Variant("nvfp4-tc-w4a16", "ModelOpt files, weights only", "weights", tool=_MODELOPT,
+                calibrated=False),
+        Variant("nvfp4-tc-fp8-kv", "ModelOpt files, FP8 KV cache", _BOTH,
+                tool=(*_MODELOPT, "--kv-cache-scheme", "fp8"), options=_FP8_KV),
+        Variant("nvfp4-tc-vllm-attention", f"ModelOpt files, {vllm_attention}", _BOTH,
+                tool=_MODELOPT, options=("--attention-backend", vllm_attention)),
+        _online("nvfp4-tc-online", "absmax"),
+        _online("nvfp4-tc-online-sweep", "sweep"),
+        _online("nvfp4-tc-online-four-over-six", "four-over-six"),
+        # vLLM's loader takes one of the scales of q/k/v, and of gate/up, for all.
+        Variant("modelopt", "ModelOpt files, vLLM's own kernels", _BOTH, needs_gpu=True,
+                method=METHODS["modelopt"], tool=(*_MODELOPT, "--shared-fused-scale")),
+    )  # fmt: skip
+    return {variant.name: variant for variant in variants}
+
+
+# Measured if none are asked for.
+DEFAULT_CPU = (
+    "nvfp4-tc", "nvfp4-tc-compressed-tensors", "nvfp4-tc-online-four-over-six", "nvfp4-tc-w4a16",
+    "nvfp4-tc-fp8-kv", "nvfp4-tc-vllm-attention",
+)  # fmt: skip
+DEFAULT_GPU = (
+    "nvfp4-tc", "nvfp4-tc-sweep", "nvfp4-tc-four-over-six", "nvfp4-tc-w4a16", "nvfp4-tc-fp8-kv",
+    "modelopt",
+)  # fmt: skip
+
+
+def yardsticks() -> tuple[Variant, Variant]:
+    """16-bit models whose weights, and whose activations as well, are rounded to NVFP4 and back.
+
+    Both are served from the same files, one after the other.
+    """
+    eager = ("--enforce-eager",)  # or hooks on its layers would not run
+    return (
+        Variant(ROUNDED_WEIGHTS, "weights rounded", "weights", method=None, options=eager),
+        Variant(ROUNDED_BOTH, "weights and activations rounded", _BOTH, method=None, options=eager),
+    )
+
+
+def parse_variants(written: Sequence[str], vllm_attention: str) -> tuple[Variant, ...]:
+    """Variants, each a known name or ``LABEL[:METHOD]=CHECKPOINT``, without the reference.
+
+    Raises:
+        BadVariant: an unknown or repeated name, a label that names no file, no such checkpoint.
+    """
+    known = known_variants(vllm_attention)
+    variants: list[Variant] = []
+    for text in written:
+        variant = _own(text, known) if "=" in text else known.get(text)
+        if variant is None:
+            raise BadVariant(
+                f"--variants: is {text!r}, must be among {', '.join(known)}, or "
+                "LABEL[:METHOD]=CHECKPOINT for files of your own"
+            )
+        if any(variant.name == other.name for other in variants):
+            raise BadVariant(f"--variants: {variant.name} is there twice; name each variant once")
+        variants.append(variant)
+    return tuple(variant for variant in variants if variant.name != REFERENCE)
+
+
+def _own(text: str, known: dict[str, Variant]) -> Variant:
+    named, _, checkpoint = text.partition("=")
+    label, _, method = named.partition(":")
+    method = method or "nvfp4-tc"
+    if not label.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise BadVariant(
+            f"--variants: label is {label!r}, must be letters, digits, dots, dashes and "
+            "underscores; it names files"
+        )
+    if label in known or label in YARDSTICKS:
+        raise BadVariant(f"--variants: label {label!r} is taken by a known variant; choose another")
+    if method not in METHODS:
+        raise BadVariant(
+            f"--variants: method of {label} is {method!r}, must be among {', '.join(METHODS)}"
+        )
+    folder = Path(checkpoint).resolve()
+    if not (folder / "config.json").is_file():
+        raise BadVariant(f"--variants: {label}: {folder} holds no config.json; give a checkpoint")
+    return Variant(
+        label, f"{folder.name}, by {method}", _BOTH, method=METHODS[method], checkpoint=folder
+    )

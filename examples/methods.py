@@ -1,0 +1,9 @@
+"""What vLLM calls the ways to serve a model that examples compare."""
+
+# For ``--quantization``; ModelOpt's NVFP4 has a name of its own there.
+METHODS = {
+    "bf16": None,
+    "nvfp4-tc": "nvfp4-tc",
+    "modelopt": "modelopt_fp4",
+    "compressed-tensors": "compressed-tensors",
+}

@@ -1,0 +1,97 @@
+"""The accuracy comparison with real servers, on CPU: what is right, what is wrong, how exactly."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+from typer.testing import CliRunner
+
+from examples.accuracy.__main__ import app
+from examples.accuracy.divergence import divergence, token_logprobs
+from tests import tiny_llama
+from tests.test_examples.broken_checkpoints import share_largest_scale, swizzle_scales
+from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+
+WINDOWS, LENGTH = 4, 128
+
+# transformers rounds to bfloat16 in other places (attention, norms), in a model of two layers.
+MEAN_LOGPROB = 0.005  # of a window
+KL = 5e-4
+
+
+@pytest.fixture(scope="module")
+def bf16(pytestconfig):
+    cache = pytestconfig.rootpath / ".cache" / "tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    return tiny_llama.trained(cache / f"trained-{tiny_llama.version()}")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(tiny_llama.training_text()[30_000:40_000])
+    return file
+
+
+@pytest.fixture(scope="module")
+def measured(bf16, text, tmp_path_factory):
+    """Exit status, results and output of a right variant and two wrong ones."""
+    folder = tmp_path_factory.mktemp("accuracy")
+    # Two processes for each server instead of three: quicker, and as good a test.
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    calibration = folder / "calibration.txt"
+    calibration.write_text(tiny_llama.training_text()[:20_000])
+    right = folder / "right"
+    quantize_checkpoint(bf16, right, calibrate=calibration, seq_len=128)
+    swizzled = swizzle_scales(right, folder / "swizzled")
+    shared = share_largest_scale(right, folder / "shared")
+    result = CliRunner().invoke(app, [
+        "measure", str(bf16), "--text", str(text), "--out", str(folder / "out"),
+        "--variants", f"right={right},swizzled={swizzled},shared={shared}",
+        "--windows", str(WINDOWS), "--window-length", str(LENGTH),
+        "--server-options", "--max-num-seqs 2",
+    ])  # fmt: skip
+    monkeypatch.undo()
+    fields = json.loads((folder / "out" / "results.json").read_text())
+    return result, {variant["name"]: variant for variant in fields["variants"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_wrong_variants_are_flagged_and_right_ones_are_not(measured):
+    result, variants = measured
+    assert result.exit_code == 1
+    assert all(not v["errors"] for v in variants.values()), result.output
+    assert variants["right"]["flags"] == []
+    assert any("nvfp4-tc: " in line for line in variants["right"]["kernels"])
+    for name in ("swizzled", "shared"):
+        weights, served = variants[name]["flags"]  # each rule finds it
+        assert "weights have wrong scales" in weights
+        assert "times that of rounded-both" in served
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_figures_are_those_of_transformers(measured, bf16, text):
+    _, variants = measured
+    model = LlamaForCausalLM.from_pretrained(bf16, dtype=torch.bfloat16)
+    rounded = LlamaForCausalLM.from_pretrained(
+        variants["rounded-weights"]["checkpoint"], dtype=torch.bfloat16
+    )
+    ids = tiny_llama.tokenizer().encode(text.read_text())
+    starts = np.linspace(0, len(ids) - LENGTH, WINDOWS).astype(int)
+    for number, start in enumerate(starts):
+        window = torch.tensor(ids[start : start + LENGTH])
+        with torch.no_grad():
+            exact, off = (m(window[None]).logits[0, :-1] for m in (model, rounded))
+        for name, logits in (("bf16", exact), ("rounded-weights", off)):
+            served = variants[name]["windows"]["logprob"][number]
+            direct = float(token_logprobs(logits, window[1:]).mean())
+            assert served == pytest.approx(direct, abs=MEAN_LOGPROB)
+        kl = float(divergence(exact, off).kl.mean())
+        assert variants["rounded-weights"]["windows"]["kl"][number] == pytest.approx(
+            kl, abs=KL, rel=0.05
+        )
