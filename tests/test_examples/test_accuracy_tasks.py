@@ -136,7 +136,7 @@ def test_copy_in_another_root_counts_as_training(library, tmp_path):
     path = next(f"a{i}.py" for i in range(99) if not is_held_out(f"a{i}.py"))
     own = next(f"b{i}.py" for i in range(99) if is_held_out(f"b{i}.py"))
     (tmp_path / path).write_text(inside.text)
-    (tmp_path / own).write_text("own = 1\n" * 40)
+    (tmp_path / own).write_text("its_own = 1\n" * 40)
     kept = {document.path for document in read_held_out([library, tmp_path]).documents}
     assert inside.path not in kept
     assert own in kept
@@ -171,13 +171,15 @@ def test_every_prompt_fits_a_token_for_each_byte(made):
 
 def test_long_file_is_cut_to_whole_lines(tmp_path):
     path = next(f"long{i}.py" for i in range(99) if is_held_out(f"long{i}.py"))
-    lines = (f"name{i} = {i}\nother{i} = name{i} + name{i}\n" for i in range(90))
+    lines = (f"number{i} = {i}\nanother_number{i} = number{i} + number{i}\n" for i in range(90))
     (tmp_path / path).write_text("".join(lines))
-    (tmp_path / "short.py").write_text("one = 1\n" * 40)
+    (tmp_path / "short.py").write_text("short = 1\n" * 40)
     rows = questions(read_held_out([tmp_path]), 99)
-    cut = [row["context"] for row in rows if not row["context"].startswith("name0 = ")]
+    cut = [row["context"] for row in rows if not row["context"].startswith("number0 = ")]
     assert len(cut) > 40
-    assert all(re.match(r"name\d+ = \d+\n|other\d+ = name", context) for context in cut)
+    assert all(
+        re.match(r"number\d+ = \d+\n|another_number\d+ = number", context) for context in cut
+    )
     assert max(map(len, cut)) <= CONTEXT_BYTES
 
 
@@ -202,8 +204,8 @@ def test_harness_reads_them(made, tmp_path, monkeypatch):
 
 
 def test_root_without_enough_text_is_refused(tmp_path):
-    (tmp_path / "module_0.py").write_text("x = 1\n" * 40)  # held out
-    (tmp_path / "module_1.py").write_text("y = 1\n" * 40)
+    (tmp_path / "module_0.py").write_text("first = 1\n" * 40)  # held out
+    (tmp_path / "module_1.py").write_text("second = 1\n" * 40)
     with pytest.raises(ValueError, match=r"docstring_match: 1 held-out files give no .*--root"):
         tasks.make_tasks(tmp_path / "made", [tmp_path], 40)
 

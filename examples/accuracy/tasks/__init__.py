@@ -9,6 +9,7 @@ from typing import Any
 
 from examples.accuracy.tasks import docstrings, words
 from examples.accuracy.tasks.text import HeldOut, read_held_out
+from examples.demo.corpus import STANDARD_LIBRARY
 
 DOCUMENTS = 200  # at most, of each task
 
@@ -25,14 +26,14 @@ NAMES = tuple(_MAKERS)
 
 
 def make_tasks(
-    folder: Path, roots: Sequence[Path | None] = (None,), count: int = DOCUMENTS
+    folder: Path, roots: Sequence[Path] = (STANDARD_LIBRARY,), count: int = DOCUMENTS
 ) -> dict[str, int]:
     """Write ``NAME.yaml`` and ``NAME.jsonl`` of every task, the same for the same files.
 
     Args:
         folder: made if missing; the tasks hold its path, so make them anew instead of moving it.
-        roots: folders of Python sources, None for the standard library's. Only files that the demo
-            would hold out of training are used; name all folders that a model was trained on.
+        roots: folders of Python sources. Only files that training on them holds out are used; name
+            all folders that a model was trained on.
         count: of documents of each task; there are fewer where the text has no more.
 
     Returns:
@@ -53,7 +54,7 @@ def make_tasks(
 
 
 @cache  # for each variant that is measured
-def _documents(roots: tuple[Path | None, ...], count: int) -> dict[str, list[dict[str, Any]]]:
+def _documents(roots: tuple[Path, ...], count: int) -> dict[str, list[dict[str, Any]]]:
     text = read_held_out(roots)
     made = {name: make(text, count) for name, make in _MAKERS.items()}
     for name, documents in made.items():

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from examples.accuracy.tasks import DOCUMENTS, make_tasks
+from examples.demo.corpus import STANDARD_LIBRARY
 
 app = typer.Typer(add_completion=False)
 
@@ -24,7 +25,7 @@ def tasks(
     lm-evaluation-harness finds them with --include_path.
     """
     try:
-        made = make_tasks(out, root or (None,), documents)
+        made = make_tasks(out, root or (STANDARD_LIBRARY,), documents)
     except (OSError, ValueError) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(2) from error

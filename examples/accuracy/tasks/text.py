@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from textwrap import dedent
 
-from examples.demo.corpus import Document, drop_duplicates, read_corpus
+from examples.demo.corpus import Document, read_corpus
 
 # A token stands for one byte or more: a prompt of so many bytes and what is written after it fit
 # the 1024 tokens of the demo's model, whatever the tokenizer.
@@ -26,7 +26,7 @@ class HeldOut:
     """What tasks may be made of.
 
     Attributes:
-        documents: held-out files, sorted by path; none is a training file of another root.
+        documents: held-out files, sorted by path; no training file has the same text.
         train: texts of the training files.
     """
 
@@ -66,17 +66,14 @@ class Definition:
     docstring: str
 
 
-def read_held_out(roots: Sequence[Path | None]) -> HeldOut:
-    """Files under folders of Python sources, split as the demo splits them; None: the library's.
+def read_held_out(roots: Sequence[Path]) -> HeldOut:
+    """Files under folders of Python sources, split as the models' training splits them.
 
     Raises:
-        ValueError: if a root has no training or no held-out files.
+        ValueError: if the roots have no training or no held-out files.
     """
-    corpora = [read_corpus(root) for root in roots]
-    train = {document.text for corpus in corpora for document in corpus.train}
-    held_out = drop_duplicates(d for corpus in corpora for d in corpus.held_out)
-    kept = tuple(document for document in held_out if document.text not in train)
-    return HeldOut(kept, tuple(sorted(train)))
+    corpus = read_corpus(roots)
+    return HeldOut(corpus.held_out, tuple(document.text for document in corpus.train))
 
 
 def definitions(document: Document) -> Iterator[Definition]:
