@@ -171,14 +171,18 @@ def test_every_prompt_fits_a_token_for_each_byte(made):
 
 def test_long_file_is_cut_to_whole_lines(tmp_path):
     path = next(f"long{i}.py" for i in range(99) if is_held_out(f"long{i}.py"))
-    lines = (f"number{i} = {i}\nanother_number{i} = number{i} + number{i}\n" for i in range(90))
+    lines = (
+        f"first_number{i} = {i}\nanother_first_number{i} = first_number{i} + first_number{i}\n"
+        for i in range(90)
+    )
     (tmp_path / path).write_text("".join(lines))
     (tmp_path / "short.py").write_text("short = 1\n" * 40)
     rows = questions(read_held_out([tmp_path]), 99)
-    cut = [row["context"] for row in rows if not row["context"].startswith("number0 = ")]
+    cut = [row["context"] for row in rows if not row["context"].startswith("first_number0 = ")]
     assert len(cut) > 40
     assert all(
-        re.match(r"number\d+ = \d+\n|another_number\d+ = number", context) for context in cut
+        re.match(r"first_number\d+ = \d+\n|another_first_number\d+ = first", context)
+        for context in cut
     )
     assert max(map(len, cut)) <= CONTEXT_BYTES
 
