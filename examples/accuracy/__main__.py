@@ -20,7 +20,7 @@ VARIANTS_HELP = (
     "LABEL[:METHOD]=CHECKPOINT. By default those that suit the machine."
 )
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="markdown")
 
 
 @app.command()
@@ -53,7 +53,7 @@ def measure(
     """Make a model's variants, serve each with vLLM, and compare them with the 16-bit checkpoint.
 
     Perplexity of a text, divergence of next-token distributions and top-1 agreement, task scores.
-    A second run with the same --out measures only what its inputs have changed since.
+    A second run with the same --out measures only what has changed since.
 
     A variant is marked as wrong, and the command ends with status 1, if a stored weight is more
     than 20 % off the 16-bit one or 3 % larger or smaller (NVFP4 rounds by 8 to 10 %), or if it

@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table as RichTable
 
 from examples.accuracy.results import Results
-from examples.accuracy.table import FOOTNOTE, Table, heading, remarks, tables
+from examples.accuracy.table import FOOTNOTE, Table, heading, kernels, remarks, tables
 
 # In a file or a pipe, a row stays on its line.
 console = Console(width=None if sys.stdout.isatty() else 190, highlight=False)
@@ -54,9 +54,8 @@ def results(measured: Results) -> None:
     for table in tables(measured):
         console.print(_rich(table))
     console.print(FOOTNOTE, style="dim", markup=False)
-    for variant in measured.variants:
-        for line in variant.kernels:
-            console.print(f"{variant.name}: {line}", style="dim", markup=False, soft_wrap=True)
+    for line in kernels(measured):
+        console.print(line, style="dim", markup=False, soft_wrap=True)
     for line in remarks(measured):
         console.print(line, style="red", markup=False, soft_wrap=True)
 

@@ -42,6 +42,15 @@ def heading(results: Results) -> list[str]:
     ]
 
 
+def kernels(results: Results) -> list[str]:
+    """Each line in which a log tells of kernels, and the variants that told it."""
+    told: dict[str, list[str]] = {}
+    for variant in results.variants:
+        for line in variant.kernels:
+            told.setdefault(line.removeprefix("nvfp4-tc: "), []).append(variant.name)
+    return [f"{line} [{', '.join(names)}]" for line, names in told.items()]
+
+
 def remarks(results: Results) -> list[str]:
     """What failed, what is wrong, and what could not be judged."""
     lines = [f"{v.name} failed: {error}" for v in results.variants for error in v.errors]
@@ -68,7 +77,7 @@ def _figures(results: Results, variant: VariantResult) -> list[str]:
     return [
         perplexity,
         _interval(results.difference(variant), "+.4f"),
-        _interval(variant.kl, ".4f"),
+        _interval(variant.kl, ".5f"),
         _interval(variant.agreement, ".2%"),
         state,
     ]

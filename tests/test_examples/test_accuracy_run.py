@@ -209,6 +209,7 @@ def test_far_variant_is_flagged(measure, variant):
     [flag] = far["flags"]
     assert "times that of rounded-both" in flag
     assert "far is wrong: its divergence is" in result.output
+    assert "o_proj ×1: gemm/reference (cpu) [bf16, rounded-weights," in result.output
 
 
 def test_gpu_variant_is_refused_by_name(measure, variant):
