@@ -28,7 +28,8 @@ KERNEL = "nvfp4_gemm_w4a16/wgmma (sm_90)"
 
 def serve(checkpoint: Path, **engine_args: Any) -> tuple[Run, str]:
     """In a process of its own: what the engine said, and its log."""
-    arguments = json.dumps({"gpu_memory_utilization": 0.3, **engine_args})
+    settings = {"gpu_memory_utilization": 0.3, "kv_cache_dtype": "bfloat16"}
+    arguments = json.dumps(settings | engine_args)
     done = subprocess.run(
         [sys.executable, "-m", "tests.engine", str(checkpoint), arguments],
         capture_output=True,
