@@ -88,9 +88,7 @@ def known_variants(vllm_attention: str) -> dict[str, Variant]:
 
 
 # Measured if none are asked for.
-DEFAULT_CPU = (
-    "nvfp4-tc", "nvfp4-tc-online-four-over-six", "nvfp4-tc-w4a16", "nvfp4-tc-fp8-kv",
-)  # fmt: skip
+DEFAULT_CPU = ("nvfp4-tc", "nvfp4-tc-online-four-over-six", "nvfp4-tc-w4a16")
 DEFAULT_GPU = (
     "nvfp4-tc", "nvfp4-tc-sweep", "nvfp4-tc-four-over-six", "nvfp4-tc-w4a16", "nvfp4-tc-fp8-kv",
     "modelopt",
