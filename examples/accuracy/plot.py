@@ -13,6 +13,7 @@ from examples.accuracy.results import Results, VariantResult, task_interval
 from examples.accuracy.variants import REFERENCE, YARDSTICKS
 from examples.perplexity import Interval
 
+COLUMNS = 3
 RIGHT, WRONG, BESIDE = "#2e6f95", "#d1495b", "#8d99ae"
 
 
@@ -32,16 +33,24 @@ def plot(results: Results, file: Path) -> None:
     ]
     panels += [(f"{t}, {m}", _of_task(t, m)) for t, m in results.tasks]
     variants = [v for v in results.variants if v.windows]
-    height = 1.6 + 0.28 * len(variants)
+    rows = -(-len(panels) // COLUMNS)
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(2 + 2.9 * len(panels), height), sharey=True, layout="constrained"
+        rows,
+        COLUMNS,
+        figsize=(12, 0.6 + rows * (0.9 + 0.28 * len(variants))),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
-    for axis, (title, interval) in zip(axes, panels, strict=True):
+    for axis, (title, interval) in zip(axes.flat, panels, strict=False):
         _panel(axis, title, variants, interval)
-    axes[0].set_yticks(range(len(variants)), [v.name for v in variants])
-    axes[0].invert_yaxis()
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    axes[0, 0].set_yticks(range(len(variants)), [v.name for v in variants])
+    axes[0, 0].invert_yaxis()
     about = results.about
-    figure.suptitle(f"{about['model']} on {about['device']}: 95% intervals", fontsize=10)
+    model = "/".join(Path(about["model"]).parts[-2:])
+    figure.suptitle(f"{model} on {about['device']}: 95% intervals", fontsize=10)
     figure.savefig(file, dpi=140)
     plt.close(figure)
 
@@ -72,6 +81,7 @@ def _panel(
             axis.axvline(found.estimate, color="#444444", lw=0.8, zorder=0)
     axis.set_title(title, fontsize=9)
     axis.tick_params(labelsize=8)
+    axis.locator_params(axis="x", nbins=5)
     axis.grid(axis="x", color="#eeeeee")
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
