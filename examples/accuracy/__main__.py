@@ -127,7 +127,7 @@ def demo(
     tasks: Annotated[str | None, typer.Option(help=f"{TASKS_HELP} The local ones.")] = None,
     task_limit: Annotated[int | None, typer.Option(min=1, help="Samples of each task.")] = 60,
     windows: Annotated[int, typer.Option(min=2, help="Windows of the text.")] = 32,
-    train_seconds: Annotated[float, typer.Option(min=1, help="Time to train for.")] = 75,
+    train_seconds: Annotated[float, typer.Option(min=1, help="Time to train for.")] = 60,
     fresh: Annotated[bool, typer.Option("--fresh", help="Make and measure all anew.")] = False,
 ) -> None:
     """Train the demo's small model, and measure its variants: no GPU, no network.
