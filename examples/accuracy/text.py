@@ -1,10 +1,10 @@
 """The text that models are measured on, as windows of token ids."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from examples.load_tokenizer import load_tokenizer
 from examples.perplexity import choose_windows
 
 
@@ -26,20 +26,3 @@ def read_windows(file: Path, checkpoint: Path, count: int, length: int) -> np.nd
     ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     body = choose_windows(np.array(ids, dtype=np.int64), count, length - len(starts))
     return np.concatenate([np.full((count, len(starts)), bos or 0), body], axis=1)
-
-
-def load_tokenizer(checkpoint: Path) -> Any:
-    """The checkpoint's tokenizer.
-
-    Raises:
-        ValueError: it holds none that transformers can load.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-    except Exception as error:  # a damaged file gives a bare one
-        raise ValueError(
-            f"model: {checkpoint} holds no tokenizer that transformers can load ({error}); add "
-            "its files"
-        ) from error

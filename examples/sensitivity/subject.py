@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from examples.load_tokenizer import load_tokenizer
 from examples.perplexity import choose_windows
 from examples.sensitivity.groups import Group, find_groups
 from nvfp4_kernels.nvfp4 import global_scale_of
@@ -71,7 +72,7 @@ def open_subject(
     if dtype not in DTYPES:
         raise ValueError(f"dtype: is {dtype!r}, must be {' or '.join(DTYPES)}")
     source = open_source(folder)
-    tokenizer = _tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     positions = source.config.get("max_position_embeddings") or window_length
     if window_length > positions:
         raise ValueError(
@@ -97,16 +98,6 @@ def open_subject(
         input_scales,
         torch.from_numpy(chosen).to(device),
     )
-
-
-def _tokenizer(folder: Path) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # a damaged file gives a bare one
-        raise ValueError(
-            f"model: {folder} holds no tokenizer that transformers can load ({error}); add its "
-            "files"
-        ) from error
 
 
 def _tokens(text: Path, tokenizer: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ from nvfp4_kernels.fragments import decode_fragments
 from nvfp4_kernels.sm90.tile import ActDtype, Output, Tile
 from tests import devices
 from tests.devices import KernelDevice
-from tests.emulator import STANDARD, EmulatorError
+from tests.emulator import STANDARD, EmulatorError, Gpu
 from tests.emulator.findings import MissingDependencyWait
 from tests.test_kernels.sm90_mistakes import MISTAKES, PRODUCTS, WRONG, Product
 from tests.test_kernels.test_tiles_sm90 import run, weight
@@ -122,3 +122,29 @@ def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
         pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"),
     ):
         two_products()
+
+
+def waits_before_it_lets_the_next_start(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Of the kernels that ``two_products`` compiles."""
+    seen: list[str] = []
+    load = Gpu.load
+    monkeypatch.setattr(Gpu, "load", lambda gpu, ptx: (seen.append(ptx), load(gpu, ptx))[1])
+    two_products()
+    assert seen
+    return all(
+        0 <= ptx.rfind("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents")
+        for ptx in seen
+    )
+
+
+def test_the_next_kernel_starts_after_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may then read, without waiting, whatever ran before; in two launches nothing shows it."""
+    devices.cutlass_or_skip()
+    with source(tmp_path / "right"):
+        assert waits_before_it_lets_the_next_start(monkeypatch)
+    wait = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
+    early = f"{wait.replace('WAIT', 'LAUNCH_DEPENDENTS')}\n        {wait}"
+    with source(tmp_path / "wrong", "loader", wait, early):
+        assert not waits_before_it_lets_the_next_start(monkeypatch)
