@@ -2,6 +2,7 @@
 
 from nvfp4_kernels.attention import attention, paged_attention, sparse_attention
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.decode_attention import decode_attention
 from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.gemm import gemm, gemm_quantized
 from nvfp4_kernels.gemv import gemv
@@ -34,6 +35,7 @@ __all__ = [
     "add_rms_norm_quantize",
     "add_rms_norm_quantize_per_token",
     "attention",
+    "decode_attention",
     "gemm",
     "gemm_quantized",
     "gemv",

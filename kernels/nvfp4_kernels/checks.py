@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+ALIGNMENT = 16  # bytes: of what threads load at once, and of the strides of a tensor map
+
 
 class InvalidArgument(ValueError):
     """An argument that an op or the format does not accept."""
@@ -64,3 +66,20 @@ def check_layout(name: str, x: Tensor | None) -> None:
             f"{name}: starts {x.data_ptr() % 16} bytes after a multiple of 16, must start at one; "
             "call .clone()"
         )
+
+
+def check_rows(arch: str, **tensors: Tensor) -> None:
+    """Raise unless every row starts on a multiple of 16 bytes, as kernels of ``arch`` read it."""
+    for name, x in tensors.items():
+        size = x.element_size()
+        if x.data_ptr() % ALIGNMENT:
+            raise InvalidArgument(
+                f"{name}: starts {x.data_ptr() % ALIGNMENT} bytes after a multiple of {ALIGNMENT}, "
+                "must start at one; call .clone()"
+            )
+        for dim, (count, stride) in enumerate(zip(x.shape[:-1], x.stride()[:-1], strict=True)):
+            if count > 1 and stride * size % ALIGNMENT:
+                raise InvalidArgument(
+                    f"{name}: stride {dim} is {stride * size} bytes, must be a multiple of "
+                    f"{ALIGNMENT} on {arch}; call .contiguous()"
+                )

@@ -1,7 +1,7 @@
 """Problems of attention, in every layout that the ops take, and the formula that solves them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -169,6 +169,23 @@ class Problem:
         if self.case.soft_cap is None:
             return products * scale
         return self.case.soft_cap * (products * scale / self.case.soft_cap).tanh()
+
+
+def check_values(out: Tensor, problem: Problem, weight: float) -> None:
+    """A kernel's result against the formula.
+
+    Each weight is rounded once to V's format before it is multiplied: what that may change is the
+    sum of the weights times the values' magnitudes, times half a unit in the last place: ``weight``
+    of it.
+    """
+    assert not out.isnan().any()
+    expected, _ = problem.formula()
+    spread, _ = replace(problem, v=problem.v.double().abs()).formula()
+    half_ulp = torch.finfo(problem.case.dtype).eps / 2
+    bound = half_ulp * expected.abs() + (weight + 1e-5) * spread + 1e-5
+    off = (out.double().view(expected.shape) - expected).abs()
+    worst = (off / bound).max() if out.numel() else torch.tensor(0.0)
+    assert worst <= 1, f"off by {float(worst):.2f} times what rounding explains"
 
 
 def starts(lengths: tuple[int, ...]) -> Tensor:

@@ -25,7 +25,10 @@ PACKAGE = nvfp4_kernels.sm90.__name__
 
 @contextmanager
 def source(folder: Path, module: str = "", right: str = "", wrong: str = "") -> Iterator[None]:
-    """Within, ``nvfp4_kernels.sm90`` is a copy of it in ``folder``, with one place changed."""
+    """Within, ``nvfp4_kernels.sm90`` is a copy of it in ``folder``, with one place changed.
+
+    ``module`` is a path in it, without the suffix.
+    """
     original = Path(nvfp4_kernels.sm90.__file__).parent
     shutil.copytree(original, folder, ignore=shutil.ignore_patterns("__pycache__"))
     if module:
@@ -36,7 +39,8 @@ def source(folder: Path, module: str = "", right: str = "", wrong: str = "") -> 
     with pytest.MonkeyPatch.context() as patch:
         # `from package import module` finds a module by the package's attribute too.
         for name in _loaded():
-            patch.delattr(nvfp4_kernels.sm90, name)
+            if "." not in name:
+                patch.delattr(nvfp4_kernels.sm90, name)
             patch.delitem(sys.modules, f"{PACKAGE}.{name}")
         patch.setattr(nvfp4_kernels.sm90, "__path__", [str(folder)])
         importlib.invalidate_caches()
@@ -44,7 +48,8 @@ def source(folder: Path, module: str = "", right: str = "", wrong: str = "") -> 
             yield
         finally:
             for name in _loaded():
-                delattr(nvfp4_kernels.sm90, name)
+                if "." not in name:
+                    delattr(nvfp4_kernels.sm90, name)
                 del sys.modules[f"{PACKAGE}.{name}"]
 
 

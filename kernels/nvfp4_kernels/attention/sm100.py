@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.config import Scoring
-from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.checks import InvalidArgument, check_rows
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.merge_segments.sm100 import merge_segments
 from nvfp4_kernels.sm100.attention.choose import SMS, AttentionProblem, choose_config
 from nvfp4_kernels.sm100.attention.fmha import FmhaSm100
 from nvfp4_kernels.sm100.attention.tile import Dtype, Layout, Variant
-
-ALIGNMENT = 16  # bytes: of what threads load at once, and of the strides of a tensor map
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def attention(
         batch, queries, keys = query_start.shape[0] - 1, max_query_len, max_key_len
         one_page = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
         given = KeyValues("varlen", *one_page, query_start, key_start)
-    check_rows(k=k, v=v)
+    check_rows("sm_100", k=k, v=v)
     return run(q, given, sinks, batch, queries, keys, scoring)
 
 
@@ -96,7 +94,7 @@ def paged_attention(
             f"kv_cache: page_size is {page_size}, must be a power of two of at least 16 on sm_100; "
             "set vLLM's block size to 16, 32, 64 or 128"
         )
-    check_rows(kv_cache=kv_cache)
+    check_rows("sm_100", kv_cache=kv_cache)
     given = KeyValues(
         "paged",
         kv_cache[..., :head_dim],
@@ -127,9 +125,9 @@ def run(
     *tokens, heads, head_dim = q.shape
     fp8 = given.k.dtype == torch.float8_e4m3fn
     _check_head_dim(head_dim, fp8)
-    check_rows(q=q)
+    check_rows("sm_100", q=q)
     out = q.new_empty(q.shape) if out is None else out
-    check_rows(out=out)
+    check_rows("sm_100", out=out)
     rows = torch.Size(tokens).numel()
     if rows == 0 or batch == 0 or queries == 0:
         return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
@@ -186,23 +184,6 @@ def _check_head_dim(head_dim: int, fp8: bool) -> None:
             f"kv_cache: is float8_e4m3fn with D of {head_dim}, must have a D of whole 32 elements "
             "on sm_100, which its tensor core multiplies at a time; use a cache of q's dtype"
         )
-
-
-def check_rows(**tensors: Tensor) -> None:
-    """Raise unless every row starts on a multiple of 16 bytes."""
-    for name, x in tensors.items():
-        size = x.element_size()
-        if x.data_ptr() % ALIGNMENT:
-            raise InvalidArgument(
-                f"{name}: starts {x.data_ptr() % ALIGNMENT} bytes after a multiple of {ALIGNMENT}, "
-                "must start at one; call .clone()"
-            )
-        for dim, (count, stride) in enumerate(zip(x.shape[:-1], x.stride()[:-1], strict=True)):
-            if count > 1 and stride * size % ALIGNMENT:
-                raise InvalidArgument(
-                    f"{name}: stride {dim} is {stride * size} bytes, must be a multiple of "
-                    f"{ALIGNMENT} on sm_100; call .contiguous()"
-                )
 
 
 @functools.cache

@@ -5,8 +5,8 @@ import math
 from torch import Tensor
 
 from nvfp4_kernels.attention.config import Scoring
-from nvfp4_kernels.attention.sm100 import KeyValues, check_rows, run
-from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.attention.sm100 import KeyValues, run
+from nvfp4_kernels.checks import InvalidArgument, check_rows
 
 MOST_ROWS = 2**31 - 1  # that coordinates of a tensor map reach
 
@@ -31,7 +31,7 @@ def sparse_attention(
             E4M3 cache, or strides that are no multiples of 16 bytes.
     """
     head_dim = q.shape[-1]
-    check_rows(kv_cache=kv_cache)
+    check_rows("sm_100", kv_cache=kv_cache)
     step, rows = rows_of_map(kv_cache)
     given = KeyValues(
         "indexed",

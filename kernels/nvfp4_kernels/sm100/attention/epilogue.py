@@ -7,12 +7,10 @@ import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Int64, Uint8, Vector
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.exponentials import LOG2_E, NEGATIVE_INFINITY, exp2
 from nvfp4_kernels.sm100.attention.barriers import Barriers, wait_for_output
 from nvfp4_kernels.sm100.attention.numbers import (
     LN_2,
-    LOG2_E,
-    NEGATIVE_INFINITY,
-    exp2,
     log2,
     multiply,
 )

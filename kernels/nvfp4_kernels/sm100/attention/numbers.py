@@ -1,13 +1,12 @@
-"""Arithmetic of the softmax on float32 values in registers."""
+"""Arithmetic of the softmax on many float32 values in registers."""
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.experimental import primitives as ptx
 
-LOG2_E = 1.4426950408889634
+from nvfp4_kernels.exponentials import exp2
+
 LN_2 = 0.6931471805599453
-NEGATIVE_INFINITY = float("-inf")
 # 2^r for |r| <= 1/2, exact at 0: the least largest relative error of this degree (Lawson's method).
 EXP2_COEFFICIENTS = (
     1.0,
@@ -19,11 +18,6 @@ EXP2_COEFFICIENTS = (
 EXP2_SMALLEST = -127.0  # whose biased exponent is that of zero
 EXP2_SHIFT = 1.5 * 2.0**23 + 127.0  # and the bias, for an exponent's bits
 NEAREST = ptx.FPRoundingMode.RN
-
-
-def exp2(value: Float32) -> Float32:
-    """Within 2 ulp; subnormal results are zero (PTX ISA, ex2.approx.ftz)."""
-    return cute.math.exp2(value, approx=True, ftz=True)
 
 
 def powers_of_two(values: list[Float32], polynomial: int) -> list[Float32]:
@@ -120,15 +114,3 @@ def to_e4m3(values: list[Float32]) -> list[Uint32]:
         ptx.inline_ptx(convert, write_only_types=[Uint32], read_only_args=values[first : first + 4])
         for first in range(0, len(values), 4)
     ]
-
-
-def tanh(value: Float32) -> Float32:
-    """1 − 2 / (e^2x + 1); near 0, where that cancels, its series."""
-    magnitude = cute.math.abs(value)
-    power = exp2(magnitude * (2.0 * LOG2_E))
-    far = 1.0 - 2.0 * cute.arch.rcp_approx(power + 1.0)
-    square = value * value
-    series = square * (square * (square * (-17.0 / 315.0) + 2.0 / 15.0) - 1.0 / 3.0)
-    near = magnitude + magnitude * series
-    found = cutlass.select_(magnitude < 0.25, near, far)
-    return cutlass.select_(value < 0.0, -found, found)

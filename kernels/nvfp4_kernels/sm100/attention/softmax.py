@@ -7,17 +7,14 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.exponentials import LOG2_E, NEGATIVE_INFINITY, exp2, finite, tanh
 from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm100.attention.barriers import Barriers, wait_for_output
 from nvfp4_kernels.sm100.attention.numbers import (
-    LOG2_E,
-    NEGATIVE_INFINITY,
-    exp2,
     largest,
     multiply,
     multiply_add,
     powers_of_two,
-    tanh,
     to_e4m3,
     total,
 )
@@ -240,11 +237,6 @@ class Softmax:
             ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
             faded = Vector.from_elements(tuple(multiply(values, fade)), Float32)
             ptx.tcgen05_st(SHAPE, tensor_pointer(output + first), faded)
-
-
-def finite(peak: Float32) -> Float32:
-    """0 for a row that has seen no key: all of its P is then 2^−∞."""
-    return cutlass.select_(peak == NEGATIVE_INFINITY, Float32(0.0), peak)
 
 
 def _sum(values: list[Float32]) -> Float32:

@@ -7,11 +7,11 @@ import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Uint8, Vector
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.exponentials import exp2, finite
 from nvfp4_kernels.sm100.attention.barriers import Barriers, wait_for_output
 from nvfp4_kernels.sm100.attention.epilogue import Epilogue, Result
-from nvfp4_kernels.sm100.attention.numbers import exp2
 from nvfp4_kernels.sm100.attention.rows import PIECE, fresh_lane, place_of, store_piece
-from nvfp4_kernels.sm100.attention.softmax import Sum, finite
+from nvfp4_kernels.sm100.attention.softmax import Sum
 from nvfp4_kernels.sm100.attention.tile import WARPS
 from nvfp4_kernels.sm100.attention.work import Row, Work
 from nvfp4_kernels.sm100.tile import WARP_ROWS

@@ -1,0 +1,97 @@
+"""``decode_attention``: stores a token's key and value, then softmax(scale · Q · Kᵀ) · V."""
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.decode_attention.arguments import check_decode
+from nvfp4_kernels.decode_attention.config import DECODE_KERNELS
+
+
+def decode_attention(
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention of each sequence's last token to all its keys; the cache gets this token's own.
+
+    One launch in the place of a store into the cache, ``paged_attention`` over splits of the keys
+    and their merge. Nothing waits for the device, and nothing depends on the contents of index
+    tensors but the result: a CUDA graph may hold the call. Slots of a page beyond a sequence's
+    length, and entries of its row in ``block_table`` for pages without a key that its token sees,
+    may hold anything.
+
+    On sm_90 ``kv_cache``, ``block_table`` and ``seq_lens`` are read while the kernel before this
+    one in the stream may still run, if that one lets it start early: that one must not write them.
+    Nor does the result depend on how fast anything is: the same arguments give the same bits.
+
+    Args:
+        q: bfloat16 or float16 ``(B, Hq, D)``: one token of each sequence. D a multiple of 16 up to
+            256, its elements side by side; other strides are free, as in a slice of the projection
+            of all three. On sm_90 D is 64, 128 or 256, and all rows start on multiples of 16 bytes.
+        key: ``(B, Hkv, D)`` of ``q``'s dtype, as ``q``; Hq is a multiple of Hkv, 16 times at most.
+        value: as ``key``.
+        kv_cache: ``(pages, Hkv, page_size, 2·D)`` of ``q``'s dtype, a key and then its value;
+            strides are free but for the last. On sm_90 ``page_size`` is a power of two of at least
+            16. Written: slot ``(seq_lens[b] - 1) % page_size`` of that key's page.
+        block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
+            sequence b.
+        seq_lens: int32 ``(B,)``, the keys of each sequence, this token's included. 0 for a row that
+            is there for its place only, as in a padded CUDA graph: it stores nothing, and its
+            result is 0.
+        scale: factor of ``q · k``; None: ``D ** -0.5``.
+        window: the token sees this many keys, its own included; None: all.
+        soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
+        sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
+        out: where to put the result, contiguous, of ``q``'s dtype and shape; None: in a new tensor.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        InvalidArgument: an argument that does not fit, named. The contents of tensors are
+            checked on CPU only.
+        NoKernelError: no kernel for this device.
+    """
+    if out is None:
+        out = q.new_empty(q.shape)
+    torch.ops.nvfp4.decode_attention(
+        out, q, key, value, kv_cache, block_table, seq_lens, sinks, scale, window, soft_cap
+    )
+    return out
+
+
+@torch.library.custom_op("nvfp4::decode_attention", mutates_args=("out", "kv_cache"))
+def _decode_attention(
+    out: Tensor,
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor | None,
+    scale: float | None,
+    window: int | None,
+    soft_cap: float | None,
+) -> None:
+    if scale is None:
+        scale = max(1, q.shape[-1:].numel()) ** -0.5  # D is yet to be checked
+    scoring = Scoring(scale, causal=True, window=window, soft_cap=soft_cap)
+    tensors = out, q, key, value, kv_cache, block_table, seq_lens, sinks
+    check_decode(*tensors, scoring)
+    DECODE_KERNELS.select(q.device, "float").load()(*tensors, scoring)
+
+
+@_decode_attention.register_fake
+def _(out: Tensor, *rest: object) -> None:
+    return None

@@ -1,0 +1,29 @@
+"""``decode_attention`` in torch, a store and then attention: the formula, and CPU's kernel."""
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.attention.reference import PagedKeyValues, attend
+
+
+def decode_attention(
+    out: Tensor,
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor | None,
+    scoring: Scoring,
+) -> None:
+    """See ``nvfp4_kernels.decode_attention.op.decode_attention``."""
+    size, lengths = kv_cache.shape[2], seq_lens.tolist()
+    for sequence, length in enumerate(lengths):
+        if length:
+            page = block_table[sequence, (length - 1) // size]
+            token = torch.cat([key[sequence], value[sequence]], -1)
+            kv_cache[page, :, (length - 1) % size] = token
+    starts = range(len(lengths) + 1)
+    attend(q, PagedKeyValues(kv_cache, block_table), starts, lengths, sinks, scoring, out=out)
