@@ -46,9 +46,6 @@ MISTAKES = {
     "stage not waited for": Mistake(
         "decoder", "wait(ring.full.subview(index % stages), index // stages)", "pass", "DataRace"
     ),
-    "stage filled while lanes read it": Mistake(
-        "decoder", f"{SYNC}\n            loader.bring", "loader.bring", "DataRace"
-    ),
     "page of the step after": Mistake(
         "decoder", "index + (stages + 1))", "index + (stages + 2))", WRONG
     ),
@@ -56,12 +53,17 @@ MISTAKES = {
         "loader", "(full, tile.stage_bytes)", "(full, 2 * tile.stage_bytes)", "Deadlock"
     ),
     "first row of a page alone": Mistake(
-        "loader", "self._key(work, index) % self.variant.page_size", "0", WRONG,
+        "loader",
+        "self._key(work, index) % self.variant.page_size",
+        "0",
+        WRONG,
         (1, case(70, page_size=32)),
     ),
     # The token.
     "stale key kept": Mistake(
-        "token", "stage.store(key.bitcast(Float32), place_of(lane, row), alignment=16)", "pass",
+        "token",
+        "stage.store(key.bitcast(Float32), place_of(lane, row), alignment=16)",
+        "pass",
         WRONG,
     ),
     "value not stored": Mistake(
@@ -72,7 +74,9 @@ MISTAKES = {
     ),
     "lanes do not meet after the token": Mistake("token", SYNC, "pass", "DataRace"),
     # Softmax.
-    "keys past the last seen": Mistake("decoder", "seen = key < work.end", "seen = key >= 0", WRONG),
+    "keys past the last seen": Mistake(
+        "decoder", "seen = key < work.end", "seen = key >= 0", WRONG
+    ),
     "a key before the window seen": Mistake(
         "decoder", "key >= work.begin", "key >= work.begin - 1", WRONG
     ),
@@ -82,14 +86,17 @@ MISTAKES = {
     "factors of other heads": Mistake("decoder", "lane + 4 * c", "lane", WRONG),
     "no swizzle": Mistake("token", "(inside ^ (row % of_chunk))", "inside", WRONG),
     # The merge.
-    "parts not waited for": Mistake("merge", "        self._meet()\n", "", "UninitialisedRead"),
+    "parts not waited for": Mistake("merge", "        self._meet()\n", "", "DataRace"),
     "parts of a cluster not waited for": Mistake(
-        "merge", f"if self.tile.splits > 1:\n{MEETING}", "if self.tile.splits > 1:\n            ptx.barrier_cta_sync()\n",
-        "DataRace", CLUSTER,
+        "merge",
+        f"if self.tile.splits > 1:\n{MEETING}",
+        f"if self.tile.splits > 1:\n{' ' * 12}ptx.barrier_cta_sync()\n",
+        "DataRace",
+        CLUSTER,
     ),
     "gone while others read": Mistake(
         "merge",
-        f"            # Shared memory stays while others read it.\n{MEETING}",
+        "            cute.arch.cluster_arrive_relaxed()\n            ptx.barrier_cluster_wait()\n",
         "            pass\n",
         "ExitedPeer",
         CLUSTER,
@@ -97,8 +104,10 @@ MISTAKES = {
     "weights of a lane's own keys": Mistake(
         "merge", "range_constexpr(1, 3)", "range_constexpr(1, 2)", WRONG
     ),
-    "sink left out": Mistake("merge", "if self.variant.sinks else", "if False else", WRONG, CLUSTER),
-}  # fmt: skip
+    "sink left out": Mistake(
+        "merge", "if self.variant.sinks else", "if False else", WRONG, CLUSTER
+    ),
+}
 
 
 @contextmanager

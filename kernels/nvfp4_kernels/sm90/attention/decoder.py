@@ -105,13 +105,15 @@ class Decoder:
 
     def _scores(self, stage: Array, queries: list[list[Uint32]]) -> list[list[Float32]]:
         """Of each eight keys: two of head L // 4, then of the head eight on."""
-        scores = [[Float32(0.0)] * 4 for _ in range(2)]
+        # Even and odd steps apart: a sum waits half as often for the one before.
+        chains = [[Float32(0.0)] * 4 for _ in range(4)]
         for step in range(self.tile.steps):
             words = self._load(stage, step, "")
             for eight in range(2):
-                own = words[2 * eight : 2 * eight + 2]
-                scores[eight] = multiply(scores[eight], queries[step], own, self.variant.dtype)
-        return scores
+                own, chain = words[2 * eight : 2 * eight + 2], step % 2 * 2 + eight
+                chains[chain] = multiply(chains[chain], queries[step], own, self.variant.dtype)
+        pairs = (zip(chains[eight], chains[2 + eight], strict=True) for eight in range(2))
+        return [[even + odd for even, odd in pair] for pair in pairs]
 
     def _add(
         self, stage: Array, words: list[list[Uint32]], sums: list[list[Float32]]

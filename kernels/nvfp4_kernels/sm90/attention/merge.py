@@ -52,8 +52,8 @@ class Merge:
             if own < tile.share and four < tile.group * tile.head_dim // FOUR:
                 self._finish(parts, result, work, four)
         if cutlass.const_expr(tile.splits > 1):
-            # Shared memory stays while others read it.
-            ptx.barrier_cluster_arrive()
+            # Shared memory stays while others read it; nothing is handed over.
+            cute.arch.cluster_arrive_relaxed()
             ptx.barrier_cluster_wait()
 
     def _meet(self) -> None:
