@@ -49,17 +49,19 @@ def arguments(problem: Problem, device: torch.device, garbage: float = math.nan)
     paged = problem.paged(garbage)
     q, heads = problem.q, problem.case.heads
     key, value = torch.zeros(2, len(q), heads, q.shape[2], dtype=q.dtype)
-    row, size = 0, problem.case.page_size
+    row, size, slots = 0, problem.case.page_size, []
     for sequence, length in enumerate(problem.case.keys):
         row += length
+        slots.append(-1)
         if length:
             key[sequence], value[sequence] = problem.k[row - 1], problem.v[row - 1]
             page = paged["block_table"][sequence, (length - 1) // size]
             paged["kv_cache"][page, :, (length - 1) % size] = garbage
+            slots[-1] = int(page) * size + (length - 1) % size
     projected = torch.cat([q, key, value], 1).to(device)
     parts = projected.split([q.shape[1], heads, heads], 1)
     names = "kv_cache", "block_table", "seq_lens", "scale", "window", "soft_cap", "sinks"
-    rest = {name: paged[name] for name in names}
+    rest = {name: paged[name] for name in names} | {"slot_mapping": torch.tensor(slots)}
     rest = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in rest.items()}
     return dict(zip(("q", "key", "value"), parts, strict=True)) | rest
 
@@ -72,11 +74,10 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
 def stored(given: dict[str, Any]) -> Tensor:
     """The cache as it should be afterwards."""
     cache = given["kv_cache"].clone()
-    for sequence, length in enumerate(given["seq_lens"].tolist()):
-        if length:
-            page, slot = divmod(length - 1, cache.shape[2])
-            token = torch.cat([given["key"][sequence], given["value"][sequence]], -1)
-            cache[given["block_table"][sequence, page], :, slot] = token
+    for sequence, slot in enumerate(given["slot_mapping"].tolist()):
+        if slot >= 0:
+            page, row = divmod(slot, cache.shape[2])
+            cache[page, :, row] = torch.cat([given["key"][sequence], given["value"][sequence]], -1)
     return cache
 
 

@@ -118,9 +118,22 @@ def test_after_a_kernel_that_writes_its_queries(op_device: torch.device) -> None
 
 
 @ONE_SCHEDULE
+def test_tokens_without_a_slot_are_not_stored(op_device: torch.device) -> None:
+    """As in a step of vLLM's for its timing alone, whose table names pages of others."""
+    given = arguments(CASES["groups of 4, D = 128"].problem(), op_device)
+    cache = given["kv_cache"].clone()
+    expected = decode_attention(**given | {"kv_cache": cache.clone()})
+    given["slot_mapping"][1:] = -1
+    only_first = stored(given)
+    assert same_bits(decode_attention(**given), expected)
+    assert same_bits(given["kv_cache"], only_first)
+
+
+@ONE_SCHEDULE
 def test_no_sequence(op_device: torch.device) -> None:
     given = arguments(case(5).problem(), op_device)
-    rows = {name: given[name][:0] for name in ("q", "key", "value", "block_table", "seq_lens")}
+    names = "q", "key", "value", "block_table", "seq_lens", "slot_mapping"
+    rows = {name: given[name][:0] for name in names}
     assert decode_attention(**given | rows).shape == (0, 4, 64)
 
 
@@ -183,7 +196,7 @@ CACHE = torch.zeros(6, 2, 16, 128, dtype=torch.bfloat16)
 TABLE = torch.arange(6, dtype=torch.int32).view(2, 3)
 GIVEN: dict[str, Any] = {
     "q": Q, "key": KEY, "value": KEY, "kv_cache": CACHE, "block_table": TABLE,
-    "seq_lens": torch.tensor([5, 48], dtype=torch.int32),
+    "seq_lens": torch.tensor([5, 48], dtype=torch.int32), "slot_mapping": torch.tensor([4, 95]),
 }  # fmt: skip
 REFUSED = [
     ({"q": Q.float()}, "q: dtype is float32, must be bfloat16, float16"),
@@ -200,6 +213,13 @@ REFUSED = [
     ({"block_table": TABLE[:1]}, r"block_table: shape is \(1, 3\), must be \(2, 3\)"),
     ({"seq_lens": torch.tensor([5, 49], dtype=torch.int32)}, "seq_lens: is 49 for row 1.* 48"),
     ({"block_table": TABLE + 1}, "block_table: holds page 6, must be from 0 to 5"),
+    ({"slot_mapping": torch.tensor([4])}, r"slot_mapping: shape is \(1,\), must be \(2,\)"),
+    ({"slot_mapping": TABLE[0, :2]}, "slot_mapping: dtype is int32, must be int64"),
+    ({"slot_mapping": torch.tensor([4, 94])}, "slot_mapping: is 94 for row 1, must be 95, where"),
+    (
+        {"seq_lens": torch.tensor([0, 48], dtype=torch.int32)},
+        "slot_mapping: is 4 for row 0, must be -1, where",
+    ),
     ({"window": 0}, "window: is 0, must be 1 or more keys"),
     ({"soft_cap": -1.0}, "soft_cap: is -1.0, must be positive"),
     ({"scale": 0.0}, "scale: is 0.0, must be positive"),
@@ -227,9 +247,13 @@ def test_what_sm90_refuses(op_device: torch.device) -> None:
     wide = {n: x.repeat(1, 1, 3)[..., :96] for n, x in given.items() if x.ndim == 3}
     wide["kv_cache"] = given["kv_cache"].repeat(1, 1, 1, 2)[..., :192]
     odd = torch.zeros(6, 2, 24, 128, dtype=Q.dtype, device=op_device)
+    nowhere = torch.full((2,), -1, device=op_device)
     for changed, message in (
         (wide, "q: D is 96, must be one of 64, 128, 256 on sm_90"),
-        ({"kv_cache": odd}, "kv_cache: page_size is 24, must be a power of two of at least 16"),
+        (
+            {"kv_cache": odd, "slot_mapping": nowhere},
+            "kv_cache: page_size is 24, must be a power of two of at least 16",
+        ),
         ({"q": shifted(given["q"])}, "q: starts 2 bytes after a multiple of 16"),
         ({"value": torch.zeros(2, 2, 68, dtype=Q.dtype, device=op_device)[..., :64]}, "value: str"),
     ):

@@ -67,7 +67,7 @@ MISTAKES = {
         WRONG,
     ),
     "value not stored": Mistake(
-        "token", "target.store(value, slot + (lane + pieces) * PIECE, alignment=16)", "pass", WRONG
+        "token", "target.store(value, place + (lane + pieces) * PIECE, alignment=16)", "pass", WRONG
     ),
     "values past the last kept": Mistake(
         "token", "stage.store(zeros, place_of(lane + pieces, after), alignment=16)", "pass", WRONG
@@ -187,3 +187,13 @@ def test_the_next_kernel_starts_after_the_wait(
     assert seen
     for ptx in seen:
         assert ptx.rfind("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents")
+
+
+def test_the_kernel_before_must_not_write_the_cache() -> None:
+    """As the op's documentation says: older keys are read before it has ended."""
+    devices.cutlass_or_skip()
+    given = arguments(case(20, 3).problem(), CPU)
+    with devices.emulated_ops(STANDARD[0], "sm_90"):
+        decode_attention(**given)
+        with pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"):
+            decode_attention(**given)

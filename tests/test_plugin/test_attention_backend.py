@@ -1,6 +1,6 @@
 """What our attention backend is chosen for, and what it refuses, by name, at start."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ from nvfp4_kernels.dispatch import standing_in
 READ = (
     "attn_type", "block_size", "cache_dtype", "decode_context_parallel_size", "dtype",
     "hf_text_config", "is_mm_prefix_lm", "model_arch_config", "prefill_context_parallel_size",
-    "rswa_window", "use_mla", "user_specified_block_size",
+    "rswa_window", "tensor_parallel_size", "use_mla", "user_specified_block_size",
 )  # fmt: skip
 PATH = "vllm_fp4_plugin.attention.backend.PagedAttentionBackend"
 
@@ -160,9 +160,68 @@ def test_is_not_the_default_where_it_cannot_serve(
 def test_is_not_the_default_without_a_kernel(config: Any) -> None:
     from vllm_fp4_plugin.attention import choice
 
-    with standing_in("cpu", "sm_90"):
-        assert "paged_attention: no float kernel for cpu (sm_90)" in choice.make_default(config)
+    with standing_in("cpu", "sm_80"):
+        assert "paged_attention: no float kernel for cpu (sm_80)" in choice.make_default(config)
     assert config.attention_config.backend is None
+
+
+def _architecture(head_size: int, heads: int) -> Any:
+    return SimpleNamespace(
+        head_size=head_size, total_num_hidden_layers=0, total_num_attention_heads=heads,
+        total_num_kv_heads=2,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def hopper(config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A model that fits, on such a GPU."""
+    from vllm.v1.attention.backends import fa_utils
+
+    monkeypatch.setattr(fa_utils, "get_flash_attn_version", lambda: 3)
+    config.model_config.model_arch_config = _architecture(64, 4)
+    with standing_in("cpu", "sm_90"):
+        yield config
+
+
+def test_is_the_default_on_hopper(hopper: Any, custom: Any) -> None:
+    from vllm_fp4_plugin.attention import choice
+
+    assert choice.make_default(hopper) == "by default"
+    assert hopper.attention_config.backend is custom
+
+
+def test_needs_flash_attention_on_hopper(hopper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.attention.backends import fa_utils
+
+    from vllm_fp4_plugin.attention import choice
+
+    monkeypatch.setattr(fa_utils, "get_flash_attn_version", lambda: 2)
+    reason = "there is no FlashAttention 3 (vLLM) here, which prefills on sm_90"
+    assert choice.make_default(hopper) == f"not CUSTOM: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            _part("model_config", model_arch_config=_architecture(64, 34)),
+            "more than 16 query heads share a KV head",
+        ),
+        (_part("cache_config", cache_dtype="fp8"), "decode_attention: no fp8_kv kernel for cpu"),
+        (
+            _part("model_config", model_arch_config=_architecture(96, 4)),
+            "head size is 96, must be one of 64, 128, 256",
+        ),
+    ],
+    ids=["group", "fp8", "head size"],
+)
+def test_is_not_the_default_on_hopper(
+    change: Callable[[Any], None], reason: str, hopper: Any
+) -> None:
+    from vllm_fp4_plugin.attention import choice
+
+    change(hopper)
+    assert reason in choice.make_default(hopper)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
         memory,
     ]
     assert attention.startswith(
-        "attn ×2: CPU_ATTN (vLLM), bfloat16 KV cache, not CUSTOM: "
-        "paged_attention: no float kernel for cpu (sm_90)"
+        "attn ×2: CPU_ATTN (vLLM), bfloat16 KV cache, not CUSTOM: head size is 32, must be one of "
+        "64, 128, 256; there is no FlashAttention 3 (vLLM) here"
     )
     assert min(product.rows) == 1  # decoding
     assert max(product.rows) > 32  # the prompt

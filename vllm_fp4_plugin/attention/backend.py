@@ -8,6 +8,8 @@ from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from nvfp4_kernels.attention.config import HEAD_DIMS, PAGED_KERNELS
+from nvfp4_kernels.decode_attention.config import DECODE_KERNELS
+from nvfp4_kernels.decode_attention.config import HEAD_DIMS as DECODE_HEAD_DIMS
 from nvfp4_kernels.dispatch import Kernel, Mode, NoKernelError, device_arch
 
 if TYPE_CHECKING:
@@ -20,18 +22,28 @@ PAGE_SIZES = (16, 32, 64, 128)
 
 
 def kernel(kv_cache_dtype: str) -> Kernel:
-    """The kernel for this device and cache dtype.
+    """The kernel for this device and cache dtype; on Hopper that of decoding.
 
     Raises:
         NoKernelError: there is none.
     """
-    return PAGED_KERNELS.select(torch.device(current_platform.device_type), _mode(kv_cache_dtype))
+    table = DECODE_KERNELS if on_hopper() else PAGED_KERNELS
+    return table.select(_device(), _mode(kv_cache_dtype))
 
 
 def head_sizes(kv_cache_dtype: str) -> tuple[int, ...]:
     """The head sizes it takes; empty if there is no kernel."""
-    arch = device_arch(torch.device(current_platform.device_type))
-    return HEAD_DIMS.get((arch, _mode(kv_cache_dtype)), ())
+    served = DECODE_HEAD_DIMS if on_hopper() else HEAD_DIMS
+    return served.get((device_arch(_device()), _mode(kv_cache_dtype)), ())
+
+
+def on_hopper() -> bool:
+    """Whether steps that only decode have a kernel of their own."""
+    return device_arch(_device()) == "sm_90"
+
+
+def _device() -> torch.device:
+    return torch.device(current_platform.device_type)
 
 
 def _mode(kv_cache_dtype: str) -> Mode:
@@ -43,7 +55,7 @@ class PagedAttentionBackend(AttentionBackend):
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "bfloat16", "float16", *FP8_DTYPES]
-    forward_includes_kv_cache_update = False
+    forward_includes_kv_cache_update = True
 
     @staticmethod
     def get_name() -> str:
@@ -52,12 +64,20 @@ class PagedAttentionBackend(AttentionBackend):
 
     @staticmethod
     def get_impl_cls() -> "type[PagedAttentionImpl]":
+        if on_hopper():
+            from vllm_fp4_plugin.attention.hopper import HopperAttentionImpl
+
+            return HopperAttentionImpl
         from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 
         return PagedAttentionImpl
 
     @staticmethod
     def get_builder_cls() -> "type[AttentionMetadataBuilder[Any]]":
+        if on_hopper():
+            from vllm_fp4_plugin.attention.hopper import HopperMetadataBuilder
+
+            return HopperMetadataBuilder
         from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadataBuilder
 
         return PagedAttentionMetadataBuilder
@@ -77,7 +97,7 @@ class PagedAttentionBackend(AttentionBackend):
 
     @classmethod
     def supports_sink(cls) -> bool:
-        return True
+        return not on_hopper()  # FlashAttention's prefill with ours has not been tried
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
@@ -119,6 +139,11 @@ def _further_reasons(configuration: dict[str, Any]) -> list[str]:
     except NoKernelError as error:
         return [str(error)]
     reasons = []
+    if on_hopper():
+        from vllm_fp4_plugin.attention.hopper import PREFILL, has_flash_attention
+
+        if not has_flash_attention():
+            reasons.append(f"there is no {PREFILL} here, which prefills on sm_90")
     if cache in ("bfloat16", "float16") and dtype in PagedAttentionBackend.supported_dtypes:
         model = str(dtype).removeprefix("torch.")
         if cache != model:

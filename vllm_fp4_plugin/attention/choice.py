@@ -7,7 +7,14 @@ from vllm import envs
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from vllm_fp4_plugin.attention.backend import FP8_DTYPES, PagedAttentionBackend, kernel
+from nvfp4_kernels.decode_attention.config import MAX_GROUP
+from vllm_fp4_plugin.attention.backend import (
+    FP8_DTYPES,
+    PagedAttentionBackend,
+    kernel,
+    on_hopper,
+)
+from vllm_fp4_plugin.attention.hopper import PREFILL
 from vllm_fp4_plugin.report import LayerRecord
 
 
@@ -60,10 +67,19 @@ def obstacles(vllm_config: Any) -> list[str]:
         use_dcp=parallel.decode_context_parallel_size > 1,
         use_rswa=model.rswa_window is not None,
     )
+    if on_hopper() and _group(model.model_arch_config, parallel) > MAX_GROUP:
+        reasons.append(f"more than {MAX_GROUP} query heads share a KV head")
     text = model.hf_text_config
     if getattr(text, "alibi", False) or text.model_type in ("bloom", "step1"):
         reasons.append("linear biases (ALiBi) are not supported")
     return reasons
+
+
+def _group(architecture: Any, parallel: Any) -> int:
+    """Query heads of a KV head, on one rank."""
+    ranks = parallel.tensor_parallel_size
+    heads, kv_heads = architecture.total_num_attention_heads, architecture.total_num_kv_heads
+    return -(-heads // ranks) // max(1, kv_heads // ranks)
 
 
 def _head_size(architecture: Any) -> int:
@@ -83,4 +99,6 @@ def record(layer: Any, prefix: str, reason: str) -> LayerRecord:
         dtype = "fp8_e4m3"  # the other name for it
     ours = issubclass(backend, PagedAttentionBackend)
     label = kernel(layer.kv_cache_dtype).label if ours else f"{backend.get_name()} (vLLM)"
+    if ours and on_hopper():
+        label += f", prefill {PREFILL}"
     return LayerRecord(prefix, label, f"{dtype} KV cache", reason, 0, 0)

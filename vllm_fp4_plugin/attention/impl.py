@@ -42,7 +42,6 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         self.kv_cache_dtype = kv_cache_dtype
         self.is_fp8 = kv_cache_dtype in FP8_DTYPES
         self.soft_cap = logits_soft_cap or None  # models without one pass None or 0
-        # vLLM binds the other layer's cache to this one, and does not ask this one to write it.
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self._loaded_sinks = sinks
         self.sinks: Tensor | None = None
@@ -52,7 +51,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         if self._loaded_sinks is not None:
             self.sinks = self._loaded_sinks.detach().float().contiguous()
 
-    def do_kv_cache_update(
+    def store(
         self,
         layer: Any,
         key: Tensor,
@@ -60,7 +59,9 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         kv_cache: Tensor,
         slot_mapping: Tensor,
     ) -> None:
-        """Store this step's keys and values."""
+        """Store this step's keys and values, unless another layer has done so."""
+        if self.kv_sharing_target_layer_name is not None:
+            return  # the cache is that layer's
         if key.is_cuda:
             cache.write_cuda(key, value, kv_cache, slot_mapping, self.kv_cache_dtype, layer)
         else:
@@ -86,6 +87,21 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             )
         if attn_metadata is None:  # vLLM measures memory
             return output.fill_(0)
+        self.attend(layer, query, key, value, kv_cache, attn_metadata, output)
+        return output
+
+    def attend(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: PagedAttentionMetadata,
+        output: Tensor,
+    ) -> None:
+        """Store keys and values, then attend to all there are."""
+        self.store(layer, key, value, kv_cache, attn_metadata.slot_mapping)
         k_scale, v_scale = self._scales(layer)
         for part in attn_metadata.parts:
             paged_attention(
@@ -104,7 +120,6 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
                 v_scale=v_scale,
                 out=output[part.tokens],
             )
-        return output
 
     def _scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
         return (layer._k_scale, layer._v_scale) if self.is_fp8 else (None, None)

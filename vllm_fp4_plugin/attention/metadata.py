@@ -44,9 +44,11 @@ class PagedAttentionMetadata(AttentionMetadata):
 
     Attributes:
         parts: those that decode, then the others; one if there is one kind.
+        slot_mapping: int64 ``(T,)``: where in the cache each token belongs; negative: nowhere.
     """
 
     parts: list[Part]
+    slot_mapping: torch.Tensor
 
 
 class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetadata]):
@@ -60,6 +62,7 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
     # tiles of a prefill as long as the whole batch.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     supports_update_block_table: bool = True
+    separates = True  # or leaves a batch of both kinds in one piece
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
@@ -92,8 +95,6 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
                 "--attention-backend"
             )
         assert self.reorder_batch_threshold is not None
-        threshold = self.reorder_batch_threshold
-        decodes, others, rows, _ = split_decodes_and_prefills(common, threshold)
         whole = Part(
             tokens=slice(0, common.num_actual_tokens),
             query_start=common.query_start_loc,
@@ -102,15 +103,16 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             max_query_len=common.max_query_len,
             max_seq_len=common.max_seq_len,
         )
-        if not decodes or not others:
-            return PagedAttentionMetadata([whole])
+        decodes, others, rows, _ = split_decodes_and_prefills(common, self.reorder_batch_threshold)
+        if not self.separates or not decodes or not others:
+            return PagedAttentionMetadata([whole], common.slot_mapping)
         first = replace(
             whole,
             tokens=slice(0, rows),
             query_start=whole.query_start[: decodes + 1],
             seq_lens=whole.seq_lens[:decodes],
             block_table=whole.block_table[:decodes],
-            max_query_len=threshold,
+            max_query_len=self.reorder_batch_threshold,
         )
         second = replace(
             whole,
@@ -119,7 +121,7 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             seq_lens=whole.seq_lens[decodes:],
             block_table=whole.block_table[decodes:],
         )
-        return PagedAttentionMetadata([first, second])
+        return PagedAttentionMetadata([first, second], common.slot_mapping)
 
     def update_block_table(
         self, metadata: PagedAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
@@ -129,4 +131,4 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             sequences = len(part.seq_lens)
             parts.append(replace(part, block_table=blk_table[row : row + sequences]))
             row += sequences
-        return PagedAttentionMetadata(parts)
+        return PagedAttentionMetadata(parts, slot_mapping)

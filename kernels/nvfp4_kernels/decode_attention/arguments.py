@@ -1,5 +1,6 @@
 """What ``decode_attention`` accepts."""
 
+import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.arguments import (
@@ -12,8 +13,7 @@ from nvfp4_kernels.attention.arguments import (
 )
 from nvfp4_kernels.attention.config import Scoring
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
-
-MAX_GROUP = 16
+from nvfp4_kernels.decode_attention.config import MAX_GROUP
 
 
 def check_decode(
@@ -24,6 +24,7 @@ def check_decode(
     kv_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
+    slot_mapping: Tensor,
     sinks: Tensor | None,
     scoring: Scoring,
 ) -> None:
@@ -53,13 +54,21 @@ def check_decode(
     check_indices("block_table", block_table, 2)
     expected = (sequences, block_table.shape[1])
     check_shape("block_table", block_table, expected, "one row per row of q")
+    check_dtype("slot_mapping", slot_mapping, (torch.int64,))
+    check_shape("slot_mapping", slot_mapping, (sequences,), "one slot per row of q")
+    if not slot_mapping.is_contiguous():
+        raise InvalidArgument(
+            f"slot_mapping: strides are {slot_mapping.stride()}, must be (1,); call contiguous() "
+            "on it"
+        )
     check_same_device(
         q=q, key=key, value=value, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens,
-        sinks=sinks,
+        slot_mapping=slot_mapping, sinks=sinks,
     )  # fmt: skip
     check_out(out, q)
     if q.device.type == "cpu":
         _check_contents(kv_cache, block_table, seq_lens, scoring.window)
+        _check_slots(kv_cache.shape[2], block_table, seq_lens, slot_mapping)
 
 
 def _check_contents(
@@ -81,4 +90,17 @@ def _check_contents(
             raise InvalidArgument(
                 f"block_table: holds page {wrong[0]}, must be from 0 to {pages - 1}, the pages "
                 "of kv_cache; check the sequence's pages"
+            )
+
+
+def _check_slots(size: int, block_table: Tensor, seq_lens: Tensor, slot_mapping: Tensor) -> None:
+    """Each in the last page that its token sees, or negative."""
+    lengths = seq_lens.tolist()
+    for sequence, slot in enumerate(slot_mapping.tolist()):
+        page, row = divmod(lengths[sequence] - 1, size)
+        place = -1 if page < 0 else int(block_table[sequence, page]) * size + row
+        if slot >= 0 and slot != place:
+            raise InvalidArgument(
+                f"slot_mapping: is {slot} for row {sequence}, must be {place}, where block_table "
+                "has the last of seq_lens, or negative for a token that is not stored"
             )

@@ -1,6 +1,10 @@
 """Kernels of ``decode_attention``."""
 
-from nvfp4_kernels.dispatch import KernelTable
+from nvfp4_kernels.attention.config import HEAD_DIMS as PAGED_HEAD_DIMS
+from nvfp4_kernels.dispatch import KernelTable, Mode
+from nvfp4_kernels.sm90.attention import tile as sm90
+
+MAX_GROUP = 16  # query heads of a KV head
 
 DECODE_KERNELS = KernelTable(
     "decode_attention",
@@ -15,3 +19,9 @@ DECODE_KERNELS = KernelTable(
         ),
     },
 )
+
+# The D that each takes of those that the op accepts.
+HEAD_DIMS: dict[tuple[str, Mode], tuple[int, ...]] = {
+    ("cpu", "float"): PAGED_HEAD_DIMS["cpu", "float"],
+    ("sm_90", "float"): sm90.HEAD_DIMS,
+}

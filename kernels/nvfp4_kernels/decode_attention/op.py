@@ -15,6 +15,7 @@ def decode_attention(
     kv_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
+    slot_mapping: Tensor,
     *,
     scale: float | None = None,
     window: int | None = None,
@@ -30,8 +31,8 @@ def decode_attention(
     length, and entries of its row in ``block_table`` for pages without a key that its token sees,
     may hold anything.
 
-    On sm_90 ``kv_cache``, ``block_table`` and ``seq_lens`` are read while the kernel before this
-    one in the stream may still run, if that one lets it start early: that one must not write them.
+    On sm_90 ``kv_cache`` and the index tensors are read while the kernel before this one in the
+    stream may still run, if that one lets it start early: that one must not write them.
     Nor does the result depend on how fast anything is: the same arguments give the same bits.
 
     Args:
@@ -42,12 +43,14 @@ def decode_attention(
         value: as ``key``.
         kv_cache: ``(pages, Hkv, page_size, 2·D)`` of ``q``'s dtype, a key and then its value;
             strides are free but for the last. On sm_90 ``page_size`` is a power of two of at least
-            16. Written: slot ``(seq_lens[b] - 1) % page_size`` of that key's page.
+            16. Written: the slots of ``slot_mapping``.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
             sequence b.
         seq_lens: int32 ``(B,)``, the keys of each sequence, this token's included. 0 for a row that
-            is there for its place only, as in a padded CUDA graph: it stores nothing, and its
-            result is 0.
+            is there for its place only, as in a padded CUDA graph: its result is 0.
+        slot_mapping: int64 ``(B,)``: where the token's key and value are stored, ``page · page_size
+            + offset``, which is where ``block_table`` has key ``seq_lens[b] - 1``; negative: they
+            are attended to and not stored.
         scale: factor of ``q · k``; None: ``D ** -0.5``.
         window: the token sees this many keys, its own included; None: all.
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
@@ -65,8 +68,9 @@ def decode_attention(
     if out is None:
         out = q.new_empty(q.shape)
     torch.ops.nvfp4.decode_attention(
-        out, q, key, value, kv_cache, block_table, seq_lens, sinks, scale, window, soft_cap
-    )
+        out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks, scale, window,
+        soft_cap,
+    )  # fmt: skip
     return out
 
 
@@ -79,6 +83,7 @@ def _decode_attention(
     kv_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
+    slot_mapping: Tensor,
     sinks: Tensor | None,
     scale: float | None,
     window: int | None,
@@ -87,7 +92,7 @@ def _decode_attention(
     if scale is None:
         scale = max(1, q.shape[-1:].numel()) ** -0.5  # D is yet to be checked
     scoring = Scoring(scale, causal=True, window=window, soft_cap=soft_cap)
-    tensors = out, q, key, value, kv_cache, block_table, seq_lens, sinks
+    tensors = out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks
     check_decode(*tensors, scoring)
     DECODE_KERNELS.select(q.device, "float").load()(*tensors, scoring)
 

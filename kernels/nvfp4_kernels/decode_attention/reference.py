@@ -15,15 +15,21 @@ def decode_attention(
     kv_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
+    slot_mapping: Tensor,
     sinks: Tensor | None,
     scoring: Scoring,
 ) -> None:
     """See ``nvfp4_kernels.decode_attention.op.decode_attention``."""
     size, lengths = kv_cache.shape[2], seq_lens.tolist()
+    before = []
     for sequence, length in enumerate(lengths):
         if length:
             page = block_table[sequence, (length - 1) // size]
-            token = torch.cat([key[sequence], value[sequence]], -1)
-            kv_cache[page, :, (length - 1) % size] = token
+            place = kv_cache[page, :, (length - 1) % size]
+            if slot_mapping[sequence] < 0:
+                before.append((place, place.clone()))
+            place.copy_(torch.cat([key[sequence], value[sequence]], -1))
     starts = range(len(lengths) + 1)
     attend(q, PagedKeyValues(kv_cache, block_table), starts, lengths, sinks, scoring, out=out)
+    for place, content in before:
+        place.copy_(content)

@@ -23,6 +23,7 @@ def decode_attention(
     kv_cache: Tensor,
     block_table: Tensor,
     seq_lens: Tensor,
+    slot_mapping: Tensor,
     sinks: Tensor | None,
     scoring: Scoring,
 ) -> None:
@@ -61,9 +62,9 @@ def decode_attention(
     )
     launch(
         DecodeAttentionSm90(tile, variant), q, key, value, kv_cache, out, sinks, block_table,
-        seq_lens, *q.stride()[:2], *key.stride()[:2], *value.stride()[:2], kv_cache.stride(2),
-        kv_cache.stride(1), kv_cache.stride(0), block_table.stride(0), scoring.scale,
-        scoring.soft_cap or 0.0, batch, kv_heads, pages, scoring.window or 0,
+        seq_lens, slot_mapping, *q.stride()[:2], *key.stride()[:2], *value.stride()[:2],
+        kv_cache.stride(2), kv_cache.stride(1), kv_cache.stride(0), block_table.stride(0),
+        scoring.scale, scoring.soft_cap or 0.0, batch, kv_heads, pages, scoring.window or 0,
     )  # fmt: skip
 
 

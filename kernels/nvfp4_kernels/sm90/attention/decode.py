@@ -34,10 +34,11 @@ class DecodeAttentionSm90:
     def signature(self) -> tuple[Any, ...]:
         """Arguments of ``__call__``, see there."""
         dtype = TYPES[self.variant.dtype]
-        types = [*[dtype] * 5, Float32, Int32, Int32]
+        types = [*[dtype] * 5, Float32, Int32, Int32, Int64]
+        aligned = [*[16] * 5, 4, 4, 4, 8]
         pointers = [
-            make_ptr(t, 16, cute.AddressSpace.gmem, assumed_align=16 if t is dtype else 4)
-            for t in types
+            make_ptr(t, 16, cute.AddressSpace.gmem, assumed_align=a)
+            for t, a in zip(types, aligned, strict=True)
         ]
         return (*pointers, *[Int64(0)] * 10, *[Float32(0.0)] * 2, *[Int32(0)] * 4)
 
@@ -52,6 +53,7 @@ class DecodeAttentionSm90:
         sinks: cute.Pointer,
         block_table: cute.Pointer,
         seq_lens: cute.Pointer,
+        slot_mapping: cute.Pointer,
         q_token: Int64,
         q_head: Int64,
         key_token: Int64,
@@ -83,6 +85,7 @@ class DecodeAttentionSm90:
             block_table,
             table_stride,
             seq_lens,
+            slot_mapping,
             Result(out, sinks),
             Logits(scale, soft_cap),
             window,
@@ -108,6 +111,7 @@ class DecodeAttentionSm90:
         block_table: cute.Pointer,
         table_stride: Int64,
         seq_lens: cute.Pointer,
+        slot_mapping: cute.Pointer,
         result: Result,
         logits: Logits,
         window: Int32,
@@ -116,7 +120,9 @@ class DecodeAttentionSm90:
         tile, variant = self.tile, self.variant
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         leader = ptx.elect_sync()
-        cache = Cache(kv_cache, tensor_map, strides, block_table, table_stride)
+        if leader and warp == 0:
+            ptx.prefetch_tensormap(tensor_map.get_ptr())
+        cache = Cache(kv_cache, tensor_map, strides, block_table, table_stride, slot_mapping)
         merge, token = Merge(tile, variant), Token(tile, variant)
         rings = Array(Float32, WARPS * merge.part_words, space=AddressSpace.smem, alignment=1024)
         barriers = Array(Int64, WARPS * tile.stages, space=AddressSpace.smem, alignment=8)

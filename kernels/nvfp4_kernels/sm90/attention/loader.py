@@ -25,13 +25,14 @@ class Strides:
 
 @dataclass(frozen=True)
 class Cache:
-    """The paged cache in global memory, with a map of it, and the table of its pages."""
+    """The paged cache in global memory, a map of it, the table of its pages, the tokens' slots."""
 
     data: cute.Pointer
     tensor_map: TensorMap
     strides: Strides
     table: cute.Pointer
     table_stride: Int64
+    slots: cute.Pointer
 
 
 @dataclass(frozen=True)

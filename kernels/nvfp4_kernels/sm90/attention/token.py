@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Int64, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm90.attention.loader import Cache, page_of
+from nvfp4_kernels.sm90.attention.loader import Cache
 from nvfp4_kernels.sm90.attention.tile import (
     CHUNK,
     EIGHT,
@@ -71,7 +71,7 @@ class Token:
     def put(
         self, cache: Cache, stage: Array, key: Vector, value: Vector, work: Work, row: Int32
     ) -> None:
-        """Into the cache, and into the step that was read from there before.
+        """Into the cache, if it belongs there, and into the step that was read there before.
 
         Zeros follow the token's value: 0 times what lies there need not be 0.
         """
@@ -80,16 +80,17 @@ class Token:
         pieces = tile.head_dim // PIECE
         zeros = Vector.from_elements((0,) * 4, Uint32).bitcast(Float32)
         if lane < pieces:
-            last = work.end - 1
-            page = page_of(cache, work, last // self.variant.page_size)
-            slot = (
-                Int64(page) * cache.strides.page
-                + Int64(work.kv_head) * cache.strides.head
-                + Int64(last % self.variant.page_size) * cache.strides.row
-            )
-            target = Array(cache.data, shape=(1,))
-            target.store(key, slot + lane * PIECE, alignment=16)
-            target.store(value, slot + (lane + pieces) * PIECE, alignment=16)
+            slot = Int64(Array(cache.slots, shape=(1,)).load(Int64(work.sequence)))
+            if slot >= 0:
+                size = self.variant.page_size
+                place = (
+                    slot // size * cache.strides.page
+                    + Int64(work.kv_head) * cache.strides.head
+                    + slot % size * cache.strides.row
+                )
+                target = Array(cache.data, shape=(1,))
+                target.store(key, place + lane * PIECE, alignment=16)
+                target.store(value, place + (lane + pieces) * PIECE, alignment=16)
             stage.store(key.bitcast(Float32), place_of(lane, row), alignment=16)
             stage.store(value.bitcast(Float32), place_of(lane + pieces, row), alignment=16)
             for after in cutlass.range(row + 1, KEYS, unroll=1):

@@ -1,0 +1,199 @@
+"""The backend on sm_90: steps that decode on our kernel, others on FlashAttention 3.
+
+In the emulator the formula stands in for FlashAttention, and takes its arguments.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.test_plugin.attention_layer import (
+    BOUND,
+    CPU,
+    LAYOUTS,
+    WRONG,
+    Layer,
+    Model,
+    Sequence,
+    furthest,
+)
+
+pytestmark = [pytest.mark.arch("sm_90"), pytest.mark.schedules("random 1")]
+
+SMALL = Model(head_dim=64)
+CASES = {
+    "gqa": SMALL,
+    "mqa, head_dim 128": Model(kv_heads=1, head_dim=128),
+    "head_dim 256": Model(head_dim=256),
+    "groups of 16": Model(heads=32, head_dim=64),
+    "window": Model(head_dim=64, window=9),
+    "soft cap": Model(head_dim=64, soft_cap=0.7),
+    "window, soft cap, page of 32": Model(head_dim=64, window=20, soft_cap=2.0, page_size=32),
+    **{f"layout {name}": Model(head_dim=64, layout=name) for name in LAYOUTS},
+}
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    max_seqlen_q: int,
+    cu_seqlens_q: Tensor,
+    max_seqlen_k: int,
+    seqused_k: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_size: list[int],
+    softcap: float,
+    block_table: Tensor,
+    out: Tensor,
+    fa_version: int,
+) -> None:
+    """What FlashAttention computes of a paged cache, in float64, without its speed."""
+    assert fa_version == 3
+    assert causal
+    starts = cu_seqlens_q.tolist()
+    for row, length in enumerate(seqused_k.tolist()):
+        queries = q[starts[row] : starts[row + 1]].double()
+        assert len(queries) <= max_seqlen_q
+        assert length <= max_seqlen_k
+        pages = block_table[row, : -(-length // k.shape[1])].long()
+        keys, values = (x[pages].flatten(0, 1)[:length].double() for x in (k, v))
+        group = q.shape[1] // k.shape[2]
+        keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
+        logits = torch.einsum("qhd,khd->hqk", queries, keys) * softmax_scale
+        if softcap:
+            logits = softcap * (logits / softcap).tanh()
+        position = torch.arange(length - len(queries), length)[:, None]
+        ahead = torch.arange(length) - position
+        hidden = ahead > 0
+        if window_size[0] >= 0:
+            assert window_size[1] == 0
+            hidden |= ahead < -window_size[0]
+        weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+        out[starts[row] : starts[row + 1]] = torch.einsum("hqk,khd->qhd", weights, values)
+
+
+class Calls:
+    """Which kernel served each step."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def of(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            self.names.append(name)
+            return function(*args, **named)
+
+        return call
+
+
+@pytest.fixture
+def calls(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    from vllm.v1.attention.backends import fa_utils
+
+    from vllm_fp4_plugin.attention import hopper
+
+    found = Calls()
+    flash = flash_attn_varlen_func if op_device == CPU else fa_utils.flash_attn_varlen_func
+    monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", found.of("flash", flash), raising=False)
+    monkeypatch.setattr(hopper, "decode_attention", found.of("ours", hopper.decode_attention))
+    return found
+
+
+@pytest.mark.parametrize("model", CASES.values(), ids=CASES.keys())
+def test_steps(model: Model, calls: Calls, op_device: torch.device) -> None:
+    assert furthest(model, device=op_device) < BOUND
+    # The last two are padded without sequences, as where vLLM replays graphs piece by piece.
+    assert calls.names == ["flash", "ours", "flash", "flash", "flash", "flash"]
+
+
+def pad_a_sequence(common: Any) -> None:
+    """As a CUDA graph of whole decoding steps is padded; its table may name pages of others."""
+    here = common.seq_lens.device
+    more = torch.zeros(1, dtype=torch.int32, device=here)
+    common.query_start_loc = torch.cat([common.query_start_loc, common.query_start_loc[-1:] + 1])
+    common.query_start_loc_cpu = common.query_start_loc.cpu()
+    common.seq_lens = torch.cat([common.seq_lens, more])
+    common.block_table_tensor = common.block_table_tensor[[*range(common.num_reqs), 0]]
+    common.num_reqs += 1
+
+
+def test_padded_steps(calls: Calls, op_device: torch.device) -> None:
+    layer = Layer(SMALL, device=op_device)
+    a, b = Sequence(), Sequence()
+    layer.step([(a, 18), (b, 3)])
+    layer.disturb = pad_a_sequence
+    output, expected = layer.step([(a, 1), (b, 1)], padding=1)
+    assert (output - expected).abs().max() < BOUND
+    layer.disturb = lambda _: None
+    output, expected = layer.step([(a, 2), (b, 3)])
+    assert (output - expected).abs().max() < BOUND
+    assert calls.names == ["flash", "ours", "flash"]
+
+
+def test_a_layer_that_reads_anothers_cache(calls: Calls, op_device: torch.device) -> None:
+    """Its own key is not to be seen, nor stored."""
+    layer = Layer(SMALL, device=op_device)
+    layer.step([(sequence := Sequence(), 20)])
+    writer, exact = layer.impl, layer.impl.attend
+    calls.names.clear()
+
+    def both(of: Any, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, *rest: Any) -> None:
+        writer.store(of, k, v, cache, rest[0].slot_mapping)
+        writer.kv_sharing_target_layer_name = "model.layers.0.self_attn.attn"
+        exact(of, q, -k, -v, cache, *rest)
+        writer.kv_sharing_target_layer_name = None
+
+    writer.attend = both
+    output, expected = layer.step([(sequence, 1)])
+    assert (output - expected).abs().max() < BOUND
+    assert calls.names == ["flash"]
+
+
+def shift_slots(common: Any) -> None:
+    """Of prefills: those of decodes are checked against the table."""
+    if common.max_query_len > 1:
+        common.slot_mapping = common.slot_mapping + 1
+
+
+def forget_new_token(common: Any) -> None:
+    if common.max_query_len == 1:
+        common.seq_lens = common.seq_lens - (common.seq_lens > 1).int()
+        common.slot_mapping = torch.full_like(common.slot_mapping, -1)
+
+
+def swap_pages(common: Any) -> None:
+    common.block_table_tensor[:, 0] = common.block_table_tensor[:, 0].flip(0)
+    common.slot_mapping = torch.full_like(common.slot_mapping, -1)
+
+
+@pytest.mark.parametrize("fault", [shift_slots, forget_new_token, swap_pages])
+def test_wrong_metadata_is_noticed(
+    fault: Callable[[Any], None], calls: Calls, op_device: torch.device
+) -> None:
+    """Mutation: the steps tell when the batch is described wrongly."""
+    assert not furthest(SMALL, fault, op_device) < WRONG
+
+
+@pytest.mark.parametrize("change", ["window", "soft_cap"])
+def test_ignored_option_is_noticed(
+    change: str, calls: Calls, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutation: the kernel is not told of the window or the cap."""
+    from vllm_fp4_plugin.attention import hopper
+
+    exact = hopper.decode_attention
+    monkeypatch.setattr(
+        hopper, "decode_attention", lambda *a, **named: exact(*a, **(named | {change: None}))
+    )
+    assert furthest(CASES["window, soft cap, page of 32"], device=op_device) > WRONG
+
+
+def test_more_heads_than_the_kernel_has(op_device: torch.device) -> None:
+    with pytest.raises(ValueError, match=r"num_heads: 17 query heads for 1 of keys.* FLASH_ATTN"):
+        Layer(Model(heads=17, kv_heads=1, head_dim=64), device=op_device)

@@ -1,0 +1,111 @@
+"""Attention on sm_90: steps that only decode on our kernel, all others on FlashAttention 3."""
+
+from typing import Any
+
+from torch import Tensor
+
+from nvfp4_kernels.decode_attention import decode_attention
+from nvfp4_kernels.decode_attention.config import MAX_GROUP
+from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
+from vllm_fp4_plugin.attention.metadata import (
+    PagedAttentionMetadata,
+    PagedAttentionMetadataBuilder,
+    Part,
+    UnsupportedAttention,
+)
+
+PREFILL = "FlashAttention 3 (vLLM)"
+
+
+def has_flash_attention() -> bool:
+    """Whether vLLM has FlashAttention 3 here, and has not been told to use another."""
+    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+
+    return get_flash_attn_version() == 3
+
+
+class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
+    """Leaves batches as they are.
+
+    FlashAttention spreads decodes beside a prefill by itself, and outside of a CUDA graph a second
+    launch per layer costs more than it wins.
+    """
+
+    separates = False
+
+
+class HopperAttentionImpl(PagedAttentionImpl):
+    """A step of one token per sequence is one launch, which stores the token too."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        *more: Any,
+        **named: Any,
+    ) -> None:
+        super().__init__(num_heads, head_size, scale, num_kv_heads, *more, **named)
+        if num_heads > MAX_GROUP * self.num_kv_heads:
+            raise UnsupportedAttention(
+                f"num_heads: {num_heads} query heads for {num_kv_heads} of keys, must be at most "
+                f"{MAX_GROUP} for each on sm_90; serve with --attention-backend FLASH_ATTN"
+            )
+
+    def attend(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: PagedAttentionMetadata,
+        output: Tensor,
+    ) -> None:
+        [part] = attn_metadata.parts
+        rows = part.tokens
+        if not self._decodes(part):
+            self.store(layer, key, value, kv_cache, attn_metadata.slot_mapping)
+            self._flash_attention(query[rows], kv_cache, part, output[rows])
+            return
+        decode_attention(
+            query[rows],
+            key[rows],
+            value[rows],
+            kv_cache,
+            part.block_table,
+            part.seq_lens,
+            attn_metadata.slot_mapping[rows],
+            scale=self.scale,
+            window=self.sliding_window,
+            soft_cap=self.soft_cap,
+            out=output[rows],
+        )
+
+    def _decodes(self, part: Part) -> bool:
+        """One token of each sequence, whose key is this layer's own."""
+        own = self.kv_sharing_target_layer_name is None
+        return own and part.max_query_len == 1 and part.tokens.stop == len(part.seq_lens)
+
+    def _flash_attention(self, query: Tensor, kv_cache: Tensor, part: Part, out: Tensor) -> None:
+        from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+
+        key_cache, value_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)
+        window = (-1, -1) if self.sliding_window is None else (self.sliding_window - 1, 0)
+        flash_attn_varlen_func(
+            query,
+            key_cache,
+            value_cache,
+            max_seqlen_q=part.max_query_len,
+            cu_seqlens_q=part.query_start,
+            max_seqlen_k=part.max_seq_len,
+            seqused_k=part.seq_lens,
+            softmax_scale=self.scale,
+            causal=True,
+            window_size=list(window),
+            softcap=self.soft_cap or 0.0,
+            block_table=part.block_table,
+            out=out,
+            fa_version=3,
+        )
