@@ -48,8 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with engines first: started late, in the large heap that thousands of emulated kernels
-    leave, they take up to three times as long.
+    """Files with engines first.
+
+    Later, in the large heap that thousands of emulated kernels leave, one takes up to three times
+    as long to start.
     """
     engines = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in engines)

@@ -20,6 +20,7 @@ from tests.test_plugin.attention_layer import (
     Sequence,
     furthest,
 )
+from tests.test_plugin.flash_attention import flash_attn_varlen_func
 
 pytestmark = [pytest.mark.arch("sm_90"), pytest.mark.schedules("random 1")]
 
@@ -34,48 +35,6 @@ CASES = {
     "window, soft cap, page of 32": Model(head_dim=64, window=20, soft_cap=2.0, page_size=32),
     **{f"layout {name}": Model(head_dim=64, layout=name) for name in LAYOUTS},
 }
-
-
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    max_seqlen_q: int,
-    cu_seqlens_q: Tensor,
-    max_seqlen_k: int,
-    seqused_k: Tensor,
-    softmax_scale: float,
-    causal: bool,
-    window_size: list[int],
-    softcap: float,
-    block_table: Tensor,
-    out: Tensor,
-    fa_version: int,
-) -> None:
-    """What FlashAttention computes of a paged cache, in float64, without its speed."""
-    assert fa_version == 3
-    assert causal
-    starts = cu_seqlens_q.tolist()
-    for row, length in enumerate(seqused_k.tolist()):
-        queries = q[starts[row] : starts[row + 1]].double()
-        assert len(queries) <= max_seqlen_q
-        assert length <= max_seqlen_k
-        pages = block_table[row, : -(-length // k.shape[1])].long()
-        keys, values = (x[pages].flatten(0, 1)[:length].double() for x in (k, v))
-        group = q.shape[1] // k.shape[2]
-        keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
-        logits = torch.einsum("qhd,khd->hqk", queries, keys) * softmax_scale
-        if softcap:
-            logits = softcap * (logits / softcap).tanh()
-        position = torch.arange(length - len(queries), length)[:, None]
-        ahead = torch.arange(length) - position
-        hidden = ahead > 0
-        if window_size[0] >= 0:
-            assert window_size[1] == 0
-            hidden |= ahead < -window_size[0]
-        weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
-        out[starts[row] : starts[row + 1]] = torch.einsum("hqk,khd->qhd", weights, values)
 
 
 class Calls:
