@@ -67,16 +67,39 @@ ON_AN_H200 = """
 import os, sys
 import torch
 from nvfp4_kernels import compile
-from nvfp4_kernels.sm90.choose import Problem, choose_config
-from nvfp4_kernels.sm90.tile import Output
-from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
 
 os.environ[compile.CACHE_VARIABLE] = sys.argv[1]
 torch.cuda.current_device = lambda: 0
 torch.cuda.get_device_capability = lambda index: (9, 0)
 assert compile.arch() == "sm_90a"
+"""
+A_PRODUCT = """
+from nvfp4_kernels.sm90.choose import Problem, choose_config
+from nvfp4_kernels.sm90.tile import Output
+from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+
 print(compile.object_path(WeightOnlyGemm(*choose_config(Problem(1, 64, 128), Output()))))
 """
+# One KV head, two query heads, pages of 32.
+A_DECODE = """
+from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.decode_attention.sm90 import decode_attention
+
+compile.compiled = lambda kernel, arch: lambda *_: print(compile.object_path(kernel))
+q, key = (torch.zeros(1, heads, 64).bfloat16() for heads in (2, 1))
+cache, numbers = torch.zeros(1, 1, 32, 128).bfloat16(), torch.ones(1, dtype=torch.int32)
+scoring = Scoring(1.0, causal=True, window=64)
+tensors = q, q, key, key, cache, torch.zeros(1, 9, dtype=torch.int32), numbers, numbers.long()
+decode_attention(*tensors, None, scoring)
+"""
+DECODING = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "sliding_window": 64,
+    "layer_types": ["sliding_attention"],
+}
 
 KEYS = """
 import json, os, torch
@@ -143,9 +166,23 @@ def test_a_hopper_finds_its_kernel(tmp_path: Path) -> None:
     build = ["build", "--linear", "64,128", "--max-tokens", "8", "--arch", "sm_90a"]
     done = python(BUILD, *build, "--jobs", "1", "--out", folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = python(ON_AN_H200, folder)
+    found = python(ON_AN_H200 + A_PRODUCT, folder)
     assert found.returncode == 0, found.stderr
     assert [Path(found.stdout.strip())] == list(folder.iterdir())
+    assert _sm_of(Path(found.stdout.strip()).read_bytes()) == 90
+
+
+def test_a_hopper_that_decodes_finds_its_kernel(tmp_path: Path) -> None:
+    devices.cutlass_or_skip()
+    (tmp_path / "config.json").write_text(json.dumps(DECODING))
+    folder = tmp_path / "kernels"
+    build = ["build", tmp_path, "--max-tokens", "1", "--arch", "sm_90a", "--block-size", "32"]
+    done = python(BUILD, *build, "--jobs", "1", "--out", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "decode_attention" in done.stdout
+    found = python(ON_AN_H200 + A_DECODE, folder)
+    assert found.returncode == 0, found.stderr
+    assert Path(found.stdout.strip()) in folder.iterdir()
     assert _sm_of(Path(found.stdout.strip()).read_bytes()) == 90
 
 
@@ -233,6 +270,28 @@ def test_another_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("float16" in repr(spec) and "bfloat16" not in repr(spec) for spec in seen)
 
 
+@pytest.mark.parametrize(("size", "given"), [(16, []), (64, ["--block-size", "64"])])
+def test_pages_on_a_hopper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, given: list[str]
+) -> None:
+    seen: list[KernelSpec] = []
+    monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    (tmp_path / "config.json").write_text(json.dumps(DECODING))
+    assert invoke(tmp_path, "--arch", "sm_90a", *given, "--out", tmp_path)[0] == 0
+    [decode] = [spec for spec in seen if spec.op == "decode_attention"]
+    assert decode.fields[1].page_size == size
+
+
+def test_a_hopper_without_a_kernel_for_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[KernelSpec] = []
+    monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    (tmp_path / "config.json").write_text(json.dumps(DECODING | {"head_dim": 96}))
+    assert invoke(tmp_path, "--arch", "sm_90a", "--out", tmp_path)[0] == 0
+    assert {spec.op for spec in seen} == {"gemm", "silu_mul_gemm"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -247,7 +306,7 @@ def test_another_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ([*ON_HOPPER, "--activation", "static"], "--activation: is 'static', must not be given"),
         ([*ON_HOPPER, "--kv-cache", "fp8"], "--kv-cache: is 'fp8', must not be given"),
-        ([*ON_HOPPER, "--block-size", "16"], "--block-size: is '16', must not be given"),
+        ([*ON_HOPPER, "--block-size", "48"], "--block-size: is 48, must be a power of"),
         (["--linear", "64,64", "--block-size", "48"], "--block-size: is 48, must be a power of"),
         (["--linear", "64,64", "--tensor-parallel", "2"], "--tensor-parallel: goes with a model"),
         (

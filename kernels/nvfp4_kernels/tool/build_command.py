@@ -17,6 +17,7 @@ from nvfp4_kernels.sm90.choose import SMS as SMS_90
 from nvfp4_kernels.sm100.choose import SMS as SMS_100
 from nvfp4_kernels.tool.build import Built, build_all
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
+from nvfp4_kernels.tool.decode_set import decode_kernels
 from nvfp4_kernels.tool.kernel_set import (
     ACTIVATIONS,
     CACHES,
@@ -97,7 +98,7 @@ def build(
 ) -> None:
     """Compile every kernel that a model's layers need, for any batch.
 
-    On sm_100a of linear and attention layers; on sm_90a of linear layers, as attention is vLLM's.
+    Of linear and attention layers; on sm_90a of attention what decodes: prefills are vLLM's.
     What is there already stays as it is. Ends with status 1 if any kernel could not be compiled.
     """
     with refusals(UnusableModel, InvalidArgument, OSError, BrokenProcessPool):
@@ -107,13 +108,14 @@ def build(
                 "compiled when they are first launched"
             )
         chosen = _which_model(model, linear, pair, tensor_parallel, dtype, fuse_mlp)
+        page_size = _page_size(block_size)
         started = time.monotonic()
         if arch == "sm_90a":
-            _refuse_what_is_of_sm100(activation, kv_cache, block_size)
-            specs = weight_only_kernels(chosen, max_tokens=max_tokens, sms=sms or SMS_90)
+            _refuse_what_is_of_sm100(activation, kv_cache)
+            specs = _sm90_kernels(chosen, max_tokens, sms or SMS_90, page_size)
         else:
             specs = _sm100_kernels(
-                chosen, max_tokens, sms or SMS_100, activation, kv_cache, block_size
+                chosen, max_tokens, sms or SMS_100, activation, kv_cache, page_size
             )
         out.mkdir(parents=True, exist_ok=True)
         with progress_bar() as bar:
@@ -127,11 +129,18 @@ def build(
         raise typer.Exit(1)
 
 
-def _refuse_what_is_of_sm100(
-    activation: ActivationName | None, kv_cache: CacheName | None, block_size: int | None
-) -> None:
-    """On sm_90 activations stay as they are, and attention is vLLM's own."""
-    given = {"--activation": activation, "--kv-cache": kv_cache, "--block-size": block_size}
+def _page_size(block_size: int | None) -> int:
+    page_size = PAGE_SIZE if block_size is None else block_size
+    if page_size & (page_size - 1):
+        raise UnusableModel(
+            f"--block-size: is {page_size}, must be a power of two; choose 16, 32, 64 or 128"
+        )
+    return page_size
+
+
+def _refuse_what_is_of_sm100(activation: ActivationName | None, kv_cache: CacheName | None) -> None:
+    """On sm_90 activations stay as they are, and FP8 caches are vLLM's own."""
+    given = {"--activation": activation, "--kv-cache": kv_cache}
     for option, value in given.items():
         if value is not None:
             raise UnusableModel(
@@ -140,20 +149,25 @@ def _refuse_what_is_of_sm100(
             )
 
 
+def _sm90_kernels(
+    model: Model, max_tokens: int, sms: int, page_size: int
+) -> dict[KernelSpec, list[str]]:
+    """Those of linear layers, and of attention where it decodes."""
+    specs = weight_only_kernels(model, max_tokens=max_tokens, sms=sms)
+    if model.attention is not None:
+        specs |= decode_kernels(model.attention, model.dtype, page_size=page_size, sms=sms)
+    return specs
+
+
 def _sm100_kernels(
     model: Model,
     max_tokens: int,
     sms: int,
     activation: ActivationName | None,
     kv_cache: CacheName | None,
-    block_size: int | None,
+    page_size: int,
 ) -> dict[KernelSpec, list[str]]:
     """Those of linear layers, of their inputs and of attention."""
-    page_size = PAGE_SIZE if block_size is None else block_size
-    if page_size & (page_size - 1):
-        raise UnusableModel(
-            f"--block-size: is {page_size}, must be a power of two; choose 16, 32, 64 or 128"
-        )
     activations = tuple(a for a in ACTIVATIONS if activation in (a, ActivationName.both, None))
     specs = model_kernels(model, max_tokens=max_tokens, activations=activations, sms=sms)
     if model.attention is not None:

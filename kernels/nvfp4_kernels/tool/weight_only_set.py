@@ -1,6 +1,6 @@
 """Which kernels a model's linear layers need on sm_90, for any number of tokens. No CuTe in here.
 
-Weights alone are quantised there, so that no kernel prepares inputs; attention is vLLM's own.
+Weights alone are quantised there, so that no kernel prepares inputs.
 """
 
 from nvfp4_kernels.sm90.choose import SMS, Problem, choose_config, telling_tokens
