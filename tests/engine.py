@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests import tiny_llama
@@ -67,7 +67,7 @@ def run(model: str, **engine_args: Any) -> Run:
 def dequantized(checkpoint: Path) -> Run:
     """What transformers says on the CPU, in float32, with weights we dequantise one by one."""
     tensors = load_file(checkpoint / "model.safetensors")
-    model = LlamaForCausalLM(tiny_llama.config()).eval()
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint)).eval()
     state = model.state_dict()
     for name in state:
         module = name.removesuffix(".weight")

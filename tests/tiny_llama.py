@@ -66,7 +66,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def trained(directory: Path) -> Path:
+def trained(directory: Path, **changes: Any) -> Path:
     """The checkpoint after learning bytes of Python source for some seconds, made once.
 
     A random network multiplies every rounding error; a trained one, like those that are served,
@@ -74,7 +74,7 @@ def trained(directory: Path) -> Path:
     """
     if not directory.exists():
         torch.manual_seed(0)
-        llama = LlamaForCausalLM(config())
+        llama = LlamaForCausalLM(config(**changes))
         _train(llama, steps=200)
         unfinished = directory.with_name(f"{directory.name}.{os.getpid()}")
         llama.bfloat16().save_pretrained(unfinished)

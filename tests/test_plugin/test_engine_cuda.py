@@ -18,12 +18,15 @@ if not torch.cuda.is_available():
 if torch.cuda.get_device_capability() != (9, 0):
     pytest.skip(f"needs sm_90, {torch.cuda.get_device_name()} is not", allow_module_level=True)
 
+from tests import tiny_llama
 from tests.engine import Run, dequantized, distance
+from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow
 
 SAME_W4A16 = 0.012
 KERNEL = "nvfp4_gemm_w4a16/wgmma (sm_90)"
+ATTENTION = "nvfp4_decode_attention/DecodeAttentionSm90 (sm_90), prefill FlashAttention 3 (vLLM)"
 
 
 def serve(checkpoint: Path, **engine_args: Any) -> tuple[Run, str]:
@@ -60,6 +63,21 @@ def test_a_trained_model_says_what_it_says_on_the_cpu(
     graphs, _ = serve(checkpoint, enforce_eager=False)
     assert distance(graphs, expected) < SAME_W4A16
     assert perplexity(graphs) == pytest.approx(perplexity(expected), rel=0.01)
+
+
+def test_decode_attention_says_what_flash_attention_says(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With heads of 64, which it takes, in CUDA graphs; the same tokens follow the text."""
+    bf16 = tiny_llama.trained(tmp_path_factory.getbasetemp() / "heads-of-64", head_dim=64)
+    checkpoint = tmp_path / "model"
+    quantize_checkpoint(bf16, checkpoint)
+    ours, log = serve(checkpoint, enforce_eager=False)
+    assert f"attn ×2: {ATTENTION}" in log
+    theirs, log = serve(checkpoint, enforce_eager=False, attention_backend="FLASH_ATTN")
+    assert "attn ×2: FLASH_ATTN (vLLM)" in log
+    assert distance(ours, dequantized(checkpoint)) < SAME_W4A16
+    assert ours.generated == theirs.generated
 
 
 @pytest.mark.parametrize("kind", ["weight_only", "modelopt"])
