@@ -4,12 +4,12 @@ import argparse
 import ast
 import hashlib
 import inspect
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -72,14 +72,15 @@ def trained(directory: Path, **changes: Any) -> Path:
     A random network multiplies every rounding error; a trained one, like those that are served,
     damps them, so that a comparison of log-probabilities tells a defect from rounding.
     """
-    if not directory.exists():
-        torch.manual_seed(0)
-        llama = LlamaForCausalLM(config(**changes))
-        _train(llama, steps=200)
-        unfinished = directory.with_name(f"{directory.name}.{os.getpid()}")
-        llama.bfloat16().save_pretrained(unfinished)
-        tokenizer().save_pretrained(unfinished)
-        unfinished.rename(directory)
+    with FileLock(f"{directory}.lock"):  # several processes want it at once
+        if not directory.exists():
+            torch.manual_seed(0)
+            llama = LlamaForCausalLM(config(**changes))
+            _train(llama, steps=200)
+            unfinished = directory.with_name(f"{directory.name}.unfinished")
+            llama.bfloat16().save_pretrained(unfinished)
+            tokenizer().save_pretrained(unfinished)
+            unfinished.rename(directory)
     return directory
 
 
