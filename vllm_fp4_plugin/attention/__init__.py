@@ -1,1 +1,4 @@
-"""vLLM's attention on ``nvfp4_kernels.paged_attention``: ``--attention-backend CUSTOM``."""
+"""vLLM's attention on our kernels: ``--attention-backend CUSTOM``.
+
+``impl`` has ``paged_attention`` throughout; ``hopper`` ``decode_attention`` and FlashAttention 3.
+"""
