@@ -125,8 +125,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where everything made is kept.")] = CACHE,
     variants: Annotated[str, typer.Option(help=VARIANTS_HELP)] = "",
     tasks: Annotated[str | None, typer.Option(help=f"{TASKS_HELP} The local ones.")] = None,
-    task_limit: Annotated[int | None, typer.Option(min=1, help="Samples of each task.")] = 60,
-    windows: Annotated[int, typer.Option(min=2, help="Windows of the text.")] = 32,
+    task_limit: Annotated[int | None, typer.Option(min=1, help="Samples of each task.")] = 40,
+    windows: Annotated[int, typer.Option(min=2, help="Windows of the text.")] = 24,
     train_seconds: Annotated[float, typer.Option(min=1, help="Time to train for.")] = 60,
     fresh: Annotated[bool, typer.Option("--fresh", help="Make and measure all anew.")] = False,
 ) -> None:
