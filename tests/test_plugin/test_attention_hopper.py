@@ -115,28 +115,34 @@ def test_a_layer_that_reads_anothers_cache(calls: Calls, op_device: torch.device
 
 
 def shift_slots(common: Any) -> None:
-    """Of prefills: those of decodes are checked against the table."""
-    if common.max_query_len > 1:
-        common.slot_mapping = common.slot_mapping + 1
+    common.slot_mapping = common.slot_mapping + 1
 
 
 def forget_new_token(common: Any) -> None:
-    if common.max_query_len == 1:
-        common.seq_lens = common.seq_lens - (common.seq_lens > 1).int()
-        common.slot_mapping = torch.full_like(common.slot_mapping, -1)
+    common.seq_lens = common.seq_lens - 1
+    common.slot_mapping = torch.full_like(common.slot_mapping, -1)  # or the op would refuse it
 
 
 def swap_pages(common: Any) -> None:
+    """Full ones: that of the token is checked against its slot."""
     common.block_table_tensor[:, 0] = common.block_table_tensor[:, 0].flip(0)
-    common.slot_mapping = torch.full_like(common.slot_mapping, -1)
 
 
-@pytest.mark.parametrize("fault", [shift_slots, forget_new_token, swap_pages])
+@pytest.mark.parametrize(
+    ("fault", "step"), [(shift_slots, 0), (forget_new_token, 1), (swap_pages, 1)]
+)
 def test_wrong_metadata_is_noticed(
-    fault: Callable[[Any], None], calls: Calls, op_device: torch.device
+    fault: Callable[[Any], None], step: int, calls: Calls, op_device: torch.device
 ) -> None:
-    """Mutation: the steps tell when the batch is described wrongly."""
-    assert not furthest(SMALL, fault, op_device) < WRONG
+    """Mutation: the decoding step tells when it, or the prefill, is described wrongly."""
+    layer = Layer(SMALL, device=op_device)
+    a, b = Sequence(), Sequence()
+    for index, batch in enumerate(([(a, 37), (b, 20)], [(a, 1), (b, 1)])):
+        layer.disturb = fault if index == step else lambda _: None
+        output, expected = layer.step(batch)
+    apart = (output - expected).abs().max().item()
+    assert not apart <= WRONG  # nor if it is NaN
+    assert calls.names == ["flash", "ours"]
 
 
 @pytest.mark.parametrize("change", ["window", "soft_cap"])

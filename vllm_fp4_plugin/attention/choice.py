@@ -67,8 +67,8 @@ def obstacles(vllm_config: Any) -> list[str]:
         use_dcp=parallel.decode_context_parallel_size > 1,
         use_rswa=model.rswa_window is not None,
     )
-    if on_hopper() and _group(model.model_arch_config, parallel) > MAX_GROUP:
-        reasons.append(f"more than {MAX_GROUP} query heads share a KV head")
+    if on_hopper() and (group := _group(model.model_arch_config, parallel)) > MAX_GROUP:
+        reasons.append(f"more than {MAX_GROUP} query heads share a KV head: {group}")
     text = model.hf_text_config
     if getattr(text, "alibi", False) or text.model_type in ("bloom", "step1"):
         reasons.append("linear biases (ALiBi) are not supported")
