@@ -1,5 +1,6 @@
 """NVFP4 kernels for torch: the format, and the ops that compute with it. Knows nothing of vLLM."""
 
+from nvfp4_kernels.add_rms_norm import add_rms_norm
 from nvfp4_kernels.attention import attention, paged_attention, sparse_attention
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.decode_attention import decode_attention
@@ -32,6 +33,7 @@ __all__ = [
     "InvalidArgument",
     "NoKernelError",
     "Nvfp4Tensor",
+    "add_rms_norm",
     "add_rms_norm_quantize",
     "add_rms_norm_quantize_per_token",
     "attention",

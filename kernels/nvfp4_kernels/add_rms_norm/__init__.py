@@ -1,0 +1,5 @@
+"""A residual added and the sum normalised, in 16 bits."""
+
+from nvfp4_kernels.add_rms_norm.op import add_rms_norm
+
+__all__ = ["add_rms_norm"]

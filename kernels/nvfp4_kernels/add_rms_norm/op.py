@@ -1,0 +1,60 @@
+"""``add_rms_norm``: what a layer's projection is added to, and what the next one takes."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.add_rms_norm.config import KERNELS
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """``y / sqrt(mean(y²) + eps) · weight`` and ``y`` for ``y = x + residual``.
+
+    Formed in float32 and rounded where vLLM's ``RMSNorm`` rounds: ``y`` to ``x``'s dtype as the new
+    residual, while the float32 sum is what is normalised; the normalised value, and then its
+    product with the weight. The mean is added up in an order that depends on K alone.
+
+    On sm_90 the kernel after this one in the stream may start while the kernel before this one
+    still runs. Before it waits for this one it may read what neither of the two writes.
+
+    Args:
+        x: bfloat16 or float16 ``(M, K)``. On sm_90 K is a multiple of 8, at most 24576; rows start
+            on multiples of 16 bytes, and their elements lie side by side.
+        residual: as ``x`` in dtype and shape; its rows may be spaced differently.
+        weight: ``(K,)`` of ``x``'s dtype, contiguous; written long before.
+        eps: added to the mean square, 0 or more.
+
+    Returns:
+        The normalised rows and the new residual, of ``x``'s dtype and shape, contiguous.
+
+    Raises:
+        InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
+        NoKernelError: no kernel for this device.
+    """
+    return torch.ops.nvfp4.add_rms_norm(x, residual, weight, eps)
+
+
+@torch.library.custom_op("nvfp4::add_rms_norm", mutates_args=())
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    check_dtype("x", x, DTYPES)
+    if x.ndim != 2 or not x.shape[1]:
+        raise InvalidArgument(
+            f"x: shape is {tuple(x.shape)}, must be (M, K) with K above 0; view it as rows"
+        )
+    check_dtype("residual", residual, (x.dtype,))
+    check_shape("residual", residual, x.shape, "one value for each of x")
+    check_dtype("weight", weight, (x.dtype,))
+    check_shape("weight", weight, x.shape[1:], "one factor per column of x")
+    if not (math.isfinite(eps) and eps >= 0):
+        raise InvalidArgument(f"eps: is {eps}, must be 0 or more and finite; models use 1e-5 or so")
+    check_same_device(x=x, residual=residual, weight=weight)
+    return KERNELS.select(x.device, "float").load()(x, residual, weight, eps)
+
+
+@_add_rms_norm.register_fake
+def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
