@@ -4,7 +4,7 @@ __version__ = "0.1.0"
 
 
 def register() -> None:
-    """Register ``nvfp4-tc``, the attention backend ``CUSTOM`` and sparse attention's indexer.
+    """Register ``nvfp4-tc``, the attention backend ``CUSTOM``, the indexer and norms of ours.
 
     The ``vllm.general_plugins`` entry point: vLLM calls it in every process, possibly more
     than once.
@@ -15,8 +15,10 @@ def register() -> None:
     )
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from vllm_fp4_plugin.config import METHOD, Nvfp4TcConfig
+    from vllm_fp4_plugin import norm
+    from vllm_fp4_plugin.config import Nvfp4TcConfig
     from vllm_fp4_plugin.indexer import registration
+    from vllm_fp4_plugin.options import METHOD
 
     if METHOD not in QUANTIZATION_METHODS:
         register_quantization_config(METHOD)(Nvfp4TcConfig)
@@ -24,3 +26,4 @@ def register() -> None:
     if not custom.is_overridden():  # another plugin may have taken the name
         register_backend(custom, "vllm_fp4_plugin.attention.backend.PagedAttentionBackend")
     registration.register()
+    norm.register()

@@ -17,16 +17,21 @@ from vllm.model_executor.layers.quantization.base_config import (
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.platforms import current_platform
 
-from vllm_fp4_plugin import checkpoint_files, checkpoint_format, fused_mlp, ignore
+from vllm_fp4_plugin import (
+    checkpoint_files,
+    checkpoint_format,
+    fused_mlp,
+    ignore,
+    norm,
+    rotary,
+)
 from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.checkpoint_format import CheckpointFormat, UnsupportedCheckpoint
 from vllm_fp4_plugin.linear import Nvfp4LinearBase, Nvfp4LinearMethod
 from vllm_fp4_plugin.linear_op import Activation
 from vllm_fp4_plugin.online import Nvfp4OnlineLinearMethod
-from vllm_fp4_plugin.options import KEY, InvalidOption, Options
+from vllm_fp4_plugin.options import KEY, METHOD, InvalidOption, Options
 from vllm_fp4_plugin.report import LayerRecord, Report
-
-METHOD = "nvfp4-tc"
 
 # vLLM's handlers hang on its own logger, so that messages appear among its start-up lines.
 logger = init_logger("vllm.nvfp4_tc")
@@ -71,7 +76,17 @@ class Nvfp4TcConfig(QuantizationConfig):
             if self._options.fuse_mlp:
                 fused_mlp.enable()
             self._attention_reason = choice.make_default(get_current_vllm_config())
+            self._choose_small_kernels(self._options.small_kernels)
         return self._options
+
+    def _choose_small_kernels(self, switched_on: bool) -> None:
+        """Of what runs between products; recorded where there is a choice."""
+        for record in (
+            norm.make_default(get_current_vllm_config(), switched_on),
+            rotary.make_default(switched_on),
+        ):
+            if record is not None:
+                self.report.add(record)
 
     # --- what vLLM asks about the method --------------------------------------------------
 

@@ -10,7 +10,10 @@ from typing import Any, Literal, get_args
 
 from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
 
+METHOD = "nvfp4-tc"  # vLLM's name for ours
 KEY = "nvfp4_tc"
+SWITCHES = ("fuse_mlp", "small_kernels")
+SMALL_KERNELS_OFF = "switched off (small_kernels)"
 
 OnlineActivation = Literal["per-token", "16-bit"]
 IndexerFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
@@ -30,6 +33,8 @@ class Options:
         activation: activations of such layers: NVFP4 with one global scale per token, or left in
             16 bits, as they also are on a device that multiplies no NVFP4 ones; the report says so.
         ignore: layers such a checkpoint keeps in 16 bits: names, ``*`` patterns or ``re:`` regexes.
+        small_kernels: run norms with a residual and rotary embeddings on our kernels too, on devices
+            that have them (Hopper): they let the kernel after them start early.
         indexer_format: how sparse attention's indexer keeps its keys, whatever the quantization
             method; None: as the model does. See ``vllm_fp4_plugin.indexer``.
     """
@@ -38,6 +43,7 @@ class Options:
     scales: ScaleRule = "absmax"
     activation: OnlineActivation = "per-token"
     ignore: tuple[str, ...] = ()
+    small_kernels: bool = True
     indexer_format: IndexerFormat | None = None
 
     ONLINE_ONLY = ("scales", "activation", "ignore")
@@ -83,7 +89,7 @@ def _check(name: str, value: Any) -> None:
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise InvalidOption(f"{KEY}.ignore: is {value!r}, must be a list of layer names")
         return
-    if name == "fuse_mlp":
+    if name in SWITCHES:
         accepted = (True, False)
     elif name == "scales":
         accepted = SCALE_RULES
@@ -91,6 +97,6 @@ def _check(name: str, value: Any) -> None:
         accepted = get_args(IndexerFormat)
     else:
         accepted = get_args(OnlineActivation)
-    if value not in accepted or (name == "fuse_mlp" and not isinstance(value, bool)):
+    if value not in accepted or (name in SWITCHES and not isinstance(value, bool)):
         choices = ", ".join(str(a).lower() for a in accepted)
         raise InvalidOption(f"{KEY}.{name}: is {value!r}, must be one of {choices}")

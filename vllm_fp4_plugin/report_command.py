@@ -73,7 +73,8 @@ def model_report(model: str, **engine_args: Any) -> Report:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    from vllm_fp4_plugin.config import METHOD, Nvfp4TcConfig
+    from vllm_fp4_plugin.config import Nvfp4TcConfig
+    from vllm_fp4_plugin.options import METHOD
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
     args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)

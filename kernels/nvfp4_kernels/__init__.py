@@ -26,6 +26,7 @@ from nvfp4_kernels.rms_norm_quantize import (
     rms_norm_quantize,
     rms_norm_quantize_per_token,
 )
+from nvfp4_kernels.rotary_embedding import rotary_embedding
 from nvfp4_kernels.silu_mul_gemm import silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.silu_mul_quantize import silu_mul_quantize, silu_mul_quantize_per_token
 
@@ -55,6 +56,7 @@ __all__ = [
     "quantize_per_token",
     "rms_norm_quantize",
     "rms_norm_quantize_per_token",
+    "rotary_embedding",
     "silu_mul_gemm",
     "silu_mul_gemm_quantized",
     "silu_mul_quantize",

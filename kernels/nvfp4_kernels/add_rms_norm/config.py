@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.dispatch import KernelTable
 
+DTYPES = (torch.bfloat16, torch.float16)
 KERNELS = KernelTable(
     "add_rms_norm",
     {

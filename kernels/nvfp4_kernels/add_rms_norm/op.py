@@ -5,10 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.add_rms_norm.config import KERNELS
+from nvfp4_kernels.add_rms_norm.config import DTYPES, KERNELS
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
-
-DTYPES = (torch.bfloat16, torch.float16)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,21 @@
+"""``rotary_embedding`` in torch: the formula, and the kernel on CPU."""
+
+from torch import Tensor
+
+
+def rotary_embedding(
+    positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.rotary_embedding.op.rotary_embedding``."""
+    cos, sin = cos_sin_cache[positions].float().unsqueeze(1).chunk(2, -1)
+    return _turn(q, cos, sin), _turn(k, cos, sin)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    low, high = x[..., :half].float(), x[..., half : 2 * half].float()
+    out = x.new_empty(x.shape)
+    out[..., :half] = low * cos - high * sin
+    out[..., half : 2 * half] = high * cos + low * sin
+    out[..., 2 * half :] = x[..., 2 * half :]
+    return out

@@ -1,0 +1,98 @@
+"""vLLM's rotary embeddings on our kernel: queries and keys in one launch, the next one started early.
+
+Each of vLLM's classes that differ in their table of cosines and sines alone has a subclass of ours,
+which vLLM builds in its place.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.layers import rotary_embedding as theirs
+from vllm.platforms import current_platform
+
+from nvfp4_kernels import rotary_embedding
+from nvfp4_kernels.dispatch import Kernel
+from nvfp4_kernels.rotary_embedding.config import DTYPES, KERNELS, MAX_HEAD_DIM, PIECE
+from vllm_fp4_plugin.options import METHOD, SMALL_KERNELS_OFF, Options
+from vllm_fp4_plugin.report import LayerRecord
+
+NAME = "rotary_emb"
+
+
+class RotaryOnOurKernel(theirs.RotaryEmbedding):
+    """Mixed into a class of vLLM's, before it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = get_current_vllm_config()
+        self.ours = self._in_our_engine(config) and self.takes()
+        if self.ours:
+            config.quant_config.report.add(LayerRecord(NAME, _kernel().label, "16-bit", "", 0, 0))
+
+    def takes(self) -> bool:
+        """Whether the kernel turns such heads."""
+        return (
+            self.is_neox_style
+            and self.dtype in DTYPES
+            and self.head_size % PIECE == 0
+            and self.head_size <= MAX_HEAD_DIM
+            and self.rotary_dim % (2 * PIECE) == 0
+        )
+
+    def forward(
+        self, positions: Tensor, query: Tensor, key: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ``RotaryEmbedding.forward_native``; shapes are kept."""
+        if not self.ours or key is None or query.dtype != self.dtype:
+            return super().forward(positions, query, key, *args, **kwargs)
+        tokens = positions.numel()
+        heads = [x.view(tokens, -1, self.head_size) for x in (query, key)]
+        cache = self._match_cos_sin_cache_dtype(query)
+        turned = rotary_embedding(positions.view(-1), *heads, cache)
+        return turned[0].view(query.shape), turned[1].view(key.shape)
+
+    @staticmethod
+    def _in_our_engine(config: VllmConfig) -> bool:
+        """With a kernel, and allowed to use it: other models are built with these classes too."""
+        quantization = config.quant_config
+        ours = quantization is not None and quantization.get_name() == METHOD
+        return ours and _kernel() is not None and Options.of(config).small_kernels
+
+
+REPLACED = (
+    theirs.RotaryEmbedding,
+    theirs.DynamicNTKScalingRotaryEmbedding,
+    theirs.LinearScalingRotaryEmbedding,
+    theirs.Llama3RotaryEmbedding,
+    theirs.NTKScalingRotaryEmbedding,
+    theirs.YaRNScalingRotaryEmbedding,
+)
+
+
+def make_default(switched_on: bool) -> LayerRecord | None:
+    """Put our classes in the place of vLLM's, for models built from now on.
+
+    Returns:
+        That vLLM turns queries and keys, if that is so because our kernel is switched off.
+    """
+    if _kernel() is None:
+        return None
+    # vLLM keeps what it builds, and would give it to an engine that chooses otherwise.
+    theirs._ROPE_DICT.clear()
+    if not switched_on:
+        return LayerRecord(NAME, "vLLM", "16-bit", SMALL_KERNELS_OFF, 0, 0)
+    for each in REPLACED:
+        if each.__name__ not in op_registry_oot:
+            ours = type(f"{each.__name__}OnOurKernel", (RotaryOnOurKernel, each), {})
+            each.register_oot(ours)
+            # Registration renames the class; custom_ops directives go by the original name.
+            ours.name = each.name
+    return None
+
+
+def _kernel() -> Kernel | None:
+    kernel = KERNELS.find(torch.device(current_platform.device_type), "float")
+    return None if kernel is None or kernel.arch == "cpu" else kernel
