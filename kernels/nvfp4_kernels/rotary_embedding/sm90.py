@@ -117,8 +117,7 @@ class RotaryEmbeddingSm90:
         sin = table.load(place + tile.rotary_dim // 2, PIECE, alignment=ALIGNMENT)
         first = group * tile.heads + slot
         rows = [
-            self._row(queries, keys, token, first + step * tile.slots)
-            for step in range(tile.steps)
+            self._row(queries, keys, token, first + step * tile.slots) for step in range(tile.steps)
         ]
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         # Not before this kernel has waited: the next one may read without waiting what ran earlier.
