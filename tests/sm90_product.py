@@ -1,9 +1,13 @@
-"""CPU in the place of sm_90: its ops run as they are, down to the product, which is the formula."""
+"""CPU in the place of sm_90: its ops run as they are, down to the product, which is the formula.
+
+So are its small kernels.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -14,6 +18,7 @@ from nvfp4_kernels.fragments import Fragments, blocked_weight
 from nvfp4_kernels.nvfp4 import block_scaled_product
 
 _PRODUCT = "nvfp4_kernels.sm90.product"
+_SMALL = ("add_rms_norm", "rotary_embedding")
 _CALLERS = tuple(f"nvfp4_kernels.{op}.sm90" for op in ("gemm", "gemv", "silu_mul_gemm"))
 
 
@@ -59,9 +64,12 @@ def sm90_ops() -> Iterator[Sm90Product]:
     product = Sm90Product()
     module = ModuleType(_PRODUCT)
     module.product = product  # type: ignore[attr-defined]
-    before = {name: sys.modules.get(name) for name in (_PRODUCT, *_CALLERS)}
+    stands = {_PRODUCT: module} | {
+        f"nvfp4_kernels.{op}.sm90": import_module(f"nvfp4_kernels.{op}.reference") for op in _SMALL
+    }
+    before = {name: sys.modules.get(name) for name in (*stands, *_CALLERS)}
     _put(dict.fromkeys(_CALLERS))  # imported anew, they bind what stands there then
-    sys.modules[_PRODUCT] = module
+    sys.modules.update(stands)
     try:
         with standing_in("cpu", "sm_90"):
             yield product

@@ -33,8 +33,8 @@ class Options:
         activation: activations of such layers: NVFP4 with one global scale per token, or left in
             16 bits, as they also are on a device that multiplies no NVFP4 ones; the report says so.
         ignore: layers such a checkpoint keeps in 16 bits: names, ``*`` patterns or ``re:`` regexes.
-        small_kernels: run norms with a residual and rotary embeddings on our kernels too, on devices
-            that have them (Hopper): they let the kernel after them start early.
+        small_kernels: norms with a residual and rotary embeddings on our kernels too, where there
+            are any (Hopper): they let the kernel after them start early.
         indexer_format: how sparse attention's indexer keeps its keys, whatever the quantization
             method; None: as the model does. See ``vllm_fp4_plugin.indexer``.
     """

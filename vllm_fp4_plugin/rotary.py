@@ -1,4 +1,4 @@
-"""vLLM's rotary embeddings on our kernel: queries and keys in one launch, the next one started early.
+"""vLLM's rotary embeddings on our kernel: queries and keys in one launch, the next started early.
 
 Each of vLLM's classes that differ in their table of cosines and sines alone has a subclass of ours,
 which vLLM builds in its place.
@@ -29,8 +29,9 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
         super().__init__(*args, **kwargs)
         config = get_current_vllm_config()
         self.ours = self._in_our_engine(config) and self.takes()
-        if self.ours:
-            config.quant_config.report.add(LayerRecord(NAME, _kernel().label, "16-bit", "", 0, 0))
+        kernel = _kernel()
+        if self.ours and kernel is not None:
+            config.quant_config.report.add(LayerRecord(NAME, kernel.label, "16-bit", "", 0, 0))
 
     def takes(self) -> bool:
         """Whether the kernel turns such heads."""
@@ -49,10 +50,10 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
         if not self.ours or key is None or query.dtype != self.dtype:
             return super().forward(positions, query, key, *args, **kwargs)
         tokens = positions.numel()
-        heads = [x.view(tokens, -1, self.head_size) for x in (query, key)]
+        q, k = (x.view(tokens, -1, self.head_size) for x in (query, key))
         cache = self._match_cos_sin_cache_dtype(query)
-        turned = rotary_embedding(positions.view(-1), *heads, cache)
-        return turned[0].view(query.shape), turned[1].view(key.shape)
+        q, k = rotary_embedding(positions.view(-1), q, k, cache)
+        return q.view(query.shape), k.view(key.shape)
 
     @staticmethod
     def _in_our_engine(config: VllmConfig) -> bool:
@@ -86,7 +87,7 @@ def make_default(switched_on: bool) -> LayerRecord | None:
         return LayerRecord(NAME, "vLLM", "16-bit", SMALL_KERNELS_OFF, 0, 0)
     for each in REPLACED:
         if each.__name__ not in op_registry_oot:
-            ours = type(f"{each.__name__}OnOurKernel", (RotaryOnOurKernel, each), {})
+            ours: Any = type(f"{each.__name__}OnOurKernel", (RotaryOnOurKernel, each), {})
             each.register_oot(ours)
             # Registration renames the class; custom_ops directives go by the original name.
             ours.name = each.name

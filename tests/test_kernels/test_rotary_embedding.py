@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 # vLLM's own fails without tokens.
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.m])
 def test_reference(name: str) -> None:
-    """vLLM rounds each product, then their sum: half an ulp of each at the most."""
+    """VLLM rounds each product, then their sum: half an ulp of each at the most."""
     case = CASES[name]
     tokens, (positions, q, k, cache) = case.m, case.arguments()
     theirs = RotaryEmbedding.forward_static(

@@ -18,8 +18,7 @@ from nvfp4_kernels.indexer.config import (
     STORE_K_KERNELS,
 )
 from nvfp4_kernels.indexer.formats import Format, format_of
-from vllm_fp4_plugin.options import METHOD
-from vllm_fp4_plugin.options import KEY, Options
+from vllm_fp4_plugin.options import KEY, METHOD, Options
 
 OPTION = f"{KEY}.indexer_format"
 

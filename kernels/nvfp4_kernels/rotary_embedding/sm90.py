@@ -1,4 +1,4 @@
-"""``rotary_embedding`` on sm_90: a CTA turns heads of one token, 16 bytes and their partners each."""
+"""``rotary_embedding`` on sm_90: a CTA turns heads of one token, a thread 16 bytes and partners."""
 
 from dataclasses import dataclass
 from typing import Any
