@@ -1,4 +1,7 @@
-"""``rotary_embedding`` on sm_90: a CTA turns heads of one token, a thread 16 bytes and partners."""
+"""``rotary_embedding`` on sm_90: a CTA turns heads of one token.
+
+A thread has 16 bytes of a head and their partners R/2 elements on, or 16 bytes that are copied.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -148,7 +151,7 @@ class RotaryEmbeddingSm90:
         return Array(pointer, shape=(1,))
 
     @cute.jit
-    def _turn(self, rows: cutlass.Constexpr, at: Int32, cos: Vector, sin: Vector) -> None:
+    def _turn(self, rows: list[Row], at: Int32, cos: Vector, sin: Vector) -> None:
         """Everything is loaded before anything is used."""
         half = self.tile.rotary_dim // 2
         lows = [row.source.load(at, PIECE, alignment=ALIGNMENT) for row in rows]
@@ -164,7 +167,7 @@ class RotaryEmbeddingSm90:
                 rows[step].target.store(turned_high, at + half, alignment=ALIGNMENT)
 
     @cute.jit
-    def _copy(self, rows: cutlass.Constexpr, at: Int32) -> None:
+    def _copy(self, rows: list[Row], at: Int32) -> None:
         pieces = [row.source.load(at, PIECE, alignment=ALIGNMENT) for row in rows]
         for step in cutlass.range_constexpr(self.tile.steps):
             if rows[step].live:
