@@ -149,21 +149,21 @@ def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
         twice()
 
 
-def test_the_next_kernel_starts_after_the_wait(
+def test_the_next_kernel_starts_before_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may then read, without waiting, whatever ran before; in two launches nothing shows it."""
+    """Attention then fetches keys while the projection before ends; no result shows it."""
     devices.cutlass_or_skip()
     seen: list[str] = []
     load = Gpu.load
     monkeypatch.setattr(Gpu, "load", lambda gpu, ptx: (seen.append(ptx), load(gpu, ptx))[1])
-    early = f"{LAUNCH}\n        {WAIT}"
-    for folder, change in (("right", ("", "")), ("wrong", (WAIT, early))):
+    late = f"{WAIT}\n        {LAUNCH}"
+    for folder, change in (("right", ("", "")), ("wrong", (WAIT, late))):
         with mistaken(tmp_path / folder, *change):
             twice()
         waits = seen[-1].index("griddepcontrol.wait")
-        launches = seen[-1].index("griddepcontrol.launch_dependents")
-        assert (waits < launches) == (folder == "right")
+        launches = seen[-1].rindex("griddepcontrol.launch_dependents")
+        assert (launches < waits) == (folder == "right")
 
 
 def test_the_kernel_before_must_not_write_the_cache() -> None:

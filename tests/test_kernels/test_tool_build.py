@@ -289,7 +289,13 @@ def test_a_hopper_without_a_kernel_for_attention(
     monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
     (tmp_path / "config.json").write_text(json.dumps(DECODING | {"head_dim": 96}))
     assert invoke(tmp_path, "--arch", "sm_90a", "--out", tmp_path)[0] == 0
-    assert {spec.op for spec in seen} == {"gemm", "silu_mul_gemm"}
+    ops = {"add_rms_norm", "gemm", "rotary_embedding", "silu_mul_gemm"}
+    assert {spec.op for spec in seen} == ops
+        "add_rms_norm",
+        "gemm",
+        "rotary_embedding",
+        "silu_mul_gemm",
+    }
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,11 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
         fragments = run(str(modelopt), kv_cache_dtype="bfloat16")
     assert fragments.logprobs == blocked.logprobs
     assert fragments.generated == blocked.generated
-    attention, memory = fragments.report[2], fragments.report[-1]
+    attention, memory = fragments.report[4], fragments.report[-1]
     assert fragments.report == [
+        "fused_add_rms_norm ×1: nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90), 16-bit",
         f"qkv_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
+        "rotary_emb ×1: nvfp4_rotary_embedding/RotaryEmbeddingSm90 (sm_90), 16-bit",
         f"o_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
         attention,
         f"gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",

@@ -6,7 +6,7 @@ from vllm_fp4_plugin.options import InvalidOption, Options
 
 
 def test_defaults() -> None:
-    assert Options.parse({}) == Options(True, "absmax", "per-token", (), None)
+    assert Options.parse({}) == Options(True, "absmax", "per-token", (), True, None)
 
 
 def test_every_option_is_read() -> None:
@@ -15,9 +15,10 @@ def test_every_option_is_read() -> None:
         "scales": "sweep",
         "activation": "16-bit",
         "ignore": ["lm_head"],
+        "small_kernels": False,
         "indexer_format": "nvfp4",
     }
-    assert Options.parse(given) == Options(False, "sweep", "16-bit", ("lm_head",), "nvfp4")
+    assert Options.parse(given) == Options(False, "sweep", "16-bit", ("lm_head",), False, "nvfp4")
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,7 @@ def test_every_option_is_read() -> None:
         ({"fuse": True}, r"nvfp4_tc\.fuse: unknown option; there are fuse_mlp, scales"),
         ({"fuse_mlp": "no"}, r"nvfp4_tc\.fuse_mlp: is 'no', must be one of true, false"),
         ({"fuse_mlp": 1}, r"nvfp4_tc\.fuse_mlp: is 1, must be one of true, false"),
+        ({"small_kernels": 0}, r"small_kernels: is 0, must be one of true, false"),
         ({"scales": "best"}, r"scales: is 'best', must be one of absmax, sweep, four-over-six"),
         ({"activation": "8-bit"}, r"activation: is '8-bit', must be one of per-token, 16-bit"),
         ({"ignore": "lm_head"}, r"ignore: is 'lm_head', must be a list of layer names"),

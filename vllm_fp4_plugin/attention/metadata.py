@@ -103,8 +103,10 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             max_query_len=common.max_query_len,
             max_seq_len=common.max_seq_len,
         )
+        if not self.separates:
+            return PagedAttentionMetadata([whole], common.slot_mapping)
         decodes, others, rows, _ = split_decodes_and_prefills(common, self.reorder_batch_threshold)
-        if not self.separates or not decodes or not others:
+        if not decodes or not others:
             return PagedAttentionMetadata([whole], common.slot_mapping)
         first = replace(
             whole,

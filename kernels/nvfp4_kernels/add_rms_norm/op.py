@@ -16,14 +16,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     residual, while the float32 sum is what is normalised; the normalised value, and then its
     product with the weight. The mean is added up in an order that depends on K alone.
 
-    On sm_90 the kernel after this one in the stream may start while the kernel before this one
-    still runs. Before it waits for this one it may read what neither of the two writes.
+    On sm_90 ``weight`` is read while kernels before this one in the stream may still run, where
+    those let it start early: none of these may write it. The kernel after this one may start while
+    the one before this one still runs.
 
     Args:
         x: bfloat16 or float16 ``(M, K)``. On sm_90 K is a multiple of 8, at most 24576; rows start
             on multiples of 16 bytes, and their elements lie side by side.
         residual: as ``x`` in dtype and shape; its rows may be spaced differently.
-        weight: ``(K,)`` of ``x``'s dtype, contiguous; written long before.
+        weight: ``(K,)`` of ``x``'s dtype, contiguous.
         eps: added to the mean square, 0 or more.
 
     Returns:

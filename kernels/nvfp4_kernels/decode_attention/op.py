@@ -31,8 +31,8 @@ def decode_attention(
     length, and entries of its row in ``block_table`` for pages without a key that its token sees,
     may hold anything.
 
-    On sm_90 ``kv_cache`` and the index tensors are read while the kernel before this one in the
-    stream may still run, if that one lets it start early: that one must not write them.
+    On sm_90 ``kv_cache`` and the index tensors are read while kernels before this one in the stream
+    may still run, where those let it start early: none of these may write them.
     Nor does the result depend on how fast anything is: the same arguments give the same bits.
 
     Args:

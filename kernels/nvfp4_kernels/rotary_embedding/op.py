@@ -20,8 +20,9 @@ def rotary_embedding(
 
     Elements from R on are copied. Computed in float32, and rounded once.
 
-    On sm_90 ``positions`` and ``cos_sin_cache`` are read while the kernel before this one in the
-    stream may still run, if that one lets it start early: that one must not write them.
+    On sm_90 ``positions`` and ``cos_sin_cache`` are read while kernels before this one in the
+    stream may still run, where those let it start early: none of these may write them. The kernel
+    after this one may start while the one before this one still runs.
 
     Args:
         positions: int64 ``(M,)``, contiguous: the row of ``cos_sin_cache`` for each token. That

@@ -110,6 +110,8 @@ class RotaryEmbeddingSm90:
         keys: Heads,
     ) -> None:
         tile = self.tile
+        # At once: attention, which comes next, fetches keys while the projection before this ends.
+        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         thread, (token, group, _) = cute.arch.thread_idx()[0], cute.arch.block_idx()
         slot, piece = thread // tile.pieces, thread % tile.pieces
         # Positions, cosines and sines are older than the kernel before this one.
@@ -123,8 +125,6 @@ class RotaryEmbeddingSm90:
             self._row(queries, keys, token, first + step * tile.slots) for step in range(tile.steps)
         ]
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        # Not before this kernel has waited: the next one may read without waiting what ran earlier.
-        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         if cutlass.const_expr(tile.pieces == tile.pairs):
             self._turn(rows, piece * PIECE, cos, sin)
         else:

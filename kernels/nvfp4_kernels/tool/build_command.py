@@ -35,6 +35,7 @@ from nvfp4_kernels.tool.options import (
     TensorParallelOption,
     dtype_of,
 )
+from nvfp4_kernels.tool.small_set import small_kernels
 from nvfp4_kernels.tool.weight_only_set import weight_only_kernels
 
 ARCHS = ("sm_100a", "sm_90a")
@@ -152,9 +153,10 @@ def _refuse_what_is_of_sm100(activation: ActivationName | None, kv_cache: CacheN
 def _sm90_kernels(
     model: Model, max_tokens: int, sms: int, page_size: int
 ) -> dict[KernelSpec, list[str]]:
-    """Those of linear layers, and of attention where it decodes."""
+    """Those of linear layers, of attention where it decodes, and of what runs between them."""
     specs = weight_only_kernels(model, max_tokens=max_tokens, sms=sms)
     if model.attention is not None:
+        specs |= small_kernels(model.hidden, model.attention, model.dtype)
         specs |= decode_kernels(model.attention, model.dtype, page_size=page_size, sms=sms)
     return specs
 

@@ -58,6 +58,7 @@ class Attention:
         query_heads, kv_heads, head_dim: of one GPU.
         windows: keys that a query sees, of one layer or another; 0: all.
         soft_cap: whether logits are capped.
+        rotary_dim: elements of a head that its position turns; 0: all.
     """
 
     query_heads: int
@@ -65,6 +66,7 @@ class Attention:
     head_dim: int
     windows: tuple[int, ...] = (0,)
     soft_cap: bool = False
+    rotary_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,14 @@ class Model:
         dtype: of activations and results.
         layers: distinct linear layers.
         attention: None where only linear layers are given.
+        hidden: elements of a token between layers; 0 where only linear layers are given.
     """
 
     name: str
     dtype: Dtype
     layers: tuple[Layer, ...]
     attention: Attention | None = None
+    hidden: int = 0
 
 
 def read_model(
@@ -142,8 +146,16 @@ def read_model(
         head_dim,
         _windows(config),
         soft_cap=bool(config.get("attn_logit_softcapping")),
+        rotary_dim=_rotary_dim(config, head_dim),
     )
-    return Model(name, dtype or _dtype(config, name), layers, attention)
+    return Model(name, dtype or _dtype(config, name), layers, attention, hidden)
+
+
+def _rotary_dim(config: dict[str, Any], head_dim: int) -> int:
+    """0 where all of a head is turned."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    factor = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    return 0 if factor == 1.0 else int(head_dim * factor)
 
 
 def _windows(config: dict[str, Any]) -> tuple[int, ...]:

@@ -1,0 +1,198 @@
+"""A decoder layer's kernels in a row on this machine's Hopper, with one tile or another.
+
+    python -m tests.bench_layer
+    python -m tests.bench_layer --tokens 1 --sweep o_proj down_proj
+
+Alone, a product's launch cannot fetch weights while the kernel before it ends, so that the tile
+that is fastest alone need not be so in a layer. Here the layers of a Llama 8B, with weights and
+caches of their own, are captured as one CUDA graph per tile; graphs replay in turn; medians.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import statistics
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from examples.timed_graphs import captured, timed
+from nvfp4_kernels import add_rms_norm, decode_attention, gemv, rotary_embedding, silu_mul_gemm
+from nvfp4_kernels.compile import ARCH_VARIABLE, arch, build, object_path
+from nvfp4_kernels.fragments import Fragments, fragment_shapes
+from nvfp4_kernels.sm90 import choose, product
+from nvfp4_kernels.sm90.choose import Problem, choose_config, fits, with_store
+from nvfp4_kernels.sm90.tile import Output, Tile
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 4096, 14336, 32, 8, 128
+PAGE_SIZE, EPS = 16, 1e-5
+LAYERS = 8  # 123 MB of weights each
+PRODUCTS = {
+    "qkv_proj": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, 1),
+    "o_proj": (HIDDEN, HEADS * HEAD_DIM, 1),
+    "gate_up_proj": (INTERMEDIATE, HIDDEN, 2),
+    "down_proj": (HIDDEN, INTERMEDIATE, 1),
+}
+
+Choice = tuple[Tile, Output]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Operands of a layer; what it hands on is new with every call."""
+
+    weights: dict[str, list[Fragments]]
+    alpha: Tensor
+    norm: Tensor
+    cache: Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """What layers share."""
+
+    positions: Tensor
+    cos_sin: Tensor
+    table: Tensor
+    seq_lens: Tensor
+    slots: Tensor
+    x: Tensor
+
+
+def layer_of(pages: int) -> Layer:
+    weights = {}
+    for name, (n, k, count) in PRODUCTS.items():
+        data, scales = fragment_shapes(n, k)
+        weights[name] = [
+            Fragments(
+                torch.randint(256, data, dtype=torch.uint8, device="cuda"),
+                torch.randint(32, 56, scales, dtype=torch.uint8, device="cuda"),
+            )
+            for _ in range(count)
+        ]
+    shape = pages, KV_HEADS, PAGE_SIZE, 2 * HEAD_DIM
+    cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    ones = torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
+    return Layer(weights, torch.full((2,), 1e-3, device="cuda"), ones, cache)
+
+
+def step_of(tokens: int, keys: int) -> Step:
+    each = -(-keys // PAGE_SIZE)
+    table = torch.randperm(tokens * each, device="cuda").view(tokens, each).int()
+    slots = table[:, (keys - 1) // PAGE_SIZE].long() * PAGE_SIZE + (keys - 1) % PAGE_SIZE
+    lengths = torch.full((tokens,), keys, dtype=torch.int32, device="cuda")
+    cos_sin = torch.rand(keys, HEAD_DIM, device="cuda").bfloat16()
+    x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+    return Step(lengths.long() - 1, cos_sin, table, lengths, slots, x)
+
+
+def forward(layer: Layer, step: Step) -> None:
+    """As vLLM runs it, with the residual stream that came in."""
+    alpha, tokens = layer.alpha[:1], len(step.x)
+
+    def times(name: str, x: Tensor) -> Tensor:
+        [weight] = layer.weights[name]
+        return gemv(x, None, *weight, alpha, [PRODUCTS[name][0]], out_dtype=x.dtype)
+
+    normed, residual = add_rms_norm(step.x, step.x, layer.norm, EPS)
+    qkv = times("qkv_proj", normed).view(tokens, -1, HEAD_DIM)
+    q, key, value = qkv.split([HEADS, KV_HEADS, KV_HEADS], 1)
+    q, key = rotary_embedding(step.positions, q, key, step.cos_sin)
+    attended = decode_attention(q, key, value, layer.cache, step.table, step.seq_lens, step.slots)
+    normed, _ = add_rms_norm(times("o_proj", attended.view(tokens, -1)), residual, layer.norm, EPS)
+    gate, up = layer.weights["gate_up_proj"]
+    inner = silu_mul_gemm(
+        normed, None, *gate, *up, layer.alpha, out_dtype=normed.dtype, n=INTERMEDIATE
+    )
+    times("down_proj", inner)
+
+
+# --- tiles ------------------------------------------------------------------------------------
+
+
+def problem_of(name: str, tokens: int) -> Problem:
+    n, k, weights = PRODUCTS[name]
+    return Problem(tokens, n, k, weights)
+
+
+def tiles_of(name: str, tokens: int) -> Iterator[Choice]:
+    """That stream a product's weights, and fit."""
+    problem = problem_of(name, tokens)
+    usual, _ = choose_config(problem, Output())
+    for warpgroups, k_tiles, split in itertools.product((1, 2), (1, 2, 4), (1, 2, 4, 8)):
+        tile = replace(usual, warpgroups=warpgroups, k_tiles=k_tiles, split_k=split, ctas_per_sm=1)
+        together = min(4, -(-choose.ctas(problem, tile) // choose.SMS))
+        for each in range(1, together + 1):
+            one = replace(tile, ctas_per_sm=each)
+            output = with_store(Output(), one, problem.n)
+            if choose.ctas(problem, one) >= choose.SMS // 3 and fits(problem, one, output):
+                yield one, output
+
+
+def compile_tile(choice: Choice) -> None:
+    from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+
+    kernel = WeightOnlyGemm(*choice)
+    place = object_path(kernel)
+    if place is not None and not place.exists():
+        build(kernel, place)
+
+
+@contextmanager
+def chosen(tiles: dict[Problem, Choice]) -> Iterator[None]:
+    """Products of these sizes take these tiles."""
+
+    def choose_tile(problem: Problem, output: Output, sms: int) -> Choice:
+        return tiles.get(problem) or choose_config(problem, output, sms)
+
+    before, product.choose_config = product.choose_config, choose_tile  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        product.choose_config = before
+
+
+def said(choice: Choice) -> str:
+    tile, _ = choice
+    return (
+        f"{tile.warpgroups} warpgroups, {tile.k_tiles} K tiles, {tile.split_k} parts of K, "
+        f"{tile.ctas_per_sm} CTAs of an SM"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--keys", type=int, default=192)
+    parser.add_argument("--sweep", nargs="*", choices=PRODUCTS, default=[])
+    parser.add_argument("--best", type=int, default=8, help="tiles to list of each product")
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    os.environ[ARCH_VARIABLE] = arch()  # processes that compile need no GPU
+    for tokens in given.tokens:
+        step = step_of(tokens, given.keys)
+        layers = [layer_of(int(step.table.max()) + 1) for _ in range(LAYERS)]
+        steps = [partial(forward, layer, step) for layer in layers]
+        for name in given.sweep or [""]:
+            tiles = list(tiles_of(name, tokens)) if name else []
+            with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+                list(pool.map(compile_tile, tiles))
+            graphs = {"as chosen": captured(steps, LAYERS)}
+            for tile in tiles:
+                with chosen({problem_of(name, tokens): tile}):
+                    graphs[said(tile)] = captured(steps, LAYERS)
+            times = {n: statistics.median(t) for n, t in timed(graphs, given.rounds).items()}
+            print(f"{tokens} tokens, {given.keys} keys: {times.pop('as chosen'):.2f} us a layer")
+            for tile_name in sorted(times, key=times.__getitem__)[: given.best]:
+                print(f"    {name} {times[tile_name]:.2f}: {tile_name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

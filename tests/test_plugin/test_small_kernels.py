@@ -1,0 +1,237 @@
+"""Norms and rotary embeddings: which of vLLM's run on our kernels, and that they say the same."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm import ir
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rope
+
+import vllm_fp4_plugin
+from nvfp4_kernels.dispatch import standing_in
+from tests.sm90_product import sm90_ops
+from vllm_fp4_plugin import norm, rotary
+from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.rotary import RotaryOnOurKernel
+
+HIDDEN, HEAD_DIM = 64, 32
+NORM = "nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90)"
+ROTARY = "nvfp4_rotary_embedding/RotaryEmbeddingSm90 (sm_90)"
+OFF = "switched off (small_kernels)"
+DEFAULT = ["vllm_c", "native"]  # stands for what vLLM would ask
+
+
+@pytest.fixture
+def priority(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The engine's list of providers, as its user has left it."""
+    vllm_fp4_plugin.register()
+    config = vllm_config.kernel_config.ir_op_priority
+    config.fused_add_rms_norm = ["native"]
+    platform = norm.current_platform
+    given = type(config).with_default(["native"])
+    monkeypatch.setattr(type(platform), "get_default_ir_op_priority", lambda *_: given)
+    with ir.ops.fused_add_rms_norm.set_priority(["native"]):
+        yield config.fused_add_rms_norm
+
+
+@pytest.fixture
+def engine(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvfp4TcConfig]:
+    """One of ours is being built, on what stands for a Hopper."""
+    quant = Nvfp4TcConfig()
+    monkeypatch.setattr(vllm_config, "quant_config", quant)
+    with sm90_ops():
+        yield quant
+
+
+# --- norms ------------------------------------------------------------------------------------
+
+
+def test_ours_comes_first_on_hopper(vllm_config: Any, priority: list[str]) -> None:
+    with sm90_ops():
+        record = norm.make_default(vllm_config, switched_on=True)
+        assert record is not None
+        assert (record.name, record.kernel, record.reason) == ("fused_add_rms_norm", NORM, "")
+        assert priority == ["nvfp4_tc", "native"]
+        assert ir.ops.fused_add_rms_norm.get_priority() == ["nvfp4_tc", "native"]
+
+
+def test_switched_off(vllm_config: Any, priority: list[str]) -> None:
+    with sm90_ops():
+        record = norm.make_default(vllm_config, switched_on=False)
+    assert record is not None
+    assert (record.kernel, record.reason) == ("native (vLLM)", OFF)
+    assert priority == ir.ops.fused_add_rms_norm.get_priority() == ["native"]
+
+
+def test_the_users_choice_stands(vllm_config: Any, priority: list[str]) -> None:
+    priority[:] = ["vllm_c", "native"]
+    with sm90_ops():
+        record = norm.make_default(vllm_config, switched_on=True)
+    assert record is not None
+    assert record.kernel == "vllm_c (vLLM)"
+    assert record.reason == "--ir-op-priority.fused_add_rms_norm=vllm_c,native"
+    assert priority == ["vllm_c", "native"]
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_100"])
+def test_elsewhere_vllm_is_left_alone(vllm_config: Any, priority: list[str], arch: str) -> None:
+    with standing_in("cpu", arch):
+        assert norm.make_default(vllm_config, switched_on=True) is None
+        assert rotary.make_default(switched_on=True) is None
+    assert priority == ["native"]
+
+
+def test_a_norm_of_vllm_runs_on_our_op(
+    vllm_config: Any, priority: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = RMSNorm(HIDDEN, dtype=torch.bfloat16)
+    layer.weight.data.normal_(1, 0.1)
+    x, residual = (torch.randn(5, HIDDEN).bfloat16() for _ in range(2))
+    expected = layer(x.clone(), residual.clone())
+    calls: list[int] = []
+
+    def ours(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        calls.append(len(x))
+        return exact(x, *rest)
+
+    exact = norm.add_rms_norm
+    monkeypatch.setattr(norm, "add_rms_norm", ours)
+    with sm90_ops():
+        norm.make_default(vllm_config, switched_on=True)
+        found = layer(x.clone(), residual.clone())
+        layer(x.clone())  # without a residual there is no op of ours
+    assert calls == [5]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+X, WEIGHT = torch.zeros(2, HIDDEN, dtype=torch.bfloat16), torch.zeros(HIDDEN, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("changed", "taken"),
+    [
+        ({}, True),
+        ({"x": X.half(), "x_residual": X.half(), "weight": WEIGHT.half()}, True),
+        ({"x": X.float(), "x_residual": X.float(), "weight": WEIGHT.float()}, False),
+        ({"weight": None}, False),
+        ({"weight": WEIGHT.float()}, False),
+        ({"x_residual": X.half()}, False),
+        ({"variance_size": 32}, False),
+        ({"x": X[None]}, False),
+        ({"x": X[:, :60], "x_residual": X[:, :60]}, False),
+        ({"x": X.new_zeros(2, 68)[:, :64]}, False),
+        ({"x_residual": X.T.contiguous().T}, False),
+        ({"x": X.new_zeros(1, 32768), "x_residual": X.new_zeros(1, 32768)}, False),
+    ],
+    ids=[
+        "bf16", "fp16", "fp32", "no weight", "fp32 weight", "fp16 residual", "part of the row",
+        "3-D", "K = 60", "rows 136 bytes apart", "columns", "long",
+    ],
+)  # fmt: skip
+def test_what_the_kernel_takes(changed: dict[str, Any], taken: bool) -> None:
+    given = {"x": X, "x_residual": X, "weight": WEIGHT, "epsilon": 1e-5} | changed
+    assert norm.takes(**given) is taken
+
+
+def test_registered_once() -> None:
+    vllm_fp4_plugin.register()
+    vllm_fp4_plugin.register()
+    assert "nvfp4_tc" in ir.ops.fused_add_rms_norm.supported_providers()
+
+
+# --- rotary embeddings ------------------------------------------------------------------------
+
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "Llama 3": {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    },
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+    "YaRN": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "half": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+
+
+def rope_of(parameters: dict[str, Any], **options: Any) -> Any:
+    return get_rope(HEAD_DIM, 128, rope_parameters=parameters, dtype=torch.bfloat16, **options)
+
+
+def turned(rope: Any) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Slices of a projection, and what becomes of them."""
+    qkv = torch.randn(5, 8 * HEAD_DIM).bfloat16()
+    q, k, _ = qkv.split([4 * HEAD_DIM, 2 * HEAD_DIM, 2 * HEAD_DIM], 1)
+    return q, k, rope(torch.tensor([0, 1, 5, 77, 127]), q.clone(), k.clone())
+
+
+@pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES)
+def test_a_rotary_embedding_of_vllm_runs_on_our_op(
+    engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any]
+) -> None:
+    assert rotary.make_default(switched_on=True) is None
+    rope = rope_of(parameters)
+    assert rope.ours
+    [record] = engine.report.layers
+    assert (record.name, record.kernel, record.reason) == ("rotary_emb", ROTARY, "")
+    calls: list[int] = []
+
+    def ours(positions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(len(positions))
+        return exact(positions, *rest)
+
+    exact = rotary.rotary_embedding
+    monkeypatch.setattr(rotary, "rotary_embedding", ours)
+    q, k, found = turned(rope)
+    assert calls == [5]
+    expected = rope.forward_native(torch.tensor([0, 1, 5, 77, 127]), q, k)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.shape == theirs.shape
+        # vLLM rounds both products and their sum to bfloat16 here, each by half a unit of 2⁻⁸.
+        torch.testing.assert_close(mine.float(), theirs.float(), rtol=0, atol=3 * 2**-9 * 5)
+
+
+def test_what_stays_with_vllm(engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours turned together, queries alone, another dtype."""
+    rotary.make_default(switched_on=True)
+    neighbours, rope = rope_of(ROPES["default"], is_neox_style=False), rope_of(ROPES["default"])
+    monkeypatch.setattr(rotary, "rotary_embedding", None)  # not called
+    assert not neighbours.ours
+    turned(neighbours)
+    positions, q = torch.arange(3), torch.randn(3, 64).bfloat16()
+    rope(positions, q, None)
+    rope(positions, q.float(), q.float())
+
+
+def test_other_engines_keep_vllms(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
+    """Once in place, our classes build for engines without our method too."""
+    rotary.make_default(switched_on=True)
+    vllm_config.quant_config = None
+    rope = rope_of(ROPES["default"])
+    assert isinstance(rope, RotaryOnOurKernel)
+    assert not rope.ours
+    assert not engine.report.layers
+
+
+def test_an_engine_does_not_inherit_a_choice(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
+    """VLLM keeps rotary embeddings for the life of the process."""
+    rotary.make_default(switched_on=True)
+    assert rope_of(ROPES["default"]).ours
+    vllm_config.additional_config = {"nvfp4_tc": {"small_kernels": False}}
+    record = rotary.make_default(switched_on=False)
+    assert record is not None
+    assert (record.kernel, record.reason) == ("vLLM", OFF)
+    assert not rope_of(ROPES["default"]).ours
+
+
+def test_every_replaced_class_turns_as_the_first() -> None:
+    """Or ours would turn by another rule than it."""
+    for each in rotary.REPLACED:
+        assert each.forward_native is RotaryEmbedding.forward_native
+        assert each.forward_cuda is RotaryEmbedding.forward_cuda
