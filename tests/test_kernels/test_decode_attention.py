@@ -33,11 +33,11 @@ CPU = torch.device("cpu")
 class Chosen:
     """A tile in the place of ``choose_config``."""
 
-    def __init__(self, splits: int, max_stages: int = 4) -> None:
-        self.splits, self.max_stages = splits, max_stages
+    def __init__(self, splits: int, **rest: int) -> None:
+        self.splits, self.rest = splits, rest
 
-    def __call__(self, batch: int, kv_heads: int, group: int, head_dim: int, *rest: int) -> Any:
-        return DecodeTile(head_dim, group, self.splits, self.max_stages)
+    def __call__(self, batch: int, kv_heads: int, group: int, head_dim: int, *_: int) -> Any:
+        return DecodeTile(head_dim, group, self.splits, **self.rest)
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         """Within the emulator, to which CuTe DSL is bound as it comes."""
@@ -66,9 +66,35 @@ def test_splits(
     splits: int, stages: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rings go round, or lie idle."""
-    Chosen(splits, stages).use(monkeypatch)
+    Chosen(splits, max_stages=stages).use(monkeypatch)
     rounds = 4 * splits * 16 * (stages + 1)
     given = case(min(rounds, 400), 17, 0, 64, query_heads=6, heads=2, sinks=True)
+    check_kernel(given, op_device)
+
+
+# Of a cluster, or of the CTA alone: all warps have keys, or most have none.
+EIGHT_WARPS = {
+    "groups of 16, sinks": (1, case(270, 1, query_heads=16, heads=1, sinks=True)),
+    "2 splits, everything, D = 128": (
+        2,
+        case(
+            70, 17, 0, window=21, soft_cap=3.0, sinks=True, scale=0.2, page_size=32, dtype=FP16,
+            by_token=True, query_heads=4, heads=1, head_dim=128,
+        ),
+    ),
+    "4 splits, window": (4, case(700, 17, window=600, page_size=32, query_heads=4, heads=1)),
+    "8 splits": (8, case(1100, 0, query_heads=4, heads=1)),
+    "8 splits, groups of 16, D = 128": (
+        8, case(70, query_heads=16, heads=1, head_dim=128, sinks=True, soft_cap=2.0)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EIGHT_WARPS)
+@ONE_SCHEDULE
+def test_eight_warps(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits, given = EIGHT_WARPS[name]
+    Chosen(splits, warps=8).use(monkeypatch)
     check_kernel(given, op_device)
 
 
@@ -117,9 +143,13 @@ def test_after_a_kernel_that_writes_its_queries(op_device: torch.device) -> None
     assert same_bits(decode_attention(**then | {"q": decode_attention(**given)}), expected)
 
 
+@pytest.mark.parametrize("warps", [4, 8])
 @ONE_SCHEDULE
-def test_tokens_without_a_slot_are_not_stored(op_device: torch.device) -> None:
+def test_tokens_without_a_slot_are_not_stored(
+    warps: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in a step of vLLM's for its timing alone, whose table names pages of others."""
+    Chosen(1, warps=warps).use(monkeypatch)
     given = arguments(CASES["groups of 4, D = 128"].problem(), op_device)
     cache = given["kv_cache"].clone()
     expected = decode_attention(**given | {"kv_cache": cache.clone()})
@@ -281,3 +311,20 @@ def test_what_sm90_refuses(op_device: torch.device) -> None:
 )
 def test_choice(batch: int, kv_heads: int, most: int, splits: int) -> None:
     assert choose_config(batch, kv_heads, 4, 128, most).splits == splits
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv_heads", "head_dim", "most", "warps"),
+    [
+        (1, 2, 128, 1 << 17, 8),
+        (2, 8, 64, 1 << 17, 8),
+        (3, 8, 128, 1 << 17, 4),
+        (16, 8, 128, 1 << 17, 4),
+        (1, 2, 256, 1 << 17, 4),
+        (1, 2, 128, 512, 4),
+        (1, 2, 128, 513, 8),
+    ],
+)
+def test_warps(batch: int, kv_heads: int, head_dim: int, most: int, warps: int) -> None:
+    """Many where an SM has one CTA at most, and keys for them."""
+    assert choose_config(batch, kv_heads, 4, head_dim, most).warps == warps

@@ -22,8 +22,11 @@ OP = "nvfp4_kernels.decode_attention.sm90"
 CPU = torch.device("cpu")
 
 # Rings of two stages go round more than once; the last page has room, filled with NaN.
-ALONE = 1, case(277, 3, query_heads=4, heads=1, window=270)
-CLUSTER = 2, case(300, 35, query_heads=12, heads=1, sinks=True)
+ALONE = Chosen(1, max_stages=2), case(277, 3, query_heads=4, heads=1, window=270)
+CLUSTER = Chosen(2, max_stages=2), case(300, 35, query_heads=12, heads=1, sinks=True)
+# Parts are merged twice: all warps have keys, or one has.
+LARGEST = Chosen(8, warps=8, max_stages=2), case(1030, query_heads=4, heads=1)
+ONE_KEY = Chosen(8, warps=8, max_stages=2), case(1, query_heads=4, heads=1, scale=30.0)
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,19 @@ class Mistake:
     right: str
     wrong: str
     caught: str
-    on: tuple[int, Case] = ALONE
+    on: tuple[Chosen, Case] = ALONE
 
 
 SYNC = "ptx.bar_warp_sync(cute.arch.FULL_MASK)"
 MEETING = """            ptx.barrier_cluster_arrive()
             ptx.barrier_cluster_wait()
 """
+OWN_MERGE = """            ptx.barrier_cta_sync()
+            for first in cutlass.range_constexpr(0, tile.fours, tile.threads):
+                if first + thread < tile.fours:
+                    self._merge_own(parts, first + thread)
+"""
+MEET = "        self._meet()\n"
 MISTAKES = {
     # The ring.
     "stage not waited for": Mistake(
@@ -57,7 +66,7 @@ MISTAKES = {
         "self._key(work, index) % self.variant.page_size",
         "0",
         WRONG,
-        (1, case(70, page_size=32)),
+        (ALONE[0], case(70, page_size=32)),
     ),
     # The token.
     "stale key kept": Mistake(
@@ -86,7 +95,7 @@ MISTAKES = {
     "factors of other heads": Mistake("decoder", "lane + 4 * c", "lane", WRONG),
     "no swizzle": Mistake("token", "(inside ^ (row % of_chunk))", "inside", WRONG),
     # The merge.
-    "parts not waited for": Mistake("merge", "        self._meet()\n", "", "DataRace"),
+    "parts not waited for": Mistake("merge", MEET, "", "DataRace"),
     "parts of a cluster not waited for": Mistake(
         "merge",
         f"if self.tile.splits > 1:\n{MEETING}",
@@ -107,6 +116,28 @@ MISTAKES = {
     "sink left out": Mistake(
         "merge", "if self.variant.sinks else", "if False else", WRONG, CLUSTER
     ),
+    "a warp's part left out": Mistake(
+        "merge", "range(self.tile.warps)", "range(self.tile.warps - 1)", WRONG, LARGEST
+    ),
+    "a CTA's part left out": Mistake(
+        "merge", "range(tile.splits)", "range(tile.splits - 1)", WRONG, LARGEST
+    ),
+    "parts of a CTA not waited for": Mistake(
+        "merge", OWN_MERGE, OWN_MERGE.replace("ptx.barrier_cta_sync()", "pass"), "DataRace", LARGEST
+    ),
+    "the cluster meets too early": Mistake(
+        "merge",
+        OWN_MERGE + MEET,
+        OWN_MERGE.replace("ptx.barrier_cta_sync()", "self._meet()"),
+        "DataRace",
+        LARGEST,
+    ),
+    "peaks of a CTA's first warp": Mistake(
+        "merge", "(ctas, tile.merged_sums_at,", "(ctas, tile.sums_at,", WRONG, LARGEST
+    ),
+    "a CTA without keys has a logit of 0": Mistake(
+        "merge", "Merged(peak,", "Merged(finite_peak,", WRONG, ONE_KEY
+    ),
 }
 
 
@@ -123,12 +154,12 @@ def mistaken(folder: Path, module: str = "", right: str = "", wrong: str = "") -
             sys.modules[OP] = before
 
 
-def outcome(on: tuple[int, Case]) -> str:
+def outcome(on: tuple[Chosen, Case]) -> str:
     """The first thing that is noticed, over all schedules."""
-    splits, given = on
+    chosen, given = on
     for schedule in STANDARD:
         with devices.emulated_ops(schedule, "sm_90"), pytest.MonkeyPatch.context() as patch:
-            Chosen(splits, max_stages=2).use(patch)
+            chosen.use(patch)
             try:
                 check_kernel(given, CPU)
             except AssertionError:
@@ -147,8 +178,10 @@ def test_caught(name: str, tmp_path: Path) -> None:
     assert noticed == mistake.caught
 
 
-@pytest.mark.parametrize("on", [ALONE, CLUSTER], ids=["alone", "cluster"])
-def test_nothing_to_catch(on: tuple[int, Case], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "on", [ALONE, CLUSTER, LARGEST, ONE_KEY], ids=["alone", "cluster", "largest", "one key"]
+)
+def test_nothing_to_catch(on: tuple[Chosen, Case], tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     with mistaken(tmp_path / "sm90"):
         assert outcome(on) == "nothing"

@@ -81,7 +81,7 @@ class Decoder:
         for index in cutlass.range(work.steps, unroll=1):
             following = loader.page(cache, work, index + (stages + 1))
             stage = ring.data.subview(index % stages * (tile.stage_bytes // 4))
-            start = (work.first + index * tile.warps) * KEYS
+            start = (work.first + index * tile.parts) * KEYS
             wait(ring.full.subview(index % stages), index // stages)
             if work.stores and index == work.steps - 1:
                 token.put(cache, stage, key, value, work, work.end - 1 - start)

@@ -123,7 +123,7 @@ class Loader:
 
     def _key(self, work: Work, index: Int32) -> Int32:
         """The first one of a step."""
-        return (work.first + index * self.tile.warps) * KEYS
+        return (work.first + index * self.tile.parts) * KEYS
 
 
 def page_of(cache: Cache, work: Work, entry: Int32) -> Int32:

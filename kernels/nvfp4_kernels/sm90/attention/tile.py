@@ -17,11 +17,11 @@ from nvfp4_kernels.sm90.tile import (
 )
 
 KEYS = 16  # of a step: the smallest page, and the K of an mma.sync with the values
-WARPS = 4  # of a CTA
-THREADS = 32 * WARPS
+WARPS = (4, 8)  # of a CTA
 EIGHT = 8  # heads of an mma.sync with the values: its N
 MAX_SPLITS = 8  # larger clusters are not portable
 MAX_STAGES = 4
+MAX_PARTS = 32  # merged at once: peak and weight of each are in a thread's registers
 HEAD_DIMS = (64, 128, 256)
 ROW_WORDS = ROW_BYTES // 4  # of a chunk
 CHUNK = ROW_BYTES // 2  # elements
@@ -35,18 +35,22 @@ class DecodeTile:
         head_dim: D.
         group: query heads of a KV head, up to 16.
         splits: CTAs of a cluster, which share the keys of a sequence.
+        warps: of a CTA: 4, or 8 with all of an SM to themselves.
         max_stages: bound on the depth of a warp's ring, which otherwise takes the memory left.
     """
 
     head_dim: int
     group: int
     splits: int = 1
+    warps: int = WARPS[0]
     max_stages: int = MAX_STAGES
 
     def __post_init__(self) -> None:
         assert self.head_dim in HEAD_DIMS, self.head_dim
         assert 1 <= self.group <= 2 * EIGHT, self.group
         assert self.splits in (1, 2, 4, MAX_SPLITS), self.splits
+        assert self.warps in WARPS, self.warps
+        assert self.stages >= 2, "a warp loads while it computes"
         assert self.part_bytes <= self.stages * self.stage_bytes, "a part lies in its warp's ring"
 
     @property
@@ -60,9 +64,14 @@ class DecodeTile:
         return self.head_dim // 16
 
     @property
-    def warps(self) -> int:
-        """Of the cluster."""
-        return WARPS * self.splits
+    def threads(self) -> int:
+        """Of a CTA."""
+        return 32 * self.warps
+
+    @property
+    def parts(self) -> int:
+        """Warps of the cluster."""
+        return self.warps * self.splits
 
     # --- shared memory ------------------------------------------------------------------------
 
@@ -79,13 +88,13 @@ class DecodeTile:
     @property
     def resident(self) -> int:
         """CTAs of an SM: as many as leave each warp a ring of three stages."""
-        return 2 if self.head_dim <= 128 else 1
+        return 2 if self.head_dim <= 128 and self.warps == WARPS[0] else 1
 
     @property
     def stages(self) -> int:
         """Of each warp's ring."""
         left = SM_SHARED_BYTES // self.resident - CTA_RESERVED_BYTES - BARRIER_BYTES
-        return min(left // (WARPS * self.stage_bytes), self.max_stages)
+        return min(left // (self.warps * self.stage_bytes), self.max_stages)
 
     # --- what a warp has in the end, as float32 in the place of its ring ------------------------
 
@@ -100,13 +109,28 @@ class DecodeTile:
         return EIGHT * self.eights * self.pitch
 
     @property
+    def merged_sums_at(self) -> int:
+        """The same of all warps of the CTA, whose O takes the place of the first warp's."""
+        return self.sums_at + 2 * EIGHT * self.eights
+
+    @property
     def part_bytes(self) -> int:
-        return 4 * (self.sums_at + 2 * EIGHT * self.eights)
+        return 4 * (self.merged_sums_at + 2 * EIGHT * self.eights)
+
+    @property
+    def by_cta(self) -> bool:
+        """Whether each CTA merges its own parts before the cluster merges what comes of that."""
+        return self.parts > MAX_PARTS
+
+    @property
+    def fours(self) -> int:
+        """Groups of 4 elements of the result."""
+        return self.group * self.head_dim // 4
 
     @property
     def share(self) -> int:
-        """Groups of 4 elements of the result that each CTA of the cluster finishes."""
-        return math.ceil(self.group * self.head_dim // 4 / self.splits)
+        """Of those, what each CTA of the cluster finishes."""
+        return math.ceil(self.fours / self.splits)
 
 
 @dataclass(frozen=True)

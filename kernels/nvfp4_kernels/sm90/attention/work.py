@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm90.attention.tile import KEYS, WARPS
+from nvfp4_kernels.sm90.attention.tile import KEYS
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def work_of(
     if cutlass.const_expr(variant.window):
         begin = cutlass.max(end - window, Int32(0))
     last = cute.ceil_div(end, KEYS)
-    first = begin // KEYS + rank * WARPS + warp
-    steps = cutlass.max(cute.ceil_div(last - first, tile.warps), Int32(0))
+    first = begin // KEYS + rank * tile.warps + warp
+    steps = cutlass.max(cute.ceil_div(last - first, tile.parts), Int32(0))
     return Work(
         sequence=sequence,
         kv_head=kv_head,
@@ -59,5 +59,5 @@ def work_of(
         end=end,
         first=first,
         steps=steps,
-        stores=(steps > 0) & (first + (steps - 1) * tile.warps == last - 1),
+        stores=(steps > 0) & (first + (steps - 1) * tile.parts == last - 1),
     )
