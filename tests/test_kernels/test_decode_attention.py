@@ -72,29 +72,47 @@ def test_splits(
     check_kernel(given, op_device)
 
 
-# Of a cluster, or of the CTA alone: all warps have keys, or most have none.
-EIGHT_WARPS = {
-    "groups of 16, sinks": (1, case(270, 1, query_heads=16, heads=1, sinks=True)),
-    "2 splits, everything, D = 128": (
-        2,
+# All warps have keys, or most have none; steps are full, half full, ragged, or begin within a page.
+SHAPES = {
+    "8 warps, groups of 16, sinks": (
+        Chosen(1, warps=8), case(270, 1, query_heads=16, heads=1, sinks=True)
+    ),
+    "8 warps, 2 splits, everything, D = 128": (
+        Chosen(2, warps=8),
         case(
             70, 17, 0, window=21, soft_cap=3.0, sinks=True, scale=0.2, page_size=32, dtype=FP16,
             by_token=True, query_heads=4, heads=1, head_dim=128,
         ),
     ),
-    "4 splits, window": (4, case(700, 17, window=600, page_size=32, query_heads=4, heads=1)),
-    "8 splits": (8, case(1100, 0, query_heads=4, heads=1)),
-    "8 splits, groups of 16, D = 128": (
-        8, case(70, query_heads=16, heads=1, head_dim=128, sinks=True, soft_cap=2.0)
+    "8 warps, 4 splits, window": (
+        Chosen(4, warps=8), case(700, 17, window=600, page_size=32, query_heads=4, heads=1)
+    ),
+    "8 warps, 8 splits": (Chosen(8, warps=8), case(1100, 0, query_heads=4, heads=1)),
+    "8 warps, 8 splits, groups of 16, D = 128": (
+        Chosen(8, warps=8), case(70, query_heads=16, heads=1, head_dim=128, sinks=True)
+    ),
+    "32 keys": (Chosen(1, keys=32), case(700, 16, 32, 33, 1, 0, query_heads=4, heads=1)),
+    "32 keys, 2 splits, everything, D = 128": (
+        Chosen(2, keys=32, max_stages=2),
+        case(
+            50, 330, window=300, soft_cap=3.0, sinks=True, scale=0.2, dtype=FP16, by_token=True,
+            query_heads=16, heads=1, head_dim=128,
+        ),
+    ),
+    "32 keys, 4 splits, pages of 32": (
+        Chosen(4, keys=32), case(600, 40, query_heads=4, heads=1, page_size=32)
+    ),
+    "32 keys, 8 warps, 8 splits, window": (
+        Chosen(8, warps=8, keys=32), case(2100, 60, window=2090, query_heads=4, heads=1)
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EIGHT_WARPS)
+@pytest.mark.parametrize("name", SHAPES)
 @ONE_SCHEDULE
-def test_eight_warps(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    splits, given = EIGHT_WARPS[name]
-    Chosen(splits, warps=8).use(monkeypatch)
+def test_shapes(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, given = SHAPES[name]
+    chosen.use(monkeypatch)
     check_kernel(given, op_device)
 
 
@@ -125,9 +143,13 @@ def test_whole_tensors(op_device: torch.device) -> None:
     assert layers[:, ::2].isnan().all()
 
 
+@pytest.mark.parametrize("keys", [16, 32])
 @ONE_SCHEDULE
-def test_keys_out_of_the_window_do_not_matter(op_device: torch.device) -> None:
+def test_keys_out_of_the_window_do_not_matter(
+    keys: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their pages are given away by vLLM."""
+    Chosen(1, keys=keys).use(monkeypatch)
     given = arguments(case(100, 64, window=20).problem(), op_device)
     expected = decode_attention(**given | {"kv_cache": given["kv_cache"].clone()})
     given["block_table"][0, : (100 - 20) // 16] = NO_PAGE

@@ -26,6 +26,8 @@ ALONE = Chosen(1, max_stages=2), case(277, 3, query_heads=4, heads=1, window=270
 CLUSTER = Chosen(2, max_stages=2), case(300, 35, query_heads=12, heads=1, sinks=True)
 # Parts are merged twice: all warps have keys, or one has.
 LARGEST = Chosen(8, warps=8, max_stages=2), case(1030, query_heads=4, heads=1)
+# Steps of 32 keys: the last one full, or half empty.
+WIDE = Chosen(1, keys=32, max_stages=2), case(512, 40, query_heads=4, heads=1)
 ONE_KEY = Chosen(8, warps=8, max_stages=2), case(1, query_heads=4, heads=1, scale=30.0)
 
 
@@ -63,15 +65,31 @@ MISTAKES = {
     ),
     "first row of a page alone": Mistake(
         "loader",
-        "self._key(work, index) % self.variant.page_size",
+        "self._key(work, index, box) % self.variant.page_size",
         "0",
         WRONG,
         (ALONE[0], case(70, page_size=32)),
     ),
+    "both boxes of a step in one place": Mistake(
+        "loader", "(stage * tile.boxes + box)", "(stage * tile.boxes)", "DataRace", WIDE
+    ),
+    "keys of a step's first box twice": Mistake(
+        "decoder",
+        "for box in boxes for word in self._load(box,",
+        "for box in boxes for word in self._load(boxes[0],",
+        WRONG,
+        WIDE,
+    ),
+    "values of a step's first box twice": Mistake(
+        "decoder", "[self._load(box, self", "[self._load(boxes[0], self", WRONG, WIDE
+    ),
+    "a page for a box past the last key": Mistake(
+        "loader", "Int32(-1)", "Int32(0)", WRONG, (WIDE[0], case(9))
+    ),
     # The token.
     "stale key kept": Mistake(
         "token",
-        "stage.store(key.bitcast(Float32), place_of(lane, row), alignment=16)",
+        "stage.store(key.bitcast(Float32), self._place(lane, row), alignment=16)",
         "pass",
         WRONG,
     ),
@@ -79,8 +97,15 @@ MISTAKES = {
         "token", "target.store(value, place + (lane + pieces) * PIECE, alignment=16)", "pass", WRONG
     ),
     "values past the last kept": Mistake(
-        "token", "stage.store(zeros, place_of(lane + pieces, after), alignment=16)", "pass", WRONG
+        "token",
+        "stage.store(zeros, self._place(lane + pieces, after), alignment=16)",
+        "pass",
+        WRONG,
     ),
+    "values past the last kept in a second box": Mistake(
+        "token", "(row // KEYS + 1) * KEYS", "KEYS", WRONG, (WIDE[0], case(30))
+    ),
+    "token of a full step": Mistake("work", "tile.boxes >= last", "tile.boxes > last", WRONG, WIDE),
     "lanes do not meet after the token": Mistake("token", SYNC, "pass", "DataRace"),
     # Softmax.
     "keys past the last seen": Mistake(
