@@ -1,7 +1,6 @@
 """``decode_attention``: reference, arguments, and the kernel of sm_90 against the formula."""
 
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor
 from nvfp4_kernels import InvalidArgument, decode_attention, paged_attention
 from nvfp4_kernels.decode_attention.config import DECODE_KERNELS
 from nvfp4_kernels.sm90.attention.choose import choose_config
-from nvfp4_kernels.sm90.attention.tile import DecodeTile
 from tests.test_kernels.attention_cases import FP16, NO_PAGE
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.decode_cases import (
@@ -24,25 +22,11 @@ from tests.test_kernels.decode_cases import (
     same_bits,
     stored,
 )
+from tests.test_kernels.decode_shapes import SHAPES, Chosen
 
 pytestmark = pytest.mark.arch("sm_90")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 CPU = torch.device("cpu")
-
-
-class Chosen:
-    """A tile in the place of ``choose_config``."""
-
-    def __init__(self, splits: int, max_stages: int = 4) -> None:
-        self.splits, self.max_stages = splits, max_stages
-
-    def __call__(self, batch: int, kv_heads: int, group: int, head_dim: int, *rest: int) -> Any:
-        return DecodeTile(head_dim, group, self.splits, self.max_stages)
-
-    def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Within the emulator, to which CuTe DSL is bound as it comes."""
-        module = import_module("nvfp4_kernels.decode_attention.sm90")
-        patch.setattr(module, "choose_config", self)
 
 
 # --- the kernel ---------------------------------------------------------------------------------
@@ -66,9 +50,17 @@ def test_splits(
     splits: int, stages: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rings go round, or lie idle."""
-    Chosen(splits, stages).use(monkeypatch)
+    Chosen(splits, max_stages=stages).use(monkeypatch)
     rounds = 4 * splits * 16 * (stages + 1)
     given = case(min(rounds, 400), 17, 0, 64, query_heads=6, heads=2, sinks=True)
+    check_kernel(given, op_device)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@ONE_SCHEDULE
+def test_shapes(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, given = SHAPES[name]
+    chosen.use(monkeypatch)
     check_kernel(given, op_device)
 
 
@@ -99,9 +91,13 @@ def test_whole_tensors(op_device: torch.device) -> None:
     assert layers[:, ::2].isnan().all()
 
 
+@pytest.mark.parametrize("keys", [16, 32])
 @ONE_SCHEDULE
-def test_keys_out_of_the_window_do_not_matter(op_device: torch.device) -> None:
+def test_keys_out_of_the_window_do_not_matter(
+    keys: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their pages are given away by vLLM."""
+    Chosen(1, keys=keys).use(monkeypatch)
     given = arguments(case(100, 64, window=20).problem(), op_device)
     expected = decode_attention(**given | {"kv_cache": given["kv_cache"].clone()})
     given["block_table"][0, : (100 - 20) // 16] = NO_PAGE
@@ -117,10 +113,14 @@ def test_after_a_kernel_that_writes_its_queries(op_device: torch.device) -> None
     assert same_bits(decode_attention(**then | {"q": decode_attention(**given)}), expected)
 
 
+@pytest.mark.parametrize("warps", [4, 8])
 @ONE_SCHEDULE
-def test_tokens_without_a_slot_are_not_stored(op_device: torch.device) -> None:
+def test_tokens_without_a_slot_are_not_stored(
+    warps: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in a step of vLLM's for its timing alone, whose table names pages of others."""
-    given = arguments(CASES["groups of 4, D = 128"].problem(), op_device)
+    Chosen(1, warps=warps).use(monkeypatch)
+    given = arguments(case(17, 1, 70, query_heads=8, head_dim=128).problem(), op_device)
     cache = given["kv_cache"].clone()
     expected = decode_attention(**given | {"kv_cache": cache.clone()})
     given["slot_mapping"][1:] = -1
@@ -281,3 +281,20 @@ def test_what_sm90_refuses(op_device: torch.device) -> None:
 )
 def test_choice(batch: int, kv_heads: int, most: int, splits: int) -> None:
     assert choose_config(batch, kv_heads, 4, 128, most).splits == splits
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv_heads", "head_dim", "most", "warps"),
+    [
+        (1, 2, 128, 1 << 17, 8),
+        (2, 8, 64, 1 << 17, 8),
+        (3, 8, 128, 1 << 17, 4),
+        (16, 8, 128, 1 << 17, 4),
+        (1, 2, 256, 1 << 17, 4),
+        (1, 2, 128, 512, 4),
+        (1, 2, 128, 513, 8),
+    ],
+)
+def test_warps(batch: int, kv_heads: int, head_dim: int, most: int, warps: int) -> None:
+    """Many where an SM has one CTA at most, and keys for them."""
+    assert choose_config(batch, kv_heads, 4, head_dim, most).warps == warps

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,100 +13,13 @@ from tests import devices
 from tests.emulator import STANDARD, EmulatorError, Gpu
 from tests.emulator.findings import MissingDependencyWait
 from tests.test_kernels.decode_cases import Case, arguments, case, check_kernel
+from tests.test_kernels.decode_mistakes import ALONE, CLUSTER, LARGEST, MISTAKES
+from tests.test_kernels.decode_shapes import Chosen
 from tests.test_kernels.sm90_mistakes import WRONG
-from tests.test_kernels.test_decode_attention import Chosen
 from tests.test_kernels.test_mutations_sm90 import source
 
 OP = "nvfp4_kernels.decode_attention.sm90"
 CPU = torch.device("cpu")
-
-# Rings of two stages go round more than once; the last page has room, filled with NaN.
-ALONE = 1, case(277, 3, query_heads=4, heads=1, window=270)
-CLUSTER = 2, case(300, 35, query_heads=12, heads=1, sinks=True)
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """What stands once in the source, what is put there, and the finding's class, or WRONG."""
-
-    module: str
-    right: str
-    wrong: str
-    caught: str
-    on: tuple[int, Case] = ALONE
-
-
-SYNC = "ptx.bar_warp_sync(cute.arch.FULL_MASK)"
-MEETING = """            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
-"""
-MISTAKES = {
-    # The ring.
-    "stage not waited for": Mistake(
-        "decoder", "wait(ring.full.subview(index % stages), index // stages)", "pass", "DataRace"
-    ),
-    "page of the step after": Mistake(
-        "decoder", "index + (stages + 1))", "index + (stages + 2))", WRONG
-    ),
-    "bytes expected twice": Mistake(
-        "loader", "(full, tile.stage_bytes)", "(full, 2 * tile.stage_bytes)", "Deadlock"
-    ),
-    "first row of a page alone": Mistake(
-        "loader",
-        "self._key(work, index) % self.variant.page_size",
-        "0",
-        WRONG,
-        (1, case(70, page_size=32)),
-    ),
-    # The token.
-    "stale key kept": Mistake(
-        "token",
-        "stage.store(key.bitcast(Float32), place_of(lane, row), alignment=16)",
-        "pass",
-        WRONG,
-    ),
-    "value not stored": Mistake(
-        "token", "target.store(value, place + (lane + pieces) * PIECE, alignment=16)", "pass", WRONG
-    ),
-    "values past the last kept": Mistake(
-        "token", "stage.store(zeros, place_of(lane + pieces, after), alignment=16)", "pass", WRONG
-    ),
-    "lanes do not meet after the token": Mistake("token", SYNC, "pass", "DataRace"),
-    # Softmax.
-    "keys past the last seen": Mistake(
-        "decoder", "seen = key < work.end", "seen = key >= 0", WRONG
-    ),
-    "a key before the window seen": Mistake(
-        "decoder", "key >= work.begin", "key >= work.begin - 1", WRONG
-    ),
-    "peaks of two lanes of four": Mistake(
-        "decoder", "for distance in (1, 2):", "for distance in (1,):", WRONG
-    ),
-    "factors of other heads": Mistake("decoder", "lane + 4 * c", "lane", WRONG),
-    "no swizzle": Mistake("token", "(inside ^ (row % of_chunk))", "inside", WRONG),
-    # The merge.
-    "parts not waited for": Mistake("merge", "        self._meet()\n", "", "DataRace"),
-    "parts of a cluster not waited for": Mistake(
-        "merge",
-        f"if self.tile.splits > 1:\n{MEETING}",
-        f"if self.tile.splits > 1:\n{' ' * 12}ptx.barrier_cta_sync()\n",
-        "DataRace",
-        CLUSTER,
-    ),
-    "gone while others read": Mistake(
-        "merge",
-        "            cute.arch.cluster_arrive_relaxed()\n            ptx.barrier_cluster_wait()\n",
-        "            pass\n",
-        "ExitedPeer",
-        CLUSTER,
-    ),
-    "weights of a lane's own keys": Mistake(
-        "merge", "range_constexpr(1, 3)", "range_constexpr(1, 2)", WRONG
-    ),
-    "sink left out": Mistake(
-        "merge", "if self.variant.sinks else", "if False else", WRONG, CLUSTER
-    ),
-}
 
 
 @contextmanager
@@ -123,12 +35,12 @@ def mistaken(folder: Path, module: str = "", right: str = "", wrong: str = "") -
             sys.modules[OP] = before
 
 
-def outcome(on: tuple[int, Case]) -> str:
+def outcome(on: tuple[Chosen, Case]) -> str:
     """The first thing that is noticed, over all schedules."""
-    splits, given = on
+    chosen, given = on
     for schedule in STANDARD:
         with devices.emulated_ops(schedule, "sm_90"), pytest.MonkeyPatch.context() as patch:
-            Chosen(splits, max_stages=2).use(patch)
+            chosen.use(patch)
             try:
                 check_kernel(given, CPU)
             except AssertionError:
@@ -147,8 +59,8 @@ def test_caught(name: str, tmp_path: Path) -> None:
     assert noticed == mistake.caught
 
 
-@pytest.mark.parametrize("on", [ALONE, CLUSTER], ids=["alone", "cluster"])
-def test_nothing_to_catch(on: tuple[int, Case], tmp_path: Path) -> None:
+@pytest.mark.parametrize("on", [ALONE, CLUSTER, LARGEST], ids=["alone", "cluster", "largest"])
+def test_nothing_to_catch(on: tuple[Chosen, Case], tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     with mistaken(tmp_path / "sm90"):
         assert outcome(on) == "nothing"

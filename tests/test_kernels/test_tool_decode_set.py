@@ -43,9 +43,11 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 SEQUENCES = (*range(1, 18), 32, 33, 34, 66, 67, 128, 132, 133, 264, 265, 300)
 KEYS = (16, 64, 65, 128, 129, 256, 257, 512, 4096, 1 << 17)
-SPLITS = {  # at 132 multiprocessors
-    "8B": [1, 2, 4, 8],
-    "window of less than all splits": [1, 2, 4],
+# Splits and warps, at 132 multiprocessors.
+SHAPES = {
+    "8B": [(1, 4), (2, 4), (4, 4), (8, 4), (8, 8)],
+    "window of less than all splits": [(1, 4), (2, 4), (4, 4)],
+    "window on some layers, cap": [(1, 4), (2, 4), (4, 4), (8, 4)] * 2,
 }
 
 
@@ -96,12 +98,13 @@ def test_what_is_built_is_what_is_launched(
     assert {s.kernel() for s in built} == launched(monkeypatch, model, page_size, sms)
 
 
-@pytest.mark.parametrize("name", SPLITS)
-def test_splits(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes(tmp_path: Path, name: str) -> None:
     model = model_of(tmp_path, name)
     assert model.attention is not None
     built = decode_kernels(model.attention, model.dtype)
-    assert sorted(spec.fields[0].splits for spec in built) == SPLITS[name]
+    tiles = [spec.fields[0] for spec in built]
+    assert sorted((tile.splits, tile.warps) for tile in tiles) == sorted(SHAPES[name])
 
 
 def test_pages_are_compiled_in() -> None:

@@ -3,6 +3,8 @@
 Steps that only decode have them, with a cache of the model's dtype; all else is vLLM's own.
 """
 
+from itertools import product
+
 from nvfp4_kernels.decode_attention.config import HEAD_DIMS, MAX_GROUP
 from nvfp4_kernels.sm90.attention.choose import choose_config
 from nvfp4_kernels.sm90.attention.tile import DecodeTile, Variant
@@ -10,7 +12,7 @@ from nvfp4_kernels.sm90.choose import SMS
 from nvfp4_kernels.tool.kernel_set import PAGE_SIZE, KernelSpec
 from nvfp4_kernels.tool.model import Attention, Dtype
 
-_LONG = 1 << 20  # keys
+_LENGTHS = [1 << power for power in range(21)]  # keys, between which no choice changes
 
 
 def decode_kernels(
@@ -35,11 +37,12 @@ def decode_spec(tile: DecodeTile, variant: Variant) -> KernelSpec:
 
 
 def _tiles(attention: Attention, group: int, window: int, sms: int) -> list[DecodeTile]:
-    """From most splits to none: what fewer keys get, more sequences get too."""
+    """Of all batches that leave room on the GPU, and of one that does not."""
     head_dim = attention.head_dim
     unsplit = DecodeTile(head_dim, group).resident * sms  # sequences, which fill the GPU
+    lengths = sorted({min(most, window or most) for most in _LENGTHS}, reverse=True)
     chosen = [
-        choose_config(batch, attention.kv_heads, group, head_dim, window or _LONG, sms)
-        for batch in range(1, unsplit + 1)
+        choose_config(batch, attention.kv_heads, group, head_dim, most, sms)
+        for batch, most in product(range(1, unsplit + 1), lengths)
     ]
     return list(dict.fromkeys(chosen))

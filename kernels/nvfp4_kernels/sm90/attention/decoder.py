@@ -77,15 +77,16 @@ class Decoder:
         peaks = [Float32(NEGATIVE_INFINITY)] * tile.eights
         weights = [Float32(0.0)] * tile.eights
         sums = [[Float32(0.0)] * (4 * tile.steps) for _ in range(tile.eights)]
-        page = loader.page(cache, work, Int32(stages))
+        pages = loader.pages(cache, work, Int32(stages))
         for index in cutlass.range(work.steps, unroll=1):
-            following = loader.page(cache, work, index + (stages + 1))
+            following = loader.pages(cache, work, index + (stages + 1))
             stage = ring.data.subview(index % stages * (tile.stage_bytes // 4))
-            start = (work.first + index * tile.warps) * KEYS
+            start = (work.first + index * tile.round) * KEYS
             wait(ring.full.subview(index % stages), index // stages)
             if work.stores and index == work.steps - 1:
                 token.put(cache, stage, key, value, work, work.end - 1 - start)
-            scores = self._scores(stage, queries)
+            boxes = [stage.subview(box * (tile.box_bytes // 4)) for box in range(tile.boxes)]
+            scores = self._scores(boxes, queries)
             words = []
             for eight in cutlass.range_constexpr(tile.eights):
                 own = [each[2 * eight + c] for each in scores for c in range(2)]
@@ -97,40 +98,44 @@ class Decoder:
                 weights[eight] = weights[eight] * fade + _sum(powers)
                 sums[eight] = self._faded(sums[eight], fade)
                 words.append(self._rounded(powers))
-            sums = self._add(stage, words, sums)
+            sums = self._add(boxes, words, sums)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
-            loader.bring(cache, ring, work, index + stages, page, leader)
-            page = following
+            loader.bring(cache, ring, work, index + stages, pages, leader)
+            pages = following
         return Part(peaks, weights, sums)
 
-    def _scores(self, stage: Array, queries: list[list[Uint32]]) -> list[list[Float32]]:
+    def _scores(self, boxes: list[Array], queries: list[list[Uint32]]) -> list[list[Float32]]:
         """Of each eight keys: two of head L // 4, then of the head eight on."""
         # Even and odd steps apart: a sum waits half as often for the one before.
-        chains = [[Float32(0.0)] * 4 for _ in range(4)]
+        eights = 2 * len(boxes)
+        chains = [[Float32(0.0)] * 4 for _ in range(2 * eights)]
         for step in range(self.tile.steps):
-            words = self._load(stage, step, "")
-            for eight in range(2):
-                own, chain = words[2 * eight : 2 * eight + 2], step % 2 * 2 + eight
+            words = [word for box in boxes for word in self._load(box, step, "")]
+            for eight in range(eights):
+                own, chain = words[2 * eight : 2 * eight + 2], step % 2 * eights + eight
                 chains[chain] = multiply(chains[chain], queries[step], own, self.variant.dtype)
-        pairs = (zip(chains[eight], chains[2 + eight], strict=True) for eight in range(2))
+        pairs = (zip(chains[eight], chains[eights + eight], strict=True) for eight in range(eights))
         return [[even + odd for even, odd in pair] for pair in pairs]
 
     def _add(
-        self, stage: Array, words: list[list[Uint32]], sums: list[list[Float32]]
+        self, boxes: list[Array], words: list[list[Uint32]], sums: list[list[Float32]]
     ) -> list[list[Float32]]:
         added: list[list[Float32]] = [[] for _ in sums]
         for step in range(self.tile.steps):
-            values = self._load(stage, self.tile.steps + step, ".trans")
+            values = [self._load(box, self.tile.steps + step, ".trans") for box in boxes]
             for eight, before in enumerate(sums):
                 own = before[4 * step : 4 * step + 4]
-                added[eight] += multiply(own, values, words[eight], self.variant.dtype)
+                for box, value in enumerate(values):
+                    powers = words[eight][2 * box : 2 * box + 2]
+                    own = multiply(own, value, powers, self.variant.dtype)
+                added[eight] += own
         return added
 
-    def _load(self, stage: Array, step: int, turned: str) -> list[Uint32]:
-        """16 of D of all keys, halves of the first eight, then of the others: B; or turned, A."""
+    def _load(self, box: Array, step: int, turned: str) -> list[Uint32]:
+        """16 of D of a box, halves of the first eight keys, then of the rest: B; or turned, A."""
         lane = cute.arch.lane_idx()
         row = lane % 8 + lane // 16 * 8
-        address = stage.subview(place_of(2 * step + lane // 8 % 2, row)).data_ptr().toint()
+        address = box.subview(place_of(2 * step + lane // 8 % 2, row)).data_ptr().toint()
         return list(
             ptx.inline_ptx(
                 f"ldmatrix.sync.aligned.m8n8.x4{turned}.shared.b16 "

@@ -40,8 +40,8 @@ class Ring:
     """A warp's own stages.
 
     Attributes:
-        data: float32 words [stage, chunk, key, 32], 128-byte swizzle: chunks of the key, then of
-            the value.
+        data: float32 words [stage, box, chunk, key, 32], 128-byte swizzle: chunks of the key,
+            then of the value.
         full: mbarrier of each stage.
     """
 
@@ -52,7 +52,7 @@ class Ring:
 def cache_map(
     variant: Variant, tile: DecodeTile, data: cute.Pointer, strides: Strides, heads: Int32, n: Int32
 ) -> TensorMap:
-    """[chunk's elements, row of a page, chunk, head, page], ``n`` pages; a step is one box."""
+    """[chunk's elements, row of a page, chunk, head, page], ``n`` pages; 16 keys of a box."""
     units = 16 // 2
     return create_tensor_map_tiled(
         data.toint(),
@@ -85,7 +85,7 @@ class Loader:
     def start(self, cache: Cache, ring: Ring, work: Work, leader: Boolean) -> None:
         """The first steps, as many as there are stages."""
         stages = self.tile.stages
-        pages = [self.page(cache, work, Int32(index)) for index in range(stages)]
+        pages = [self.pages(cache, work, Int32(index)) for index in range(stages)]
         if leader:
             for stage in cutlass.range_constexpr(stages):
                 ptx.mbarrier_init(ring.full.subview(stage), 1)
@@ -94,18 +94,27 @@ class Loader:
         for index in cutlass.range_constexpr(stages):
             self.bring(cache, ring, work, Int32(index), pages[index], leader)
 
+    def pages(self, cache: Cache, work: Work, index: Int32) -> list[Int32]:
+        """Where the boxes of the warp's ``index``-th step lie."""
+        return [self._page(cache, work, index, box) for box in range(self.tile.boxes)]
+
     @cute.jit
-    def page(self, cache: Cache, work: Work, index: Int32) -> Int32:
-        """Where the keys of the warp's ``index``-th step lie; 0 if it has none."""
-        page = Int32(0)
-        if index < work.steps:
-            entry = self._key(work, index) // self.variant.page_size
-            page = page_of(cache, work, entry)
+    def _page(self, cache: Cache, work: Work, index: Int32, box: cutlass.Constexpr) -> Int32:
+        """−1 for a box past the last key: out of the map, whose copy is all zeros."""
+        page = Int32(-1)
+        if self._has(work, index, box):
+            page = page_of(cache, work, self._key(work, index, box) // self.variant.page_size)
         return page
 
     @cute.jit
     def bring(
-        self, cache: Cache, ring: Ring, work: Work, index: Int32, page: Int32, leader: Boolean
+        self,
+        cache: Cache,
+        ring: Ring,
+        work: Work,
+        index: Int32,
+        pages: list[Int32],
+        leader: Boolean,
     ) -> None:
         """The warp's ``index``-th step, if it has one, into a stage that nobody reads any more."""
         tile = self.tile
@@ -113,17 +122,23 @@ class Loader:
             stage = index % tile.stages
             full = ring.full.subview(stage)
             ptx.mbarrier_arrive_expect_tx(full, tile.stage_bytes)
-            ptx.cp_async_bulk_tensor_shared_cluster_global(
-                ring.data.subview(stage * (tile.stage_bytes // 4)),
-                cache.tensor_map.get_ptr(),
-                [0, self._key(work, index) % self.variant.page_size, 0, work.kv_head, page],
-                full,
-                [],
-            )
+            for box in cutlass.range_constexpr(tile.boxes):
+                row = self._key(work, index, box) % self.variant.page_size
+                ptx.cp_async_bulk_tensor_shared_cluster_global(
+                    ring.data.subview((stage * tile.boxes + box) * (tile.box_bytes // 4)),
+                    cache.tensor_map.get_ptr(),
+                    [0, row, 0, work.kv_head, pages[box]],
+                    full,
+                    [],
+                )
 
-    def _key(self, work: Work, index: Int32) -> Int32:
-        """The first one of a step."""
-        return (work.first + index * self.tile.warps) * KEYS
+    def _has(self, work: Work, index: Int32, box: int) -> Boolean:
+        """Whether there are keys in a step's box: in the first one of each step."""
+        return self._key(work, index, box) < work.end if box else index < work.steps
+
+    def _key(self, work: Work, index: Int32, box: int) -> Int32:
+        """The first one of a step's box."""
+        return (work.first + index * self.tile.round + box) * KEYS
 
 
 def page_of(cache: Cache, work: Work, entry: Int32) -> Int32:

@@ -1,8 +1,8 @@
 """What a CTA of decode attention computes, and where it keeps it. No CuTe in here.
 
 A cluster has one KV head of one sequence. Every warp of it decodes on its own, with a ring of its
-own: it loads 16 keys and their values at a time, and what it has in the end is merged with what the
-others have.
+own: it takes 16 or 32 keys and their values at a time, and what it has in the end is merged with
+what the others have.
 """
 
 import math
@@ -16,12 +16,13 @@ from nvfp4_kernels.sm90.tile import (
     ActDtype,
 )
 
-KEYS = 16  # of a step: the smallest page, and the K of an mma.sync with the values
-WARPS = 4  # of a CTA
-THREADS = 32 * WARPS
+KEYS = 16  # of a box, brought at once: the smallest page, the K of an mma.sync with the values
+WARPS = (4, 8)  # of a CTA
 EIGHT = 8  # heads of an mma.sync with the values: its N
 MAX_SPLITS = 8  # larger clusters are not portable
+MIN_STAGES = 3  # that two CTAs of an SM have: one is computed with, one comes, one is there
 MAX_STAGES = 4
+MAX_PARTS = 32  # merged at once: peak and weight of each are in a thread's registers
 HEAD_DIMS = (64, 128, 256)
 ROW_WORDS = ROW_BYTES // 4  # of a chunk
 CHUNK = ROW_BYTES // 2  # elements
@@ -35,18 +36,25 @@ class DecodeTile:
         head_dim: D.
         group: query heads of a KV head, up to 16.
         splits: CTAs of a cluster, which share the keys of a sequence.
+        warps: of a CTA: 4, or 8 with all of an SM to themselves.
+        keys: of a warp's step: 16, or 32, which hide more of each other's latency.
         max_stages: bound on the depth of a warp's ring, which otherwise takes the memory left.
     """
 
     head_dim: int
     group: int
     splits: int = 1
+    warps: int = WARPS[0]
+    keys: int = KEYS
     max_stages: int = MAX_STAGES
 
     def __post_init__(self) -> None:
         assert self.head_dim in HEAD_DIMS, self.head_dim
         assert 1 <= self.group <= 2 * EIGHT, self.group
         assert self.splits in (1, 2, 4, MAX_SPLITS), self.splits
+        assert self.warps in WARPS, self.warps
+        assert self.keys in (KEYS, 2 * KEYS), self.keys
+        assert self.stages >= 2, "a warp loads while it computes"
         assert self.part_bytes <= self.stages * self.stage_bytes, "a part lies in its warp's ring"
 
     @property
@@ -60,9 +68,24 @@ class DecodeTile:
         return self.head_dim // 16
 
     @property
-    def warps(self) -> int:
-        """Of the cluster."""
-        return WARPS * self.splits
+    def threads(self) -> int:
+        """Of a CTA."""
+        return 32 * self.warps
+
+    @property
+    def parts(self) -> int:
+        """Warps of the cluster."""
+        return self.warps * self.splits
+
+    @property
+    def boxes(self) -> int:
+        """Of a step."""
+        return self.keys // KEYS
+
+    @property
+    def round(self) -> int:
+        """Boxes that the cluster takes at once: from a warp's step to its next."""
+        return self.parts * self.boxes
 
     # --- shared memory ------------------------------------------------------------------------
 
@@ -72,20 +95,29 @@ class DecodeTile:
         return 4 * self.head_dim // ROW_BYTES
 
     @property
-    def stage_bytes(self) -> int:
+    def box_bytes(self) -> int:
         """Of 16 keys and their values."""
         return KEYS * self.chunks * ROW_BYTES
 
     @property
+    def stage_bytes(self) -> int:
+        """Of a step."""
+        return self.boxes * self.box_bytes
+
+    @property
     def resident(self) -> int:
-        """CTAs of an SM: as many as leave each warp a ring of three stages."""
-        return 2 if self.head_dim <= 128 else 1
+        """CTAs of an SM."""
+        return 2 if self.warps == WARPS[0] and self._stages(2) >= MIN_STAGES else 1
 
     @property
     def stages(self) -> int:
         """Of each warp's ring."""
-        left = SM_SHARED_BYTES // self.resident - CTA_RESERVED_BYTES - BARRIER_BYTES
-        return min(left // (WARPS * self.stage_bytes), self.max_stages)
+        return min(self._stages(self.resident), self.max_stages)
+
+    def _stages(self, resident: int) -> int:
+        """For which there is memory."""
+        left = SM_SHARED_BYTES // resident - CTA_RESERVED_BYTES - BARRIER_BYTES
+        return left // (self.warps * self.stage_bytes)
 
     # --- what a warp has in the end, as float32 in the place of its ring ------------------------
 
@@ -100,13 +132,28 @@ class DecodeTile:
         return EIGHT * self.eights * self.pitch
 
     @property
+    def merged_sums_at(self) -> int:
+        """The same of all warps of the CTA, whose O takes the place of the first warp's."""
+        return self.sums_at + 2 * EIGHT * self.eights
+
+    @property
     def part_bytes(self) -> int:
-        return 4 * (self.sums_at + 2 * EIGHT * self.eights)
+        return 4 * (self.merged_sums_at + 2 * EIGHT * self.eights)
+
+    @property
+    def by_cta(self) -> bool:
+        """Whether each CTA merges its own parts before the cluster merges what comes of that."""
+        return self.parts > MAX_PARTS
+
+    @property
+    def fours(self) -> int:
+        """Groups of 4 elements of the result."""
+        return self.group * self.head_dim // 4
 
     @property
     def share(self) -> int:
-        """Groups of 4 elements of the result that each CTA of the cluster finishes."""
-        return math.ceil(self.group * self.head_dim // 4 / self.splits)
+        """Of those, what each CTA of the cluster finishes."""
+        return math.ceil(self.fours / self.splits)
 
 
 @dataclass(frozen=True)

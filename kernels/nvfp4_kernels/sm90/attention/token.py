@@ -73,7 +73,7 @@ class Token:
     ) -> None:
         """Into the cache, if it belongs there, and into the step that was read there before.
 
-        Zeros follow the token's value: 0 times what lies there need not be 0.
+        Zeros follow the token's value in its box: 0 times what lies there need not be 0.
         """
         tile = self.tile
         lane = cute.arch.lane_idx()
@@ -91,15 +91,19 @@ class Token:
                 target = Array(cache.data, shape=(1,))
                 target.store(key, place + lane * PIECE, alignment=16)
                 target.store(value, place + (lane + pieces) * PIECE, alignment=16)
-            stage.store(key.bitcast(Float32), place_of(lane, row), alignment=16)
-            stage.store(value.bitcast(Float32), place_of(lane + pieces, row), alignment=16)
-            for after in cutlass.range(row + 1, KEYS, unroll=1):
-                stage.store(zeros, place_of(lane + pieces, after), alignment=16)
+            stage.store(key.bitcast(Float32), self._place(lane, row), alignment=16)
+            stage.store(value.bitcast(Float32), self._place(lane + pieces, row), alignment=16)
+            for after in cutlass.range(row + 1, (row // KEYS + 1) * KEYS, unroll=1):
+                stage.store(zeros, self._place(lane + pieces, after), alignment=16)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
+
+    def _place(self, piece: Int32, row: Int32) -> Int32:
+        """As ``place_of``, in a stage."""
+        return row // KEYS * (self.tile.box_bytes // 4) + place_of(piece, row % KEYS)
 
 
 def place_of(piece: Int32, row: Int32) -> Int32:
-    """Word where 16 bytes of a row begin in a stage."""
+    """Word where 16 bytes of a row begin in a box."""
     of_chunk = CHUNK // PIECE
     chunk, inside = piece // of_chunk, piece % of_chunk
     return (chunk * KEYS + row) * ROW_WORDS + (inside ^ (row % of_chunk)) * 4

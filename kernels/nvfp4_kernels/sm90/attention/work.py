@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm90.attention.tile import KEYS, WARPS
+from nvfp4_kernels.sm90.attention.tile import KEYS
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Work:
         sequence, kv_head: whose keys.
         rank: of the CTA in its cluster.
         begin, end: the keys that the token sees; its own is the last.
-        first: the warp's first step, counted from the sequence's first key.
-        steps: how many it has; they are as far apart as the cluster has warps.
+        first: the first box of the warp's first step, counted from the sequence's first key.
+        steps: how many it has, a round apart.
         stores: whether the token's own key is in the warp's last step.
     """
 
@@ -49,8 +49,8 @@ def work_of(
     if cutlass.const_expr(variant.window):
         begin = cutlass.max(end - window, Int32(0))
     last = cute.ceil_div(end, KEYS)
-    first = begin // KEYS + rank * WARPS + warp
-    steps = cutlass.max(cute.ceil_div(last - first, tile.warps), Int32(0))
+    first = begin // KEYS + (rank * tile.warps + warp) * tile.boxes
+    steps = cutlass.max(cute.ceil_div(last - first, tile.round), Int32(0))
     return Work(
         sequence=sequence,
         kv_head=kv_head,
@@ -59,5 +59,5 @@ def work_of(
         end=end,
         first=first,
         steps=steps,
-        stores=(steps > 0) & (first + (steps - 1) * tile.warps == last - 1),
+        stores=(steps > 0) & (first + (steps - 1) * tile.round + tile.boxes >= last),
     )
