@@ -291,11 +291,6 @@ def test_a_hopper_without_a_kernel_for_attention(
     assert invoke(tmp_path, "--arch", "sm_90a", "--out", tmp_path)[0] == 0
     ops = {"add_rms_norm", "gemm", "rotary_embedding", "silu_mul_gemm"}
     assert {spec.op for spec in seen} == ops
-        "add_rms_norm",
-        "gemm",
-        "rotary_embedding",
-        "silu_mul_gemm",
-    }
 
 
 @pytest.mark.parametrize(
