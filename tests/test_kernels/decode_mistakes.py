@@ -9,9 +9,6 @@ from tests.test_kernels.sm90_mistakes import WRONG
 # Rings of two stages go round more than once; the last page has room, filled with NaN.
 ALONE = Chosen(1, max_stages=2), case(277, 3, query_heads=4, heads=1, window=270)
 CLUSTER = Chosen(2, max_stages=2), case(300, 35, query_heads=12, heads=1, sinks=True)
-# Parts are merged twice: all warps have keys, or one has.
-LARGEST = Chosen(8, warps=8, max_stages=2), case(1030, query_heads=4, heads=1)
-ONE_KEY = Chosen(8, warps=8, max_stages=2), case(1, query_heads=4, heads=1, scale=30.0)
 # Steps of 32 keys: the last one full, or half empty.
 WIDE = Chosen(1, keys=32, max_stages=2), case(512, 40, query_heads=4, heads=1)
 
@@ -31,12 +28,6 @@ SYNC = "ptx.bar_warp_sync(cute.arch.FULL_MASK)"
 MEETING = """            ptx.barrier_cluster_arrive()
             ptx.barrier_cluster_wait()
 """
-OWN_MERGE = """            ptx.barrier_cta_sync()
-            for first in cutlass.range_constexpr(0, tile.fours, tile.threads):
-                if first + thread < tile.fours:
-                    self._merge_own(parts, first + thread)
-"""
-MEET = "        self._meet()\n"
 MISTAKES = {
     # The ring.
     "stage not waited for": Mistake(
@@ -98,7 +89,7 @@ MISTAKES = {
     "factors of other heads": Mistake("decoder", "lane + 4 * c", "lane", WRONG),
     "no swizzle": Mistake("token", "(inside ^ (row % of_chunk))", "inside", WRONG),
     # The merge.
-    "parts not waited for": Mistake("merge", MEET, "", "DataRace"),
+    "parts not waited for": Mistake("merge", "        self._meet()\n", "", "DataRace"),
     "parts of a cluster not waited for": Mistake(
         "merge",
         f"if self.tile.splits > 1:\n{MEETING}",
@@ -118,24 +109,5 @@ MISTAKES = {
     ),
     "sink left out": Mistake(
         "merge", "if self.variant.sinks else", "if False else", WRONG, CLUSTER
-    ),
-    "a warp's part left out": Mistake(
-        "merge", "range(self.tile.warps)", "range(self.tile.warps - 1)", WRONG, LARGEST
-    ),
-    "parts of a CTA not waited for": Mistake(
-        "merge", OWN_MERGE, OWN_MERGE.replace("ptx.barrier_cta_sync()", "pass"), "DataRace", LARGEST
-    ),
-    "the cluster meets too early": Mistake(
-        "merge",
-        OWN_MERGE + MEET,
-        OWN_MERGE.replace("ptx.barrier_cta_sync()", "self._meet()"),
-        "DataRace",
-        LARGEST,
-    ),
-    "peaks of a CTA's first warp": Mistake(
-        "merge", "(ctas, tile.merged_sums_at,", "(ctas, tile.sums_at,", WRONG, LARGEST
-    ),
-    "a CTA without keys has a logit of 0": Mistake(
-        "merge", "Merged(peak,", "Merged(finite_peak,", WRONG, ONE_KEY
     ),
 }

@@ -25,27 +25,8 @@ class Chosen:
         patch.setattr(module, "choose_config", self)
 
 
-# All warps have keys, or most have none; steps are full, half full, ragged, or begin within a page.
+# Steps are full, half full, ragged, or begin within a page; warps have keys, or none.
 SHAPES = {
-    "8 warps, groups of 16, sinks": (
-        Chosen(1, warps=8), case(270, 1, query_heads=16, heads=1, sinks=True)
-    ),
-    "8 warps, 2 splits, everything, D = 128": (
-        Chosen(2, warps=8),
-        case(
-            70, 17, 0, window=21, soft_cap=3.0, sinks=True, scale=0.2, page_size=32, dtype=FP16,
-            by_token=True, query_heads=4, heads=1, head_dim=128,
-        ),
-    ),
-    "8 warps, 4 splits, window": (
-        Chosen(4, warps=8), case(700, 17, window=600, page_size=32, query_heads=4, heads=1)
-    ),
-    "8 warps, 8 splits, one key": (
-        Chosen(8, warps=8), case(1, query_heads=4, heads=1, scale=30.0)
-    ),
-    "8 warps, 8 splits, groups of 16, D = 128": (
-        Chosen(8, warps=8), case(70, query_heads=16, heads=1, head_dim=128, sinks=True)
-    ),
     "32 keys": (Chosen(1, keys=32), case(700, 16, 32, 33, 1, 0, query_heads=4, heads=1)),
     "32 keys, 2 splits, everything, D = 128": (
         Chosen(2, keys=32, max_stages=2),
@@ -57,7 +38,7 @@ SHAPES = {
     "32 keys, 4 splits, pages of 32": (
         Chosen(4, keys=32), case(600, 40, query_heads=4, heads=1, page_size=32)
     ),
-    "32 keys, 8 warps, 8 splits, window": (
-        Chosen(8, warps=8, keys=32), case(330, 60, window=300, query_heads=4, heads=1)
+    "32 keys, 8 splits, window": (
+        Chosen(8, keys=32), case(330, 60, window=300, query_heads=4, heads=1)
     ),
 }  # fmt: skip

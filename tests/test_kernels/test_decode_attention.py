@@ -113,13 +113,13 @@ def test_after_a_kernel_that_writes_its_queries(op_device: torch.device) -> None
     assert same_bits(decode_attention(**then | {"q": decode_attention(**given)}), expected)
 
 
-@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("keys", [16, 32])
 @ONE_SCHEDULE
 def test_tokens_without_a_slot_are_not_stored(
-    warps: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+    keys: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a step of vLLM's for its timing alone, whose table names pages of others."""
-    Chosen(1, warps=warps).use(monkeypatch)
+    Chosen(1, keys=keys).use(monkeypatch)
     given = arguments(case(17, 1, 70, query_heads=8, head_dim=128).problem(), op_device)
     cache = given["kv_cache"].clone()
     expected = decode_attention(**given | {"kv_cache": cache.clone()})
@@ -268,14 +268,15 @@ def test_what_sm90_refuses(op_device: torch.device) -> None:
     ("batch", "kv_heads", "most", "splits"),
     [
         (1, 8, 1 << 17, 8),
-        (8, 8, 1 << 17, 4),
-        (16, 8, 1 << 17, 2),
-        (32, 8, 1 << 17, 1),
+        (2, 8, 1 << 17, 4),
+        (4, 8, 1 << 17, 2),
+        (8, 8, 1 << 17, 2),
+        (16, 8, 1 << 17, 1),
         (256, 8, 1 << 17, 1),
         (1, 1, 1 << 17, 8),
-        (1, 8, 64, 1),
-        (1, 8, 65, 2),
-        (1, 8, 128, 2),
+        (1, 8, 128, 1),
+        (1, 8, 129, 2),
+        (1, 8, 256, 2),
         (1, 8, 0, 1),
     ],
 )
@@ -284,17 +285,9 @@ def test_choice(batch: int, kv_heads: int, most: int, splits: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "kv_heads", "head_dim", "most", "warps"),
-    [
-        (1, 2, 128, 1 << 17, 8),
-        (2, 8, 64, 1 << 17, 8),
-        (3, 8, 128, 1 << 17, 4),
-        (16, 8, 128, 1 << 17, 4),
-        (1, 2, 256, 1 << 17, 4),
-        (1, 2, 128, 512, 4),
-        (1, 2, 128, 513, 8),
-    ],
+    ("batch", "kv_heads", "head_dim", "keys"),
+    [(1, 2, 128, 32), (16, 8, 64, 32), (17, 8, 128, 16), (256, 8, 128, 16), (1, 2, 256, 16)],
 )
-def test_warps(batch: int, kv_heads: int, head_dim: int, most: int, warps: int) -> None:
-    """Many where an SM has one CTA at most, and keys for them."""
-    assert choose_config(batch, kv_heads, 4, head_dim, most).warps == warps
+def test_steps(batch: int, kv_heads: int, head_dim: int, keys: int) -> None:
+    """Long ones where an SM has one CTA at most, and memory for them."""
+    assert choose_config(batch, kv_heads, 4, head_dim, 1 << 17).keys == keys

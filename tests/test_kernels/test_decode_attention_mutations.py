@@ -13,7 +13,7 @@ from tests import devices
 from tests.emulator import STANDARD, EmulatorError, Gpu
 from tests.emulator.findings import MissingDependencyWait
 from tests.test_kernels.decode_cases import Case, arguments, case, check_kernel
-from tests.test_kernels.decode_mistakes import ALONE, CLUSTER, LARGEST, MISTAKES
+from tests.test_kernels.decode_mistakes import ALONE, CLUSTER, MISTAKES, WIDE
 from tests.test_kernels.decode_shapes import Chosen
 from tests.test_kernels.sm90_mistakes import WRONG
 from tests.test_kernels.test_mutations_sm90 import source
@@ -59,7 +59,7 @@ def test_caught(name: str, tmp_path: Path) -> None:
     assert noticed == mistake.caught
 
 
-@pytest.mark.parametrize("on", [ALONE, CLUSTER, LARGEST], ids=["alone", "cluster", "largest"])
+@pytest.mark.parametrize("on", [ALONE, CLUSTER, WIDE], ids=["alone", "cluster", "wide"])
 def test_nothing_to_catch(on: tuple[Chosen, Case], tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     with mistaken(tmp_path / "sm90"):

@@ -1,6 +1,7 @@
 """Which kernels run between products on sm_90: those that the ops launch, and no others."""
 
 import json
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from nvfp4_kernels.compile import DeviceKernel
 from nvfp4_kernels.tool.model import read_model
 from nvfp4_kernels.tool.small_set import small_kernels
 from tests import devices
+from tests.emulator import EAGER
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -33,11 +35,18 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 TOKENS = (1, 2, 7, 64, 511, 512, 513, 2048)
 
 
+@pytest.fixture(autouse=True)
+def emulator() -> Iterator[None]:
+    """Kernels are named by their classes, whose import binds CuTe DSL to a runtime."""
+    devices.cutlass_or_skip()
+    with devices.emulated(EAGER, "sm_90"):
+        yield
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_built_is_what_is_launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    devices.cutlass_or_skip()
     changed, options = MODELS[name]
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | changed))
     model = read_model(tmp_path, **options)

@@ -18,7 +18,7 @@ from cutlass.experimental.cuda import TensorMap
 from nvfp4_kernels.sm90.attention.decoder import Decoder, Logits
 from nvfp4_kernels.sm90.attention.loader import Cache, Loader, Ring, Strides, cache_map
 from nvfp4_kernels.sm90.attention.merge import Merge, Result
-from nvfp4_kernels.sm90.attention.tile import DecodeTile, Variant
+from nvfp4_kernels.sm90.attention.tile import THREADS, WARPS, DecodeTile, Variant
 from nvfp4_kernels.sm90.attention.token import Rows, Token
 from nvfp4_kernels.sm90.attention.work import work_of
 from nvfp4_kernels.sm90.epilogue import TYPES
@@ -91,7 +91,7 @@ class DecodeAttentionSm90:
             window,
         ).launch(
             grid=(tile.splits, kv_heads, batch),
-            block=(tile.threads, 1, 1),
+            block=(THREADS, 1, 1),
             cluster=(tile.splits, 1, 1),
             stream=stream,
             use_pdl=True,
@@ -124,9 +124,8 @@ class DecodeAttentionSm90:
             ptx.prefetch_tensormap(tensor_map.get_ptr())
         cache = Cache(kv_cache, tensor_map, strides, block_table, table_stride, slot_mapping)
         merge, token = Merge(tile, variant), Token(tile, variant)
-        words = tile.warps * merge.part_words
-        rings = Array(Float32, words, space=AddressSpace.smem, alignment=1024)
-        barriers = Array(Int64, tile.warps * tile.stages, space=AddressSpace.smem, alignment=8)
+        rings = Array(Float32, WARPS * merge.part_words, space=AddressSpace.smem, alignment=1024)
+        barriers = Array(Int64, WARPS * tile.stages, space=AddressSpace.smem, alignment=8)
         ring = Ring(rings.subview(warp * merge.part_words), barriers.subview(warp * tile.stages))
         # Lengths, table and keys of earlier tokens are older than the kernel before this one.
         work = work_of(tile, variant, seq_lens, window, warp)

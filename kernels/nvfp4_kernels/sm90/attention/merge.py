@@ -9,7 +9,7 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.exponentials import LOG2_E, NEGATIVE_INFINITY, exp2, finite
 from nvfp4_kernels.sm90.attention.decoder import Part
-from nvfp4_kernels.sm90.attention.tile import EIGHT, DecodeTile, Variant
+from nvfp4_kernels.sm90.attention.tile import EIGHT, THREADS, WARPS, DecodeTile, Variant
 from nvfp4_kernels.sm90.attention.work import Work
 from nvfp4_kernels.sm90.epilogue import TYPES
 
@@ -25,25 +25,10 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Merged:
-    """Four elements of a head, of several parts.
-
-    Attributes:
-        peak: the parts' largest, −∞ without a key.
-        weight, values: sums of the parts' own, to this peak.
-    """
-
-    peak: Float32
-    weight: Float32
-    values: list[Float32]
-
-
-@dataclass(frozen=True)
 class Merge:
     """Every CTA of a cluster finishes a share of the result, always in the same order.
 
     A warp's part lies where its ring was: float32 [head, D], then peak and weight of each head.
-    Too many parts for one thread are merged twice: those of a CTA, then those of its cluster.
     """
 
     tile: DecodeTile
@@ -58,18 +43,13 @@ class Merge:
     def run(self, part: Part, parts: Array, result: Result, work: Work, warp: Int32) -> None:
         """``parts``: rings of all warps of this CTA."""
         self._write(part, parts.subview(warp * self.part_words))
+        self._meet()
         tile = self.tile
         thread = cute.arch.thread_idx()[0]
-        if cutlass.const_expr(tile.by_cta):
-            ptx.barrier_cta_sync()
-            for first in cutlass.range_constexpr(0, tile.fours, tile.threads):
-                if first + thread < tile.fours:
-                    self._merge_own(parts, first + thread)
-        self._meet()
-        for first in cutlass.range_constexpr(0, tile.share, tile.threads):
+        for first in cutlass.range_constexpr(0, tile.share, THREADS):
             own = first + thread
             four = work.rank * tile.share + own
-            if own < tile.share and four < tile.fours:
+            if own < tile.share and four < tile.group * tile.head_dim // FOUR:
                 self._finish(parts, result, work, four)
         if cutlass.const_expr(tile.splits > 1):
             # Shared memory stays while others read it; nothing is handed over.
@@ -103,76 +83,43 @@ class Merge:
                     own.store(part.sums[eight][4 * step + c], at)
 
     @cute.jit
-    def _merge_own(self, parts: Array, four: Int32) -> None:
-        """This CTA's, for its cluster: in the place of the first, which nobody else reads."""
-        tile = self.tile
-        head, at = self._place(four)
-        own = self._merged(self._warps(parts), tile.sums_at, head, at)
-        if at == 0:
-            sums = Vector.from_elements((own.peak, own.weight), Float32)
-            parts.store(sums, tile.merged_sums_at + head * 2, alignment=8)
-        values = Vector.from_elements(tuple(own.values), Float32)
-        parts.store(values, head * tile.pitch + at, alignment=16)
-
-    @cute.jit
     def _finish(self, parts: Array, result: Result, work: Work, four: Int32) -> None:
         """Four elements of a head."""
         tile = self.tile
-        head, at = self._place(four)
+        head, at = four // (tile.head_dim // FOUR), four % (tile.head_dim // FOUR) * FOUR
+        rings = self._rings(parts)
+        sums = [
+            Vector(ring.load(tile.sums_at + head * 2, 2, alignment=8)).to_elements()
+            for ring in rings
+        ]
+        peak = Float32(NEGATIVE_INFINITY)
+        for each in sums:
+            peak = cute.arch.fmax(peak, Float32(each[0]))
         row = work.kv_head * tile.group + head
-        sink = self._sink(result, row) if self.variant.sinks else None
-        ctas = [parts]
-        if cutlass.const_expr(tile.splits > 1):
-            ctas = [ptx.mapa(parts, rank) for rank in range(tile.splits)]
-        if cutlass.const_expr(tile.by_cta):
-            merged = self._merged(ctas, tile.merged_sums_at, head, at, sink)
-        else:
-            rings = [ring for cta in ctas for ring in self._warps(cta)]
-            merged = self._merged(rings, tile.sums_at, head, at, sink)
+        sink = Float32(NEGATIVE_INFINITY)
+        if cutlass.const_expr(self.variant.sinks):
+            sink = Float32(Array(result.sinks, shape=(1,)).load(row)) * LOG2_E
+            peak = cute.arch.fmax(peak, sink)
+        peak = finite(peak)
+        weight = exp2(sink - peak) if self.variant.sinks else Float32(0.0)
+        values = [Float32(0.0)] * FOUR
+        for ring, each in zip(rings, sums, strict=True):
+            fade = exp2(Float32(each[0]) - peak)
+            weight = weight + Float32(each[1]) * fade
+            own = Vector(ring.load(head * tile.pitch + at, FOUR, alignment=16)).to_elements()
+            values = [v + Float32(o) * fade for v, o in zip(values, own, strict=True)]
         # Nothing is seen by a row that is there for its place only.
-        weight = merged.weight
         inverse = cutlass.select_(weight > 0.0, cute.arch.rcp_approx(weight), Float32(0.0))
         dtype = TYPES[self.variant.dtype]
-        found = Vector.from_elements(tuple(v * inverse for v in merged.values), Float32).to(dtype)
+        found = Vector.from_elements(tuple(v * inverse for v in values), Float32).to(dtype)
         heads = cute.arch.grid_dim()[1] * tile.group
         start = (Int64(work.sequence) * heads + row) * tile.head_dim
         Array(result.data, shape=(1,)).store(found, start + at, alignment=8)
 
-    def _merged(
-        self,
-        parts: list[Array],
-        sums_at: int,
-        head: Int32,
-        at: Int32,
-        sink: Float32 | None = None,
-    ) -> Merged:
-        """``sums_at``: where a part's peaks and weights are; ``sink``: a logit without a value."""
-        sums = [
-            Vector(part.load(sums_at + head * 2, 2, alignment=8)).to_elements() for part in parts
-        ]
-        peak = Float32(NEGATIVE_INFINITY) if sink is None else sink
-        for each in sums:
-            peak = cute.arch.fmax(peak, Float32(each[0]))
-        finite_peak = finite(peak)
-        weight = Float32(0.0) if sink is None else exp2(sink - finite_peak)
-        values = [Float32(0.0)] * FOUR
-        for part, each in zip(parts, sums, strict=True):
-            fade = exp2(Float32(each[0]) - finite_peak)
-            weight = weight + Float32(each[1]) * fade
-            place = head * self.tile.pitch + at
-            own = Vector(part.load(place, FOUR, alignment=16)).to_elements()
-            values = [v + Float32(o) * fade for v, o in zip(values, own, strict=True)]
-        return Merged(peak, weight, values)
-
-    def _sink(self, result: Result, row: Int32) -> Float32:
-        """Of a head, in units of ln 2."""
-        return Float32(Array(result.sinks, shape=(1,)).load(row)) * LOG2_E
-
-    def _place(self, four: Int32) -> tuple[Int32, Int32]:
-        """Head, and the first of four elements."""
-        fours = self.tile.head_dim // FOUR
-        return four // fours, four % fours * FOUR
-
-    def _warps(self, cta: Array) -> list[Array]:
-        """Parts of a CTA's warps."""
-        return [cta.subview(warp * self.part_words) for warp in range(self.tile.warps)]
+    def _rings(self, parts: Array) -> list[Array]:
+        """Of all warps of the cluster."""
+        tile = self.tile
+        ctas = [parts]
+        if tile.splits > 1:
+            ctas = [ptx.mapa(parts, rank) for rank in range(tile.splits)]
+        return [cta.subview(warp * self.part_words) for cta in ctas for warp in range(WARPS)]

@@ -17,12 +17,12 @@ from nvfp4_kernels.sm90.tile import (
 )
 
 KEYS = 16  # of a box, brought at once: the smallest page, the K of an mma.sync with the values
-WARPS = (4, 8)  # of a CTA
+WARPS = 4  # of a CTA
+THREADS = 32 * WARPS
 EIGHT = 8  # heads of an mma.sync with the values: its N
 MAX_SPLITS = 8  # larger clusters are not portable
-MIN_STAGES = 3  # that two CTAs of an SM have: one is computed with, one comes, one is there
+MIN_STAGES = 3  # of each warp, where an SM has two CTAs
 MAX_STAGES = 4
-MAX_PARTS = 32  # merged at once: peak and weight of each are in a thread's registers
 HEAD_DIMS = (64, 128, 256)
 ROW_WORDS = ROW_BYTES // 4  # of a chunk
 CHUNK = ROW_BYTES // 2  # elements
@@ -36,7 +36,6 @@ class DecodeTile:
         head_dim: D.
         group: query heads of a KV head, up to 16.
         splits: CTAs of a cluster, which share the keys of a sequence.
-        warps: of a CTA: 4, or 8 with all of an SM to themselves.
         keys: of a warp's step: 16, or 32, which hide more of each other's latency.
         max_stages: bound on the depth of a warp's ring, which otherwise takes the memory left.
     """
@@ -44,7 +43,6 @@ class DecodeTile:
     head_dim: int
     group: int
     splits: int = 1
-    warps: int = WARPS[0]
     keys: int = KEYS
     max_stages: int = MAX_STAGES
 
@@ -52,7 +50,6 @@ class DecodeTile:
         assert self.head_dim in HEAD_DIMS, self.head_dim
         assert 1 <= self.group <= 2 * EIGHT, self.group
         assert self.splits in (1, 2, 4, MAX_SPLITS), self.splits
-        assert self.warps in WARPS, self.warps
         assert self.keys in (KEYS, 2 * KEYS), self.keys
         assert self.stages >= 2, "a warp loads while it computes"
         assert self.part_bytes <= self.stages * self.stage_bytes, "a part lies in its warp's ring"
@@ -68,14 +65,9 @@ class DecodeTile:
         return self.head_dim // 16
 
     @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return 32 * self.warps
-
-    @property
-    def parts(self) -> int:
-        """Warps of the cluster."""
-        return self.warps * self.splits
+    def warps(self) -> int:
+        """Of the cluster."""
+        return WARPS * self.splits
 
     @property
     def boxes(self) -> int:
@@ -85,7 +77,7 @@ class DecodeTile:
     @property
     def round(self) -> int:
         """Boxes that the cluster takes at once: from a warp's step to its next."""
-        return self.parts * self.boxes
+        return self.warps * self.boxes
 
     # --- shared memory ------------------------------------------------------------------------
 
@@ -107,7 +99,7 @@ class DecodeTile:
     @property
     def resident(self) -> int:
         """CTAs of an SM."""
-        return 2 if self.warps == WARPS[0] and self._stages(2) >= MIN_STAGES else 1
+        return 2 if self._stages(2) >= MIN_STAGES else 1
 
     @property
     def stages(self) -> int:
@@ -117,7 +109,7 @@ class DecodeTile:
     def _stages(self, resident: int) -> int:
         """For which there is memory."""
         left = SM_SHARED_BYTES // resident - CTA_RESERVED_BYTES - BARRIER_BYTES
-        return left // (self.warps * self.stage_bytes)
+        return left // (WARPS * self.stage_bytes)
 
     # --- what a warp has in the end, as float32 in the place of its ring ------------------------
 
@@ -132,28 +124,13 @@ class DecodeTile:
         return EIGHT * self.eights * self.pitch
 
     @property
-    def merged_sums_at(self) -> int:
-        """The same of all warps of the CTA, whose O takes the place of the first warp's."""
-        return self.sums_at + 2 * EIGHT * self.eights
-
-    @property
     def part_bytes(self) -> int:
-        return 4 * (self.merged_sums_at + 2 * EIGHT * self.eights)
-
-    @property
-    def by_cta(self) -> bool:
-        """Whether each CTA merges its own parts before the cluster merges what comes of that."""
-        return self.parts > MAX_PARTS
-
-    @property
-    def fours(self) -> int:
-        """Groups of 4 elements of the result."""
-        return self.group * self.head_dim // 4
+        return 4 * (self.sums_at + 2 * EIGHT * self.eights)
 
     @property
     def share(self) -> int:
-        """Of those, what each CTA of the cluster finishes."""
-        return math.ceil(self.fours / self.splits)
+        """Groups of 4 elements of the result that each CTA of the cluster finishes."""
+        return math.ceil(self.group * self.head_dim // 4 / self.splits)
 
 
 @dataclass(frozen=True)

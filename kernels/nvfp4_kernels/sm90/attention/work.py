@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm90.attention.tile import KEYS
+from nvfp4_kernels.sm90.attention.tile import KEYS, WARPS
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def work_of(
     if cutlass.const_expr(variant.window):
         begin = cutlass.max(end - window, Int32(0))
     last = cute.ceil_div(end, KEYS)
-    first = begin // KEYS + (rank * tile.warps + warp) * tile.boxes
+    first = begin // KEYS + (rank * WARPS + warp) * tile.boxes
     steps = cutlass.max(cute.ceil_div(last - first, tile.round), Int32(0))
     return Work(
         sequence=sequence,
