@@ -10,25 +10,27 @@ import math
 from dataclasses import dataclass, replace
 
 from nvfp4_kernels.fragments import TILE
-from nvfp4_kernels.sm90.tile import ELEMENT_BITS, REGISTERS, Output, Tile
+from nvfp4_kernels.sm90.tile import ELEMENT_BITS, MAX_STAGES, REGISTERS, Output, Tile
 
 SMS = 132
 MANY_TOKENS = 64  # from here on results leave in boxes
 _FEW_TOKENS = (8, 16, 32, MANY_TOKENS)  # of the tiles below
 
 # Few tokens: every CTA is there at once, so that each SM has loads under way. Rows of 64 of all
-# weights, K / 64, then warpgroups, K tiles of a stage and parts of K that were fastest there, with
-# up to 16, 32 and 64 tokens; of the entries, the nearest one counts.
-_STREAMING: dict[tuple[int, int, int], tuple[tuple[int, int, int], ...]] = {
-    # weights, rows, K / 64: up to 16 tokens, 32, 64
-    (1, 40, 128): ((2, 4, 8), (1, 2, 8), (1, 2, 4)),
-    (1, 64, 64): ((1, 4, 2), (1, 2, 2), (1, 1, 2)),
-    (1, 64, 224): ((1, 4, 8), (1, 2, 2), (1, 2, 2)),
-    (1, 96, 64): ((2, 4, 4), (1, 2, 2), (1, 2, 2)),
-    (1, 128, 32): ((2, 4, 2), (1, 2, 2), (1, 1, 1)),
-    (1, 128, 112): ((1, 4, 4), (1, 2, 2), (1, 2, 2)),
-    (2, 112, 128): ((1, 2, 4), (1, 1, 4), (1, 1, 2)),
-    (2, 224, 64): ((1, 4, 1), (1, 1, 2), (1, 1, 1)),
+# weights, K / 64, then warpgroups, K tiles of a stage, parts of K, and stages where less than there
+# is memory for: those that were fastest with up to 8, 16, 32 and 64 tokens; of the entries, the
+# nearest one counts. Llama 8B's with up to 16 were so in a layer (``tests/bench_layer.py``), where
+# weights come while the kernel before ends; a short ring leaves room beside attention's.
+_STREAMING: dict[tuple[int, int, int], tuple[tuple[int, ...], ...]] = {
+    # weights, rows, K / 64: up to 8 tokens, 16, 32, 64
+    (1, 40, 128): ((2, 4, 8), (2, 4, 8), (1, 2, 8), (1, 2, 4)),
+    (1, 64, 64): ((1, 4, 2, 5), (1, 4, 2), (1, 2, 2), (1, 1, 2)),
+    (1, 64, 224): ((1, 4, 8), (1, 4, 8), (1, 2, 2), (1, 2, 2)),
+    (1, 96, 64): ((2, 2, 4), (2, 4, 4), (1, 2, 2), (1, 2, 2)),
+    (1, 128, 32): ((2, 4, 2), (2, 4, 2), (1, 2, 2), (1, 1, 1)),
+    (1, 128, 112): ((1, 4, 4), (1, 4, 4), (1, 2, 2), (1, 2, 2)),
+    (2, 112, 128): ((1, 2, 4), (1, 2, 4), (1, 1, 4), (1, 1, 2)),
+    (2, 224, 64): ((1, 2, 2), (1, 4, 1), (1, 1, 2), (1, 1, 1)),
 }
 
 # Many tokens: cycles of a K tile, by the accumulator's columns and tiles of rows per warpgroup.
@@ -87,13 +89,20 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
         apart = abs(math.log(rows / entry_rows)) + abs(math.log(across / entry_across))
         return apart + 100 * (weights != problem.weights)
 
-    column = {8: 0, 16: 0, 32: 1, 64: 2}[tokens]
-    warpgroups, k_tiles, split = _STREAMING[min(_STREAMING, key=distance)][column]
+    column = _FEW_TOKENS.index(tokens)
+    warpgroups, k_tiles, split, *stages = _STREAMING[min(_STREAMING, key=distance)][column]
     while across % k_tiles:
         k_tiles //= 2
     while split > across // k_tiles:
         split //= 2
-    tile = Tile(tokens, problem.weights, warpgroups=warpgroups, k_tiles=k_tiles, split_k=split)
+    tile = Tile(
+        tokens,
+        problem.weights,
+        warpgroups=warpgroups,
+        k_tiles=k_tiles,
+        split_k=split,
+        max_stages=stages[0] if stages else MAX_STAGES,
+    )
     # Accumulators, and what decoding takes: with more CTAs these would not stay in registers.
     room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
     together = min(math.ceil(ctas(problem, tile) / sms), room)
