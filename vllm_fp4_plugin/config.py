@@ -18,6 +18,7 @@ from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.platforms import current_platform
 
 from vllm_fp4_plugin import (
+    ahead,
     checkpoint_files,
     checkpoint_format,
     fused_mlp,
@@ -51,6 +52,8 @@ class Nvfp4TcConfig(QuantizationConfig):
         self._ignore = checkpoint.ignore if checkpoint is not None else ()
         self._targets = checkpoint.targets if checkpoint is not None else None
         self._waiting: set[str] = set()
+        self._products: set[ahead.Product] = set()
+        self._max_tokens = 0
         self._attention_reason = ""
         self.report = Report()
         # vLLM reads this name: with a scheme, "auto" KV-cache dtype means fp8.
@@ -198,11 +201,25 @@ class Nvfp4TcConfig(QuantizationConfig):
         size = elements * layer.params_dtype.itemsize
         self.report.add(_unquantized(prefix, reason, elements, size))
 
-    def layer_ready(self, prefix: str) -> None:
-        """Note that a layer's weights are in place; after the last one, log the report."""
+    def expect(self, product: ahead.Product | None) -> None:
+        """Note a product whose kernels are to be there before requests come."""
+        if product is not None:
+            self._products.add(product)
+            self._max_tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens
+
+    def layer_ready(self, prefix: str, device: torch.device) -> None:
+        """Note that a layer's weights are in place; after the last one, log the report.
+
+        Kernels are compiled then.
+        """
         self._waiting.discard(prefix)
-        if not self._waiting and get_tensor_model_parallel_rank() == 0:
-            for line in self.report.lines():
+        if self._waiting:
+            return
+        lines = self.report.lines()
+        if self._products and device.type == "cuda":
+            lines.append(ahead.compile_products(self._products, self._max_tokens, device))
+        if get_tensor_model_parallel_rank() == 0:
+            for line in filter(None, lines):
                 logger.info("%s: %s", METHOD, line)
 
 

@@ -19,7 +19,7 @@ from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode, device_arch
 from nvfp4_kernels.gemm.config import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
 from nvfp4_kernels.silu_mul_gemm.config import KERNELS as SILU_MUL_GEMM_KERNELS
-from vllm_fp4_plugin import fused_mlp, weights
+from vllm_fp4_plugin import ahead, fused_mlp, weights
 from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear_op import Activation
 from vllm_fp4_plugin.loading import LoadLedger
@@ -101,6 +101,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         k = input_size_per_partition
         plan = LinearPlan(kernel, activation, list(output_partition_sizes), k, gate_up, reason)
         self.config.report.add(self._record(plan))
+        self.config.expect(ahead.product_of(layer, plan, params_dtype))
         return plan
 
     def _record(self, plan: LinearPlan) -> LayerRecord:
@@ -244,7 +245,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         except InvalidArgument as error:
             raise UnsupportedCheckpoint(f"{self.prefix}: {error}") from error
         self.install(layer, kernel_weight)
-        self.config.layer_ready(self.prefix)
+        self.config.layer_ready(self.prefix, layer.weight.device)
 
     def _factors(self, loaded: dict[str, Tensor], name: str) -> Tensor:
         """Global scales as factors, whichever way the checkpoint stores them."""

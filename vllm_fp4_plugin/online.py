@@ -61,7 +61,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         del layer.weight, shards
         data, scales, weight_global = weights.join_shards(quantised)
         self.install(layer, self.kernel_weight(data, scales, weight_global, None))
-        self.config.layer_ready(self.prefix)
+        self.config.layer_ready(self.prefix, layer.weight.device)
 
     def _quantize(self, layer: Any, shard: Tensor) -> Nvfp4Tensor:
         amax = shard.abs().amax().float()

@@ -79,6 +79,14 @@ def telling_tokens(most: int) -> list[int]:
     return [m for m in starts if m <= most]
 
 
+def every_config(
+    n: int, k: int, weights: int, output: Output, max_tokens: int, sms: int = SMS
+) -> list[tuple[Tile, Output]]:
+    """What ``choose_config`` gives 1 to ``max_tokens`` tokens, each once."""
+    problems = (Problem(m, n, k, weights) for m in telling_tokens(max_tokens))
+    return list(dict.fromkeys(choose_config(problem, output, sms) for problem in problems))
+
+
 def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output]:
     """As the nearest problem of the table, with as many CTAs of an SM as fit."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)

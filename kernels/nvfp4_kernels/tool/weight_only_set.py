@@ -3,7 +3,7 @@
 Weights alone are quantised there, so that no kernel prepares inputs.
 """
 
-from nvfp4_kernels.sm90.choose import SMS, Problem, choose_config, telling_tokens
+from nvfp4_kernels.sm90.choose import SMS, every_config
 from nvfp4_kernels.sm90.tile import Output, Tile
 from nvfp4_kernels.tool.kernel_set import KernelSpec
 from nvfp4_kernels.tool.model import Dtype, Layer, Model
@@ -22,10 +22,9 @@ def weight_only_kernels(
     found: dict[KernelSpec, list[str]] = {}
     for layer in model.layers:
         output = weight_only_output(layer, model.dtype)
-        problems = (Problem(m, layer.n, layer.k, layer.weights) for m in telling_tokens(max_tokens))
-        chosen = [choose_config(problem, output, sms) for problem in problems]
         op = "silu_mul_gemm" if layer.pair else "gemm"
-        for tile_and_output in dict.fromkeys(chosen):
+        sizes = layer.n, layer.k, layer.weights
+        for tile_and_output in every_config(*sizes, output, max_tokens, sms):
             users = found.setdefault(weight_only_spec(op, *tile_and_output), [])
             if layer.name not in users:
                 users.append(layer.name)

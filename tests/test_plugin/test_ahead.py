@@ -1,0 +1,170 @@
+"""Kernels that are compiled while a model is loaded: those that its products launch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+
+from nvfp4_kernels.sm90.tile import Output
+from tests import devices
+from tests.emulator import EAGER
+from tests.sm90_product import sm90_ops
+from vllm_fp4_plugin import ahead, config
+from vllm_fp4_plugin.ahead import Product
+from vllm_fp4_plugin.checkpoint_format import CheckpointFormat
+from vllm_fp4_plugin.config import Nvfp4TcConfig
+
+K = 96
+BF16 = Output(act="bfloat16", dtype="bfloat16")
+
+
+@pytest.fixture
+def quant() -> Nvfp4TcConfig:
+    return Nvfp4TcConfig(CheckpointFormat("modelopt", weight_only=False))
+
+
+def qkv(**options: Any) -> Any:
+    return QKVParallelLinear(K, 32, 2, 1, **options)
+
+
+# Layer, its name, and what is expected of it.
+LAYERS: dict[str, tuple[Any, str, Product]] = {
+    "qkv": (
+        lambda **o: qkv(bias=False, **o),
+        "qkv_proj",
+        Product(128, K, 1, Output("bfloat16", "bfloat16", shards=3)),
+    ),
+    "qkv with a bias": (
+        lambda **o: qkv(bias=True, **o),
+        "qkv_proj",
+        Product(128, K, 1, Output("bfloat16", "bfloat16", shards=3, bias="bfloat16")),
+    ),
+    "gate and up": (
+        lambda **o: MergedColumnParallelLinear(K, [160, 160], bias=False, **o),
+        "gate_up_proj",
+        Product(160, K, 2, BF16),
+    ),
+    "gate and up, not fused for their bias": (
+        lambda **o: MergedColumnParallelLinear(K, [160, 160], bias=True, **o),
+        "gate_up_proj",
+        Product(320, K, 1, Output("bfloat16", "bfloat16", shards=2, bias="bfloat16")),
+    ),
+    "row-parallel with a bias": (
+        lambda **o: RowParallelLinear(K, 64, bias=True, **o),
+        "o_proj",
+        Product(64, K, 1, Output("bfloat16", "bfloat16", bias="bfloat16")),
+    ),
+    "a bias that the model adds": (
+        lambda **o: ColumnParallelLinear(K, 64, bias=True, skip_bias_add=True, **o),
+        "up_proj",
+        Product(64, K, 1, BF16),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_products_of_layers(vllm_config: Any, quant: Nvfp4TcConfig, name: str) -> None:
+    build, last, expected = LAYERS[name]
+    with sm90_ops():
+        build(quant_config=quant, prefix=f"model.layers.0.{last}")
+    assert quant._products == {expected}
+    assert quant._max_tokens == vllm_config.scheduler_config.max_num_batched_tokens
+
+
+def test_other_ranks_add_no_bias(vllm_config: Any, quant: Nvfp4TcConfig) -> None:
+    with sm90_ops():
+        layer = RowParallelLinear(K, 64, bias=True, quant_config=quant, prefix="model.o_proj")
+        layer.tp_rank = 1
+        product = ahead.product_of(layer, layer.quant_method.plan, torch.bfloat16)
+    assert product == Product(64, K, 1, BF16)
+
+
+def test_elsewhere_nothing_is_expected(vllm_config: Any, quant: Nvfp4TcConfig) -> None:
+    qkv(bias=False, quant_config=quant, prefix="model.qkv_proj")
+    assert not quant._products
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
+    """One that is told to compile kernels, and lists them."""
+    made: list[Any] = []
+    properties = SimpleNamespace(multi_processor_count=132)
+    with devices.emulated(EAGER, "sm_90"):  # binds CuTe DSL to it
+        monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        monkeypatch.setattr(ahead, "compiled", lambda kernel, _: made.append(kernel))
+        yield made
+
+
+PRODUCTS = [Product(4096, 4096, 1, BF16), Product(14336, 4096, 2, BF16)]
+CUDA = torch.device("cuda")
+
+
+def test_each_kernel_once(gpu: list[Any], tmp_path: Path) -> None:
+    line = ahead.compile_products([*PRODUCTS, PRODUCTS[0]], 2048, CUDA)
+    assert len(gpu) == len(set(gpu)) > 10
+    assert line.startswith(f"compiled {len(gpu)} of {len(gpu)} kernels in ")
+    assert line.endswith(f"; kept in {tmp_path}")
+
+
+def test_what_is_there_is_loaded_without_a_word(gpu: list[Any]) -> None:
+    ahead.compile_products(PRODUCTS, 64, CUDA)
+    for kernel in gpu[1:]:
+        place = ahead.object_path(kernel)
+        assert place is not None
+        place.touch()
+    count = len(gpu)
+    assert ahead.compile_products(PRODUCTS, 64, CUDA).startswith(f"compiled 1 of {count} kernels")
+    first = ahead.object_path(gpu[0])
+    assert first is not None
+    first.touch()
+    assert ahead.compile_products(PRODUCTS, 64, CUDA) == ""
+    assert len(gpu) == 3 * count
+
+
+def test_without_a_cache(gpu: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVFP4_KERNELS_CACHE", "")
+    line = ahead.compile_products(PRODUCTS, 8, CUDA)
+    assert line.endswith("; not kept, as NVFP4_KERNELS_CACHE is empty")
+
+
+def test_kernels_are_those_that_products_launch(
+    gpu: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvfp4_kernels.fragments import Fragments, fragment_shapes
+    from nvfp4_kernels.sm90 import product
+
+    launched: set[Any] = set()
+    monkeypatch.setattr(product, "launch", lambda kernel, *_: launched.add(kernel))
+    n, k, most = 160, 96, 300
+    shapes = fragment_shapes(n, k)
+    weight = Fragments(*(torch.zeros(shape, dtype=torch.uint8) for shape in shapes))
+    x, bias = torch.zeros(most, k).bfloat16(), torch.zeros(n).bfloat16()
+    shards = [96, 32, 32]
+    for m in range(1, most + 1):
+        product.product(x[:m], [weight], torch.ones(3), shards, n, bias, x.dtype)
+    output = Output("bfloat16", "bfloat16", shards=3, bias="bfloat16")
+    assert set(ahead.kernels_of([Product(n, k, 1, output)], most, 132)) == launched
+
+
+def test_after_the_last_layer(quant: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(config, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(config.logger, "info", lambda _, *words: told.append(words[-1]))
+    monkeypatch.setattr(ahead, "compile_products", lambda *given: f"{given[1]} tokens")
+    quant._products, quant._max_tokens, quant._waiting = {PRODUCTS[0]}, 77, {"a", "b"}
+    quant.layer_ready("a", CUDA)
+    assert not told
+    quant.layer_ready("b", CUDA)
+    assert told == ["77 tokens"]
+    quant.layer_ready("b", torch.device("cpu"))  # nothing to compile for
+    assert told == ["77 tokens"]
