@@ -30,8 +30,8 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
     assert fragments.report == [
         "fused_add_rms_norm ×1: nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90), 16-bit",
         f"qkv_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
-        "rotary_emb ×1: nvfp4_rotary_embedding/RotaryEmbeddingSm90 (sm_90), 16-bit",
         f"o_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
+        "rotary_emb ×1: nvfp4_rotary_embedding/RotaryEmbeddingSm90 (sm_90), 16-bit",
         attention,
         f"gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
         f"down_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16, {WHY}",
