@@ -31,6 +31,9 @@ TILES = {
     "128, K in 2": (Tile(128, split_k=2), LARGE),
     "128, two row tiles": (Tile(128, row_tiles=2), LARGE),
     "128, pair": (Tile(128, 2), LARGE),
+    "128, pair apart": (Tile(128, 2, apart=True), (150, 136, 256)),
+    "192, pair apart": (Tile(192, 2, apart=True), (200, 72, 64)),
+    "256, pair apart": (Tile(256, 2, apart=True), (300, 72, 128)),
     "192": (Tile(192), (250, 264, 128)),
     "256": (Tile(256), (300, 264, 128)),
 }
