@@ -172,7 +172,7 @@ class Epilogue:
         row = thread % TILE
         for start in cutlass.range_constexpr(0, tile.own_tokens, chunk):
             self._meet(group)
-            self._spill(sums, own, start, min(chunk, tile.own_tokens - start), thread)
+            self._spill(sums, own, start, thread)
             self._meet(group)
             for row_tile in cutlass.range_constexpr(tile.row_tiles):
                 column = self._first_row(place, group, row_tile) + row
@@ -223,15 +223,13 @@ class Epilogue:
                     self._store(result, at, column, self._finished(values, scales, bias))
 
     @cute.jit
-    def _spill(
-        self, sums: list[list[Float32]], own: Array, start: int, count: int, thread: Int32
-    ) -> None:
+    def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:
         """Fragments as [product, token, row] in shared memory."""
         chunk = self.output.chunk(self.tile)
         row = thread // 32 * 16 + thread % 32 // 4
         pair = thread % 4 * 2
         for each in cutlass.range_constexpr(self.tile.products):
-            for token in cutlass.range_constexpr(0, count, 8):
+            for token in cutlass.range_constexpr(0, chunk, 8):
                 for c in cutlass.range_constexpr(4):
                     at = (each * chunk + token + pair + c % 2) * PITCH + row + c // 2 * 8
                     own.store(sums[each][4 * ((start + token) // 8) + c], at)

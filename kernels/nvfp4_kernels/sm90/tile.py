@@ -65,7 +65,7 @@ class Tile:
         if self.apart:
             assert self.weights == self.warpgroups == 2, "one weight for each warpgroup"
             assert self.row_tiles == self.split_k == 1
-            assert self.own_tokens % 8 == 0, self.tokens
+            assert self.own_tokens % 16 == 0, self.tokens
 
     @property
     def team(self) -> int:
@@ -175,4 +175,4 @@ class Output:
 
     def chunk(self, tile: Tile) -> int:
         """Tokens that are turned at a time."""
-        return min(CHUNK, tile.own_tokens)
+        return math.gcd(CHUNK, tile.own_tokens)
