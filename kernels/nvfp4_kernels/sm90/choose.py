@@ -31,7 +31,8 @@ _STREAMING: dict[tuple[int, int, int], tuple[tuple[int, int, int], ...]] = {
     (2, 224, 64): ((1, 4, 1), (1, 1, 2), (1, 1, 1)),
 }
 
-# Many tokens: cycles of a K tile, by the accumulator's columns and tiles of rows per warpgroup.
+# Many tokens: cycles of a K tile, by an accumulator's columns and how many a warpgroup has. A pair
+# apart is taken to be as fast as one weight; that was not measured.
 _STEP = {
     (64, 1): 461, (96, 1): 538, (128, 1): 604, (192, 1): 791, (256, 1): 1039,
     (64, 2): 900, (96, 2): 1000, (128, 2): 1150,

@@ -294,7 +294,7 @@ class Epilogue:
 
     @cute.jit
     def finish(self) -> None:
-        """Until shared memory may go: boxes have been read."""
+        """Until shared memory may go, or serve otherwise: boxes have been read."""
         if cutlass.const_expr(self.output.boxes):
             if cute.arch.thread_idx()[0] % WARPGROUP == 0:
                 ptx.cp_async_bulk_wait_group(0, read=True)

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.sm90.tile import BARRIER, WARPGROUP, Output, Tile
 
 FOUR = 4  # floats that move at once
@@ -53,6 +54,7 @@ class Exchange:
     def _area(self, scratch: Array, group: Int32) -> Array:
         """A warpgroup's part of the scratch memory, as float32."""
         floats = self.output.shared_bytes(self.tile) // 4 // self.tile.warpgroups
+        assert TILE * self.output.box_tokens(self.tile) <= floats
         return Array(scratch.data_ptr(), shape=(1,), dtype=Float32).subview(group * floats)
 
     def _meet(self) -> None:
