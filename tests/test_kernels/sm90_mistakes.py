@@ -30,6 +30,7 @@ SHARDS = Product(
     Tile(16, max_stages=2), 9, 200, 192, Output(shards=3, bias="bfloat16"), ends=(72, 136)
 )
 PAIR = Product(Tile(16, 2, max_stages=2), 9, 136, 192)
+APART = Product(Tile(96, 2, max_stages=2, apart=True), 150, 72, 192, BOXES)
 FLOAT16 = Product(Tile(16, max_stages=2), 9, 136, 192, Output(act="float16"))
 SPLIT = Product(Tile(8, split_k=2, max_stages=2), 5, 136, 512, sms=132)
 PRODUCTS = {
@@ -39,6 +40,7 @@ PRODUCTS = {
     "8": FEW,
     "16, shards, bias": SHARDS,
     "16, pair": PAIR,
+    "96, pair apart": APART,
     "16, float16": FLOAT16,
     "8, K in 2": SPLIT,
 }
@@ -139,7 +141,7 @@ MISTAKES = {
     "weights of another step": Mistake("loader", "+ step * tile.k_tiles", "+ step", WRONG, DEEP),
     "one weight for both": Mistake(
         "loader",
-        "weights[operand % self.tile.accumulators // self.tile.row_tiles]",
+        "weights[operand % self.tile.products // self.tile.row_tiles]",
         "weights[0]",
         WRONG,
         PAIR,
@@ -159,6 +161,36 @@ MISTAKES = {
     ),
     "one part left out": Mistake(
         "split", "range(self.tile.split_k)", "range(self.tile.split_k - 1)", WRONG, SPLIT
+    ),
+    # Exchange of a pair.
+    "not met before sums are handed over": Mistake(
+        "exchange", "self._meet()  # what lay", "pass  # what lay", "DataRace", APART
+    ),
+    "not met before sums are taken": Mistake(
+        "exchange",
+        "            self._meet()\n            for at",
+        "            for at",
+        "UninitialisedRead",
+        APART,
+    ),
+    "only half of the pair met": Mistake(
+        "exchange", "threads = self.tile.warpgroups", "threads = 1", "DataRace", APART
+    ),
+    "boxes not waited for before the exchange": Mistake(
+        "epilogue", "            self.finish()\n", "", "DataRace", APART
+    ),
+    "halves of the tokens swapped": Mistake(
+        "exchange", "_either(first, lower, upper)", "_either(first, upper, lower)", WRONG, APART
+    ),
+    "gate and up of a pair apart swapped": Mistake(
+        "exchange",
+        "[[_either(first, k, t) for k, t in pairs], [_either(first, t, k)",
+        "[[_either(first, t, k) for k, t in pairs], [_either(first, k, t)",
+        WRONG,
+        APART,
+    ),
+    "one half of the tokens for both": Mistake(
+        "epilogue", "group % tile.team * tile.own_tokens", "0", "DataRace", APART
     ),
     # Boxes.
     "slots of boxes not waited for": Mistake(

@@ -59,7 +59,7 @@ def test_many_tokens_get_the_least_estimate() -> None:
     ("m", "n", "k", "weights", "tokens", "split"),
     [
         (4096, 4096, 4096, 1, 256, 1),
-        (4096, 14336, 4096, 2, 128, 1),
+        (4096, 14336, 4096, 2, 256, 1),
         (256, 4096, 14336, 1, 128, 2),
         (128, 4096, 4096, 1, 64, 2),
         (1, 4096, 14336, 1, 8, 8),
@@ -72,6 +72,12 @@ def test_what_was_fastest_on_an_h200(
     assert (tile.tokens, tile.split_k) == (tokens, split)
 
 
+def test_pairs_are_apart_where_a_warpgroup_has_no_room_for_both() -> None:
+    tiles = [tile for tile, _ in multiplying(Problem(8192, 14336, 4096, 2), Output())]
+    assert {192, 256} <= {tile.tokens for tile in tiles}
+    assert all(tile.apart == (tile.tokens > 128) for tile in tiles)
+
+
 def test_k_tiles_divide_k() -> None:
     tile, _ = choose_config(Problem(1, 4096, 64 * 5), Output())
     assert tile.k_tiles == 1
@@ -79,7 +85,15 @@ def test_k_tiles_divide_k() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"tokens": 12}, {"tokens": 264}, {"tokens": 256, "weights": 2}, {"split_k": 16}]
+    "fields",
+    [
+        {"tokens": 12},
+        {"tokens": 264},
+        {"tokens": 256, "weights": 2},
+        {"split_k": 16},
+        {"tokens": 64, "apart": True},
+        {"tokens": 48, "weights": 2, "apart": True},
+    ],
 )
 def test_tiles_that_cannot_be(fields: dict[str, int]) -> None:
     with pytest.raises(AssertionError):

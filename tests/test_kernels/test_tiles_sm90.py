@@ -32,7 +32,9 @@ TILES = {
     "128, two row tiles": (Tile(128, row_tiles=2), LARGE),
     "128, pair": (Tile(128, 2), LARGE),
     "192": (Tile(192), (250, 264, 128)),
+    "192, pair apart": (Tile(192, 2, apart=True), (150, 72, 64)),
     "256": (Tile(256), (300, 264, 128)),
+    "256, pair apart": (Tile(256, 2, apart=True), (300, 40, 128)),
 }
 
 
@@ -63,7 +65,7 @@ def run(
     alpha = device.put("alpha", torch.ones(len(weights)) if alpha is None else alpha)
     bias = None if bias is None else device.put("bias", bias)
     rest = [0] * (MAX_SHARDS - 1 - len(ends))
-    out = device.output("out", torch.empty(m, n, dtype=torch.bfloat16))
+    out = device.output("out", torch.empty(m, n, dtype=getattr(torch, output.dtype)))
     launch(
         WeightOnlyGemm(tile, output), device.put("x", x), *put[:2], *put[-2:], out, alpha, bias,
         m, n, k, sms, *ends, *rest,
@@ -96,3 +98,17 @@ def test_tile(
     else:
         right = torch.nn.functional.silu(products[0].double()) * products[1].double()
         assert ((out.double() - right).abs() <= 2.0**-7 * right.abs() + 1e-4).all()
+
+
+@pytest.mark.schedules("random 1")
+def test_a_pair_apart_gives_the_same_bits(device: KernelDevice) -> None:
+    n, k = 72, 128
+    x = torch.randint(-2, 3, (110, k)).half()
+    weights, alpha = [weight(n, k), weight(n, k)], torch.tensor([2.0**-6, 0.5])
+    apart = Tile(96, 2, apart=True)
+    together, boxes, elements = (
+        run(device, tile, Output("float16", "float16", boxes=boxes), x, weights, n, 1, alpha)
+        for tile, boxes in ((Tile(64, 2), False), (apart, True), (apart, False))
+    )
+    assert torch.equal(boxes, together)
+    assert torch.equal(elements, together)

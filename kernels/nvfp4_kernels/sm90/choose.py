@@ -33,7 +33,8 @@ _STREAMING: dict[tuple[int, int, int], tuple[tuple[int, ...], ...]] = {
     (2, 224, 64): ((1, 2, 2), (1, 4, 1), (1, 1, 2), (1, 1, 1)),
 }
 
-# Many tokens: cycles of a K tile, by the accumulator's columns and tiles of rows per warpgroup.
+# Many tokens: cycles of a K tile, by an accumulator's columns and how many a warpgroup has. A pair
+# apart is taken to be as fast as one weight; that was not measured.
 _STEP = {
     (64, 1): 461, (96, 1): 538, (128, 1): 604, (192, 1): 791, (256, 1): 1039,
     (64, 2): 900, (96, 2): 1000, (128, 2): 1150,
@@ -122,16 +123,19 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
 def multiplying(problem: Problem, output: Output, sms: int = SMS) -> list[tuple[Tile, Output]]:
     """Tiles for many tokens that can serve the problem, each with the way its result leaves."""
     tiles = []
-    for tokens, row_tiles in _STEP:
-        if row_tiles % problem.weights:
+    for tokens, accumulators in _STEP:
+        # Both accumulators of a pair have room in a warpgroup up to 128 tokens.
+        apart = problem.weights == 2 and tokens > 128
+        if accumulators % problem.weights and not apart:
             continue
-        one = Tile(tokens, problem.weights, row_tiles=row_tiles // problem.weights)
+        row_tiles = math.ceil(accumulators / problem.weights)
+        one = Tile(tokens, problem.weights, row_tiles=row_tiles, apart=apart)
         tiles.append(one)
-        if tokens * row_tiles <= 128:
+        if one.columns <= 128:
             tiles += [replace(one, k_tiles=2)]
     # What is added up takes the ring's room, so that only what needs few CTAs is split.
-    parts = [replace(t, split_k=s) for t in tiles for s in (2, 4)]
-    tiles += [t for t in parts if t.tokens <= 128 and t.columns * t.split_k <= 512]
+    parts = [replace(t, split_k=s) for t in tiles if t.tokens <= 128 for s in (2, 4)]
+    tiles += [t for t in parts if t.columns * t.split_k <= 512]
     # Clusters lie within a GPC, so that those of four do not reach every SM.
     tiles = [t for t in tiles if t.split_k == 1 or ctas(problem, t) <= sms - 16 * (t.split_k > 2)]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]

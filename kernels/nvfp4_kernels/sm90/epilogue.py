@@ -15,14 +15,14 @@ from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.sm90.decode import DOWN
+from nvfp4_kernels.sm90.exchange import Exchange
 from nvfp4_kernels.sm90.schedule import Place, Work
 from nvfp4_kernels.sm90.split import Parts, Split
-from nvfp4_kernels.sm90.tile import PITCH, WARPGROUP, Output, Tile
+from nvfp4_kernels.sm90.tile import BARRIER, PITCH, WARPGROUP, Output, Tile
 
 TYPES: dict[str, Any] = {"bfloat16": BFloat16, "float16": Float16, "float32": Float32}
 LOG2_E = 1.4426950408889634
 SLOTS = 2
-BARRIER = 1  # named barrier of the first warpgroup
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,9 @@ class Epilogue:
         group: Int32,
     ) -> None:
         """One tile; ``scratch`` is memory to turn it in, or the parts of a split."""
+        if cutlass.const_expr(self.tile.apart):
+            self.finish()
+            sums = Exchange(self.tile, self.output).run(sums[0], scratch, group)
         if cutlass.const_expr(self.output.boxes):
             self._boxes(sums, factors, result, scratch, place, group)
         elif cutlass.const_expr(self.tile.split_k > 1):
@@ -99,11 +102,11 @@ class Epilogue:
             first = self._first_row(place, group, row_tile)
             upper = first + warp * 16 + lane // 4
             rows = [self._row(factors, result, upper), self._row(factors, result, upper + 8)]
-            for start in cutlass.range_constexpr(0, tile.tokens, box):
+            for start in cutlass.range_constexpr(0, tile.own_tokens, box):
                 slot = scratch.subview((group * SLOTS + number % SLOTS) * (box * TILE))
                 if leader:
                     # An odd number of boxes ends in the slot that the next tile begins with.
-                    turned = number == 0 and tile.row_tiles * tile.tokens // box % SLOTS
+                    turned = number == 0 and tile.row_tiles * tile.own_tokens // box % SLOTS
                     ptx.cp_async_bulk_wait_group(0 if turned else SLOTS - 1, read=True)
                 self._meet(group)
                 for token in cutlass.range_constexpr(0, box, 16):
@@ -111,7 +114,7 @@ class Epilogue:
                 ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
                 self._meet(group)
                 if leader:
-                    where = [first, place.tokens * tile.tokens + start]
+                    where = [first, self._first_token(place, group) + start]
                     ptx.cp_async_bulk_tensor_global_shared_cta(
                         result.tensor_map.get_ptr(), slot, where
                     )
@@ -132,7 +135,7 @@ class Epilogue:
     ) -> None:
         """16 tokens, or the last 8, of a warp's 16 rows: [token, row] in 16-byte pieces."""
         words = []
-        count = min(16, self.tile.tokens - first)
+        count = min(16, self.tile.own_tokens - first)
         for eight in range(0, count, 8):
             for half in range(2):
                 values = [
@@ -165,11 +168,11 @@ class Epilogue:
         tile = self.tile
         chunk = self.output.chunk(tile)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        own = scratch.subview(group * (tile.accumulators * chunk * PITCH))
+        own = scratch.subview(group * (tile.products * chunk * PITCH))
         row = thread % TILE
-        for start in cutlass.range_constexpr(0, tile.tokens, chunk):
+        for start in cutlass.range_constexpr(0, tile.own_tokens, chunk):
             self._meet(group)
-            self._spill(sums, own, start, min(chunk, tile.tokens - start), thread)
+            self._spill(sums, own, start, thread)
             self._meet(group)
             for row_tile in cutlass.range_constexpr(tile.row_tiles):
                 column = self._first_row(place, group, row_tile) + row
@@ -177,7 +180,7 @@ class Epilogue:
                     scales, bias = self._row(factors, result, column)
                     for turn in cutlass.range(chunk // 2, unroll=1):
                         token = turn * 2 + thread // TILE
-                        at = place.tokens * tile.tokens + start + token
+                        at = self._first_token(place, group) + start + token
                         if at < result.m:
                             parts = [
                                 own.load(
@@ -220,15 +223,13 @@ class Epilogue:
                     self._store(result, at, column, self._finished(values, scales, bias))
 
     @cute.jit
-    def _spill(
-        self, sums: list[list[Float32]], own: Array, start: int, count: int, thread: Int32
-    ) -> None:
-        """Fragments as [accumulator, token, row] in shared memory."""
+    def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:
+        """Fragments as [product, token, row] in shared memory."""
         chunk = self.output.chunk(self.tile)
         row = thread // 32 * 16 + thread % 32 // 4
         pair = thread % 4 * 2
-        for each in cutlass.range_constexpr(self.tile.accumulators):
-            for token in cutlass.range_constexpr(0, count, 8):
+        for each in cutlass.range_constexpr(self.tile.products):
+            for token in cutlass.range_constexpr(0, chunk, 8):
                 for c in cutlass.range_constexpr(4):
                     at = (each * chunk + token + pair + c % 2) * PITCH + row + c // 2 * 8
                     own.store(sums[each][4 * ((start + token) // 8) + c], at)
@@ -243,7 +244,13 @@ class Epilogue:
 
     def _first_row(self, place: Place, group: Int32, row_tile: int) -> Int32:
         tile = self.tile
-        return ((place.rows * tile.warpgroups + group) * tile.row_tiles + row_tile) * TILE
+        team = group // tile.team
+        return place.rows * tile.rows + (team * tile.row_tiles + row_tile) * TILE
+
+    def _first_token(self, place: Place, group: Int32) -> Int32:
+        """Of those that a warpgroup finishes."""
+        tile = self.tile
+        return place.tokens * tile.tokens + group % tile.team * tile.own_tokens
 
     @cute.jit
     def _row(self, factors: Factors, result: Result, row: Int32) -> tuple[list[Float32], Float32]:
@@ -287,7 +294,7 @@ class Epilogue:
 
     @cute.jit
     def finish(self) -> None:
-        """Until shared memory may go: boxes have been read."""
+        """Until shared memory may go, or serve otherwise: boxes have been read."""
         if cutlass.const_expr(self.output.boxes):
             if cute.arch.thread_idx()[0] % WARPGROUP == 0:
                 ptx.cp_async_bulk_wait_group(0, read=True)

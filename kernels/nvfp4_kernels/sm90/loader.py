@@ -113,14 +113,14 @@ class Loader:
             self._copy(weight.scales, first, ring.scales, target, full, SCALE_BYTES)
 
     def _weight(self, weights: list[Weight], operand: int) -> Weight:
-        """Of each warpgroup, first the tiles of one weight, then those of the other."""
-        return weights[operand % self.tile.accumulators // self.tile.row_tiles]
+        """Of each team, first the tiles of one weight, then those of the other."""
+        return weights[operand % self.tile.products // self.tile.row_tiles]
 
     def _first(self, place: Place, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
         """Number of an operand's first tile in its weight."""
         tile = self.tile
-        group, inside = operand // tile.accumulators, operand % tile.row_tiles
-        row = (place.rows * tile.warpgroups + group) * tile.row_tiles + inside
+        team, inside = operand // tile.products, operand % tile.row_tiles
+        row = place.rows * (tile.rows // TILE) + team * tile.row_tiles + inside
         # Beyond the last row there is nothing: what comes instead is not stored.
         row = cutlass.min(row, cute.ceil_div(n, TILE) - 1)
         return Int64(row) * cute.ceil_div(k, TILE) + step * tile.k_tiles

@@ -25,6 +25,7 @@ LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, where registers are 
 PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
 FEW_TOKENS = 16  # that mma.sync takes with less to issue than wgmma
 CHUNK = 32  # tokens that the epilogue turns at a time
+BARRIER = 1  # named barrier of the first warpgroup; behind those of all, one for them together
 
 OutDtype = Literal["bfloat16", "float16", "float32"]
 ActDtype = Literal["bfloat16", "float16"]
@@ -44,6 +45,7 @@ class Tile:
         split_k: CTAs of a cluster that each take a part of K and then add up.
         ctas_per_sm: that shall fit.
         max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
+        apart: whether two warpgroups take one weight each of a pair, instead of both.
     """
 
     tokens: int
@@ -54,16 +56,36 @@ class Tile:
     split_k: int = 1
     ctas_per_sm: int = 1
     max_stages: int = MAX_STAGES
+    apart: bool = False
 
     def __post_init__(self) -> None:
         assert self.tokens in range(8, 257, 8), self.tokens
         assert self.split_k <= 8, "larger clusters are not portable"
         assert self.columns <= 256, "128 accumulator registers per thread"
+        if self.apart:
+            assert self.weights == self.warpgroups == 2, "one weight for each warpgroup"
+            assert self.row_tiles == self.split_k == 1
+            assert self.own_tokens % 16 == 0, self.tokens
+
+    @property
+    def team(self) -> int:
+        """Warpgroups that share their rows."""
+        return self.weights if self.apart else 1
+
+    @property
+    def products(self) -> int:
+        """Of 64 rows each, per team."""
+        return self.row_tiles * self.weights
 
     @property
     def accumulators(self) -> int:
         """Of 64 rows each, per warpgroup."""
-        return self.row_tiles * self.weights
+        return self.products // self.team
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens that a warpgroup finishes, for all products of its team."""
+        return self.tokens // self.team
 
     @property
     def columns(self) -> int:
@@ -73,7 +95,7 @@ class Tile:
     @property
     def rows(self) -> int:
         """Rows of each weight per tile."""
-        return TILE * self.row_tiles * self.warpgroups
+        return TILE * self.row_tiles * self.warpgroups // self.team
 
     @property
     def share(self) -> int:
@@ -145,12 +167,12 @@ class Output:
             return tile.warpgroups * self.box_tokens(tile) * ROW_BYTES * 2
         if tile.split_k > 1:
             return 4 * tile.rows * tile.weights * tile.part_pitch
-        return 4 * tile.operands * self.chunk(tile) * PITCH
+        return 4 * tile.warpgroups * tile.products * self.chunk(tile) * PITCH
 
     def box_tokens(self, tile: Tile) -> int:
         """Tokens of a box of 64 rows."""
-        return math.gcd(64, tile.tokens)
+        return math.gcd(64, tile.own_tokens)
 
     def chunk(self, tile: Tile) -> int:
         """Tokens that are turned at a time."""
-        return min(CHUNK, tile.tokens)
+        return math.gcd(CHUNK, tile.own_tokens)
