@@ -32,7 +32,6 @@ TILES = {
     "128, two row tiles": (Tile(128, row_tiles=2), LARGE),
     "128, pair": (Tile(128, 2), LARGE),
     "192": (Tile(192), (250, 264, 128)),
-    "192, pair apart": (Tile(192, 2, apart=True), (150, 72, 64)),
     "256": (Tile(256), (300, 264, 128)),
     "256, pair apart": (Tile(256, 2, apart=True), (300, 40, 128)),
 }

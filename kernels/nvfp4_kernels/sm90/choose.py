@@ -33,8 +33,7 @@ _STREAMING: dict[tuple[int, int, int], tuple[tuple[int, ...], ...]] = {
     (2, 224, 64): ((1, 2, 2), (1, 4, 1), (1, 1, 2), (1, 1, 1)),
 }
 
-# Many tokens: cycles of a K tile, by an accumulator's columns and how many a warpgroup has. A pair
-# apart is taken to be as fast as one weight; that was not measured.
+# Many tokens: cycles of a K tile, by an accumulator's columns and how many a warpgroup has.
 _STEP = {
     (64, 1): 461, (96, 1): 538, (128, 1): 604, (192, 1): 791, (256, 1): 1039,
     (64, 2): 900, (96, 2): 1000, (128, 2): 1150,
@@ -120,13 +119,19 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
     return next((t, o) for t, o in fitting if fits(problem, t, o))
 
 
-def multiplying(problem: Problem, output: Output, sms: int = SMS) -> list[tuple[Tile, Output]]:
-    """Tiles for many tokens that can serve the problem, each with the way its result leaves."""
+def multiplying(
+    problem: Problem, output: Output, sms: int = SMS, pairs_apart: bool = False
+) -> list[tuple[Tile, Output]]:
+    """Tiles for many tokens that can serve the problem, each with the way its result leaves.
+
+    ``pairs_apart``: also those whose warpgroups take one weight of a pair each. They are right in
+    the emulator and have not run on a GPU, so that ``choose_config`` does without them.
+    """
     tiles = []
     for tokens, accumulators in _STEP:
         # Both accumulators of a pair have room in a warpgroup up to 128 tokens.
         apart = problem.weights == 2 and tokens > 128
-        if accumulators % problem.weights and not apart:
+        if accumulators % problem.weights and not (apart and pairs_apart):
             continue
         row_tiles = math.ceil(accumulators / problem.weights)
         one = Tile(tokens, problem.weights, row_tiles=row_tiles, apart=apart)
