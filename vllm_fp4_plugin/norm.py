@@ -76,5 +76,7 @@ def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | No
     elif switched_on:
         priority[:] = [PROVIDER, *default]
         ir.ops.fused_add_rms_norm.set_default(priority)
+        if vllm_config.compilation_config.pass_config.fuse_allreduce_rms:
+            reason = "where vLLM does not fuse it with an all-reduce"
     label = kernel.label if priority[0] == PROVIDER else f"{priority[0]} (vLLM)"
     return LayerRecord(OP, label, "16-bit", reason, 0, 0)

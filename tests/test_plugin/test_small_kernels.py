@@ -58,6 +58,20 @@ def test_ours_comes_first_on_hopper(vllm_config: Any, priority: list[str]) -> No
         assert ir.ops.fused_add_rms_norm.get_priority() == ["nvfp4_tc", "native"]
 
 
+def test_an_all_reduce_may_take_the_norm(
+    vllm_config: Any, priority: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = vllm_config.compilation_config.pass_config
+    monkeypatch.setattr(passes, "fuse_allreduce_rms", True)
+    with sm90_ops():
+        record = norm.make_default(vllm_config, switched_on=True)
+    assert record is not None
+    assert (record.kernel, record.reason) == (
+        NORM,
+        "where vLLM does not fuse it with an all-reduce",
+    )
+
+
 def test_switched_off(vllm_config: Any, priority: list[str]) -> None:
     with sm90_ops():
         record = norm.make_default(vllm_config, switched_on=False)
