@@ -146,7 +146,7 @@ def test_each_byte_once() -> None:
 
 
 def test_order_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cosines and sines before the wait; q and k after it, all of them before the first store."""
+    """The next kernel first, then cosines and sines, the wait; all of q and k, then stores."""
     devices.cutlass_or_skip()
     seen: list[str] = []
     load = Gpu.load
@@ -159,9 +159,9 @@ def test_order_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (line.strip() for line in seen[-1].splitlines())
     order = [line.split()[0].rstrip(";") for line in lines if line.startswith(names)]
     before = ["ld.global.b64", "ld.global.v4.b32", "ld.global.v4.b32"]
-    waits = ["griddepcontrol.wait", "griddepcontrol.launch_dependents"]
     after = ["ld.global.v4.b32"] * 4 + ["st.global.v4.b32"] * 4
-    assert order == before + waits + after
+    launch, wait = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
+    assert order == [launch, *before, wait, *after]
 
 
 @pytest.mark.parametrize("m", [1, 4096])
