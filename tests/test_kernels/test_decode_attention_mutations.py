@@ -10,12 +10,12 @@ import torch
 
 from nvfp4_kernels import decode_attention
 from tests import devices
-from tests.emulator import STANDARD, EmulatorError, Gpu
+from tests.emulator import STANDARD, Gpu
 from tests.emulator.findings import MissingDependencyWait
 from tests.test_kernels.decode_cases import Case, arguments, case, check_kernel
 from tests.test_kernels.decode_mistakes import ALONE, CLUSTER, MISTAKES, WIDE
 from tests.test_kernels.decode_shapes import Chosen
-from tests.test_kernels.sm90_mistakes import WRONG
+from tests.test_kernels.noticed import NOTHING, noticed
 from tests.test_kernels.test_mutations_sm90 import source
 
 OP = "nvfp4_kernels.decode_attention.sm90"
@@ -41,13 +41,10 @@ def outcome(on: tuple[Chosen, Case]) -> str:
     for schedule in STANDARD:
         with devices.emulated_ops(schedule, "sm_90"), pytest.MonkeyPatch.context() as patch:
             chosen.use(patch)
-            try:
-                check_kernel(given, CPU)
-            except AssertionError:
-                return WRONG
-            except EmulatorError as finding:
-                return type(finding).__name__
-    return "nothing"
+            found = noticed(lambda: check_kernel(given, CPU))
+            if found != NOTHING:
+                return found
+    return NOTHING
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -55,15 +52,14 @@ def test_caught(name: str, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     mistake = MISTAKES[name]
     with mistaken(tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
-        noticed = outcome(mistake.on)
-    assert noticed == mistake.caught
+        assert outcome(mistake.on) == mistake.caught
 
 
 @pytest.mark.parametrize("on", [ALONE, CLUSTER, WIDE], ids=["alone", "cluster", "wide"])
 def test_nothing_to_catch(on: tuple[Chosen, Case], tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     with mistaken(tmp_path / "sm90"):
-        assert outcome(on) == "nothing"
+        assert outcome(on) == NOTHING
 
 
 def two_layers() -> None:

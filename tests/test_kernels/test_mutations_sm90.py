@@ -15,9 +15,10 @@ from nvfp4_kernels.fragments import decode_fragments
 from nvfp4_kernels.sm90.tile import ActDtype, Output, Tile
 from tests import devices
 from tests.devices import KernelDevice
-from tests.emulator import STANDARD, EmulatorError, Gpu
+from tests.emulator import STANDARD, Gpu
 from tests.emulator.findings import MissingDependencyWait
-from tests.test_kernels.sm90_mistakes import MISTAKES, PRODUCTS, WRONG, Product
+from tests.test_kernels.noticed import NOTHING, noticed
+from tests.test_kernels.sm90_mistakes import MISTAKES, PRODUCTS, Product
 from tests.test_kernels.test_tiles_sm90 import run, weight
 
 PACKAGE = nvfp4_kernels.sm90.__name__
@@ -58,8 +59,8 @@ def _loaded() -> list[str]:
     return [name.removeprefix(prefix) for name in sys.modules if name.startswith(prefix)]
 
 
-def right(device: KernelDevice, given: Product) -> bool:
-    """Whether the kernel's numbers are those of the formula."""
+def check(device: KernelDevice, given: Product) -> None:
+    """The kernel's numbers are those of the formula."""
     m, n, k, tile = given.m, given.n, given.k, given.tile
     torch.manual_seed(0)
     dtype: dict[ActDtype, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -74,22 +75,21 @@ def right(device: KernelDevice, given: Product) -> bool:
     if tile.weights == 2:
         # A rounding of the result, and what exp2 and rcp leave of the smallest.
         exact = torch.nn.functional.silu(products[0]) * products[1] * alpha[1]
-        return bool(((out - exact).abs() <= 2.0**-7 * exact.abs() + 1e-4).all())
+        assert ((out - exact).abs() <= 2.0**-7 * exact.abs() + 1e-4).all()
+        return
     shard = torch.bucketize(torch.arange(n), torch.tensor(given.ends, dtype=torch.long), right=True)
     exact = products[0] * alpha[shard] + (0 if bias is None else bias.double())
-    return torch.equal(out, exact.bfloat16().double())
+    assert torch.equal(out, exact.bfloat16().double())
 
 
 def outcome(given: Product) -> str:
     """The first thing that is noticed, over all schedules."""
     for schedule in STANDARD:
         with devices.emulated(schedule, "sm_90") as device:
-            try:
-                if not right(device, given):
-                    return WRONG
-            except EmulatorError as finding:
-                return type(finding).__name__
-    return "nothing"
+            found = noticed(lambda: check(device, given))
+            if found != NOTHING:
+                return found
+    return NOTHING
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -97,15 +97,14 @@ def test_caught(name: str, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     mistake = MISTAKES[name]
     with source(tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
-        noticed = outcome(mistake.on)
-    assert noticed == mistake.caught
+        assert outcome(mistake.on) == mistake.caught
 
 
 @pytest.mark.parametrize("given", PRODUCTS.values(), ids=PRODUCTS)
 def test_nothing_to_catch(given: Product, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     with source(tmp_path / "sm90"):
-        assert outcome(given) == "nothing"
+        assert outcome(given) == NOTHING
 
 
 def two_products() -> None:

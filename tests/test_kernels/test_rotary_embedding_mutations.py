@@ -14,11 +14,11 @@ import torch
 from nvfp4_kernels import rotary_embedding
 from nvfp4_kernels.rotary_embedding import reference
 from tests import devices
-from tests.emulator import EAGER, EmulatorError, Gpu
+from tests.emulator import EAGER, Gpu
 from tests.emulator.findings import MissingDependencyWait
 from tests.test_kernels import test_rotary_embedding
+from tests.test_kernels.noticed import NOTHING, WRONG, noticed
 from tests.test_kernels.rotary_cases import Case, check_kernel
-from tests.test_kernels.sm90_mistakes import WRONG
 
 OP = "nvfp4_kernels.rotary_embedding.sm90"
 SOURCE = Path(reference.__file__).with_name("sm90.py")
@@ -108,13 +108,7 @@ def mistaken(folder: Path, right: str = "", wrong: str = "") -> Iterator[None]:
 
 def outcome(case: Case) -> str:
     """What is noticed."""
-    try:
-        check_kernel(case, CPU)
-    except AssertionError:
-        return WRONG
-    except EmulatorError as finding:
-        return type(finding).__name__
-    return "nothing"
+    return noticed(lambda: check_kernel(case, CPU))
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -129,7 +123,7 @@ def test_caught(name: str, tmp_path: Path) -> None:
 def test_nothing_to_catch(case: Case, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     with mistaken(tmp_path / "sm90"):
-        assert outcome(case) == "nothing"
+        assert outcome(case) == NOTHING
 
 
 def twice() -> None:

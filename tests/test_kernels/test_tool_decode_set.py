@@ -16,16 +16,8 @@ from nvfp4_kernels.tool.decode_set import decode_kernels
 from nvfp4_kernels.tool.model import Attention, Model, read_model
 from tests import devices
 from tests.emulator import EAGER
+from tests.test_kernels.model_configs import LLAMA_8B, LLAMA_70B
 
-LLAMA_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "dtype": "bfloat16",
-}
-LLAMA_70B = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}
 GEMMA = {
     "num_attention_heads": 16,
     "head_dim": 256,
