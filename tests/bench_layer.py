@@ -28,7 +28,7 @@ from nvfp4_kernels.compile import ARCH_VARIABLE, arch, build, object_path
 from nvfp4_kernels.fragments import Fragments, fragment_shapes
 from nvfp4_kernels.sm90 import choose, product
 from nvfp4_kernels.sm90.choose import Problem, choose_config, fits, with_store
-from nvfp4_kernels.sm90.tile import Output, Tile
+from nvfp4_kernels.sm90.tile import MAX_STAGES, Output, Tile
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 4096, 14336, 32, 8, 128
 PAGE_SIZE, EPS = 16, 1e-5
@@ -125,6 +125,7 @@ def tiles_of(name: str, tokens: int) -> Iterator[Choice]:
     """That stream a product's weights, and fit."""
     problem = problem_of(name, tokens)
     usual, _ = choose_config(problem, Output())
+    usual = replace(usual, max_stages=MAX_STAGES)
     for warpgroups, k_tiles, split in itertools.product((1, 2), (1, 2, 4), (1, 2, 4, 8)):
         tile = replace(usual, warpgroups=warpgroups, k_tiles=k_tiles, split_k=split, ctas_per_sm=1)
         together = min(4, -(-choose.ctas(problem, tile) // choose.SMS))

@@ -71,7 +71,7 @@ def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | No
     default = getattr(current_platform.get_default_ir_op_priority(vllm_config), OP)
     named = [provider for provider in priority if provider != PROVIDER]
     reason = "" if switched_on else SMALL_KERNELS_OFF
-    if named != default:
+    if named != default or (PROVIDER in priority and not switched_on):
         reason = f"--ir-op-priority.{OP}={','.join(priority)}"
     elif switched_on:
         priority[:] = [PROVIDER, *default]

@@ -27,21 +27,23 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = get_current_vllm_config()
-        self.ours = self._in_our_engine(config) and self.takes()
-        kernel = _kernel()
-        if self.ours and kernel is not None:
-            config.quant_config.report.add(LayerRecord(NAME, kernel.label, "16-bit", "", 0, 0))
+        config, kernel = get_current_vllm_config(), _kernel()
+        self.ours = False
+        if kernel is not None and self._in_our_engine(config):
+            reason = self.obstacle()
+            self.ours = not reason
+            label = kernel.label if self.ours else "vLLM"
+            config.quant_config.report.add(LayerRecord(NAME, label, "16-bit", reason, 0, 0))
 
-    def takes(self) -> bool:
-        """Whether the kernel turns such heads."""
-        return (
-            self.is_neox_style
-            and self.dtype in DTYPES
-            and self.head_size % PIECE == 0
-            and self.head_size <= MAX_HEAD_DIM
-            and self.rotary_dim % (2 * PIECE) == 0
-        )
+    def obstacle(self) -> str:
+        """Why the kernel does not turn such heads; empty if it does."""
+        if not self.is_neox_style:
+            return "it turns neighbouring elements together"
+        if self.dtype not in DTYPES:
+            return f"its dtype is {str(self.dtype).removeprefix('torch.')}"
+        if self.head_size % PIECE or self.head_size > MAX_HEAD_DIM or self.rotary_dim % (2 * PIECE):
+            return f"it turns {self.rotary_dim} elements of heads of {self.head_size}"
+        return ""
 
     def forward(
         self, positions: Tensor, query: Tensor, key: Tensor | None = None, *args: Any, **kwargs: Any
@@ -57,10 +59,10 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
 
     @staticmethod
     def _in_our_engine(config: VllmConfig) -> bool:
-        """With a kernel, and allowed to use it: other models are built with these classes too."""
+        """And not switched off there: other models are built with these classes too."""
         quantization = config.quant_config
         ours = quantization is not None and quantization.get_name() == METHOD
-        return ours and _kernel() is not None and Options.of(config).small_kernels
+        return ours and Options.of(config).small_kernels
 
 
 REPLACED = (

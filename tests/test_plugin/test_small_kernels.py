@@ -21,7 +21,6 @@ HIDDEN, HEAD_DIM = 64, 32
 NORM = "nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90)"
 ROTARY = "nvfp4_rotary_embedding/RotaryEmbeddingSm90 (sm_90)"
 OFF = "switched off (small_kernels)"
-DEFAULT = ["vllm_c", "native"]  # stands for what vLLM would ask
 
 
 @pytest.fixture
@@ -78,6 +77,17 @@ def test_switched_off(vllm_config: Any, priority: list[str]) -> None:
     assert record is not None
     assert (record.kernel, record.reason) == ("native (vLLM)", OFF)
     assert priority == ir.ops.fused_add_rms_norm.get_priority() == ["native"]
+
+
+def test_ours_named_by_the_user_although_switched_off(
+    vllm_config: Any, priority: list[str]
+) -> None:
+    priority[:] = ["nvfp4_tc", "native"]
+    with sm90_ops():
+        record = norm.make_default(vllm_config, switched_on=False)
+    assert record is not None
+    assert record.kernel == NORM
+    assert record.reason == "--ir-op-priority.fused_add_rms_norm=nvfp4_tc,native"
 
 
 def test_the_users_choice_stands(vllm_config: Any, priority: list[str]) -> None:
@@ -221,6 +231,26 @@ def test_what_stays_with_vllm(engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyP
     positions, q = torch.arange(3), torch.randn(3, 64).bfloat16()
     rope(positions, q, None)
     rope(positions, q.float(), q.float())
+
+
+@pytest.mark.parametrize(
+    ("head_size", "options", "reason"),
+    [
+        (HEAD_DIM, {"is_neox_style": False}, "it turns neighbouring elements together"),
+        (HEAD_DIM, {"dtype": torch.float32}, "its dtype is float32"),
+        (24, {}, "it turns 24 elements of heads of 24"),
+    ],
+    ids=["neighbours", "fp32", "heads of 24"],
+)
+def test_the_report_says_why_not(
+    engine: Nvfp4TcConfig, head_size: int, options: dict[str, Any], reason: str
+) -> None:
+    rotary.make_default(switched_on=True)
+    given = {"dtype": torch.bfloat16} | options
+    rope = get_rope(head_size, 128, rope_parameters=ROPES["default"], **given)
+    assert not rope.ours
+    [record] = engine.report.layers
+    assert (record.name, record.kernel, record.reason) == ("rotary_emb", "vLLM", reason)
 
 
 def test_other_engines_keep_vllms(vllm_config: Any, engine: Nvfp4TcConfig) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, BFloat16, Boolean, Float16, Float32, Int32, Int64, Vector
+from cutlass import Array, Boolean, Float32, Int32, Int64, Vector
 from cutlass.cute.runtime import make_ptr
 from cutlass.experimental import primitives as ptx
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch import Tensor
 from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.rotary_embedding.config import MAX_HEAD_DIM, PIECE, RotaryTile, choose_config
+from nvfp4_kernels.sm90.epilogue import TYPES
 
-TYPES: dict[str, Any] = {"bfloat16": BFloat16, "float16": Float16}
 ALIGNMENT = 16  # bytes
 BYTES = 2  # of an element
 
