@@ -119,19 +119,13 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
     return next((t, o) for t, o in fitting if fits(problem, t, o))
 
 
-def multiplying(
-    problem: Problem, output: Output, sms: int = SMS, pairs_apart: bool = False
-) -> list[tuple[Tile, Output]]:
-    """Tiles for many tokens that can serve the problem, each with the way its result leaves.
-
-    ``pairs_apart``: also those whose warpgroups take one weight of a pair each. They are right in
-    the emulator and have not run on a GPU, so that ``choose_config`` does without them.
-    """
+def multiplying(problem: Problem, output: Output, sms: int = SMS) -> list[tuple[Tile, Output]]:
+    """Tiles for many tokens that can serve the problem, each with the way its result leaves."""
     tiles = []
     for tokens, accumulators in _STEP:
         # Both accumulators of a pair have room in a warpgroup up to 128 tokens.
         apart = problem.weights == 2 and tokens > 128
-        if accumulators % problem.weights and not (apart and pairs_apart):
+        if accumulators % problem.weights and not apart:
             continue
         row_tiles = math.ceil(accumulators / problem.weights)
         one = Tile(tokens, problem.weights, row_tiles=row_tiles, apart=apart)
