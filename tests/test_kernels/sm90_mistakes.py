@@ -21,7 +21,8 @@ class Product:
     sms: int = 1
 
 
-# The ring goes round more than once; a CTA has several tiles, the last ones ragged, but in SPLIT.
+# The ring goes round more than once; a CTA has several tiles, the last ones ragged, but where parts
+# of K are added up.
 MANY = Product(Tile(64, max_stages=2), 130, 200, 256, BOXES)
 DEEP = Product(Tile(64, k_tiles=2, max_stages=2), 70, 136, 512)
 TWO_ROW_TILES = Product(Tile(128, row_tiles=2, max_stages=2), 150, 328, 192, BOXES)
@@ -33,6 +34,7 @@ PAIR = Product(Tile(16, 2, max_stages=2), 9, 136, 192)
 APART = Product(Tile(96, 2, max_stages=2, apart=True), 150, 72, 192, BOXES)
 FLOAT16 = Product(Tile(16, max_stages=2), 9, 136, 192, Output(act="float16"))
 SPLIT = Product(Tile(8, split_k=2, max_stages=2), 5, 136, 512, sms=132)
+SLICED = Product(Tile(8, warpgroups=2, slices=2, max_stages=2), 5, 136, 512, sms=132)
 PRODUCTS = {
     "64": MANY,
     "64, two K tiles": DEEP,
@@ -43,6 +45,7 @@ PRODUCTS = {
     "96, pair apart": APART,
     "16, float16": FLOAT16,
     "8, K in 2": SPLIT,
+    "8, sliced": SLICED,
 }
 
 
@@ -138,6 +141,9 @@ MISTAKES = {
     "rows beyond the last one fetched": Mistake(
         "loader", "row = cutlass.min(row, cute.ceil_div(n, TILE) - 1)", "pass", "OutOfBounds", FEW
     ),
+    "tokens of another step": Mistake(
+        "loader", "[0, tokens, step * tile.k_tiles]", "[0, tokens, step]", WRONG, FEW
+    ),
     "weights of another step": Mistake("loader", "+ step * tile.k_tiles", "+ step", WRONG, DEEP),
     "one weight for both": Mistake(
         "loader",
@@ -160,7 +166,29 @@ MISTAKES = {
         "split", "return 4 *", "return 2 *", "UninitialisedRead", SPLIT
     ),
     "one part left out": Mistake(
-        "split", "range(self.tile.split_k)", "range(self.tile.split_k - 1)", WRONG, SPLIT
+        "split", "range(self.tile.parts)", "range(self.tile.parts - 1)", WRONG, SPLIT
+    ),
+    # Slices.
+    "a stage for both slices": Mistake(
+        "weight_only",
+        "return self.tile.depth(self.output.shared_bytes(self.tile))",
+        "return 3",
+        "DataRace",
+        SLICED,
+    ),
+    "the first slice's steps for all": Mistake(
+        "multiplier", "turn * slices + own", "turn * slices", "Deadlock", SLICED
+    ),
+    "one part of all slices": Mistake("split", "group % tile.slices", "0", "DataRace", SLICED),
+    "one slice's rows for the other": Mistake(
+        "split", "group // tile.slices", "group", "OutOfBounds", SLICED
+    ),
+    "arrivals of one slice for all": Mistake(
+        "loader",
+        "self.tile.warpgroups // self.tile.slices",
+        "self.tile.warpgroups",
+        "Deadlock",
+        SLICED,
     ),
     # Exchange of a pair.
     "not met before sums are handed over": Mistake(

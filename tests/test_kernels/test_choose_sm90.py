@@ -45,7 +45,7 @@ def test_few_tokens_reach_most_sms_at_once() -> None:
     for n, k, weights in ((6144, 4096, 1), (14336, 4096, 2), (4096, 14336, 1), (2560, 8192, 1)):
         problem = Problem(1, n, k, weights)
         tile, _ = choose_config(problem, Output())
-        assert 0.9 * SMS <= ctas(problem, tile) <= SMS * tile.ctas_per_sm
+        assert 0.7 * SMS <= ctas(problem, tile) <= SMS * tile.ctas_per_sm
 
 
 def test_many_tokens_get_the_least_estimate() -> None:
@@ -64,7 +64,8 @@ def test_many_tokens_get_the_least_estimate() -> None:
         (128, 14336, 4096, 2, 128, 1),
         (256, 4096, 14336, 1, 128, 2),
         (128, 4096, 4096, 1, 64, 2),
-        (1, 4096, 14336, 1, 8, 8),
+        (1, 4096, 14336, 1, 8, 2),
+        (16, 4096, 14336, 1, 16, 8),
     ],
 )
 def test_what_was_fastest_on_an_h200(
@@ -81,6 +82,10 @@ def test_pairs_are_apart_where_a_warpgroup_has_no_room_for_both() -> None:
     assert all(tile.apart == (tile.tokens > 128) for tile, _ in found)
 
 
+def test_stages_belong_to_one_slice_each() -> None:
+    assert Tile(8, warpgroups=2, slices=2, max_stages=5).depth(0) == 4
+
+
 def test_k_tiles_divide_k() -> None:
     tile, _ = choose_config(Problem(1, 4096, 64 * 5), Output())
     assert tile.k_tiles == 1
@@ -94,6 +99,8 @@ def test_k_tiles_divide_k() -> None:
         {"tokens": 264},
         {"tokens": 256, "weights": 2},
         {"split_k": 16},
+        {"slices": 3},
+        {"tokens": 32, "slices": 2},
         {"tokens": 64, "apart": True},
         {"tokens": 48, "weights": 2, "apart": True},
     ],

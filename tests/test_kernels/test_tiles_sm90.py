@@ -22,6 +22,9 @@ TILES = {
     "8, K in 2": (Tile(8, split_k=2, k_tiles=2), SMALL),
     "8, one warpgroup, K in 8": (Tile(8, warpgroups=1, split_k=8), SMALL),
     "16, pair, K in 4": (Tile(16, 2, split_k=4, warpgroups=1), (9, 136, 512)),
+    "8, sliced": (Tile(8, warpgroups=2, slices=2, max_stages=3), SMALL),
+    "8, two of three slices, K in 2": (Tile(8, warpgroups=6, slices=3, split_k=2), SMALL),
+    "16, pair, sliced, K in 2": (Tile(16, 2, warpgroups=2, slices=2, split_k=2), (9, 136, 320)),
     "32, four warpgroups": (Tile(32, warpgroups=4, k_tiles=2), (20, 520, 256)),
     "32, pair": (Tile(32, 2, warpgroups=1), (20, 136, 128)),
     "64": (Tile(64), LARGE),
@@ -33,7 +36,7 @@ TILES = {
     "128, pair": (Tile(128, 2), LARGE),
     "192": (Tile(192), (250, 264, 128)),
     "256": (Tile(256), (300, 264, 128)),
-    "256, pair apart": (Tile(256, 2, apart=True), (300, 40, 128)),
+    "256, pair apart": (Tile(256, 2, apart=True), (300, 40, 256)),
 }
 
 

@@ -17,16 +17,17 @@ MANY_TOKENS = 64  # from here on results leave in boxes
 _FEW_TOKENS = (8, 16, 32, MANY_TOKENS)  # of the tiles below
 
 # Few tokens: every CTA is there at once, so that each SM has loads under way. Rows of 64 of all
-# weights, K / 64, then warpgroups, K tiles of a stage, parts of K, and stages where less than there
-# is memory for: those that were fastest with up to 8, 16, 32 and 64 tokens; of the entries, the
-# nearest one counts. Llama 8B's with up to 16 were so in a layer (``tests/bench_layer.py``), where
-# weights come while the kernel before ends; a short ring leaves room beside attention's.
+# weights, K / 64, then warpgroups, K tiles of a stage, parts of K, slices, and stages where less
+# than there is memory for: those that were fastest with up to 8, 16, 32 and 64 tokens; of the
+# entries, the nearest one counts. Llama 8B's with up to 16 were so in a layer
+# (``tests/bench_layer.py``), where weights come while the kernel before ends; a short ring leaves
+# room beside attention's.
 _STREAMING: dict[tuple[int, int, int], tuple[tuple[int, ...], ...]] = {
     # weights, rows, K / 64: up to 8 tokens, 16, 32, 64
     (1, 40, 128): ((2, 4, 8), (2, 4, 8), (1, 2, 8), (1, 2, 4)),
-    (1, 64, 64): ((1, 4, 2, 5), (1, 4, 2), (1, 2, 2), (1, 1, 2)),
-    (1, 64, 224): ((1, 4, 8), (1, 4, 8), (1, 2, 2), (1, 2, 2)),
-    (1, 96, 64): ((2, 2, 4), (2, 4, 4), (1, 2, 2), (1, 2, 2)),
+    (1, 64, 64): ((2, 8, 2, 2), (2, 4, 2, 2), (1, 2, 2), (1, 1, 2)),
+    (1, 64, 224): ((4, 4, 2, 4), (1, 4, 8), (1, 2, 2), (1, 2, 2)),
+    (1, 96, 64): ((2, 4, 2, 1, 5), (2, 4, 2, 2, 4), (1, 2, 2), (1, 2, 2)),
     (1, 128, 32): ((2, 4, 2), (2, 4, 2), (1, 2, 2), (1, 1, 1)),
     (1, 128, 112): ((1, 4, 4), (1, 4, 4), (1, 2, 2), (1, 2, 2)),
     (2, 112, 128): ((1, 2, 4), (1, 2, 4), (1, 1, 4), (1, 1, 2)),
@@ -98,8 +99,9 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
         return apart + 100 * (weights != problem.weights)
 
     column = _FEW_TOKENS.index(tokens)
-    warpgroups, k_tiles, split, *stages = _STREAMING[min(_STREAMING, key=distance)][column]
-    while across % k_tiles:
+    warpgroups, k_tiles, split, *rest = _STREAMING[min(_STREAMING, key=distance)][column]
+    slices, stages = (*rest, *(1, MAX_STAGES)[len(rest) :])
+    while k_tiles > 1 and problem.k % (TILE * k_tiles):
         k_tiles //= 2
     while split > across // k_tiles:
         split //= 2
@@ -109,7 +111,8 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
         warpgroups=warpgroups,
         k_tiles=k_tiles,
         split_k=split,
-        max_stages=stages[0] if stages else MAX_STAGES,
+        slices=slices,
+        max_stages=stages,
     )
     # Accumulators, and what decoding takes: with more CTAs these would not stay in registers.
     room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
@@ -159,14 +162,14 @@ def ctas(problem: Problem, tile: Tile) -> int:
 def with_store(output: Output, tile: Tile, n: int) -> Output:
     """``output``, leaving in boxes where it can."""
     whole = n * ELEMENT_BITS[output.dtype] % 128 == 0 and output.dtype != "float32"
-    return replace(output, boxes=whole and tile.split_k == 1 and tile.tokens >= MANY_TOKENS)
+    return replace(output, boxes=whole and tile.parts == 1 and tile.tokens >= MANY_TOKENS)
 
 
 def fits(problem: Problem, tile: Tile, output: Output) -> bool:
     """Whether a tile can serve a problem at all."""
     across = math.ceil(problem.k / TILE)
     return (
-        across % tile.k_tiles == 0
+        (tile.k_tiles == 1 or problem.k % (TILE * tile.k_tiles) == 0)
         and tile.split_k <= across // tile.k_tiles
         and tile.depth(output.shared_bytes(tile)) >= 2
     )

@@ -74,7 +74,7 @@ class Epilogue:
             sums = Exchange(self.tile, self.output).run(sums[0], scratch, group)
         if cutlass.const_expr(self.output.boxes):
             self._boxes(sums, factors, result, scratch, place, group)
-        elif cutlass.const_expr(self.tile.split_k > 1):
+        elif cutlass.const_expr(self.tile.parts > 1):
             self._parts(sums, factors, result, scratch, place, work, group)
         else:
             self._elements(sums, factors, result, scratch, place, group)
@@ -204,8 +204,8 @@ class Epilogue:
         """A share of the rows, its parts added up."""
         tile = self.tile
         split = Split(tile)
-        # All CTAs of the cluster have started.
-        ptx.barrier_cluster_wait()
+        if cutlass.const_expr(tile.split_k > 1):
+            ptx.barrier_cluster_wait()  # all CTAs of the cluster have started
         split.send(sums, parts, work.rank, group)
         threads = tile.warpgroups * WARPGROUP
         thread = cute.arch.thread_idx()[0]

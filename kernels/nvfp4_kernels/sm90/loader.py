@@ -6,12 +6,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
-from cutlass.experimental.cuda import TensorMap
+from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
 from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.mbarrier import wait
+from nvfp4_kernels.sm90.epilogue import TYPES
 from nvfp4_kernels.sm90.schedule import Place, Work, place_of
-from nvfp4_kernels.sm90.tile import DATA_BYTES, ROW_BYTES, SCALE_BYTES, Tile
+from nvfp4_kernels.sm90.tile import DATA_BYTES, ROW_BYTES, SCALE_BYTES, ActDtype, Tile
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,20 @@ class Ring:
     empty: Array
 
 
+def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32) -> TensorMap:
+    """[element, token], or [element of a K tile, token, K tile], so that a stage is one box.
+
+    Only without K tiles is there a last one that is not whole.
+    """
+    sizes, steps, box = [k, m], [Int64(k // 8)], [TILE, tile.tokens]
+    if tile.k_tiles > 1:
+        sizes, box = [TILE, m, k // TILE], [*box, tile.k_tiles]
+        steps.append(Int64(ROW_BYTES // 16))
+    return create_tensor_map_tiled(
+        x.toint(), TYPES[act], sizes, steps, box, swizzle=TensorMapSwizzle.s128b
+    )
+
+
 @dataclass(frozen=True)
 class Loader:
     """Role of one thread.
@@ -47,7 +62,7 @@ class Loader:
     | barrier | arrivals | by |
     |---|---|---|
     | ``full[stage]`` | 1 and its bytes | every copy |
-    | ``empty[stage]`` | one per warp that multiplies | whoever has read the stage |
+    | ``empty[stage]`` | one per warp of a slice | whoever has read the stage |
     """
 
     tile: Tile
@@ -55,7 +70,7 @@ class Loader:
 
     @property
     def empty_arrivals(self) -> int:
-        return 4 * self.tile.warpgroups
+        return 4 * self.tile.warpgroups // self.tile.slices
 
     @cute.jit
     def run(
@@ -141,12 +156,11 @@ class Loader:
         self, token_map: TensorMap, ring: Ring, place: Place, step: Int32, stage: Int32
     ) -> None:
         tile = self.tile
-        for inside in cutlass.range_constexpr(tile.k_tiles):
-            first = (stage * tile.k_tiles + inside) * tile.tokens
-            ptx.cp_async_bulk_tensor_shared_cluster_global(
-                ring.tokens.subview(first * ROW_BYTES),
-                token_map.get_ptr(),
-                [(step * tile.k_tiles + inside) * TILE, place.tokens * tile.tokens],
-                ring.full.subview(stage),
-                [],
-            )
+        tokens = place.tokens * tile.tokens
+        ptx.cp_async_bulk_tensor_shared_cluster_global(
+            ring.tokens.subview(stage * tile.k_tiles * tile.tokens * ROW_BYTES),
+            token_map.get_ptr(),
+            [step * TILE, tokens] if tile.k_tiles == 1 else [0, tokens, step * tile.k_tiles],
+            ring.full.subview(stage),
+            [],
+        )

@@ -32,12 +32,15 @@ class Multiplier:
         tile = self.tile
         lane = cute.arch.lane_idx()
         sums = [[Float32(0.0)] * (tile.tokens // 2) for _ in range(tile.accumulators)]
-        for step in cutlass.range(work.steps, unroll=self._unroll):
+        turns, slices, own = work.steps, tile.slices, group % tile.slices
+        if cutlass.const_expr(slices > 1):
+            turns = (work.steps - own + slices - 1) // slices
+        for turn in cutlass.range(turns, unroll=self._unroll):
+            step = turn if slices == 1 else turn * slices + own
             count = index * work.steps + step
             wait(ring.full.subview(count % self.stages), count // self.stages)
             if cutlass.const_expr(tile.few):
                 sums = self._few(sums, ring, count % self.stages, group)
-                ptx.bar_warp_sync(cute.arch.FULL_MASK)
                 self._release(ring, count, lane)
             else:
                 sums = self._many(sums, ring, count, step, group)
@@ -111,7 +114,7 @@ class Multiplier:
         self, ring: Ring, stage: Int32, inside: int, each: int, group: Int32
     ) -> tuple[list[Uint32], list[Uint32]]:
         tile = self.tile
-        operand = stage * tile.operands + group * tile.accumulators + each
+        operand = stage * tile.operands + group // tile.slices * tile.accumulators + each
         place = operand * tile.k_tiles + inside
         return decode.load(
             ring.data.subview(place * (DATA_BYTES // 4)),
@@ -127,6 +130,8 @@ class Multiplier:
 
     @cute.jit
     def _release(self, ring: Ring, count: Int32, lane: Int32) -> None:
+        """By one lane, once all have read."""
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)
         empty = ring.empty.subview(count % self.stages)
         if lane == 0:
             ptx.mbarrier_arrive(empty)

@@ -1,4 +1,4 @@
-"""Adding up the parts of a split K, between the CTAs of a cluster."""
+"""Adding up the parts of a split K: of the CTAs of a cluster, and of slices in each."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Parts:
     """Shared memory of a split.
 
     Attributes:
-        sums: float32 [from, product, row of this CTA's share, token].
+        sums: float32 [part of K, product, row of this CTA's share, token].
         arrived: mbarrier: all parts are here.
     """
 
@@ -47,13 +47,14 @@ class Split:
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         lane = thread % 32
         upper = thread // 32 * 16 + lane // 4
+        part, team = rank * tile.slices + group % tile.slices, group // tile.slices
         for each in cutlass.range_constexpr(tile.accumulators):
             product, row_tile = each // tile.row_tiles, each % tile.row_tiles
             for half in cutlass.range_constexpr(2):
-                row = (group * tile.row_tiles + row_tile) * TILE + upper + 8 * half
+                row = (team * tile.row_tiles + row_tile) * TILE + upper + 8 * half
                 owner = row // tile.share
                 target = ptx.mapa(parts.sums, owner)
-                first = self._place(rank, product, row % tile.share) + lane % 4 * 2
+                first = self._place(part, product, row % tile.share) + lane % 4 * 2
                 for eight in cutlass.range_constexpr(0, tile.tokens, 8):
                     at = eight // 2 + 2 * half
                     pair = Vector.from_elements((sums[each][at], sums[each][at + 1]), Float32)
@@ -69,10 +70,10 @@ class Split:
     def added(self, parts: Parts, product: int, row: Int32, token: Int32) -> Float32:
         """Of a row of this CTA's share; always in the same order, whoever came first."""
         total = Float32(0.0)
-        for source in range(self.tile.split_k):
-            total = total + parts.sums.load(self._place(Int32(source), product, row) + token)
+        for part in range(self.tile.parts):
+            total = total + parts.sums.load(self._place(Int32(part), product, row) + token)
         return total
 
-    def _place(self, source: Int32, product: int, row: Int32) -> Int32:
+    def _place(self, part: Int32, product: int, row: Int32) -> Int32:
         tile = self.tile
-        return ((source * tile.weights + product) * tile.share + row) * tile.part_pitch
+        return ((part * tile.weights + product) * tile.share + row) * tile.part_pitch

@@ -43,6 +43,7 @@ class Tile:
         warpgroups: that decode and multiply.
         k_tiles: of 64 elements each, per stage.
         split_k: CTAs of a cluster that each take a part of K and then add up.
+        slices: warpgroups that share their rows, take stages in turn and then add up.
         ctas_per_sm: that shall fit.
         max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
         apart: whether two warpgroups take one weight each of a pair, instead of both.
@@ -54,6 +55,7 @@ class Tile:
     warpgroups: int = 2
     k_tiles: int = 1
     split_k: int = 1
+    slices: int = 1
     ctas_per_sm: int = 1
     max_stages: int = MAX_STAGES
     apart: bool = False
@@ -62,15 +64,27 @@ class Tile:
         assert self.tokens in range(8, 257, 8), self.tokens
         assert self.split_k <= 8, "larger clusters are not portable"
         assert self.columns <= 256, "128 accumulator registers per thread"
+        assert self.warpgroups % self.slices == 0, self.slices
+        assert self.slices == 1 or self.few, "wgmma keeps a tensor core busy as it is"
         if self.apart:
             assert self.weights == self.warpgroups == 2, "one weight for each warpgroup"
             assert self.row_tiles == self.split_k == 1
             assert self.own_tokens % 16 == 0, self.tokens
 
     @property
+    def sides(self) -> int:
+        """Warpgroups that share what they multiply, and finish half of it each."""
+        return self.weights if self.apart else 1
+
+    @property
     def team(self) -> int:
         """Warpgroups that share their rows."""
-        return self.weights if self.apart else 1
+        return self.sides * self.slices
+
+    @property
+    def parts(self) -> int:
+        """Of K, that are added up in the end."""
+        return self.split_k * self.slices
 
     @property
     def products(self) -> int:
@@ -80,12 +94,12 @@ class Tile:
     @property
     def accumulators(self) -> int:
         """Of 64 rows each, per warpgroup."""
-        return self.products // self.team
+        return self.products // self.sides
 
     @property
     def own_tokens(self) -> int:
         """Tokens that a warpgroup finishes, for all products of its team."""
-        return self.tokens // self.team
+        return self.tokens // self.sides
 
     @property
     def columns(self) -> int:
@@ -110,7 +124,7 @@ class Tile:
     @property
     def operands(self) -> int:
         """Tiles of 64 weight rows in a stage, for each of its K tiles."""
-        return self.accumulators * self.warpgroups
+        return self.products * self.warpgroups // self.team
 
     @property
     def few(self) -> bool:
@@ -136,7 +150,9 @@ class Tile:
     def depth(self, epilogue_bytes: int) -> int:
         """Stages of the operand ring beside an epilogue's shared memory."""
         left = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
-        return min((left - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes, self.max_stages)
+        room = (left - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes
+        # A stage is always the same slice's: one that comes every other time mistakes the phase.
+        return min(room, self.max_stages) // self.slices * self.slices
 
 
 @dataclass(frozen=True)
@@ -165,8 +181,8 @@ class Output:
         """Shared memory of the epilogue."""
         if self.boxes:
             return tile.warpgroups * self.box_tokens(tile) * ROW_BYTES * 2
-        if tile.split_k > 1:
-            return 4 * tile.rows * tile.weights * tile.part_pitch
+        if tile.parts > 1:
+            return 4 * tile.slices * tile.rows * tile.weights * tile.part_pitch
         return 4 * tile.warpgroups * tile.products * self.chunk(tile) * PITCH
 
     def box_tokens(self, tile: Tile) -> int:

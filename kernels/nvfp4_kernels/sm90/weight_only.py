@@ -22,7 +22,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 
 from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.sm90.epilogue import TYPES, Epilogue, Factors, Result
-from nvfp4_kernels.sm90.loader import Loader, Ring, Weight
+from nvfp4_kernels.sm90.loader import Loader, Ring, Weight, map_of_tokens
 from nvfp4_kernels.sm90.multiplier import Multiplier
 from nvfp4_kernels.sm90.schedule import Order, place_of, work_of
 from nvfp4_kernels.sm90.split import Parts, Split
@@ -87,14 +87,7 @@ class WeightOnlyGemm:
         ``Factors``.
         """
         tile = self.tile
-        token_map = create_tensor_map_tiled(
-            x.toint(),
-            TYPES[self.output.act],
-            [k, m],
-            [Int64(k // 8)],
-            [TILE, tile.tokens],
-            swizzle=TensorMapSwizzle.s128b,
-        )
+        token_map = map_of_tokens(tile, self.output.act, x, m, k)
         out_map = token_map
         if cutlass.const_expr(self.output.boxes):
             out_map = create_tensor_map_tiled(
@@ -107,7 +100,7 @@ class WeightOnlyGemm:
             )
         order = Order(rows=cute.ceil_div(n, tile.rows), tokens=cute.ceil_div(m, tile.tokens))
         clusters = order.rows * order.tokens
-        if cutlass.const_expr(tile.split_k == 1):
+        if cutlass.const_expr(tile.parts == 1):
             clusters = cutlass.min(clusters, sms * tile.ctas_per_sm)
         self.kernel(
             token_map, w1, sfw1, w2, sfw2, out_map, out, alpha, bias, m, n, k, order,
@@ -161,7 +154,7 @@ class WeightOnlyGemm:
             for stage in cutlass.range_constexpr(stages):
                 ptx.mbarrier_init(ring.full.subview(stage), 1)
                 ptx.mbarrier_init(ring.empty.subview(stage), loader.empty_arrivals)
-            if cutlass.const_expr(tile.split_k > 1):
+            if cutlass.const_expr(tile.parts > 1):
                 ptx.mbarrier_init(scratch.arrived, Split(tile).arrivals)
             ptx.fence_mbarrier_init()
         if cutlass.const_expr(tile.split_k > 1):
@@ -208,6 +201,6 @@ class WeightOnlyGemm:
         dtype = TYPES[output.dtype] if output.boxes else Float32
         count = output.shared_bytes(tile) * 8 // dtype.width
         memory = Array(dtype, count, space=space, alignment=1024)
-        if tile.split_k > 1:
+        if tile.parts > 1:
             return Parts(memory, Array(Int64, 1, space=space, alignment=8))
         return memory
