@@ -5,6 +5,7 @@ float16. What comes out is 2⁻⁷ of the value: an element's bits, put where th
 2⁻¹²⁶ (float16: 2⁻¹⁴) of it, a scale's 2¹¹⁹ (2⁷). ``DOWN`` times the sums makes up for it.
 """
 
+import cutlass.cute as cute
 from cutlass import Array, Int32, Uint32
 from cutlass.experimental import primitives as ptx
 
@@ -37,7 +38,10 @@ def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
     """Those of the upper and the lower row, in the low and the high half."""
     turn = 8 * odd
     if dtype == "bfloat16":
-        return _rotated(word, turn) & Uint32(_BF16_SCALES) | Uint32(_BF16_TOP)
+        # The grid is one deep, which ptxas cannot know: what it takes for a variable stays in a
+        # register, and one LOP3 has it beside the mask, where two constants would need two.
+        top = Uint32(_BF16_TOP - 1) + Uint32(cute.arch.grid_dim()[2])
+        return _rotated(word, turn) & Uint32(_BF16_SCALES) | top
     return _rotated(word, turn + 7 - SCALE_BIT) & Uint32(_F16_SCALES)
 
 
