@@ -126,8 +126,18 @@ def tiles_of(name: str, tokens: int) -> Iterator[Choice]:
     problem = problem_of(name, tokens)
     usual, _ = choose_config(problem, Output())
     usual = replace(usual, max_stages=MAX_STAGES)
-    for warpgroups, k_tiles, split in itertools.product((1, 2), (1, 2, 4), (1, 2, 4, 8)):
-        tile = replace(usual, warpgroups=warpgroups, k_tiles=k_tiles, split_k=split, ctas_per_sm=1)
+    teams = ((1, 1), (2, 1), (2, 2), (4, 4)) if usual.few else ((1, 1), (2, 1))
+    for (warpgroups, slices), k_tiles, split in itertools.product(
+        teams, (1, 2, 4, 8), (1, 2, 4, 8)
+    ):
+        tile = replace(
+            usual,
+            warpgroups=warpgroups,
+            slices=slices,
+            k_tiles=k_tiles,
+            split_k=split,
+            ctas_per_sm=1,
+        )
         together = min(4, -(-choose.ctas(problem, tile) // choose.SMS))
         for each in range(1, together + 1):
             one = replace(tile, ctas_per_sm=each)
@@ -163,7 +173,7 @@ def said(choice: Choice) -> str:
     tile, _ = choice
     return (
         f"{tile.warpgroups} warpgroups, {tile.k_tiles} K tiles, {tile.split_k} parts of K, "
-        f"{tile.ctas_per_sm} CTAs of an SM"
+        f"{tile.slices} slices, {tile.ctas_per_sm} CTAs of an SM"
     )
 
 
