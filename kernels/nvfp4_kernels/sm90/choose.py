@@ -8,6 +8,7 @@ at 1 to 4096 tokens: what is chosen is at most 5 % behind the fastest of all til
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.sm90.tile import ELEMENT_BITS, MAX_STAGES, REGISTERS, Output, Tile
@@ -16,22 +17,35 @@ SMS = 132
 MANY_TOKENS = 64  # from here on results leave in boxes
 _FEW_TOKENS = (8, 16, 32, MANY_TOKENS)  # of the tiles below
 
-# Few tokens: every CTA is there at once, so that each SM has loads under way. Rows of 64 of all
-# weights, K / 64, then warpgroups, K tiles of a stage, parts of K, slices, and stages where less
-# than there is memory for: those that were fastest with up to 8, 16, 32 and 64 tokens; of the
-# entries, the nearest one counts. Llama 8B's with up to 16 were so in a layer
-# (``tests/bench_layer.py``), where weights come while the kernel before ends; a short ring leaves
-# room beside attention's.
-_STREAMING: dict[tuple[int, int, int], tuple[tuple[int, ...], ...]] = {
-    # weights, rows, K / 64: up to 8 tokens, 16, 32, 64
-    (1, 40, 128): ((2, 4, 8), (2, 4, 8), (1, 2, 8), (1, 2, 4)),
-    (1, 64, 64): ((2, 8, 2, 2), (2, 4, 2, 2), (1, 2, 2), (1, 1, 2)),
-    (1, 64, 224): ((4, 4, 2, 4), (1, 4, 8), (1, 2, 2), (1, 2, 2)),
-    (1, 96, 64): ((2, 4, 2, 1, 5), (2, 4, 2, 2, 4), (1, 2, 2), (1, 2, 2)),
-    (1, 128, 32): ((2, 4, 2), (2, 4, 2), (1, 2, 2), (1, 1, 1)),
-    (1, 128, 112): ((1, 4, 4), (1, 4, 4), (1, 2, 2), (1, 2, 2)),
-    (2, 112, 128): ((1, 2, 4), (1, 2, 4), (1, 1, 4), (1, 1, 2)),
-    (2, 224, 64): ((1, 2, 2), (1, 4, 1), (1, 1, 2), (1, 1, 1)),
+
+class _Cut(NamedTuple):
+    """Fields of a ``Tile``."""
+
+    warpgroups: int
+    k_tiles: int
+    split_k: int
+    slices: int = 1
+    max_stages: int = MAX_STAGES
+
+
+# Few tokens: every CTA is there at once, so that each SM has loads under way. By weights, rows of
+# 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. Llama
+# 8B's with up to 16 were so in a layer (``tests/bench_layer.py``), where weights come while the
+# kernel before ends; a short ring leaves room beside attention's.
+_STREAMING = {
+    (1, 40, 128): (_Cut(2, 4, 8), _Cut(2, 4, 8), _Cut(1, 2, 8), _Cut(1, 2, 4)),
+    (1, 64, 64): (_Cut(2, 8, 2, slices=2), _Cut(2, 4, 2, slices=2), _Cut(1, 2, 2), _Cut(1, 1, 2)),
+    (1, 64, 224): (_Cut(4, 4, 2, slices=4), _Cut(1, 4, 8), _Cut(1, 2, 2), _Cut(1, 2, 2)),
+    (1, 96, 64): (
+        _Cut(2, 4, 2, max_stages=5),
+        _Cut(2, 4, 2, slices=2, max_stages=4),
+        _Cut(1, 2, 2),
+        _Cut(1, 2, 2),
+    ),
+    (1, 128, 32): (_Cut(2, 4, 2), _Cut(2, 4, 2), _Cut(1, 2, 2), _Cut(1, 1, 1)),
+    (1, 128, 112): (_Cut(1, 4, 4), _Cut(1, 4, 4), _Cut(1, 2, 2), _Cut(1, 2, 2)),
+    (2, 112, 128): (_Cut(1, 2, 4), _Cut(1, 2, 4), _Cut(1, 1, 4), _Cut(1, 1, 2)),
+    (2, 224, 64): (_Cut(1, 2, 2), _Cut(1, 4, 1), _Cut(1, 1, 2), _Cut(1, 1, 1)),
 }
 
 # Many tokens: cycles of a K tile, by an accumulator's columns and how many a warpgroup has.
@@ -98,22 +112,12 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
         apart = abs(math.log(rows / entry_rows)) + abs(math.log(across / entry_across))
         return apart + 100 * (weights != problem.weights)
 
-    column = _FEW_TOKENS.index(tokens)
-    warpgroups, k_tiles, split, *rest = _STREAMING[min(_STREAMING, key=distance)][column]
-    slices, stages = (*rest, *(1, MAX_STAGES)[len(rest) :])
-    while k_tiles > 1 and problem.k % (TILE * k_tiles):
-        k_tiles //= 2
-    while split > across // k_tiles:
-        split //= 2
-    tile = Tile(
-        tokens,
-        problem.weights,
-        warpgroups=warpgroups,
-        k_tiles=k_tiles,
-        split_k=split,
-        slices=slices,
-        max_stages=stages,
-    )
+    cut = _STREAMING[min(_STREAMING, key=distance)][_FEW_TOKENS.index(tokens)]
+    tile = Tile(tokens, problem.weights, **cut._asdict())
+    while tile.k_tiles > 1 and problem.k % (TILE * tile.k_tiles):
+        tile = replace(tile, k_tiles=tile.k_tiles // 2)
+    while tile.split_k > across // tile.k_tiles:
+        tile = replace(tile, split_k=tile.split_k // 2)
     # Accumulators, and what decoding takes: with more CTAs these would not stay in registers.
     room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
     together = min(math.ceil(ctas(problem, tile) / sms), room)
