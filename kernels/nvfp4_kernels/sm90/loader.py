@@ -44,7 +44,7 @@ class Ring:
 def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32) -> TensorMap:
     """[element, token], or [element of a K tile, token, K tile], so that a stage is one box.
 
-    Only without K tiles is there a last one that is not whole.
+    With one K tile to a stage the last one need not be whole: its copy is filled up with zeros.
     """
     sizes, steps, box = [k, m], [Int64(k // 8)], [TILE, tile.tokens]
     if tile.k_tiles > 1:

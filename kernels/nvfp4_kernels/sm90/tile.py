@@ -41,7 +41,7 @@ class Tile:
         weights: products that share the tokens: 1, or 2 for the gate and up projection.
         row_tiles: tiles of 64 weight rows per warpgroup and product.
         warpgroups: that decode and multiply.
-        k_tiles: of 64 elements each, per stage.
+        k_tiles: of 64 elements each, per stage; with more than one, K is so many stages exactly.
         split_k: CTAs of a cluster that each take a part of K and then add up.
         slices: warpgroups that share their rows, take stages in turn and then add up.
         ctas_per_sm: that shall fit.
