@@ -30,6 +30,10 @@ CASES = {
     "one block": Case(1, 16, 16, a_dtype=BF16),
     "no tokens": Case(0, 128, 64, a_dtype=BF16),
     "8 tokens, K in parts": Case(8, 256, 1024, a_dtype=BF16, out_dtype=BF16),
+    "8 tokens, four slices of a long K": Case(8, 100, 14336, a_dtype=BF16, out_dtype=BF16),
+    "16 tokens, two slices, shards": Case(
+        16, 96, 4096, shards=(64, 32), bias=BF16, a_dtype=BF16, out_dtype=BF16
+    ),
     "9 tokens, odd N": Case(9, 133, 144, a_dtype=BF16, out_dtype=BF16),
     "odd number of K tiles": Case(5, 192, 64 * 7, a_dtype=BF16, out_dtype=BF16),
     "17 tokens": Case(17, 128, 256, a_dtype=BF16, out_dtype=BF16),
@@ -51,7 +55,7 @@ EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 # For a GPU: layers of real models, at every tile there is.
 LAYERS = {
     f"{m} x {n} x {k}": Case(m, n, k, a_dtype=BF16, out_dtype=BF16)
-    for n, k in ((6144, 4096), (4096, 14336), (2560, 8192))
+    for n, k in ((6144, 4096), (4096, 4096), (4096, 14336), (2560, 8192))
     for m in (1, 16, 32, 64, 100, 256, 1000)
 }
 
