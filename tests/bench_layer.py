@@ -2,10 +2,12 @@
 
     python -m tests.bench_layer
     python -m tests.bench_layer --tokens 1 --sweep o_proj down_proj
+    python -m tests.bench_layer --model llama-70b-tp4
 
 Alone, a product's launch cannot fetch weights while the kernel before it ends, so that the tile
-that is fastest alone need not be so in a layer. Here the layers of a Llama 8B, with weights and
-caches of their own, are captured as one CUDA graph per tile; graphs replay in turn; medians.
+that is fastest alone need not be so in a layer. Here the layers of a Llama, with weights and
+caches of their own, are captured as one CUDA graph per tile; graphs replay in turn; medians. Of
+llama-70b-tp4 a layer is what one of four GPUs computes, without what they tell one another.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from examples.llama_shapes import SHAPES
 from examples.timed_graphs import captured, timed
 from nvfp4_kernels import add_rms_norm, decode_attention, gemv, rotary_embedding, silu_mul_gemm
 from nvfp4_kernels.compile import ARCH_VARIABLE, arch, build, object_path
@@ -30,23 +33,39 @@ from nvfp4_kernels.sm90 import choose, product
 from nvfp4_kernels.sm90.choose import Problem, choose_config, fits, with_store
 from nvfp4_kernels.sm90.tile import MAX_STAGES, Output, Tile
 
-HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 4096, 14336, 32, 8, 128
+MODELS = ("llama-8b", "llama-70b-tp4")
+PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 PAGE_SIZE, EPS = 16, 1e-5
-LAYERS = 8  # 123 MB of weights each
-PRODUCTS = {
-    "qkv_proj": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, 1),
-    "o_proj": (HIDDEN, HEADS * HEAD_DIM, 1),
-    "gate_up_proj": (INTERMEDIATE, HIDDEN, 2),
-    "down_proj": (HIDDEN, INTERMEDIATE, 1),
-}
+LAYERS = 8  # some 120 MB of weights each
 
 Choice = tuple[Tile, Output]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model's layers."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def product(self, name: str) -> tuple[int, int, int]:
+        """Rows, K and number of its weights."""
+        return {
+            "qkv_proj": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden, 1),
+            "o_proj": (self.hidden, self.heads * self.head_dim, 1),
+            "gate_up_proj": (self.intermediate, self.hidden, 2),
+            "down_proj": (self.hidden, self.intermediate, 1),
+        }[name]
 
 
 @dataclass(frozen=True)
 class Layer:
     """Operands of a layer; what it hands on is new with every call."""
 
+    shape: Shape
     weights: dict[str, list[Fragments]]
     alpha: Tensor
     norm: Tensor
@@ -65,9 +84,22 @@ class Step:
     x: Tensor
 
 
-def layer_of(pages: int) -> Layer:
+def shape_of(model: str) -> Shape:
+    config = SHAPES[model]
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
+    return Shape(*(config[name] for name in names))
+
+
+def layer_of(shape: Shape, pages: int) -> Layer:
     weights = {}
-    for name, (n, k, count) in PRODUCTS.items():
+    for name in PRODUCTS:
+        n, k, count = shape.product(name)
         data, scales = fragment_shapes(n, k)
         weights[name] = [
             Fragments(
@@ -76,39 +108,39 @@ def layer_of(pages: int) -> Layer:
             )
             for _ in range(count)
         ]
-    shape = pages, KV_HEADS, PAGE_SIZE, 2 * HEAD_DIM
-    cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    ones = torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
-    return Layer(weights, torch.full((2,), 1e-3, device="cuda"), ones, cache)
+    pages_of_keys = pages, shape.kv_heads, PAGE_SIZE, 2 * shape.head_dim
+    cache = torch.randn(pages_of_keys, device="cuda", dtype=torch.bfloat16)
+    ones = torch.ones(shape.hidden, device="cuda", dtype=torch.bfloat16)
+    return Layer(shape, weights, torch.full((2,), 1e-3, device="cuda"), ones, cache)
 
 
-def step_of(tokens: int, keys: int) -> Step:
+def step_of(shape: Shape, tokens: int, keys: int) -> Step:
     each = -(-keys // PAGE_SIZE)
     table = torch.randperm(tokens * each, device="cuda").view(tokens, each).int()
     slots = table[:, (keys - 1) // PAGE_SIZE].long() * PAGE_SIZE + (keys - 1) % PAGE_SIZE
     lengths = torch.full((tokens,), keys, dtype=torch.int32, device="cuda")
-    cos_sin = torch.rand(keys, HEAD_DIM, device="cuda").bfloat16()
-    x = torch.randn(tokens, HIDDEN, device="cuda").bfloat16()
+    cos_sin = torch.rand(keys, shape.head_dim, device="cuda").bfloat16()
+    x = torch.randn(tokens, shape.hidden, device="cuda").bfloat16()
     return Step(lengths.long() - 1, cos_sin, table, lengths, slots, x)
 
 
 def forward(layer: Layer, step: Step) -> None:
     """As vLLM runs it, with the residual stream that came in."""
-    alpha, tokens = layer.alpha[:1], len(step.x)
+    shape, alpha, tokens = layer.shape, layer.alpha[:1], len(step.x)
 
     def times(name: str, x: Tensor) -> Tensor:
         [weight] = layer.weights[name]
-        return gemv(x, None, *weight, alpha, [PRODUCTS[name][0]], out_dtype=x.dtype)
+        return gemv(x, None, *weight, alpha, [shape.product(name)[0]], out_dtype=x.dtype)
 
     normed, residual = add_rms_norm(step.x, step.x, layer.norm, EPS)
-    qkv = times("qkv_proj", normed).view(tokens, -1, HEAD_DIM)
-    q, key, value = qkv.split([HEADS, KV_HEADS, KV_HEADS], 1)
+    qkv = times("qkv_proj", normed).view(tokens, -1, shape.head_dim)
+    q, key, value = qkv.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
     q, key = rotary_embedding(step.positions, q, key, step.cos_sin)
     attended = decode_attention(q, key, value, layer.cache, step.table, step.seq_lens, step.slots)
     normed, _ = add_rms_norm(times("o_proj", attended.view(tokens, -1)), residual, layer.norm, EPS)
     gate, up = layer.weights["gate_up_proj"]
     inner = silu_mul_gemm(
-        normed, None, *gate, *up, layer.alpha, out_dtype=normed.dtype, n=INTERMEDIATE
+        normed, None, *gate, *up, layer.alpha, out_dtype=normed.dtype, n=shape.intermediate
     )
     times("down_proj", inner)
 
@@ -116,14 +148,13 @@ def forward(layer: Layer, step: Step) -> None:
 # --- tiles ------------------------------------------------------------------------------------
 
 
-def problem_of(name: str, tokens: int) -> Problem:
-    n, k, weights = PRODUCTS[name]
+def problem_of(shape: Shape, name: str, tokens: int) -> Problem:
+    n, k, weights = shape.product(name)
     return Problem(tokens, n, k, weights)
 
 
-def tiles_of(name: str, tokens: int) -> Iterator[Choice]:
+def tiles_of(problem: Problem) -> Iterator[Choice]:
     """That stream a product's weights, and fit."""
-    problem = problem_of(name, tokens)
     usual, _ = choose_config(problem, Output())
     usual = replace(usual, max_stages=MAX_STAGES)
     teams = ((1, 1), (2, 1), (2, 2), (4, 4)) if usual.few else ((1, 1), (2, 1))
@@ -179,6 +210,7 @@ def said(choice: Choice) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--keys", type=int, default=192)
     parser.add_argument("--sweep", nargs="*", choices=PRODUCTS, default=[])
@@ -187,17 +219,18 @@ def main() -> None:
     given = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     os.environ[ARCH_VARIABLE] = arch()  # processes that compile need no GPU
+    shape = shape_of(given.model)
     for tokens in given.tokens:
-        step = step_of(tokens, given.keys)
-        layers = [layer_of(int(step.table.max()) + 1) for _ in range(LAYERS)]
+        step = step_of(shape, tokens, given.keys)
+        layers = [layer_of(shape, int(step.table.max()) + 1) for _ in range(LAYERS)]
         steps = [partial(forward, layer, step) for layer in layers]
         for name in given.sweep or [""]:
-            tiles = list(tiles_of(name, tokens)) if name else []
+            tiles = list(tiles_of(problem_of(shape, name, tokens))) if name else []
             with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
                 list(pool.map(compile_tile, tiles))
             graphs = {"as chosen": captured(steps, LAYERS)}
             for tile in tiles:
-                with chosen({problem_of(name, tokens): tile}):
+                with chosen({problem_of(shape, name, tokens): tile}):
                     graphs[said(tile)] = captured(steps, LAYERS)
             times = {n: statistics.median(t) for n, t in timed(graphs, given.rounds).items()}
             print(f"{tokens} tokens, {given.keys} keys: {times.pop('as chosen'):.2f} us a layer")

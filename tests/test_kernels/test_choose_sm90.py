@@ -42,7 +42,10 @@ def test_few_tokens_fill_one_tile(m: int) -> None:
 
 
 def test_few_tokens_reach_most_sms_at_once() -> None:
-    for n, k, weights in ((4096, 4096, 1), (14336, 4096, 2), (4096, 14336, 1), (2560, 8192, 1)):
+    for n, k, weights in (
+        (4096, 4096, 1), (14336, 4096, 2), (4096, 14336, 1),
+        (2560, 8192, 1), (8192, 2048, 1), (7168, 8192, 2), (8192, 7168, 1),
+    ):  # fmt: skip
         problem = Problem(1, n, k, weights)
         tile, _ = choose_config(problem, Output())
         assert 0.9 * SMS <= ctas(problem, tile) <= SMS * tile.ctas_per_sm

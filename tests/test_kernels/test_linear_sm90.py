@@ -31,6 +31,7 @@ CASES = {
     "no tokens": Case(0, 128, 64, a_dtype=BF16),
     "8 tokens, K in parts": Case(8, 256, 1024, a_dtype=BF16, out_dtype=BF16),
     "8 tokens, four slices of a long K": Case(8, 100, 14336, a_dtype=BF16, out_dtype=BF16),
+    "8 tokens, parts of 3 and 4 stages": Case(8, 72, 7168, a_dtype=BF16, out_dtype=BF16),
     "16 tokens, two slices, shards": Case(
         16, 96, 4096, shards=(64, 32), bias=BF16, a_dtype=BF16, out_dtype=BF16
     ),
@@ -55,9 +56,11 @@ EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 # For a GPU: layers of real models, at every tile there is.
 LAYERS = {
     f"{m} x {n} x {k}": Case(m, n, k, a_dtype=BF16, out_dtype=BF16)
-    for n, k in ((6144, 4096), (4096, 4096), (4096, 14336), (2560, 8192))
+    for n, k in (
+        (6144, 4096), (4096, 4096), (4096, 14336), (2560, 8192), (8192, 2048), (8192, 7168),
+    )
     for m in (1, 16, 32, 64, 100, 256, 1000)
-}
+}  # fmt: skip
 
 
 def in_fragments(device: torch.device, op: Callable[..., Any]) -> LinearOp:

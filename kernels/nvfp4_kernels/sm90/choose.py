@@ -29,11 +29,11 @@ class _Cut(NamedTuple):
 
 
 # Few tokens: every CTA is there at once, so that each SM has loads under way. By weights, rows of
-# 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. Llama
-# 8B's with up to 16 were so in a layer (``tests/bench_layer.py``), where weights come while the
-# kernel before ends; a short ring leaves room beside attention's.
+# 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. Up to
+# 16 they were so in a layer (``tests/bench_layer.py``), where weights come while the kernel before
+# ends; a short ring leaves room beside attention's.
 _STREAMING = {
-    (1, 40, 128): (_Cut(2, 4, 8), _Cut(2, 4, 8), _Cut(1, 2, 8), _Cut(1, 2, 4)),
+    (1, 40, 128): (_Cut(2, 8, 4, slices=2), _Cut(2, 4, 4, slices=2), _Cut(1, 2, 8), _Cut(1, 2, 4)),
     (1, 64, 64): (_Cut(2, 8, 2, slices=2), _Cut(2, 4, 2, slices=2), _Cut(1, 2, 2), _Cut(1, 1, 2)),
     (1, 64, 224): (_Cut(4, 4, 2, slices=4), _Cut(1, 4, 8), _Cut(1, 2, 2), _Cut(1, 2, 2)),
     (1, 96, 64): (
@@ -42,8 +42,8 @@ _STREAMING = {
         _Cut(1, 2, 2),
         _Cut(1, 2, 2),
     ),
-    (1, 128, 32): (_Cut(2, 4, 2), _Cut(2, 4, 2), _Cut(1, 2, 2), _Cut(1, 1, 1)),
-    (1, 128, 112): (_Cut(1, 4, 4), _Cut(1, 4, 4), _Cut(1, 2, 2), _Cut(1, 2, 2)),
+    (1, 128, 32): (_Cut(4, 4, 1, slices=4), _Cut(4, 4, 1, slices=4), _Cut(1, 2, 2), _Cut(1, 1, 1)),
+    (1, 128, 112): (_Cut(2, 8, 2, slices=2), _Cut(2, 4, 2, slices=2), _Cut(1, 2, 2), _Cut(1, 2, 2)),
     (2, 112, 128): (_Cut(1, 2, 4), _Cut(1, 2, 4), _Cut(1, 1, 4), _Cut(1, 1, 2)),
     (2, 224, 64): (_Cut(1, 2, 2), _Cut(1, 4, 1), _Cut(1, 1, 2), _Cut(1, 1, 1)),
 }
