@@ -57,6 +57,13 @@ def test_three_quarters_of_the_sms_where_that_was_faster_in_a_layer() -> None:
     assert (ctas(problem, tile), tile.ctas_per_sm) == (96, 1)
 
 
+@pytest.mark.parametrize(("m", "tokens"), [(320, 160), (448, 224)])
+def test_widths_between_leave_less_of_the_last_tiles_empty(m: int, tokens: int) -> None:
+    for weights in (1, 2):
+        tile, _ = choose_config(Problem(m, 7168, 4096, weights), Output())
+        assert tile.tokens == tokens
+
+
 def test_many_tokens_get_the_least_estimate() -> None:
     problem = Problem(1000, 4096, 4096)
     tile, _ = choose_config(problem, Output())

@@ -34,8 +34,10 @@ TILES = {
     "128, K in 2": (Tile(128, split_k=2), LARGE),
     "128, two row tiles": (Tile(128, row_tiles=2), LARGE),
     "128, pair": (Tile(128, 2), LARGE),
+    "160": (Tile(160), (170, 200, 128)),
     "192": (Tile(192), (250, 264, 128)),
     "256": (Tile(256), (300, 264, 128)),
+    "224, pair apart": (Tile(224, 2, apart=True), (230, 40, 128)),
     "256, pair apart": (Tile(256, 2, apart=True), (300, 40, 256)),
 }
 
