@@ -30,8 +30,8 @@ class _Cut(NamedTuple):
 
 # Few tokens: every CTA is there at once, so that each SM has loads under way. By weights, rows of
 # 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. Up to
-# 16 they were so in a layer (``tests/bench_layer.py``), where weights come while the kernel before
-# ends; a short ring leaves room beside attention's.
+# 16 they were so in a layer (``tests/bench_layer.py``; Llama 70B's pair alone only), where weights
+# come while the kernel before ends; a short ring leaves room beside attention's.
 _STREAMING = {
     (1, 40, 128): (_Cut(2, 8, 4, slices=2), _Cut(2, 4, 4, slices=2), _Cut(1, 2, 8), _Cut(1, 2, 4)),
     (1, 64, 64): (_Cut(2, 8, 2, slices=2), _Cut(2, 4, 2, slices=2), _Cut(1, 2, 2), _Cut(1, 1, 2)),
