@@ -25,7 +25,7 @@ class Product:
 # of K are added up.
 MANY = Product(Tile(64, max_stages=2), 130, 200, 256, BOXES)
 DEEP = Product(Tile(64, k_tiles=2, max_stages=2), 70, 136, 512)
-TWO_ROW_TILES = Product(Tile(128, row_tiles=2, max_stages=2), 150, 328, 192, BOXES)
+MANY_BOXES = Product(Tile(80, max_stages=2), 90, 136, 192, BOXES)
 FEW = Product(Tile(8, k_tiles=2, max_stages=2), 12, 136, 640)
 SHARDS = Product(
     Tile(16, max_stages=2), 9, 200, 192, Output(shards=3, bias="bfloat16"), ends=(72, 136)
@@ -38,7 +38,7 @@ SLICED = Product(Tile(8, warpgroups=2, slices=2, max_stages=2), 5, 136, 512, sms
 PRODUCTS = {
     "64": MANY,
     "64, two K tiles": DEEP,
-    "128, two row tiles": TWO_ROW_TILES,
+    "80": MANY_BOXES,
     "8": FEW,
     "16, shards, bias": SHARDS,
     "16, pair": PAIR,
@@ -60,6 +60,7 @@ class Mistake:
     on: Product = MANY
 
 
+_STARTED = "ptx.barrier_cluster_wait()\n        for product in"
 _WAIT_TURN = "0 if turned else SLOTS - 1"
 MISTAKES = {
     # Main loop, wgmma.
@@ -73,11 +74,11 @@ MISTAKES = {
         "multiplier", "wait_group_sync_aligned(1)", "wait_group_sync_aligned(2)", "DataRace"
     ),
     "stage released under its products": Mistake(
-        "multiplier", "self._release(ring, count - 1,", "self._release(ring, count,", "Deadlock"
+        "multiplier", "self._release(ring, count - 1)", "self._release(ring, count)", "Deadlock"
     ),
     "last stage of a tile kept": Mistake(
         "multiplier",
-        "self._release(ring, (index + 1) * work.steps - 1, lane)",
+        "self._release(ring, (index + 1) * work.steps - 1)",
         "pass",
         "Deadlock",
     ),
@@ -130,10 +131,10 @@ MISTAKES = {
         "DataRace",
     ),
     "half of the arrivals of empty": Mistake(
-        "loader", "return 4 * self.tile.warpgroups", "return 2 * self.tile.warpgroups", "DataRace"
+        "loader", "return WARPGROUP *", "return WARPGROUP // 2 *", "DataRace"
     ),
     "twice the arrivals of empty": Mistake(
-        "loader", "return 4 * self.tile.warpgroups", "return 8 * self.tile.warpgroups", "Deadlock"
+        "loader", "return WARPGROUP *", "return WARPGROUP * 2 *", "Deadlock"
     ),
     "stage not waited for": Mistake(
         "loader", "wait(ring.empty.subview(stage), count // stages - 1)", "pass", "DataRace"
@@ -147,23 +148,35 @@ MISTAKES = {
     "weights of another step": Mistake("loader", "+ step * tile.k_tiles", "+ step", WRONG, DEEP),
     "one weight for both": Mistake(
         "loader",
-        "weights[operand % self.tile.products // self.tile.row_tiles]",
+        "weights[operand % self.tile.weights]",
         "weights[0]",
         WRONG,
         PAIR,
     ),
     # Parts of a split.
     "cluster not met before parts are sent": Mistake(
-        "epilogue", "ptx.barrier_cluster_wait()", "pass", "BarrierMisuse", SPLIT
+        "split", _STARTED, "pass\n        for product in", "BarrierMisuse", SPLIT
     ),
     "parts not waited for": Mistake(
-        "split", "wait(parts.arrived, Int32(0), CLUSTER)", "pass", "UninitialisedRead", SPLIT
+        "split",
+        "            ptx.barrier_cluster_wait()\n        else:",
+        "            pass\n        else:",
+        "UninitialisedRead",
+        SPLIT,
     ),
-    "parts announced before all lanes sent": Mistake(
-        "split", "ptx.bar_warp_sync(cute.arch.FULL_MASK)", "pass", "DataRace", SPLIT
+    "parts handed over without an order": Mistake(
+        "split",
+        "ptx.barrier_cluster_arrive()\n\n    def wait",
+        "ptx.barrier_cluster_arrive_relaxed()\n\n    def wait",
+        "DataRace",
+        SPLIT,
     ),
-    "half of the arrivals of parts": Mistake(
-        "split", "return 4 *", "return 2 *", "UninitialisedRead", SPLIT
+    "the load warp leaves before parts are there": Mistake(
+        "split",
+        "            ptx.barrier_cluster_arrive()\n            ptx",
+        "            ptx",
+        "BarrierMisuse",
+        SPLIT,
     ),
     "one part left out": Mistake(
         "split", "range(self.tile.parts)", "range(self.tile.parts - 1)", WRONG, SPLIT
@@ -178,6 +191,20 @@ MISTAKES = {
     ),
     "the first slice's steps for all": Mistake(
         "multiplier", "turn * slices + own", "turn * slices", "Deadlock", SLICED
+    ),
+    "slices not waited for": Mistake(
+        "split",
+        "ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)",
+        "pass",
+        "UninitialisedRead",
+        SLICED,
+    ),
+    "only one slice waited for": Mistake(
+        "split",
+        "thread_count=tile.warpgroups * WARPGROUP",
+        "thread_count=WARPGROUP",
+        "UninitialisedRead",
+        SLICED,
     ),
     "one part of all slices": Mistake("split", "group % tile.slices", "0", "DataRace", SLICED),
     "one slice's rows for the other": Mistake(
@@ -222,22 +249,22 @@ MISTAKES = {
     ),
     # Boxes.
     "slots of boxes not waited for": Mistake(
-        "epilogue", _WAIT_TURN, "SLOTS", "DataRace", TWO_ROW_TILES
+        "epilogue", _WAIT_TURN, "SLOTS", "DataRace", MANY_BOXES
     ),
     "odd boxes: the slot not waited for": Mistake("epilogue", _WAIT_TURN, "SLOTS - 1", "DataRace"),
     "slot not met for": Mistake(
         "epilogue",
-        "                self._meet(group)\n                for token in",
-        "                for token in",
+        "            self._meet(group)\n            for token in",
+        "            for token in",
         "DataRace",
-        TWO_ROW_TILES,
+        MANY_BOXES,
     ),
     "box not met for": Mistake(
         "epilogue",
-        "                self._meet(group)\n                if leader",
-        "                if leader",
-        "UninitialisedRead",
-        TWO_ROW_TILES,
+        "            self._meet(group)\n            if leader",
+        "            if leader",
+        "DataRace",
+        MANY_BOXES,
     ),
     "no proxy fence before a box leaves": Mistake(
         "epilogue",
@@ -266,8 +293,8 @@ MISTAKES = {
     ),
     "tokens beyond the last one": Mistake(
         "epilogue",
-        "                        if at < result.m:",
-        "                        if at < result.m + 1:",
+        "                    if at < result.m:",
+        "                    if at < result.m + 1:",
         "OutOfBounds",
         FEW,
     ),

@@ -17,7 +17,7 @@ from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.sm90.decode import DOWN
 from nvfp4_kernels.sm90.exchange import Exchange
 from nvfp4_kernels.sm90.schedule import Place, Work
-from nvfp4_kernels.sm90.split import Parts, Split
+from nvfp4_kernels.sm90.split import Split
 from nvfp4_kernels.sm90.tile import BARRIER, PITCH, WARPGROUP, Output, Tile
 
 TYPES: dict[str, Any] = {"bfloat16": BFloat16, "float16": Float16, "float32": Float32}
@@ -63,7 +63,7 @@ class Epilogue:
         sums: list[list[Float32]],
         factors: Factors,
         result: Result,
-        scratch: Any,
+        scratch: Array,
         place: Place,
         work: Work,
         group: Int32,
@@ -97,35 +97,29 @@ class Epilogue:
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         warp, lane = thread // 32, thread % 32
         leader = thread == 0
-        number = 0
-        for row_tile in cutlass.range_constexpr(tile.row_tiles):
-            first = self._first_row(place, group, row_tile)
-            upper = first + warp * 16 + lane // 4
-            rows = [self._row(factors, result, upper), self._row(factors, result, upper + 8)]
-            for start in cutlass.range_constexpr(0, tile.own_tokens, box):
-                slot = scratch.subview((group * SLOTS + number % SLOTS) * (box * TILE))
-                if leader:
-                    # An odd number of boxes ends in the slot that the next tile begins with.
-                    turned = number == 0 and tile.row_tiles * tile.own_tokens // box % SLOTS
-                    ptx.cp_async_bulk_wait_group(0 if turned else SLOTS - 1, read=True)
-                self._meet(group)
-                for token in cutlass.range_constexpr(0, box, 16):
-                    self._turn(sums, rows, row_tile, start + token, slot, token, warp, lane, dtype)
-                ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
-                self._meet(group)
-                if leader:
-                    where = [first, self._first_token(place, group) + start]
-                    ptx.cp_async_bulk_tensor_global_shared_cta(
-                        result.tensor_map.get_ptr(), slot, where
-                    )
-                    ptx.cp_async_bulk_commit_group()
-                number += 1
+        first = self._first_row(place, group)
+        upper = first + warp * 16 + lane // 4
+        rows = [self._row(factors, result, upper), self._row(factors, result, upper + 8)]
+        for start in cutlass.range_constexpr(0, tile.own_tokens, box):
+            slot = scratch.subview((group * SLOTS + start // box % SLOTS) * (box * TILE))
+            if leader:
+                # An odd number of boxes ends in the slot that the next tile begins with.
+                turned = start == 0 and tile.own_tokens // box % SLOTS
+                ptx.cp_async_bulk_wait_group(0 if turned else SLOTS - 1, read=True)
+            self._meet(group)
+            for token in cutlass.range_constexpr(0, box, 16):
+                self._turn(sums, rows, start + token, slot, token, warp, lane, dtype)
+            ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
+            self._meet(group)
+            if leader:
+                where = [first, self._first_token(place, group) + start]
+                ptx.cp_async_bulk_tensor_global_shared_cta(result.tensor_map.get_ptr(), slot, where)
+                ptx.cp_async_bulk_commit_group()
 
     def _turn(
         self,
         sums: list[list[Float32]],
         rows: list[tuple[list[Float32], Float32]],
-        row_tile: int,
         first: int,
         slot: Array,
         token: int,
@@ -138,12 +132,8 @@ class Epilogue:
         count = min(16, self.tile.own_tokens - first)
         for eight in range(0, count, 8):
             for half in range(2):
-                values = [
-                    self._value(
-                        sums, row_tile, 4 * ((first + eight) // 8) + 2 * half + c, rows[half]
-                    )
-                    for c in range(2)
-                ]
+                at = 4 * ((first + eight) // 8) + 2 * half
+                values = [self._value(sums, at + c, rows[half]) for c in range(2)]
                 words.append(_packed(values, dtype))
         # Lanes 8 i to 8 i + 7 give the places of matrix i: tokens of the i // 2nd eight, and the
         # upper or the lower rows.
@@ -168,27 +158,22 @@ class Epilogue:
         tile = self.tile
         chunk = self.output.chunk(tile)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        own = scratch.subview(group * (tile.products * chunk * PITCH))
+        own = scratch.subview(group * (tile.weights * chunk * PITCH))
         row = thread % TILE
         for start in cutlass.range_constexpr(0, tile.own_tokens, chunk):
             self._meet(group)
             self._spill(sums, own, start, thread)
             self._meet(group)
-            for row_tile in cutlass.range_constexpr(tile.row_tiles):
-                column = self._first_row(place, group, row_tile) + row
-                if column < result.n:
-                    scales, bias = self._row(factors, result, column)
-                    for turn in cutlass.range(chunk // 2, unroll=1):
-                        token = turn * 2 + thread // TILE
-                        at = self._first_token(place, group) + start + token
-                        if at < result.m:
-                            parts = [
-                                own.load(
-                                    ((w * tile.row_tiles + row_tile) * chunk + token) * PITCH + row
-                                )
-                                for w in range(tile.weights)
-                            ]
-                            self._store(result, at, column, self._finished(parts, scales, bias))
+            column = self._first_row(place, group) + row
+            if column < result.n:
+                scales, bias = self._row(factors, result, column)
+                for turn in cutlass.range(chunk // 2, unroll=1):
+                    token = turn * 2 + thread // TILE
+                    at = self._first_token(place, group) + start + token
+                    if at < result.m:
+                        places = [(w * chunk + token) * PITCH + row for w in range(tile.weights)]
+                        parts = [own.load(each) for each in places]
+                        self._store(result, at, column, self._finished(parts, scales, bias))
 
     @cute.jit
     def _parts(
@@ -196,7 +181,7 @@ class Epilogue:
         sums: list[list[Float32]],
         factors: Factors,
         result: Result,
-        parts: Parts,
+        parts: Array,
         place: Place,
         work: Work,
         group: Int32,
@@ -204,8 +189,6 @@ class Epilogue:
         """A share of the rows, its parts added up."""
         tile = self.tile
         split = Split(tile)
-        if cutlass.const_expr(tile.split_k > 1):
-            ptx.barrier_cluster_wait()  # all CTAs of the cluster have started
         split.send(sums, parts, work.rank, group)
         threads = tile.warpgroups * WARPGROUP
         thread = cute.arch.thread_idx()[0]
@@ -213,7 +196,7 @@ class Epilogue:
         column = place.rows * tile.rows + work.rank * tile.share + row
         inside = column < result.n
         scales, bias = self._row(factors, result, cutlass.min(column, result.n - 1))
-        split.wait(parts)
+        split.wait()
         if inside:
             for turn in cutlass.range_constexpr(-(-tile.tokens * tile.share // threads)):
                 token = turn * (threads // tile.share) + thread // tile.share
@@ -228,7 +211,7 @@ class Epilogue:
         chunk = self.output.chunk(self.tile)
         row = thread // 32 * 16 + thread % 32 // 4
         pair = thread % 4 * 2
-        for each in cutlass.range_constexpr(self.tile.products):
+        for each in cutlass.range_constexpr(self.tile.weights):
             for token in cutlass.range_constexpr(0, chunk, 8):
                 for c in cutlass.range_constexpr(4):
                     at = (each * chunk + token + pair + c % 2) * PITCH + row + c // 2 * 8
@@ -242,10 +225,8 @@ class Epilogue:
 
     # --- values -------------------------------------------------------------------------------
 
-    def _first_row(self, place: Place, group: Int32, row_tile: int) -> Int32:
-        tile = self.tile
-        team = group // tile.team
-        return place.rows * tile.rows + (team * tile.row_tiles + row_tile) * TILE
+    def _first_row(self, place: Place, group: Int32) -> Int32:
+        return place.rows * self.tile.rows + group // self.tile.team * TILE
 
     def _first_token(self, place: Place, group: Int32) -> Int32:
         """Of those that a warpgroup finishes."""
@@ -271,14 +252,9 @@ class Epilogue:
         return scales, bias
 
     def _value(
-        self,
-        sums: list[list[Float32]],
-        row_tile: int,
-        index: int,
-        row: tuple[list[Float32], Float32],
+        self, sums: list[list[Float32]], index: int, row: tuple[list[Float32], Float32]
     ) -> Float32:
-        parts = [sums[w * self.tile.row_tiles + row_tile][index] for w in range(self.tile.weights)]
-        return self._finished(parts, *row)
+        return self._finished([of_weight[index] for of_weight in sums], *row)
 
     def _finished(self, parts: list[Float32], scales: list[Float32], bias: Float32) -> Float32:
         values = [part * scale for part, scale in zip(parts, scales, strict=True)]

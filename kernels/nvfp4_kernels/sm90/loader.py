@@ -12,7 +12,7 @@ from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm90.epilogue import TYPES
 from nvfp4_kernels.sm90.schedule import Place, Work, place_of
-from nvfp4_kernels.sm90.tile import DATA_BYTES, ROW_BYTES, SCALE_BYTES, ActDtype, Tile
+from nvfp4_kernels.sm90.tile import DATA_BYTES, ROW_BYTES, SCALE_BYTES, WARPGROUP, ActDtype, Tile
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Loader:
     | barrier | arrivals | by |
     |---|---|---|
     | ``full[stage]`` | 1 and its bytes | every copy |
-    | ``empty[stage]`` | one per warp of a slice | whoever has read the stage |
+    | ``empty[stage]`` | every thread of a slice's warpgroups | whoever has read the stage |
     """
 
     tile: Tile
@@ -70,7 +70,7 @@ class Loader:
 
     @property
     def empty_arrivals(self) -> int:
-        return 4 * self.tile.warpgroups // self.tile.slices
+        return WARPGROUP * self.tile.warpgroups // self.tile.slices
 
     @cute.jit
     def run(
@@ -128,14 +128,13 @@ class Loader:
             self._copy(weight.scales, first, ring.scales, target, full, SCALE_BYTES)
 
     def _weight(self, weights: list[Weight], operand: int) -> Weight:
-        """Of each team, first the tiles of one weight, then those of the other."""
-        return weights[operand % self.tile.products // self.tile.row_tiles]
+        """Of each team, first the tile of one weight, then that of the other."""
+        return weights[operand % self.tile.weights]
 
     def _first(self, place: Place, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
         """Number of an operand's first tile in its weight."""
         tile = self.tile
-        team, inside = operand // tile.products, operand % tile.row_tiles
-        row = place.rows * (tile.rows // TILE) + team * tile.row_tiles + inside
+        row = place.rows * (tile.rows // TILE) + operand // tile.weights
         # Beyond the last row there is nothing: what comes instead is not stored.
         row = cutlass.min(row, cute.ceil_div(n, TILE) - 1)
         return Int64(row) * cute.ceil_div(k, TILE) + step * tile.k_tiles

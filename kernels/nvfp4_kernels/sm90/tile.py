@@ -24,6 +24,7 @@ REGISTERS = 65536  # of an SM
 LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, where registers are handed over
 PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
 FEW_TOKENS = 16  # that mma.sync takes with less to issue than wgmma
+SLICED_TOKENS = 32  # that it takes where warpgroups take turns
 CHUNK = 32  # tokens that the epilogue turns at a time
 BARRIER = 1  # named barrier of the first warpgroup; behind those of all, one for them together
 
@@ -39,7 +40,6 @@ class Tile:
     Attributes:
         tokens: per tile, 8 to 256: the N of ``wgmma``.
         weights: products that share the tokens: 1, or 2 for the gate and up projection.
-        row_tiles: tiles of 64 weight rows per warpgroup and product.
         warpgroups: that decode and multiply.
         k_tiles: of 64 elements each, per stage; with more than one, K is so many stages exactly.
         split_k: CTAs of a cluster that each take a part of K and then add up.
@@ -51,7 +51,6 @@ class Tile:
 
     tokens: int
     weights: int = 1
-    row_tiles: int = 1
     warpgroups: int = 2
     k_tiles: int = 1
     split_k: int = 1
@@ -65,10 +64,10 @@ class Tile:
         assert self.split_k <= 8, "larger clusters are not portable"
         assert self.columns <= 256, "128 accumulator registers per thread"
         assert self.warpgroups % self.slices == 0, self.slices
-        assert self.slices == 1 or self.few, "wgmma keeps a tensor core busy as it is"
+        assert self.slices == 1 or self.tokens <= SLICED_TOKENS, "wgmma keeps a tensor core busy"
         if self.apart:
             assert self.weights == self.warpgroups == 2, "one weight for each warpgroup"
-            assert self.row_tiles == self.split_k == 1
+            assert self.split_k == 1
             assert self.own_tokens % 16 == 0, self.tokens
 
     @property
@@ -87,14 +86,9 @@ class Tile:
         return self.split_k * self.slices
 
     @property
-    def products(self) -> int:
-        """Of 64 rows each, per team."""
-        return self.row_tiles * self.weights
-
-    @property
     def accumulators(self) -> int:
         """Of 64 rows each, per warpgroup."""
-        return self.products // self.sides
+        return self.weights // self.sides
 
     @property
     def own_tokens(self) -> int:
@@ -109,7 +103,7 @@ class Tile:
     @property
     def rows(self) -> int:
         """Rows of each weight per tile."""
-        return TILE * self.row_tiles * self.warpgroups // self.team
+        return TILE * self.warpgroups // self.team
 
     @property
     def share(self) -> int:
@@ -124,12 +118,12 @@ class Tile:
     @property
     def operands(self) -> int:
         """Tiles of 64 weight rows in a stage, for each of its K tiles."""
-        return self.products * self.warpgroups // self.team
+        return self.weights * self.warpgroups // self.team
 
     @property
     def few(self) -> bool:
         """Whether each warp multiplies by itself, with ``mma.sync``."""
-        return self.tokens <= FEW_TOKENS
+        return self.tokens <= FEW_TOKENS or self.slices > 1
 
     @property
     def hands_over(self) -> bool:
@@ -183,7 +177,7 @@ class Output:
             return tile.warpgroups * self.box_tokens(tile) * ROW_BYTES * 2
         if tile.parts > 1:
             return 4 * tile.slices * tile.rows * tile.weights * tile.part_pitch
-        return 4 * tile.warpgroups * tile.products * self.chunk(tile) * PITCH
+        return 4 * tile.warpgroups * tile.weights * self.chunk(tile) * PITCH
 
     def box_tokens(self, tile: Tile) -> int:
         """Tokens of a box of 64 rows."""

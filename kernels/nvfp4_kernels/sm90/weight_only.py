@@ -25,7 +25,7 @@ from nvfp4_kernels.sm90.epilogue import TYPES, Epilogue, Factors, Result
 from nvfp4_kernels.sm90.loader import Loader, Ring, Weight, map_of_tokens
 from nvfp4_kernels.sm90.multiplier import Multiplier
 from nvfp4_kernels.sm90.schedule import Order, place_of, work_of
-from nvfp4_kernels.sm90.split import Parts, Split
+from nvfp4_kernels.sm90.split import Split
 from nvfp4_kernels.sm90.tile import (
     DATA_BYTES,
     LOAD_REGISTERS,
@@ -146,6 +146,7 @@ class WeightOnlyGemm:
         loader = Loader(tile, stages)
         multiplier = Multiplier(tile, stages, output.act)
         epilogue = Epilogue(tile, output)
+        split = Split(tile)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         group = warp // 4
         rank = ptx.cluster_ctarank()
@@ -154,11 +155,8 @@ class WeightOnlyGemm:
             for stage in cutlass.range_constexpr(stages):
                 ptx.mbarrier_init(ring.full.subview(stage), 1)
                 ptx.mbarrier_init(ring.empty.subview(stage), loader.empty_arrivals)
-            if cutlass.const_expr(tile.parts > 1):
-                ptx.mbarrier_init(scratch.arrived, Split(tile).arrivals)
             ptx.fence_mbarrier_init()
-        if cutlass.const_expr(tile.split_k > 1):
-            ptx.barrier_cluster_arrive()  # waited for before parts are sent
+        split.start()
         ptx.barrier_cta_sync()
 
         work = work_of(tile, order, k, rank)
@@ -168,8 +166,7 @@ class WeightOnlyGemm:
             if warp == 4 * tile.warpgroups and ptx.elect_sync():
                 weights = [Weight(w1, sfw1), Weight(w2, sfw2)][: tile.weights]
                 loader.run(token_map, weights, ring, work, n, k)
-            if cutlass.const_expr(tile.split_k > 1):
-                ptx.barrier_cluster_wait()
+            split.attend()
         else:
             if cutlass.const_expr(tile.hands_over):
                 ptx.setmaxregister(MULTIPLY_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
@@ -196,11 +193,9 @@ class WeightOnlyGemm:
             empty=Array(Int64, stages, space=space, alignment=8),
         )
 
-    def _scratch(self) -> Any:
-        tile, output, space = self.tile, self.output, AddressSpace.smem
+    def _scratch(self) -> Array:
+        """The epilogue's memory."""
+        output = self.output
         dtype = TYPES[output.dtype] if output.boxes else Float32
-        count = output.shared_bytes(tile) * 8 // dtype.width
-        memory = Array(dtype, count, space=space, alignment=1024)
-        if tile.parts > 1:
-            return Parts(memory, Array(Int64, 1, space=space, alignment=8))
-        return memory
+        count = output.shared_bytes(self.tile) * 8 // dtype.width
+        return Array(dtype, count, space=AddressSpace.smem, alignment=1024)
