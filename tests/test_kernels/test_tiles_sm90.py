@@ -25,6 +25,7 @@ TILES = {
     "8, sliced": (Tile(8, warpgroups=2, slices=2, max_stages=3), SMALL),
     "8, two of three slices, K in 2": (Tile(8, warpgroups=6, slices=3, split_k=2), SMALL),
     "16, pair, sliced, K in 2": (Tile(16, 2, warpgroups=2, slices=2, split_k=2), (9, 136, 320)),
+    "16, pair, sliced": (Tile(16, 2, warpgroups=2, slices=2, max_stages=4), (9, 136, 320)),
     "32, four warpgroups": (Tile(32, warpgroups=4, k_tiles=2), (20, 520, 256)),
     "32, sliced, K in 2": (
         Tile(32, warpgroups=2, slices=2, k_tiles=2, split_k=2, max_stages=2),

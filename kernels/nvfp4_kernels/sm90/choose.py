@@ -35,14 +35,19 @@ class _Cut(NamedTuple):
 # 16, and sliced ones, were so in a layer (``tests/bench_layer.py``; Llama 70B's pair alone only),
 # where weights come while the kernel before ends; a short ring leaves room beside attention's.
 _STREAMING = {
-    (1, 40, 128): (_Cut(2, 8, 4, slices=2), _Cut(2, 4, 4, slices=2), _Cut(1, 2, 8), _Cut(1, 2, 4)),
+    (1, 40, 128): (_Cut(1, 4, 8), _Cut(1, 2, 8), _Cut(1, 2, 8), _Cut(1, 2, 4)),
     (1, 64, 64): (
-        _Cut(2, 8, 2, slices=2),
+        _Cut(4, 4, 2, slices=4),
         _Cut(2, 4, 2, slices=2),
         _Cut(2, 2, 2, slices=2),
         _Cut(1, 1, 2),
     ),
-    (1, 64, 224): (_Cut(4, 4, 2, slices=4), _Cut(1, 4, 8), _Cut(2, 2, 2, slices=2), _Cut(1, 2, 2)),
+    (1, 64, 224): (
+        _Cut(4, 4, 2, slices=4),
+        _Cut(2, 8, 2, slices=2),
+        _Cut(2, 2, 2, slices=2),
+        _Cut(1, 2, 2),
+    ),
     (1, 96, 64): (
         _Cut(2, 4, 2, max_stages=5),
         _Cut(2, 4, 2, slices=2, max_stages=4),
@@ -57,7 +62,7 @@ _STREAMING = {
     ),
     (1, 128, 112): (_Cut(2, 8, 2, slices=2), _Cut(2, 4, 2, slices=2), _Cut(1, 2, 2), _Cut(1, 2, 2)),
     (2, 112, 128): (_Cut(1, 2, 4), _Cut(1, 2, 4), _Cut(1, 1, 4), _Cut(1, 1, 2)),
-    (2, 224, 64): (_Cut(1, 2, 2), _Cut(1, 4, 1), _Cut(1, 1, 2), _Cut(1, 1, 1)),
+    (2, 224, 64): (_Cut(1, 4, 1), _Cut(2, 2, 1, slices=2), _Cut(1, 1, 2), _Cut(1, 1, 1)),
 }
 
 # Many tokens: cycles of a K tile, by accumulators of a warpgroup and columns of each. Fitted, with
