@@ -4,6 +4,7 @@ A product's kernel depends on the number of tokens. What vLLM runs before it ser
 these numbers; the first request that meets another would wait for the compiler, most of a second.
 """
 
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ import torch
 from vllm.model_executor.layers.linear import RowParallelLinear
 
 from nvfp4_kernels.compile import CACHE_VARIABLE, arch, compiled, object_path
+from nvfp4_kernels.compile_apart import build_apart
 from nvfp4_kernels.sm90.choose import every_config
 from nvfp4_kernels.sm90.tile import Output
 
 if TYPE_CHECKING:
     from vllm_fp4_plugin.linear import LinearPlan
+
+MAX_JOBS = 8  # processes of some 0.7 GB each, which take seconds to start
 
 
 @dataclass(frozen=True)
@@ -64,22 +68,43 @@ def kernels_of(products: Iterable[Product], max_tokens: int, sms: int) -> list[A
     return [WeightOnlyGemm(*tile_and_output) for tile_and_output in dict.fromkeys(chosen)]
 
 
-def compile_products(products: Iterable[Product], max_tokens: int, device: torch.device) -> str:
+def compile_products(
+    products: Iterable[Product],
+    max_tokens: int,
+    device: torch.device,
+    rank: int = 0,
+    ranks: int = 1,
+) -> str:
     """Compile, and load, what ``products`` may need on a GPU.
+
+    Args:
+        products: of this process's layers.
+        max_tokens: of a batch.
+        device: the GPU.
+        rank: of this process, among those that do the same; each begins elsewhere.
+        ranks: how many these are.
 
     Returns:
         What was done, in a line; empty if there was nothing to compile.
     """
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     kernels = kernels_of(products, max_tokens, sms)
-    started, missing = time.perf_counter(), 0
+    places = [object_path(kernel) for kernel in kernels]
+    missing = [k for k, at in zip(kernels, places, strict=True) if at is None or not at.exists()]
+    started, failures, jobs = time.perf_counter(), [], _jobs(len(missing), ranks)
+    if jobs > 1 and None not in places:
+        first = len(missing) * rank // ranks
+        failures = build_apart(missing[first:] + missing[:first], jobs)
     for kernel in kernels:
-        place = object_path(kernel)
-        missing += place is None or not place.exists()
-        compiled(kernel, arch())
+        compiled(kernel, arch())  # here, if it is not there yet
     if not missing:
         return ""
-    place = object_path(kernels[0])
-    kept = f"kept in {place.parent}" if place else f"not kept, as {CACHE_VARIABLE} is empty"
+    kept = f"kept in {places[0].parent}" if places[0] else f"not kept, as {CACHE_VARIABLE} is empty"
     seconds = time.perf_counter() - started
-    return f"compiled {missing} of {len(kernels)} kernels in {seconds:.1f} s; {kept}"
+    line = f"compiled {len(missing)} of {len(kernels)} kernels in {seconds:.1f} s; {kept}"
+    return "; compiling in other processes failed: ".join([line, *failures[:1]])
+
+
+def _jobs(missing: int, ranks: int) -> int:
+    """Processes that compile: as many as this one's share of the processors, or enough."""
+    return max(1, min(len(os.sched_getaffinity(0)) // ranks, missing // 2, MAX_JOBS))

@@ -102,6 +102,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
         monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path))
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         monkeypatch.setattr(ahead, "compiled", lambda kernel, _: made.append(kernel))
+        monkeypatch.setattr(ahead, "build_apart", lambda *_: [])
         yield made
 
 
@@ -137,6 +138,33 @@ def test_without_a_cache(gpu: list[Any], monkeypatch: pytest.MonkeyPatch) -> Non
     assert line.endswith("; not kept, as NVFP4_KERNELS_CACHE is empty")
 
 
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "jobs"), [(16, 1, 8), (5, 1, 5), (16, 4, 4), (2, 4, None), (1, 1, None)]
+)
+def test_each_rank_begins_elsewhere(
+    gpu: list[Any], monkeypatch: pytest.MonkeyPatch, cpus: int, ranks: int, jobs: int | None
+) -> None:
+    told: list[tuple[list[Any], int]] = []
+    monkeypatch.setattr(ahead, "build_apart", lambda *given: told.append(given) or [])
+    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda _: set(range(cpus)))
+    for rank in range(ranks):
+        ahead.compile_products(PRODUCTS, 2048, CUDA, rank, ranks)
+    each = gpu[: len(gpu) // ranks]
+    firsts = [len(each) * rank // ranks for rank in range(ranks)]
+    expected = [] if jobs is None else [(each[at:] + each[:at], jobs) for at in firsts]
+    assert told == expected
+
+
+def test_failures_of_other_processes_are_told(
+    gpu: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "build_apart", lambda *_: ["status 1: no room", "status 1: no"])
+    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda _: {0, 1})
+    line = ahead.compile_products(PRODUCTS, 2048, CUDA)
+    assert line.endswith("; compiling in other processes failed: status 1: no room")
+    assert gpu  # compiled here
+
+
 def test_kernels_are_those_that_products_launch(
     gpu: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +187,7 @@ def test_kernels_are_those_that_products_launch(
 def test_after_the_last_layer(quant: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(config, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(config, "get_tensor_model_parallel_world_size", lambda: 1)
     monkeypatch.setattr(config.logger, "info", lambda _, *words: told.append(words[-1]))
     monkeypatch.setattr(ahead, "compile_products", lambda *given: f"{given[1]} tokens")
     quant._products, quant._max_tokens, quant._waiting = {PRODUCTS[0]}, 77, {"a", "b"}

@@ -1,0 +1,72 @@
+"""Kernels compiled by processes of their own, where whoever launches them looks for them."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvfp4_kernels import compile as compiler
+from nvfp4_kernels.compile_apart import build_apart
+from tests import devices
+from tests.emulator import EAGER
+
+
+@dataclass(frozen=True)
+class Unsound:
+    """A kernel that does not compile."""
+
+    def signature(self) -> tuple[Any, ...]:
+        raise ValueError("not a kernel\nof any kind")
+
+    def __call__(self, *arguments: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with devices.emulated(EAGER, "sm_90"):  # binds this process's CuTe DSL, and no other's
+        monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "kept"))
+        monkeypatch.setenv(compiler.ARCH_VARIABLE, "sm_90a")
+        yield tmp_path / "kept"
+
+
+def kernels() -> list[Any]:
+    from nvfp4_kernels.sm90.tile import Output, Tile
+    from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+
+    return [WeightOnlyGemm(Tile(tokens), Output()) for tokens in (8, 16, 24)]
+
+
+def test_all_are_kept_where_they_are_looked_for(folder: Path) -> None:
+    made = kernels()
+    there = compiler.object_path(made[1])
+    assert there is not None
+    there.parent.mkdir()
+    there.write_text("as it is")
+    assert build_apart(made, 2) == []
+    places = [compiler.object_path(kernel) for kernel in made]
+    assert sorted(folder.iterdir()) == sorted(place for place in places if place)
+    assert there.read_text() == "as it is"
+    assert all(place.stat().st_size > 10_000 for place in places if place and place != there)
+
+
+def test_a_failure_says_why_and_costs_no_other_kernel(folder: Path) -> None:
+    good = kernels()[0]
+    assert build_apart([Unsound(), good], 1) == ["status 1: ValueError: not a kernel of any kind"]
+    place = compiler.object_path(good)
+    assert place is not None
+    assert list(folder.iterdir()) == [place]
+
+
+def test_a_process_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert build_apart(kernels()[:1], 1) == ["status 1: nothing said"]
+
+
+def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, "/proc/none")
+    [said] = build_apart(kernels()[:1], 1)
+    assert said.startswith("status 1: FileNotFoundError: ")
+    assert "/proc/none" in said
