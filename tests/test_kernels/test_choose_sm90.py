@@ -81,7 +81,12 @@ def test_many_tokens_get_the_least_estimate() -> None:
         (256, 4096, 14336, 1, 128, 2),
         (128, 4096, 4096, 1, 64, 2),
         (1, 4096, 14336, 1, 8, 2),
-        (16, 4096, 14336, 1, 16, 8),
+        (16, 4096, 14336, 1, 16, 2),
+        (32, 4096, 14336, 1, 32, 2),
+        (320, 4096, 14336, 1, 160, 2),
+        (512, 2560, 8192, 1, 176, 2),
+        (1024, 2560, 8192, 1, 176, 1),
+        (8192, 8192, 7168, 1, 256, 1),
     ],
 )
 def test_what_was_fastest_on_an_h200(
@@ -94,8 +99,13 @@ def test_what_was_fastest_on_an_h200(
 def test_pairs_are_apart_where_a_warpgroup_has_no_room_for_both() -> None:
     problem = Problem(8192, 14336, 4096, 2)
     found = multiplying(problem, Output())
-    assert {192, 256} <= {tile.tokens for tile, _ in found}
-    assert all(tile.apart == (tile.tokens > 128) for tile, _ in found)
+    assert {tile.tokens for tile, _ in found if tile.apart} == {96, 128, 160, 192, 224, 256}
+    assert all(tile.apart for tile, _ in found if tile.tokens > 128)
+
+
+def test_a_pair_apart_may_be_faster_where_there_is_room_too() -> None:
+    tile, _ = choose_config(Problem(128, 7168, 8192, 2), Output())
+    assert (tile.tokens, tile.apart, tile.k_tiles) == (128, True, 2)
 
 
 def test_stages_belong_to_one_slice_each() -> None:
@@ -116,7 +126,7 @@ def test_k_tiles_divide_k() -> None:
         {"tokens": 256, "weights": 2},
         {"split_k": 16},
         {"slices": 3},
-        {"tokens": 32, "slices": 2},
+        {"tokens": 40, "slices": 2},
         {"tokens": 64, "apart": True},
         {"tokens": 48, "weights": 2, "apart": True},
     ],

@@ -1,5 +1,6 @@
 """Kernels compiled by processes of their own, where whoever launches them looks for them."""
 
+import multiprocessing
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,3 +71,16 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> 
     [said] = build_apart(kernels()[:1], 1)
     assert said.startswith("status 1: FileNotFoundError: ")
     assert "/proc/none" in said
+
+
+def _build_one() -> None:
+    sys.exit(" ".join(build_apart(kernels()[:1], 1)) or 0)
+
+
+def test_in_a_daemonic_process(folder: Path) -> None:
+    """As vLLM's workers are, which multiprocessing lets have no children."""
+    worker = multiprocessing.get_context("spawn").Process(target=_build_one, daemon=True)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    assert len(list(folder.iterdir())) == 1
