@@ -25,12 +25,18 @@ class Unsound:
     def __call__(self, *arguments: Any) -> None: ...
 
 
+@pytest.fixture
+def bound() -> Iterator[None]:
+    """Binds this process's CuTe DSL, and no other's; ends after what is patched within."""
+    with devices.emulated(EAGER, "sm_90"):
+        yield
+
+
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with devices.emulated(EAGER, "sm_90"):  # binds this process's CuTe DSL, and no other's
-        monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "kept"))
-        monkeypatch.setenv(compiler.ARCH_VARIABLE, "sm_90a")
-        yield tmp_path / "kept"
+def folder(bound: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "kept"))
+    monkeypatch.setenv(compiler.ARCH_VARIABLE, "sm_90a")
+    return tmp_path / "kept"
 
 
 def kernels() -> list[Any]:

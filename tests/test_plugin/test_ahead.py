@@ -94,16 +94,22 @@ def test_elsewhere_nothing_is_expected(vllm_config: Any, quant: Nvfp4TcConfig) -
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
+def bound() -> Iterator[None]:
+    """Binds CuTe DSL to the emulator; ends after what is patched within."""
+    with devices.emulated(EAGER, "sm_90"):
+        yield
+
+
+@pytest.fixture
+def gpu(bound: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """One that is told to compile kernels, and lists them."""
     made: list[Any] = []
     properties = SimpleNamespace(multi_processor_count=132)
-    with devices.emulated(EAGER, "sm_90"):  # binds CuTe DSL to it
-        monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path))
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-        monkeypatch.setattr(ahead, "compiled", lambda kernel, _: made.append(kernel))
-        monkeypatch.setattr(ahead, "build_apart", lambda *_: [])
-        yield made
+    monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(ahead, "compiled", lambda kernel, _: made.append(kernel))
+    monkeypatch.setattr(ahead, "build_apart", lambda *_: [])
+    return made
 
 
 PRODUCTS = [Product(4096, 4096, 1, BF16), Product(14336, 4096, 2, BF16)]
