@@ -32,8 +32,8 @@ class _Cut(NamedTuple):
 
 # Few tokens: every CTA is there at once, so that each SM has loads under way. By weights, rows of
 # 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. Up to
-# 16, and sliced ones, were so in a layer (``tests/bench_layer.py``; Llama 70B's pair alone only),
-# where weights come while the kernel before ends; a short ring leaves room beside attention's.
+# 16, and sliced ones, were so in a layer (``tests/bench_layer.py``), where weights come while the
+# kernel before ends; a short ring leaves room beside attention's.
 _STREAMING = {
     (1, 40, 128): (_Cut(1, 4, 8), _Cut(1, 2, 8), _Cut(1, 2, 8), _Cut(1, 2, 4)),
     (1, 64, 64): (
@@ -67,7 +67,7 @@ _STREAMING = {
 
 # Many tokens: cycles of a K tile, by accumulators of a warpgroup and columns of each. Fitted, with
 # what is below, to times at 80 to 1024 tokens; then 224 raised and 256 lowered by 2 %, for the
-# widest is ahead where there are thousands.
+# widest is ahead where there are thousands. A pair's 64 continues the line, and was not timed.
 _STEP = {
     1: {
         64: 450, 80: 462, 96: 502, 112: 545, 128: 575, 144: 633, 160: 672, 176: 725, 192: 790,
