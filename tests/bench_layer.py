@@ -26,9 +26,17 @@ from torch import Tensor
 
 from examples.llama_shapes import SHAPES
 from examples.timed_graphs import captured, timed
-from nvfp4_kernels import add_rms_norm, decode_attention, gemv, rotary_embedding, silu_mul_gemm
+from nvfp4_kernels import (
+    add_rms_norm,
+    decode_attention,
+    gemm,
+    gemv,
+    rotary_embedding,
+    silu_mul_gemm,
+)
 from nvfp4_kernels.compile import ARCH_VARIABLE, arch, build, object_path
 from nvfp4_kernels.fragments import Fragments, fragment_shapes
+from nvfp4_kernels.gemv.config import MAX_M
 from nvfp4_kernels.sm90 import choose, product
 from nvfp4_kernels.sm90.choose import Problem, choose_config, fits, with_store
 from nvfp4_kernels.sm90.tile import MAX_STAGES, Output, Tile
@@ -130,7 +138,8 @@ def forward(layer: Layer, step: Step) -> None:
 
     def times(name: str, x: Tensor) -> Tensor:
         [weight] = layer.weights[name]
-        return gemv(x, None, *weight, alpha, [shape.product(name)[0]], out_dtype=x.dtype)
+        op = gemv if tokens <= MAX_M else gemm
+        return op(x, None, *weight, alpha, [shape.product(name)[0]], out_dtype=x.dtype)
 
     normed, residual = add_rms_norm(step.x, step.x, layer.norm, EPS)
     qkv = times("qkv_proj", normed).view(tokens, -1, shape.head_dim)

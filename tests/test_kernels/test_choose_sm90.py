@@ -1,5 +1,7 @@
 """Which tile a product gets on sm_90."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from nvfp4_kernels.sm90.choose import (
     fits,
     multiplying,
 )
-from nvfp4_kernels.sm90.tile import MAX_SHARED_BYTES, Output, Tile
+from nvfp4_kernels.sm90.tile import MAX_SHARED_BYTES, MAX_STAGES, Output, Tile
 
 SIZES = st.integers(1, 40_000)
 
@@ -116,6 +118,29 @@ def test_k_tiles_divide_k() -> None:
     tile, _ = choose_config(Problem(1, 4096, 64 * 5), Output())
     assert tile.k_tiles == 1
     assert tile.split_k <= 5
+
+
+def test_shorter_stages_are_more_of_them() -> None:
+    rings = []
+    for k in (4096, 4096 + 64):  # the latter in no stages of more than one K tile
+        tile, output = choose_config(Problem(16, 4096, k), Output())
+        rings.append((tile.k_tiles, tile.k_tiles * tile.depth(output.shared_bytes(tile))))
+    (long, wanted), (short, got) = rings
+    assert (long, short) == (8, 1)
+    assert got == min(wanted, MAX_STAGES)
+
+
+def test_a_ring_of_large_stages_is_short_where_all_run_at_once() -> None:
+    def stages(m: int) -> tuple[int, int]:
+        problem = Problem(m, 4096, 4096)
+        found = multiplying(problem, Output())
+        tile, output = next(
+            (t, o) for t, o in found if (t.tokens, t.k_tiles, t.split_k) == (64, 2, 1)
+        )
+        return math.ceil(ctas(problem, tile) / SMS), tile.depth(output.shared_bytes(tile))
+
+    assert stages(128) == (1, 4)
+    assert stages(4096) == (16, 7)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Which tile a product gets: few tokens by a table, many by an estimate. Pure, and no CuTe.
 
-Both were measured on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16.
-Of all tiles tried there the table's are at most 5 % behind the fastest, but for what it has from
-within a layer, and the estimate's at most 3 % at 80 to 1024 tokens. ``python -m
-examples.kernel_bench`` times what is chosen.
+Both were measured on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
+the table by what made a whole layer fastest, the estimate by products alone, where of all tiles
+tried at 80 to 1024 tokens what it chooses is at most 3 % behind. ``python -m
+examples.kernel_bench`` times what is chosen, ``python -m tests.bench_layer`` a layer of it.
 """
 
 import functools
@@ -31,38 +31,58 @@ class _Cut(NamedTuple):
 
 
 # Few tokens: every CTA is there at once, so that each SM has loads under way. By weights, rows of
-# 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. Up to
-# 16, and sliced ones, were so in a layer (``tests/bench_layer.py``), where weights come while the
-# kernel before ends; a short ring leaves room beside attention's.
+# 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. It was
+# so in a layer (``tests/bench_layer.py``), where weights come while the kernel before ends: a ring
+# shorter than memory allows leaves the next kernel room to start.
 _STREAMING = {
-    (1, 40, 128): (_Cut(1, 4, 8), _Cut(1, 2, 8), _Cut(1, 2, 8), _Cut(1, 2, 4)),
+    (1, 40, 128): (
+        _Cut(1, 4, 8),
+        _Cut(1, 4, 8, max_stages=3),
+        _Cut(1, 2, 8, max_stages=4),
+        _Cut(1, 2, 4, max_stages=3),
+    ),
     (1, 64, 64): (
-        _Cut(4, 4, 2, slices=4),
-        _Cut(2, 4, 2, slices=2),
-        _Cut(2, 2, 2, slices=2),
-        _Cut(1, 1, 2),
+        _Cut(4, 4, 2, slices=4, max_stages=8),
+        _Cut(2, 8, 2, slices=2, max_stages=4),
+        _Cut(2, 4, 2, slices=2, max_stages=4),
+        _Cut(1, 2, 2, max_stages=5),
     ),
     (1, 64, 224): (
-        _Cut(4, 4, 2, slices=4),
-        _Cut(2, 8, 2, slices=2),
-        _Cut(2, 2, 2, slices=2),
-        _Cut(1, 2, 2),
+        _Cut(4, 4, 2, slices=4, max_stages=8),
+        _Cut(2, 8, 2, slices=2, max_stages=4),
+        _Cut(2, 4, 2, slices=2, max_stages=4),
+        _Cut(1, 4, 2, max_stages=3),
     ),
     (1, 96, 64): (
-        _Cut(2, 4, 2, max_stages=5),
-        _Cut(2, 4, 2, slices=2, max_stages=4),
-        _Cut(1, 2, 2),
-        _Cut(1, 2, 2),
+        _Cut(2, 4, 1, slices=2, max_stages=10),
+        _Cut(2, 8, 1, slices=2, max_stages=4),
+        _Cut(1, 4, 2, max_stages=3),
+        _Cut(1, 4, 1, max_stages=3),
     ),
     (1, 128, 32): (
         _Cut(4, 4, 1, slices=4),
         _Cut(4, 4, 1, slices=4),
-        _Cut(4, 1, 1, slices=4),
-        _Cut(1, 1, 1),
+        _Cut(2, 4, 1, slices=2, max_stages=4),
+        _Cut(1, 2, 1, max_stages=6),
     ),
-    (1, 128, 112): (_Cut(2, 8, 2, slices=2), _Cut(2, 4, 2, slices=2), _Cut(1, 2, 2), _Cut(1, 2, 2)),
-    (2, 112, 128): (_Cut(1, 2, 4), _Cut(1, 2, 4), _Cut(1, 1, 4), _Cut(1, 1, 2)),
-    (2, 224, 64): (_Cut(1, 4, 1), _Cut(2, 2, 1, slices=2), _Cut(1, 1, 2), _Cut(1, 1, 1)),
+    (1, 128, 112): (
+        _Cut(2, 4, 2, max_stages=5),
+        _Cut(2, 4, 1, slices=2, max_stages=8),
+        _Cut(1, 4, 2, max_stages=3),
+        _Cut(1, 4, 1, max_stages=3),
+    ),
+    (2, 112, 128): (
+        _Cut(1, 2, 4),
+        _Cut(2, 4, 1, slices=2, max_stages=4),
+        _Cut(1, 4, 2, max_stages=2),
+        _Cut(1, 2, 2, max_stages=3),
+    ),
+    (2, 224, 64): (
+        _Cut(1, 4, 1),
+        _Cut(2, 2, 1, slices=2, max_stages=4),
+        _Cut(1, 4, 1, max_stages=2),
+        _Cut(2, 2, 1, max_stages=3),
+    ),
 }
 
 # Many tokens: cycles of a K tile, by accumulators of a warpgroup and columns of each. Fitted, with
@@ -79,6 +99,9 @@ _CYCLES = 1700  # per µs
 _START, _TILE = 2.4, 1.4  # µs: of a launch, of each tile's end
 _SPLIT = 0.026  # µs for each column that is added up
 _TWO_K_TILES = 0.97  # a stage of two, where the ring has room for three
+# Large stages, where a CTA has one tile: to fill a longer ring takes bandwidth from the first ones,
+# 1 % of a layer with 128 tokens for each of three products.
+_ONE_WAVE_STAGES = 4
 
 
 @dataclass(frozen=True)
@@ -138,7 +161,8 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
     cut = _STREAMING[min(_STREAMING, key=distance)][_FEW_TOKENS.index(tokens)]
     tile = Tile(tokens, problem.weights, **cut._asdict())
     while tile.k_tiles > 1 and problem.k % (TILE * tile.k_tiles):
-        tile = replace(tile, k_tiles=tile.k_tiles // 2)
+        deeper = min(MAX_STAGES, 2 * tile.max_stages)  # as many bytes under way
+        tile = replace(tile, k_tiles=tile.k_tiles // 2, max_stages=deeper)
     while tile.split_k > across // tile.k_tiles:
         tile = replace(tile, split_k=tile.split_k // 2)
     # Accumulators, and what decoding takes: with more CTAs these would not stay in registers.
@@ -159,6 +183,12 @@ def multiplying(problem: Problem, output: Output, sms: int = SMS) -> list[tuple[
     # Clusters lie within a GPC, so that those of four do not reach every SM.
     parts = [replace(t, split_k=split) for t in tiles if not t.apart for split in (2, 4)]
     tiles += [t for t in parts if ctas(problem, t) <= sms - 16 * (t.split_k > 2)]
+    tiles = [
+        replace(t, max_stages=_ONE_WAVE_STAGES)
+        if ctas(problem, t) <= sms and t.k_tiles * t.accumulators == 2
+        else t
+        for t in tiles
+    ]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
     return [(t, o) for t, o in fitting if fits(problem, t, o)]
 

@@ -12,7 +12,17 @@ from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.mbarrier import wait
 from nvfp4_kernels.sm90.epilogue import TYPES
 from nvfp4_kernels.sm90.schedule import Place, Work, place_of
-from nvfp4_kernels.sm90.tile import DATA_BYTES, ROW_BYTES, SCALE_BYTES, WARPGROUP, ActDtype, Tile
+from nvfp4_kernels.sm90.tile import (
+    DATA_BYTES,
+    ROW_BYTES,
+    SCALE_BYTES,
+    SLICED_TOKENS,
+    WARPGROUP,
+    ActDtype,
+    Tile,
+)
+
+EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first.b64 makes
 
 
 @dataclass(frozen=True)
@@ -148,7 +158,13 @@ class Loader:
             Array(source, shape=(1,)).subview(first * size),
             full,
             size * self.tile.k_tiles,
+            **self._cache_hint(),
         )
+
+    def _cache_hint(self) -> dict[str, Int64]:
+        """Few tokens fill one tile, and no other CTA reads the weights: L2 may forget them."""
+        few = self.tile.tokens <= SLICED_TOKENS
+        return {"l2_cache_hint": Int64(EVICT_FIRST)} if few else {}
 
     @cute.jit
     def _bring_tokens(
