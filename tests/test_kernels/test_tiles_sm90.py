@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.compile import launch
+from nvfp4_kernels.compile import build, launch
 from nvfp4_kernels.fragments import Fragments, decode_fragments, to_fragments
 from nvfp4_kernels.sm90.choose import Problem, fits, with_store
 from nvfp4_kernels.sm90.tile import MAX_SHARDS, Output, Tile
-from tests.devices import KernelDevice
+from tests.devices import KernelDevice, emulated
+from tests.emulator import EAGER
 
 pytestmark = [pytest.mark.arch("sm_90")]
 
@@ -129,3 +131,17 @@ def test_a_pair_apart_gives_the_same_bits(device: KernelDevice) -> None:
     )
     assert torch.equal(boxes, together)
     assert torch.equal(elements, together)
+
+
+@pytest.mark.parametrize(("tile", "forgets"), [(Tile(32), True), (Tile(64), False)])
+def test_weights_of_one_tile_of_tokens_leave_l2_first(
+    tile: Tile, forgets: bool, tmp_path: Path
+) -> None:
+    with emulated(EAGER, "sm_90"):  # which has the PTX kept beside what it becomes
+        from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+
+        build(WeightOnlyGemm(tile, Output()), tmp_path / "kernel.o")
+    code = (tmp_path / "kernel.o").read_bytes()
+    copies = [line for line in code.split(b";") if b"cp.async.bulk.shared" in line]
+    assert copies
+    assert all((b"L2::cache_hint" in line) == forgets for line in copies)

@@ -99,8 +99,8 @@ _CYCLES = 1700  # per µs
 _START, _TILE = 2.4, 1.4  # µs: of a launch, of each tile's end
 _SPLIT = 0.026  # µs for each column that is added up
 _TWO_K_TILES = 0.97  # a stage of two, where the ring has room for three
-# Large stages, where a CTA has one tile: to fill a longer ring takes bandwidth from the first ones,
-# 1 % of a layer with 128 tokens for each of three products.
+# Large stages, where a CTA has one tile: with longer rings a layer with 128 tokens took 1 % more
+# for each of three products.
 _ONE_WAVE_STAGES = 4
 
 
