@@ -1,7 +1,8 @@
-"""Products' kernels compiled while a model is loaded, rather than while it serves.
+"""Kernels compiled while a server starts, rather than while it serves.
 
-A product's kernel depends on the number of tokens. What vLLM runs before it serves meets some of
-these numbers; the first request that meets another would wait for the compiler, most of a second.
+Which kernel runs depends on the batch: for products on its tokens, for attention on its keys too.
+What vLLM runs before it serves meets some batches; the first request that makes another kind would
+wait for the compiler, a second or more.
 """
 
 import os
@@ -11,12 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
 from vllm.model_executor.layers.linear import RowParallelLinear
 
 from nvfp4_kernels.compile import CACHE_VARIABLE, arch, compiled, object_path
 from nvfp4_kernels.compile_apart import build_apart
-from nvfp4_kernels.sm90.choose import every_config
-from nvfp4_kernels.sm90.tile import Output
+from nvfp4_kernels.kernel_sets.block_scaled import block_scaled_kernels
+from nvfp4_kernels.kernel_sets.model import Dtype, Layer, Model
+from nvfp4_kernels.kernel_sets.spec import KernelSpec
+from nvfp4_kernels.kernel_sets.weight_only import weight_only_kernels
+from vllm_fp4_plugin.linear_op import Activation
 
 if TYPE_CHECKING:
     from vllm_fp4_plugin.linear import LinearPlan
@@ -26,71 +34,80 @@ MAX_JOBS = 8  # processes of some 0.7 GB each, which take seconds to start
 
 @dataclass(frozen=True)
 class Product:
-    """What a layer's kernels on sm_90 depend on, but for the tokens.
+    """What a linear layer's kernels depend on, but for the tokens.
 
     Attributes:
-        n, k: rows of each weight, and elements of one.
-        weights: 1, or 2 of gate and up projection.
-        output: what becomes of the accumulators.
+        layer: its sizes.
+        dtype: of its input and result.
+        activation: how the input is quantised.
     """
 
-    n: int
-    k: int
-    weights: int
-    output: Output
+    layer: Layer
+    dtype: Dtype
+    activation: Activation
 
 
 def product_of(layer: Any, plan: "LinearPlan", dtype: torch.dtype) -> Product | None:
-    """Of a layer with a weight in fragments; None of any other."""
-    if plan.kernel.weight_layout != "fragments":
+    """Of a layer that a GPU's kernel serves; None of any other."""
+    if plan.kernel.arch == "cpu":
         return None
     added = layer.has_bias and not getattr(layer, "skip_bias_add", False)
     if isinstance(layer, RowParallelLinear):
         added = added and layer.tp_rank == 0  # which adds it for all ranks
-    name: Any = str(dtype).removeprefix("torch.")
-    shards = 1 if plan.gate_up else len(plan.shard_sizes)
-    output = Output(act=name, dtype=name, shards=shards, bias=name if added else "")
-    rows = plan.weight_rows
-    return Product(rows[0], plan.k, len(rows), output)
+    sizes = Layer(
+        "",  # layers of a size share kernels
+        plan.weight_rows[0],
+        plan.k,
+        pair=plan.gate_up,
+        shards=1 if plan.gate_up else len(plan.shard_sizes),
+        bias=added,
+    )
+    return Product(sizes, dtype_name(dtype), plan.activation)
 
 
-def kernels_of(products: Iterable[Product], max_tokens: int, sms: int) -> list[Any]:
-    """``WeightOnlyGemm`` in every configuration that 1 to ``max_tokens`` tokens are given."""
-    from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+def product_kernels(products: Iterable[Product], max_tokens: int, sms: int) -> list[KernelSpec]:
+    """What 1 to ``max_tokens`` tokens are served by, those that quantise them included."""
+    found: dict[KernelSpec, list[str]] = {}
+    for each in products:
+        model = Model("", each.dtype, (each.layer,))
+        if each.activation == "16-bit":
+            found |= weight_only_kernels(model, max_tokens=max_tokens, sms=sms)
+        else:
+            found |= block_scaled_kernels(
+                model, max_tokens=max_tokens, activations=(each.activation,), sms=sms
+            )
+    return list(found)
 
-    chosen = [
-        tile_and_output
-        for each in products
-        for tile_and_output in every_config(
-            each.n, each.k, each.weights, each.output, max_tokens, sms
-        )
-    ]
-    return [WeightOnlyGemm(*tile_and_output) for tile_and_output in dict.fromkeys(chosen)]
 
-
-def compile_products(
-    products: Iterable[Product],
-    max_tokens: int,
-    device: torch.device,
-    rank: int = 0,
-    ranks: int = 1,
-) -> str:
+def compile_products(products: Iterable[Product], max_tokens: int, device: torch.device) -> str:
     """Compile, and load, what ``products`` may need on a GPU.
 
     Args:
         products: of this process's layers.
         max_tokens: of a batch.
         device: the GPU.
-        rank: of this process, among those that do the same; each begins elsewhere.
-        ranks: how many these are.
 
     Returns:
         What was done, in a line; empty if there was nothing to compile.
     """
-    sms = torch.cuda.get_device_properties(device).multi_processor_count
-    kernels = kernels_of(products, max_tokens, sms)
+    specs = product_kernels(products, max_tokens, multiprocessors(device))
+    return compile_kernels(specs, "linear layers'")
+
+
+def compile_kernels(specs: Iterable[KernelSpec], whose: str) -> str:
+    """Compile, and load, kernels; tensor-parallel ranks do the same, and each begins elsewhere.
+
+    Args:
+        specs: of the current device.
+        whose: for the line, e.g. ``"attention's"``.
+
+    Returns:
+        What was done, in a line; empty if there was nothing to compile.
+    """
+    kernels = [spec.kernel() for spec in specs]
     places = [object_path(kernel) for kernel in kernels]
     missing = [k for k, at in zip(kernels, places, strict=True) if at is None or not at.exists()]
+    rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     started, failures, jobs = time.perf_counter(), [], _jobs(len(missing), ranks)
     if jobs > 1 and None not in places:
         first = len(missing) * rank // ranks
@@ -100,11 +117,26 @@ def compile_products(
     if not missing:
         return ""
     kept = f"kept in {places[0].parent}" if places[0] else f"not kept, as {CACHE_VARIABLE} is empty"
-    seconds = time.perf_counter() - started
-    line = f"compiled {len(missing)} of {len(kernels)} kernels in {seconds:.1f} s; {kept}"
+    seconds, count = time.perf_counter() - started, f"{len(missing)} of {len(kernels)}"
+    line = f"compiled {count} {whose} kernels in {seconds:.1f} s; {kept}"
     return "; compiling in other processes failed: ".join([line, *failures[:1]])
 
 
 def _jobs(missing: int, ranks: int) -> int:
     """Processes that compile: as many as this one's share of the processors, or enough."""
     return max(1, min(len(os.sched_getaffinity(0)) // ranks, missing // 2, MAX_JOBS))
+
+
+def is_wanted(device: torch.device) -> bool:
+    """Whether there is anything to compile for it."""
+    return device.type == "cuda"
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def dtype_name(dtype: torch.dtype) -> Dtype:
+    """Of bfloat16 or float16, as kernels have it."""
+    return "bfloat16" if dtype == torch.bfloat16 else "float16"

@@ -5,10 +5,7 @@ from typing import Any
 
 import torch
 from vllm.config import get_current_vllm_config
-from vllm.distributed import (
-    get_tensor_model_parallel_rank,
-    get_tensor_model_parallel_world_size,
-)
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.fused_moe import RoutedExperts
@@ -219,10 +216,8 @@ class Nvfp4TcConfig(QuantizationConfig):
         if self._waiting:
             return
         lines, rank = self.report.lines(), get_tensor_model_parallel_rank()
-        if self._products and device.type == "cuda":
-            ranks = get_tensor_model_parallel_world_size()
-            done = ahead.compile_products(self._products, self._max_tokens, device, rank, ranks)
-            lines.append(done)
+        if self._products and ahead.is_wanted(device):
+            lines.append(ahead.compile_products(self._products, self._max_tokens, device))
         if rank == 0:
             for line in filter(None, lines):
                 logger.info("%s: %s", METHOD, line)

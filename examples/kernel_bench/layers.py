@@ -6,7 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from examples.llama_shapes import SHAPES, write_config
-from nvfp4_kernels.tool.model import Model, UnusableModel, read_model
+from nvfp4_kernels.kernel_sets.model import Model
+from nvfp4_kernels.tool.model import UnusableModel, read_model
 
 BF16_BYTES = 2
 NVFP4_BYTES = 0.5 + 1 / 16  # a code, and its share of a block scale

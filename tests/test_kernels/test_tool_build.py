@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
+from nvfp4_kernels.kernel_sets.spec import KernelSpec
 from nvfp4_kernels.tool import build_command
 from nvfp4_kernels.tool.build import Built
-from nvfp4_kernels.tool.kernel_set import KernelSpec
 from tests import devices
 
 ROOT = Path(__file__).parents[2]
@@ -55,9 +55,9 @@ import os, sys
 os.environ["CUTE_DSL_ARCH"] = "sm_100a"
 from pathlib import Path
 from nvfp4_kernels import compile
-from nvfp4_kernels.tool.kernel_set import model_kernels
+from nvfp4_kernels.kernel_sets.block_scaled import block_scaled_kernels
 from nvfp4_kernels.tool.model import explicit
-(spec, *_) = model_kernels(explicit(["64,64"], []), max_tokens=1)
+(spec, *_) = block_scaled_kernels(explicit(["64,64"], []), max_tokens=1)
 compile.build(spec.kernel(), Path(sys.argv[1]))
 """
 ON_HOPPER = ["--linear", "64,64", "--arch", "sm_90a"]

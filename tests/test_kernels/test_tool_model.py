@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from nvfp4_kernels.kernel_sets.attention import CACHES, Cache, attention_kernels
+from nvfp4_kernels.kernel_sets.block_scaled import block_scaled_kernels
+from nvfp4_kernels.kernel_sets.model import Attention, Layer
 from nvfp4_kernels.sm100.attention.choose import AttentionProblem
 from nvfp4_kernels.sm100.attention.choose import choose_config as choose_attention
 from nvfp4_kernels.sm100.attention.tile import Variant
 from nvfp4_kernels.sm100.choose import Problem, choose_config
 from nvfp4_kernels.sm100.tile import Output
-from nvfp4_kernels.tool.kernel_set import CACHES, Cache, attention_kernels, model_kernels
-from nvfp4_kernels.tool.model import Attention, Layer, UnusableModel, explicit, read_model
+from nvfp4_kernels.tool.model import UnusableModel, explicit, read_model
 from nvfp4_kernels.tool.shapes import LLAMA_8B, given_shape
 
 LLAMA = {
@@ -159,38 +161,53 @@ def test_shapes() -> None:
 
 def test_every_number_of_tokens_has_its_kernel() -> None:
     model = explicit(["4096,4096"], [])
-    found = {spec.fields for spec in model_kernels(model, max_tokens=1200, activations=("static",))}
+    found = {
+        spec.fields
+        for spec in block_scaled_kernels(model, max_tokens=1200, activations=("static",))
+    }
     for m in range(1, 1201):
         assert choose_config(Problem(m, 4096, 4096), Output("bfloat16")) in found
 
 
 def test_layers_share_kernels() -> None:
     model = explicit(["4096,4096", "4096,14336"], [])
-    found = model_kernels(model, max_tokens=64, activations=("static",))
+    found = block_scaled_kernels(model, max_tokens=64, activations=("static",))
     assert ["linear 4096,4096", "linear 4096,14336"] in found.values()
 
 
 def test_scales_of_activations_make_other_kernels() -> None:
-    both = model_kernels(LLAMA_8B, max_tokens=8)
+    both = block_scaled_kernels(LLAMA_8B, max_tokens=8)
     apart = [
-        model_kernels(LLAMA_8B, max_tokens=8, activations=(a,)) for a in ("static", "per-token")
+        block_scaled_kernels(LLAMA_8B, max_tokens=8, activations=(a,))
+        for a in ("static", "per-token")
     ]
     assert both.keys() == apart[0].keys() | apart[1].keys()
     assert not apart[0].keys() & apart[1].keys()
     assert {spec.op for spec in both} == {"quantize", "gemm", "silu_mul_gemm"}
 
 
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("window", [0, 300])
 @pytest.mark.parametrize("cache", CACHES)
-def test_every_batch_has_its_attention_kernel(cache: Cache, window: int) -> None:
-    attention = Attention(8, 2, 128, (window,))
+def test_every_batch_has_its_attention_kernel(cache: Cache, window: int, sinks: bool) -> None:
+    attention = Attention(8, 2, 128, (window,), sinks=sinks)
     found = {spec.fields for spec in attention_kernels(attention, "bfloat16", caches=(cache,))}
     sizes = product((1, 7, 64, 300), (1, 5, 200, 4096), (1, 500, 9000, 1 << 17))
     for batch, queries, keys in sizes:
         problem = AttentionProblem(batch, queries, keys, 2, 4, 128, cache == "fp8", window)
         tile, splits = choose_attention(problem)
-        variant = Variant("bfloat16", "paged", 16, causal=True, window=window > 0, split=splits > 1)
+        variant = Variant(
+            "bfloat16",
+            "paged",
+            16,
+            causal=True,
+            window=window > 0,
+            sinks=sinks and splits == 1,
+            split=splits > 1,
+        )
         assert (tile, variant) in found
+    merges = {fields[3] for fields in found if fields[0] == "float32"}
+    assert merges == {sinks}
 
 
 def test_attention_that_no_kernel_serves_is_left_out() -> None:

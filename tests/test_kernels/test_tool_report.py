@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
+from nvfp4_kernels.kernel_sets.block_scaled import product_spec
+from nvfp4_kernels.kernel_sets.spec import KernelSpec
 from nvfp4_kernels.sm100 import choose as candidates
 from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
 from nvfp4_kernels.sm100.choose import Problem, with_store
@@ -19,7 +21,6 @@ from nvfp4_kernels.sm100.tile import MAX_SHARED_BYTES, Output, Tile
 from nvfp4_kernels.tool import instructions, report_command
 from nvfp4_kernels.tool.binary import FAT_MAGIC, UnreadableBinary, read_cubin, read_fat_binary
 from nvfp4_kernels.tool.instructions import NoDisassembler, count, disassemble, find_nvdisasm
-from nvfp4_kernels.tool.kernel_set import KernelSpec, product_spec
 from nvfp4_kernels.tool.limits import work_of
 from nvfp4_kernels.tool.report import choose, describe, describe_attention, measure_all
 from nvfp4_kernels.tool.scoring import ScoreShape, choose_scorer, describe_scorer

@@ -18,7 +18,10 @@ WRONG = 0.1
 CPU = torch.device("cpu")
 
 CONFIG: Any = SimpleNamespace(
-    speculative_config=None, parallel_config=SimpleNamespace(decode_context_parallel_size=1)
+    speculative_config=None,
+    parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+    compilation_config=SimpleNamespace(static_forward_context={}),
+    model_config=SimpleNamespace(dtype=torch.bfloat16),
 )
 LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
 
@@ -83,8 +86,11 @@ class Layer:
             model.cache_dtype, model.soft_cap, sinks=self.sinks,
         )  # fmt: skip
         self.impl.process_weights_after_loading(torch.bfloat16)
-        spec = SimpleNamespace(head_size=model.head_dim, head_size_v=model.head_dim)
-        self.builder: Any = PagedAttentionBackend.get_builder_cls()(spec, ["attn"], CONFIG, device)
+        spec = SimpleNamespace(
+            head_size=model.head_dim, head_size_v=model.head_dim, block_size=model.page_size
+        )
+        # It would compile the kernels of the layers that it is told of, on a GPU.
+        self.builder: Any = PagedAttentionBackend.get_builder_cls()(spec, [], CONFIG, device)
         scales = torch.tensor([model.k_scale, model.v_scale], device=device)
         self.scales = SimpleNamespace(_k_scale=scales[0], _v_scale=scales[1])
         dtype = torch.uint8 if model.cache_dtype == "fp8" else torch.bfloat16

@@ -14,7 +14,9 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 
-from nvfp4_kernels.sm90.tile import Output
+from nvfp4_kernels.dispatch import standing_in
+from nvfp4_kernels.kernel_sets.model import Layer
+from nvfp4_kernels.nvfp4 import blocked_shape
 from tests import devices
 from tests.emulator import EAGER
 from tests.sm90_product import sm90_ops
@@ -22,9 +24,9 @@ from vllm_fp4_plugin import ahead, config
 from vllm_fp4_plugin.ahead import Product
 from vllm_fp4_plugin.checkpoint_format import CheckpointFormat
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.linear_op import linear, silu_mul_linear
 
 K = 96
-BF16 = Output(act="bfloat16", dtype="bfloat16")
 
 
 @pytest.fixture
@@ -36,37 +38,37 @@ def qkv(**options: Any) -> Any:
     return QKVParallelLinear(K, 32, 2, 1, **options)
 
 
-# Layer, its name, and what is expected of it.
-LAYERS: dict[str, tuple[Any, str, Product]] = {
+# Layer, its name, and the sizes that are expected of it.
+LAYERS: dict[str, tuple[Any, str, Layer]] = {
     "qkv": (
         lambda **o: qkv(bias=False, **o),
         "qkv_proj",
-        Product(128, K, 1, Output("bfloat16", "bfloat16", shards=3)),
+        Layer("", 128, K, shards=3),
     ),
     "qkv with a bias": (
         lambda **o: qkv(bias=True, **o),
         "qkv_proj",
-        Product(128, K, 1, Output("bfloat16", "bfloat16", shards=3, bias="bfloat16")),
+        Layer("", 128, K, shards=3, bias=True),
     ),
     "gate and up": (
         lambda **o: MergedColumnParallelLinear(K, [160, 160], bias=False, **o),
         "gate_up_proj",
-        Product(160, K, 2, BF16),
+        Layer("", 160, K, pair=True),
     ),
     "gate and up, not fused for their bias": (
         lambda **o: MergedColumnParallelLinear(K, [160, 160], bias=True, **o),
         "gate_up_proj",
-        Product(320, K, 1, Output("bfloat16", "bfloat16", shards=2, bias="bfloat16")),
+        Layer("", 320, K, shards=2, bias=True),
     ),
     "row-parallel with a bias": (
         lambda **o: RowParallelLinear(K, 64, bias=True, **o),
         "o_proj",
-        Product(64, K, 1, Output("bfloat16", "bfloat16", bias="bfloat16")),
+        Layer("", 64, K, bias=True),
     ),
     "a bias that the model adds": (
         lambda **o: ColumnParallelLinear(K, 64, bias=True, skip_bias_add=True, **o),
         "up_proj",
-        Product(64, K, 1, BF16),
+        Layer("", 64, K),
     ),
 }
 
@@ -76,8 +78,23 @@ def test_products_of_layers(vllm_config: Any, quant: Nvfp4TcConfig, name: str) -
     build, last, expected = LAYERS[name]
     with sm90_ops():
         build(quant_config=quant, prefix=f"model.layers.0.{last}")
-    assert quant._products == {expected}
+    assert quant._products == {Product(expected, "bfloat16", "16-bit")}
     assert quant._max_tokens == vllm_config.scheduler_config.max_num_batched_tokens
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_products_of_layers_on_blackwell(vllm_config: Any, quant: Nvfp4TcConfig, name: str) -> None:
+    build, last, expected = LAYERS[name]
+    with standing_in("cpu", "sm_100"):
+        build(quant_config=quant, prefix=f"model.layers.0.{last}")
+    assert quant._products == {Product(expected, "bfloat16", "static")}
+
+
+def test_quantised_at_load_each_token_has_a_scale(vllm_config: Any) -> None:
+    quant = Nvfp4TcConfig()
+    with standing_in("cpu", "sm_100"):
+        RowParallelLinear(K, 64, bias=False, quant_config=quant, prefix="model.o_proj")
+    assert quant._products == {Product(Layer("", 64, K), "bfloat16", "per-token")}
 
 
 def test_other_ranks_add_no_bias(vllm_config: Any, quant: Nvfp4TcConfig) -> None:
@@ -85,7 +102,7 @@ def test_other_ranks_add_no_bias(vllm_config: Any, quant: Nvfp4TcConfig) -> None
         layer = RowParallelLinear(K, 64, bias=True, quant_config=quant, prefix="model.o_proj")
         layer.tp_rank = 1
         product = ahead.product_of(layer, layer.quant_method.plan, torch.bfloat16)
-    assert product == Product(64, K, 1, BF16)
+    assert product == Product(Layer("", 64, K), "bfloat16", "16-bit")
 
 
 def test_elsewhere_nothing_is_expected(vllm_config: Any, quant: Nvfp4TcConfig) -> None:
@@ -109,17 +126,22 @@ def gpu(bound: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[An
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(ahead, "compiled", lambda kernel, _: made.append(kernel))
     monkeypatch.setattr(ahead, "build_apart", lambda *_: [])
+    monkeypatch.setattr(ahead, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(ahead, "get_tensor_model_parallel_world_size", lambda: 1)
     return made
 
 
-PRODUCTS = [Product(4096, 4096, 1, BF16), Product(14336, 4096, 2, BF16)]
+PRODUCTS = [
+    Product(Layer("", 4096, 4096), "bfloat16", "16-bit"),
+    Product(Layer("", 14336, 4096, pair=True), "bfloat16", "16-bit"),
+]
 CUDA = torch.device("cuda")
 
 
 def test_each_kernel_once(gpu: list[Any], tmp_path: Path) -> None:
     line = ahead.compile_products([*PRODUCTS, PRODUCTS[0]], 2048, CUDA)
     assert len(gpu) == len(set(gpu)) > 10
-    assert line.startswith(f"compiled {len(gpu)} of {len(gpu)} kernels in ")
+    assert line.startswith(f"compiled {len(gpu)} of {len(gpu)} linear layers' kernels in ")
     assert line.endswith(f"; kept in {tmp_path}")
 
 
@@ -130,7 +152,7 @@ def test_what_is_there_is_loaded_without_a_word(gpu: list[Any]) -> None:
         assert place is not None
         place.touch()
     count = len(gpu)
-    assert ahead.compile_products(PRODUCTS, 64, CUDA).startswith(f"compiled 1 of {count} kernels")
+    assert ahead.compile_products(PRODUCTS, 64, CUDA).startswith(f"compiled 1 of {count} linear ")
     first = ahead.object_path(gpu[0])
     assert first is not None
     first.touch()
@@ -153,8 +175,10 @@ def test_each_rank_begins_elsewhere(
     told: list[tuple[list[Any], int]] = []
     monkeypatch.setattr(ahead, "build_apart", lambda *given: told.append(given) or [])
     monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda _: set(range(cpus)))
+    monkeypatch.setattr(ahead, "get_tensor_model_parallel_world_size", lambda: ranks)
     for rank in range(ranks):
-        ahead.compile_products(PRODUCTS, 2048, CUDA, rank, ranks)
+        monkeypatch.setattr(ahead, "get_tensor_model_parallel_rank", lambda rank=rank: rank)
+        ahead.compile_products(PRODUCTS, 2048, CUDA)
     each = gpu[: len(gpu) // ranks]
     firsts = [len(each) * rank // ranks for rank in range(ranks)]
     expected = [] if jobs is None else [(each[at:] + each[:at], jobs) for at in firsts]
@@ -171,29 +195,68 @@ def test_failures_of_other_processes_are_told(
     assert gpu  # compiled here
 
 
+N, MOST = 160, 300
+
+
+class Launches:
+    """Kernels that are launched, instead of launching them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
+        self.kernels: set[Any] = set()
+        for module in modules:
+            monkeypatch.setattr(module, "launch", lambda kernel, *_: self.kernels.add(kernel))
+
+
+def made_ahead(layer: Layer, activation: Any, sms: int) -> set[Any]:
+    specs = ahead.product_kernels([Product(layer, "bfloat16", activation)], MOST, sms)
+    return {spec.kernel() for spec in specs}
+
+
 def test_kernels_are_those_that_products_launch(
-    gpu: list[Any], monkeypatch: pytest.MonkeyPatch
+    bound: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nvfp4_kernels.fragments import Fragments, fragment_shapes
+    from nvfp4_kernels.fragments import fragment_shapes
     from nvfp4_kernels.sm90 import product
 
-    launched: set[Any] = set()
-    monkeypatch.setattr(product, "launch", lambda kernel, *_: launched.add(kernel))
-    n, k, most = 160, 96, 300
-    shapes = fragment_shapes(n, k)
-    weight = Fragments(*(torch.zeros(shape, dtype=torch.uint8) for shape in shapes))
-    x, bias = torch.zeros(most, k).bfloat16(), torch.zeros(n).bfloat16()
-    shards = [96, 32, 32]
-    for m in range(1, most + 1):
-        product.product(x[:m], [weight], torch.ones(3), shards, n, bias, x.dtype)
-    output = Output("bfloat16", "bfloat16", shards=3, bias="bfloat16")
-    assert set(ahead.kernels_of([Product(n, k, 1, output)], most, 132)) == launched
+    launches = Launches(monkeypatch, product)
+    weight = [torch.zeros(shape, dtype=torch.uint8) for shape in fragment_shapes(N, K)]
+    x, bias = torch.zeros(MOST, K).bfloat16(), torch.zeros(N).bfloat16()
+    with standing_in("cpu", "sm_90"):
+        for m in range(1, MOST + 1):
+            linear(x[:m], *weight, torch.ones(3), [96, 32, 32], None, bias, "16-bit")
+    assert made_ahead(Layer("", N, K, shards=3, bias=True), "16-bit", 132) == launches.kernels
+
+
+@pytest.mark.parametrize("activation", ["static", "per-token"])
+@pytest.mark.parametrize("pair", [False, True], ids=["linear", "pair"])
+def test_kernels_on_blackwell_are_those_that_layers_launch(
+    pair: bool, activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices.cutlass_or_skip()
+    with devices.emulated(EAGER, "sm_100"):
+        from nvfp4_kernels.quantize import sm100 as quantize
+        from nvfp4_kernels.sm100 import product
+
+        launches = Launches(monkeypatch, product, quantize)
+        data, scales = torch.zeros(2, N, K // 2, dtype=torch.uint8), blocked_shape(N, K // 16)
+        weight_scales = torch.zeros(2, *scales).to(torch.float8_e4m3fn)
+        x, bias = torch.zeros(MOST, K).bfloat16(), torch.zeros(N).bfloat16()
+        input_scale = torch.tensor(1.0) if activation == "static" else None
+        with standing_in("cpu", "sm_100"):
+            for m in range(1, MOST + 1):
+                if pair:
+                    weight = data, weight_scales, torch.ones(2)
+                    silu_mul_linear(x[:m], *weight, N, input_scale, activation)
+                else:
+                    single = data[0], weight_scales[0], torch.ones(3), [96, 32, 32]
+                    linear(x[:m], *single, input_scale, bias, activation)
+        layer = Layer("", N, K, pair=True) if pair else Layer("", N, K, shards=3, bias=True)
+        assert made_ahead(layer, activation, 148) == launches.kernels
 
 
 def test_after_the_last_layer(quant: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(config, "get_tensor_model_parallel_rank", lambda: 0)
-    monkeypatch.setattr(config, "get_tensor_model_parallel_world_size", lambda: 1)
     monkeypatch.setattr(config.logger, "info", lambda _, *words: told.append(words[-1]))
     monkeypatch.setattr(ahead, "compile_products", lambda *given: f"{given[1]} tokens")
     quant._products, quant._max_tokens, quant._waiting = {PRODUCTS[0]}, 77, {"a", "b"}

@@ -6,9 +6,11 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
+from nvfp4_kernels.sm100.choose import SMS
 from tests import devices, tiny_llama
 from tests.emulator import randomised
 from tests.engine import run
+from tests.made_ahead import gathered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -36,9 +38,11 @@ def test_serves_as_the_reference_does(
         raise AssertionError("the reference ran")
 
     monkeypatch.setattr(reference, "paged_attention", not_this)
-    with devices.emulated_ops(randomised(1)):
+    with devices.emulated_ops(randomised(1)), gathered(SMS) as kernels:
         emulated = run(model, **arguments)
     assert emulated.generated == expected.generated
     apart = np.abs(np.subtract(emulated.logprobs, expected.logprobs)).mean()
     print(f"log-probabilities differ by {apart} on average")
     assert apart < SAME[kv_cache_dtype]
+    assert len(kernels.launched) > 1
+    assert kernels.launched <= kernels.ahead["attention's"]

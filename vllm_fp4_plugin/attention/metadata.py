@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
@@ -11,6 +13,12 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
+
+from vllm_fp4_plugin import ahead
+from vllm_fp4_plugin.attention.ahead import compile_layers
+from vllm_fp4_plugin.options import METHOD
+
+logger = init_logger("vllm.nvfp4_tc")
 
 
 class UnsupportedAttention(ValueError):
@@ -76,6 +84,18 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
                 f"{kv_cache_spec.head_size}; the two must agree; serve with another "
                 "--attention-backend"
             )
+        if ahead.is_wanted(device):
+            self._compile_kernels()
+
+    def _compile_kernels(self) -> None:
+        """Those of any batch; here, as the size of pages is known and no graph is captured yet."""
+        config = self.vllm_config
+        layers = config.compilation_config.static_forward_context
+        impls = [layers[name].impl for name in self.layer_names]
+        page_size = self.kv_cache_spec.block_size
+        done = compile_layers(impls, config.model_config.dtype, page_size, self.device)
+        if done and get_tensor_model_parallel_rank() == 0:
+            logger.info("%s: %s", METHOD, done)
 
     def build(
         self,

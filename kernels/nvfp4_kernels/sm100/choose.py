@@ -24,10 +24,13 @@ EXCHANGE, EXCHANGE_COLUMN = 200, 4  # of the parts of a split
 EPILOGUE_COLUMN = 4
 SCALED_BYTES = 0.5 + 1 / 16  # per element
 
-MAX_SWAPPED = 32  # tokens: more are the M side
+_SWAPPED_COLUMNS = (8, 16, 32)
+MAX_SWAPPED = max(_SWAPPED_COLUMNS)  # tokens: more are the M side
 
 _SWAPPED = [
-    Tile(columns, swapped=True, split_k=split) for columns in (8, 16, 32) for split in (1, 2, 4, 8)
+    Tile(columns, swapped=True, split_k=split)
+    for columns in _SWAPPED_COLUMNS
+    for split in (1, 2, 4, 8)
 ]
 _REGULAR = [
     Tile(256, two_sm=True, cluster_m=2),
@@ -78,8 +81,15 @@ def choose_config(problem: Problem, output: Output, sms: int = SMS) -> tuple[Til
 
 def candidates(problem: Problem, output: Output) -> list[tuple[Tile, Output]]:
     """Tiles that can serve the problem, each with the way its result leaves."""
+    few = next((columns for columns in _SWAPPED_COLUMNS if columns >= problem.m), 0)
+    return _candidates(replace(problem, m=few, batch=1), output)
+
+
+@functools.cache
+def _candidates(problem: Problem, output: Output) -> list[tuple[Tile, Output]]:
+    """Of at most ``m`` tokens, which are the N side; of many if that is 0."""
     tiles = _PAIRS if problem.weights == 2 else _REGULAR
-    if problem.m <= MAX_SWAPPED:
+    if problem.m:
         tiles = [replace(t, weights=problem.weights) for t in _SWAPPED if t.columns >= problem.m]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
     return [(t, o) for t, o in fitting if fits(problem, t, o)]

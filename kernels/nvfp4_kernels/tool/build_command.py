@@ -13,20 +13,18 @@ from rich.table import Table
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.compile import CACHE_VARIABLE
+from nvfp4_kernels.kernel_sets.attention import CACHES, PAGE_SIZE, attention_kernels
+from nvfp4_kernels.kernel_sets.block_scaled import ACTIVATIONS, block_scaled_kernels
+from nvfp4_kernels.kernel_sets.decode_attention import decode_kernels
+from nvfp4_kernels.kernel_sets.model import Model
+from nvfp4_kernels.kernel_sets.small import small_kernels
+from nvfp4_kernels.kernel_sets.spec import KernelSpec
+from nvfp4_kernels.kernel_sets.weight_only import weight_only_kernels
 from nvfp4_kernels.sm90.choose import SMS as SMS_90
 from nvfp4_kernels.sm100.choose import SMS as SMS_100
 from nvfp4_kernels.tool.build import Built, build_all
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
-from nvfp4_kernels.tool.decode_set import decode_kernels
-from nvfp4_kernels.tool.kernel_set import (
-    ACTIVATIONS,
-    CACHES,
-    PAGE_SIZE,
-    KernelSpec,
-    attention_kernels,
-    model_kernels,
-)
-from nvfp4_kernels.tool.model import Model, UnusableModel, explicit, read_model
+from nvfp4_kernels.tool.model import UnusableModel, explicit, read_model
 from nvfp4_kernels.tool.options import (
     CPUS,
     DtypeName,
@@ -35,8 +33,6 @@ from nvfp4_kernels.tool.options import (
     TensorParallelOption,
     dtype_of,
 )
-from nvfp4_kernels.tool.small_set import small_kernels
-from nvfp4_kernels.tool.weight_only_set import weight_only_kernels
 
 ARCHS = ("sm_100a", "sm_90a")
 
@@ -171,7 +167,7 @@ def _sm100_kernels(
 ) -> dict[KernelSpec, list[str]]:
     """Those of linear layers, of their inputs and of attention."""
     activations = tuple(a for a in ACTIVATIONS if activation in (a, ActivationName.both, None))
-    specs = model_kernels(model, max_tokens=max_tokens, activations=activations, sms=sms)
+    specs = block_scaled_kernels(model, max_tokens=max_tokens, activations=activations, sms=sms)
     if model.attention is not None:
         caches = tuple(c for c in CACHES if kv_cache in (c, CacheName.both, None))
         specs |= attention_kernels(

@@ -1,14 +1,12 @@
 """A model's linear and attention layers, from Hugging Face's ``config.json``, on one GPU."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from nvfp4_kernels.kernel_sets.model import DTYPES, Attention, Dtype, Layer, Model
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 
-Dtype = Literal["bfloat16", "float16"]
-DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16")
 # They have a bias on q, k and v, and no field that says so.
 _BIASED_QKV = ("qwen2",)
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -16,76 +14,6 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 class UnusableModel(ValueError):
     """A model's configuration that gives no layers to build kernels for."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A linear layer, or a gate and up projection fused with SiLU-and-multiply.
-
-    Attributes:
-        name: as models call it, e.g. ``"qkv_proj"``.
-        n, k: rows of the weight, of each of a pair, and elements of one.
-        pair: whether it is gate and up projection.
-        shards: projections side by side in the weight, each with a scale of its own.
-        bias: whether one is added.
-    """
-
-    name: str
-    n: int
-    k: int
-    pair: bool = False
-    shards: int = 1
-    bias: bool = False
-
-    def __post_init__(self) -> None:
-        for size, value in (("N", self.n), ("K", self.k)):
-            if value < 1 or value % BLOCK_SIZE:
-                raise UnusableModel(
-                    f"{self.name}: {size} is {value}, must be a positive multiple of {BLOCK_SIZE}; "
-                    "quantise other layers, or use fewer GPUs for each"
-                )
-
-    @property
-    def weights(self) -> int:
-        return 2 if self.pair else 1
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Layers of causal self-attention that differ in nothing but their window.
-
-    Attributes:
-        query_heads, kv_heads, head_dim: of one GPU.
-        windows: keys that a query sees, of one layer or another; 0: all.
-        soft_cap: whether logits are capped.
-        rotary_dim: elements of a head that its position turns; 0: all.
-    """
-
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    windows: tuple[int, ...] = (0,)
-    soft_cap: bool = False
-    rotary_dim: int = 0
-
-
-@dataclass(frozen=True)
-class Model:
-    """What kernels have to serve.
-
-    Attributes:
-        name: of the model, for tables.
-        dtype: of activations and results.
-        layers: distinct linear layers.
-        attention: None where only linear layers are given.
-        hidden: elements of a token between layers; 0 where only linear layers are given.
-    """
-
-    name: str
-    dtype: Dtype
-    layers: tuple[Layer, ...]
-    attention: Attention | None = None
-    hidden: int = 0
 
 
 def read_model(
@@ -148,6 +76,8 @@ def read_model(
         soft_cap=bool(config.get("attn_logit_softcapping")),
         rotary_dim=_rotary_dim(config, head_dim),
     )
+    for layer in layers:
+        check_sizes(layer)
     return Model(name, dtype or _dtype(config, name), layers, attention, hidden)
 
 
@@ -175,7 +105,23 @@ def explicit(linear: list[str], pair: list[str], dtype: Dtype | None = None) -> 
     """
     layers = [Layer(f"linear {s}", *_pair_of(s, "--linear")) for s in linear]
     layers += [Layer(f"pair {s}", *_pair_of(s, "--pair"), pair=True) for s in pair]
+    for layer in layers:
+        check_sizes(layer)
     return Model("given sizes", dtype or "bfloat16", tuple(layers))
+
+
+def check_sizes(layer: Layer) -> None:
+    """Refuse a layer that cannot be quantised.
+
+    Raises:
+        UnusableModel: N or K is not a positive multiple of 16.
+    """
+    for size, value in (("N", layer.n), ("K", layer.k)):
+        if value < 1 or value % BLOCK_SIZE:
+            raise UnusableModel(
+                f"{layer.name}: {size} is {value}, must be a positive multiple of {BLOCK_SIZE}; "
+                "quantise other layers, or use fewer GPUs for each"
+            )
 
 
 def numbers(text: str, option: str, form: str) -> list[int]:

@@ -12,6 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.kernel_sets.attention import attention_kernels
+from nvfp4_kernels.kernel_sets.block_scaled import quantize_kernels
+from nvfp4_kernels.kernel_sets.spec import KernelSpec
 from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
 from nvfp4_kernels.sm100.choose import SMS
 from nvfp4_kernels.sm100.indexer.tile import ScoreTile
@@ -20,7 +23,6 @@ from nvfp4_kernels.sm100.tile import Output, Tile
 from nvfp4_kernels.tool.binary import UnreadableBinary
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.instructions import SHOWN, NoDisassembler, find_nvdisasm
-from nvfp4_kernels.tool.kernel_set import KernelSpec, attention_kernels, quantize_kernels
 from nvfp4_kernels.tool.limits import FLOPS, MEMORY_BANDWIDTH
 from nvfp4_kernels.tool.model import UnusableModel, read_model
 from nvfp4_kernels.tool.options import CPUS, DtypeOption, JobsOption, TensorParallelOption, dtype_of

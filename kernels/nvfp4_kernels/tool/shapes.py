@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from nvfp4_kernels.kernel_sets.block_scaled import layer_output
+from nvfp4_kernels.kernel_sets.model import Dtype, Layer, Model
 from nvfp4_kernels.sm100.choose import Problem
 from nvfp4_kernels.sm100.tile import Output
-from nvfp4_kernels.tool.kernel_set import layer_output
-from nvfp4_kernels.tool.model import Dtype, Layer, Model, numbers
+from nvfp4_kernels.tool.model import check_sizes, numbers
 
 TOKENS = (1, 8, 32, 64, 128, 256, 1024, 8192)
 
@@ -95,4 +96,6 @@ def given_shape(text: str, pair: bool) -> Shape:
     """
     m, n, k, *rest = numbers(text, "--shape", "M,N,K[,L]")
     name = "pair" if pair else "linear"
-    return Shape(name, Layer(f"{name} {n},{k}", n, k, pair), m, batch=rest[0] if rest else 1)
+    layer = Layer(f"{name} {n},{k}", n, k, pair)
+    check_sizes(layer)
+    return Shape(name, layer, m, batch=rest[0] if rest else 1)

@@ -12,8 +12,9 @@ import torch
 
 from nvfp4_kernels.compile import DeviceKernel
 from nvfp4_kernels.decode_attention.config import MAX_GROUP
-from nvfp4_kernels.tool.decode_set import decode_kernels
-from nvfp4_kernels.tool.model import Attention, Model, read_model
+from nvfp4_kernels.kernel_sets.decode_attention import decode_kernels
+from nvfp4_kernels.kernel_sets.model import Attention, Model
+from nvfp4_kernels.tool.model import read_model
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.model_configs import LLAMA_8B, LLAMA_70B

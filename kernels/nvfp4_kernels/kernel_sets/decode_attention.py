@@ -6,11 +6,12 @@ Steps that only decode have them, with a cache of the model's dtype; all else is
 from itertools import product
 
 from nvfp4_kernels.decode_attention.config import HEAD_DIMS, MAX_GROUP
+from nvfp4_kernels.kernel_sets.attention import PAGE_SIZE
+from nvfp4_kernels.kernel_sets.model import Attention, Dtype
+from nvfp4_kernels.kernel_sets.spec import KernelSpec
 from nvfp4_kernels.sm90.attention.choose import choose_config
 from nvfp4_kernels.sm90.attention.tile import DecodeTile, Variant
 from nvfp4_kernels.sm90.choose import SMS
-from nvfp4_kernels.tool.kernel_set import PAGE_SIZE, KernelSpec
-from nvfp4_kernels.tool.model import Attention, Dtype
 
 _LENGTHS = [1 << power for power in range(21)]  # keys, between which no choice changes
 
@@ -24,7 +25,13 @@ def decode_kernels(
         return {}  # served by another backend of vLLM's, as it says at start
     found = []
     for window in attention.windows:
-        variant = Variant(dtype, page_size, window=window > 0, soft_cap=attention.soft_cap)
+        variant = Variant(
+            dtype,
+            page_size,
+            window=window > 0,
+            soft_cap=attention.soft_cap,
+            sinks=attention.sinks,
+        )
         for tile in _tiles(attention, group, window, sms):
             found.append(decode_spec(tile, variant))
     return {spec: ["attention"] for spec in dict.fromkeys(found)}

@@ -3,10 +3,10 @@
 Weights alone are quantised there, so that no kernel prepares inputs.
 """
 
+from nvfp4_kernels.kernel_sets.model import Dtype, Layer, Model
+from nvfp4_kernels.kernel_sets.spec import KernelSpec
 from nvfp4_kernels.sm90.choose import SMS, every_config
 from nvfp4_kernels.sm90.tile import Output, Tile
-from nvfp4_kernels.tool.kernel_set import KernelSpec
-from nvfp4_kernels.tool.model import Dtype, Layer, Model
 
 
 def weight_only_kernels(

@@ -5,10 +5,10 @@ Norms with a residual, and rotary embeddings.
 
 from nvfp4_kernels.add_rms_norm.config import MAX_K, VECTOR
 from nvfp4_kernels.add_rms_norm.config import choose_config as choose_norm
+from nvfp4_kernels.kernel_sets.model import Attention, Dtype
+from nvfp4_kernels.kernel_sets.spec import KernelSpec
 from nvfp4_kernels.rotary_embedding.config import MANY, MAX_HEAD_DIM, PIECE
 from nvfp4_kernels.rotary_embedding.config import choose_config as choose_rotary
-from nvfp4_kernels.tool.kernel_set import KernelSpec
-from nvfp4_kernels.tool.model import Attention, Dtype
 
 
 def small_kernels(hidden: int, attention: Attention, dtype: Dtype) -> dict[KernelSpec, list[str]]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nvfp4_kernels.compile import DeviceKernel
+from nvfp4_kernels.kernel_sets.small import small_kernels
 from nvfp4_kernels.tool.model import read_model
-from nvfp4_kernels.tool.small_set import small_kernels
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.model_configs import LLAMA_8B, LLAMA_70B

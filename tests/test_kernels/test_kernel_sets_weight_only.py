@@ -9,12 +9,13 @@ import torch
 
 from nvfp4_kernels.compile import DeviceKernel
 from nvfp4_kernels.fragments import Fragments, fragment_shapes
+from nvfp4_kernels.kernel_sets.model import Layer
+from nvfp4_kernels.kernel_sets.spec import KernelSpec
+from nvfp4_kernels.kernel_sets.weight_only import weight_only_kernels
 from nvfp4_kernels.sm90.choose import Problem, choose_config, telling_tokens
 from nvfp4_kernels.sm90.tile import Output
-from nvfp4_kernels.tool.kernel_set import KernelSpec
-from nvfp4_kernels.tool.model import Layer, explicit, read_model
+from nvfp4_kernels.tool.model import explicit, read_model
 from nvfp4_kernels.tool.shapes import LLAMA_8B
-from nvfp4_kernels.tool.weight_only_set import weight_only_kernels
 from tests import devices
 
 MOST = 2048

@@ -1,0 +1,71 @@
+"""What kernels have to serve: a model's linear and attention layers, on one GPU."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["bfloat16", "float16"]
+DTYPES: tuple[Dtype, ...] = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer, or a gate and up projection fused with SiLU-and-multiply.
+
+    Attributes:
+        name: as models call it, e.g. ``"qkv_proj"``.
+        n, k: rows of the weight, of each of a pair, and elements of one.
+        pair: whether it is gate and up projection.
+        shards: projections side by side in the weight, each with a scale of its own.
+        bias: whether one is added.
+    """
+
+    name: str
+    n: int
+    k: int
+    pair: bool = False
+    shards: int = 1
+    bias: bool = False
+
+    @property
+    def weights(self) -> int:
+        return 2 if self.pair else 1
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Layers of causal self-attention that differ in nothing but their window.
+
+    Attributes:
+        query_heads, kv_heads, head_dim: of one GPU.
+        windows: keys that a query sees, of one layer or another; 0: all.
+        soft_cap: whether logits are capped.
+        rotary_dim: elements of a head that its position turns; 0: all.
+        sinks: whether each head has one.
+    """
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int, ...] = (0,)
+    soft_cap: bool = False
+    rotary_dim: int = 0
+    sinks: bool = False
+
+
+@dataclass(frozen=True)
+class Model:
+    """What kernels have to serve.
+
+    Attributes:
+        name: of the model, for tables.
+        dtype: of activations and results.
+        layers: distinct linear layers.
+        attention: None where only linear layers are given.
+        hidden: elements of a token between layers; 0 where only linear layers are given.
+    """
+
+    name: str
+    dtype: Dtype
+    layers: tuple[Layer, ...]
+    attention: Attention | None = None
+    hidden: int = 0
