@@ -13,6 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.checks import check_layout
 from nvfp4_kernels.dispatch import standing_in
 from nvfp4_kernels.fragments import Fragments, blocked_weight
 from nvfp4_kernels.nvfp4 import block_scaled_product
@@ -44,6 +45,7 @@ class Sm90Product:
     ) -> Tensor:
         """``gemm``'s formula of one weight, ``silu_mul_gemm``'s of two: ``(M, N)``."""
         assert a.ndim == 2
+        check_layout("a", a)  # as the kernel's does
         assert sum(shard_sizes) == n
         self.rows.append(a.shape[0])
         products = [

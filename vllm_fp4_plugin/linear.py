@@ -18,6 +18,7 @@ from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode, device_arch
 from nvfp4_kernels.gemm.config import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
+from nvfp4_kernels.operands import MAX_SHARDS
 from nvfp4_kernels.silu_mul_gemm.config import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import ahead, fused_mlp, weights
 from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
@@ -96,6 +97,12 @@ class Nvfp4LinearBase(LinearMethodBase):
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
                 "alone; quantise the model with kv_b_proj excluded"
+            )
+        shards = len(output_partition_sizes)
+        if kernel.arch != "cpu" and shards > MAX_SHARDS:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: joins {shards} projections, must join at most {MAX_SHARDS} on "
+                f"{kernel.arch}; leave the layer unquantised"
             )
         reason = "; ".join(filter(None, (unquantised, unfused)))
         k = input_size_per_partition

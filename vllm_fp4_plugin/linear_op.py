@@ -13,6 +13,8 @@ from torch import Tensor
 from nvfp4_kernels import gemm, gemv, quantize, quantize_per_token, silu_mul_gemm
 from nvfp4_kernels.gemv.config import MAX_M
 
+ALIGNMENT = 32  # bytes: the most that a kernel's thread loads of an input at once
+
 # How a layer's input is quantised: with its calibrated scale, a scale per token, or not at all.
 Activation = Literal["static", "per-token", "16-bit"]
 
@@ -23,11 +25,18 @@ def _quantized_input(x: Tensor, input_scale: Tensor | None) -> tuple[Tensor, Ten
     return quantize_per_token(x)
 
 
+def _readable(x: Tensor) -> Tensor:
+    """``x`` as kernels read it; a copy of columns of a wider matrix, as MLA has them, for one."""
+    if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def _operand(
     x: Tensor, input_scale: Tensor | None, activation: str
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Data, block scales and row scales of the input, flattened to ``(tokens, K)``."""
-    flat = x.reshape(-1, x.shape[-1])
+    flat = _readable(x.reshape(-1, x.shape[-1]))
     return (flat, None, None) if activation == "16-bit" else _quantized_input(flat, input_scale)
 
 

@@ -10,8 +10,9 @@ import hashlib
 import os
 import platform
 import tempfile
-from collections.abc import Callable
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,9 +28,15 @@ _PLACES = ("_ARCH", "_DIR", "_LIBS")
 # LLVM's name and feature for any processor of a kind.
 _ANY_HOST = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
 
+# CuTe DSL compiles in state that all threads share.
+_one_at_a_time = threading.Lock()
 
 # Told of a launch's tensors before it: an emulator has to know what memory the device has.
 watchers: list[Callable[[list[Tensor]], None]] = []
+
+
+class UnusableCache(OSError):
+    """A folder for compiled kernels that cannot be written to, or a file in it that is damaged."""
 
 
 class DeviceKernel(Protocol):
@@ -75,27 +82,65 @@ def compiled(kernel: DeviceKernel, target: str) -> Callable[..., None]:
     Args:
         kernel: in one configuration.
         target: what ``arch`` says now; a process may launch on devices of several.
+
+    Raises:
+        UnusableCache: it cannot be kept, or what is kept cannot be loaded.
     """
-    place = object_path(kernel)
-    if place is not None and not place.exists():
-        build(kernel, place)
-    if place is None:
-        return compile_kernel(kernel)
+    with _one_at_a_time:
+        place = object_path(kernel)
+        if place is None:
+            return compile_kernel(kernel)
+        if not place.exists():
+            build(kernel, place)
+        return _load(place)
+
+
+def _load(place: Path) -> Callable[..., None]:
     from cutlass.cute.runtime import load_module
 
-    function: Callable[..., None] = getattr(load_module(str(place), enable_tvm_ffi=True), _SYMBOL)
+    try:
+        module = load_module(str(place), enable_tvm_ffi=True)
+        function: Callable[..., None] = getattr(module, _SYMBOL)
+    except Exception as error:  # the linker has classes of its own
+        raise UnusableCache(
+            f"{CACHE_VARIABLE}: {place} cannot be loaded ({_line(error)}), must be as it was "
+            "compiled; if it is damaged, delete it, and it is compiled again"
+        ) from error
     return function
 
 
 def build(kernel: DeviceKernel, place: Path) -> None:
-    """Compiles ``kernel`` into an object file at ``place``; whole or not at all."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    """Compiles ``kernel`` into an object file at ``place``; whole or not at all.
+
+    Raises:
+        UnusableCache: its folder cannot be written to.
+    """
+    with _kept_in(place.parent):
+        place.parent.mkdir(parents=True, exist_ok=True)
     function = compile_kernel(kernel)
     _generalise_host(function)
-    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+    with _kept_in(place.parent), tempfile.TemporaryDirectory(dir=place.parent) as folder:
         written = Path(folder) / "kernel.o"
         function.export_to_c(str(written), _SYMBOL)
+        with written.open("rb") as file:
+            os.fsync(file)  # before it has its name
         os.replace(written, place)
+
+
+@contextmanager
+def _kept_in(folder: Path) -> Iterator[None]:
+    """Raises what goes wrong with it as ``UnusableCache``."""
+    try:
+        yield
+    except OSError as error:
+        raise UnusableCache(
+            f"{CACHE_VARIABLE}: kernels cannot be kept in {folder} ({_line(error)}), must be a "
+            "folder that can be written to; set it to one, or to nothing to keep none"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def compile_kernel(kernel: DeviceKernel) -> Any:

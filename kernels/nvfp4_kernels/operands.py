@@ -13,6 +13,7 @@ from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 A16_DTYPES = (torch.bfloat16, torch.float16)
+MAX_SHARDS = 8  # of a weight, for kernels; references take any number
 
 
 # Arguments of ``gemm`` and ``gemv``, in order; and of ``gemm_quantized``.

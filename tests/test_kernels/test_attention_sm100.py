@@ -205,6 +205,15 @@ def test_keys_out_of_every_window_do_not_matter(op_device: torch.device) -> None
 
 
 @ONE_SCHEDULE
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**33 + 5])
+def test_a_window_wider_than_any_sequence(window: int, op_device: torch.device) -> None:
+    problem = Case((1, 3), (300, 264)).problem()
+    given = on(op_device, problem.paged()) | {"window": window}
+    out, lse = paged_attention(**given)
+    check((out.cpu(), lse.cpu()), problem)
+
+
+@ONE_SCHEDULE
 def test_strides(op_device: torch.device) -> None:
     """Q out of a projection of all three; a cache of one layer among several."""
     problem = CASES["mixed"].problem()

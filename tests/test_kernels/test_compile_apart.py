@@ -75,7 +75,7 @@ def test_a_process_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(compiler.CACHE_VARIABLE, "/proc/none")
     [said] = build_apart(kernels()[:1], 1)
-    assert said.startswith("status 1: FileNotFoundError: ")
+    assert said.startswith("status 1: UnusableCache: NVFP4_KERNELS_CACHE: ")
     assert "/proc/none" in said
 
 

@@ -1,6 +1,7 @@
 """``decode_attention``: reference, arguments, and the kernel of sm_90 against the formula."""
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -127,6 +128,14 @@ def test_tokens_without_a_slot_are_not_stored(
     only_first = stored(given)
     assert same_bits(decode_attention(**given), expected)
     assert same_bits(given["kv_cache"], only_first)
+
+
+@ONE_SCHEDULE
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**33 + 5])
+def test_a_window_wider_than_any_sequence(window: int, op_device: torch.device) -> None:
+    given = arguments(case(100, 64, 3).problem(), op_device)
+    expected = decode_attention(**given | {"kv_cache": given["kv_cache"].clone()})
+    assert same_bits(decode_attention(**given | {"window": window}), expected)
 
 
 @ONE_SCHEDULE
@@ -259,6 +268,17 @@ def test_what_sm90_refuses(op_device: torch.device) -> None:
     ):
         with pytest.raises(InvalidArgument, match=message):
             decode_attention(**given | changed)
+
+
+@ONE_SCHEDULE
+def test_more_sequences_than_a_grid_has_room_for(
+    op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sm90 = import_module("nvfp4_kernels.decode_attention.sm90")
+    given = {n: x.to(op_device) for n, x in GIVEN.items()}
+    monkeypatch.setattr(sm90, "MAX_BATCH", 1)
+    with pytest.raises(InvalidArgument, match="q: has 2 sequences, must have at most 1 on sm_90"):
+        decode_attention(**given)
 
 
 # --- the choice ---------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from nvfp4_kernels.compile import build, launch
 from nvfp4_kernels.fragments import Fragments, decode_fragments, to_fragments
+from nvfp4_kernels.operands import MAX_SHARDS
 from nvfp4_kernels.sm90.choose import Problem, fits, with_store
-from nvfp4_kernels.sm90.tile import MAX_SHARDS, Output, Tile
+from nvfp4_kernels.sm90.tile import Output, Tile
 from tests.devices import KernelDevice, emulated
 from tests.emulator import EAGER
 

@@ -99,6 +99,10 @@ def _part(part: str, **values: Any) -> Callable[[Any], None]:
     return lambda config: vars(getattr(config, part)).update(values)
 
 
+def _text(**fields: Any) -> Callable[[Any], None]:
+    return _part("model_config", hf_text_config=SimpleNamespace(**fields))
+
+
 def _head_size_of_one_layer(config: Any) -> None:
     layers = [SimpleNamespace(head_size=128), SimpleNamespace(head_size=512)]
 
@@ -190,6 +194,29 @@ def test_is_the_default_on_hopper(hopper: Any, custom: Any) -> None:
     assert hopper.attention_config.backend is custom
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "granite"},
+        {"model_type": "granite", "layer_types": ["full_attention"], "attention_sinks": False},
+        {"model_type": "mimo_v2", "add_swa_attention_sink_bias": False},
+    ],
+    ids=["granite", "granite without", "mimo without"],
+)
+def test_models_that_may_have_sinks_and_have_none(fields: dict[str, Any], hopper: Any) -> None:
+    from vllm_fp4_plugin.attention import choice
+
+    _text(**fields)(hopper)
+    assert choice.make_default(hopper) == "by default"
+
+
+def test_blackwell_and_cpu_serve_sinks(config: Any) -> None:
+    from vllm_fp4_plugin.attention import choice
+
+    _text(model_type="gpt_oss")(config)
+    assert choice.make_default(config) == "by default"
+
+
 def test_needs_flash_attention_on_hopper(hopper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.attention.backends import fa_utils
 
@@ -212,8 +239,12 @@ def test_needs_flash_attention_on_hopper(hopper: Any, monkeypatch: pytest.Monkey
             _part("model_config", model_arch_config=_architecture(96, 4)),
             "head size is 96, must be one of 64, 128, 256",
         ),
+        (_text(model_type="gpt_oss"), "attention sinks are not supported"),
+        (_text(model_type="mimo_v2", add_swa_attention_sink_bias=True), "attention sinks are not"),
+        (_text(model_type="granite", layer_types=["sliding_attention"]), "attention sinks are not"),
+        (_text(model_type="granite", attention_sinks=True), "attention sinks are not supported"),
     ],
-    ids=["group", "fp8", "head size"],
+    ids=["group", "fp8", "head size", "sinks", "a flag", "layer types", "sinks of Granite"],
 )
 def test_is_not_the_default_on_hopper(
     change: Callable[[Any], None], reason: str, hopper: Any

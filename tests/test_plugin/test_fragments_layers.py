@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from vllm.model_executor.layers.activation import SiluAndMul
-from vllm.model_executor.layers.linear import ColumnParallelLinear
+from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear
 
 from nvfp4_kernels import NoKernelError
 from nvfp4_kernels.dispatch import standing_in
@@ -98,6 +98,39 @@ def test_layer(kind: str, weight_only: bool, tokens: int, x: Tensor) -> None:
     assert told.arithmetic == "W4A16"
     assert told.reason == ("" if weight_only else WHY)
     assert told.weight_bytes == held_bytes(layer)
+
+
+@pytest.mark.usefixtures("vllm_config")
+@pytest.mark.parametrize("off", [0, 8], ids=["columns", "columns that start elsewhere"])
+def test_inputs_that_kernels_cannot_read_as_they_are(off: int, x: Tensor) -> None:
+    """Columns of a wider matrix, as MLA gives them to its kv_b_proj."""
+    build, rows, shard_ids = LAYERS["column"]
+    shards = quantised_shards(rows, GAINS[: len(rows)])
+    wide = torch.zeros(40, K + 64, dtype=x.dtype)
+    wide[:, off : off + K] = x
+    with sm90_ops():
+        layer = loaded(build, shards, shard_ids, weight_only=True)
+        expected, _ = layer(x)
+        out, _ = layer(wide[:, off : off + K])
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.usefixtures("vllm_config")
+@pytest.mark.parametrize("arch", ["cpu", "sm_90", "sm_100"])
+def test_more_projections_than_kernels_take(arch: str) -> None:
+    def build() -> Any:
+        config = Nvfp4TcConfig(checkpoint(weight_only=False))
+        return MergedColumnParallelLinear(
+            K, [16] * 9, bias=False, quant_config=config, prefix="m.f"
+        )
+
+    with standing_in("cpu", arch):
+        if arch == "cpu":
+            assert len(build().quant_method.plan.shard_sizes) == 9
+            return
+        message = rf"m\.f: joins 9 projections, must join at most 8 on {arch}; leave the layer"
+        with pytest.raises(UnsupportedCheckpoint, match=message):
+            build()
 
 
 @pytest.mark.usefixtures("vllm_config")

@@ -17,6 +17,14 @@ from vllm_fp4_plugin.attention.backend import (
 from vllm_fp4_plugin.attention.hopper import PREFILL
 from vllm_fp4_plugin.report import LayerRecord
 
+# Models of vLLM 0.32 whose layers have sinks: always, or where their config has such a field set.
+_ALWAYS_SINKS = ("gpt_oss", "openai_privacy_filter")
+_SINK_FLAGS = (
+    "add_full_attention_sink_bias",
+    "add_swa_attention_sink_bias",
+    "swa_attention_sink_enabled",
+)
+
 
 def make_default(vllm_config: Any) -> str:
     """Choose ``CUSTOM`` for a model that it can serve; return why it is, or is not, chosen.
@@ -67,12 +75,22 @@ def obstacles(vllm_config: Any) -> list[str]:
         use_dcp=parallel.decode_context_parallel_size > 1,
         use_rswa=model.rswa_window is not None,
     )
+    text = model.hf_text_config
     if on_hopper() and (group := _group(model.model_arch_config, parallel)) > MAX_GROUP:
         reasons.append(f"more than {MAX_GROUP} query heads share a KV head: {group}")
-    text = model.hf_text_config
+    if not PagedAttentionBackend.supports_sink() and _has_sinks(text):
+        reasons.append("attention sinks are not supported on this device")
     if getattr(text, "alibi", False) or text.model_type in ("bloom", "step1"):
         reasons.append("linear biases (ALiBi) are not supported")
     return reasons
+
+
+def _has_sinks(text: Any) -> bool:
+    """Whether vLLM builds layers with sinks for a model, which it says of a layer only."""
+    if text.model_type.startswith("granite"):
+        given = getattr(text, "attention_sinks", None)
+        return getattr(text, "layer_types", None) is not None if given is None else bool(given)
+    return text.model_type in _ALWAYS_SINKS or any(getattr(text, n, False) for n in _SINK_FLAGS)
 
 
 def _group(architecture: Any, parallel: Any) -> int:

@@ -68,3 +68,8 @@ class Scoring:
     causal: bool
     window: int | None = None
     soft_cap: float | None = None
+
+    @property
+    def window_keys(self) -> int:
+        """The window as kernels take it, 0 for none: an int32, which no sequence is longer than."""
+        return min(self.window or 0, 2**31 - 1)

@@ -133,7 +133,7 @@ def run(
         return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
     pages, kv_heads, page_rows, _ = given.k.shape
     problem = AttentionProblem(
-        batch, queries, keys, kv_heads, heads // kv_heads, head_dim, fp8, scoring.window or 0,
+        batch, queries, keys, kv_heads, heads // kv_heads, head_dim, fp8, scoring.window_keys,
         given.layout == "indexed",
     )  # fmt: skip
     tile, splits = choose_config(problem, _sms(q.device))
@@ -164,7 +164,7 @@ def run(
         *_strides(given.k), *_strides(given.v), given.map_step,
         scoring.scale, scoring.soft_cap or 0.0,
         sequences, queries, columns, pages, kv_heads, heads // kv_heads, splits,
-        scoring.window or 0, 0 if table is None else table.stride(0), rows,
+        scoring.window_keys, 0 if table is None else table.stride(0), rows,
         0 if lists is None else lists.stride(0), given.map_rows,
     )  # fmt: skip
     if splits > 1:

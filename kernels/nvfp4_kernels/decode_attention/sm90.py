@@ -14,6 +14,8 @@ from nvfp4_kernels.sm90.attention.tile import HEAD_DIMS, KEYS, Variant
 from nvfp4_kernels.sm90.choose import SMS
 from nvfp4_kernels.sm90.tile import ActDtype
 
+MAX_BATCH = 65535  # CTAs of a grid in that direction
+
 
 def decode_attention(
     out: Tensor,
@@ -30,8 +32,8 @@ def decode_attention(
     """See ``nvfp4_kernels.decode_attention.op.decode_attention``.
 
     Raises:
-        InvalidArgument: a D or a page size that the kernel lacks, or rows that start on no
-            multiples of 16 bytes.
+        InvalidArgument: a D or a page size that the kernel lacks, too many sequences, or rows that
+            start on no multiples of 16 bytes.
     """
     batch, heads, head_dim = q.shape
     pages, kv_heads, page_size, _ = kv_cache.shape
@@ -44,6 +46,10 @@ def decode_attention(
         raise InvalidArgument(
             f"kv_cache: page_size is {page_size}, must be a power of two of at least {KEYS} on "
             "sm_90; set vLLM's block size to 16, 32, 64 or 128"
+        )
+    if batch > MAX_BATCH:
+        raise InvalidArgument(
+            f"q: has {batch} sequences, must have at most {MAX_BATCH} on sm_90; split the batch"
         )
     check_rows("sm_90", q=q, key=key, value=value, kv_cache=kv_cache, out=out)
     if batch == 0:
@@ -64,7 +70,7 @@ def decode_attention(
         DecodeAttentionSm90(tile, variant), q, key, value, kv_cache, out, sinks, block_table,
         seq_lens, slot_mapping, *q.stride()[:2], *key.stride()[:2], *value.stride()[:2],
         kv_cache.stride(2), kv_cache.stride(1), kv_cache.stride(0), block_table.stride(0),
-        scoring.scale, scoring.soft_cap or 0.0, batch, kv_heads, pages, scoring.window or 0,
+        scoring.scale, scoring.soft_cap or 0.0, batch, kv_heads, pages, scoring.window_keys,
     )  # fmt: skip
 
 

@@ -47,7 +47,8 @@ def gemm(
         alpha: float32 ``(S,)``, one factor per shard of the output: global scale of the weight's
             shard, times the activation's global scale where that is one number.
         shard_sizes: S output widths that add up to N, e.g. those of q, k and v. With fragments,
-            whose rows are padded, they say what N is.
+            which are padded to whole tiles of 64 rows and 64 elements, they say what N is, and
+            ``a`` says what K is.
         row_scale: float32 ``(..., M)``, the activation's global scales when there is one per row.
         bias: ``(N,)``, bfloat16, float16 or float32.
         out_dtype: bfloat16, float16 or float32.

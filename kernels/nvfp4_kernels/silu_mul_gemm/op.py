@@ -55,7 +55,8 @@ def silu_mul_gemm(
             one number.
         row_scale: float32 ``(..., M)``, the activation's global scales when there is one per row.
         out_dtype: bfloat16, float16 or float32.
-        n: rows of each weight; needed with fragments, whose rows are padded.
+        n: rows of each weight; needed with fragments, which are padded to whole tiles of 64 rows
+            and 64 elements. ``a`` says what their K is.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``.

@@ -20,6 +20,7 @@ from cutlass.cute.runtime import make_ptr
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
+from nvfp4_kernels.operands import MAX_SHARDS
 from nvfp4_kernels.sm100.epilogue import Epilogue, Scratch
 from nvfp4_kernels.sm100.factors import Factors
 from nvfp4_kernels.sm100.loader import Loader
@@ -33,7 +34,6 @@ from nvfp4_kernels.sm100.tile import (
     ATOMS_K,
     CTA_ROWS,
     EPILOGUE_WARPS,
-    MAX_SHARDS,
     WARP_ROWS,
     Output,
     Tile,

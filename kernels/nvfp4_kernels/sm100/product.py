@@ -10,9 +10,10 @@ from torch import Tensor
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+from nvfp4_kernels.operands import MAX_SHARDS
 from nvfp4_kernels.sm100.block_scaled import BlockScaledGemm
 from nvfp4_kernels.sm100.choose import SMS, Problem, choose_config
-from nvfp4_kernels.sm100.tile import MAX_SHARDS, OutDtype, Output
+from nvfp4_kernels.sm100.tile import OutDtype, Output
 
 # Tensor maps have strides of 16 bytes: 32 elements of K.
 _K_STEP = 32

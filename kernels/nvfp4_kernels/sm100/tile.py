@@ -8,6 +8,8 @@ weights stream through the side that is always full.
 from dataclasses import dataclass
 from typing import Literal
 
+from nvfp4_kernels.operands import MAX_SHARDS
+
 CTA_ROWS = 128  # of the M side: one per lane of tensor memory
 TILE_K = 256  # elements of K per stage: 128 bytes, the widest swizzle
 MMA_K = 64  # elements of K per MMA, and per 512-byte atom of scales
@@ -25,7 +27,6 @@ STORE_SLOTS = 2
 BLOCK = 16
 TURNED_PITCH = WARP_ROWS + 4  # floats: rows of 16 bytes that start in different banks
 MAX_STAGES = 12
-MAX_SHARDS = 8
 # 228 KB per SM, of which each resident CTA costs 1 KB and can have 227 KB at the most.
 SM_SHARED_BYTES = 228 * 1024
 CTA_RESERVED_BYTES = 1024

@@ -9,8 +9,9 @@ from torch import Tensor
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.fragments import Fragments
+from nvfp4_kernels.operands import MAX_SHARDS
 from nvfp4_kernels.sm90.choose import SMS, Problem, choose_config
-from nvfp4_kernels.sm90.tile import MAX_SHARDS, Output
+from nvfp4_kernels.sm90.tile import Output
 from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.operands import MAX_SHARDS
 
 WARPGROUP = 128  # threads
 STEP_K = 16  # elements of K per wgmma
@@ -15,7 +16,6 @@ DATA_BYTES = TILE * TILE // 2  # of a tile of the weight
 SCALE_BYTES = TILE * TILE // 16
 ROW_BYTES = 2 * TILE  # of a token's elements in one K tile: the widest swizzle
 MAX_STAGES = 12
-MAX_SHARDS = 8
 SM_SHARED_BYTES = 228 * 1024
 CTA_RESERVED_BYTES = 1024
 MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES

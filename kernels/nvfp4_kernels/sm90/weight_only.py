@@ -21,6 +21,7 @@ from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
 from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.operands import MAX_SHARDS
 from nvfp4_kernels.sm90.epilogue import TYPES, Epilogue, Factors, Result
 from nvfp4_kernels.sm90.loader import Loader, Ring, Weight, map_of_tokens
 from nvfp4_kernels.sm90.multiplier import Multiplier
@@ -29,7 +30,6 @@ from nvfp4_kernels.sm90.split import Split
 from nvfp4_kernels.sm90.tile import (
     DATA_BYTES,
     LOAD_REGISTERS,
-    MAX_SHARDS,
     MULTIPLY_REGISTERS,
     ROW_BYTES,
     SCALE_BYTES,
