@@ -15,6 +15,8 @@ from examples.accuracy.weight_error import WeightError
 from examples.atomic_write import write_atomically
 from examples.perplexity import Interval, mean_interval
 
+_Z = 1.96  # of 95% of a normal distribution
+
 
 @dataclass
 class VariantResult:
@@ -126,9 +128,25 @@ class Results:
 
 
 def task_interval(score: TaskScore) -> Interval:
-    """A score's 95% interval, of the harness's standard error; of no width if it has none."""
-    half = 0.0 if math.isnan(score.stderr) else 1.96 * score.stderr
-    return Interval(score.value, score.value - half, score.value + half)
+    """A score's 95% interval: Wilson's of a share of answers, as nearly all or none may be right.
+
+    Of other means, that of the harness's standard error; of no width if it has none.
+    """
+    share, count = score.value, score.samples
+    if 0 <= share <= 1 and count > 1:
+        of_a_share = math.sqrt(share * (1 - share) / (count - 1))
+        if math.isclose(score.stderr, of_a_share, abs_tol=1e-6):
+            return _wilson(share, count)
+    half = 0.0 if math.isnan(score.stderr) else _Z * score.stderr
+    return Interval(share, share - half, share + half)
+
+
+def _wilson(share: float, count: int) -> Interval:
+    """E. B. Wilson (1927), Probable inference, the law of succession, and statistical inference."""
+    square = _Z**2 / count
+    middle = (share + square / 2) / (1 + square)
+    half = _Z / (1 + square) * math.sqrt(share * (1 - share) / count + square / 4 / count)
+    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
 def _variant(fields: dict[str, Any]) -> VariantResult:
