@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 
 Producer = Literal["modelopt", "compressed-tensors"]
 
@@ -89,14 +90,24 @@ def parse(config: Mapping[str, Any]) -> CheckpointFormat:
         UnsupportedCheckpoint: naming the field, what it holds, what is accepted, and what to do.
     """
     if _is_modelopt(config):
-        return _parse_modelopt(config)
+        return _checked(_parse_modelopt(config))
     if _is_compressed_tensors(config):
-        return _parse_compressed_tensors(config)
+        return _checked(_parse_compressed_tensors(config))
     raise UnsupportedCheckpoint(
         f"quant_method: is {config.get('quant_method')!r}, nvfp4-tc reads 'modelopt' and "
         "'compressed-tensors' NVFP4 checkpoints and unquantised ones; "
         "leave --quantization out to let vLLM choose"
     )
+
+
+def _checked(found: CheckpointFormat) -> CheckpointFormat:
+    for field, patterns in (("ignore", found.ignore), ("targets", found.targets or ())):
+        for pattern in patterns:
+            try:
+                check_pattern(field, pattern)
+            except InvalidPattern as error:
+                raise UnsupportedCheckpoint(f"{error}, in the checkpoint's config") from error
+    return found
 
 
 def _is_modelopt(config: Mapping[str, Any]) -> bool:

@@ -51,6 +51,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         self._options: Options | None = None
         self._ignore = checkpoint.ignore if checkpoint is not None else ()
         self._targets = checkpoint.targets if checkpoint is not None else None
+        self._asked_for: list[str] = []
         self._waiting: set[str] = set()
         self._products: set[ahead.Product] = set()
         self._max_tokens = 0
@@ -156,6 +157,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         """The method for a layer; None leaves it to vLLM."""
         # Before any activation is built, which fusing replaces, and any attention.
         _ = self.options
+        self._asked_for.append(prefix)
         if isinstance(layer, Attention | MLAAttention):
             self.report.add(choice.record(layer, prefix, self._attention_reason))
             return BaseKVCacheMethod(self)
@@ -195,6 +197,16 @@ class Nvfp4TcConfig(QuantizationConfig):
             return None if target is not None else "no target of the checkpoint"
         return None
 
+    def idle_patterns(self) -> list[str]:
+        """Of the user's ``ignore``, what covers no layer that was built here."""
+        names = [
+            name
+            for prefix in self._asked_for
+            for name in (prefix, *ignore.shard_names(prefix, self.packed_modules_mapping))
+        ]
+        patterns = self._options.ignore if self._options is not None else ()
+        return [p for p in patterns if all(ignore.matches(n, [p]) is None for n in names)]
+
     def _record_unquantized(self, layer: LinearBase, prefix: str, reason: str) -> None:
         n = sum(getattr(layer, "output_partition_sizes", [layer.output_size]))
         elements = n * getattr(layer, "input_size_per_partition", layer.input_size)
@@ -221,6 +233,16 @@ class Nvfp4TcConfig(QuantizationConfig):
         if rank == 0:
             for line in filter(None, lines):
                 logger.info("%s: %s", METHOD, line)
+            for pattern in self.idle_patterns():
+                logger.warning("%s", idle(pattern))
+
+
+def idle(pattern: str) -> str:
+    """What to say of one that covers nothing."""
+    return (
+        f"{KEY}.ignore: {pattern!r} covers no layer of this process; name modules as the report "
+        "does, or their shards (q_proj)"
+    )
 
 
 def _unquantized(prefix: str, reason: str, elements: int, weight_bytes: int) -> LayerRecord:

@@ -9,6 +9,26 @@ class MixedShards(ValueError):
     """Some but not all shards of a fused layer are quantised."""
 
 
+class InvalidPattern(ValueError):
+    """A regex that is none."""
+
+
+def check_pattern(argument: str, pattern: str) -> None:
+    """Refuse a pattern that ``matches`` cannot read; ``argument`` is what it was given as.
+
+    Raises:
+        InvalidPattern: it starts with ``re:``, and no regular expression follows.
+    """
+    if pattern.startswith("re:"):
+        try:
+            re.compile(pattern[3:])
+        except re.error as error:
+            raise InvalidPattern(
+                f"{argument}: {pattern!r} is no regular expression ({error}), must be one after "
+                "re:; escape what is to stand for itself, or name the module"
+            ) from error
+
+
 def matches(name: str, patterns: Iterable[str]) -> str | None:
     """The first pattern that covers the module ``name``, or None.
 
@@ -56,8 +76,7 @@ def covered(
     if hits and len(hits) < len(shards):
         covered_shards = [s for s, p in found.items() if p is not None]
         raise MixedShards(
-            f"{name}: the checkpoint covers only {', '.join(covered_shards)} of its shards with "
-            f"{', '.join(hits)}; a fused layer is quantised whole or not at all, so list all or "
-            "none of them"
+            f"{name}: {', '.join(hits)} covers only {', '.join(covered_shards)} of its shards; a "
+            "fused layer is quantised whole or not at all, so list all or none of them"
         )
     return hits[0] if hits else None

@@ -82,6 +82,11 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"{self.prefix}: dtype is {params_dtype}, must be bfloat16 or float16; "
                 "serve with --dtype bfloat16"
             )
+        if layer.input_size % BLOCK_SIZE:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: K is {layer.input_size}, must be a multiple of {BLOCK_SIZE}; "
+                "leave the layer unquantised: of a 16-bit checkpoint with nvfp4_tc.ignore"
+            )
         if input_size_per_partition % BLOCK_SIZE:
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: K is {layer.input_size}, which tensor parallelism of "

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
+from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 
 METHOD = "nvfp4-tc"  # vLLM's name for ours
 KEY = "nvfp4_tc"
@@ -56,7 +57,12 @@ class Options:
             InvalidOption: as ``parse``.
         """
         given = vllm_config.additional_config
-        return cls.parse(given.get(KEY, {}) if isinstance(given, dict) else {})
+        if not isinstance(given, dict):
+            return cls()
+        for name in given:
+            if name != KEY and name.lower().replace("-", "_") == KEY:
+                raise InvalidOption(f"additional-config: has {name!r}, must be {KEY!r}; rename it")
+        return cls.parse(given.get(KEY, {}))
 
     @classmethod
     def parse(cls, given: Any) -> "Options":
@@ -88,6 +94,11 @@ def _check(name: str, value: Any) -> None:
     if name == "ignore":
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise InvalidOption(f"{KEY}.ignore: is {value!r}, must be a list of layer names")
+        for pattern in value:
+            try:
+                check_pattern(f"{KEY}.ignore", pattern)
+            except InvalidPattern as error:
+                raise InvalidOption(str(error)) from error
         return
     if name in SWITCHES:
         accepted = (True, False)

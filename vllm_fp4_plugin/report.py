@@ -33,9 +33,15 @@ class LayerRecord:
 
 @dataclass
 class Report:
-    """The linear and attention layers of a model, in the order they were built."""
+    """The linear and attention layers of a model, in the order they were built.
+
+    Attributes:
+        layers: one record each.
+        notes: what a reader should know beside them.
+    """
 
     layers: list[LayerRecord] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def add(self, record: LayerRecord) -> None:
         """Add a layer; of one that is known, replace what was known of it."""

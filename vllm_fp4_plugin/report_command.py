@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from vllm_fp4_plugin.report import Report
@@ -34,18 +35,34 @@ def report(
     try:
         given = json.loads(additional_config)
     except ValueError as error:
-        console.print(f"[red]additional-config: is no JSON ({error}); quote it for the shell[/]")
-        raise typer.Exit(1) from error
+        raise _refusal(
+            f"additional-config: is no JSON ({error}); quote it for the shell"
+        ) from error
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         layers = model_report(
             model, additional_config=given, dtype=dtype, attention_backend=attention_backend
         )
     except (ValueError, NotImplementedError, OSError) as error:
-        console.print(f"[red]{error}[/]", highlight=False, markup=True)
-        raise typer.Exit(1) from error
+        raise _refusal(str(error)) from error
+    except Exception as error:  # of vLLM, which reads a model's files as if all were well
+        raise _refusal(
+            f"{model}: vLLM cannot read it ({type(error).__name__}: {error}), must be a model that "
+            "it serves; mend its config.json"
+        ) from error
     console.print(_table(model, layers, every_layer=every_layer))
     console.print(layers.memory())
+    for note in layers.notes:
+        _say(note)
+
+
+def _refusal(message: str) -> typer.Exit:
+    _say(message)
+    return typer.Exit(1)
+
+
+def _say(message: str) -> None:
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def model_report(model: str, **engine_args: Any) -> Report:
@@ -73,7 +90,7 @@ def model_report(model: str, **engine_args: Any) -> Report:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    from vllm_fp4_plugin.config import Nvfp4TcConfig
+    from vllm_fp4_plugin.config import Nvfp4TcConfig, idle
     from vllm_fp4_plugin.options import METHOD
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
@@ -87,12 +104,14 @@ def model_report(model: str, **engine_args: Any) -> Report:
                 initialize_model(config)
         finally:
             cleanup_dist_env_and_memory()
-    assert isinstance(config.quant_config, Nvfp4TcConfig)
-    return config.quant_config.report
+    quant = config.quant_config
+    assert isinstance(quant, Nvfp4TcConfig)
+    quant.report.notes = [idle(pattern) for pattern in quant.idle_patterns()]
+    return quant.report
 
 
 def _table(model: str, layers: Report, *, every_layer: bool) -> Table:
-    table = Table(title=f"nvfp4-tc on {model}", title_justify="left")
+    table = Table(title=escape(f"nvfp4-tc on {model}"), title_justify="left")
     for column in ("layer", "count", "kernel", "arithmetic", "why"):
         table.add_column(column, overflow="fold", justify="right" if column == "count" else "left")
     rows = (
@@ -102,5 +121,6 @@ def _table(model: str, layers: Report, *, every_layer: bool) -> Table:
     )
     for layer, count, kernel, arithmetic, reason in rows:
         # Each device has one kernel for an op and arithmetic, so there is nothing else to say.
-        table.add_row(layer, str(count), kernel, arithmetic, reason or "the only kernel for it")
+        cells = layer, str(count), kernel, arithmetic, reason or "the only kernel for it"
+        table.add_row(*map(escape, cells))
     return table

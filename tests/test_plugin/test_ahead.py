@@ -25,6 +25,7 @@ from vllm_fp4_plugin.ahead import Product
 from vllm_fp4_plugin.checkpoint_format import CheckpointFormat
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.linear_op import linear, silu_mul_linear
+from vllm_fp4_plugin.options import Options
 
 K = 96
 
@@ -259,10 +260,15 @@ def test_after_the_last_layer(quant: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(config, "get_tensor_model_parallel_rank", lambda: 0)
     monkeypatch.setattr(config.logger, "info", lambda _, *words: told.append(words[-1]))
     monkeypatch.setattr(ahead, "compile_products", lambda *given: f"{given[1]} tokens")
+    warned: list[str] = []
+    monkeypatch.setattr(config.logger, "warning", lambda _, *words: warned.append(words[-1]))
     quant._products, quant._max_tokens, quant._waiting = {PRODUCTS[0]}, 77, {"a", "b"}
+    quant._options = Options(ignore=("nothing",))
     quant.layer_ready("a", CUDA)
     assert not told
     quant.layer_ready("b", CUDA)
     assert told == ["77 tokens"]
+    [warning] = warned
+    assert warning.startswith("nvfp4_tc.ignore: 'nothing' covers no layer")
     quant.layer_ready("b", torch.device("cpu"))  # nothing to compile for
     assert told == ["77 tokens"]

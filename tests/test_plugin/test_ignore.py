@@ -2,7 +2,14 @@
 
 import pytest
 
-from vllm_fp4_plugin.ignore import MixedShards, covered, matches, shard_names
+from vllm_fp4_plugin.ignore import (
+    InvalidPattern,
+    MixedShards,
+    check_pattern,
+    covered,
+    matches,
+    shard_names,
+)
 
 PACKED = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -62,6 +69,13 @@ def test_uncovered_layer() -> None:
 def test_some_shards_are_refused() -> None:
     with pytest.raises(MixedShards, match=r"gate_up_proj: .* only .*up_proj of its shards"):
         covered("model.layers.0.mlp.gate_up_proj", ["*.up_proj"], PACKED)
+
+
+def test_what_is_no_regex_is_refused() -> None:
+    for pattern in ("re:.*[qkv]_proj", "[", "*.mlp.*"):
+        check_pattern("--ignore", pattern)
+    with pytest.raises(InvalidPattern, match=r"--ignore: 're:\(a' is no regular expression \(miss"):
+        check_pattern("--ignore", "re:(a")
 
 
 def test_shard_names() -> None:

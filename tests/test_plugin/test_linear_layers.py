@@ -388,11 +388,22 @@ def test_damaged_layer_is_refused(
 @pytest.mark.usefixtures("vllm_config")
 def test_misaligned_k_is_refused() -> None:
     with pytest.raises(
-        UnsupportedCheckpoint, match=r"m\.fc: K is 100, .* must be a multiple of 16"
+        UnsupportedCheckpoint,
+        match=r"m\.fc: K is 100, must be a multiple of 16; .*nvfp4_tc\.ignore",
     ):
         ColumnParallelLinear(
             100, 80, bias=False, quant_config=Nvfp4TcConfig(checkpoint()), prefix="m.fc"
         )
+
+
+def test_patterns_that_cover_nothing_are_told(vllm_config: Any) -> None:
+    patterns = ["fc", "q_proj", "re:.*k_proj", "lm_head", "nothing", "m.f"]
+    vllm_config.additional_config = {"nvfp4_tc": {"ignore": patterns}}
+    quant = Nvfp4TcConfig()
+    quant.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj"]}
+    for prefix in ("m.fc", "m.qkv_proj", "lm_head"):
+        quant.get_quant_method(torch.nn.Identity(), prefix)
+    assert quant.idle_patterns() == ["nothing", "m.f"]
 
 
 @pytest.mark.usefixtures("vllm_config")

@@ -1,5 +1,7 @@
 """Options under ``--additional-config``: what is accepted, and what is refused by name."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from vllm_fp4_plugin.options import InvalidOption, Options
@@ -31,6 +33,7 @@ def test_every_option_is_read() -> None:
         ({"scales": "best"}, r"scales: is 'best', must be one of absmax, sweep, four-over-six"),
         ({"activation": "8-bit"}, r"activation: is '8-bit', must be one of per-token, 16-bit"),
         ({"ignore": "lm_head"}, r"ignore: is 'lm_head', must be a list of layer names"),
+        ({"ignore": ["a", "re:["]}, r"nvfp4_tc\.ignore: 're:\[' is no regular expression \(unterm"),
         ({"indexer_format": "int8"}, "indexer_format: is 'int8', must be one of nvfp4, mxfp4, fp8"),
         (["fuse_mlp"], r"nvfp4_tc: is \['fuse_mlp'\], must be an object of options"),
     ],
@@ -38,6 +41,18 @@ def test_every_option_is_read() -> None:
 def test_bad_option(given: object, message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         Options.parse(given)
+
+
+@pytest.mark.parametrize("name", ["nvfp4-tc", "NVFP4_TC"])
+def test_options_under_a_name_that_is_nearly_theirs(name: str) -> None:
+    given = SimpleNamespace(additional_config={name: {"scales": "sweep"}})
+    with pytest.raises(InvalidOption, match=f"additional-config: has '{name}', must be 'nvfp4_tc'"):
+        Options.of(given)
+
+
+def test_what_is_of_others_is_left_alone() -> None:
+    assert Options.of(SimpleNamespace(additional_config={"theirs": 1})) == Options()
+    assert Options.of(SimpleNamespace(additional_config=None)) == Options()
 
 
 def test_online_options_are_told_apart() -> None:

@@ -1,5 +1,6 @@
 """``python -m vllm_fp4_plugin report``: the table, without loading a weight."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -32,11 +33,33 @@ def test_table(modelopt: Path) -> None:
 def test_refusal_is_one_line_and_a_status(bf16: Path) -> None:
     done = report(bf16, "--additional-config", '{"nvfp4_tc":{"fuse":false}}')
     assert done.returncode == 1
-    assert "nvfp4_tc.fuse: unknown option" in done.stdout
+    assert "nvfp4_tc.fuse: unknown option" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_brackets_are_shown_as_they_are(bf16: Path) -> None:
+    """A regex in the table, a list in a message of vLLM's, and a pattern that covers nothing."""
+    patterns = ["re:.*[qkv]_proj", "re:.*[/o]_proj", "q_prj"]
+    done = report(bf16, "--additional-config", json.dumps({"nvfp4_tc": {"ignore": patterns}}))
+    assert done.returncode == 0, done.stderr
+    assert "ignored by 're:.*[qkv]_proj'" in done.stdout
+    assert "ignored by 're:.*[/o]_proj'" in done.stdout
+    assert "nvfp4_tc.ignore: 'q_prj' covers no layer of this process" in done.stderr
+    assert done.stderr.count("covers no layer") == 1
+    refused = report(bf16, "--dtype", "float32")
+    assert refused.returncode == 1
+    assert "Supported dtypes: [torch.bfloat16, torch.float16]" in " ".join(refused.stderr.split())
+
+
+def test_a_config_that_vllm_stumbles_over(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    done = report(tmp_path)
+    assert done.returncode == 1
+    assert f"{tmp_path}: vLLM cannot read it (" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_additional_config_must_be_json(bf16: Path) -> None:
     done = report(bf16, "--additional-config", "{nvfp4_tc}")
     assert done.returncode == 1
-    assert "additional-config: is no JSON" in done.stdout
+    assert "additional-config: is no JSON" in done.stderr
