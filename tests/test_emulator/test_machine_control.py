@@ -229,6 +229,8 @@ def launch(**changes: object) -> None:
     [
         ({"kernel": "j"}, r"kernel: 'j', the module has \['k'\]"),
         ({"grid": (0, 1, 1)}, "grid: .* at least 1"),
+        ({"grid": (1, 65536, 1)}, r"grid: \(1, 65536, 1\), the limit of y and z is 65535"),
+        ({"grid": (1, 1, 65536)}, "the limit of y and z is 65535"),
         ({"block": (1056, 1, 1)}, "block: 1056 threads, the limit is 1024"),
         ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, "not a multiple of the cluster"),
         ({"grid": (32, 1, 1), "cluster": (32, 1, 1)}, "cluster: 32 CTAs, the limit is 16"),

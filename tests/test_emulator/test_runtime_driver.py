@@ -349,6 +349,19 @@ def test_tensor_maps_that_the_driver_refuses(host: Host) -> None:
         encode(host, swizzle=1)  # 64 bytes of a row do not fit a swizzle of 32
 
 
+def test_nothing_is_launched_with_a_tensor_map_that_was_refused(
+    host: Host, device: Recorder
+) -> None:
+    """As where nobody looks at what waits in the driver, and CUDA's host code would abort."""
+    kernel = host.kernel("first")
+    with pytest.raises(IllegalInstruction, match="box") as caught:
+        encode(host, swizzle=1)
+    host.driver._local.refused_map = caught.value
+    with pytest.raises(IllegalInstruction, match="box"):
+        host.launch(kernel)
+    host.launch(kernel)
+
+
 def test_a_library_is_initialised_once(host: Host) -> None:
     calls: list[str] = []
     init_type = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))

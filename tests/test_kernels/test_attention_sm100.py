@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -202,6 +203,51 @@ def test_keys_out_of_every_window_do_not_matter(op_device: torch.device) -> None
     table[1, : (264 - 2 - 20) // 16] = garbage
     out, lse = paged_attention(**on(op_device, arguments))
     check((out.cpu(), lse.cpu()), problem)
+
+
+@ONE_SCHEDULE
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+@pytest.mark.parametrize("how", ["dense", "ragged", "paged"])
+def test_no_key_at_all(how: str, sinks: bool, op_device: torch.device) -> None:
+    """Not even memory for one, of which a tensor map could be made."""
+    problem = Case((3, 3), (5, 5), 2, 1, sinks=sinks).problem()
+    given = on(op_device, getattr(problem, how)())
+    if how == "paged":
+        given["kv_cache"] = given["kv_cache"][:0]
+        given["seq_lens"] = torch.zeros_like(given["seq_lens"])
+    else:
+        axis = 1 if how == "dense" else 0
+        given |= {name: given[name].narrow(axis, 0, 0) for name in ("k", "v")}
+    if how == "ragged":
+        given |= {"key_start": torch.zeros_like(given["key_start"]), "max_key_len": 0}
+    op = paged_attention if how == "paged" else attention
+    out, lse = op(**given | {"causal": False})
+    assert not out.any()
+    expected = given["sinks"] if sinks else torch.tensor(-torch.inf)
+    assert torch.equal(lse.cpu(), expected.cpu().expand(lse.shape))
+
+
+@ONE_SCHEDULE
+def test_more_sequences_than_a_grid_has_room_for(
+    op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = on(op_device, Case((1, 1), (9, 9)).problem().paged())
+    monkeypatch.setattr(import_module("nvfp4_kernels.attention.sm100"), "MAX_BATCH", 1)
+    with pytest.raises(InvalidArgument, match="q: has 2 sequences, must have at most 1 on sm_100"):
+        paged_attention(**given)
+
+
+@ONE_SCHEDULE
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-36, 1e-38])
+def test_tiny_queries_beside_an_fp8_cache(magnitude: float, op_device: torch.device) -> None:
+    """All keys weigh the same; a scale of E4M3's largest would have no inverse."""
+    problem = Case((1, 1), (40, 9), fp8=True, head_dim=64).problem()
+    given = on(op_device, problem.paged())
+    tiny = torch.zeros_like(given["q"])
+    tiny[..., 0] = magnitude
+    expected = paged_attention(**given | {"q": torch.zeros_like(tiny)})
+    for found, like in zip(paged_attention(**given | {"q": tiny}), expected, strict=True):
+        torch.testing.assert_close(found, like)
 
 
 @ONE_SCHEDULE

@@ -42,7 +42,8 @@ def attention(
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
         sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
         query_start: int32 ``(B + 1,)``: sequence b has queries ``query_start[b]`` up to, not
-            including, ``query_start[b + 1]``; rows after the last sequence's are left as they are.
+            including, ``query_start[b + 1]``; results of rows after the last sequence's mean
+            nothing.
         key_start: int32 ``(B + 1,)``, the same for keys.
         max_query_len: most queries of a sequence, or more; with ``query_start`` only.
         max_key_len: most keys of a sequence, or more; with ``key_start`` only.
@@ -96,8 +97,8 @@ def paged_attention(
             sequence b.
         seq_lens: int32 ``(B,)``, the keys of each sequence, those of its queries included.
         query_start: int32 ``(B + 1,)``: rows ``query_start[b]`` up to, not including,
-            ``query_start[b + 1]`` of ``q`` are the last tokens of sequence b; rows after the last
-            sequence's are left as they are.
+            ``query_start[b + 1]`` of ``q`` are the last tokens of sequence b; results of rows after
+            the last sequence's mean nothing.
         max_query_len: most queries of a sequence, or more.
         max_seq_len: most keys of a sequence, or more.
         scale: as for ``attention``.

@@ -14,6 +14,8 @@ from nvfp4_kernels.sm100.attention.choose import SMS, AttentionProblem, choose_c
 from nvfp4_kernels.sm100.attention.fmha import FmhaSm100
 from nvfp4_kernels.sm100.attention.tile import Dtype, Layout, Variant
 
+MAX_BATCH = 65535  # CTAs of a grid in that direction
+
 
 @dataclass(frozen=True)
 class KeyValues:
@@ -55,7 +57,7 @@ def attention(
     """See ``nvfp4_kernels.attention.op.attention``.
 
     Raises:
-        InvalidArgument: strides that are no multiples of 16 bytes.
+        InvalidArgument: too many sequences, or strides that are no multiples of 16 bytes.
     """
     if query_start is None or max_query_len is None or max_key_len is None:
         batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
@@ -86,7 +88,7 @@ def paged_attention(
 
     Raises:
         InvalidArgument: a page size that the kernel lacks, a D that is no multiple of 32 with an
-            E4M3 cache, or strides that are no multiples of 16 bytes.
+            E4M3 cache, too many sequences, or strides that are no multiples of 16 bytes.
     """
     page_size, head_dim = kv_cache.shape[2], q.shape[-1]
     if page_size < 16 or page_size & (page_size - 1):
@@ -131,6 +133,12 @@ def run(
     rows = torch.Size(tokens).numel()
     if rows == 0 or batch == 0 or queries == 0:
         return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
+    if given.k.numel() == 0:
+        return _without_keys(out, sinks)
+    if given.layout != "indexed" and batch > MAX_BATCH:
+        raise InvalidArgument(
+            f"q: has {batch} sequences, must have at most {MAX_BATCH} on sm_100; split the batch"
+        )
     pages, kv_heads, page_rows, _ = given.k.shape
     problem = AttentionProblem(
         batch, queries, keys, kv_heads, heads // kv_heads, head_dim, fp8, scoring.window_keys,
@@ -170,6 +178,12 @@ def run(
     if splits > 1:
         return merge_segments(parts, part_lse, sinks, q.dtype, out)
     return out, lse
+
+
+def _without_keys(out: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What a row without keys gets, in all rows: a tensor map of no memory cannot be made."""
+    lse = out.new_full(out.shape[:-1], -torch.inf, dtype=torch.float32)
+    return out.zero_(), lse if sinks is None else lse.copy_(sinks)
 
 
 def _strides(x: Tensor) -> tuple[int, int, int]:

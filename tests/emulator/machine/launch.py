@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Dimensions = tuple[int, int, int]
 
+MAX_GRID_YZ = 65535  # of every compute capability
+
 
 def _count(dimensions: Dimensions) -> int:
     return dimensions[0] * dimensions[1] * dimensions[2]
@@ -102,6 +104,8 @@ class Launch:
         for label, value in (("grid", self.grid), ("block", self.block), ("cluster", self.cluster)):
             if min(value) < 1:
                 raise LaunchError(f"{label}: {value}, every extent must be at least 1")
+        if max(self.grid[1:]) > MAX_GRID_YZ:
+            raise LaunchError(f"grid: {self.grid}, the limit of y and z is {MAX_GRID_YZ}")
         if self.threads > limits.threads:
             raise LaunchError(f"block: {self.threads} threads, the limit is {limits.threads}")
         if kernel.required_block and kernel.required_block != self.block:

@@ -116,7 +116,7 @@ class Driver:
 
     def take_pending(self) -> BaseException | None:
         pending = self.pending
-        self._local.pending = None
+        self._local.pending = self._local.refused_map = None
         return pending
 
     def _handle(self, value: LoadedKernel | str) -> int:
@@ -220,6 +220,10 @@ class Driver:
         attributes: dict[str, int],
         stream: int,
     ) -> None:
+        refused = getattr(self._local, "refused_map", None)
+        if refused is not None:  # CUDA's host code has aborted by now
+            self._local.refused_map = None
+            raise refused
         loaded = self._kernel(kernel)
         if dynamic_shared > loaded.max_dynamic_shared:
             raise LaunchError(
@@ -248,7 +252,11 @@ class Driver:
 
     def _encode_tensor_map(self, result: int, *words: int) -> None:
         capability = 10 * self.capability[0] + self.capability[1]
-        descriptor = encode_tiled(*words, capability=capability)
+        try:
+            descriptor = encode_tiled(*words, capability=capability)
+        except BaseException as error:
+            self._local.refused_map = error
+            raise
         ctypes.memmove(result, descriptor, len(descriptor))
 
     def _get_device_attribute(self, result: int, attribute: int, device: int) -> None:

@@ -172,7 +172,7 @@ EXPORT void cuda_dialect_print_on_error(i32 code) {
   if (code) fprintf(stderr, "emulator: %s: %s\n", cuda_dialect_get_error_name(code), detail);
 }
 
-/* No abort: the exception is still pending, and comes out when the host code returns. */
+/* No abort: the exception comes out of the launch that follows, or when the host code returns. */
 EXPORT void cuda_dialect_assert_success(i32 code) { cuda_dialect_print_on_error(code); }
 
 EXPORT void CuteDSLRT_TVMFFISetRaisedCudaError(raise_parts raise, i32 code) {

@@ -17,6 +17,7 @@ from nvfp4_kernels.sm100.tile import WARP_ROWS
 UNIT = 8  # elements of 16 bytes
 HELD = 16  # pieces of 16 bytes that a lane asks for before it uses one
 E4M3_MAX = 448.0
+SMALLEST_SCALE = 2.0**-126  # that has an inverse
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,9 @@ class QueryLoader:
         while distance < rows.lanes:
             top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, distance))
             distance *= 2
-        # A row of zeros needs no scale.
-        scale = cutlass.select_(top > 0.0, top * (1.0 / E4M3_MAX), Float32(1.0))
+        # A row of zeros needs no scale, and the inverse of a subnormal one would be infinite.
+        scale = cute.arch.fmax(top * (1.0 / E4M3_MAX), SMALLEST_SCALE)
+        scale = cutlass.select_(top > 0.0, scale, Float32(1.0))
         inverse = 1.0 / scale
         for number, piece in enumerate(values):
             words = to_e4m3([value * inverse for value in piece])
