@@ -125,6 +125,15 @@ def _check_calibration(options: Options, variants: tuple[Variant, ...]) -> None:
             f"--calibrate: is not given, {', '.join(needing)} need it; give a text like those "
             "the model will serve"
         )
+    if options.calibrate is not None and not _holds_text(options.calibrate):
+        raise ValueError(
+            f"--calibrate: is {options.calibrate}, must be a file with text in it; give one like "
+            "those the model will serve"
+        )
+
+
+def _holds_text(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size > 0
 
 
 def _check_lengths(options: Options, config: dict[str, Any]) -> None:

@@ -49,10 +49,12 @@ def run(
         out: folder to write to, made when missing.
 
     Raises:
-        ValueError: there is no such rule, or no list fits the budget.
+        ValueError: there is no such rule, ``out`` is a file, or no list fits the budget.
     """
     if scales not in SCALE_RULES:
         raise ValueError(f"scales: is {scales!r}, must be one of {', '.join(SCALE_RULES)}")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out: {out} is a file, must be a folder or new; choose another")
     rule = cast(ScaleRule, scales)
     groups, names = subject.groups, linears_of(subject.groups)
     with display.progress("weights", len(names)) as advance:

@@ -269,6 +269,10 @@ def test_results_are_shown_elsewhere(measure, variant, tmp_path):
     [
         (["--variants", "nvfp4"], "--variants: is 'nvfp4', must be among"),
         (["--variants", "nvfp4-tc"], "--calibrate: is not given, nvfp4-tc need it"),
+        (
+            ["--variants", "nvfp4-tc", "--calibrate", "/nowhere.txt"],
+            "--calibrate: is /nowhere.txt, must be a file with text in it",
+        ),
         (["--window-length", "256"], "--window-length: is 256, must be below 256"),
         (["--text", "/nowhere"], "--text: /nowhere cannot be read"),
         (["--windows", "4000"], "ask for fewer with --windows"),

@@ -288,3 +288,7 @@ def test_mistakes_are_named(checkpoint, text, tmp_path):
         assert result.exit_code == 1, message
         assert message in result.output.replace("\n", " ")
     assert not (tmp_path / "out").exists()
+    result = run(checkpoint, "--text", text, "--out", latin, *OPTIONS)
+    assert result.exit_code == 1
+    assert "is a file, must be a folder or new" in " ".join(result.output.split())
+    assert "each layer alone" not in result.output

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
 from nvfp4_kernels.kernel_sets.spec import KernelSpec
+from nvfp4_kernels.tool import build as builder
 from nvfp4_kernels.tool import build_command
 from nvfp4_kernels.tool.build import Built
 from tests import devices
@@ -343,4 +344,19 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         "--linear", "64,64", "--max-tokens", "1", "--jobs", "1", "--out", tmp_path / "file"
     )
     assert status == 1
-    assert "File exists" in output
+    assert f"--out: {tmp_path / 'file'} cannot be made (File exists), must be a folder" in output
+
+
+@pytest.mark.parametrize("module", ["cutlass", "tvm_ffi"])
+def test_without_a_compiler(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an environment with the extra cpu alone."""
+    there = builder.find_spec
+    monkeypatch.setattr(builder, "find_spec", lambda n: None if n == module else there(n))
+    out = tmp_path / "kernels"
+    for arguments in (["build", "--linear", "64,64", "--out", out], ["report"]):
+        result = CliRunner().invoke(app, list(map(str, arguments)))
+        assert result.exit_code == 1
+        package = {"cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}[module]
+        said = " ".join(result.output.split())
+        assert said.startswith(f"{package}: not installed, must be there to compile kernels; pip")
+    assert not out.exists()

@@ -149,9 +149,27 @@ def test_sizes_in_another_form(text: str) -> None:
         explicit([text], [])
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("head_dim", "x"),
+        ("num_key_value_heads", "x"),
+        ("num_key_value_heads", -2),
+        ("rope_parameters", "x"),
+        ("layer_types", 5),
+        ("sliding_window", "x"),
+    ],
+)
+def test_fields_of_another_kind_are_named(tmp_path: Path, field: str, value: Any) -> None:
+    with pytest.raises(UnusableModel, match=rf"{field}(: |s: | )is {value!r}, must be"):
+        read_model(config(tmp_path, **{field: value}))
+
+
 def test_shapes() -> None:
     assert given_shape("3,32,64", pair=True).problem == Problem(3, 32, 64, 1, 2)
     assert given_shape("3,32,64,5", pair=False).problem == Problem(3, 32, 64, 5, 1)
+    assert given_shape("3,32,64", pair=False).output.dtype == "bfloat16"
+    assert given_shape("3,32,64", pair=False, dtype="float16").output.dtype == "float16"
     with pytest.raises(UnusableModel, match=r"--shape: is '3,32', must be M,N,K\[,L\]"):
         given_shape("3,32", pair=False)
 

@@ -165,6 +165,21 @@ def test_tiles_in_words(tile: Tile, text: str) -> None:
 # --- the command ------------------------------------------------------------------------------
 
 
+REFUSED = {
+    "parallel": (["--tensor-parallel", "2"], "--tensor-parallel: goes with --model"),
+    "dtype": (["--dtype", "float16"], "--dtype: goes with --shape or --model, must be left out"),
+    "no folder": (["--json", "/nowhere/x.json"], "--json: /nowhere/x.json cannot be written"),
+    "a folder": (["--json", "/"], "--json: / cannot be written, must be a file"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_before_anything_is_compiled(arguments: list[str], message: str) -> None:
+    status, output = invoke(*arguments)
+    assert status == 1
+    assert message in " ".join(output.split())
+
+
 def invoke(*arguments: str | Path) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["report", *map(str, arguments)])
     assert not isinstance(result.exception, Exception), result.exception

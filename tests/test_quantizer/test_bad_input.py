@@ -62,6 +62,14 @@ ONE_FILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda src: change_config(src, quantization_config={"quant_method": "fp8"}),
         r"src: .*src is quantised already; give the 16-bit checkpoint",
     ),
+    "no object": (
+        lambda src: (src / "config.json").write_text("[]"),
+        r"src: .*config.json holds \[\], must hold an object",
+    ),
+    "a length that is none": (
+        lambda src: change_config(src, max_position_embeddings=-1),
+        r"src: max_position_embeddings is -1 in config.json, must be a positive number",
+    ),
     "quantised text part": (
         lambda src: change_config(src, text_config={"quantization_config": {}}),
         r"src is quantised already",

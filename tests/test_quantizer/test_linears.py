@@ -68,6 +68,7 @@ def test_biases_are_kept(tmp_path: Path):
 
 
 REFUSED = {
+    "no regex": (["re:["], r"ignore: 're:\[' is no regular expression"),
     "a pattern that covers nothing": (["q_projj"], r"ignore: 'q_projj' covers no linear"),
     "part of a fused matrix": (
         ["model.layers.1.self_attn.k_proj"],

@@ -75,7 +75,13 @@ def quantize_checkpoint(
     check_destination(src, dst)
     source = open_source(src)
     if seq_len is None:
-        seq_len = min(_SEQ_LEN, source.config.get("max_position_embeddings") or _SEQ_LEN)
+        longest = source.config.get("max_position_embeddings") or _SEQ_LEN
+        if not isinstance(longest, int) or longest < 1:
+            raise QuantizerError(
+                f"src: max_position_embeddings is {longest!r} in config.json, must be a positive "
+                "number; mend it, or give --seq-len"
+            )
+        seq_len = min(_SEQ_LEN, longest)
     _check_calibration(calibrate, kv_cache_scheme, calibration_tokens, seq_len)
     model = build_model(source)
     selection = select_linears(model, source, ignore)

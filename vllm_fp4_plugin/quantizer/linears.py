@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin.ignore import matches
+from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern, matches
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.source import Source
 
@@ -85,6 +85,10 @@ def select_linears(model: nn.Module, source: Source, ignore: Sequence[str]) -> S
     stacks = tuple(f"{n}." for n, m in modules.items() if isinstance(m, nn.ModuleList))
     linears = {n: m for n, m in modules.items() if isinstance(m, nn.Linear)}
     for pattern in ignore:
+        try:
+            check_pattern("ignore", pattern)
+        except InvalidPattern as error:
+            raise QuantizerError(str(error)) from error
         if not any(matches(name, [pattern]) for name in linears):
             raise QuantizerError(
                 f"ignore: {pattern!r} covers no linear; the model names them like "

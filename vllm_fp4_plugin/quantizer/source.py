@@ -69,6 +69,11 @@ def open_source(folder: Path) -> Source:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise QuantizerError(
+            f"src: {folder / 'config.json'} holds {config!r}, must hold an object; save the model "
+            "again with save_pretrained()"
+        )
     nested = [config, *(v for v in config.values() if isinstance(v, dict))]
     quantized = any(key in part for part in nested for key in _QUANTIZED_KEYS)
     if quantized or (folder / "hf_quant_config.json").exists():

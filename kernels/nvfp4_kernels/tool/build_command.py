@@ -22,7 +22,7 @@ from nvfp4_kernels.kernel_sets.spec import KernelSpec
 from nvfp4_kernels.kernel_sets.weight_only import weight_only_kernels
 from nvfp4_kernels.sm90.choose import SMS as SMS_90
 from nvfp4_kernels.sm100.choose import SMS as SMS_100
-from nvfp4_kernels.tool.build import Built, build_all
+from nvfp4_kernels.tool.build import Built, NoCompiler, build_all, check_compiler
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.model import UnusableModel, explicit, read_model
 from nvfp4_kernels.tool.options import (
@@ -98,7 +98,7 @@ def build(
     Of linear and attention layers; on sm_90a of attention what decodes: prefills are vLLM's.
     What is there already stays as it is. Ends with status 1 if any kernel could not be compiled.
     """
-    with refusals(UnusableModel, InvalidArgument, OSError, BrokenProcessPool):
+    with refusals(UnusableModel, InvalidArgument, NoCompiler, OSError, BrokenProcessPool):
         if arch not in ARCHS:
             raise UnusableModel(
                 f"--arch: is {arch!r}, must be {' or '.join(ARCHS)}; the kernels of other GPUs are "
@@ -114,7 +114,8 @@ def build(
             specs = _sm100_kernels(
                 chosen, max_tokens, sms or SMS_100, activation, kv_cache, page_size
             )
-        out.mkdir(parents=True, exist_ok=True)
+        check_compiler()
+        _make_folder(out)
         with progress_bar() as bar:
             task = bar.add_task("kernels", total=len(specs))
             done = []
@@ -124,6 +125,16 @@ def build(
         _print(chosen, specs, done, out, time.monotonic() - started)
     if any(b.error for b in done):
         raise typer.Exit(1)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnusableModel(
+            f"--out: {out} cannot be made ({error.strerror}), must be a folder or the name of a "
+            "new one; choose another"
+        ) from error
 
 
 def _page_size(block_size: int | None) -> int:

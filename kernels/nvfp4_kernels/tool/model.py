@@ -41,8 +41,8 @@ def read_model(
         _size(config, key, name)
         for key in ("hidden_size", "num_attention_heads", "intermediate_size")
     )
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or hidden // heads
+    kv_heads = _size(config, "num_key_value_heads", name, heads)
+    head_dim = _size(config, "head_dim", name, hidden // heads)
     heads = _share(heads, tensor_parallel, "num_attention_heads", name)
     if kv_heads > tensor_parallel:
         kv_heads = _share(kv_heads, tensor_parallel, "num_key_value_heads", name)
@@ -84,6 +84,10 @@ def read_model(
 def _rotary_dim(config: dict[str, Any], head_dim: int) -> int:
     """0 where all of a head is turned."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise UnusableModel(
+            f"rope_parameters: is {rope!r}, must be an object; download the config.json again"
+        )
     factor = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     return 0 if factor == 1.0 else int(head_dim * factor)
 
@@ -91,9 +95,15 @@ def _rotary_dim(config: dict[str, Any], head_dim: int) -> int:
 def _windows(config: dict[str, Any]) -> tuple[int, ...]:
     """Windows of a model's layers; both, where the file does not say which layers have one."""
     window = config.get("sliding_window") or 0
+    kinds = config.get("layer_types") or ("full_attention",)
+    for key, value, kind in (("sliding_window", window, int), ("layer_types", kinds, list | tuple)):
+        if not isinstance(value, kind):
+            raise UnusableModel(
+                f"{key}: is {value!r}, must be a number for a window and a list for layer types; "
+                "download the config.json again"
+            )
     if not window or config.get("use_sliding_window") is False:
         return (0,)
-    kinds = set(config.get("layer_types") or ("full_attention",))
     return (0, window) if "full_attention" in kinds else (window,)
 
 
@@ -166,8 +176,10 @@ def _load(path: Path) -> tuple[dict[str, Any], str]:
     return (text if isinstance(text, dict) else config), name
 
 
-def _size(config: dict[str, Any], key: str, name: str) -> int:
+def _size(config: dict[str, Any], key: str, name: str, default: int | None = None) -> int:
     value = config.get(key)
+    if value is None and default is not None:
+        return default
     if not isinstance(value, int) or value < 1:
         raise UnusableModel(
             f"{name}: {key} is {value!r}, must be a positive number; give the config.json of a "

@@ -21,6 +21,7 @@ from nvfp4_kernels.sm100.indexer.tile import ScoreTile
 from nvfp4_kernels.sm100.indexer.variant import Variant as ScoreVariant
 from nvfp4_kernels.sm100.tile import Output, Tile
 from nvfp4_kernels.tool.binary import UnreadableBinary
+from nvfp4_kernels.tool.build import NoCompiler, check_compiler
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.instructions import SHOWN, NoDisassembler, find_nvdisasm
 from nvfp4_kernels.tool.limits import FLOPS, MEMORY_BANDWIDTH
@@ -70,10 +71,24 @@ def report(
     Ends with status 1 if any kernel spills registers.
     """
     screen = console()
-    with refusals(UnusableModel, UnreadableBinary, InvalidArgument, OSError, BrokenProcessPool):
-        shapes = [given_shape(text, pair) for text in shape]
+    unusable = UnusableModel, UnreadableBinary, InvalidArgument, NoCompiler
+    with refusals(*unusable, OSError, BrokenProcessPool):
+        shapes = [given_shape(text, pair, dtype_of(dtype)) for text in shape]
         if pair and not shape:
             raise UnusableModel("--pair: goes with --shape; name one")
+        if tensor_parallel != 1 and model is None:
+            raise UnusableModel("--tensor-parallel: goes with --model; give one GPU's sizes")
+        if dtype is not None and model is None and not shape:
+            raise UnusableModel(
+                "--dtype: goes with --shape or --model, must be left out with the contest's "
+                "shapes, which are of float16"
+            )
+        if json_file and (json_file.is_dir() or not json_file.parent.is_dir()):
+            raise UnusableModel(
+                f"--json: {json_file} cannot be written, must be a file in a folder that is there; "
+                "choose another"
+            )
+        check_compiler()
         others: list[KernelSpec] = []
         if model is not None:
             chosen = read_model(model, tensor_parallel=tensor_parallel, dtype=dtype_of(dtype))

@@ -88,8 +88,8 @@ def model_shapes(model: Model, tokens: Iterable[int] = TOKENS) -> list[Shape]:
     ]
 
 
-def given_shape(text: str, pair: bool) -> Shape:
-    """The shape written ``"M,N,K"`` or ``"M,N,K,L"``.
+def given_shape(text: str, pair: bool, dtype: Dtype | None = None) -> Shape:
+    """The shape written ``"M,N,K"`` or ``"M,N,K,L"``; in bfloat16 unless said.
 
     Raises:
         UnusableModel: something else is written, or N or K that no kernel takes.
@@ -98,4 +98,4 @@ def given_shape(text: str, pair: bool) -> Shape:
     name = "pair" if pair else "linear"
     layer = Layer(f"{name} {n},{k}", n, k, pair)
     check_sizes(layer)
-    return Shape(name, layer, m, batch=rest[0] if rest else 1)
+    return Shape(name, layer, m, batch=rest[0] if rest else 1, dtype=dtype or "bfloat16")
