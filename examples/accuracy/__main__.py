@@ -64,22 +64,24 @@ def measure(
     _start()
     from examples.accuracy.run import Options
 
-    options = Options(
-        model=model.resolve(),
-        variants=_split(variants),
-        text=text,
-        calibrate=calibrate.resolve() if calibrate else None,
-        tasks=_split(tasks),
-        task_limit=task_limit,
-        local_tasks=local_tasks.resolve() if local_tasks else None,
-        out=out.resolve(),
-        windows=windows,
-        window_length=window_length,
-        server_options=tuple(shlex.split(server_options)),
-        server_time_limit=server_time_limit,
-        fresh=fresh,
-    )
-    _run(lambda: options)
+    def options() -> Options:
+        return Options(
+            model=model.resolve(),
+            variants=_split(variants),
+            text=text,
+            calibrate=calibrate.resolve() if calibrate else None,
+            tasks=_split(tasks),
+            task_limit=task_limit,
+            local_tasks=local_tasks.resolve() if local_tasks else None,
+            out=out.resolve(),
+            windows=windows,
+            window_length=window_length,
+            server_options=_words(server_options),
+            server_time_limit=server_time_limit,
+            fresh=fresh,
+        )
+
+    _run(options)
 
 
 @app.command()
@@ -137,18 +139,26 @@ def demo(
     _start()
     # For a model as small as this a process less to start is worth more than what it takes over.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    from examples.accuracy.run import Options
+    from examples.accuracy.run import Options, check_tasks
     from examples.accuracy.small_model import make_small_model
     from examples.accuracy.tasks import NAMES
+    from examples.accuracy.variants import parse_variants
+    from examples.paths import check_folder
+
+    wanted = NAMES if tasks is None else _split(tasks)
 
     def options() -> Options:
+        # Mistakes, before the model is trained.
+        parse_variants(_split(variants), "")
+        check_tasks(wanted, None)
+        check_folder(out, "--out")
         made = make_small_model(out.resolve(), train_seconds, fresh)
         return Options(
             model=made.checkpoint,
             variants=_split(variants),
             text=made.held_out,
             calibrate=made.calibration,
-            tasks=NAMES if tasks is None else _split(tasks),
+            tasks=wanted,
             task_limit=task_limit,
             local_tasks=None,
             out=out.resolve(),
@@ -169,6 +179,16 @@ def _start() -> None:
 
 def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _words(server_options: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(server_options))
+    except ValueError as error:
+        raise ValueError(
+            f"--server-options: is {server_options!r}, must be options as a shell takes them "
+            f"({error}); quote them in pairs"
+        ) from error
 
 
 def _run(options: "Callable[[], Options]") -> None:

@@ -57,6 +57,7 @@ def score(
     folder: Path,
     limit: int | None,
     made: Path | None = None,
+    log: Path | None = None,
 ) -> list[TaskScore]:
     """Run tasks against a server.
 
@@ -69,17 +70,15 @@ def score(
         tokenizer: folder of the model's tokenizer.
         tasks: names; ours (``tasks.NAMES``), or the harness's tasks and groups. Those that run what
             the model writes want ``HF_ALLOW_CODE_EVAL=1`` in the environment.
-        folder: for ``results_*.json`` and ``samples_*.jsonl`` of the harness and its log.
+        folder: for ``results_*.json`` and ``samples_*.jsonl`` of the harness.
         limit: documents of each task, the first ones; None: all.
         made: folder of ``make_tasks``; None: ours are made as by default, in ``folder``.
+        log: for all that the harness prints; None: ``harness.log`` in ``folder``.
 
     Raises:
         HarnessError: with one line that says why.
     """
-    if find_spec("lm_eval") is None:
-        raise HarnessError(
-            "lm_eval: is not installed, tasks need it; install the extra `eval` of vllm-fp4-plugin"
-        )
+    _check_installed()
     folder.mkdir(parents=True, exist_ok=True)
     ours = set(tasks) & set(local.NAMES)
     if ours and made is None:
@@ -105,8 +104,43 @@ def score(
         "confirm_run_unsafe_code": os.environ.get("HF_ALLOW_CODE_EVAL") == "1",
         "output_path": str(folder / "results.json"),
     }
-    results = _run(job, folder)
+    results = _run(job, folder, log or folder / "harness.log")
     return list(task_scores(results))
+
+
+def unknown_tasks(tasks: Sequence[str], made: Path | None = None) -> list[str]:
+    """Those of ``tasks`` that neither the harness, nor ``made``, nor we have; needs no server.
+
+    Takes seconds where a task is not one of ours: the harness reads all its task files.
+
+    Raises:
+        HarnessError: lm-evaluation-harness is missing or broken.
+    """
+    _check_installed()
+    foreign = [task for task in tasks if task not in local.NAMES]
+    if not foreign:
+        return []
+    asked = subprocess.run(
+        [sys.executable, "-m", "examples.accuracy.unknown_tasks", str(made or ""), *foreign],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+        cwd=ROOT,
+        check=False,
+    )
+    if asked.returncode:
+        raise HarnessError(
+            f"lm-evaluation-harness: cannot list its tasks: {_why(asked.stderr.strip())}"
+        )
+    return list(json.loads(asked.stdout.splitlines()[-1]))
+
+
+def _check_installed() -> None:
+    if find_spec("lm_eval") is None:
+        raise HarnessError(
+            "lm_eval: is not installed, tasks need it; install the extra `eval` of vllm-fp4-plugin"
+        )
 
 
 def task_scores(results: Mapping[str, Any]) -> Iterator[TaskScore]:
@@ -151,9 +185,10 @@ def _context_length(base_url: str, model: str) -> int:
     return int(lengths[model])
 
 
-def _run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _run(job: dict[str, Any], folder: Path, log: Path) -> dict[str, Any]:
     """The harness's results for ``job``, from a process of its own."""
-    log, job_file = folder / "harness.log", folder / "job.json"
+    job_file = folder / "job.json"
+    log.parent.mkdir(parents=True, exist_ok=True)
     job_file.write_text(json.dumps(job, indent=1) + "\n")
     earlier = set(folder.glob("results_*.json"))
     with tempfile.TemporaryDirectory() as home, log.open("wb") as output:

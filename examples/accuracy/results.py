@@ -13,6 +13,7 @@ from examples.accuracy.harness import TaskScore
 from examples.accuracy.variants import REFERENCE, Rounds
 from examples.accuracy.weight_error import WeightError
 from examples.atomic_write import write_atomically
+from examples.paths import read_results
 from examples.perplexity import Interval, mean_interval
 
 _Z = 1.96  # of 95% of a normal distribution
@@ -83,10 +84,11 @@ class Results:
         """Read what ``write`` has written.
 
         Raises:
-            ValueError: it holds something else.
+            ValueError: it cannot be read, or holds something else.
         """
+        text = read_results(file, "python -m examples.accuracy measure")
         try:
-            fields = json.loads(file.read_text())
+            fields = json.loads(text)
             return cls(fields["about"], [_variant(v) for v in fields["variants"]])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(

@@ -9,14 +9,18 @@ from typing import Any
 
 from examples.accuracy import display
 from examples.accuracy.checkpoints import read_sixteen_bit
+from examples.accuracy.harness import HarnessError, unknown_tasks
 from examples.accuracy.measure import Comparison
 from examples.accuracy.results import Results
 from examples.accuracy.serving import DISTRIBUTIONS, Bench, Settings
 from examples.accuracy.tasks import NAMES, make_tasks
 from examples.accuracy.text import read_windows
 from examples.accuracy.variants import DEFAULT_CPU, DEFAULT_GPU, Variant, parse_variants
+from examples.paths import check_folder
 from examples.stages import StageCache
 from examples.versions import commit, installed, machine
+
+_BEGINNING = 1 << 20  # characters
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,9 @@ def run(options: Options) -> Results:
     config = read_sixteen_bit(options.model)
     _check_lengths(options, config)
     _check_calibration(options, variants)
+    check_folder(options.out, "--out")
     windows = read_windows(options.text, options.model, options.windows, options.window_length)
+    check_tasks(options.tasks, options.local_tasks)
     options.out.mkdir(parents=True, exist_ok=True)
     _check_disk(options, config)
     about = {
@@ -125,15 +131,43 @@ def _check_calibration(options: Options, variants: tuple[Variant, ...]) -> None:
             f"--calibrate: is not given, {', '.join(needing)} need it; give a text like those "
             "the model will serve"
         )
-    if options.calibrate is not None and not _holds_text(options.calibrate):
+    if options.calibrate is not None:
+        _check_text(options.calibrate)
+
+
+def _check_text(file: Path) -> None:
+    """The beginning is enough: the quantising tool reads no more of a long text."""
+    try:
+        with file.open(encoding="utf-8") as stream:
+            empty = not stream.read(_BEGINNING).strip()
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"--calibrate: is {options.calibrate}, must be a file with text in it; give one like "
-            "those the model will serve"
+            f"--calibrate: {file} cannot be read ({error}); give a UTF-8 text like those the model "
+            "will serve"
+        ) from error
+    if empty:
+        raise ValueError(
+            f"--calibrate: {file} is empty; give a text like those the model will serve"
         )
 
 
-def _holds_text(file: Path) -> bool:
-    return file.is_file() and file.stat().st_size > 0
+def check_tasks(tasks: tuple[str, ...], made: Path | None) -> None:
+    """Check that tasks can be asked for.
+
+    Raises:
+        ValueError: lm-evaluation-harness is missing, or has no such task.
+    """
+    if not tasks:
+        return
+    try:
+        unknown = unknown_tasks(tasks, made)
+    except HarnessError as error:
+        raise ValueError(f"--tasks: {error}; or measure without: --tasks ''") from error
+    if unknown:
+        raise ValueError(
+            f"--tasks: {', '.join(unknown)} are no tasks of lm-evaluation-harness, must be among "
+            f"{', '.join(NAMES)} and those that `lm-eval ls tasks` lists"
+        )
 
 
 def _check_lengths(options: Options, config: dict[str, Any]) -> None:

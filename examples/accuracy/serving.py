@@ -57,7 +57,7 @@ class Bench:
 
     Attributes:
         stages: what was measured before.
-        logs: folder of the servers' logs.
+        logs: folder of the logs of servers and tasks.
         tokenizer: folder of the tokenizer.
         settings: the same for every variant.
         on_state: told the variant's name, what is done now, windows done.
@@ -155,6 +155,7 @@ class AtServer:
             scores = score(
                 server.url, MODEL_NAME, self.bench.tokenizer, settings.tasks, folder,
                 settings.task_limit, settings.made_tasks,
+                self.bench.logs / f"{name}-tasks.log",  # `folder` goes if this fails
             )  # fmt: skip
             (folder / _FIGURES).write_text(json.dumps([asdict(s) for s in scores]) + "\n")
 

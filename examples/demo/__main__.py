@@ -49,6 +49,7 @@ def demo(
     from examples.demo.pipeline import MeasureSettings
     from examples.demo.run import run
     from examples.demo.train import TrainSettings
+    from examples.paths import check_folder
     from examples.quantize import QuantizeError
     from examples.server import ServerError
     from examples.stages import StageCache
@@ -56,6 +57,7 @@ def demo(
     training = TrainSettings(seconds=train_seconds, steps=train_steps, threads=threads, seed=seed)
     measuring = MeasureSettings(windows, window_length, max_tokens, server_time_limit)
     try:
+        check_folder(cache_dir, "--cache-dir")
         file = run(StageCache(cache_dir.resolve(), fresh), training, measuring, variants, started)
     except (QuantizeError, ServerError, ValueError) as error:
         display.failure(error)

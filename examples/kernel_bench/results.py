@@ -8,6 +8,7 @@ from typing import Any
 from examples.atomic_write import write_atomically
 from examples.kernel_bench.layers import BenchLayer
 from examples.kernel_bench.operands import LARGEST_ERROR
+from examples.paths import read_results
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,11 @@ class Results:
         """Read what ``write`` has written.
 
         Raises:
-            ValueError: it holds something else.
+            ValueError: it cannot be read, or holds something else.
         """
+        text = read_results(file, "python -m examples.kernel_bench measure")
         try:
-            fields = json.loads(file.read_text())
+            fields = json.loads(text)
             fields["layers"] = [
                 BenchLayer(**layer | {"shard_sizes": tuple(layer["shard_sizes"])})
                 for layer in fields["layers"]

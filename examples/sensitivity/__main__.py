@@ -62,6 +62,7 @@ def sensitivity(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, below
     from examples.devices import choose_device, device_name
+    from examples.paths import check_folder
     from examples.sensitivity import display
     from examples.sensitivity.budget import make_budget
     from examples.sensitivity.subject import open_subject
@@ -69,6 +70,7 @@ def sensitivity(
 
     try:
         check_importable("matplotlib", "the plot")
+        check_folder(out, "out")
         from examples.sensitivity.run import run
 
         budget = make_budget(win_back, max_ignored, keep_bits, WIN_BACK)

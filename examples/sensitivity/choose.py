@@ -2,20 +2,32 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from examples.sensitivity.groups import Group, bits_per_weight
+from examples.sensitivity.budget import Budget
+from examples.sensitivity.groups import BYTES_IN_16_BITS, Group, bits_per_weight
+
+
+def check_budget(groups: Sequence[Group], budget: Budget) -> None:
+    """Check what can be told of a budget before any group is measured.
+
+    Raises:
+        ValueError: no group would be left to quantise, or none could stay in 16 bits.
+    """
+    if budget.max_ignored is not None and budget.max_ignored >= len(groups):
+        raise ValueError(
+            f"max_ignored: is {budget.max_ignored}, must be less than {len(groups)}, the layers "
+            "there are; lower --max-ignored"
+        )
+    if budget.keep_bits is not None:
+        least = min(bits_per_weight(groups, [group]) for group in groups)
+        if not least <= budget.keep_bits < 8 * BYTES_IN_16_BITS:
+            raise ValueError(
+                f"keep_bits: is {budget.keep_bits:g}, must be from {least:.3f}, with one layer in "
+                "16 bits, to less than 16; change --keep-bits"
+            )
 
 
 def most_sensitive(groups: Sequence[Group], kl: Mapping[str, float], count: int) -> list[Group]:
-    """The ``count`` groups with the largest divergence.
-
-    Raises:
-        ValueError: there are not that many, or none would be left to quantise.
-    """
-    if count >= len(groups):
-        raise ValueError(
-            f"max_ignored: is {count}, must be less than {len(groups)}, the layers there are; "
-            "lower --max-ignored"
-        )
+    """The ``count`` groups with the largest divergence."""
     return sorted(groups, key=lambda group: -kl[group.name])[:count]
 
 
@@ -25,21 +37,11 @@ def worth_their_bytes(groups: Sequence[Group], kl: Mapping[str, float]) -> list[
 
 
 def within_bits(ranked: Sequence[Group], bits: float) -> list[Group]:
-    """As many of ``ranked`` as fit, in order, where weights may take ``bits`` in the mean.
-
-    Raises:
-        ValueError: not even the smallest group fits, or all would.
-    """
+    """As many of ``ranked`` as fit, in order, where weights may take ``bits`` in the mean."""
     chosen: list[Group] = []
     for group in ranked:
         if bits_per_weight(ranked, [*chosen, group]) <= bits:
             chosen.append(group)
-    if not chosen or len(chosen) == len(ranked):
-        least = min(bits_per_weight(ranked, [group]) for group in ranked)
-        raise ValueError(
-            f"keep_bits: is {bits:g}, must be from {least:.3f}, with one layer in 16 bits, to "
-            "less than 16; change --keep-bits"
-        )
     return chosen
 
 

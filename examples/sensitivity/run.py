@@ -12,7 +12,13 @@ from examples.atomic_write import write_atomically
 from examples.perplexity import log_perplexity_difference, mean_interval, perplexity
 from examples.sensitivity import display
 from examples.sensitivity.budget import Budget
-from examples.sensitivity.choose import fewest, most_sensitive, within_bits, worth_their_bytes
+from examples.sensitivity.choose import (
+    check_budget,
+    fewest,
+    most_sensitive,
+    within_bits,
+    worth_their_bytes,
+)
 from examples.sensitivity.deviation import Deviation, measure
 from examples.sensitivity.fake_quantize import fake_quantised, quantise_weights
 from examples.sensitivity.groups import Group, bits_per_weight, linears_of
@@ -49,12 +55,11 @@ def run(
         out: folder to write to, made when missing.
 
     Raises:
-        ValueError: there is no such rule, ``out`` is a file, or no list fits the budget.
+        ValueError: there is no such rule, or no list fits the budget.
     """
     if scales not in SCALE_RULES:
         raise ValueError(f"scales: is {scales!r}, must be one of {', '.join(SCALE_RULES)}")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out: {out} is a file, must be a folder or new; choose another")
+    check_budget(subject.groups, budget)
     rule = cast(ScaleRule, scales)
     groups, names = subject.groups, linears_of(subject.groups)
     with display.progress("weights", len(names)) as advance:

@@ -17,6 +17,7 @@ from typing import Any
 
 from examples.llama_shapes import SHAPES
 from examples.methods import METHODS
+from examples.paths import check_folder
 from examples.throughput.cases import BadOption, make_cases
 from examples.throughput.job import Progress
 from examples.throughput.measure import Settings, engine_args
@@ -103,6 +104,7 @@ def measure(given: argparse.Namespace) -> int:
         raise BadOption(
             "vllm: is not installed here; install the extra `cpu` or `cuda` of vllm-fp4-plugin"
         )
+    check_folder(given.out, "--out")
     folder = given.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(given).items()}

@@ -12,6 +12,15 @@ from examples.throughput.process import Outcome, run_job
 from examples.throughput.results import Results, VariantResult
 from examples.throughput.variants import Variant
 
+_SET_BY = {
+    "model": "MODEL",
+    "quantization": "--quantization",
+    "max_model_len": "--max-model-len",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "enforce_eager": "--enforce-eager",
+}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -42,8 +51,14 @@ def engine_args(
     """Arguments of ``vllm.LLM`` that all variants have; ``more`` has the last word.
 
     Raises:
-        BadOption: a length that some case does not fit into, or a share that is none.
+        BadOption: a length that some case does not fit into, a share that is none, or ``more`` has
+            what another option sets.
     """
+    for name in more:
+        if name in _SET_BY:
+            raise BadOption(
+                f"--engine-args: holds {name!r}, which {_SET_BY[name]} sets; give it there"
+            )
     longest = max(case.length for case in cases)
     if max_model_len is not None and max_model_len < longest:
         raise BadOption(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.atomic_write import write_atomically
+from examples.paths import read_results
 from examples.throughput.cases import Case
 
 
@@ -81,10 +82,11 @@ class Results:
         """Read what ``write`` has written.
 
         Raises:
-            ValueError: it holds something else.
+            ValueError: it cannot be read, or holds something else.
         """
+        text = read_results(file, "python -m examples.throughput measure")
         try:
-            fields = json.loads(file.read_text())
+            fields = json.loads(text)
             fields["cases"] = tuple(Case(**case) for case in fields["cases"])
             fields["variants"] = [VariantResult(**variant) for variant in fields["variants"]]
             return cls(**fields)

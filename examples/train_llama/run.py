@@ -24,6 +24,7 @@ from examples.demo.train import (
     train,
 )
 from examples.devices import device_name
+from examples.paths import check_folder
 from examples.train_llama.held_out import held_out_perplexity
 from examples.versions import commit, installed, machine
 
@@ -49,16 +50,17 @@ def run(
         ``training.json``.
 
     Raises:
-        ValueError: ``out`` holds a model already, or there is too little text.
+        ValueError: ``out`` holds a model already or is no folder, or there is too little text.
     """
     checkpoint = out / "bf16"
     if checkpoint.exists():
         raise ValueError(f"out: {checkpoint} exists; choose another folder or remove it")
-    out.mkdir(parents=True, exist_ok=True)
+    check_folder(out, "out")
     seconds: dict[str, float] = {}
     with _timed(seconds, "reading text"):
         corpus = read_corpus(roots, characters)
     display.corpus(corpus)
+    out.mkdir(parents=True, exist_ok=True)
     held_out = bounded(corpus.held_out, HELD_OUT_CHARACTERS) or list(corpus.held_out[:1])
     texts = {"calibration.txt": calibration_text(corpus), "held_out.txt": _joined(held_out)}
     for name, text in texts.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.accuracy.harness import HarnessError, TaskScore, score, task_scores
+from examples.accuracy.harness import HarnessError, TaskScore, score, task_scores, unknown_tasks
 from examples.accuracy.harness import _why as why
 
 
@@ -134,6 +134,29 @@ def test_missing_harness_is_said_so(tmp_path, monkeypatch):
     monkeypatch.setattr("examples.accuracy.harness.find_spec", lambda name: None)
     with pytest.raises(HarnessError, match=r"lm_eval: is not installed.*extra `eval`"):
         ask("http://127.0.0.1:9", tmp_path)
+
+
+def test_tasks_of_a_folder_are_known(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("task: mine\n")
+    asked = ("next_word", "mine", "foo", str(folder / "mine.yaml"))
+    assert unknown_tasks(asked, folder) == ["foo"]
+    assert unknown_tasks(["next_word"]) == []
+
+
+def test_harness_that_cannot_list_its_tasks_is_an_error(monkeypatch):
+    monkeypatch.setattr("examples.accuracy.harness.sys.executable", "false")
+    with pytest.raises(HarnessError, match="cannot list its tasks: it printed nothing"):
+        unknown_tasks(["foo"])
+
+
+def test_log_outlives_the_folder(url, tmp_path, monkeypatch):
+    monkeypatch.setattr("examples.accuracy.harness.sys.executable", "false")
+    log = tmp_path / "logs" / "tasks.log"
+    with pytest.raises(HarnessError, match=rf"all of its output: {log}\)$"):
+        ask(url, tmp_path, made=tmp_path, log=log)
+    assert log.is_file()
 
 
 def test_refusing_server_ends_the_run(url, tmp_path, monkeypatch):

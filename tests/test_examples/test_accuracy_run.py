@@ -220,16 +220,19 @@ def test_gpu_variant_is_refused_by_name(measure, variant):
     assert near["windows"]
 
 
-def test_tasks_are_scored_once_and_fail_alone(measure, variant, monkeypatch, started):
+def test_tasks_are_scored_once_and_fail_alone(measure, variant, monkeypatch, started, tmp_path):
     calls = []
 
-    def score(url, model, tokenizer, tasks, folder, limit, made=None):
+    def score(url, model, tokenizer, tasks, folder, limit, made, log):
+        assert tmp_path / "out" in log.parents
+        assert tmp_path / "out" / "made" not in log.parents
         calls.append((tasks, limit))
         if len(calls) == 2:
             raise HarnessError("lm-evaluation-harness: no such task")
         return [TaskScore("cloze", "acc", 0.5, 0.05, 100)]
 
     monkeypatch.setattr(serving, "score", score)
+    monkeypatch.setattr(running, "unknown_tasks", lambda tasks, made: [])
     near = variant("near", noise=0.1)
     more = ["--tasks", "cloze", "--task-limit", "100"]
     result, fields = measure(near, more=more)
@@ -262,6 +265,9 @@ def test_results_are_shown_elsewhere(measure, variant, tmp_path):
     result = CliRunner().invoke(app, ["show", str(other)])
     assert result.exit_code == 2
     assert "holds no results" in result.output
+    result = CliRunner().invoke(app, ["show", str(tmp_path / "absent.json")])
+    assert result.exit_code == 2
+    assert "absent.json cannot be read" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
@@ -269,10 +275,10 @@ def test_results_are_shown_elsewhere(measure, variant, tmp_path):
     [
         (["--variants", "nvfp4"], "--variants: is 'nvfp4', must be among"),
         (["--variants", "nvfp4-tc"], "--calibrate: is not given, nvfp4-tc need it"),
-        (
-            ["--variants", "nvfp4-tc", "--calibrate", "/nowhere.txt"],
-            "--calibrate: is /nowhere.txt, must be a file with text in it",
-        ),
+        (["--calibrate", "/nowhere"], "--calibrate: /nowhere cannot be read"),
+        (["--calibrate", "/dev/null"], "--calibrate: /dev/null is empty; give a text"),
+        (["--server-options", '"'], "--server-options: is '\"', must be options as a shell takes"),
+        (["--out", __file__], "--out: "),
         (["--window-length", "256"], "--window-length: is 256, must be below 256"),
         (["--text", "/nowhere"], "--text: /nowhere cannot be read"),
         (["--windows", "4000"], "ask for fewer with --windows"),
@@ -285,7 +291,45 @@ def test_bad_options_are_named(model, tmp_path, arguments, message):
     given += ["--window-length", "20", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, [*given, *arguments])
     assert result.exit_code == 2
-    assert message in result.output
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_tasks_are_refused_before_any_server(measure, variant, started, monkeypatch):
+    monkeypatch.setattr(running, "unknown_tasks", lambda tasks, made: [tasks[-1]])
+    result, fields = measure(variant("near"), more=["--tasks", "next_word,foo"])
+    assert result.exit_code == 2
+    assert "--tasks: foo are no tasks of lm-evaluation-harness, must be among" in result.output
+    assert started == []
+    assert fields is None
+
+
+def test_missing_harness_is_told_before_any_server(measure, variant, started, monkeypatch):
+    monkeypatch.setattr("examples.accuracy.harness.find_spec", lambda name: None)
+    result, _ = measure(variant("near"), more=["--tasks", "next_word"])
+    assert result.exit_code == 2
+    assert "--tasks: lm_eval: is not installed" in result.output
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--variants", "foo"], "--variants: is 'foo', must be among"),
+        (["--tasks", "foo"], "--tasks: foo are no tasks"),
+        (["--out", __file__], "is a file; name another folder"),
+    ],
+)
+def test_demo_names_bad_options_before_it_trains(tmp_path, monkeypatch, arguments, message):
+    def train(*_):
+        pytest.fail("a model was trained")
+
+    monkeypatch.setattr("examples.accuracy.small_model.make_small_model", train)
+    monkeypatch.setattr(running, "unknown_tasks", lambda tasks, made: set(tasks) & {"foo"})
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
 
 
 def test_quantised_model_is_refused(tmp_path, model):

@@ -226,3 +226,12 @@ def test_command_refuses_a_folder_without_sources(tmp_path):
     result = CliRunner().invoke(app, ["--out", str(tmp_path / "a"), "--root", str(tmp_path)])
     assert result.exit_code == 2
     assert "gives 0 training and 0 held-out files" in result.output
+
+
+def test_command_refuses_a_file_to_write_into(library, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    options = ["--out", str(file / "a"), "--root", str(library)]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 2
+    assert f"--out: {file / 'a'} cannot be a folder, {file} is a file" in result.output

@@ -255,6 +255,17 @@ def test_other_files_are_refused(tmp_path, text):
         Results.read(file)
 
 
+@pytest.mark.parametrize("content", [None, b"\xff"], ids=["absent", "no text"])
+def test_results_that_cannot_be_read_are_named(tmp_path, capsys, content):
+    file = tmp_path / "r.json"
+    if content:
+        file.write_bytes(content)
+    assert command.main(["show", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert f"results: {file} cannot be read" in told
+    assert "`python -m examples.kernel_bench measure`" in told
+
+
 def test_table_has_times_ratios_and_shares():
     [table] = layer_tables(recorded())  # the pair has no samples
     assert table.title == "qkv_proj, 192 × 256"

@@ -163,6 +163,12 @@ def test_command_ends_with_message_and_code(tmp_path, monkeypatch, error, code, 
     assert message in result.output
 
 
+def test_cache_must_be_a_folder():
+    result = CliRunner().invoke(app, ["--cache-dir", __file__])
+    assert result.exit_code == 1
+    assert "is a file; name another folder" in " ".join(result.output.split())
+
+
 def test_help_needs_no_torch():
     code = "import sys, examples.demo.__main__; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -15,7 +15,13 @@ from examples.perplexity import Interval
 from examples.sensitivity import run as run_module
 from examples.sensitivity.__main__ import app
 from examples.sensitivity.budget import Budget, make_budget
-from examples.sensitivity.choose import fewest, most_sensitive, within_bits, worth_their_bytes
+from examples.sensitivity.choose import (
+    check_budget,
+    fewest,
+    most_sensitive,
+    within_bits,
+    worth_their_bytes,
+)
 from examples.sensitivity.deviation import Deviation, measure
 from examples.sensitivity.fake_quantize import fake_quantised, quantise_weights
 from examples.sensitivity.groups import Group, bits_per_weight, linears_of
@@ -177,12 +183,21 @@ def test_budgets():
         make_budget(None, 0, None, 0.5)
 
 
-def test_refused_choices():
+def test_refused_budgets():
     with pytest.raises(ValueError, match="max_ignored: is 4, must be less than 4"):
-        most_sensitive(GROUPS, KL, 4)
+        check_budget(GROUPS, Budget(max_ignored=4))
     for bits in (2.0, 16.0):
         with pytest.raises(ValueError, match=rf"keep_bits: is {bits:g}, must be from 2\.1"):
-            within_bits(GROUPS, bits)
+            check_budget(GROUPS, Budget(keep_bits=bits))
+
+
+def test_smallest_and_largest_budgets_choose():
+    ranked = worth_their_bytes(GROUPS, KL)
+    least = bits_per_weight(GROUPS, [GROUPS[2]])
+    for bits, chosen in ((least, "c"), (15.99, "bac")):
+        check_budget(GROUPS, Budget(keep_bits=bits))
+        assert names(within_bits(ranked, bits)) == chosen
+    check_budget(GROUPS, Budget(max_ignored=3))
 
 
 def test_command_writes_a_list_that_the_tool_takes(checkpoint, text, tmp_path):
@@ -264,7 +279,8 @@ def direct_kl(subject, weights, input_scales, windows, lists):
     return [deviation.kl.estimate for deviation in found.values()]
 
 
-def test_mistakes_are_named(checkpoint, text, tmp_path):
+def test_mistakes_are_named(checkpoint, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "quantise_weights", lambda *_: pytest.fail("was measured"))
     broken = shutil.copytree(checkpoint, tmp_path / "broken")
     (broken / "tokenizer.json").write_text("{")
     latin = tmp_path / "latin.txt"
@@ -281,6 +297,9 @@ def test_mistakes_are_named(checkpoint, text, tmp_path):
         ([checkpoint, "--text", text, "--dtype", "int8"], "dtype: is 'int8', must be float32 or"),
         ([checkpoint, "--text", text, "--device", "tpu"], "device: is 'tpu', must be cuda or cpu"),
         ([checkpoint, "--text", text, "--win-back", "2"], "win_back: is 2, must lie between"),
+        ([checkpoint, "--text", text, "--max-ignored", "99"], "max_ignored: is 99, must be less"),
+        ([checkpoint, "--text", text, "--keep-bits", "1"], "keep_bits: is 1, must be from"),
+        ([checkpoint, "--text", text, "--out", latin], "latin.txt is a file; name another folder"),
     ]
     for arguments, message in cases:
         head, *rest = arguments
@@ -288,7 +307,3 @@ def test_mistakes_are_named(checkpoint, text, tmp_path):
         assert result.exit_code == 1, message
         assert message in result.output.replace("\n", " ")
     assert not (tmp_path / "out").exists()
-    result = run(checkpoint, "--text", text, "--out", latin, *OPTIONS)
-    assert result.exit_code == 1
-    assert "is a file, must be a folder or new" in " ".join(result.output.split())
-    assert "each layer alone" not in result.output

@@ -129,6 +129,8 @@ def test_bad_engine_options_are_named(change, message):
         (["tiny", "--baseline", "modelopt"], "--baseline: is modelopt, must be among"),
         (["tiny", "--max-model-len", "5"], "--max-model-len: is 5"),
         (["tiny", "--prefill", "x"], "--prefill: is 'x'"),
+        (["tiny", "--engine-args", '{"model": "x"}'], "holds 'model', which MODEL sets"),
+        (["tiny", "--engine-args", '{"max_model_len": 1}'], "which --max-model-len sets"),
     ],
 )
 def test_bad_options_end_the_command_before_any_engine(
@@ -139,6 +141,14 @@ def test_bad_options_end_the_command_before_any_engine(
     assert command.main(["measure", *arguments, "--out", str(out)]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_out_must_be_a_folder(monkeypatch, capsys):
+    monkeypatch.setattr(process, "worker_command", lambda *_: pytest.fail("an engine was started"))
+    monkeypatch.setattr(command, "find_spec", lambda _: True)
+    assert command.main(["measure", "tiny", "--out", __file__]) == 2
+    assert "--out: " in (told := capsys.readouterr().err)
+    assert "is a file; name another folder" in told
 
 
 @pytest.mark.parametrize("text", ["[1]", "no json"])
@@ -350,6 +360,12 @@ def test_other_files_are_refused(tmp_path, capsys, text):
     (tmp_path / "r.json").write_text(text)
     assert command.main(["show", str(tmp_path / "r.json")]) == 2
     assert "holds no results" in capsys.readouterr().err
+
+
+def test_results_that_cannot_be_read_are_named(tmp_path, capsys):
+    assert command.main(["show", str(tmp_path / "absent.json")]) == 2
+    assert "absent.json cannot be read" in (told := capsys.readouterr().err)
+    assert "`python -m examples.throughput measure`" in told
 
 
 def test_job_and_progress_survive_their_files(tmp_path):

@@ -138,13 +138,16 @@ def unwrapped(output):
         (["--size", "7b"], "size: is '7b', must be tiny, 20m, 125m, 250m"),
         (["--device", "tpu"], "device: is 'tpu', must be cuda or cpu"),
         (["--root", "/absent"], "root: /absent is not a folder"),
+        (["--out", __file__], "is a file; name another folder"),
     ],
-    ids=["size", "device", "root"],
+    ids=["size", "device", "root", "out"],
 )
 def test_bad_options_are_named(tmp_path, options, message):
-    result = run(tmp_path, "--steps", "1", *options)
+    out = tmp_path / "out"
+    result = run(out, "--steps", "1", *options)
     assert result.exit_code == 1
     assert message in unwrapped(result.output)
+    assert not out.exists()
 
 
 def test_a_model_is_not_overwritten(trained):

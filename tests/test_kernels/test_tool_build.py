@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
 from nvfp4_kernels.kernel_sets.spec import KernelSpec
-from nvfp4_kernels.tool import build as builder
-from nvfp4_kernels.tool import build_command
+from nvfp4_kernels.tool import build_command, toolchain
 from nvfp4_kernels.tool.build import Built
 from tests import devices
 
@@ -243,6 +242,12 @@ def keys() -> dict[str, str]:
 # --- the command ------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What compiles kernels; these tests compile none in this process."""
+    monkeypatch.setattr(toolchain, "find_spec", lambda module: module)
+
+
 def invoke(*arguments: str | Path) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["build", *map(str, arguments)])
     assert not isinstance(result.exception, Exception), result.exception
@@ -338,25 +343,29 @@ def test_what_is_refused(tmp_path: Path, arguments: list[str], message: str) -> 
     assert not (tmp_path / "kernels").exists()
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_folders_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    status, output = invoke(
-        "--linear", "64,64", "--max-tokens", "1", "--jobs", "1", "--out", tmp_path / "file"
-    )
+    size = ("--linear", "64,64", "--max-tokens", "1", "--out")
+    for out, why in (("file", "File exists"), ("file/in", "Not a directory")):
+        status, output = invoke(*size, tmp_path / out)
+        assert status == 1
+        assert f"--out: {tmp_path / out} cannot be made a folder ({why}); choose another" in output
+
+
+def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)  # not root
+    status, output = invoke("--linear", "64,64", "--max-tokens", "1", "--out", tmp_path)
     assert status == 1
-    assert f"--out: {tmp_path / 'file'} cannot be made (File exists), must be a folder" in output
+    assert f"--out: {tmp_path} must not be written to; choose another folder" in output
 
 
-@pytest.mark.parametrize("module", ["cutlass", "tvm_ffi"])
-def test_without_a_compiler(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an environment with the extra cpu alone."""
-    there = builder.find_spec
-    monkeypatch.setattr(builder, "find_spec", lambda n: None if n == module else there(n))
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "find_spec", lambda module: None)
     out = tmp_path / "kernels"
-    for arguments in (["build", "--linear", "64,64", "--out", out], ["report"]):
-        result = CliRunner().invoke(app, list(map(str, arguments)))
-        assert result.exit_code == 1
-        package = {"cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}[module]
-        said = " ".join(result.output.split())
-        assert said.startswith(f"{package}: not installed, must be there to compile kernels; pip")
+    status, output = invoke("--linear", "64,64", "--max-tokens", "1", "--out", out)
+    assert status == 1
+    assert output == (
+        "compiling kernels needs nvidia-cutlass-dsl and apache-tvm-ffi, not installed; "
+        'pip install "vllm-fp4-plugin[kernels]"'
+    )
     assert not out.exists()

@@ -391,3 +391,11 @@ def test_a_folder_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     status, output = invoke("--out", tmp_path / "none" / "report.md")
     assert status == 1
     assert "none is no directory; create it first" in output
+
+
+def test_a_file_that_is_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
+    monkeypatch.setattr(check_command, "correctness", lambda quick: pytest.fail("ran"))
+    status, output = invoke("--out", tmp_path)
+    assert status == 1
+    assert f"--out: {tmp_path} is a directory, must be a file" in output

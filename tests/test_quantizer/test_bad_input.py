@@ -43,6 +43,22 @@ ONE_FILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda src: (src / "config.json").write_text("{"),
         r"src: config\.json is not valid JSON",
     ),
+    "config is a list": (
+        lambda src: (src / "config.json").write_text("[]"),
+        r"src: config\.json holds list, must hold a JSON object; give a Hugging Face",
+    ),
+    "config is null": (
+        lambda src: (src / "config.json").write_text("null"),
+        r"src: config\.json holds NoneType, must hold a JSON object",
+    ),
+    "longest sequence is no number": (
+        lambda src: change_config(src, max_position_embeddings="abc"),
+        r"src: max_position_embeddings is 'abc', must be a positive number; mend config\.json",
+    ),
+    "longest sequence is negative": (
+        lambda src: change_config(src, max_position_embeddings=-1),
+        r"src: max_position_embeddings is -1, must be a positive number",
+    ),
     "config of wrong types": (
         lambda src: change_config(src, hidden_size="wide"),
         r"transformers cannot build the model",
@@ -61,14 +77,6 @@ ONE_FILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "quantised": (
         lambda src: change_config(src, quantization_config={"quant_method": "fp8"}),
         r"src: .*src is quantised already; give the 16-bit checkpoint",
-    ),
-    "no object": (
-        lambda src: (src / "config.json").write_text("[]"),
-        r"src: .*config.json holds \[\], must hold an object",
-    ),
-    "a length that is none": (
-        lambda src: change_config(src, max_position_embeddings=-1),
-        r"src: max_position_embeddings is -1 in config.json, must be a positive number",
     ),
     "quantised text part": (
         lambda src: change_config(src, text_config={"quantization_config": {}}),

@@ -68,12 +68,12 @@ def test_biases_are_kept(tmp_path: Path):
 
 
 REFUSED = {
-    "no regex": (["re:["], r"ignore: 're:\[' is no regular expression"),
     "a pattern that covers nothing": (["q_projj"], r"ignore: 'q_projj' covers no linear"),
     "part of a fused matrix": (
         ["model.layers.1.self_attn.k_proj"],
         r"ignore: covers model\.layers\.1\.self_attn\.k_proj but not .*q_proj, which engines fuse",
     ),
+    "no regex": (["re:["], r"ignore: 're:\[' is no regular expression"),
     "everything": (["model"], r"no linear to quantise among 15 of LlamaForCausalLM"),
 }
 
@@ -93,6 +93,21 @@ def test_k_must_hold_whole_blocks_or_be_ignored(tmp_path: Path):
 
     quantize_checkpoint(src, tmp_path / "dst", ignore=["down_proj"])
     assert quantized_in(tmp_path / "dst") == {n for n in LINEARS if "down_proj" not in n}
+
+
+def test_layers_that_config_does_not_count_are_refused(src: Path, tmp_path: Path):
+    change_config(src, num_hidden_layers=1)
+    with pytest.raises(
+        QuantizerError,
+        match=r"^model\.layers\.1\..*: the checkpoint has it, config\.json asks for 1 of model",
+    ):
+        quantize_checkpoint(src, tmp_path / "dst")
+
+
+def test_layers_that_predict_further_tokens_are_kept(src: Path, tmp_path: Path):
+    change_config(src, num_hidden_layers=1, num_nextn_predict_layers=1)
+    quantize_checkpoint(src, tmp_path / "dst")
+    assert quantized_in(tmp_path / "dst") == set(LINEARS[:7])
 
 
 def test_experts_are_refused(tmp_path: Path):

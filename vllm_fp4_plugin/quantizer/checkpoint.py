@@ -10,6 +10,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
+from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 from vllm_fp4_plugin.quantizer import calibration
 from vllm_fp4_plugin.quantizer.calibration_text import read_sequences
 from vllm_fp4_plugin.quantizer.config_files import write_configs
@@ -72,16 +73,11 @@ def quantize_checkpoint(
     src, dst = Path(src), Path(dst)
     _check_choice("format", format, FORMATS)
     _check_choice("scales", scales, SCALE_RULES)
+    _check_patterns(ignore)
     check_destination(src, dst)
     source = open_source(src)
     if seq_len is None:
-        longest = source.config.get("max_position_embeddings") or _SEQ_LEN
-        if not isinstance(longest, int) or longest < 1:
-            raise QuantizerError(
-                f"src: max_position_embeddings is {longest!r} in config.json, must be a positive "
-                "number; mend it, or give --seq-len"
-            )
-        seq_len = min(_SEQ_LEN, longest)
+        seq_len = _default_seq_len(source.config)
     _check_calibration(calibrate, kv_cache_scheme, calibration_tokens, seq_len)
     model = build_model(source)
     selection = select_linears(model, source, ignore)
@@ -124,6 +120,26 @@ def quantize_checkpoint(
 def _check_choice(name: str, value: str, accepted: Collection[str]) -> None:
     if value not in accepted:
         raise QuantizerError(f"{name}: is {value!r}, must be one of {', '.join(accepted)}")
+
+
+def _check_patterns(ignore: Sequence[str]) -> None:
+    for pattern in ignore:
+        try:
+            check_pattern("ignore", pattern)
+        except InvalidPattern as error:
+            raise QuantizerError(str(error)) from error
+
+
+def _default_seq_len(config: dict[str, Any]) -> int:
+    longest = config.get("max_position_embeddings")
+    if longest is None:
+        return _SEQ_LEN
+    if not isinstance(longest, int) or longest < 1:
+        raise QuantizerError(
+            f"src: max_position_embeddings is {longest!r}, must be a positive number; mend "
+            "config.json"
+        )
+    return min(_SEQ_LEN, longest)
 
 
 def _check_calibration(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern, matches
+from vllm_fp4_plugin.ignore import matches
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.source import Source
 
@@ -82,13 +82,11 @@ def select_linears(model: nn.Module, source: Source, ignore: Sequence[str]) -> S
     """
     _refuse_experts(source)
     modules = dict(model.named_modules())
-    stacks = tuple(f"{n}." for n, m in modules.items() if isinstance(m, nn.ModuleList))
+    lengths = {f"{n}.": len(m) for n, m in modules.items() if isinstance(m, nn.ModuleList)}
+    _refuse_layers_beyond(lengths, source)
+    stacks = tuple(lengths)
     linears = {n: m for n, m in modules.items() if isinstance(m, nn.Linear)}
     for pattern in ignore:
-        try:
-            check_pattern("ignore", pattern)
-        except InvalidPattern as error:
-            raise QuantizerError(str(error)) from error
         if not any(matches(name, [pattern]) for name in linears):
             raise QuantizerError(
                 f"ignore: {pattern!r} covers no linear; the model names them like "
@@ -117,6 +115,20 @@ def _refuse_experts(source: Source) -> None:
                 f"{name}: belongs to a mixture of experts, only dense models are supported; "
                 "quantise it with its producer's tool"
             )
+
+
+def _refuse_layers_beyond(lengths: dict[str, int], source: Source) -> None:
+    """Of stacks of ``lengths``, by prefix; what the model does not build would stay unquantised."""
+    if source.config.get("num_nextn_predict_layers"):
+        return  # those follow the decoder's own, and transformers builds none of them
+    for name in source.specs:
+        for prefix, length in lengths.items():
+            number = name.removeprefix(prefix).partition(".")[0]
+            if name.startswith(prefix) and number.isdecimal() and int(number) >= length:
+                raise QuantizerError(
+                    f"{name}: the checkpoint has it, config.json asks for {length} of {prefix}*; "
+                    "mend its number of layers"
+                )
 
 
 def _check_linear(name: str, shape: tuple[int, ...], source: Source) -> None:

@@ -69,11 +69,6 @@ def open_source(folder: Path) -> Source:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "config.json")
-    if not isinstance(config, dict):
-        raise QuantizerError(
-            f"src: {folder / 'config.json'} holds {config!r}, must hold an object; save the model "
-            "again with save_pretrained()"
-        )
     nested = [config, *(v for v in config.values() if isinstance(v, dict))]
     quantized = any(key in part for part in nested for key in _QUANTIZED_KEYS)
     if quantized or (folder / "hf_quant_config.json").exists():
@@ -85,10 +80,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise QuantizerError(
             f"src: {file.parent} has no {file.name}; give a Hugging Face checkpoint's folder"
         ) from None
     except ValueError as error:
         raise QuantizerError(f"src: {file.name} is not valid JSON ({error}); mend it") from error
+    if not isinstance(content, dict):
+        raise QuantizerError(
+            f"src: {file.name} holds {type(content).__name__}, must hold a JSON object; give a "
+            "Hugging Face checkpoint's folder"
+        )
+    return content

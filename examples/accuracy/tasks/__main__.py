@@ -7,6 +7,7 @@ import typer
 
 from examples.accuracy.tasks import DOCUMENTS, make_tasks
 from examples.demo.corpus import STANDARD_LIBRARY
+from examples.paths import check_folder
 
 app = typer.Typer(add_completion=False)
 
@@ -25,6 +26,7 @@ def tasks(
     lm-evaluation-harness finds them with --include_path.
     """
     try:
+        check_folder(out, "--out")
         made = make_tasks(out, root or (STANDARD_LIBRARY,), documents)
     except (OSError, ValueError) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)

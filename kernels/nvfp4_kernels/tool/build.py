@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -30,25 +29,6 @@ class Built:
     nbytes: int
     seconds: float
     error: str = ""
-
-
-class NoCompiler(RuntimeError):
-    """CuTe DSL is not installed."""
-
-
-def check_compiler() -> None:
-    """Refuse to begin without what compiles kernels.
-
-    Raises:
-        NoCompiler: naming what is missing.
-    """
-    packages = {"cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
-    missing = [name for module, name in packages.items() if find_spec(module) is None]
-    if missing:
-        raise NoCompiler(
-            f"{' and '.join(missing)}: not installed, must be there to compile kernels; "
-            'pip install "vllm-fp4-plugin[kernels]"'
-        )
 
 
 def prepare(arch: str, out: Path | None = None) -> None:

@@ -22,8 +22,9 @@ from nvfp4_kernels.kernel_sets.spec import KernelSpec
 from nvfp4_kernels.kernel_sets.weight_only import weight_only_kernels
 from nvfp4_kernels.sm90.choose import SMS as SMS_90
 from nvfp4_kernels.sm100.choose import SMS as SMS_100
-from nvfp4_kernels.tool.build import Built, NoCompiler, build_all, check_compiler
+from nvfp4_kernels.tool.build import Built, build_all
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
+from nvfp4_kernels.tool.destination import make_folder
 from nvfp4_kernels.tool.model import UnusableModel, explicit, read_model
 from nvfp4_kernels.tool.options import (
     CPUS,
@@ -33,6 +34,7 @@ from nvfp4_kernels.tool.options import (
     TensorParallelOption,
     dtype_of,
 )
+from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
 
 ARCHS = ("sm_100a", "sm_90a")
 
@@ -115,7 +117,7 @@ def build(
                 chosen, max_tokens, sms or SMS_100, activation, kv_cache, page_size
             )
         check_compiler()
-        _make_folder(out)
+        make_folder("--out", out)
         with progress_bar() as bar:
             task = bar.add_task("kernels", total=len(specs))
             done = []
@@ -125,16 +127,6 @@ def build(
         _print(chosen, specs, done, out, time.monotonic() - started)
     if any(b.error for b in done):
         raise typer.Exit(1)
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnusableModel(
-            f"--out: {out} cannot be made ({error.strerror}), must be a folder or the name of a "
-            "new one; choose another"
-        ) from error
 
 
 def _page_size(block_size: int | None) -> int:

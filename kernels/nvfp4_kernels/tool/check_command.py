@@ -9,6 +9,7 @@ from rich.markup import escape
 from nvfp4_kernels.tool.check import WrongDevice, correctness, run_all, this_device, timings, write
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.cuda_machine import CudaMachine
+from nvfp4_kernels.tool.destination import check_file
 from nvfp4_kernels.tool.task import Isolated, Outcome
 
 
@@ -25,8 +26,7 @@ def check(
     screen = console()
     with refusals(WrongDevice, OSError):
         device = this_device()
-        if not out.parent.is_dir():
-            raise NotADirectoryError(f"--out: {out.parent} is no directory; create it first")
+        check_file("--out", out)
         tasks = [*correctness(quick), *timings(quick)]
         isolated = Isolated(CudaMachine, limit)
         with progress_bar() as bar:

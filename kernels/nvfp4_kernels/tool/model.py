@@ -41,8 +41,8 @@ def read_model(
         _size(config, key, name)
         for key in ("hidden_size", "num_attention_heads", "intermediate_size")
     )
-    kv_heads = _size(config, "num_key_value_heads", name, heads)
-    head_dim = _size(config, "head_dim", name, hidden // heads)
+    kv_heads = _size(config, "num_key_value_heads", name, default=heads)
+    head_dim = _size(config, "head_dim", name, default=hidden // heads)
     heads = _share(heads, tensor_parallel, "num_attention_heads", name)
     if kv_heads > tensor_parallel:
         kv_heads = _share(kv_heads, tensor_parallel, "num_key_value_heads", name)
@@ -72,38 +72,36 @@ def read_model(
         heads,
         kv_heads,
         head_dim,
-        _windows(config),
+        _windows(config, name),
         soft_cap=bool(config.get("attn_logit_softcapping")),
-        rotary_dim=_rotary_dim(config, head_dim),
+        rotary_dim=_rotary_dim(config, head_dim, name),
     )
     for layer in layers:
         check_sizes(layer)
     return Model(name, dtype or _dtype(config, name), layers, attention, hidden)
 
 
-def _rotary_dim(config: dict[str, Any], head_dim: int) -> int:
+def _rotary_dim(config: dict[str, Any], head_dim: int, name: str) -> int:
     """0 where all of a head is turned."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    rope = config.get(key) or {}
     if not isinstance(rope, dict):
-        raise UnusableModel(
-            f"rope_parameters: is {rope!r}, must be an object; download the config.json again"
-        )
-    factor = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+        raise _malformed(name, key, rope, "an object")
+    key = "partial_rotary_factor"
+    factor = rope.get(key) or config.get(key) or 1.0
+    if not isinstance(factor, int | float) or not 0 < factor <= 1:
+        raise _malformed(name, key, factor, "a number above 0, at most 1")
     return 0 if factor == 1.0 else int(head_dim * factor)
 
 
-def _windows(config: dict[str, Any]) -> tuple[int, ...]:
+def _windows(config: dict[str, Any], name: str) -> tuple[int, ...]:
     """Windows of a model's layers; both, where the file does not say which layers have one."""
-    window = config.get("sliding_window") or 0
-    kinds = config.get("layer_types") or ("full_attention",)
-    for key, value, kind in (("sliding_window", window, int), ("layer_types", kinds, list | tuple)):
-        if not isinstance(value, kind):
-            raise UnusableModel(
-                f"{key}: is {value!r}, must be a number for a window and a list for layer types; "
-                "download the config.json again"
-            )
-    if not window or config.get("use_sliding_window") is False:
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return (0,)
+    window = _size(config, "sliding_window", name)
+    kinds = config.get("layer_types") or ["full_attention"]
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise _malformed(name, "layer_types", kinds, "a list of strings")
     return (0, window) if "full_attention" in kinds else (window,)
 
 
@@ -177,15 +175,17 @@ def _load(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _size(config: dict[str, Any], key: str, name: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, int) or value < 1:
-        raise UnusableModel(
-            f"{name}: {key} is {value!r}, must be a positive number; give the config.json of a "
-            "decoder such as Llama, Mistral or Qwen, or sizes with --linear and --pair"
-        )
+    value = default if config.get(key) is None else config[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise _malformed(name, key, value, "a positive number")
     return value
+
+
+def _malformed(name: str, key: str, value: object, accepted: str) -> UnusableModel:
+    return UnusableModel(
+        f"{name}: {key} is {value!r}, must be {accepted}; give the config.json of a decoder such "
+        "as Llama, Mistral or Qwen, or sizes with --linear and --pair"
+    )
 
 
 def _share(size: int, gpus: int, key: str, name: str) -> int:

@@ -24,5 +24,7 @@ def dtype_of(name: DtypeName | None) -> Dtype | None:
 
 
 TensorParallelOption = Annotated[int, typer.Option(help="GPUs that share each layer.")]
-DtypeOption = Annotated[DtypeName | None, typer.Option(help="Instead of the model's own.")]
+DtypeOption = Annotated[
+    DtypeName | None, typer.Option(help="Instead of the model's own, or of bfloat16.")
+]
 JobsOption = Annotated[int, typer.Option(min=1, help="Processes that compile.")]

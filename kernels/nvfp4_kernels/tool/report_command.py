@@ -21,12 +21,19 @@ from nvfp4_kernels.sm100.indexer.tile import ScoreTile
 from nvfp4_kernels.sm100.indexer.variant import Variant as ScoreVariant
 from nvfp4_kernels.sm100.tile import Output, Tile
 from nvfp4_kernels.tool.binary import UnreadableBinary
-from nvfp4_kernels.tool.build import NoCompiler, check_compiler
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
+from nvfp4_kernels.tool.destination import check_file
 from nvfp4_kernels.tool.instructions import SHOWN, NoDisassembler, find_nvdisasm
 from nvfp4_kernels.tool.limits import FLOPS, MEMORY_BANDWIDTH
 from nvfp4_kernels.tool.model import UnusableModel, read_model
-from nvfp4_kernels.tool.options import CPUS, DtypeOption, JobsOption, TensorParallelOption, dtype_of
+from nvfp4_kernels.tool.options import (
+    CPUS,
+    DtypeName,
+    DtypeOption,
+    JobsOption,
+    TensorParallelOption,
+    dtype_of,
+)
 from nvfp4_kernels.tool.report import (
     Choice,
     choose,
@@ -43,6 +50,7 @@ from nvfp4_kernels.tool.scoring import (
 )
 from nvfp4_kernels.tool.shapes import CONTEST, TOKENS, given_shape, model_shapes
 from nvfp4_kernels.tool.static import Static
+from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
 
 
 def report(
@@ -71,24 +79,12 @@ def report(
     Ends with status 1 if any kernel spills registers.
     """
     screen = console()
-    unusable = UnusableModel, UnreadableBinary, InvalidArgument, NoCompiler
-    with refusals(*unusable, OSError, BrokenProcessPool):
+    kinds = (UnusableModel, UnreadableBinary, InvalidArgument, NoCompiler, OSError)
+    with refusals(*kinds, BrokenProcessPool):
+        _refuse_options_of_nothing(shape, pair, model, tensor_parallel, dtype)
+        if json_file:
+            check_file("--json", json_file)
         shapes = [given_shape(text, pair, dtype_of(dtype)) for text in shape]
-        if pair and not shape:
-            raise UnusableModel("--pair: goes with --shape; name one")
-        if tensor_parallel != 1 and model is None:
-            raise UnusableModel("--tensor-parallel: goes with --model; give one GPU's sizes")
-        if dtype is not None and model is None and not shape:
-            raise UnusableModel(
-                "--dtype: goes with --shape or --model, must be left out with the contest's "
-                "shapes, which are of float16"
-            )
-        if json_file and (json_file.is_dir() or not json_file.parent.is_dir()):
-            raise UnusableModel(
-                f"--json: {json_file} cannot be written, must be a file in a folder that is there; "
-                "choose another"
-            )
-        check_compiler()
         others: list[KernelSpec] = []
         if model is not None:
             chosen = read_model(model, tensor_parallel=tensor_parallel, dtype=dtype_of(dtype))
@@ -100,6 +96,7 @@ def report(
         choices = [choose(each, sms) for each in shapes or CONTEST]
         scorers = [choose_scorer(each, sms) for each in deepseek_shapes()] if indexer else []
         others += [choice.spec for choice in scorers]
+        check_compiler()
         nvdisasm = _nvdisasm(screen)
         specs = list(dict.fromkeys([*(choice.spec for choice in choices), *others]))
         found: dict[KernelSpec, Static] = {}
@@ -109,13 +106,6 @@ def report(
                 found[spec] = static
                 bar.advance(task)
         numbers = {spec: number for number, spec in enumerate(specs, 1)}
-        if json_file:
-            everything = {
-                "products": [choice.json(numbers[choice.spec]) for choice in choices],
-                "scores": [choice.json(numbers[choice.spec]) for choice in scorers],
-                "kernels": [kernel_json(spec, found[spec]) for spec in specs],
-            }
-            json_file.write_text(json.dumps(everything, indent=1))
     screen.print(_products(choices, numbers))
     if scorers:
         screen.print(_scores(scorers, numbers))
@@ -124,10 +114,37 @@ def report(
         "are chosen by the estimates, which are no measurements."
     )
     screen.print(_kernels(found, numbers))
+    if json_file:
+        everything = {
+            "products": [choice.json(numbers[choice.spec]) for choice in choices],
+            "scores": [choice.json(numbers[choice.spec]) for choice in scorers],
+            "kernels": [kernel_json(spec, found[spec]) for spec in specs],
+        }
+        with refusals(OSError):
+            json_file.write_text(json.dumps(everything, indent=1))
     spilling = [str(numbers[spec]) for spec in specs if found[spec].spills]
     if spilling:
         screen.print(f"[red]Registers are spilled by kernel {', '.join(spilling)}.[/]")
         raise typer.Exit(1)
+
+
+def _refuse_options_of_nothing(
+    shape: list[str],
+    pair: bool,
+    model: Path | None,
+    tensor_parallel: int,
+    dtype: DtypeName | None,
+) -> None:
+    """What options change must be among what is reported on."""
+    if pair and not shape:
+        raise UnusableModel("--pair: goes with --shape; name one")
+    if tensor_parallel != 1 and model is None:
+        raise UnusableModel("--tensor-parallel: goes with --model; give --shape one GPU's sizes")
+    if dtype is not None and not shape and model is None:
+        raise UnusableModel(
+            f"--dtype: is {str(dtype)!r}, goes with --shape or --model; the contest's shapes are "
+            "float16"
+        )
 
 
 def _nvdisasm(screen: Console) -> Path | None:

@@ -89,7 +89,7 @@ def model_shapes(model: Model, tokens: Iterable[int] = TOKENS) -> list[Shape]:
 
 
 def given_shape(text: str, pair: bool, dtype: Dtype | None = None) -> Shape:
-    """The shape written ``"M,N,K"`` or ``"M,N,K,L"``; in bfloat16 unless said.
+    """The shape written ``"M,N,K"`` or ``"M,N,K,L"``; in bfloat16, unless ``dtype`` is given.
 
     Raises:
         UnusableModel: something else is written, or N or K that no kernel takes.

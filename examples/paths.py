@@ -1,0 +1,37 @@
+"""Files and folders that options name, checked before anything that takes long."""
+
+import os
+from pathlib import Path
+
+
+def check_folder(folder: Path, argument: str) -> None:
+    """Check that a folder is there, or can be made, and takes files; makes nothing.
+
+    Raises:
+        ValueError: it does not; the message names the argument, and the remedy.
+    """
+    folder = folder.resolve()
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if not there.is_dir():
+        raise ValueError(
+            f"{argument}: {folder} cannot be a folder, {there} is a file; name another folder"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"{argument}: {there} cannot be written to; name another folder, or allow writing there"
+        )
+
+
+def read_results(file: Path, written_by: str) -> str:
+    """The text of a file of results.
+
+    Raises:
+        ValueError: it cannot be read; the message names the argument, and the remedy.
+    """
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"results: {file} cannot be read ({error}); give the file that "
+            f"`{written_by}` has written"
+        ) from error

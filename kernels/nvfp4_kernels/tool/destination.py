@@ -1,0 +1,34 @@
+"""Where commands write: found to be unusable before anything is compiled or run."""
+
+import os
+from pathlib import Path
+
+
+def check_file(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written; ``option`` is what it was given as.
+
+    Raises:
+        OSError: its directory is missing, it is a directory itself, or nobody may write there.
+    """
+    if not path.parent.is_dir():
+        raise NotADirectoryError(f"{option}: {path.parent} is no directory; create it first")
+    if path.is_dir():
+        raise IsADirectoryError(f"{option}: {path} is a directory, must be a file; name one in it")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{option}: {path} must not be written to; choose another file")
+
+
+def make_folder(option: str, path: Path) -> None:
+    """Create a folder, unless it is there; ``option`` is what it was given as.
+
+    Raises:
+        OSError: it cannot be created, or nobody may write there.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"{option}: {path} cannot be made a folder ({error.strerror}); choose another"
+        ) from error
+    if not os.access(path, os.W_OK):
+        raise PermissionError(f"{option}: {path} must not be written to; choose another folder")

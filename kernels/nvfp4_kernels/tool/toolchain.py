@@ -1,0 +1,24 @@
+"""What compiles kernels: is it installed?"""
+
+from importlib.util import find_spec
+
+_PACKAGES = {"cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
+
+
+class NoCompiler(RuntimeError):
+    """A package that compiles kernels is not installed."""
+
+
+def check_compiler() -> None:
+    """Refuse to go on where kernels cannot be compiled.
+
+    Raises:
+        NoCompiler: naming the packages to install.
+    """
+    # Importing CuTe DSL would bind this process to a runtime.
+    missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise NoCompiler(
+            f"compiling kernels needs {' and '.join(missing)}, not installed; "
+            'pip install "vllm-fp4-plugin[kernels]"'
+        )
