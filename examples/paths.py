@@ -22,6 +22,23 @@ def check_folder(folder: Path, argument: str) -> None:
         )
 
 
+def check_file(file: Path, argument: str) -> None:
+    """Check that a file can be written, in a folder that is there.
+
+    Raises:
+        ValueError: it cannot; the message names the argument, and the remedy.
+    """
+    if file.is_dir():
+        raise ValueError(f"{argument}: {file} is a folder, must be a file; name one in it")
+    folder = file.parent
+    if not folder.is_dir():
+        raise ValueError(f"{argument}: {folder} is no folder; create it first")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise ValueError(
+            f"{argument}: {file} cannot be written; name another file, or allow writing there"
+        )
+
+
 def read_results(file: Path, written_by: str) -> str:
     """The text of a file of results.
 

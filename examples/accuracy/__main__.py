@@ -94,12 +94,16 @@ def show(
     from examples.accuracy import display
     from examples.accuracy.markdown import markdown as as_markdown
     from examples.accuracy.results import Results
+    from examples.paths import check_file
     from examples.versions import check_importable
 
     try:
         measured = Results.read(results)
+        if markdown:
+            check_file(markdown, "--markdown")
         if plot:
             check_importable("matplotlib", "--plot")
+            check_file(plot, "--plot")
             from examples.accuracy.plot import plot as draw
 
             draw(measured, plot)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from examples.kernel_bench.results import Results, Sample
 from examples.llama_shapes import SHAPES
+from examples.paths import check_file
 from examples.versions import check_importable
 
 TOKENS = tuple(2**power for power in range(14))  # 1 to 8192
@@ -61,8 +62,7 @@ def measure(given: argparse.Namespace) -> int:
     from examples.kernel_bench.layers import read_layers
     from examples.kernel_bench.measure import measure as measure_layers
 
-    if not given.out.resolve().parent.is_dir():
-        raise ValueError(f"--out: {given.out.parent} is no directory; create it first")
+    check_file(given.out, "--out")
     layers = read_layers(given.model, given.layers)
     device = machine.cuda_device()
     notes = []
@@ -121,6 +121,9 @@ def show(given: argparse.Namespace) -> int:
     check_importable("rich", "the table")
     if given.plot:
         check_importable("matplotlib", "--plot")
+        check_file(given.plot, "--plot")
+    if given.markdown:
+        check_file(given.markdown, "--markdown")
     from examples.kernel_bench import display
 
     display.tables(results)

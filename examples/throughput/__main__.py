@@ -17,7 +17,7 @@ from typing import Any
 
 from examples.llama_shapes import SHAPES
 from examples.methods import METHODS
-from examples.paths import check_folder
+from examples.paths import check_file, check_folder
 from examples.throughput.cases import BadOption, make_cases
 from examples.throughput.job import Progress
 from examples.throughput.measure import Settings, engine_args
@@ -166,6 +166,7 @@ def show(given: argparse.Namespace) -> int:
     check_importable("rich", "the table")
     if given.plot:
         check_importable("matplotlib", "--plot")
+        check_file(given.plot, "--plot")
     _show(results, given.plot)
     return 0
 

@@ -249,6 +249,16 @@ def test_tasks_are_scored_once_and_fail_alone(measure, variant, monkeypatch, sta
     assert "50.00% [40.20%, 59.80%]" in result.output
 
 
+def test_nothing_is_written_where_all_cannot_be(measure, variant, tmp_path):
+    measure(variant("near", noise=0.1))
+    file, plot = tmp_path / "out/results.json", tmp_path / "a.png"
+    arguments = ["show", str(file), "--plot", str(plot), "--markdown", str(tmp_path / "b" / "a.md")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "is no folder; create it first" in " ".join(result.output.split())
+    assert not plot.exists()
+
+
 def test_results_are_shown_elsewhere(measure, variant, tmp_path):
     measure(variant("near", noise=0.1), variant("far", noise=1.0))
     file, plot, text = (tmp_path / name for name in ("out/results.json", "a.png", "a.md"))

@@ -312,6 +312,17 @@ def test_show_prints_draws_and_writes(tmp_path, capsys):
     assert "no [such] shape" in shown
 
 
+@pytest.mark.parametrize("option", ["--plot", "--markdown"])
+def test_show_writes_nothing_where_it_cannot_write_all(tmp_path, capsys, option):
+    recorded().write(tmp_path / "r.json")
+    there = {"--plot": tmp_path / "r.png", "--markdown": tmp_path / "r.md"}
+    missing = tmp_path / "missing" / "r"
+    options = [str(part) for pair in (there | {option: missing}).items() for part in pair]
+    assert command.main(["show", str(tmp_path / "r.json"), *options]) == 2
+    assert f"{option}: {missing.parent} is no folder; create it first" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
+
+
 def test_plot_without_samples_is_refused(tmp_path, capsys):
     results = recorded()
     results.samples.clear()
@@ -325,7 +336,7 @@ def test_plot_without_samples_is_refused(tmp_path, capsys):
     [
         (["--model", "llama-9b"], "must be one of llama-8b"),
         (["--layers", "q"], "must be among qkv_proj"),
-        (["--out", "missing/r.json"], "--out: missing is no directory; create it first"),
+        (["--out", "missing/r.json"], "--out: missing is no folder; create it first"),
         ([], "no CUDA GPU: .* run there with the extra `cuda`"),
     ],
 )

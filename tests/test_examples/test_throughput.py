@@ -355,6 +355,14 @@ def test_show_prints_and_draws(tmp_path, capsys, baseline):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_plot_that_cannot_be_written_is_refused(tmp_path, capsys):
+    recorded().write(tmp_path / "r.json")
+    assert command.main(["show", str(tmp_path / "r.json"), "--plot", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert f"--plot: {tmp_path} is a folder, must be a file; name one in it" in said.err
+    assert "decode batch" not in said.out
+
+
 @pytest.mark.parametrize("text", ["{}", "[1]", "no json"])
 def test_other_files_are_refused(tmp_path, capsys, text):
     (tmp_path / "r.json").write_text(text)

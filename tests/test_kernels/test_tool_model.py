@@ -123,6 +123,10 @@ def test_decoder_of_a_multimodal_model(tmp_path: Path) -> None:
         ({"head_dim": "x"}, "head_dim is 'x', must be a positive number"),
         ({"num_key_value_heads": "x"}, "num_key_value_heads is 'x', must be a positive number"),
         ({"num_key_value_heads": -2}, "num_key_value_heads is -2, must be a positive number"),
+        (
+            {"num_key_value_heads": 5},
+            "num_key_value_heads is 5, must be a divisor of num_attention_heads = 32",
+        ),
         ({"sliding_window": -1}, "sliding_window is -1, must be a positive number"),
         ({"sliding_window": 8, "layer_types": 5}, "layer_types is 5, must be a list of strings"),
         ({"rope_parameters": "x"}, "rope_parameters is 'x', must be an object"),
@@ -141,6 +145,7 @@ def test_decoder_of_a_multimodal_model(tmp_path: Path) -> None:
         "head",
         "heads",
         "negative heads",
+        "odd groups of heads",
         "window",
         "kinds of layers",
         "rope",

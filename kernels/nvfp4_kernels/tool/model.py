@@ -42,6 +42,9 @@ def read_model(
         for key in ("hidden_size", "num_attention_heads", "intermediate_size")
     )
     kv_heads = _size(config, "num_key_value_heads", name, default=heads)
+    if heads % kv_heads:
+        accepted = f"a divisor of num_attention_heads = {heads}"
+        raise _malformed(name, "num_key_value_heads", kv_heads, accepted)
     head_dim = _size(config, "head_dim", name, default=hidden // heads)
     heads = _share(heads, tensor_parallel, "num_attention_heads", name)
     if kv_heads > tensor_parallel:
