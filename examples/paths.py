@@ -1,4 +1,7 @@
-"""Files and folders that options name, checked before anything that takes long."""
+"""Files and folders that options name, checked before anything that takes long.
+
+Needs Python alone, unlike the kernels' tool: results are also shown where torch is not installed.
+"""
 
 import os
 from pathlib import Path
