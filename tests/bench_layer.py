@@ -30,16 +30,15 @@ from nvfp4_kernels import (
     add_rms_norm,
     decode_attention,
     gemm,
-    gemv,
     rotary_embedding,
     silu_mul_gemm,
 )
 from nvfp4_kernels.compile import ARCH_VARIABLE, arch, build, object_path
 from nvfp4_kernels.fragments import Fragments, fragment_shapes
-from nvfp4_kernels.gemv.config import MAX_M
-from nvfp4_kernels.sm90 import choose, product
-from nvfp4_kernels.sm90.choose import Problem, choose_config, fits, with_store
-from nvfp4_kernels.sm90.tile import MAX_STAGES, Output, Tile
+from nvfp4_kernels.gemm.sm90 import choose
+from nvfp4_kernels.gemm.sm90 import launch as product
+from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, fits, with_store
+from nvfp4_kernels.gemm.sm90.tile import MAX_STAGES, Output, Tile
 
 MODELS = ("llama-8b", "llama-70b-tp4")
 PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -138,8 +137,7 @@ def forward(layer: Layer, step: Step) -> None:
 
     def times(name: str, x: Tensor) -> Tensor:
         [weight] = layer.weights[name]
-        op = gemv if tokens <= MAX_M else gemm
-        return op(x, None, *weight, alpha, [shape.product(name)[0]], out_dtype=x.dtype)
+        return gemm(x, None, *weight, alpha, [shape.product(name)[0]], out_dtype=x.dtype)
 
     normed, residual = add_rms_norm(step.x, step.x, layer.norm, EPS)
     qkv = times("qkv_proj", normed).view(tokens, -1, shape.head_dim)
@@ -187,7 +185,7 @@ def tiles_of(problem: Problem) -> Iterator[Choice]:
 
 
 def compile_tile(choice: Choice) -> None:
-    from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+    from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
 
     kernel = WeightOnlyGemm(*choice)
     place = object_path(kernel)

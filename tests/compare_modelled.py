@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nvfp4_kernels.sm100.choose import Problem, choose_config
-from nvfp4_kernels.sm100.tile import Output
+from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
+from nvfp4_kernels.gemm.sm100.tile import Output
 from nvfp4_kernels.tool.report import describe
 from tests.compare_static import EXAMPLE
 from tests.emulator.timing.calibrate import run_example

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nvfp4_kernels.sm100.attention.choose import choose_config
-from nvfp4_kernels.sm100.attention.tile import KEYS
+from nvfp4_kernels.attention.sm100.choose import choose_config
+from nvfp4_kernels.attention.sm100.tile import KEYS
 from tests.emulator.timing.calibrate import run_example
 from tests.emulator.timing.example import MARK
 from tests.modelled_attention import CLOCK, FLOPS, SMS, Modeller, Shape

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nvfp4_kernels.compile import ARCH_VARIABLE
-from nvfp4_kernels.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.tile import Output, Tile
 from nvfp4_kernels.tool.instructions import SHOWN, find_nvdisasm
 from nvfp4_kernels.tool.report import describe
 from nvfp4_kernels.tool.static import Static, measure, measure_compiled
@@ -53,7 +53,7 @@ def theirs(example: dict[str, Any], tile: Tile, nvdisasm: Path) -> tuple[Static,
 
 def ours(tile: Tile, nvdisasm: Path) -> tuple[Static, int, int]:
     """The same of our kernel."""
-    from nvfp4_kernels.sm100.block_scaled import BlockScaledGemm
+    from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm
 
     kernel = BlockScaledGemm(tile, Output("bfloat16", store="tma"))
     return measure(kernel, nvdisasm), kernel.stages, tile.tensor_columns

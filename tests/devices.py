@@ -140,7 +140,7 @@ def emulated_ops(schedule: Schedule, arch: str = "sm_100") -> Iterator[Gpu]:
     Kernels may touch the tensors that any launch was given, and nothing else.
     """
     from nvfp4_kernels import compile as kernel_compile
-    from nvfp4_kernels.dispatch import standing_in
+    from nvfp4_kernels.devices import standing_in
 
     with emulated(schedule, arch) as device, pytest.MonkeyPatch.context() as patch:
 

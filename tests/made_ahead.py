@@ -9,7 +9,7 @@ import pytest
 
 from nvfp4_kernels import compile as compiler
 from nvfp4_kernels.compile import DeviceKernel
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
+from nvfp4_kernels.precompile.spec import KernelSpec
 from vllm_fp4_plugin import ahead
 
 

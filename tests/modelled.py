@@ -19,8 +19,8 @@ from tests.emulator.timing import Timing, model, speed_of_light
 from tests.emulator.timing.device import TimedGpu
 
 if TYPE_CHECKING:
-    from nvfp4_kernels.sm100.choose import Problem
-    from nvfp4_kernels.sm100.tile import Output, Tile
+    from nvfp4_kernels.gemm.sm100.choose import Problem
+    from nvfp4_kernels.gemm.sm100.tile import Output, Tile
 
 # M, N, K, batch, weights.
 SHAPES = {
@@ -60,7 +60,7 @@ class Part:
 
 def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swapped: bool = False) -> Part:
     """``problem`` in tiles of a cluster of ``cluster`` CTAs; ``swapped``: rows are weights."""
-    from nvfp4_kernels.sm100.choose import SMS
+    from nvfp4_kernels.sm100.limits import SMS
 
     rows, columns = (problem.n, problem.m) if swapped else (problem.m, problem.n)
     total = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1]) * problem.batch
@@ -82,7 +82,7 @@ class Modeller:
     def time(self, problem: "Problem", tile: "Tile", output: "Output") -> Timing:
         """The time of ``problem`` on ``tile``, without the launch."""
         from nvfp4_kernels.compile import launch
-        from nvfp4_kernels.sm100.block_scaled import BlockScaledGemm
+        from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm
 
         down = tile.rows * max(1, tile.cluster_m // tile.ctas)
         across = tile.columns * tile.cluster_n
@@ -134,8 +134,8 @@ def operand_bytes(problem: "Problem") -> float:
 
 def report(modeller: Modeller, name: str, shape: tuple[int, ...], every: bool) -> None:
     """Prints a line for the tile that is chosen, or for every tile that fits."""
-    from nvfp4_kernels.sm100.choose import Problem, candidates, choose_config, estimate
-    from nvfp4_kernels.sm100.tile import Output
+    from nvfp4_kernels.gemm.sm100.choose import Problem, candidates, choose_config, estimate
+    from nvfp4_kernels.gemm.sm100.tile import Output
 
     problem, output = Problem(*shape), Output("bfloat16")
     results = problem.batch * problem.m * problem.n

@@ -20,8 +20,8 @@ from tests.emulator.timing import Timing, model
 from tests.emulator.timing.device import TimedGpu
 
 if TYPE_CHECKING:
-    from nvfp4_kernels.sm100.attention.choose import AttentionProblem
-    from nvfp4_kernels.sm100.attention.tile import AttentionTile
+    from nvfp4_kernels.attention.sm100.choose import AttentionProblem
+    from nvfp4_kernels.attention.sm100.tile import AttentionTile
 
 CLOCK = 1.85e9
 SMS = 148
@@ -45,7 +45,7 @@ class Shape:
     indexed: bool = False
 
     def problem(self) -> "AttentionProblem":
-        from nvfp4_kernels.sm100.attention.choose import AttentionProblem
+        from nvfp4_kernels.attention.sm100.choose import AttentionProblem
 
         return AttentionProblem(
             self.batch, self.queries, self.keys, self.kv_heads, self.group, self.head_dim, self.fp8,
@@ -90,9 +90,9 @@ class Modeller:
         """One KV head of one sequence, paged; of ``clusters`` that share the chip."""
         import torch
 
+        from nvfp4_kernels.attention.sm100.kernel import FmhaSm100
+        from nvfp4_kernels.attention.sm100.tile import Layout, Variant
         from nvfp4_kernels.compile import launch
-        from nvfp4_kernels.sm100.attention.fmha import FmhaSm100
-        from nvfp4_kernels.sm100.attention.tile import Layout, Variant
 
         page, size = 16, 1 if shape.fp8 else 2
         stored = INDEXED_OF * shape.keys if shape.indexed else shape.keys
@@ -163,7 +163,7 @@ def decode(modeller: Modeller, tile: "AttentionTile", shape: Shape, splits: int)
 
 
 def report(modeller: Modeller, name: str, shape: Shape) -> None:
-    from nvfp4_kernels.sm100.attention.choose import choose_config
+    from nvfp4_kernels.attention.sm100.choose import choose_config
 
     tile, splits = choose_config(shape.problem())
     heads = shape.batch * shape.kv_heads

@@ -22,8 +22,8 @@ from tests.emulator.timing import Timing, model
 from tests.emulator.timing.device import TimedGpu
 
 if TYPE_CHECKING:
-    from nvfp4_kernels.sm100.indexer.choose import ScoreProblem
-    from nvfp4_kernels.sm100.indexer.tile import Format, ScoreTile
+    from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
+    from nvfp4_kernels.indexer.sm100.tile import Format, ScoreTile
 
 CLOCK = 1.85e9
 SMS = 148
@@ -47,7 +47,7 @@ class Shape:
     head_dim: int = 128
 
     def problem(self) -> "ScoreProblem":
-        from nvfp4_kernels.sm100.indexer.choose import ScoreProblem
+        from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
 
         return ScoreProblem(
             self.fmt, self.head_dim, self.heads, self.sequences, self.queries, self.keys
@@ -111,8 +111,8 @@ class Modeller:
 
         from nvfp4_kernels.compile import launch
         from nvfp4_kernels.indexer.formats import format_of
-        from nvfp4_kernels.sm100.indexer.scorer import ScorerSm100
-        from nvfp4_kernels.sm100.indexer.variant import Variant
+        from nvfp4_kernels.indexer.sm100.kernel import ScorerSm100
+        from nvfp4_kernels.indexer.sm100.variant import Variant
 
         fmt, pages = format_of(shape.fmt), -(-shape.keys // PAGE)
         q, *scales = fmt.empty(torch.empty(0), (shape.queries, shape.heads), shape.head_dim)
@@ -164,7 +164,7 @@ def prefill(fixed: float, each: float, tile: "ScoreTile", shape: Shape, splits: 
 
 
 def report(modeller: Modeller, name: str, shape: Shape) -> None:
-    from nvfp4_kernels.sm100.indexer.choose import choose_config
+    from nvfp4_kernels.indexer.sm100.choose import choose_config
 
     tile, splits = choose_config(shape.problem())
     ctas = shape.sequences * math.ceil(shape.queries / tile.queries) * splits

@@ -14,18 +14,17 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import check_layout
-from nvfp4_kernels.dispatch import standing_in
+from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.fragments import Fragments, blocked_weight
 from nvfp4_kernels.nvfp4 import block_scaled_product
 
-_PRODUCT = "nvfp4_kernels.sm90.product"
+_LAUNCH = "nvfp4_kernels.gemm.sm90.launch"
 _SMALL = ("add_rms_norm", "rotary_embedding")
-_CALLERS = tuple(f"nvfp4_kernels.{op}.sm90" for op in ("gemm", "gemv", "silu_mul_gemm"))
 
 
 @dataclass
 class Sm90Product:
-    """What stands where ``nvfp4_kernels.sm90.product.product`` does.
+    """What stands where ``nvfp4_kernels.gemm.sm90.launch`` does, which needs CuTe.
 
     Attributes:
         rows: of the activations of each call so far.
@@ -33,7 +32,44 @@ class Sm90Product:
 
     rows: list[int] = field(default_factory=list)
 
-    def __call__(
+    def gemm(
+        self,
+        a: Tensor,
+        a_scales: None,
+        b: Tensor,
+        b_scales: Tensor,
+        alpha: Tensor,
+        shard_sizes: Sequence[int],
+        row_scale: None,
+        bias: Tensor | None,
+        out_dtype: torch.dtype,
+    ) -> Tensor:
+        """See ``nvfp4_kernels.gemm.op.gemm``; the weight is in fragments."""
+        n = sum(shard_sizes)
+        weights = [Fragments(b, b_scales)]
+        out = self.product(a.flatten(0, -2), weights, alpha, shard_sizes, n, bias, out_dtype)
+        return out.view(*a.shape[:-1], n)
+
+    def silu_mul_gemm(
+        self,
+        a: Tensor,
+        a_scales: None,
+        b1: Tensor,
+        b1_scales: Tensor,
+        b2: Tensor,
+        b2_scales: Tensor,
+        alpha: Tensor,
+        row_scale: None,
+        n: int,
+        out_global_scale: None,
+        out_dtype: torch.dtype,
+    ) -> tuple[Tensor, None]:
+        """See ``nvfp4_kernels.silu_mul_gemm.op``; the weights are in fragments."""
+        weights = [Fragments(b1, b1_scales), Fragments(b2, b2_scales)]
+        out = self.product(a.flatten(0, -2), weights, alpha, [n], n, None, out_dtype)
+        return out.view(*a.shape[:-1], n), None
+
+    def product(
         self,
         a: Tensor,
         weights: Sequence[Fragments],
@@ -64,13 +100,12 @@ class Sm90Product:
 def sm90_ops() -> Iterator[Sm90Product]:
     """Within, CPU tensors take the kernels of sm_90."""
     product = Sm90Product()
-    module = ModuleType(_PRODUCT)
-    module.product = product  # type: ignore[attr-defined]
-    stands = {_PRODUCT: module} | {
+    module = ModuleType(_LAUNCH)
+    vars(module).update(gemm=product.gemm, silu_mul_gemm=product.silu_mul_gemm)
+    stands = {_LAUNCH: module} | {
         f"nvfp4_kernels.{op}.sm90": import_module(f"nvfp4_kernels.{op}.reference") for op in _SMALL
     }
-    before = {name: sys.modules.get(name) for name in (*stands, *_CALLERS)}
-    _put(dict.fromkeys(_CALLERS))  # imported anew, they bind what stands there then
+    before = {name: sys.modules.get(name) for name in stands}
     sys.modules.update(stands)
     try:
         with standing_in("cpu", "sm_90"):

@@ -19,11 +19,11 @@ from vllm.distributed import (
 from vllm.model_executor.layers.linear import RowParallelLinear
 
 from nvfp4_kernels.compile import CACHE_VARIABLE, arch, compiled, object_path
-from nvfp4_kernels.compile_apart import build_apart
-from nvfp4_kernels.kernel_sets.block_scaled import block_scaled_kernels
-from nvfp4_kernels.kernel_sets.model import Dtype, Layer, Model
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
-from nvfp4_kernels.kernel_sets.weight_only import weight_only_kernels
+from nvfp4_kernels.compile_workers import build_apart
+from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
+from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
+from nvfp4_kernels.precompile.model import Dtype, Layer, Model
+from nvfp4_kernels.precompile.spec import KernelSpec
 from vllm_fp4_plugin.linear_op import Activation
 
 if TYPE_CHECKING:

@@ -15,11 +15,12 @@ from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScalePa
 from vllm.platforms import current_platform
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode, device_arch
-from nvfp4_kernels.gemm.config import KERNELS as GEMM_KERNELS
+from nvfp4_kernels.devices import device_arch
+from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode
+from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
-from nvfp4_kernels.operands import MAX_SHARDS
-from nvfp4_kernels.silu_mul_gemm.config import KERNELS as SILU_MUL_GEMM_KERNELS
+from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import ahead, fused_mlp, weights
 from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear_op import Activation

@@ -1,7 +1,7 @@
 """The ops that a linear layer's forward pass consists of.
 
-Each is one custom op from 16-bit input to 16-bit output: the choice between ``gemv`` and ``gemm``
-depends on the number of tokens, which ``torch.compile`` must not specialise on.
+Each is one custom op from 16-bit input to 16-bit output: which tile a kernel gets depends on the
+number of tokens, which ``torch.compile`` must not specialise on.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import gemm, gemv, quantize, quantize_per_token, silu_mul_gemm
-from nvfp4_kernels.gemv.config import MAX_M
+from nvfp4_kernels import gemm, quantize, quantize_per_token, silu_mul_gemm
 
 ALIGNMENT = 32  # bytes: the most that a kernel's thread loads of an input at once
 
@@ -67,8 +66,7 @@ def linear(
         ``(..., N)`` of x's dtype.
     """
     a, a_scales, row_scale = _operand(x, input_scale, activation)
-    product = gemv if a.shape[0] <= MAX_M else gemm
-    out = product(
+    out = gemm(
         a, a_scales, weight, weight_scale, alpha, shard_sizes,
         row_scale=row_scale, bias=bias, out_dtype=x.dtype,
     )  # fmt: skip

@@ -10,7 +10,8 @@ from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
 from nvfp4_kernels import add_rms_norm
-from nvfp4_kernels.add_rms_norm.config import DTYPES, KERNELS, MAX_K, VECTOR
+from nvfp4_kernels.add_rms_norm.kernels import DTYPES, KERNELS
+from nvfp4_kernels.add_rms_norm.tile import MAX_K, VECTOR
 from vllm_fp4_plugin.options import SMALL_KERNELS_OFF
 from vllm_fp4_plugin.report import LayerRecord
 

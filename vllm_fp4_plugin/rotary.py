@@ -15,7 +15,8 @@ from vllm.platforms import current_platform
 
 from nvfp4_kernels import rotary_embedding
 from nvfp4_kernels.dispatch import Kernel
-from nvfp4_kernels.rotary_embedding.config import DTYPES, KERNELS, MAX_HEAD_DIM, PIECE
+from nvfp4_kernels.rotary_embedding.kernels import DTYPES, KERNELS
+from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE
 from vllm_fp4_plugin.options import METHOD, SMALL_KERNELS_OFF, Options
 from vllm_fp4_plugin.report import LayerRecord
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from examples.kernel_bench.layers import BF16_BYTES, NVFP4_BYTES, BenchLayer
-from nvfp4_kernels import gemm, gemv, quantize, silu_mul_gemm
+from nvfp4_kernels import gemm, quantize, silu_mul_gemm
 from nvfp4_kernels.fragments import to_fragments
-from nvfp4_kernels.gemv.config import MAX_M
 from nvfp4_kernels.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_activation
 
 Operands = tuple[Tensor, ...]
@@ -53,10 +52,9 @@ class OursW4A16:
         return (*laid_out, _alpha(layer, weights, 1.0))
 
     def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
-        if layer.pair:
-            pair: Any = silu_mul_gemm
-            return pair(x, None, *operands, n=layer.n)
-        return _product(x.shape[0])(x, None, *operands, list(layer.shard_sizes))
+        op: Any = silu_mul_gemm if layer.pair else gemm
+        sizes = {"n": layer.n} if layer.pair else {"shard_sizes": layer.shard_sizes}
+        return op(x, None, *operands, **sizes)
 
     def seen(self, x: Tensor) -> Tensor:
         return x
@@ -76,10 +74,9 @@ class OursW4A4:
         return (*laid_out, _alpha(layer, weights, float(self._input_scale)))
 
     def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
-        tokens = quantize(x, self._input_scale)
-        if layer.pair:
-            return silu_mul_gemm(*tokens, *operands)
-        return _product(x.shape[0])(*tokens, *operands, list(layer.shard_sizes))
+        op: Any = silu_mul_gemm if layer.pair else gemm
+        sizes = {} if layer.pair else {"shard_sizes": layer.shard_sizes}
+        return op(*quantize(x, self._input_scale), *operands, **sizes)
 
     def seen(self, x: Tensor) -> Tensor:
         data, scales = quantize_activation(x, self._input_scale)
@@ -199,10 +196,6 @@ def torch_silu_and_mul(gate_up: Tensor) -> Tensor:
     """The same of torch's own, which are two launches."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
-
-
-def _product(m: int) -> Callable[..., Tensor]:
-    return gemv if m <= MAX_M else gemm
 
 
 def _alpha(layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...], input_scale: float) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from examples.llama_shapes import SHAPES, write_config
-from nvfp4_kernels.kernel_sets.model import Model
+from nvfp4_kernels.precompile.model import Model
 from nvfp4_kernels.tool.model import UnusableModel, read_model
 
 BF16_BYTES = 2

@@ -5,8 +5,7 @@ from nvfp4_kernels.attention import attention, paged_attention, sparse_attention
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.decode_attention import decode_attention
 from nvfp4_kernels.dispatch import NoKernelError
-from nvfp4_kernels.gemm import gemm, gemm_quantized
-from nvfp4_kernels.gemv import gemv
+from nvfp4_kernels.gemm import gemm, gemm_quantized, gemv
 from nvfp4_kernels.indexer import (
     indexer_gather_k,
     indexer_logits,

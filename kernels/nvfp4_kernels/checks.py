@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.devices import dtype_name
+
 ALIGNMENT = 16  # bytes: of what threads load at once, and of the strides of a tensor map
 
 
@@ -15,8 +17,8 @@ class InvalidArgument(ValueError):
 def check_dtype(name: str, x: Tensor, accepted: Sequence[torch.dtype]) -> None:
     """Raise unless ``x.dtype`` is one of ``accepted``."""
     if x.dtype not in accepted:
-        names = ", ".join(str(d).removeprefix("torch.") for d in accepted)
-        came = str(x.dtype).removeprefix("torch.")
+        names = ", ".join(dtype_name(d) for d in accepted)
+        came = dtype_name(x.dtype)
         raise InvalidArgument(f"{name}: dtype is {came}, must be {names}; convert it first")
 
 

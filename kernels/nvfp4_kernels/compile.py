@@ -203,7 +203,7 @@ def _toolchain(target: str) -> str:
     root = Path(__file__).parent
     sources = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        if path.relative_to(root).parts[0] not in ("kernel_sets", "tool"):
+        if path.relative_to(root).parts[0] not in ("precompile", "tool"):
             sources.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     settings = {
         name: value

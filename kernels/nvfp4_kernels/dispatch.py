@@ -1,12 +1,13 @@
-"""Which kernel runs an op: one table per op, chosen by device and arithmetic, no fallback."""
+"""Which kernel runs an op: a table per op, keyed by architecture family and arithmetic."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
 import torch
+
+from nvfp4_kernels.devices import device_arch, device_family
 
 # Arithmetic of an op: NVFP4 activations, or 16-bit activations against NVFP4 weights; of attention:
 # floating point throughout, or keys and values in FP8; of the indexer: the format of its vectors.
@@ -25,7 +26,7 @@ class Kernel:
 
     Attributes:
         op: name of the op, e.g. ``"gemm"``.
-        arch: ``"cpu"`` or a CUDA architecture such as ``"sm_100"``.
+        arch: ``"cpu"`` or a family of CUDA architectures, named after its first: ``"sm_100"``.
         mode: its arithmetic.
         variant: ``"reference"`` or the kernel's class.
         target: ``"module:function"``, imported when first called.
@@ -60,7 +61,7 @@ Entry = tuple[str, str] | tuple[str, str, WeightLayout]
 
 
 class KernelTable:
-    """The kernels of one op, keyed by architecture and mode."""
+    """The kernels of one op, keyed by architecture family and mode."""
 
     def __init__(self, op: str, kernels: Mapping[tuple[str, Mode], Entry]) -> None:
         self.op = op
@@ -70,7 +71,7 @@ class KernelTable:
 
     def find(self, device: torch.device, mode: Mode) -> Kernel | None:
         """The kernel for ``device`` and ``mode``, None if there is none."""
-        return self._kernels.get((device_arch(device), mode))
+        return self._kernels.get((device_family(device), mode))
 
     def select(self, device: torch.device, mode: Mode) -> Kernel:
         """The kernel for ``device`` and ``mode``.
@@ -87,29 +88,3 @@ class KernelTable:
                 "run on one of those devices"
             )
         return kernel
-
-
-# What a device type stands in for; a test's emulator takes CPU tensors as those of a GPU.
-_STAND_INS: dict[str, str] = {}
-
-
-@contextmanager
-def standing_in(device_type: str, arch: str) -> Iterator[None]:
-    """Within, ops choose the kernels of ``arch`` for tensors of ``device_type``. For emulators."""
-    before = dict(_STAND_INS)
-    _STAND_INS[device_type] = arch
-    try:
-        yield
-    finally:
-        _STAND_INS.clear()
-        _STAND_INS.update(before)
-
-
-def device_arch(device: torch.device) -> str:
-    """``"cpu"``, ``"sm_<major><minor>"`` for CUDA, else the device type."""
-    if device.type in _STAND_INS:
-        return _STAND_INS[device.type]
-    if device.type != "cuda":
-        return device.type
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"

@@ -34,7 +34,7 @@ def test_a_kernel_is_compiled_for_each_device(order: tuple[str, ...]) -> None:
 @pytest.mark.schedules("eager")
 def test_ops_take_its_kernels(op_device: torch.device) -> None:
     from nvfp4_kernels.compile import arch
-    from nvfp4_kernels.dispatch import device_arch
+    from nvfp4_kernels.devices import device_arch
 
     assert device_arch(op_device) == "sm_90"
     assert arch() == "sm_90a"

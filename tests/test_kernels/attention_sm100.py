@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.sm100.attention.choose import AttentionProblem
-from nvfp4_kernels.sm100.attention.tile import AttentionTile
+from nvfp4_kernels.attention.sm100.choose import AttentionProblem
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests.test_kernels.attention_cases import FP8, Problem, check_values
 
 Result = tuple[Tensor, Tensor]
@@ -50,4 +50,4 @@ class Chosen:
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         """Makes the ops take it; within the emulator, to which CuTe DSL is bound as it comes."""
-        patch.setattr(import_module("nvfp4_kernels.attention.sm100"), "choose_config", self)
+        patch.setattr(import_module("nvfp4_kernels.attention.sm100.launch"), "choose_config", self)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nvfp4_kernels import indexer_score_topk, indexer_score_topk_paged
-from nvfp4_kernels.indexer.best_keys.config import Choice, Selection
-from nvfp4_kernels.sm100.indexer.choose import ScoreProblem
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.best_keys.choose import Choice
+from nvfp4_kernels.indexer.sm100.best_keys.tile import Selection
+from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests.test_kernels import topk_cases
 from tests.test_kernels.indexer_cases import Case, Problem
 from tests.test_kernels.indexer_oracle import Stored
@@ -50,7 +51,7 @@ def use(patch: pytest.MonkeyPatch, choice: Choice) -> None:
     Within the emulator, to which CuTe DSL is bound as it comes.
     """
     topk_cases.use(patch, topk_cases.PAIR)
-    module = import_module("nvfp4_kernels.indexer.best_keys.sm100")
+    module = import_module("nvfp4_kernels.indexer.sm100.best_keys.launch")
     patch.setattr(module, "choose_config", Use(choice))
 
 

@@ -31,10 +31,10 @@ MEETING = """            ptx.barrier_cluster_arrive()
 MISTAKES = {
     # The ring.
     "stage not waited for": Mistake(
-        "decoder", "wait(ring.full.subview(index % stages), index // stages)", "pass", "DataRace"
+        "mainloop", "wait(ring.full.subview(index % stages), index // stages)", "pass", "DataRace"
     ),
     "page of the step after": Mistake(
-        "decoder", "index + (stages + 1))", "index + (stages + 2))", WRONG
+        "mainloop", "index + (stages + 1))", "index + (stages + 2))", WRONG
     ),
     "bytes expected twice": Mistake(
         "loader", "(full, tile.stage_bytes)", "(full, 2 * tile.stage_bytes)", "Deadlock"
@@ -50,7 +50,7 @@ MISTAKES = {
         "loader", "(stage * tile.boxes + box)", "(stage * tile.boxes)", "DataRace", WIDE
     ),
     "values of a step's first box twice": Mistake(
-        "decoder", "[self._load(box, self", "[self._load(boxes[0], self", WRONG, WIDE
+        "mainloop", "[self._load(box, self", "[self._load(boxes[0], self", WRONG, WIDE
     ),
     "a page for a box past the last key": Mistake(
         "loader", "Int32(-1)", "Int32(0)", WRONG, (WIDE[0], case(9))
@@ -74,19 +74,21 @@ MISTAKES = {
     "values past the last kept in a second box": Mistake(
         "token", "(row // KEYS + 1) * KEYS", "KEYS", WRONG, (WIDE[0], case(30))
     ),
-    "token of a full step": Mistake("work", "tile.boxes >= last", "tile.boxes > last", WRONG, WIDE),
+    "token of a full step": Mistake(
+        "scheduler", "tile.boxes >= last", "tile.boxes > last", WRONG, WIDE
+    ),
     "lanes do not meet after the token": Mistake("token", SYNC, "pass", "DataRace"),
     # Softmax.
     "keys past the last seen": Mistake(
-        "decoder", "seen = key < work.end", "seen = key >= 0", WRONG
+        "mainloop", "seen = key < work.end", "seen = key >= 0", WRONG
     ),
     "a key before the window seen": Mistake(
-        "decoder", "key >= work.begin", "key >= work.begin - 1", WRONG
+        "mainloop", "key >= work.begin", "key >= work.begin - 1", WRONG
     ),
     "peaks of two lanes of four": Mistake(
-        "decoder", "for distance in (1, 2):", "for distance in (1,):", WRONG
+        "mainloop", "for distance in (1, 2):", "for distance in (1,):", WRONG
     ),
-    "factors of other heads": Mistake("decoder", "lane + 4 * c", "lane", WRONG),
+    "factors of other heads": Mistake("mainloop", "lane + 4 * c", "lane", WRONG),
     "no swizzle": Mistake("token", "(inside ^ (row % of_chunk))", "inside", WRONG),
     # The merge.
     "parts not waited for": Mistake("merge", "        self._meet()\n", "", "DataRace"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nvfp4_kernels.sm90.attention.tile import DecodeTile
+from nvfp4_kernels.decode_attention.sm90.tile import DecodeTile
 from tests.test_kernels.attention_cases import FP16
 from tests.test_kernels.decode_cases import case
 
@@ -21,7 +21,7 @@ class Chosen:
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         """Within the emulator, to which CuTe DSL is bound as it comes."""
-        module = import_module("nvfp4_kernels.decode_attention.sm90")
+        module = import_module("nvfp4_kernels.decode_attention.sm90.launch")
         patch.setattr(module, "choose_config", self)
 
 

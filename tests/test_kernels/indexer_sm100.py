@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import indexer_logits, indexer_logits_paged
-from nvfp4_kernels.sm100.indexer.choose import ScoreProblem
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests.test_kernels.indexer_cases import Problem
 
 
@@ -58,4 +58,6 @@ class Chosen:
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         """Makes the ops take it; within the emulator, to which CuTe DSL is bound as it comes."""
-        patch.setattr(import_module("nvfp4_kernels.indexer.sm100"), "choose_config", self)
+        patch.setattr(
+            import_module("nvfp4_kernels.indexer.sm100.launch_logits"), "choose_config", self
+        )

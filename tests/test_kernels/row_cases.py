@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.rowwise.tile import RowTile
+from nvfp4_kernels.device.rowwise.tile import RowTile
 from tests.emulator import STANDARD
 
 EVERY_SCHEDULE = pytest.mark.schedules(*(schedule.name for schedule in STANDARD))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nvfp4_kernels.sm90.tile import Output, Tile
+from nvfp4_kernels.gemm.sm90.tile import Output, Tile
 from tests.test_kernels.noticed import WRONG
 
 ELEMENTS, BOXES = Output(), Output(boxes=True)
@@ -65,35 +65,33 @@ _WAIT_TURN = "0 if turned else SLOTS - 1"
 MISTAKES = {
     # Main loop, wgmma.
     "last products not waited for": Mistake(
-        "multiplier", "wait_group_sync_aligned(0)", "wait_group_sync_aligned(1)", "UnwaitedMma"
+        "mma", "wait_group_sync_aligned(0)", "wait_group_sync_aligned(1)", "UnwaitedMma"
     ),
-    "no wgmma fence": Mistake(
-        "multiplier", "ptx.wgmma_fence_aligned()", "pass", "MissingRegisterFence"
-    ),
+    "no wgmma fence": Mistake("mma", "ptx.wgmma_fence_aligned()", "pass", "MissingRegisterFence"),
     "products before not waited for": Mistake(
-        "multiplier", "wait_group_sync_aligned(1)", "wait_group_sync_aligned(2)", "DataRace"
+        "mma", "wait_group_sync_aligned(1)", "wait_group_sync_aligned(2)", "DataRace"
     ),
     "stage released under its products": Mistake(
-        "multiplier", "self._release(ring, count - 1)", "self._release(ring, count)", "Deadlock"
+        "mma", "self._release(ring, count - 1)", "self._release(ring, count)", "Deadlock"
     ),
     "last stage of a tile kept": Mistake(
-        "multiplier",
+        "mma",
         "self._release(ring, (index + 1) * work.steps - 1)",
         "pass",
         "Deadlock",
     ),
-    "half a step along K": Mistake("multiplier", "STEP_BYTES >> 4", "STEP_BYTES >> 5", WRONG),
+    "half a step along K": Mistake("mma", "STEP_BYTES >> 4", "STEP_BYTES >> 5", WRONG),
     "parity of full": Mistake(
-        "multiplier", "count // self.stages)", "count // self.stages + 1)", "Deadlock"
+        "mma", "count // self.stages)", "count // self.stages + 1)", "Deadlock"
     ),
     "eight rows on, half as far": Mistake("wgmma", "1024 >> 4", "512 >> 4", WRONG),
     "no swizzle in the descriptor": Mistake(
         "wgmma", "_SWIZZLE_128B = 1", "_SWIZZLE_128B = 0", "wrong numbers"
     ),
-    "one register set of A": Mistake("multiplier", "return 2 if", "return 1 if", "UnwaitedMma"),
+    "one register set of A": Mistake("mma", "return 2 if", "return 1 if", "UnwaitedMma"),
     # Main loop, mma.sync.
     "halves of a step swapped": Mistake(
-        "multiplier",
+        "mma",
         "[s // 2][s % 2 * 2 : s % 2 * 2 + 2]",
         "[s // 2][2 - s % 2 * 2 : 4 - s % 2 * 2]",
         WRONG,
@@ -103,22 +101,24 @@ MISTAKES = {
     "half of the tokens' K again": Mistake("warp_mma", "half * 4 +", "0 * half +", WRONG, FEW),
     # Decoding.
     "scales of upper and lower rows swapped": Mistake(
-        "decode", "scales, i % 2", "scales, 1 - i % 2", WRONG
+        "dequantize", "scales, i % 2", "scales, 1 - i % 2", WRONG
     ),
-    "scales of the step before": Mistake("decode", "turn = 8 * odd", "turn = 0 * odd", WRONG, FEW),
-    "scales of other rows": Mistake("decode", "8 + lane // 4", "8 + lane % 8", WRONG, FEW),
+    "scales of the step before": Mistake(
+        "dequantize", "turn = 8 * odd", "turn = 0 * odd", WRONG, FEW
+    ),
+    "scales of other rows": Mistake("dequantize", "8 + lane // 4", "8 + lane % 8", WRONG, FEW),
     "rotation by 6 for 2": Mistake(
-        "decode", "_rotated(word, by) &", "_rotated(word, 6 if by == 2 else by) &", WRONG
+        "dequantize", "_rotated(word, by) &", "_rotated(word, 6 if by == 2 else by) &", WRONG
     ),
-    "a shift for a rotation": Mistake("decode", "by <= min(TARGETS)", "by <= 8", WRONG),
+    "a shift for a rotation": Mistake("dequantize", "by <= min(TARGETS)", "by <= 8", WRONG),
     "float16 shifted one less": Mistake(
-        "decode", "_F16_SHIFT = 3", "_F16_SHIFT = 2", WRONG, FLOAT16
+        "dequantize", "_F16_SHIFT = 3", "_F16_SHIFT = 2", WRONG, FLOAT16
     ),
     "scales of float16 shifted": Mistake(
-        "decode", "turn + 7 - SCALE_BIT", "turn + 6 - SCALE_BIT", WRONG, FLOAT16
+        "dequantize", "turn + 7 - SCALE_BIT", "turn + 6 - SCALE_BIT", WRONG, FLOAT16
     ),
     "half of what makes up for the scale": Mistake(
-        "decode", "DOWN = 2.0**7", "DOWN = 2.0**6", WRONG
+        "dequantize", "DOWN = 2.0**7", "DOWN = 2.0**6", WRONG
     ),
     # Loads.
     "bytes expected twice": Mistake(
@@ -155,60 +155,60 @@ MISTAKES = {
     ),
     # Parts of a split.
     "cluster not met before parts are sent": Mistake(
-        "split", _STARTED, "pass\n        for product in", "BarrierMisuse", SPLIT
+        "split_k", _STARTED, "pass\n        for product in", "BarrierMisuse", SPLIT
     ),
     "parts not waited for": Mistake(
-        "split",
+        "split_k",
         "            ptx.barrier_cluster_wait()\n        else:",
         "            pass\n        else:",
         "UninitialisedRead",
         SPLIT,
     ),
     "parts handed over without an order": Mistake(
-        "split",
+        "split_k",
         "ptx.barrier_cluster_arrive()\n\n    def wait",
         "ptx.barrier_cluster_arrive_relaxed()\n\n    def wait",
         "DataRace",
         SPLIT,
     ),
     "the load warp leaves before parts are there": Mistake(
-        "split",
+        "split_k",
         "            ptx.barrier_cluster_arrive()\n            ptx",
         "            ptx",
         "BarrierMisuse",
         SPLIT,
     ),
     "one part left out": Mistake(
-        "split", "range(self.tile.parts)", "range(self.tile.parts - 1)", WRONG, SPLIT
+        "split_k", "range(self.tile.parts)", "range(self.tile.parts - 1)", WRONG, SPLIT
     ),
     # Slices.
     "a stage for both slices": Mistake(
-        "weight_only",
+        "kernel",
         "return self.tile.depth(self.output.shared_bytes(self.tile))",
         "return 3",
         "DataRace",
         SLICED,
     ),
     "the first slice's steps for all": Mistake(
-        "multiplier", "turn * slices + own", "turn * slices", "Deadlock", SLICED
+        "mma", "turn * slices + own", "turn * slices", "Deadlock", SLICED
     ),
     "slices not waited for": Mistake(
-        "split",
+        "split_k",
         "ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)",
         "pass",
         "UninitialisedRead",
         SLICED,
     ),
     "only one slice waited for": Mistake(
-        "split",
+        "split_k",
         "thread_count=tile.warpgroups * WARPGROUP",
         "thread_count=WARPGROUP",
         "UninitialisedRead",
         SLICED,
     ),
-    "one part of all slices": Mistake("split", "group % tile.slices", "0", "DataRace", SLICED),
+    "one part of all slices": Mistake("split_k", "group % tile.slices", "0", "DataRace", SLICED),
     "one slice's rows for the other": Mistake(
-        "split", "group // tile.slices", "group", "OutOfBounds", SLICED
+        "split_k", "group // tile.slices", "group", "OutOfBounds", SLICED
     ),
     "arrivals of one slice for all": Mistake(
         "loader",
@@ -316,9 +316,9 @@ MISTAKES = {
     ),
     # Setting up.
     "no fence of the barriers' initialisation": Mistake(
-        "weight_only", "ptx.fence_mbarrier_init()", "pass", "MissingProxyFence", SPLIT
+        "kernel", "ptx.fence_mbarrier_init()", "pass", "MissingProxyFence", SPLIT
     ),
     "CTA not met after the barriers' initialisation": Mistake(
-        "weight_only", "        ptx.barrier_cta_sync()\n", "", "BarrierMisuse"
+        "kernel", "        ptx.barrier_cta_sync()\n", "", "BarrierMisuse"
     ),
 }

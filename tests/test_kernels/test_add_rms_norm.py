@@ -10,7 +10,8 @@ from vllm import ir
 from nvfp4_kernels import InvalidArgument, NoKernelError, add_rms_norm
 from nvfp4_kernels.add_rms_norm import op as norm_op
 from nvfp4_kernels.add_rms_norm import reference
-from nvfp4_kernels.add_rms_norm.config import MAX_K, NormTile, choose_config
+from nvfp4_kernels.add_rms_norm.choose import choose_config
+from nvfp4_kernels.add_rms_norm.tile import MAX_K, NormTile
 from tests import devices
 from tests.emulator import EAGER, STANDARD
 from tests.test_kernels.bits import check_equal

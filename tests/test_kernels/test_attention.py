@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nvfp4_kernels import attention, paged_attention
 from nvfp4_kernels.attention import reference
-from nvfp4_kernels.attention.config import PAGED_KERNELS
+from nvfp4_kernels.attention.kernels import PAGED_KERNELS
 from tests.test_kernels.attention_cases import (
     BF16,
     CASES,

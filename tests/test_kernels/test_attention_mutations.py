@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention import reference
-from nvfp4_kernels.attention.config import Scoring
 from nvfp4_kernels.attention.reference import KeyValues, Tile
+from nvfp4_kernels.attention.scoring import Scoring
 from tests.test_kernels import test_attention
 from tests.test_kernels.attention_cases import CASES, LARGE_CASES
 

@@ -9,7 +9,7 @@ import pytest
 
 from nvfp4_kernels import attention, paged_attention
 from nvfp4_kernels import compile as kernel_compile
-from nvfp4_kernels.sm100.attention.tile import AttentionTile
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests import devices
 from tests.emulator import STANDARD, EmulatorError
 from tests.emulator.findings import MissingDependencyWait
@@ -39,7 +39,7 @@ def replaced(owner: str, name: str, value: Any) -> Patch:
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         module, _, kind = owner.partition(".")
-        found = import_module(f"nvfp4_kernels.sm100.attention.{module}")
+        found = import_module(f"nvfp4_kernels.attention.sm100.{module}")
         patch.setattr(getattr(found, kind) if kind else found, name, value)
 
     return apply
@@ -50,7 +50,7 @@ def with_result(owner: str, name: str, change: Callable[[Any], Any]) -> Patch:
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         module, _, kind = owner.partition(".")
-        found = getattr(import_module(f"nvfp4_kernels.sm100.attention.{module}"), kind)
+        found = getattr(import_module(f"nvfp4_kernels.attention.sm100.{module}"), kind)
         given = getattr(found, name)
         patch.setattr(found, name, lambda self, *args: change(given(self, *args)))
 
@@ -62,7 +62,7 @@ def with_arguments(owner: str, name: str, change: Callable[..., tuple[Any, ...]]
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         module, _, kind = owner.partition(".")
-        found = getattr(import_module(f"nvfp4_kernels.sm100.attention.{module}"), kind)
+        found = getattr(import_module(f"nvfp4_kernels.attention.sm100.{module}"), kind)
         given = getattr(found, name)
         patch.setattr(found, name, lambda self, *args: given(self, *change(*args)))
 
@@ -79,7 +79,7 @@ def waits_for(what: str) -> Callable[..., bool]:
 
 MISTAKES = {
     "PV does not wait for P": Mistake(
-        replaced("multiplier", "wait_for_weights", nothing), "DataRace", SHARED
+        replaced("mma", "wait_for_weights", nothing), "DataRace", SHARED
     ),
     "O rescaled while PV adds to it": Mistake(
         replaced("softmax", "wait_for_output", nothing), "UninitialisedRead", AHEAD
@@ -89,7 +89,7 @@ MISTAKES = {
     ),
     "O not rescaled": Mistake(replaced("softmax.Softmax", "_rescale", nothing), "wrong numbers"),
     "O accumulated from the start": Mistake(
-        with_arguments("multiplier.Multiplier", "_multiply_values", lambda *a: (*a[:-1], True)),
+        with_arguments("mma.Multiplier", "_multiply_values", lambda *a: (*a[:-1], True)),
         "UninitialisedRead",
     ),
     "divided by the sum twice": Mistake(
@@ -122,19 +122,19 @@ MISTAKES = {
         replaced("softmax", "WARPS", 1), "wrong numbers", SPREAD
     ),
     "spread: every part counts in full": Mistake(
-        with_result("spread_epilogue.SpreadEpilogue", "_together", lambda r: (r[0], r[1] * 0 + 1)),
+        with_result("epilogue_spread.SpreadEpilogue", "_together", lambda r: (r[0], r[1] * 0 + 1)),
         "wrong numbers",
         SPREAD,
     ),
     "spread: one part's sum": Mistake(
-        with_result("spread_epilogue.SpreadEpilogue", "_added", lambda r: [x * 0.25 for x in r]),
+        with_result("epilogue_spread.SpreadEpilogue", "_added", lambda r: [x * 0.25 for x in r]),
         "wrong numbers",
         SPREAD,
     ),
     "spread: warps do not meet": Mistake(
-        replaced("spread_epilogue.SpreadEpilogue", "_meet", nothing), "", SPREAD
+        replaced("epilogue_spread.SpreadEpilogue", "_meet", nothing), "", SPREAD
     ),
-    "spread: too few meet": Mistake(replaced("spread_epilogue", "THREADS", 96), "", SPREAD),
+    "spread: too few meet": Mistake(replaced("epilogue_spread", "THREADS", 96), "", SPREAD),
     "tensor memory kept": Mistake(without("tcgen05_dealloc"), "TensorMemory"),
 }
 

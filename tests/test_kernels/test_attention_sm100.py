@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, attention, paged_attention
-from nvfp4_kernels.sm100.attention.tile import AttentionTile
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests.test_kernels.attention_cases import (
     BF16,
     CASES,
@@ -232,7 +232,7 @@ def test_more_sequences_than_a_grid_has_room_for(
     op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = on(op_device, Case((1, 1), (9, 9)).problem().paged())
-    monkeypatch.setattr(import_module("nvfp4_kernels.attention.sm100"), "MAX_BATCH", 1)
+    monkeypatch.setattr(import_module("nvfp4_kernels.attention.sm100.launch"), "MAX_BATCH", 1)
     with pytest.raises(InvalidArgument, match="q: has 2 sequences, must have at most 1 on sm_100"):
         paged_attention(**given)
 

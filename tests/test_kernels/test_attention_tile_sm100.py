@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from nvfp4_kernels.sm100.attention.choose import MAX_SPLITS, AttentionProblem, choose_config
-from nvfp4_kernels.sm100.attention.tile import BARRIER_BYTES, KEYS, AttentionTile
+from nvfp4_kernels.attention.sm100.choose import MAX_SPLITS, AttentionProblem, choose_config
+from nvfp4_kernels.attention.sm100.tile import BARRIER_BYTES, KEYS, AttentionTile
 
 SM_SHARED, SM_COLUMNS = 228 * 1024, 512
 HEAD_DIMS = tuple(range(16, 257, 16))

@@ -5,9 +5,11 @@ from typing import get_args
 
 import pytest
 
-from nvfp4_kernels.indexer.best_keys.config import Choice, Selection, choose_config
-from nvfp4_kernels.sm100.indexer.choose import SMS, ScoreProblem
-from nvfp4_kernels.sm100.indexer.tile import HEAD_DIMS, KEYS, Format, ScoreTile
+from nvfp4_kernels.indexer.sm100.best_keys.choose import Choice, choose_config
+from nvfp4_kernels.indexer.sm100.best_keys.tile import Selection
+from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
+from nvfp4_kernels.indexer.sm100.tile import HEAD_DIMS, KEYS, Format, ScoreTile
+from nvfp4_kernels.sm100.limits import SMS
 
 SHARED = 227 * 1024
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from nvfp4_kernels.sm100.choose import (
+from nvfp4_kernels.gemm.sm100.choose import (
     MAX_SWAPPED,
     Problem,
     candidates,
@@ -13,7 +13,7 @@ from nvfp4_kernels.sm100.choose import (
     estimate,
     with_store,
 )
-from nvfp4_kernels.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.tile import Output, Tile
 
 BF16, NVFP4 = Output("bfloat16"), Output("nvfp4")
 LLAMA = {

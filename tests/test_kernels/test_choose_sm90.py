@@ -6,16 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvfp4_kernels.sm90.choose import (
-    SMS,
-    Problem,
-    choose_config,
-    ctas,
-    estimate,
-    fits,
-    multiplying,
-)
-from nvfp4_kernels.sm90.tile import MAX_SHARED_BYTES, MAX_STAGES, Output, Tile
+from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, ctas, estimate, fits, multiplying
+from nvfp4_kernels.gemm.sm90.tile import MAX_STAGES, Output, Tile
+from nvfp4_kernels.sm90.limits import MAX_SHARED_BYTES, SMS
 
 SIZES = st.integers(1, 40_000)
 

@@ -28,8 +28,8 @@ def folder(bound: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def kernel(tokens: int) -> Any:
-    from nvfp4_kernels.sm90.tile import Output, Tile
-    from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+    from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
+    from nvfp4_kernels.gemm.sm90.tile import Output, Tile
 
     return WeightOnlyGemm(Tile(tokens), Output())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nvfp4_kernels import compile as compiler
-from nvfp4_kernels.compile_apart import build_apart
+from nvfp4_kernels.compile_workers import build_apart
 from tests import devices
 from tests.emulator import EAGER
 
@@ -40,8 +40,8 @@ def folder(bound: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def kernels() -> list[Any]:
-    from nvfp4_kernels.sm90.tile import Output, Tile
-    from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+    from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
+    from nvfp4_kernels.gemm.sm90.tile import Output, Tile
 
     return [WeightOnlyGemm(Tile(tokens), Output()) for tokens in (8, 16, 24)]
 

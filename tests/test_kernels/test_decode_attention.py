@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, decode_attention, paged_attention
-from nvfp4_kernels.decode_attention.config import DECODE_KERNELS
-from nvfp4_kernels.sm90.attention.choose import choose_config
+from nvfp4_kernels.decode_attention.kernels import DECODE_KERNELS
+from nvfp4_kernels.decode_attention.sm90.choose import choose_config
 from tests.test_kernels.attention_cases import FP16, NO_PAGE
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.decode_cases import (
@@ -274,7 +274,7 @@ def test_what_sm90_refuses(op_device: torch.device) -> None:
 def test_more_sequences_than_a_grid_has_room_for(
     op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sm90 = import_module("nvfp4_kernels.decode_attention.sm90")
+    sm90 = import_module("nvfp4_kernels.decode_attention.sm90.launch")
     given = {n: x.to(op_device) for n, x in GIVEN.items()}
     monkeypatch.setattr(sm90, "MAX_BATCH", 1)
     with pytest.raises(InvalidArgument, match="q: has 2 sequences, must have at most 1 on sm_90"):

@@ -1,8 +1,5 @@
 """Mistakes made on purpose in decode attention, each reported or seen in the numbers."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,21 +15,8 @@ from tests.test_kernels.decode_shapes import Chosen
 from tests.test_kernels.noticed import NOTHING, noticed
 from tests.test_kernels.test_mutations_sm90 import source
 
-OP = "nvfp4_kernels.decode_attention.sm90"
+PACKAGE = "nvfp4_kernels.decode_attention.sm90"
 CPU = torch.device("cpu")
-
-
-@contextmanager
-def mistaken(folder: Path, module: str = "", right: str = "", wrong: str = "") -> Iterator[None]:
-    """Within, the op's kernel is made of a copy of its source, with one place changed."""
-    before = sys.modules.pop(OP, None)
-    try:
-        with source(folder, f"attention/{module}" if module else "", right, wrong):
-            yield
-    finally:
-        sys.modules.pop(OP, None)
-        if before is not None:
-            sys.modules[OP] = before
 
 
 def outcome(on: tuple[Chosen, Case]) -> str:
@@ -51,14 +35,14 @@ def outcome(on: tuple[Chosen, Case]) -> str:
 def test_caught(name: str, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     mistake = MISTAKES[name]
-    with mistaken(tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
+    with source(PACKAGE, tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
         assert outcome(mistake.on) == mistake.caught
 
 
 @pytest.mark.parametrize("on", [ALONE, CLUSTER, WIDE], ids=["alone", "cluster", "wide"])
 def test_nothing_to_catch(on: tuple[Chosen, Case], tmp_path: Path) -> None:
     devices.cutlass_or_skip()
-    with mistaken(tmp_path / "sm90"):
+    with source(PACKAGE, tmp_path / "sm90"):
         assert outcome(on) == NOTHING
 
 
@@ -74,10 +58,10 @@ WAIT = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
 
 def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
     devices.cutlass_or_skip()
-    with mistaken(tmp_path / "right"):
+    with source(PACKAGE, tmp_path / "right"):
         two_layers()
     with (
-        mistaken(tmp_path / "wrong", "decode", WAIT, "pass"),
+        source(PACKAGE, tmp_path / "wrong", "kernel", WAIT, "pass"),
         pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"),
     ):
         two_layers()
@@ -90,7 +74,7 @@ def test_the_next_kernel_starts_after_the_wait(
     seen: list[str] = []
     load = Gpu.load
     monkeypatch.setattr(Gpu, "load", lambda gpu, ptx: (seen.append(ptx), load(gpu, ptx))[1])
-    with mistaken(tmp_path / "right"):
+    with source(PACKAGE, tmp_path / "right"):
         two_layers()
     assert seen
     for ptx in seen:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nvfp4_kernels import NoKernelError, gemm
-from nvfp4_kernels.dispatch import device_arch
+from nvfp4_kernels.devices import device_arch
 from nvfp4_kernels.fragments import from_fragments, to_fragments
 from nvfp4_kernels.nvfp4 import (
     Convention,

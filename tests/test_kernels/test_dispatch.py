@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from nvfp4_kernels import NoKernelError
-from nvfp4_kernels.dispatch import KernelTable, Mode, device_arch
-from nvfp4_kernels.gemm.config import KERNELS as GEMM
-from nvfp4_kernels.gemv.config import KERNELS as GEMV
-from nvfp4_kernels.quantize.config import KERNELS as QUANTIZE
-from nvfp4_kernels.quantize.config import PER_TOKEN_KERNELS
-from nvfp4_kernels.silu_mul_gemm.config import KERNELS as SILU_MUL_GEMM
+from nvfp4_kernels.devices import device_arch
+from nvfp4_kernels.dispatch import KernelTable, Mode
+from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
+from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE
+from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
+from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -18,7 +18,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
     ("table", "modes"),
     [
         (GEMM, ["w4a4", "w4a16"]),
-        (GEMV, ["w4a4", "w4a16"]),
         (SILU_MUL_GEMM, ["w4a4", "w4a16"]),
         (QUANTIZE, ["w4a4"]),
         (PER_TOKEN_KERNELS, ["w4a4"]),

@@ -21,13 +21,13 @@ from nvfp4_kernels import (
     silu_mul_gemm,
     silu_mul_gemm_quantized,
 )
-from nvfp4_kernels.dispatch import Kernel, standing_in
+from nvfp4_kernels.devices import standing_in
+from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.fragments import to_fragments
-from nvfp4_kernels.gemm.config import KERNELS as GEMM
-from nvfp4_kernels.gemv.config import KERNELS as GEMV
+from nvfp4_kernels.gemm.arguments import check_layout_taken
+from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
 from nvfp4_kernels.nvfp4 import from_blocked
-from nvfp4_kernels.operands import check_layout_taken
-from nvfp4_kernels.silu_mul_gemm.config import KERNELS as SILU_MUL_GEMM
+from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM
 from tests.sm90_product import sm90_ops
 from tests.test_kernels import linear_cases, test_silu_mul_gemm
 from tests.test_kernels.compilation import check_compiled, check_op
@@ -137,9 +137,9 @@ def test_pair_on_sm_90(case: PairCase) -> None:
     assert product.rows == [fragments["a"].shape[:-1].numel()]
 
 
-@pytest.mark.parametrize("table", [GEMM, GEMV, SILU_MUL_GEMM], ids=lambda table: table.op)
+@pytest.mark.parametrize("table", [GEMM, SILU_MUL_GEMM], ids=lambda table: table.op)
 def test_kernels(table: Any) -> None:
-    """``gemm`` and ``gemv`` share a layer's weight, so they agree on its layout."""
+    """One layout of the weight for each kernel, as its table says."""
     reference = table.select(CPU, "w4a16")
     assert reference.weight_layout == "blocked"
     assert reference.takes("blocked")
@@ -147,7 +147,7 @@ def test_kernels(table: Any) -> None:
     with standing_in("cpu", "sm_90"):
         kernel = table.select(CPU, "w4a16")
         assert kernel.label == f"nvfp4_{table.op}_w4a16/wgmma (sm_90)"
-        assert kernel.target == f"nvfp4_kernels.{table.op}.sm90:{table.op}"
+        assert kernel.target == f"nvfp4_kernels.gemm.sm90.launch:{table.op}"
         assert kernel.weight_layout == "fragments"
         assert kernel.takes("fragments")
         assert not kernel.takes("blocked")
@@ -166,7 +166,7 @@ def test_blocked_is_refused_on_sm_90(op: Callable[..., Tensor]) -> None:
     blocked, _ = product_calls(CASES["ragged"])
     message = (
         r"b: is in the layout 'blocked' \(b_scales are float8_e4m3fn\), must be in 'fragments' for "
-        rf"nvfp4_{op.__name__}_w4a16/wgmma \(sm_90\); make that .* with to_fragments\(\)"
+        r"nvfp4_gemm_w4a16/wgmma \(sm_90\); make that .* with to_fragments\(\)"
     )
     with sm90_ops(), pytest.raises(InvalidArgument, match=message):
         op(**blocked)
@@ -203,10 +203,9 @@ def test_sm_100_has_no_kernel_for_16_bit_activations() -> None:
 
 
 @pytest.mark.parametrize("name", ["ragged", "shards inside a tile", "batch"])
-@pytest.mark.parametrize("op", ["gemm", "gemv"])
-def test_opcheck(op: str, name: str) -> None:
+def test_opcheck(name: str) -> None:
     _, fragments = product_calls(CASES[name])
-    check_op(getattr(torch.ops.nvfp4, op).default, tuple(fragments.values()))
+    check_op(torch.ops.nvfp4.gemm.default, tuple(fragments.values()))
 
 
 @pytest.mark.parametrize("name", ["ragged", "batch"])

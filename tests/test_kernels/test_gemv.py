@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from nvfp4_kernels import InvalidArgument, gemv
-from nvfp4_kernels.gemv import op as gemv_op
-from tests.test_kernels.compilation import check_compiled, check_op
+from tests.test_kernels.compilation import check_compiled
 from tests.test_kernels.linear_cases import (
     Case,
     check_close,
@@ -17,8 +16,6 @@ from tests.test_kernels.linear_cases import (
 )
 from tests.test_kernels.linear_mistakes import (
     EVERY_MISTAKE,
-    below_the_dispatcher,
-    check_devices,
     check_refused,
 )
 
@@ -61,11 +58,6 @@ def test_close_on_random_values(case: Case) -> None:
     check_close(gemv, case)
 
 
-@pytest.mark.parametrize("name", ["everything", "w4a16 bf16", "batched weight"])
-def test_opcheck(name: str) -> None:
-    check_op(torch.ops.nvfp4.gemv.default, tuple(random_problem(CASES[name]).args.values()))
-
-
 @pytest.mark.parametrize("name", ["everything", "w4a16 bf16"])
 def test_compiled(name: str) -> None:
     problems = [random_problem(replace(CASES[name], m=m)) for m in (5, 17, 32)]
@@ -75,10 +67,6 @@ def test_compiled(name: str) -> None:
 @EVERY_MISTAKE
 def test_refused(what: str) -> None:
     check_refused(gemv, what)
-
-
-def test_devices() -> None:
-    check_devices(below_the_dispatcher(gemv_op._gemv, "gemv"))
 
 
 @pytest.mark.parametrize("a_dtype", [None, BF16], ids=["w4a4", "w4a16"])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nvfp4_kernels import indexer_gather_k, indexer_quantize_q, indexer_store_k
 from nvfp4_kernels.indexer.formats import Format, format_of
-from nvfp4_kernels.vectors.layout import alignment
+from nvfp4_kernels.indexer.vectors.layout import alignment
 from tests.emulator import STANDARD
 from tests.test_kernels.bits import check_equal
 from tests.test_kernels.indexer_oracle import FORMATS, quantize
@@ -84,7 +84,7 @@ def test_rounding(
     fmt: str, native: bool, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All sixteenths up to 6, and what lies just beside the ties, in blocks whose scale is 1."""
-    kernel = importlib.import_module("nvfp4_kernels.indexer.cache_kernel")
+    kernel = importlib.import_module("nvfp4_kernels.indexer.vectors.launch")
     if not native or op_device.type == "cpu":
         monkeypatch.setattr(kernel, "_native", lambda x: native)
     elif torch.cuda.get_device_capability()[0] < 10:

@@ -17,7 +17,7 @@ from nvfp4_kernels import (
     indexer_topk,
 )
 from nvfp4_kernels.dispatch import KernelTable
-from nvfp4_kernels.indexer import config
+from nvfp4_kernels.indexer import kernels as config
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.indexer_cases import Case
 from tests.test_kernels.indexer_oracle import FORMATS

@@ -11,7 +11,7 @@ import torch
 
 from nvfp4_kernels import compile as kernel_compile
 from nvfp4_kernels import indexer_logits
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests import devices
 from tests.emulator import STANDARD, EmulatorError
 from tests.emulator.findings import MissingDependencyWait
@@ -41,7 +41,7 @@ def swapped(owner: str, name: str, make: Callable[[Any], Any]) -> Patch:
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         module, _, kind = owner.partition(".")
-        found = import_module(f"nvfp4_kernels.sm100.indexer.{module}")
+        found = import_module(f"nvfp4_kernels.indexer.sm100.{module}")
         found = getattr(found, kind) if kind else found
         patch.setattr(found, name, make(getattr(found, name)))
 
@@ -76,7 +76,7 @@ def codes_as_integers(patch: pytest.MonkeyPatch) -> None:
 
 
 def query_nibbles_swapped(patch: pytest.MonkeyPatch) -> None:
-    op = import_module("nvfp4_kernels.indexer.scoring")
+    op = import_module("nvfp4_kernels.indexer.sm100.launch")
     given = op.launch
     patch.setattr(op, "launch", lambda kernel, q, *rest: given(kernel, q >> 4 | q << 4, *rest))
 
@@ -99,7 +99,7 @@ MISTAKES = {
     "E2M1 read as an integer": Mistake(codes_as_integers, "wrong numbers"),
     "queries' nibbles swapped": Mistake(query_nibbles_swapped, "wrong numbers"),
     "scales of the neighbouring blocks": Mistake(
-        replaced("multiplier", "MMA_SCALES", {"nvfp4": 0}), "wrong numbers"
+        replaced("mma", "MMA_SCALES", {"nvfp4": 0}), "wrong numbers"
     ),
     "scales of queries in the wrong row group": Mistake(
         with_arguments("scales.ScaleLoader", "_store", lambda a, words, n: (a, words[::-1], n)),
@@ -153,7 +153,7 @@ MISTAKES = {
         replaced("loader", "wait", nothing), "DataRace"
     ),
     "scales do not wait for the ring": Mistake(replaced("scales", "wait", nothing), "DataRace"),
-    "MMAs wait for nothing": Mistake(replaced("multiplier", "wait", nothing), ""),
+    "MMAs wait for nothing": Mistake(replaced("mma", "wait", nothing), ""),
     "the epilogue waits for nothing": Mistake(replaced("epilogue", "wait", nothing), ""),
     "factors are not waited for": Mistake(replaced("epilogue", "wait", nothing), "", FP8),
     "scales published before they are copied": Mistake(copies_not_waited_for, ""),

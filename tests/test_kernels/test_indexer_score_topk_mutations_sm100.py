@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nvfp4_kernels import compile as kernel_compile
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests import devices
 from tests.emulator import EAGER, EmulatorError, randomised
 from tests.test_kernels import topk_cases
@@ -68,17 +68,17 @@ MEETING = {
     "open", "close", "_make_room", "_write_in_order", "keep_best", "narrow", "settle",
     "sum_before_in_cta",
 }  # fmt: skip
-CONSUMER = "indexer.best_keys.consumer"
+CONSUMER = "indexer.sm100.best_keys.consumer"
 BEST_KEYS = f"{CONSUMER}:BestKeys"
-KEPT = "indexer.best_keys.candidates:Kept"
-RESULT = "indexer.best_keys.result"
+KEPT = "indexer.sm100.best_keys.candidates:Kept"
+RESULT = "indexer.sm100.best_keys.result"
 
 
 def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
     """Keys whose lower half grows with the column."""
     from cutlass import Uint32, Uint64
 
-    keys = import_module("nvfp4_kernels.topk.keys")
+    keys = import_module("nvfp4_kernels.indexer.topk.keys")
 
     def key_of(value: Any, column: Any) -> Any:
         return (Uint64(keys.ordered(value)) << 32) | Uint64(column.bitcast(Uint32))
@@ -117,7 +117,7 @@ def without_meeting(method: str) -> Patch:
 
         return meet
 
-    return swapped("topk.shared:Cta", "meet", make)
+    return swapped("indexer.topk.shared:Cta", "meet", make)
 
 
 def _caller() -> str:
@@ -133,7 +133,7 @@ MISTAKES = {
     "a threshold one too high": Mistake(one_key_later, ""),
     "one key too few is kept": Mistake(
         with_arguments(
-            "topk.select", "settle", lambda c, e, lo, hi, n, *r: (c, e, lo, hi, n - 1, *r)
+            "indexer.topk.select", "settle", lambda c, e, lo, hi, n, *r: (c, e, lo, hi, n - 1, *r)
         ),
         "",
     ),
@@ -141,7 +141,9 @@ MISTAKES = {
     "no meetings": Mistake(replaced(BEST_KEYS, "meet", nothing), ""),
     "a meeting without waiting": Mistake(alone, ""),
     "meetings too rarely": Mistake(
-        swapped("indexer.best_keys.config:Selection", "arriving", lambda given: lambda *_: -512),
+        swapped(
+            "indexer.sm100.best_keys.tile:Selection", "arriving", lambda given: lambda *_: -512
+        ),
         "",
         "turns",
     ),
@@ -207,7 +209,9 @@ MISTAKES = {
         "split",
     ),
     "positions in the place of keys": Mistake(
-        with_arguments("topk.result:Result", "put", lambda r, c, p: (replace(r, names=None), c, p)),
+        with_arguments(
+            "indexer.topk.result:Result", "put", lambda r, c, p: (replace(r, names=None), c, p)
+        ),
         "wrong keys",
         "split",
     ),

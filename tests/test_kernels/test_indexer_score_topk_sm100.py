@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nvfp4_kernels import InvalidArgument, indexer_score_topk, indexer_score_topk_paged
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels import topk_cases

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nvfp4_kernels import InvalidArgument, indexer_logits, indexer_logits_paged
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests.test_kernels.indexer_cases import Case
 from tests.test_kernels.indexer_oracle import FORMATS, any_values, grid, scores
 from tests.test_kernels.indexer_sm100 import Chosen, on, run_contiguous, run_paged

@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 
 from nvfp4_kernels.indexer.formats import format_of
-from nvfp4_kernels.sm100.indexer.choose import MAX_SPLITS, SMS, ScoreProblem, choose_config
-from nvfp4_kernels.sm100.indexer.tile import (
+from nvfp4_kernels.indexer.sm100.choose import MAX_SPLITS, ScoreProblem, choose_config
+from nvfp4_kernels.indexer.sm100.tile import (
     BARRIER_BYTES,
     EPILOGUE_REGISTERS,
     HEAD_DIMS,
@@ -17,7 +17,8 @@ from nvfp4_kernels.sm100.indexer.tile import (
     Format,
     ScoreTile,
 )
-from nvfp4_kernels.sm100.indexer.variant import Variant
+from nvfp4_kernels.indexer.sm100.variant import Variant
+from nvfp4_kernels.sm100.limits import SMS
 
 SHARED, COLUMNS, REGISTERS = 227 * 1024, 512, 64 * 1024
 FORMATS: tuple[Format, ...] = get_args(Format)

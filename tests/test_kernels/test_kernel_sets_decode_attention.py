@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from nvfp4_kernels.compile import DeviceKernel
-from nvfp4_kernels.decode_attention.config import MAX_GROUP
-from nvfp4_kernels.kernel_sets.decode_attention import decode_kernels
-from nvfp4_kernels.kernel_sets.model import Attention, Model
+from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
+from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
+from nvfp4_kernels.precompile.model import Attention, Model
 from nvfp4_kernels.tool.model import read_model
 from tests import devices
 from tests.emulator import EAGER
@@ -66,8 +66,8 @@ def launched(
     """What all batches launch, with block tables of all lengths, instead of launching it."""
     attention = model.attention
     assert attention is not None
-    sm90 = import_module("nvfp4_kernels.decode_attention.sm90")
-    config = import_module("nvfp4_kernels.attention.config")
+    sm90 = import_module("nvfp4_kernels.decode_attention.sm90.launch")
+    config = import_module("nvfp4_kernels.attention.kernels")
     kernels: set[DeviceKernel] = set()
     monkeypatch.setattr(sm90, "launch", lambda kernel, *_: kernels.add(kernel))
     monkeypatch.setattr(sm90, "_sms", lambda _: sms)

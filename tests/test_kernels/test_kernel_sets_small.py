@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nvfp4_kernels.compile import DeviceKernel
-from nvfp4_kernels.kernel_sets.small import small_kernels
+from nvfp4_kernels.precompile.norm_rotary_sm90 import small_kernels
 from nvfp4_kernels.tool.model import read_model
 from tests import devices
 from tests.emulator import EAGER

@@ -9,11 +9,11 @@ import torch
 
 from nvfp4_kernels.compile import DeviceKernel
 from nvfp4_kernels.fragments import Fragments, fragment_shapes
-from nvfp4_kernels.kernel_sets.model import Layer
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
-from nvfp4_kernels.kernel_sets.weight_only import weight_only_kernels
-from nvfp4_kernels.sm90.choose import Problem, choose_config, telling_tokens
-from nvfp4_kernels.sm90.tile import Output
+from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, telling_tokens
+from nvfp4_kernels.gemm.sm90.tile import Output
+from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
+from nvfp4_kernels.precompile.model import Layer
+from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.tool.model import explicit, read_model
 from nvfp4_kernels.tool.shapes import LLAMA_8B
 from tests import devices
@@ -41,7 +41,7 @@ class Launches:
     """What ``product`` launches, instead of launching it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from nvfp4_kernels.sm90 import product
+        from nvfp4_kernels.gemm.sm90 import launch as product
 
         self.kernels: set[DeviceKernel] = set()
         self.product = product.product

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, NoKernelError, merge_segments
 from nvfp4_kernels.attention import reference as attention_reference
-from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.merge_segments import op as merge_op
 from nvfp4_kernels.merge_segments import reference
-from nvfp4_kernels.merge_segments.config import choose_ahead
+from nvfp4_kernels.merge_segments.choose import choose_ahead
 from tests import devices
 from tests.emulator import EAGER, STANDARD
 from tests.test_kernels.compilation import check_compiled, check_op

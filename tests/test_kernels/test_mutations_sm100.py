@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nvfp4_kernels import compile as kernel_compile
 from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
-from nvfp4_kernels.sm100.tile import Tile
+from nvfp4_kernels.gemm.sm100.tile import Tile
 from tests import devices
 from tests.emulator import STANDARD, EmulatorError
 from tests.emulator.findings import MissingDependencyWait
@@ -65,7 +65,7 @@ def changed(name: str, change: Callable[..., tuple[Any, ...]]) -> Patch:
 
 
 def swap_weight_scales(patch: pytest.MonkeyPatch) -> None:
-    from nvfp4_kernels.sm100.multiplier import Multiplier
+    from nvfp4_kernels.gemm.sm100.mma import Multiplier
 
     given = Multiplier._copy_scales
 
@@ -76,14 +76,14 @@ def swap_weight_scales(patch: pytest.MonkeyPatch) -> None:
 
 
 def accumulate_always(patch: pytest.MonkeyPatch) -> None:
-    from nvfp4_kernels.sm100.multiplier import Multiplier
+    from nvfp4_kernels.gemm.sm100.mma import Multiplier
 
     given = Multiplier._multiply
     patch.setattr(Multiplier, "_multiply", lambda self, *args: given(self, *args[:-1], True))
 
 
 def one_alpha(patch: pytest.MonkeyPatch) -> None:
-    from nvfp4_kernels.sm100.factors import Scaling
+    from nvfp4_kernels.gemm.sm100.scaling import Scaling
 
     given = Scaling.apply
 
@@ -96,7 +96,7 @@ def one_alpha(patch: pytest.MonkeyPatch) -> None:
 def keep_another(patch: pytest.MonkeyPatch) -> None:
     from cutlass.experimental import primitives as ptx
 
-    from nvfp4_kernels.sm100.multiplier import Multiplier
+    from nvfp4_kernels.gemm.sm100.mma import Multiplier
 
     last = ptx.Tcgen05MMACollectorOp.LASTUSE
     patch.setattr(Multiplier, "_collector", lambda self, product: last if product else None)
@@ -107,7 +107,9 @@ def attribute(owner: str, name: str, value: Any) -> Patch:
         from importlib import import_module
 
         module, _, kind = owner.rpartition(".")
-        patch.setattr(getattr(import_module(f"nvfp4_kernels.sm100.{module}"), kind), name, value)
+        patch.setattr(
+            getattr(import_module(f"nvfp4_kernels.gemm.sm100.{module}"), kind), name, value
+        )
 
     return apply
 

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-import nvfp4_kernels.sm90
 from nvfp4_kernels.fragments import decode_fragments
-from nvfp4_kernels.sm90.tile import ActDtype, Output, Tile
+from nvfp4_kernels.gemm.sm90.tile import Output, Tile
+from nvfp4_kernels.sm90.limits import ActDtype
 from tests import devices
 from tests.devices import KernelDevice
 from tests.emulator import STANDARD, Gpu
@@ -21,41 +22,48 @@ from tests.test_kernels.noticed import NOTHING, noticed
 from tests.test_kernels.sm90_mistakes import MISTAKES, PRODUCTS, Product
 from tests.test_kernels.test_tiles_sm90 import run, weight
 
-PACKAGE = nvfp4_kernels.sm90.__name__
+PACKAGE = "nvfp4_kernels.gemm.sm90"
+ARCHITECTURE = "nvfp4_kernels.sm90"
 
 
 @contextmanager
-def source(folder: Path, module: str = "", right: str = "", wrong: str = "") -> Iterator[None]:
-    """Within, ``nvfp4_kernels.sm90`` is a copy of it in ``folder``, with one place changed.
+def source(
+    package: str, folder: Path, module: str = "", right: str = "", wrong: str = ""
+) -> Iterator[None]:
+    """Within, kernels of ``package`` are made of a copy of its source, with one place changed.
 
-    ``module`` is a path in it, without the suffix.
+    ``module`` is one of ``package``, or of ``nvfp4_kernels.sm90``, which is copied with it.
     """
-    original = Path(nvfp4_kernels.sm90.__file__).parent
-    shutil.copytree(original, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    packages = [importlib.import_module(name) for name in (package, ARCHITECTURE)]
+    copies = [folder / copied.__name__ for copied in packages]
+    for copied, copy in zip(packages, copies, strict=True):
+        assert copied.__file__ is not None
+        original = Path(copied.__file__).parent
+        shutil.copytree(original, copy, ignore=shutil.ignore_patterns("__pycache__"))
     if module:
-        file = folder / f"{module}.py"
+        [file] = [f for copy in copies if (f := copy / f"{module}.py").exists()]
         text = file.read_text()
         assert text.count(right) == 1, f"{right!r} is {text.count(right)} times in {module}"
         file.write_text(text.replace(right, wrong))
     with pytest.MonkeyPatch.context() as patch:
-        # `from package import module` finds a module by the package's attribute too.
-        for name in _loaded():
-            if "." not in name:
-                patch.delattr(nvfp4_kernels.sm90, name)
-            patch.delitem(sys.modules, f"{PACKAGE}.{name}")
-        patch.setattr(nvfp4_kernels.sm90, "__path__", [str(folder)])
+        for copied, copy in zip(packages, copies, strict=True):
+            # `from package import module` finds a module by the package's attribute too.
+            for name in _loaded(copied):
+                patch.delattr(copied, name)
+                patch.delitem(sys.modules, f"{copied.__name__}.{name}")
+            patch.setattr(copied, "__path__", [str(copy)])
         importlib.invalidate_caches()
         try:
             yield
         finally:
-            for name in _loaded():
-                if "." not in name:
-                    delattr(nvfp4_kernels.sm90, name)
-                del sys.modules[f"{PACKAGE}.{name}"]
+            for copied in packages:
+                for name in _loaded(copied):
+                    delattr(copied, name)
+                    del sys.modules[f"{copied.__name__}.{name}"]
 
 
-def _loaded() -> list[str]:
-    prefix = f"{PACKAGE}."
+def _loaded(package: ModuleType) -> list[str]:
+    prefix = f"{package.__name__}."
     return [name.removeprefix(prefix) for name in sys.modules if name.startswith(prefix)]
 
 
@@ -96,14 +104,14 @@ def outcome(given: Product) -> str:
 def test_caught(name: str, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     mistake = MISTAKES[name]
-    with source(tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
+    with source(PACKAGE, tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
         assert outcome(mistake.on) == mistake.caught
 
 
 @pytest.mark.parametrize("given", PRODUCTS.values(), ids=PRODUCTS)
 def test_nothing_to_catch(given: Product, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
-    with source(tmp_path / "sm90"):
+    with source(PACKAGE, tmp_path / "sm90"):
         assert outcome(given) == NOTHING
 
 
@@ -118,11 +126,11 @@ def two_products() -> None:
 
 def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
     devices.cutlass_or_skip()
-    with source(tmp_path / "right"):
+    with source(PACKAGE, tmp_path / "right"):
         two_products()
     wait = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
     with (
-        source(tmp_path / "wrong", "loader", wait, "pass"),
+        source(PACKAGE, tmp_path / "wrong", "loader", wait, "pass"),
         pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"),
     ):
         two_products()
@@ -146,9 +154,9 @@ def test_the_next_kernel_starts_after_the_wait(
 ) -> None:
     """It may then read, without waiting, whatever ran before; in two launches nothing shows it."""
     devices.cutlass_or_skip()
-    with source(tmp_path / "right"):
+    with source(PACKAGE, tmp_path / "right"):
         assert waits_before_it_lets_the_next_start(monkeypatch)
     wait = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
     early = f"{wait.replace('WAIT', 'LAUNCH_DEPENDENTS')}\n        {wait}"
-    with source(tmp_path / "wrong", "loader", wait, early):
+    with source(PACKAGE, tmp_path / "wrong", "loader", wait, early):
         assert not waits_before_it_lets_the_next_start(monkeypatch)

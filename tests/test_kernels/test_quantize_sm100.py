@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, quantize, quantize_per_token
+from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.nvfp4 import global_scale_of
 from nvfp4_kernels.quantize import reference
-from nvfp4_kernels.rowwise.tile import RowTile
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.bits import check_equal

@@ -16,10 +16,10 @@ from nvfp4_kernels import (
     rms_norm_quantize,
     rms_norm_quantize_per_token,
 )
+from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.quantize import reference as plain
 from nvfp4_kernels.rms_norm_quantize import op as rms_norm_op
 from nvfp4_kernels.rms_norm_quantize import reference
-from nvfp4_kernels.rowwise.tile import RowTile
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.bits import bits, check_equal

@@ -11,7 +11,9 @@ from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from nvfp4_kernels import InvalidArgument, NoKernelError, rotary_embedding
 from nvfp4_kernels.rotary_embedding import op as rotary_op
 from nvfp4_kernels.rotary_embedding import reference
-from nvfp4_kernels.rotary_embedding.config import KERNELS, MAX_HEAD_DIM, choose_config
+from nvfp4_kernels.rotary_embedding.choose import choose_config
+from nvfp4_kernels.rotary_embedding.kernels import KERNELS
+from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM
 from tests import devices
 from tests.emulator import EAGER, Gpu
 from tests.test_kernels.bits import check_equal

@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 
 from nvfp4_kernels import InvalidArgument
-from nvfp4_kernels.rowwise.tile import RowTile, choose_row_parts, choose_whole_rows
+from nvfp4_kernels.device.rowwise.tile import RowTile, choose_row_parts, choose_whole_rows
+from nvfp4_kernels.sm100.limits import SMS
 
 ROWS = (1, 17, 1024, 100_000)
 WIDTHS = (16, 80, 4096, 7168, 24576)
@@ -20,14 +21,14 @@ def check_legal(tile: RowTile) -> None:
 
 @pytest.mark.parametrize(("m", "k", "words"), list(product(ROWS, WIDTHS, (8, 16, 32))))
 def test_row_parts(m: int, k: int, words: int) -> None:
-    tile = choose_row_parts(m, k, words)
+    tile = choose_row_parts(m, k, words, SMS)
     check_legal(tile)
     assert tile.steps * words <= 32
 
 
 @pytest.mark.parametrize(("m", "k", "words"), list(product(ROWS, WIDTHS, (8, 16))))
 def test_whole_rows(m: int, k: int, words: int) -> None:
-    tile = choose_whole_rows(m, k, words)
+    tile = choose_whole_rows(m, k, words, SMS)
     check_legal(tile)
     atoms = -(-k // 64)
     assert tile.blocks >= 4 * atoms
@@ -38,20 +39,20 @@ def test_whole_rows(m: int, k: int, words: int) -> None:
 def test_many_rows_fill_the_device() -> None:
     """64 bytes of each of 1024 threads per SM are in flight; scales leave in whole sectors."""
     for words in (8, 16):
-        tile = choose_row_parts(8192, 4096, words)
+        tile = choose_row_parts(8192, 4096, words, SMS)
         assert (tile.slots, tile.steps * words) == (8, 32)
-    assert choose_whole_rows(8192, 2048, 8).slots == 8
+    assert choose_whole_rows(8192, 2048, 8, SMS).slots == 8
 
 
 def test_few_rows_are_spread() -> None:
     """One token of 16384 elements: 64 CTAs of parts; whole rows get one CTA each."""
-    parts = choose_row_parts(1, 16384, 8)
+    parts = choose_row_parts(1, 16384, 8, SMS)
     assert 16384 // 16 // parts.blocks == 64
-    assert choose_whole_rows(32, 4096, 8) == RowTile(slots=1, warps=8, steps=1)
+    assert choose_whole_rows(32, 4096, 8, SMS) == RowTile(slots=1, warps=8, steps=1)
 
 
 @pytest.mark.parametrize(("words", "longest"), [(8, 40960), (16, 24576)])
 def test_longest_row(words: int, longest: int) -> None:
-    assert choose_whole_rows(1, longest, words).blocks * 16 == longest
+    assert choose_whole_rows(1, longest, words, SMS).blocks * 16 == longest
     with pytest.raises(InvalidArgument, match=f"x: K is {longest + 16}, must be at most {longest}"):
-        choose_whole_rows(1, longest + 16, words)
+        choose_whole_rows(1, longest + 16, words, SMS)

@@ -14,8 +14,8 @@ from nvfp4_kernels import (
     silu_mul_quantize,
     silu_mul_quantize_per_token,
 )
+from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.quantize import reference as plain
-from nvfp4_kernels.rowwise.tile import RowTile
 from nvfp4_kernels.silu_mul_quantize import op as silu_op
 from nvfp4_kernels.silu_mul_quantize import reference
 from tests import devices

@@ -18,7 +18,7 @@ from nvfp4_kernels import (
     sparse_attention,
 )
 from nvfp4_kernels.attention import reference, sparse_reference
-from nvfp4_kernels.attention.config import SPARSE_KERNELS
+from nvfp4_kernels.attention.kernels import SPARSE_KERNELS
 from tests.test_kernels.attention_cases import BF16, Case
 from tests.test_kernels.attention_cases import CASES as DENSE_CASES
 from tests.test_kernels.compilation import check_compiled, check_op

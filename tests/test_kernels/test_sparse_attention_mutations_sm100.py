@@ -10,7 +10,7 @@ import torch
 
 from nvfp4_kernels import compile as kernel_compile
 from nvfp4_kernels import sparse_attention
-from nvfp4_kernels.sm100.attention.tile import AttentionTile
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests import devices
 from tests.emulator import STANDARD, EmulatorError
 from tests.test_kernels.attention_sm100 import Chosen, check
@@ -29,7 +29,7 @@ def through(module: str, name: str, change: Callable[..., Any]) -> Patch:
     """``change`` of a module's function, and of what that is given, in its place."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
-        found = import_module(f"nvfp4_kernels.sm100.attention.{module}")
+        found = import_module(f"nvfp4_kernels.attention.sm100.{module}")
         given = getattr(found, name)
         patch.setattr(found, name, lambda *arguments: change(given, *arguments))
 
@@ -48,22 +48,22 @@ def all_columns(
 
 
 def tokens_for_sequences(patch: pytest.MonkeyPatch) -> None:
-    loader = import_module("nvfp4_kernels.sm100.attention.loader").Loader
-    replaced("gatherer.Gatherer", "_table", loader._table)(patch)
+    loader = import_module("nvfp4_kernels.attention.sm100.loader").Loader
+    replaced("gather_loader.Gatherer", "_table", loader._table)(patch)
 
 
-GATHERER = "gatherer.Gatherer"
+GATHERER = "gather_loader.Gatherer"
 # What is changed, and what says so: a finding's class, or "wrong numbers".
 MISTAKES: dict[str, tuple[Patch, str]] = {
     "the token's row of the table": (tokens_for_sequences, ""),
-    "offset in the page dropped": (through("fmha", "Lists", without_row_step), "wrong numbers"),
+    "offset in the page dropped": (through("kernel", "Lists", without_row_step), "wrong numbers"),
     "values in another order than keys": (
         with_arguments(GATHERER, "_values", lambda *a: (*a[:5], a[5][::-1], a[6])),
         "wrong numbers",
     ),
     "a tile too far ahead": (replaced("loader", "AHEAD", 4), "wrong numbers"),
-    "rows past the end read": (replaced("gatherer", "NOWHERE", 0), "wrong numbers"),
-    "lens ignored": (through("fmha", "work_of", all_columns), "OutOfBounds"),
+    "rows past the end read": (replaced("gather_loader", "NOWHERE", 0), "wrong numbers"),
+    "lens ignored": (through("kernel", "work_of", all_columns), "OutOfBounds"),
     "the tail not masked": (
         with_arguments("softmax.Softmax", "_mask", lambda scores, b, e: (scores, b, e + 999)),
         "wrong numbers",

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nvfp4_kernels import InvalidArgument, merge_segments, paged_attention, sparse_attention
-from nvfp4_kernels.sm100.attention import choose
-from nvfp4_kernels.sm100.attention.tile import AttentionTile
+from nvfp4_kernels.attention.sm100 import choose
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from tests import devices
 from tests.emulator import STANDARD
 from tests.test_kernels.attention_cases import BF16, Case
@@ -229,7 +229,7 @@ def cache(*strides: int, width: int = 128, counts: tuple[int, int, int] = (6, 2,
 @ONE_SCHEDULE
 @pytest.mark.usefixtures("op_device")
 def test_rows_of_a_map() -> None:
-    from nvfp4_kernels.attention.sparse_sm100 import MOST_ROWS, rows_of_map
+    from nvfp4_kernels.attention.sm100.launch_sparse import MOST_ROWS, rows_of_map
 
     assert rows_of_map(cache(4096, 2048, 128)) == (128, 6 * 2 * 16)
     assert rows_of_map(cache(4096, 128, 256)) == (128, 6 * 2 * 16)  # heads after tokens

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nvfp4_kernels import gemm, silu_mul_gemm
-from nvfp4_kernels.sm100.choose import Problem, fits, with_store
-from nvfp4_kernels.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.choose import Problem, fits, with_store
+from nvfp4_kernels.gemm.sm100.tile import Output, Tile
 from tests.test_kernels import test_silu_mul_gemm
 from tests.test_kernels.linear_cases import Case, check_exact
 from tests.test_kernels.test_linear_sm100 import check_quantized, on
@@ -82,7 +82,7 @@ PAIRS = {
 
 def use(tile_case: TileCase, patch: pytest.MonkeyPatch) -> None:
     """Makes the ops take the case's tile, and as many SMs as it says."""
-    from nvfp4_kernels.sm100 import product
+    from nvfp4_kernels.gemm.sm100 import launch as product
 
     def configured(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output]:
         tile = tile_case.tile

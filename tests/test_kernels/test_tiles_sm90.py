@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nvfp4_kernels.compile import build, launch
 from nvfp4_kernels.fragments import Fragments, decode_fragments, to_fragments
-from nvfp4_kernels.operands import MAX_SHARDS
-from nvfp4_kernels.sm90.choose import Problem, fits, with_store
-from nvfp4_kernels.sm90.tile import Output, Tile
+from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.gemm.sm90.choose import Problem, fits, with_store
+from nvfp4_kernels.gemm.sm90.tile import Output, Tile
 from tests.devices import KernelDevice, emulated
 from tests.emulator import EAGER
 
@@ -78,7 +78,7 @@ def run(
     ends: Sequence[int] = (),
 ) -> Tensor:
     """The product of ``x`` with the weights of ``n`` rows; alphas are 1 where none are given."""
-    from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+    from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
 
     m, k = x.shape
     put = [device.put(f"weight {i}", t) for i, w in enumerate(weights) for t in w]
@@ -139,7 +139,7 @@ def test_weights_of_one_tile_of_tokens_leave_l2_first(
     tile: Tile, forgets: bool, tmp_path: Path
 ) -> None:
     with emulated(EAGER, "sm_90"):  # which has the PTX kept beside what it becomes
-        from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+        from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
 
         build(WeightOnlyGemm(tile, Output()), tmp_path / "kernel.o")
     code = (tmp_path / "kernel.o").read_bytes()

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
+from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.tool import build_command, toolchain
 from nvfp4_kernels.tool.build import Built
 from tests import devices
@@ -55,7 +55,7 @@ import os, sys
 os.environ["CUTE_DSL_ARCH"] = "sm_100a"
 from pathlib import Path
 from nvfp4_kernels import compile
-from nvfp4_kernels.kernel_sets.block_scaled import block_scaled_kernels
+from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.tool.model import explicit
 (spec, *_) = block_scaled_kernels(explicit(["64,64"], []), max_tokens=1)
 compile.build(spec.kernel(), Path(sys.argv[1]))
@@ -74,16 +74,16 @@ torch.cuda.get_device_capability = lambda index: (9, 0)
 assert compile.arch() == "sm_90a"
 """
 A_PRODUCT = """
-from nvfp4_kernels.sm90.choose import Problem, choose_config
-from nvfp4_kernels.sm90.tile import Output
-from nvfp4_kernels.sm90.weight_only import WeightOnlyGemm
+from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config
+from nvfp4_kernels.gemm.sm90.tile import Output
+from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
 
 print(compile.object_path(WeightOnlyGemm(*choose_config(Problem(1, 64, 128), Output()))))
 """
 # One KV head, two query heads, pages of 32.
 A_DECODE = """
-from nvfp4_kernels.attention.config import Scoring
-from nvfp4_kernels.decode_attention.sm90 import decode_attention
+from nvfp4_kernels.attention.kernels import Scoring
+from nvfp4_kernels.decode_attention.sm90.launch import decode_attention
 
 compile.compiled = lambda kernel, arch: lambda *_: print(compile.object_path(kernel))
 q, key = (torch.zeros(1, heads, 64).bfloat16() for heads in (2, 1))

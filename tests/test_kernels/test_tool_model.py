@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from nvfp4_kernels.kernel_sets.attention import CACHES, Cache, attention_kernels
-from nvfp4_kernels.kernel_sets.block_scaled import block_scaled_kernels
-from nvfp4_kernels.kernel_sets.model import Attention, Layer
-from nvfp4_kernels.sm100.attention.choose import AttentionProblem
-from nvfp4_kernels.sm100.attention.choose import choose_config as choose_attention
-from nvfp4_kernels.sm100.attention.tile import Variant
-from nvfp4_kernels.sm100.choose import Problem, choose_config
-from nvfp4_kernels.sm100.tile import Output
+from nvfp4_kernels.attention.sm100.choose import AttentionProblem
+from nvfp4_kernels.attention.sm100.choose import choose_config as choose_attention
+from nvfp4_kernels.attention.sm100.tile import Variant
+from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
+from nvfp4_kernels.gemm.sm100.tile import Output
+from nvfp4_kernels.precompile.attention_sm100 import CACHES, Cache, attention_kernels
+from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
+from nvfp4_kernels.precompile.model import Attention, Layer
 from nvfp4_kernels.tool.model import UnusableModel, explicit, read_model
 from nvfp4_kernels.tool.shapes import LLAMA_8B, given_shape
 

@@ -10,14 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
-from nvfp4_kernels.kernel_sets.block_scaled import product_spec
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
-from nvfp4_kernels.sm100 import choose as candidates
-from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
-from nvfp4_kernels.sm100.choose import Problem, with_store
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile
-from nvfp4_kernels.sm100.indexer.variant import Variant as ScoreVariant
-from nvfp4_kernels.sm100.tile import MAX_SHARED_BYTES, Output, Tile
+from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
+from nvfp4_kernels.gemm.sm100 import choose as candidates
+from nvfp4_kernels.gemm.sm100.choose import Problem, with_store
+from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
+from nvfp4_kernels.precompile.linear_sm100 import product_spec
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.sm100.limits import MAX_SHARED_BYTES
 from nvfp4_kernels.tool import instructions, report_command, toolchain
 from nvfp4_kernels.tool.binary import FAT_MAGIC, UnreadableBinary, read_cubin, read_fat_binary
 from nvfp4_kernels.tool.instructions import NoDisassembler, count, disassemble, find_nvdisasm

@@ -8,13 +8,13 @@ import torch
 
 from nvfp4_kernels import InvalidArgument, indexer_topk
 from nvfp4_kernels import compile as kernel_compile
-from nvfp4_kernels.topk.config import (
+from nvfp4_kernels.indexer.topk.choose import choose_config
+from nvfp4_kernels.indexer.topk.tile import (
     MAX_CLUSTER,
     MAX_COLUMNS,
     MAX_SHARED_BYTES,
     MAX_SLICE,
     Config,
-    choose_config,
     words_of,
 )
 from tests import devices
@@ -105,7 +105,7 @@ def test_own_configuration(top_k: int, op_device: torch.device) -> None:
 def test_a_bound_that_is_too_high(name: str, op_device: torch.device, monkeypatch: Patch) -> None:
     """Reads the row again."""
     use(monkeypatch, PAIR)
-    guess = import_module("nvfp4_kernels.topk.guess")
+    guess = import_module("nvfp4_kernels.indexer.topk.guess")
     monkeypatch.setattr(guess, "_groups", lambda config, row, top_k: top_k * 0 + 1)
     kernel_compile.compiled.cache_clear()
     try:
@@ -186,7 +186,7 @@ def test_named_columns(top_k: int, op_device: torch.device, monkeypatch: Patch) 
     use(monkeypatch, PAIR)
     logits, lens = rows_of(ROWS["few values"], 3), ints(COLUMNS, top_k, 3)
     names = 3 * torch.arange(3 * COLUMNS, dtype=torch.int32).view(3, COLUMNS)
-    topk_named = import_module("nvfp4_kernels.topk.kernel").topk_named
+    topk_named = import_module("nvfp4_kernels.indexer.topk.kernel").topk_named
     given = logits, names, lens
     indices, valid = topk_named(*(tensor.to(op_device) for tensor in given), top_k)
     assert valid.tolist() == [top_k, top_k, 3]

@@ -29,7 +29,7 @@ class Mistake:
 
 
 def module(name: str) -> Any:
-    return import_module(f"nvfp4_kernels.topk.{name}")
+    return import_module(f"nvfp4_kernels.indexer.topk.{name}")
 
 
 def without(name: str, caller: str) -> Patch:
@@ -53,7 +53,9 @@ def _caller() -> str:
     frame: Any = sys._getframe(2)
     while True:
         name, owner = frame.f_code.co_name, frame.f_globals.get("__name__", "")
-        if owner.startswith("nvfp4_kernels.topk") and (name in frame.f_globals or name == "kernel"):
+        if owner.startswith("nvfp4_kernels.indexer.topk") and (
+            name in frame.f_globals or name == "kernel"
+        ):
             return name
         frame = frame.f_back
 

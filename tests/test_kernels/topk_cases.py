@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nvfp4_kernels import indexer_topk
-from nvfp4_kernels.topk.config import Config, words_of
+from nvfp4_kernels.indexer.topk.tile import Config, words_of
 from tests.test_kernels.indexer_oracle import padded
 
 Row = NDArray[np.float32]
@@ -76,7 +76,9 @@ ROWS: dict[str, Make] = {
 
 def use(patch: pytest.MonkeyPatch, config: Config) -> None:
     """Has the kernel use ``config``, whatever the problem; once CuTe DSL is bound to its device."""
-    patch.setattr(import_module("nvfp4_kernels.topk.kernel"), "choose_config", lambda *_: config)
+    patch.setattr(
+        import_module("nvfp4_kernels.indexer.topk.kernel"), "choose_config", lambda *_: config
+    )
 
 
 def rows_of(make: Make, rows: int = 2, columns: int = COLUMNS) -> Tensor:

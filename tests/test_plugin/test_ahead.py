@@ -14,9 +14,9 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 
-from nvfp4_kernels.dispatch import standing_in
-from nvfp4_kernels.kernel_sets.model import Layer
+from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.nvfp4 import blocked_shape
+from nvfp4_kernels.precompile.model import Layer
 from tests import devices
 from tests.emulator import EAGER
 from tests.sm90_product import sm90_ops
@@ -217,7 +217,7 @@ def test_kernels_are_those_that_products_launch(
     bound: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nvfp4_kernels.fragments import fragment_shapes
-    from nvfp4_kernels.sm90 import product
+    from nvfp4_kernels.gemm.sm90 import launch as product
 
     launches = Launches(monkeypatch, product)
     weight = [torch.zeros(shape, dtype=torch.uint8) for shape in fragment_shapes(N, K)]
@@ -235,8 +235,8 @@ def test_kernels_on_blackwell_are_those_that_layers_launch(
 ) -> None:
     devices.cutlass_or_skip()
     with devices.emulated(EAGER, "sm_100"):
+        from nvfp4_kernels.gemm.sm100 import launch as product
         from nvfp4_kernels.quantize import sm100 as quantize
-        from nvfp4_kernels.sm100 import product
 
         launches = Launches(monkeypatch, product, quantize)
         data, scales = torch.zeros(2, N, K // 2, dtype=torch.uint8), blocked_shape(N, K // 16)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels.dispatch import standing_in
+from nvfp4_kernels.devices import standing_in
 
 READ = (
     "attn_type", "block_size", "cache_dtype", "decode_context_parallel_size", "dtype",
@@ -316,8 +316,8 @@ def test_head_sizes_of_sm_100(head_size: int, cache: str, reasons: list[str], cu
 
 
 def test_head_sizes_are_the_kernels() -> None:
-    from nvfp4_kernels.attention.config import HEAD_DIMS
-    from nvfp4_kernels.sm100.attention.tile import AttentionTile
+    from nvfp4_kernels.attention.kernels import HEAD_DIMS
+    from nvfp4_kernels.attention.sm100.tile import AttentionTile
 
     for mode, fp8 in (("float", False), ("fp8_kv", True)):
         served = HEAD_DIMS["sm_100", mode]  # type: ignore[index]

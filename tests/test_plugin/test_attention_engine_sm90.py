@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nvfp4_kernels.sm90.choose import SMS
+from nvfp4_kernels.sm90.limits import SMS
 from tests import devices, tiny_llama
 from tests.emulator import randomised
 from tests.engine import run

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvfp4_kernels.sm100.choose import SMS
+from nvfp4_kernels.sm100.limits import SMS
 from tests import devices
 from tests.emulator import randomised
 from tests.engine import run

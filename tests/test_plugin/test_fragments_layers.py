@@ -13,7 +13,7 @@ from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear
 
 from nvfp4_kernels import NoKernelError
-from nvfp4_kernels.dispatch import standing_in
+from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.fragments import fragment_shapes, to_fragments
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_weight
 from tests.sm90_product import sm90_ops
@@ -30,7 +30,7 @@ from tests.test_plugin.test_linear_layers import (
     quantised_shards,
     tensors_on_disk,
 )
-from vllm_fp4_plugin import linear_op, weights
+from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 
@@ -161,25 +161,6 @@ def test_input_scales_are_left_out(x: Tensor) -> None:
             for scale in (0.01, 3.0)
         ]
     assert torch.equal(*outputs)
-
-
-@pytest.mark.usefixtures("vllm_config")
-@pytest.mark.parametrize(("tokens", "name"), [(32, "gemv"), (33, "gemm")])
-def test_few_tokens_take_gemv(
-    tokens: int, name: str, x: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
-
-    def spy(op: str) -> Callable[..., Tensor]:
-        original = getattr(linear_op, op)
-        return lambda *args, **named: (called.append(op), original(*args, **named))[1]
-
-    for op in ("gemv", "gemm"):
-        monkeypatch.setattr(linear_op, op, spy(op))
-    build, rows, shard_ids = LAYERS["qkv"]
-    with sm90_ops():
-        loaded(build, quantised_shards(rows, GAINS), shard_ids, weight_only=True)(x[:tokens])
-    assert called == [name]
 
 
 # --- gate and up projection -------------------------------------------------------------------

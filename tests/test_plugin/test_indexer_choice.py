@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels.dispatch import standing_in
+from nvfp4_kernels.devices import standing_in
 from tests.test_plugin.indexer_layer import BLOCK_SIZE, CACHE, HEAD_DIM
 from tests.test_plugin.indexer_v32 import ask_for
 

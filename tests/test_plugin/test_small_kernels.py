@@ -11,7 +11,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rope
 
 import vllm_fp4_plugin
-from nvfp4_kernels.dispatch import standing_in
+from nvfp4_kernels.devices import standing_in
 from tests.sm90_product import sm90_ops
 from vllm_fp4_plugin import norm, rotary
 from vllm_fp4_plugin.config import Nvfp4TcConfig

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nvfp4_kernels.dispatch import device_arch
-from nvfp4_kernels.kernel_sets.attention import attention_kernels
-from nvfp4_kernels.kernel_sets.decode_attention import decode_kernels
-from nvfp4_kernels.kernel_sets.model import Attention
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
+from nvfp4_kernels.devices import device_arch
+from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
+from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
+from nvfp4_kernels.precompile.model import Attention
+from nvfp4_kernels.precompile.spec import KernelSpec
 from vllm_fp4_plugin import ahead
 
 if TYPE_CHECKING:

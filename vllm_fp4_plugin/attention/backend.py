@@ -7,10 +7,11 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
-from nvfp4_kernels.attention.config import HEAD_DIMS, PAGED_KERNELS
-from nvfp4_kernels.decode_attention.config import DECODE_KERNELS
-from nvfp4_kernels.decode_attention.config import HEAD_DIMS as DECODE_HEAD_DIMS
-from nvfp4_kernels.dispatch import Kernel, Mode, NoKernelError, device_arch
+from nvfp4_kernels.attention.kernels import HEAD_DIMS, PAGED_KERNELS
+from nvfp4_kernels.decode_attention.kernels import DECODE_KERNELS
+from nvfp4_kernels.decode_attention.kernels import HEAD_DIMS as DECODE_HEAD_DIMS
+from nvfp4_kernels.devices import device_arch
+from nvfp4_kernels.dispatch import Kernel, Mode, NoKernelError
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionMetadataBuilder

@@ -7,7 +7,7 @@ from vllm import envs
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from nvfp4_kernels.decode_attention.config import MAX_GROUP
+from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
 from vllm_fp4_plugin.attention.backend import (
     FP8_DTYPES,
     PagedAttentionBackend,

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from nvfp4_kernels.decode_attention import decode_attention
-from nvfp4_kernels.decode_attention.config import MAX_GROUP
+from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
 from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.attention.metadata import (
     PagedAttentionMetadata,

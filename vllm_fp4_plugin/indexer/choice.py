@@ -10,14 +10,14 @@ from vllm.platforms import current_platform
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.dispatch import Kernel, KernelTable, NoKernelError
 from nvfp4_kernels.indexer.arguments import check_head_dim, check_top_k
-from nvfp4_kernels.indexer.config import (
+from nvfp4_kernels.indexer.formats import Format, format_of
+from nvfp4_kernels.indexer.kernels import (
     GATHER_K_KERNELS,
     QUANTIZE_Q_KERNELS,
     SCORE_TOPK_KERNELS,
     SCORE_TOPK_PAGED_KERNELS,
     STORE_K_KERNELS,
 )
-from nvfp4_kernels.indexer.formats import Format, format_of
 from vllm_fp4_plugin.options import KEY, METHOD, Options
 
 OPTION = f"{KEY}.indexer_format"

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.add_rms_norm.config import DTYPES, KERNELS
+from nvfp4_kernels.add_rms_norm.kernels import DTYPES, KERNELS
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 
 

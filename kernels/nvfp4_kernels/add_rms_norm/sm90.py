@@ -11,10 +11,12 @@ from cutlass.cute.runtime import make_ptr
 from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
-from nvfp4_kernels.add_rms_norm.config import VECTOR, WARP, NormTile, choose_config
+from nvfp4_kernels.add_rms_norm.choose import choose_config
+from nvfp4_kernels.add_rms_norm.tile import VECTOR, WARP, NormTile
 from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.sm90.epilogue import TYPES
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.devices import dtype_name
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     check_layout("weight", weight)
     out, residual_out = x.new_empty(x.shape), x.new_empty(x.shape)
     if m:
-        kernel = AddRmsNormSm90(str(x.dtype).removeprefix("torch."), choose_config(k))
+        kernel = AddRmsNormSm90(dtype_name(x.dtype), choose_config(k))
         strides = x.stride(0), residual.stride(0)
         launch(kernel, x, residual, weight, out, residual_out, m, k, *strides, eps)
     return out, residual_out

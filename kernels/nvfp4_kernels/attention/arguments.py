@@ -6,7 +6,8 @@ import math
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.config import MAX_HEAD_DIM, Scoring
+from nvfp4_kernels.attention.kernels import MAX_HEAD_DIM
+from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 from nvfp4_kernels.dispatch import Mode
 

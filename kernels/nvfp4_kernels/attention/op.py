@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.arguments import check_dense, check_out, check_paged, check_varlen
-from nvfp4_kernels.attention.config import ATTENTION_KERNELS, PAGED_KERNELS, Scoring
+from nvfp4_kernels.attention.kernels import ATTENTION_KERNELS, PAGED_KERNELS
+from nvfp4_kernels.attention.scoring import Scoring
 
 
 def attention(

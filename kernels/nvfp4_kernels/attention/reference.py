@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.attention.scoring import Scoring
 
 # What is computed at a time stays in a core's cache, more or less.
 ROWS = 1024  # queries times heads

@@ -12,7 +12,7 @@ from nvfp4_kernels.attention.arguments import (
     check_start_shape,
     check_starts,
 )
-from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import InvalidArgument, check_same_device, check_shape
 from nvfp4_kernels.dispatch import Mode
 

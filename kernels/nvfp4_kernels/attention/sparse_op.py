@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.arguments import check_out
-from nvfp4_kernels.attention.config import SPARSE_KERNELS
+from nvfp4_kernels.attention.kernels import SPARSE_KERNELS
 from nvfp4_kernels.attention.op import new_result, scoring_of
 from nvfp4_kernels.attention.sparse_arguments import check_sparse
 

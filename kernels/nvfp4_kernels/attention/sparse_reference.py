@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.config import Scoring
 from nvfp4_kernels.attention.reference import Tile, attend, to_float32
+from nvfp4_kernels.attention.scoring import Scoring
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from nvfp4_kernels.attention.arguments import (
     check_scoring,
     check_sinks,
 )
-from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.decode_attention.config import MAX_GROUP
+from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
 
 
 def check_decode(

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.decode_attention.arguments import check_decode
-from nvfp4_kernels.decode_attention.config import DECODE_KERNELS
+from nvfp4_kernels.decode_attention.kernels import DECODE_KERNELS
 
 
 def decode_attention(

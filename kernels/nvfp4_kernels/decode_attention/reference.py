@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.config import Scoring
 from nvfp4_kernels.attention.reference import PagedKeyValues, attend
+from nvfp4_kernels.attention.scoring import Scoring
 
 
 def decode_attention(

@@ -1,5 +1,5 @@
 """D = alpha · A · Bᵀ (+ bias), NVFP4 weight."""
 
-from nvfp4_kernels.gemm.op import gemm, gemm_quantized
+from nvfp4_kernels.gemm.op import gemm, gemm_quantized, gemv
 
-__all__ = ["gemm", "gemm_quantized"]
+__all__ = ["gemm", "gemm_quantized", "gemv"]

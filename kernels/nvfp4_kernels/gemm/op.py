@@ -1,4 +1,4 @@
-"""``gemm``: D = alpha · row_scale · (A · Bᵀ) + bias with an NVFP4 weight; plain and quantised."""
+"""``gemm``: D = alpha · row_scale · (A · Bᵀ) + bias, NVFP4 weight; ``gemv``, ``gemm_quantized``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,9 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import check_blocks_of_16, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.gemm.config import KERNELS, QUANTIZED_KERNELS
-from nvfp4_kernels.operands import (
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_blocks_of_16,
+    check_dtype,
+    check_same_device,
+    check_shape,
+)
+from nvfp4_kernels.gemm.arguments import (
     PRODUCT_SCHEMA,
     QUANTIZED_SCHEMA,
     check_layout_taken,
@@ -17,6 +22,7 @@ from nvfp4_kernels.operands import (
     fake_quantized_product,
     refuse_fragments,
 )
+from nvfp4_kernels.gemm.kernels import KERNELS, MAX_GEMV_ROWS, QUANTIZED_KERNELS
 
 
 def gemm(
@@ -63,6 +69,36 @@ def gemm(
     return torch.ops.nvfp4.gemm(
         a, a_scales, b, b_scales, alpha, list(shard_sizes), row_scale, bias, out_dtype
     )
+
+
+def gemv(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    *,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """``gemm`` of a decode step: at most ``MAX_GEMV_ROWS`` rows of activations, else refused.
+
+    The same arguments, result and kernels: which kernel runs depends on M, not on the name.
+
+    Raises:
+        InvalidArgument: M above ``MAX_GEMV_ROWS``, or as ``gemm``.
+        NoKernelError: as ``gemm``.
+    """
+    if a.ndim > 1 and a.shape[-2] > MAX_GEMV_ROWS:
+        raise InvalidArgument(
+            f"a: M is {a.shape[-2]}, must be at most {MAX_GEMV_ROWS}; use gemm for more rows"
+        )
+    return gemm(
+        a, a_scales, b, b_scales, alpha, shard_sizes,
+        row_scale=row_scale, bias=bias, out_dtype=out_dtype,
+    )  # fmt: skip
 
 
 def gemm_quantized(

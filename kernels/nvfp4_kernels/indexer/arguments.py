@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_shape
-from nvfp4_kernels.indexer.config import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_TOP_K
 from nvfp4_kernels.indexer.formats import Format
+from nvfp4_kernels.indexer.kernels import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_TOP_K
 
 
 def check_head_dim(name: str, head_dim: int) -> None:

@@ -15,8 +15,8 @@ from nvfp4_kernels.indexer.arguments import (
     check_pages,
     check_unquantized,
 )
-from nvfp4_kernels.indexer.config import GATHER_K_KERNELS, QUANTIZE_Q_KERNELS, STORE_K_KERNELS
 from nvfp4_kernels.indexer.formats import format_of
+from nvfp4_kernels.indexer.kernels import GATHER_K_KERNELS, QUANTIZE_Q_KERNELS, STORE_K_KERNELS
 
 SKIPPED = -1  # in a slot mapping
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.indexer.config import LOGITS_KERNELS, LOGITS_PAGED_KERNELS
 from nvfp4_kernels.indexer.formats import format_of
+from nvfp4_kernels.indexer.kernels import LOGITS_KERNELS, LOGITS_PAGED_KERNELS
 from nvfp4_kernels.indexer.score_arguments import check_scored, check_scored_paged
 
 

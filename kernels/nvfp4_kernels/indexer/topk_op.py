@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.indexer.arguments import check_top_k
-from nvfp4_kernels.indexer.config import (
+from nvfp4_kernels.indexer.formats import format_of
+from nvfp4_kernels.indexer.kernels import (
     SCORE_TOPK_KERNELS,
     SCORE_TOPK_PAGED_KERNELS,
     TOPK_KERNELS,
 )
-from nvfp4_kernels.indexer.formats import format_of
 from nvfp4_kernels.indexer.score_arguments import check_logits, check_scored, check_scored_paged
 
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.merge_segments.config import KERNELS
+from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.merge_segments.kernels import KERNELS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -58,7 +59,7 @@ def _check(outs: Tensor, lses: Tensor, sinks: Tensor | None, out_dtype: torch.dt
             )
         check_shape("sinks", sinks, lses.shape[-1:], "one per head, the last dimension of lses")
     if out_dtype not in DTYPES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        names = ", ".join(dtype_name(d) for d in DTYPES)
         raise InvalidArgument(
             f"out_dtype: is {str(out_dtype).removeprefix('torch.')}, must be one of {names}; "
             "convert the result"

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.merge_segments.config import LOAD, THREADS, choose_ahead
-from nvfp4_kernels.rowwise.operands import dtype_name
-from nvfp4_kernels.rowwise.place import DTYPES, pointer
+from nvfp4_kernels.device.math import LOG2_E
+from nvfp4_kernels.device.rowwise.operands import dtype_name
+from nvfp4_kernels.device.rowwise.place import pointer
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.merge_segments.choose import LOAD, THREADS, choose_ahead
 
-LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
 INFINITY = float("inf")
 EMPTY = float("-inf")  # lse of a segment without keys
@@ -66,10 +67,10 @@ class MergeSegmentsSm100:
     @property
     def width(self) -> int:
         """Elements that a thread merges."""
-        return 8 * LOAD // DTYPES[self.dtype].width
+        return 8 * LOAD // TYPES[self.dtype].width
 
     def signature(self) -> tuple[Any, ...]:
-        rows, out = pointer(DTYPES[self.dtype], LOAD), pointer(DTYPES[self.out_dtype], LOAD)
+        rows, out = pointer(TYPES[self.dtype], LOAD), pointer(TYPES[self.out_dtype], LOAD)
         word = pointer(Float32, 4)
         return (rows, word, word, out, word, Int32(0), Int32(0), Int32(0))
 
@@ -119,14 +120,14 @@ class MergeSegmentsSm100:
         merged, found = self._merge(Segments(outs, lses, segments, rows, row, inside, index), sink)
         if inside:
             Array(out, shape=(1,)).store(
-                merged.to(DTYPES[self.out_dtype]), index, alignment=self._store_alignment
+                merged.to(TYPES[self.out_dtype]), index, alignment=self._store_alignment
             )
             if thread % pieces == 0:
                 Array(lse, shape=(1,)).store(found, row)
 
     @property
     def _store_alignment(self) -> int:
-        return min(LOAD, self.width * DTYPES[self.out_dtype].width // 8)
+        return min(LOAD, self.width * TYPES[self.out_dtype].width // 8)
 
     @cute.jit
     def _merge(self, segments: Segments, sink: Float32) -> tuple[Vector, Float32]:
@@ -136,7 +137,7 @@ class MergeSegmentsSm100:
         starts three and waits. A thread reads what it has copied itself.
         """
         elements = self.ahead * THREADS * self.width
-        slots = Array(DTYPES[self.dtype], elements, space=AddressSpace.smem, alignment=LOAD)
+        slots = Array(TYPES[self.dtype], elements, space=AddressSpace.smem, alignment=LOAD)
         largest = sink
         total = cutlass.select_(sink == EMPTY, Float32(0.0), Float32(1.0))
         sums = Vector.from_elements((0.0,) * self.width, Float32)

@@ -4,8 +4,13 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import check_blocks_of_16, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.quantize.config import KERNELS, PER_TOKEN_KERNELS
-from nvfp4_kernels.rowwise.operands import FLOAT_DTYPES, check_rows, new_operand, new_row_scale
+from nvfp4_kernels.device.rowwise.operands import (
+    FLOAT_DTYPES,
+    check_rows,
+    new_operand,
+    new_row_scale,
+)
+from nvfp4_kernels.quantize.kernels import KERNELS, PER_TOKEN_KERNELS
 
 
 def quantize(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,9 @@ from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.quantize.config import choose_config
-from nvfp4_kernels.rowwise.operands import dtype_name, new_operand, new_row_scale, rows_of
-from nvfp4_kernels.rowwise.output import Output
-from nvfp4_kernels.rowwise.place import (
-    DTYPES,
+from nvfp4_kernels.device.rowwise.operands import dtype_name, new_operand, new_row_scale, rows_of
+from nvfp4_kernels.device.rowwise.output import Output
+from nvfp4_kernels.device.rowwise.place import (
     Place,
     ctas,
     find,
@@ -23,7 +21,10 @@ from nvfp4_kernels.rowwise.place import (
     pointer,
     store_padding,
 )
-from nvfp4_kernels.rowwise.tile import RowTile
+from nvfp4_kernels.device.rowwise.tile import RowTile
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.quantize.choose import choose_config
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class QuantizeSm100:
     tile: RowTile
 
     def signature(self) -> tuple[Any, ...]:
-        x = pointer(DTYPES[self.dtype], 32)
+        x = pointer(TYPES[self.dtype], 32)
         return (x, *output_pointers(), Int32(0), Int32(0), Int32(0), Int64(0))
 
     @cute.jit
@@ -105,7 +106,9 @@ def _run(x: Tensor, scale: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
     rows = rows_of("x", x)
     data, scales = new_operand(x, rows.k)
     if x.numel():
-        tile = choose_config(rows.count, rows.k, x.element_size(), per_token)
+        tile = choose_config(
+            rows.count, rows.k, x.element_size(), per_token, multiprocessors(x.device)
+        )
         kernel = QuantizeSm100(dtype_name(x), per_token, tile)
         launch(kernel, x, data, scales, scale, rows.m, rows.k, rows.batch, rows.stride)
     return data, scales

@@ -12,8 +12,13 @@ from nvfp4_kernels.checks import (
     check_same_device,
     check_shape,
 )
-from nvfp4_kernels.rms_norm_quantize.config import KERNELS
-from nvfp4_kernels.rowwise.operands import FLOAT_DTYPES, check_rows, new_operand, new_row_scale
+from nvfp4_kernels.device.rowwise.operands import (
+    FLOAT_DTYPES,
+    check_rows,
+    new_operand,
+    new_row_scale,
+)
+from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS
 
 
 def rms_norm_quantize(

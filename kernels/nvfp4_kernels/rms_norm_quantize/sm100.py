@@ -11,17 +11,15 @@ from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.rms_norm_quantize.config import choose_config
-from nvfp4_kernels.rowwise.operands import (
+from nvfp4_kernels.device.rowwise.operands import (
     check_vector,
     dtype_name,
     new_operand,
     new_row_scale,
     rows_of,
 )
-from nvfp4_kernels.rowwise.output import Output
-from nvfp4_kernels.rowwise.place import (
-    DTYPES,
+from nvfp4_kernels.device.rowwise.output import Output
+from nvfp4_kernels.device.rowwise.place import (
     Place,
     ctas,
     find,
@@ -33,8 +31,11 @@ from nvfp4_kernels.rowwise.place import (
     store_elements,
     store_padding,
 )
-from nvfp4_kernels.rowwise.reduction import reduce_row, total
-from nvfp4_kernels.rowwise.tile import BLOCK, RowTile
+from nvfp4_kernels.device.rowwise.reduction import reduce_row, total
+from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.rms_norm_quantize.choose import choose_config
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class RmsNormQuantizeSm100:
     tile: RowTile
 
     def signature(self) -> tuple[Any, ...]:
-        rows, weight = pointer(DTYPES[self.dtype], 32), pointer(DTYPES[self.weight_dtype], 32)
+        rows, weight = pointer(TYPES[self.dtype], 32), pointer(TYPES[self.weight_dtype], 32)
         sizes = (Int32(0), Int32(0), Int32(0), Int64(0), Int64(0))
         return (rows, rows, weight, rows, *output_pointers(), *sizes, Float32(0.0))
 
@@ -159,7 +160,7 @@ class RmsNormQuantizeSm100:
         wanted = place.block(step) < place.blocks
         weight = load_block(inputs.weight, place.element(step), wanted, streamed=False)
         normalised = (row.to(Float32) * inverse).to(weight.dtype)
-        return (normalised * weight).to(DTYPES[self.dtype])
+        return (normalised * weight).to(TYPES[self.dtype])
 
 
 def _add_squares(values: Vector, squares: Float32) -> Float32:
@@ -213,7 +214,7 @@ def _run(
     check_vector("weight", weight)
     data, scales = new_operand(x, rows.k)
     if x.numel():
-        tile = choose_config(rows.count, rows.k)
+        tile = choose_config(rows.count, rows.k, multiprocessors(x.device))
         dtypes = dtype_name(x), dtype_name(weight)
         kernel = RmsNormQuantizeSm100(*dtypes, residual is not None, per_token, tile)
         launch(

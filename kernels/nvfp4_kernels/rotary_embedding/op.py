@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.rotary_embedding.config import DTYPES, KERNELS
+from nvfp4_kernels.rotary_embedding.kernels import DTYPES, KERNELS
 
 
 def rotary_embedding(

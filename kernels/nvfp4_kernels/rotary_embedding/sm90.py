@@ -16,8 +16,10 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.rotary_embedding.config import MAX_HEAD_DIM, PIECE, RotaryTile, choose_config
-from nvfp4_kernels.sm90.epilogue import TYPES
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.rotary_embedding.choose import choose_config
+from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE, RotaryTile
 
 ALIGNMENT = 16  # bytes
 BYTES = 2  # of an element
@@ -202,7 +204,7 @@ def rotary_embedding(
     if m and heads:
         tile = choose_config(m, heads, head_dim, rotary_dim)
         launch(
-            RotaryEmbeddingSm90(str(q.dtype).removeprefix("torch."), tile), positions,
+            RotaryEmbeddingSm90(dtype_name(q.dtype), tile), positions,
             cos_sin_cache, q, k, q_out, k_out, *q.stride()[:2], *k.stride()[:2], m, q_heads,
             k_heads,
         )  # fmt: skip

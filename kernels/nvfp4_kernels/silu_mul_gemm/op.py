@@ -12,8 +12,7 @@ from nvfp4_kernels.checks import (
     check_same_device,
     check_shape,
 )
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
-from nvfp4_kernels.operands import (
+from nvfp4_kernels.gemm.arguments import (
     check_activation,
     check_batch,
     check_fragments,
@@ -24,7 +23,8 @@ from nvfp4_kernels.operands import (
     refuse_fragments,
     weight_layout,
 )
-from nvfp4_kernels.silu_mul_gemm.config import KERNELS
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS
 
 
 def silu_mul_gemm(

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from nvfp4_kernels.rowwise.operands import (
+from nvfp4_kernels.device.rowwise.operands import (
     FLOAT_DTYPES,
     check_rows,
     new_operand,
     new_row_scale,
 )
-from nvfp4_kernels.silu_mul_quantize.config import KERNELS, PER_TOKEN_KERNELS
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.silu_mul_quantize.kernels import KERNELS, PER_TOKEN_KERNELS
 
 
 def silu_mul_quantize(gate_up: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:

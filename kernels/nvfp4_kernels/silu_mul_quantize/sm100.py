@@ -10,10 +10,10 @@ from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.rowwise.operands import dtype_name, new_operand, new_row_scale, rows_of
-from nvfp4_kernels.rowwise.output import Output
-from nvfp4_kernels.rowwise.place import (
-    DTYPES,
+from nvfp4_kernels.device.math import LOG2_E
+from nvfp4_kernels.device.rowwise.operands import dtype_name, new_operand, new_row_scale, rows_of
+from nvfp4_kernels.device.rowwise.output import Output
+from nvfp4_kernels.device.rowwise.place import (
     Place,
     ctas,
     find,
@@ -23,10 +23,10 @@ from nvfp4_kernels.rowwise.place import (
     steps_ahead,
     store_padding,
 )
-from nvfp4_kernels.rowwise.tile import BLOCK, RowTile
-from nvfp4_kernels.silu_mul_quantize.config import choose_config
-
-LOG2_E = 1.4426950408889634
+from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.silu_mul_quantize.choose import choose_config
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SiluMulQuantizeSm100:
     tile: RowTile
 
     def signature(self) -> tuple[Any, ...]:
-        x = pointer(DTYPES[self.dtype], 32)
+        x = pointer(TYPES[self.dtype], 32)
         return (x, *output_pointers(), Int32(0), Int32(0), Int32(0), Int64(0))
 
     @cute.jit
@@ -133,7 +133,9 @@ def _run(gate_up: Tensor, scale: Tensor, per_token: bool) -> tuple[Tensor, Tenso
     k = rows.k // 2
     data, scales = new_operand(gate_up, k)
     if gate_up.numel():
-        tile = choose_config(rows.count, k, gate_up.element_size(), per_token)
+        tile = choose_config(
+            rows.count, k, gate_up.element_size(), per_token, multiprocessors(gate_up.device)
+        )
         kernel = SiluMulQuantizeSm100(dtype_name(gate_up), per_token, tile)
         launch(kernel, gate_up, data, scales, scale, rows.m, k, rows.batch, rows.stride)
     return data, scales

@@ -3,7 +3,7 @@
 from cutlass import Array, Float32, Int32, Uint32
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.sm90.tile import ROW_BYTES
+from nvfp4_kernels.sm90.limits import ROW_BYTES
 from nvfp4_kernels.sm90.wgmma import DTYPES
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nvfp4_kernels import paged_attention
 from nvfp4_kernels.attention import reference
-from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
 
 # Of the largest value: probabilities are rounded to 8 bits with BF16, and quantised queries,

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from nvfp4_kernels import compile as compiler
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
+from nvfp4_kernels.precompile.spec import KernelSpec
 
 
 @dataclass(frozen=True)

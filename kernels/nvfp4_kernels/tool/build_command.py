@@ -13,15 +13,15 @@ from rich.table import Table
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.compile import CACHE_VARIABLE
-from nvfp4_kernels.kernel_sets.attention import CACHES, PAGE_SIZE, attention_kernels
-from nvfp4_kernels.kernel_sets.block_scaled import ACTIVATIONS, block_scaled_kernels
-from nvfp4_kernels.kernel_sets.decode_attention import decode_kernels
-from nvfp4_kernels.kernel_sets.model import Model
-from nvfp4_kernels.kernel_sets.small import small_kernels
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
-from nvfp4_kernels.kernel_sets.weight_only import weight_only_kernels
-from nvfp4_kernels.sm90.choose import SMS as SMS_90
-from nvfp4_kernels.sm100.choose import SMS as SMS_100
+from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
+from nvfp4_kernels.precompile.attention_sm100 import CACHES, PAGE_SIZE, attention_kernels
+from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
+from nvfp4_kernels.precompile.linear_sm100 import ACTIVATIONS, block_scaled_kernels
+from nvfp4_kernels.precompile.model import Model
+from nvfp4_kernels.precompile.norm_rotary_sm90 import small_kernels
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.sm90.limits import SMS as SMS_90
+from nvfp4_kernels.sm100.limits import SMS as SMS_100
 from nvfp4_kernels.tool.build import Built, build_all
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.destination import make_folder

@@ -6,8 +6,10 @@ clock and SM at 1.85 GHz, half of that of FP8, a quarter of BF16.
 
 from dataclasses import dataclass
 
-from nvfp4_kernels.sm100.choose import MACS_PER_CYCLE, SCALED_BYTES, SMS, Problem, estimate
-from nvfp4_kernels.sm100.tile import ELEMENT_BITS, Tile
+from nvfp4_kernels.devices import ELEMENT_BITS
+from nvfp4_kernels.gemm.sm100.choose import MACS_PER_CYCLE, SCALED_BYTES, Problem, estimate
+from nvfp4_kernels.gemm.sm100.tile import Tile
+from nvfp4_kernels.sm100.limits import SMS
 
 CLOCK = 1.85e9  # Hz
 MEMORY_BANDWIDTH = 8e12  # bytes per second

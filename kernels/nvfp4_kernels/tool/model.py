@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nvfp4_kernels.kernel_sets.model import DTYPES, Attention, Dtype, Layer, Model
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.precompile.model import DTYPES, Attention, Dtype, Layer, Model
 
 # They have a bias on q, k and v, and no field that says so.
 _BIASED_QKV = ("qwen2",)

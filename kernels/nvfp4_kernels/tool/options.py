@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nvfp4_kernels.kernel_sets.model import DTYPES, Dtype
+from nvfp4_kernels.precompile.model import DTYPES, Dtype
 
 CPUS = os.cpu_count() or 1
 

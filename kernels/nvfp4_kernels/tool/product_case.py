@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import gemm, gemv, silu_mul_gemm, silu_mul_gemm_quantized
+from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.quantize.reference import quantize as quantize_reference
 from nvfp4_kernels.tool.operands import Operand, grid_operand, positive_operand, random_operand
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
@@ -51,7 +52,7 @@ class ProductCase:
         words = [self.op, "×".join(map(str, sizes))]
         words += [f"{self.shards} shards"] * (self.shards > 1)
         words += ["row scale"] * self.row_scale + ["bias"] * self.bias
-        words += [str(self.out_dtype).removeprefix("torch."), "exact" if self.exact else "random"]
+        words += [dtype_name(self.out_dtype), "exact" if self.exact else "random"]
         return ", ".join(words)
 
     def run(self, machine: Machine) -> Figures:

@@ -7,11 +7,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from nvfp4_kernels.kernel_sets.block_scaled import product_spec
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
-from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
-from nvfp4_kernels.sm100.choose import SMS, choose_config
-from nvfp4_kernels.sm100.tile import Output, Tile
+from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
+from nvfp4_kernels.gemm.sm100.choose import choose_config
+from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.precompile.linear_sm100 import product_spec
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.sm100.limits import SMS
 from nvfp4_kernels.tool.build import prepare
 from nvfp4_kernels.tool.limits import Work, estimated_seconds, work_of
 from nvfp4_kernels.tool.shapes import Shape

@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.kernel_sets.attention import attention_kernels
-from nvfp4_kernels.kernel_sets.block_scaled import quantize_kernels
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
-from nvfp4_kernels.sm100.attention.tile import AttentionTile, Variant
-from nvfp4_kernels.sm100.choose import SMS
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile
-from nvfp4_kernels.sm100.indexer.variant import Variant as ScoreVariant
-from nvfp4_kernels.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
+from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
+from nvfp4_kernels.precompile.linear_sm100 import quantize_kernels
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.sm100.limits import SMS
 from nvfp4_kernels.tool.binary import UnreadableBinary
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.destination import check_file

@@ -4,11 +4,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nvfp4_kernels.indexer.formats import Name, format_of
-from nvfp4_kernels.kernel_sets.spec import KernelSpec
-from nvfp4_kernels.sm100.choose import SMS
-from nvfp4_kernels.sm100.indexer.choose import ScoreProblem, choose_config, estimate
-from nvfp4_kernels.sm100.indexer.tile import ScoreTile
-from nvfp4_kernels.sm100.indexer.variant import Variant
+from nvfp4_kernels.indexer.sm100.choose import ScoreProblem, choose_config, estimate
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.variant import Variant
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.sm100.limits import SMS
 from nvfp4_kernels.tool.limits import BF16_FLOPS, CLOCK, FLOPS, FP8_FLOPS, Work
 
 PAGE_SIZE = 64  # keys: that of vLLM's indexer caches
@@ -107,7 +107,7 @@ def choose_scorer(shape: ScoreShape, sms: int = SMS) -> ScoreChoice:
 def scorer_spec(tile: ScoreTile, variant: Variant) -> KernelSpec:
     """A scoring kernel."""
     op = "indexer_logits_paged" if variant.paged else "indexer_logits"
-    target = "nvfp4_kernels.sm100.indexer.scorer:ScorerSm100"
+    target = "nvfp4_kernels.indexer.sm100.kernel:ScorerSm100"
     return KernelSpec(op, target, (tile, variant))
 
 

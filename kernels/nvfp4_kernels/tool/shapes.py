@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nvfp4_kernels.kernel_sets.block_scaled import layer_output
-from nvfp4_kernels.kernel_sets.model import Dtype, Layer, Model
-from nvfp4_kernels.sm100.choose import Problem
-from nvfp4_kernels.sm100.tile import Output
+from nvfp4_kernels.gemm.sm100.choose import Problem
+from nvfp4_kernels.gemm.sm100.tile import Output
+from nvfp4_kernels.precompile.linear_sm100 import layer_output
+from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.tool.model import check_sizes, numbers
 
 TOKENS = (1, 8, 32, 64, 128, 256, 1024, 8192)

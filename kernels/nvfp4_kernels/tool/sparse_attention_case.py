@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nvfp4_kernels import sparse_attention
 from nvfp4_kernels.attention import sparse_reference
-from nvfp4_kernels.attention.config import Scoring
+from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.tool.attention_case import AttentionCase
 
 TENSORS = (

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import gemm, gemv, quantize, silu_mul_gemm
-from nvfp4_kernels.gemv.config import MAX_M
+from nvfp4_kernels import gemm, quantize, silu_mul_gemm
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 from nvfp4_kernels.tool.limits import Work, work_of
 from nvfp4_kernels.tool.report import choose, describe
@@ -107,8 +106,7 @@ def _ours(shape: Shape, device: torch.device) -> Callable[[], object]:
     alpha = torch.full((layer.shards,), 1e-4, device=device)
     sizes = [layer.n // layer.shards] * layer.shards
     sizes[-1] += layer.n - sum(sizes)
-    op = gemv if shape.m <= MAX_M else gemm
-    return lambda: op(*a, *weights[0], alpha, sizes, out_dtype=out)
+    return lambda: gemm(*a, *weights[0], alpha, sizes, out_dtype=out)
 
 
 def _torch_nvfp4(shape: Shape, device: torch.device) -> Callable[[], object]:

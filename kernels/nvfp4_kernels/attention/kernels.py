@@ -1,0 +1,54 @@
+"""Kernels of the attention ops, and the head sizes they take."""
+
+from nvfp4_kernels.dispatch import KernelTable, Mode
+
+MAX_HEAD_DIM = 256
+
+ATTENTION_KERNELS = KernelTable(
+    "attention",
+    {
+        ("cpu", "float"): ("reference", "nvfp4_kernels.attention.reference:attention"),
+        ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:attention"),
+    },
+)
+PAGED_KERNELS = KernelTable(
+    "paged_attention",
+    {
+        ("cpu", "float"): ("reference", "nvfp4_kernels.attention.reference:paged_attention"),
+        ("cpu", "fp8_kv"): ("reference", "nvfp4_kernels.attention.reference:paged_attention"),
+        ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
+        ("sm_100", "fp8_kv"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
+    },
+)
+SPARSE_KERNELS = KernelTable(
+    "sparse_attention",
+    {
+        ("cpu", "float"): (
+            "reference",
+            "nvfp4_kernels.attention.sparse_reference:sparse_attention",
+        ),
+        ("cpu", "fp8_kv"): (
+            "reference",
+            "nvfp4_kernels.attention.sparse_reference:sparse_attention",
+        ),
+        ("sm_100", "float"): (
+            "FmhaSm100",
+            "nvfp4_kernels.attention.sm100.launch_sparse:sparse_attention",
+        ),
+        ("sm_100", "fp8_kv"): (
+            "FmhaSm100",
+            "nvfp4_kernels.attention.sm100.launch_sparse:sparse_attention",
+        ),
+    },
+)
+
+# The D that each takes of those that the ops accept.
+_MULTIPLES_OF_16 = tuple(range(16, MAX_HEAD_DIM + 1, 16))
+HEAD_DIMS: dict[tuple[str, Mode], tuple[int, ...]] = {
+    ("cpu", "float"): _MULTIPLES_OF_16,
+    ("cpu", "fp8_kv"): _MULTIPLES_OF_16,
+    ("sm_100", "float"): _MULTIPLES_OF_16,
+    ("sm_100", "fp8_kv"): _MULTIPLES_OF_16[
+        1::2
+    ],  # its tensor core takes 32 E4M3 elements at a time
+}

@@ -1,0 +1,116 @@
+"""Arithmetic of the softmax on many float32 values in registers."""
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.math import exp2
+
+LN_2 = 0.6931471805599453
+# 2^r for |r| <= 1/2, exact at 0: the least largest relative error of this degree (Lawson's method).
+EXP2_COEFFICIENTS = (
+    1.0,
+    0.6931241927484764,
+    0.24024098607185856,
+    0.05590643043967086,
+    0.00958285531,
+)
+EXP2_SMALLEST = -127.0  # whose biased exponent is that of zero
+EXP2_SHIFT = 1.5 * 2.0**23 + 127.0  # and the bias, for an exponent's bits
+NEAREST = ptx.FPRoundingMode.RN
+
+
+def powers_of_two(values: list[Float32], polynomial: int) -> list[Float32]:
+    """Of every 16 values, ``polynomial`` by the FMA units, which else wait for MUFU."""
+    powers: list[Float32] = []
+    for index in range(0, len(values), 2):
+        pair = values[index : index + 2]
+        powers += _exp2_fma(pair) if index % 16 < polynomial else [exp2(x) for x in pair]
+    return powers
+
+
+def _exp2_fma(values: list[Float32]) -> list[Float32]:
+    """2^x of x ≤ 128, as 2^n · 2^r with n the nearest integer: within 2.9e-6; 0 from -127 on.
+
+    Adding a number with a unit of 1 in its last place leaves n in the sum's low bits.
+    """
+    low = [cute.arch.fmax(x, EXP2_SMALLEST, nan=True) for x in values]
+    pair = (low[0], low[1])
+    shifted = ptx.add_packed_f32x2(pair, _both(EXP2_SHIFT), rnd=NEAREST)
+    whole = ptx.add_packed_f32x2(shifted, _both(-EXP2_SHIFT), rnd=NEAREST)
+    rest = ptx.fma_packed_f32x2(whole, _both(-1.0), pair, rnd=NEAREST)
+    found = _both(EXP2_COEFFICIENTS[-1])
+    for coefficient in reversed(EXP2_COEFFICIENTS[:-1]):
+        found = ptx.fma_packed_f32x2(found, rest, _both(coefficient), rnd=NEAREST)
+    unit = tuple((x.bitcast(Int32) << 23).bitcast(Float32) for x in shifted)
+    return list(ptx.mul_packed_f32x2(found, unit, rnd=NEAREST))
+
+
+def _both(value: float) -> tuple[Float32, Float32]:
+    return Float32(value), Float32(value)
+
+
+def log2(value: Float32) -> Float32:
+    """Within 2^-22 (PTX ISA, lg2.approx.ftz); of zero, minus infinity."""
+    return ptx.inline_ptx(
+        "lg2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
+    )
+
+
+def largest(values: list[Float32]) -> Float32:
+    """By a tree of fan-in 3, which sm_100 has an instruction for (PTX ISA, max)."""
+    while len(values) > 1:
+        left = len(values) % 3
+        threes = [
+            ptx.inline_ptx(
+                "max.f32 {$w0}, {$r0}, {$r1}, {$r2};",
+                write_only_types=[Float32],
+                read_only_args=values[first : first + 3],
+            )
+            for first in range(0, len(values) - 2, 3)
+        ]
+        rest = values[len(values) - left :] if left else []
+        if not threes:
+            return cute.arch.fmax(*rest)
+        values = threes + rest
+    return values[0]
+
+
+def total(values: list[Float32]) -> Float32:
+    """Sum, two at a time, in four chains."""
+    pairs = list(zip(values[::2], values[1::2], strict=True))
+    sums = pairs[:4]
+    for index, pair in enumerate(pairs[4:]):
+        sums[index % 4] = ptx.add_packed_f32x2(sums[index % 4], pair, rnd=NEAREST)
+    while len(sums) > 1:
+        halves = zip(sums[::2], sums[1::2], strict=True)
+        sums = [ptx.add_packed_f32x2(a, b, rnd=NEAREST) for a, b in halves]
+    return sums[0][0] + sums[0][1]
+
+
+def multiply_add(values: list[Float32], factor: Float32, addend: Float32) -> list[Float32]:
+    """``value · factor + addend``, two at a time."""
+    out: list[Float32] = []
+    for pair in zip(values[::2], values[1::2], strict=True):
+        out += ptx.fma_packed_f32x2(pair, (factor, factor), (addend, addend), rnd=NEAREST)
+    return out
+
+
+def multiply(values: list[Float32], factor: Float32) -> list[Float32]:
+    """Two at a time."""
+    out: list[Float32] = []
+    for pair in zip(values[::2], values[1::2], strict=True):
+        out += ptx.mul_packed_f32x2(pair, (factor, factor), rnd=NEAREST)
+    return out
+
+
+def to_e4m3(values: list[Float32]) -> list[Uint32]:
+    """Nearest, ties to even, saturating: four codes to a word."""
+    convert = (
+        "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
+        "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; mov.b32 {$w0}, {low, high}; }"
+    )
+    return [
+        ptx.inline_ptx(convert, write_only_types=[Uint32], read_only_args=values[first : first + 4])
+        for first in range(0, len(values), 4)
+    ]

@@ -1,0 +1,206 @@
+"""Which rows and keys a CTA has."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Int32
+
+from nvfp4_kernels.attention.sm100.tile import KEYS
+from nvfp4_kernels.sm100.limits import WARP_ROWS
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Host integers of a launch.
+
+    Attributes:
+        batch: sequences.
+        queries: most of a sequence; of dense tensors, those of each; 1 if indexed.
+        keys: of each dense sequence; of ragged tensors, the rows of K; of a list; unused if paged.
+        pages: of the cache.
+        kv_heads: KV heads.
+        group: query heads of each.
+        splits: CTAs that share the keys of a query tile.
+        window: keys a query sees.
+        table_stride: entries from one row of the block table to the next.
+        rows: of the result, all sequences together.
+    """
+
+    batch: Int32
+    queries: Int32
+    keys: Int32
+    pages: Int32
+    kv_heads: Int32
+    group: Int32
+    splits: Int32
+    window: Int32
+    table_stride: Int32
+    rows: Int32
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Where sequences begin and end: int32 in global memory; null where a layout has none.
+
+    If indexed, ``query_start`` is that of the true sequences, ``seq_lens`` that of the lists.
+    """
+
+    query_start: cute.Pointer
+    key_start: cute.Pointer
+    seq_lens: cute.Pointer
+
+
+@dataclass(frozen=True)
+class Work:
+    """One CTA's part: some rows of one sequence and KV head, against some of its key tiles.
+
+    Attributes:
+        batch, kv_head, split: indices; if indexed, ``batch`` is the token.
+        first_row: of the CTA's rows among the sequence's ``rows`` = queries · group.
+        rows: of the sequence.
+        first_query: row of the sequence's first query among those of all sequences.
+        first_key: the same for its keys; 0 if paged or dense.
+        keys: of the sequence.
+        position: of the sequence's first query among its keys; negative if they are too few.
+        first_tile: of the keys.
+        tiles: key tiles of each query tile; 0 for one without rows.
+        group: query heads per KV head.
+        window: keys a query sees.
+    """
+
+    batch: Int32
+    kv_head: Int32
+    split: Int32
+    first_row: Int32
+    rows: Int32
+    first_query: Int32
+    first_key: Int32
+    keys: Int32
+    position: Int32
+    first_tile: Int32
+    tiles: list[Int32]
+    group: Int32
+    window: Int32
+
+    def most_tiles(self) -> Int32:
+        """Key tiles that any query tile needs."""
+        most = self.tiles[0]
+        for count in self.tiles[1:]:
+            most = cutlass.max(most, count)
+        return most
+
+
+@cute.jit
+def work_of(
+    tile: cutlass.Constexpr, variant: cutlass.Constexpr, sizes: Sizes, lengths: Lengths
+) -> Work:
+    """This CTA's ``Work``. Blocks of queries are taken from the last, which sees the most keys."""
+    place, batch, block = cute.arch.block_idx()
+    if cutlass.const_expr(variant.layout == "indexed"):
+        place, batch = batch, place
+    block = cute.arch.grid_dim()[2] - 1 - block
+    split, kv_head = place % sizes.splits, place // sizes.splits
+    first_query, first_key = batch * sizes.queries, Int32(0)
+    queries, keys = sizes.queries, sizes.keys
+    if cutlass.const_expr(variant.layout == "indexed"):
+        end = Array(lengths.query_start, shape=(1,)).load(sizes.batch)
+        queries = cutlass.select_(batch < end, Int32(1), Int32(0))
+        keys = cutlass.min(Array(lengths.seq_lens, shape=(1,)).load(batch), keys)
+    elif cutlass.const_expr(variant.layout != "dense"):
+        first_query, queries = _span(lengths.query_start, batch)
+        if cutlass.const_expr(variant.layout == "varlen"):
+            first_key, keys = _span(lengths.key_start, batch)
+        else:
+            keys = Array(lengths.seq_lens, shape=(1,)).load(batch)
+    rows, first_row = queries * sizes.group, block * tile.rows
+    position = keys - queries
+
+    first_tile = Int32(0)
+    if cutlass.const_expr(variant.window):
+        oldest = position + first_row // sizes.group - sizes.window + 1
+        first_tile = cutlass.max(oldest, 0) // KEYS
+    ends = []
+    for each in cutlass.range_constexpr(tile.query_tiles):
+        begin = first_row + each * tile.tile_rows
+        seen = keys
+        if cutlass.const_expr(variant.causal):
+            newest = position + (cutlass.min(begin + tile.tile_rows, rows) - 1) // sizes.group
+            seen = cutlass.min(newest + 1, keys)
+        count = cute.ceil_div(cutlass.max(seen, 0), KEYS) - first_tile
+        ends.append(cutlass.select_(begin < rows, cutlass.max(count, 0), Int32(0)))
+    if cutlass.const_expr(variant.split):
+        most = ends[0] if tile.query_tiles == 1 else cutlass.max(ends[0], ends[1])
+        share = cute.ceil_div(most, sizes.splits)
+        first_tile = first_tile + split * share
+        ends = [cutlass.min(cutlass.max(end - split * share, 0), share) for end in ends]
+    return Work(
+        batch=batch,
+        kv_head=kv_head,
+        split=split,
+        first_row=first_row,
+        rows=rows,
+        first_query=first_query,
+        first_key=first_key,
+        keys=keys,
+        position=position,
+        first_tile=first_tile,
+        tiles=ends,
+        group=sizes.group,
+        window=sizes.window,
+    )
+
+
+def _span(starts: cute.Pointer, batch: Int32) -> tuple[Int32, Int32]:
+    """Start and length of a sequence."""
+    data = Array(starts, shape=(1,))
+    start = data.load(batch)
+    return start, data.load(batch + 1) - start
+
+
+@dataclass(frozen=True)
+class Row:
+    """A thread's row.
+
+    Attributes:
+        live: whether the sequence has it.
+        token: among the sequence's queries.
+        head: among the group's.
+        begin, end: the keys that it sees, ``begin <= key < end``.
+        all_begin, all_end: those that every row of the warp sees.
+    """
+
+    live: cutlass.Boolean
+    token: Int32
+    head: Int32
+    begin: Int32
+    end: Int32
+    all_begin: Int32
+    all_end: Int32
+
+
+@cute.jit
+def row_of(
+    tile: cutlass.Constexpr,
+    variant: cutlass.Constexpr,
+    work: Work,
+    query_tile: Int32,
+    warp: Int32,
+) -> Row:
+    """Row of lane ``lane`` of warp ``warp`` of a query tile."""
+    first = work.first_row + query_tile * tile.tile_rows
+    if cutlass.const_expr(not tile.spread):
+        first = first + warp * WARP_ROWS
+    row = first + cute.arch.lane_idx()
+    token = row // work.group
+    begin, end = Int32(0), work.keys
+    all_begin, all_end = Int32(0), work.keys
+    if cutlass.const_expr(variant.causal):
+        # No key after the last may be seen by rows beyond the sequence's.
+        end = cutlass.min(work.position + token + 1, work.keys)
+        all_end = cutlass.min(work.position + first // work.group + 1, work.keys)
+    if cutlass.const_expr(variant.window):
+        begin = work.position + token - work.window + 1
+        last = first + WARP_ROWS - 1
+        all_begin = work.position + last // work.group - work.window + 1
+    return Row(row < work.rows, token, row % work.group, begin, end, all_begin, all_end)

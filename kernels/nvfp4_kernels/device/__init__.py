@@ -1,0 +1,1 @@
+"""Device code in CuTe DSL that no op and no architecture owns."""

@@ -1,0 +1,35 @@
+"""Functions of float32 values in registers: exponentials as softmax takes them, SiLU."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+LOG2_E = 1.4426950408889634
+NEGATIVE_INFINITY = float("-inf")
+
+
+def exp2(value: Float32) -> Float32:
+    """Within 2 ulp; subnormal results are zero (PTX ISA, ex2.approx.ftz)."""
+    return cute.math.exp2(value, approx=True, ftz=True)
+
+
+def tanh(value: Float32) -> Float32:
+    """1 − 2 / (e^2x + 1); near 0, where that cancels, its series."""
+    magnitude = cute.math.abs(value)
+    power = exp2(magnitude * (2.0 * LOG2_E))
+    far = 1.0 - 2.0 * cute.arch.rcp_approx(power + 1.0)
+    square = value * value
+    series = square * (square * (square * (-17.0 / 315.0) + 2.0 / 15.0) - 1.0 / 3.0)
+    near = magnitude + magnitude * series
+    found = cutlass.select_(magnitude < 0.25, near, far)
+    return cutlass.select_(value < 0.0, -found, found)
+
+
+def silu(x: Float32) -> Float32:
+    """SiLU, x · sigmoid(x); exp2 and the reciprocal are the approximations of 2 and 1 ulp."""
+    return x * cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -LOG2_E, fastmath=True))
+
+
+def finite(peak: Float32) -> Float32:
+    """0 for a row that has seen no key: all of its P is then 2^−∞."""
+    return cutlass.select_(peak == NEGATIVE_INFINITY, Float32(0.0), peak)

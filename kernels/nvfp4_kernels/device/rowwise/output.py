@@ -1,0 +1,63 @@
+"""From rows in registers to NVFP4 in memory."""
+
+import functools
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Array, Float32, Uint32, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.nvfp4_block import GlobalScale, amax, global_scale, quantize, row_scale
+from nvfp4_kernels.device.rowwise.place import Place, store_block
+from nvfp4_kernels.device.rowwise.reduction import largest, reduce_row
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the result goes.
+
+    Attributes:
+        data: bytes of codes.
+        scales: bytes, blocked.
+        scale: the global scale: read, or written per row.
+        per_token: which of the two.
+    """
+
+    data: cute.Pointer
+    scales: cute.Pointer
+    scale: cute.Pointer
+    per_token: bool
+
+    def write(self, place: Place, rows: list[Vector]) -> None:
+        """Quantises ``rows``: this thread's 16 elements of every step, of the input's dtype."""
+        largest_of = [amax(elements) for elements in rows]
+        scale = self._scale(place, largest_of)
+        for step, elements in enumerate(rows):
+            values = again(elements).to(Float32) if self.per_token else elements.to(Float32)
+            block = quantize(values, largest_of[step], scale)
+            store_block(place, step, block, self.data, self.scales)
+
+    def _scale(self, place: Place, found: list[Float32]) -> GlobalScale:
+        if not self.per_token:
+            return global_scale(Array(self.scale, shape=(1,)).load(0))
+        scale = row_scale(reduce_row(place, functools.reduce(largest, found), largest))
+        _store_row_scale(place, scale, self.scale)
+        return global_scale(scale)
+
+
+def again(elements: Vector) -> Vector:
+    """The same elements, as if read anew: what was computed from them need not be kept."""
+    words = elements.bitcast(Uint32)
+    names = range(words.numel())
+    kept = ptx.inline_ptx(
+        " ".join(f"mov.b32 {{$w{n}}}, {{$r{n}}};" for n in names),
+        write_only_types=[Uint32 for _ in names],
+        read_only_args=[words[n] for n in names],
+    )
+    return Vector.from_elements(kept, Uint32).bitcast(elements.dtype)
+
+
+@cute.jit
+def _store_row_scale(place: Place, scale: Float32, target: cute.Pointer) -> None:
+    if place.inside and place.first == 0:
+        Array(target, shape=(1,)).store(scale, place.row)

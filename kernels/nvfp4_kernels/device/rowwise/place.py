@@ -1,0 +1,199 @@
+"""Where a thread finds its blocks, and where it puts them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Boolean, Int32, Int64, Uint8, Uint32, Vector
+from cutlass.cute.runtime import make_ptr
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.nvfp4_block import Block
+from nvfp4_kernels.device.rowwise.tile import (
+    ATOM_BLOCKS,
+    ATOM_ROWS,
+    BLOCK,
+    LOADED_WORDS,
+    WARP,
+    RowTile,
+)
+
+ATOM_BYTES = ATOM_ROWS * ATOM_BLOCKS
+
+
+@dataclass(frozen=True)
+class Place:
+    """A thread's blocks: block ``first + step · tile.stride`` of one row, for every step.
+
+    Attributes:
+        tile: of the CTA.
+        inside: whether the row exists; if not, it is padding of the scales.
+        live: whether any row of the CTA exists.
+        row: its index among the rows of all matrices.
+        first: its first block.
+        first_of_cta: the CTA's first block.
+        blocks: of a row.
+        slot: of the row, among those of the CTA.
+        lane: index among the threads of a warp that share the row.
+        warp: index in the CTA.
+        scales: offset of the CTA's first scale, in bytes.
+    """
+
+    tile: RowTile
+    inside: Boolean
+    live: Boolean
+    row: Int64
+    first: Int32
+    first_of_cta: Int32
+    blocks: Int32
+    slot: Int32
+    lane: Int32
+    warp: Int32
+    scales: Int64
+
+    @property
+    def steps(self) -> range:
+        return range(self.tile.steps)
+
+    def block(self, step: int) -> Int32:
+        """The block of ``step``; beyond the row's last one, there is nothing to do."""
+        return self.first + step * self.tile.stride
+
+    def element(self, step: int) -> Int64:
+        """Index in the row of the first element of ``step``."""
+        return Int64(self.first) * BLOCK + step * self.tile.stride * BLOCK
+
+    def has(self, step: int) -> Boolean:
+        """Whether there is a block to read and write in ``step``."""
+        return self.inside & (self.block(step) < self.blocks)
+
+
+def pointer(dtype: type[cutlass.Numeric], alignment: int) -> Any:
+    """Stands for a tensor in a kernel's signature."""
+    return make_ptr(dtype, alignment, cute.AddressSpace.gmem, assumed_align=alignment)
+
+
+def output_pointers() -> tuple[Any, Any, Any]:
+    """Data, scales, and the global scale or scales in a kernel's signature."""
+    return pointer(cutlass.Uint8, 16), pointer(cutlass.Uint8, 16), pointer(cutlass.Float32, 4)
+
+
+def steps_ahead(element: type[cutlass.Numeric], inputs: int) -> int:
+    """How many steps a thread loads ``inputs`` blocks each for, before it uses the first."""
+    return max(1, LOADED_WORDS // (inputs * BLOCK * element.width // 32))
+
+
+def ctas(tile: RowTile, m: Int32, k: Int32, batch: Int32) -> Int32:
+    """Size of the grid: all rows that have scales, padding included."""
+    columns = cute.ceil_div(k, tile.blocks * BLOCK)
+    return columns * cute.ceil_div(m, ATOM_ROWS) * tile.groups * batch
+
+
+def find(tile: RowTile, m: Int32, k: Int32) -> Place:
+    """This thread's place; CTAs run along the rows first."""
+    thread, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+    warp, in_warp = thread // WARP, thread % WARP
+    slot, lane = in_warp // tile.lanes, in_warp % tile.lanes
+    columns = cute.ceil_div(k, tile.blocks * BLOCK)
+    column, group = cta % columns, cta // columns
+    atom_row, group = group // tile.groups, group % tile.groups
+    down = cute.ceil_div(m, ATOM_ROWS)
+    batch, above = atom_row // down, atom_row % down * ATOM_ROWS
+    row = above + _row(group * tile.slots + slot)
+    first_of_cta = column * tile.blocks
+    atoms = Int64(atom_row) * _atoms_across(k // BLOCK) + first_of_cta // ATOM_BLOCKS
+    return Place(
+        tile=tile,
+        inside=row < m,
+        live=above + _row(group * tile.slots) < m,
+        row=Int64(batch) * m + row,
+        first=first_of_cta + warp * tile.lanes + lane,
+        first_of_cta=first_of_cta,
+        blocks=k // BLOCK,
+        slot=slot,
+        lane=lane,
+        warp=warp,
+        scales=atoms * ATOM_BYTES + group * (tile.slots * ATOM_BLOCKS),
+    )
+
+
+def _atoms_across(blocks: Int32) -> Int32:
+    return cute.ceil_div(blocks, ATOM_BLOCKS)
+
+
+def _row(slot: Int32) -> Int32:
+    """Row of an atom whose scales lie at ``slot``; grows with the slot within a warp's."""
+    return slot % 4 * 32 + slot // 4
+
+
+def load_block(
+    source: cute.Pointer, index: Int64, inside: Boolean, streamed: bool = True
+) -> Vector:
+    """16 elements at ``index``; zeros if not ``inside``.
+
+    ``streamed``: nobody else will read them, so that L1 need not keep them.
+    """
+    element = source.dtype
+    hint = ".L1::no_allocate" if streamed else ""
+    # Predicated rather than branched around, so that a thread's loads all start before it waits.
+    clear = " ".join(f"mov.b32 {{$w{n}}}, 0;" for n in range(8))
+    names = ", ".join(f"{{$w{n}}}" for n in range(8))
+    load = f"{clear} @{{$r1}} ld.global{hint}.v8.b32 {{ {names} }}, [{{$r0}}];"
+    words: list[Uint32] = []
+    for part in range(element.width // 16):
+        address = Array(source, shape=(1,)).data_ptr(index + part * (256 // element.width))
+        words += ptx.inline_ptx(
+            load,
+            write_only_types=[Uint32] * 8,
+            read_only_args=[address, inside],
+        )
+    return Vector.from_elements(tuple(words), Uint32).bitcast(element)
+
+
+def prefetch_block(source: cute.Pointer, index: Int64, inside: Boolean) -> None:
+    """Has L2 fetch 16 elements at ``index``, if ``inside``; nothing that kernels write."""
+    address = Array(source, shape=(1,)).data_ptr(index)
+    ptx.inline_ptx("@{$r1} prefetch.global.L2 [{$r0}];", read_only_args=[address, inside])
+
+
+@cute.jit
+def store_block(
+    place: Place, step: cutlass.Constexpr, block: Block, data: cute.Pointer, scales: cute.Pointer
+) -> None:
+    """Codes where there is data, scales where there are atoms: padding is a block of zeros."""
+    tile = place.tile
+    if place.has(step):
+        codes = Array(data, shape=(1,))
+        offset = place.row * (place.blocks * (BLOCK // 2)) + place.element(step) // 2
+        codes.store(block.codes.bitcast(Uint8), offset, alignment=8)
+    if place.block(step) < _atoms_across(place.blocks) * ATOM_BLOCKS:
+        offset = place.scales + place.slot * ATOM_BLOCKS + place.lane % ATOM_BLOCKS
+        offset += (place.first - place.first_of_cta) // ATOM_BLOCKS * ATOM_BYTES
+        offset += step * tile.stride // ATOM_BLOCKS * ATOM_BYTES
+        Array(scales, shape=(1,)).store(block.scale, offset)
+
+
+@cute.jit
+def store_elements(
+    place: Place, step: cutlass.Constexpr, elements: Vector, target: cute.Pointer
+) -> None:
+    """16 elements of the input's dtype, to rows without gaps."""
+    if place.has(step):
+        offset = place.row * (place.blocks * BLOCK) + place.element(step)
+        Array(target, shape=(1,)).store(elements, offset, alignment=32)
+
+
+@cute.jit
+def store_padding(place: Place, scales: cute.Pointer) -> None:
+    """Zeros for the scales of a CTA without a row."""
+    tile = place.tile
+    thread = cute.arch.thread_idx()[0]
+    left = _atoms_across(place.blocks) - place.first_of_cta // ATOM_BLOCKS
+    zeros = Vector.from_elements((0,) * ATOM_BLOCKS, Uint8)
+    for part in cutlass.range_constexpr(cute.ceil_div(tile.steps, 4)):
+        word = thread + part * tile.threads
+        atom, slot = word // tile.slots, word % tile.slots
+        if atom < tile.blocks // ATOM_BLOCKS and atom < left:
+            offset = place.scales + atom * ATOM_BYTES + slot * ATOM_BLOCKS
+            Array(scales, shape=(1,)).store(zeros, offset, alignment=4)

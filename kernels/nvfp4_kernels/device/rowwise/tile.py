@@ -1,0 +1,121 @@
+"""How the threads of a CTA are laid over rows, and which layout fits a problem. No CuTe in here.
+
+A thread takes a whole block of 16 elements, so that a block needs no other thread: 32 bytes of a
+16-bit type are one load of Blackwell's (PTX ISA, "ld", .v8), and its codes are one store of 8.
+
+Rows are taken in the order in which the blocked scale layout stores them: slot ``s`` of an atom is
+row ``s % 4 * 32 + s // 4``. The scales of one atom that a warp of 8 slots writes are then 32
+neighbouring bytes, a whole sector.
+"""
+
+from dataclasses import dataclass
+
+from nvfp4_kernels.checks import InvalidArgument
+
+BLOCK = 16
+ATOM_ROWS = 128
+ATOM_BLOCKS = 4
+WARP = 32
+WARPS, MAX_WARPS = 8, 16  # of a CTA
+LOADED_WORDS = 32  # 32-bit registers a thread loads before it waits
+HELD_WORDS, MAX_HELD_WORDS = 36, 51  # that it keeps of its rows between two passes
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """What one CTA reads at a time: ``slots`` × ``blocks``.
+
+    Attributes:
+        slots: rows of a warp, 1, 2, 4 or 8; they are the rows of the CTA.
+        warps: side by side along the rows.
+        steps: blocks of each thread, all loaded before the first is used.
+    """
+
+    slots: int
+    warps: int
+    steps: int
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a warp that share a row."""
+        return WARP // self.slots
+
+    @property
+    def stride(self) -> int:
+        """Blocks of a row from one step of a thread to its next."""
+        return self.warps * self.lanes
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row that one CTA covers."""
+        return self.stride * self.steps
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @property
+    def groups(self) -> int:
+        """CTAs down one atom of scales."""
+        return ATOM_ROWS // self.slots
+
+
+def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
+    """For kernels that need no more of a row than one block at a time. Pure.
+
+    8 TB/s times a microsecond is 54 KB in flight per SM: 1024 threads with 64 bytes each. A thread
+    of many rows loads 128 bytes before it waits; with few rows it takes one block, in small CTAs,
+    so that a single token is spread over as many SMs as its atoms of scales allow.
+
+    Args:
+        m: rows, of all matrices together.
+        k: elements of a row.
+        words: 32-bit words loaded for one block.
+        sms: of the device.
+    """
+    groups = _ceil_div(m, 8)
+    columns = _ceil_div(k, BLOCK)
+    for steps in (4, 2):
+        tile = RowTile(8, WARPS, steps)
+        if steps * words <= LOADED_WORDS and groups * _ceil_div(columns, tile.blocks) >= 2 * sms:
+            return tile
+    return RowTile(8, WARPS // 2, 1)
+
+
+def choose_whole_rows(m: int, k: int, words: int, sms: int) -> RowTile:
+    """For kernels that look at a whole row before they write any of it. Pure.
+
+    The row stays in registers meanwhile, so one CTA has to hold it. 8 warps with 36 registers of
+    rows each leave room for two or three CTAs on an SM, of which one can load while another stores:
+    such a CTA takes as many rows as fit, up to the 8 whose scales fill sectors, and as leave two
+    CTAs for each SM. Only rows too long for 8 warps get 16, and then up to 51 registers.
+
+    Args:
+        m: rows, of all matrices together.
+        k: elements of a row.
+        words: 32-bit registers a block occupies between the passes.
+        sms: of the device.
+
+    Raises:
+        InvalidArgument: the row is too long for one CTA's registers.
+    """
+    columns = _ceil_div(k, ATOM_BLOCKS * BLOCK) * ATOM_BLOCKS
+    held = words + 1  # and its largest magnitude
+    longest = MAX_WARPS * WARP * (MAX_HELD_WORDS // held)
+    if columns > longest:
+        raise InvalidArgument(
+            f"x: K is {k}, must be at most {longest * BLOCK}; quantise longer rows with one "
+            "global scale"
+        )
+    usual = WARPS * WARP * (HELD_WORDS // held)
+    slots = 8
+    while slots > 1 and (slots * columns > usual or _ceil_div(m, slots) < 2 * sms):
+        slots //= 2
+    lanes = WARP // slots
+    most = WARPS if slots * columns <= usual else MAX_WARPS
+    steps = _ceil_div(columns, most * lanes)
+    return RowTile(slots, _ceil_div(columns, lanes * steps), steps)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

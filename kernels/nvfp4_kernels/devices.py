@@ -1,0 +1,68 @@
+"""Facts of devices: architectures and their families, SM counts, and dtypes by name."""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# An architecture runs the kernels of its family, which is named after its first member, compiled
+# for the architecture itself.
+FAMILIES = {"sm_90": "sm_90", "sm_100": "sm_100", "sm_103": "sm_100"}
+# Streaming multiprocessors where no GPU can be asked: of an H200, a B200 and a GB300.
+SM_COUNTS = {"sm_90": 132, "sm_100": 148, "sm_103": 152}
+ELEMENT_BITS: dict[str, int] = {"bfloat16": 16, "float16": 16, "float32": 32, "nvfp4": 4}
+
+# What a device type stands in for; a test's emulator takes CPU tensors as those of a GPU.
+_STAND_INS: dict[str, str] = {}
+
+
+@contextmanager
+def standing_in(device_type: str, arch: str) -> Iterator[None]:
+    """Within, ops take tensors of ``device_type`` for those of a GPU of ``arch``. For emulators."""
+    before = dict(_STAND_INS)
+    _STAND_INS[device_type] = arch
+    try:
+        yield
+    finally:
+        _STAND_INS.clear()
+        _STAND_INS.update(before)
+
+
+def device_arch(device: torch.device) -> str:
+    """Architecture of a device: ``"sm_<major><minor>"`` for CUDA, else its type, e.g. ``"cpu"``."""
+    if device.type in _STAND_INS:
+        return _STAND_INS[device.type]
+    if device.type != "cuda":
+        return device.type
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def device_family(device: torch.device) -> str:
+    """Family of a device's architecture; an architecture without one is its own."""
+    arch = device_arch(device)
+    return FAMILIES.get(arch, arch)
+
+
+def target_family(target: str) -> str:
+    """Family of what is compiled for, e.g. ``"sm_100"`` of ``"sm_103a"``."""
+    arch = target.rstrip("af")
+    return FAMILIES.get(arch, arch)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """SMs of a GPU, or of the one that a device stands in for."""
+    if device.type == "cuda":
+        return _multiprocessors(device)
+    return SM_COUNTS[device_arch(device)]
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a dtype as kernels' configurations and messages spell it, e.g. ``"bfloat16"``."""
+    return str(dtype).removeprefix("torch.")

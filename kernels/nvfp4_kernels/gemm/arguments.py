@@ -1,0 +1,223 @@
+"""What the linear ops have in common: their operands' shapes, checked once for all of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.dispatch import Kernel, Mode, WeightLayout
+from nvfp4_kernels.fragments import fragment_shapes
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+
+OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+A16_DTYPES = (torch.bfloat16, torch.float16)
+MAX_SHARDS = 8  # of a weight, for kernels; references take any number
+
+
+# Arguments of ``gemm`` and ``gemv``, in order; and of ``gemm_quantized``.
+_OPERANDS = (
+    "Tensor a, Tensor? a_scales, Tensor b, Tensor b_scales, Tensor alpha, SymInt[] shard_sizes, "
+    "Tensor? row_scale, Tensor? bias"
+)
+PRODUCT_SCHEMA = f"({_OPERANDS}, ScalarType out_dtype) -> Tensor"
+QUANTIZED_SCHEMA = f"({_OPERANDS}, Tensor out_global_scale) -> (Tensor, Tensor)"
+
+
+def check_product(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> tuple[Mode, int, int, int]:
+    """Check the arguments of ``gemm`` or ``gemv``; return mode, M, N and K."""
+    fragments = weight_layout(b_scales) == "fragments"
+    if fragments:
+        n, k = sum(shard_sizes), fragments_k("b", a, a_scales)
+        check_fragments("b", b, b_scales, n, k, "shard_sizes")
+    else:
+        n, k = check_weight("b", b, b_scales)
+    mode, m = check_activation(a, a_scales, row_scale, k)
+    if not fragments:
+        check_batch(a, "b", b)
+    check_shards(alpha, shard_sizes, n)
+    check_bias(bias, n)
+    check_out_dtype(out_dtype)
+    check_same_device(
+        a=a, a_scales=a_scales, b=b, b_scales=b_scales, alpha=alpha, row_scale=row_scale, bias=bias
+    )
+    return mode, m, n, k
+
+
+def fake_product(
+    a: Tensor,
+    a_scales: Tensor | None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    *rest: Any,
+) -> Tensor:
+    """The result of ``gemm`` or ``gemv`` without its values."""
+    *_, out_dtype = rest
+    n = sum(shard_sizes) if weight_layout(b_scales) == "fragments" else b.shape[-2]
+    return a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
+
+
+def fake_quantized_product(
+    a: Tensor, a_scales: Tensor | None, b: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    """The result of ``gemm_quantized`` without its values."""
+    m, n = a.shape[-2], b.shape[-2]
+    data = a.new_empty((*a.shape[:-1], n // 2), dtype=torch.uint8)
+    shape = (*a.shape[:-2], *blocked_shape(m, n // BLOCK_SIZE))
+    return data, a.new_empty(shape, dtype=torch.float8_e4m3fn)
+
+
+def check_weight(name: str, b: Tensor, b_scales: Tensor) -> tuple[int, int]:
+    """Check a packed weight ``(..., N, K/2)`` and its blocked scales; return (N, K)."""
+    check_dtype(name, b, (torch.uint8,))
+    check_dtype(f"{name}_scales", b_scales, (torch.float8_e4m3fn,))
+    if b.ndim < 2:
+        raise InvalidArgument(
+            f"{name}: shape is {tuple(b.shape)}, must be (..., rows, K/2); unsqueeze it"
+        )
+    n, k = b.shape[-2], 2 * b.shape[-1]
+    _check_k(name, k)
+    expected = (*b.shape[:-2], *blocked_shape(n, k // BLOCK_SIZE))
+    check_shape(f"{name}_scales", b_scales, expected, "permute linear scales with to_blocked()")
+    return n, k
+
+
+def weight_layout(scales: Tensor) -> WeightLayout:
+    """The layout of a weight, which the dtype of its scales tells."""
+    return "fragments" if scales.dtype == torch.uint8 else "blocked"
+
+
+def fragments_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:
+    """K of a weight in fragments: that of the activation, as the layout pads its own."""
+    if a_scales is not None:
+        raise InvalidArgument(
+            f"{name}: is in fragments (uint8 {name}_scales), must be blocked for NVFP4 "
+            "activations; undo it with from_fragments() and permute its scales with to_blocked(), "
+            "or pass 16-bit activations without a_scales"
+        )
+    check_dtype("a", a, A16_DTYPES)
+    if a.ndim < 2 or not a.shape[-1] or a.shape[-1] % BLOCK_SIZE:
+        raise InvalidArgument(
+            f"a: shape is {tuple(a.shape)}, must be (..., M, K) with K a positive multiple of "
+            f"{BLOCK_SIZE}; pad K with zeros"
+        )
+    return a.shape[-1]
+
+
+def check_fragments(name: str, b: Tensor, b_scales: Tensor, n: int, k: int, n_from: str) -> None:
+    """Check a weight in fragments; ``n_from`` is the argument that N comes from."""
+    check_dtype(name, b, (torch.uint8,))
+    data, scales = fragment_shapes(n, k)
+    remedy = (
+        f"the fragments of N = {n} ({n_from}) × K = {k} (a); make them with to_fragments() from "
+        "one matrix, or pass float8_e4m3fn scales with a weight in the blocked layout"
+    )
+    check_shape(name, b, data, remedy)
+    check_shape(f"{name}_scales", b_scales, scales, remedy)
+
+
+def check_layout_taken(name: str, scales: Tensor, kernel: Kernel) -> None:
+    """Raise if ``kernel`` does not read the layout that the weight is in."""
+    layout = weight_layout(scales)
+    if not kernel.takes(layout):
+        remedy = "to_blocked()" if layout == "fragments" else "to_fragments()"
+        raise InvalidArgument(
+            f"{name}: is in the layout {layout!r} ({name}_scales are {dtype_name(scales.dtype)}), "
+            f"must be in {kernel.weight_layout!r} for {kernel.label}; make that from the "
+            f"checkpoint's weight and linear scales with {remedy}, once, at load"
+        )
+
+
+def refuse_fragments(op: str, **scales: Tensor) -> None:
+    """Raise if a weight of an op that quantises its result is in fragments."""
+    for name, tensor in scales.items():
+        if weight_layout(tensor) == "fragments":
+            weight = name.removesuffix("_scales")
+            raise InvalidArgument(
+                f"{weight}: is in fragments ({name} are uint8), {op} takes float8_e4m3fn scales in "
+                f"the blocked layout; use {op.removesuffix('_quantized')}, whose result is not "
+                "quantised"
+            )
+
+
+def check_activation(
+    a: Tensor, a_scales: Tensor | None, row_scale: Tensor | None, k: int
+) -> tuple[Mode, int]:
+    """Check the activation against the weight's K; return the mode and M.
+
+    With ``a_scales`` the activation is NVFP4 (w4a4), without it 16-bit floating point (w4a16).
+    """
+    if a_scales is None:
+        check_dtype("a", a, A16_DTYPES)
+        if a.ndim < 2 or a.shape[-1] != k:
+            raise InvalidArgument(
+                f"a: shape is {tuple(a.shape)}, must be (..., M, {k}) to match the weight's K"
+            )
+        if row_scale is not None:
+            raise InvalidArgument(
+                "row_scale: given with 16-bit activations, which carry their own scale; "
+                "pass a_scales too, or leave row_scale out"
+            )
+        return "w4a16", a.shape[-2]
+    m, a_k = check_weight("a", a, a_scales)
+    if a_k != k:
+        raise InvalidArgument(f"a: K is {a_k}, must be {k} as the weight's; check the operands")
+    if row_scale is not None:
+        check_dtype("row_scale", row_scale, (torch.float32,))
+        check_shape("row_scale", row_scale, a.shape[:-1], "one global scale per row of a")
+    return "w4a4", m
+
+
+def check_shards(alpha: Tensor, shard_sizes: Sequence[int], n: int) -> None:
+    """Check one alpha per output shard, the shards adding up to N."""
+    check_dtype("alpha", alpha, (torch.float32,))
+    check_shape("alpha", alpha, (len(shard_sizes),), "one factor per shard of the output")
+    if sum(shard_sizes) != n or min(shard_sizes, default=0) < 0:
+        raise InvalidArgument(
+            f"shard_sizes: {list(shard_sizes)} adds up to {sum(shard_sizes)}, must be widths that "
+            f"add up to N = {n}"
+        )
+
+
+def check_out_dtype(out_dtype: torch.dtype) -> None:
+    """Raise unless the output can be written in ``out_dtype``."""
+    if out_dtype not in OUT_DTYPES:
+        names = ", ".join(dtype_name(d) for d in OUT_DTYPES)
+        raise InvalidArgument(f"out_dtype: is {out_dtype}, must be one of {names}")
+
+
+def check_bias(bias: Tensor | None, n: int) -> None:
+    """Check an optional bias ``(N,)``."""
+    if bias is not None:
+        check_dtype("bias", bias, OUT_DTYPES)
+        check_shape("bias", bias, (n,), "one value per output column")
+
+
+def check_batch(a: Tensor, name: str, b: Tensor) -> None:
+    """A batched weight needs an equally batched activation; an unbatched one serves any batch."""
+    if b.ndim > 2 and a.shape[:-2] != b.shape[:-2]:
+        raise InvalidArgument(
+            f"{name}: batch dimensions are {tuple(b.shape[:-2])}, must be none or "
+            f"{tuple(a.shape[:-2])} as a's"
+        )
+
+
+def _check_k(name: str, k: int) -> None:
+    if k % BLOCK_SIZE:
+        raise InvalidArgument(
+            f"{name}: K is {k}, must be a multiple of {BLOCK_SIZE}; pad K with zeros"
+        )

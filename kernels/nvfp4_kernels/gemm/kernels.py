@@ -1,0 +1,24 @@
+"""Kernels of ``gemm`` and ``gemm_quantized``."""
+
+from nvfp4_kernels.dispatch import KernelTable
+
+KERNELS = KernelTable(
+    "gemm",
+    {
+        ("cpu", "w4a4"): ("reference", "nvfp4_kernels.gemm.reference:gemm"),
+        ("cpu", "w4a16"): ("reference", "nvfp4_kernels.gemm.reference:gemm"),
+        ("sm_90", "w4a16"): ("wgmma", "nvfp4_kernels.gemm.sm90.launch:gemm", "fragments"),
+        ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100.launch:gemm"),
+    },
+)
+QUANTIZED_KERNELS = KernelTable(
+    "gemm_quantized",
+    {
+        ("cpu", "w4a4"): ("reference", "nvfp4_kernels.gemm.reference:gemm_quantized"),
+        ("cpu", "w4a16"): ("reference", "nvfp4_kernels.gemm.reference:gemm_quantized"),
+        ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100.launch:gemm_quantized"),
+    },
+)
+
+# Rows of activations that ``gemv`` takes: one tile on the N side of a tcgen05.mma.
+MAX_GEMV_ROWS = 32

@@ -1,0 +1,278 @@
+"""The block-scaled GEMM of sm_100: one kernel for products of NVFP4 activations and weights.
+
+Six warps: four epilogue warps, of which the first also holds the tensor memory, one that issues
+MMAs, one that issues loads.
+
+    loads  --full-->  MMA  --ready-->  epilogue
+           <-empty--       <-drained-
+
+Each arrow is an mbarrier per stage of operands, or per accumulator; the roles say who arrives.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cuda.bindings.driver as cuda_driver
+import cutlass
+import cutlass.cute as cute
+from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Uint8
+from cutlass.cute.runtime import make_ptr
+from cutlass.experimental import primitives as ptx
+from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.gemm.sm100.epilogue import Epilogue, Scratch
+from nvfp4_kernels.gemm.sm100.loader import Loader
+from nvfp4_kernels.gemm.sm100.mma import Multiplier
+from nvfp4_kernels.gemm.sm100.operands import Extent, Operand, data_map, scale_map, shared_operand
+from nvfp4_kernels.gemm.sm100.result import Result
+from nvfp4_kernels.gemm.sm100.scaling import Factors
+from nvfp4_kernels.gemm.sm100.scheduler import Order, clusters_across, order_of, work_of
+from nvfp4_kernels.gemm.sm100.split_k import Parts, Split
+from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, EPILOGUE_WARPS, Output, Tile
+from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
+
+MMA_WARP = EPILOGUE_WARPS
+LOAD_WARP = MMA_WARP + 1
+THREADS = 32 * (LOAD_WARP + 1)
+
+Maps = tuple[TensorMap, TensorMap]  # of an operand's data and scales
+
+
+@dataclass(frozen=True)
+class BlockScaledGemm:
+    """One compiled variant."""
+
+    tile: Tile
+    output: Output
+
+    @property
+    def stages(self) -> int:
+        return self.tile.depth(self.output.shared_bytes(self.tile))
+
+    def signature(self) -> tuple[Any, ...]:
+        """Arguments of ``__call__``, see there."""
+        out = TYPES.get(self.output.dtype, Uint8)
+        bias = TYPES.get(self.output.bias, Float32)
+        types = [Uint8] * 6 + [out, Uint8, Float32, Float32, Float32, bias]
+        pointers = [make_ptr(t, 16, cute.AddressSpace.gmem, assumed_align=16) for t in types]
+        return (*pointers, *[Int32(0)] * (6 + MAX_SHARDS - 1))
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Pointer,
+        sfx: cute.Pointer,
+        w1: cute.Pointer,
+        sfw1: cute.Pointer,
+        w2: cute.Pointer,
+        sfw2: cute.Pointer,
+        out: cute.Pointer,
+        sf_out: cute.Pointer,
+        out_scale: cute.Pointer,
+        alpha: cute.Pointer,
+        row_scale: cute.Pointer,
+        bias: cute.Pointer,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        batch: Int32,
+        weight_batch: Int32,
+        sms: Int32,
+        end0: Int32,
+        end1: Int32,
+        end2: Int32,
+        end3: Int32,
+        end4: Int32,
+        end5: Int32,
+        end6: Int32,
+        stream: cuda_driver.CUstream,
+    ) -> None:
+        """Launches on ``sms`` SMs at the most.
+
+        Activations ``x`` are bytes [batch, m, k/2], weights ``w1`` (and of a pair ``w2``) bytes
+        [weight_batch, n, k/2], weight_batch being 1 or batch; ``sfx`` ... are their blocked scales.
+        ``out`` is [batch, m, n]; if NVFP4, ``sf_out`` are its blocked scales and ``out_scale`` its
+        global one. For ``alpha``, ``row_scale``, ``bias`` and the ends see ``Factors``.
+        """
+        tile = self.tile
+        tokens, weights = Extent(m, k, batch), Extent(n, k, weight_batch)
+        x_maps = self._maps(x, sfx, tokens, n_side=tile.swapped)
+        w1_maps = self._maps(w1, sfw1, weights, n_side=not tile.swapped)
+        w2_maps = w1_maps
+        if cutlass.const_expr(tile.weights == 2):
+            w2_maps = self._maps(w2, sfw2, weights, n_side=not tile.swapped)
+        out_map = x_maps[0]
+        if cutlass.const_expr(self.output.store == "tma"):
+            out_map = self._out_map(out, m, n, batch)
+        rows_m, rows_n = (n, m) if tile.swapped else (m, n)
+        across_m = clusters_across(rows_m, tile.rows, tile.cluster_m // tile.ctas)
+        across_n = clusters_across(rows_n, tile.columns, tile.cluster_n)
+        clusters = cutlass.min(across_m * across_n * batch, sms // tile.cluster)
+        order = order_of(across_m, across_n, batch, clusters)
+        self.kernel(
+            *x_maps, *w1_maps, *w2_maps, out_map, out, sf_out, out_scale, alpha, row_scale, bias,
+            m, n, k, order, weight_batch, end0, end1, end2, end3, end4, end5, end6,
+        ).launch(
+            grid=(clusters * tile.cluster, 1, 1),
+            block=(THREADS, 1, 1),
+            cluster=(tile.cluster, 1, 1),
+            stream=stream,
+            use_pdl=True,
+        )  # fmt: skip
+
+    def _maps(self, data: cute.Pointer, scales: cute.Pointer, extent: Extent, n_side: bool) -> Maps:
+        """Boxes of what one of the CTAs that share an operand loads."""
+        tile = self.tile
+        rows = tile.b_rows // tile.sharers_b if n_side else CTA_ROWS // tile.cluster_n
+        atoms = tile.atoms_n if n_side else 1
+        atoms_k = ATOMS_K // (tile.sharers_sfb if n_side else tile.cluster_n)
+        return data_map(data, extent, rows), scale_map(scales, extent, atoms, atoms_k)
+
+    def _out_map(self, out: cute.Pointer, m: Int32, n: Int32, batch: Int32) -> TensorMap:
+        dtype = TYPES[self.output.dtype]
+        units = n * (dtype.width // 8) // 16
+        return create_tensor_map_tiled(
+            out.toint(),
+            dtype,
+            [n, m, batch],
+            [units, Int64(m) * units],
+            [self.output.store_columns, WARP_ROWS, 1],
+            swizzle=TensorMapSwizzle.s128b,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        map_x: GridConstant[TensorMap],
+        map_sfx: GridConstant[TensorMap],
+        map_w1: GridConstant[TensorMap],
+        map_sfw1: GridConstant[TensorMap],
+        map_w2: GridConstant[TensorMap],
+        map_sfw2: GridConstant[TensorMap],
+        map_out: GridConstant[TensorMap],
+        out: cute.Pointer,
+        sf_out: cute.Pointer,
+        out_scale: cute.Pointer,
+        alpha: cute.Pointer,
+        row_scale: cute.Pointer,
+        bias: cute.Pointer,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        order: Order,
+        weight_batch: Int32,
+        end0: Int32,
+        end1: Int32,
+        end2: Int32,
+        end3: Int32,
+        end4: Int32,
+        end5: Int32,
+        end6: Int32,
+    ) -> None:
+        """Sets up, runs one role per warp, takes down."""
+        tile, output, stages = self.tile, self.output, self.stages
+        group = ptx.CTAGroup.CTA_2 if tile.two_sm else ptx.CTAGroup.CTA_1
+        m_side, n_side = self._operands(
+            [(map_x, map_sfx)], [(map_w1, map_sfw1), (map_w2, map_sfw2)][: tile.weights]
+        )
+        full, empty = self._barriers(stages), self._barriers(stages)
+        ready, drained = self._barriers(tile.accumulators), self._barriers(tile.accumulators)
+        tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
+        loader, multiplier = Loader(tile, stages), Multiplier(tile, stages)
+        epilogue = Epilogue(tile, output)
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rank = ptx.cluster_ctarank()
+        parts = self._parts()
+
+        if warp == 0:
+            ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)
+            ptx.tcgen05_relinquish_alloc_permit(group=group)
+        if warp == MMA_WARP and ptx.elect_sync():
+            for stage in cutlass.range_constexpr(stages):
+                ptx.mbarrier_init(full.subview(stage), 1)
+                ptx.mbarrier_init(empty.subview(stage), loader.empty_arrivals)
+            for accumulator in cutlass.range_constexpr(tile.accumulators):
+                ptx.mbarrier_init(ready.subview(accumulator), 1)
+                ptx.mbarrier_init(drained.subview(accumulator), EPILOGUE_WARPS * tile.ctas)
+            if cutlass.const_expr(tile.split_k > 1):
+                for each in cutlass.range_constexpr(EPILOGUE_WARPS):
+                    ptx.mbarrier_init(parts.arrived.subview(each), Split(tile).arrivals[0])
+                    ptx.mbarrier_init(parts.taken.subview(each), Split(tile).arrivals[1])
+            ptx.fence_mbarrier_init()
+        self._meet()
+
+        work = work_of(tile, order, k, weight_batch, rank)
+        if warp == LOAD_WARP:
+            if ptx.elect_sync():
+                loader.run(m_side, n_side, full, empty, work)
+        elif warp == MMA_WARP:
+            if rank % tile.ctas == 0:
+                multiplier.run(m_side, n_side, full, empty, ready, drained, tensor.load(), work)
+        else:
+            ends = [end0, end1, end2, end3, end4, end5, end6]
+            factors = Factors(alpha, ends, row_scale, bias)
+            result = Result(out, sf_out, out_scale, map_out, m, n)
+            scratch = self._scratch(parts, warp)
+            epilogue.run(factors, result, scratch, ready, drained, tensor.load(), work, warp)
+
+        # Nobody exits while a peer may still arrive here, or frees what a peer still reads.
+        self._meet()
+        if warp == 0:
+            ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
+            held = ptx.make_tmem_ptr(tensor.load(), Float32)
+            ptx.tcgen05_dealloc(held, tile.tensor_columns, group=group)
+
+    def _operands(
+        self, tokens: list[Maps], weights: list[Maps]
+    ) -> tuple[list[Operand], list[Operand]]:
+        """Shared memory of either side's operands."""
+        tile = self.tile
+        m_maps, n_maps = (weights, tokens) if tile.swapped else (tokens, weights)
+        m_side = [shared_operand(maps, self.stages, CTA_ROWS, 1) for maps in m_maps]
+        n_side = [shared_operand(maps, self.stages, tile.b_rows, tile.atoms_n) for maps in n_maps]
+        return m_side, n_side
+
+    def _barriers(self, count: int) -> Array:
+        return Array(Int64, count, space=AddressSpace.smem, alignment=8)
+
+    def _parts(self) -> Any:
+        """Those of all warps; None without a split."""
+        tile = self.tile
+        if tile.split_k == 1:
+            return None
+        return Parts(
+            sums=self._floats(CTA_ROWS * tile.accumulator_columns),
+            arrived=self._barriers(EPILOGUE_WARPS),
+            taken=self._barriers(EPILOGUE_WARPS),
+        )
+
+    def _scratch(self, parts: Any, warp: Int32) -> Scratch:
+        """Of one warp."""
+        tile, output = self.tile, self.output
+        if parts is not None:
+            parts = Parts(parts.sums, parts.arrived.subview(warp), parts.taken.subview(warp))
+        slots = None
+        if output.slot_bytes(tile):
+            dtype = TYPES.get(output.dtype, Float32)
+            each = output.slot_bytes(tile) * 8 // dtype.width
+            space = AddressSpace.smem
+            slots = Array(dtype, EPILOGUE_WARPS * each, space=space, alignment=1024)
+            slots = slots.subview(warp * each)
+        length = output.column_vectors(tile) * output.vector_length(tile)
+        vectors = None
+        if length:
+            vectors = self._floats(EPILOGUE_WARPS * length).subview(warp * length)
+        return Scratch(slots, vectors, parts)
+
+    def _floats(self, count: int) -> Array:
+        return Array(Float32, count, space=AddressSpace.smem, alignment=128)
+
+    def _meet(self) -> None:
+        """All threads of the cluster."""
+        if self.tile.cluster > 1:
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+        else:
+            ptx.barrier_cta_sync()

@@ -1,0 +1,146 @@
+"""Launches of the block-scaled GEMM on sm_100: ``gemm``, ``gemm_quantized``, ``silu_mul_gemm``."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_layout
+from nvfp4_kernels.compile import launch
+from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
+from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm
+from nvfp4_kernels.gemm.sm100.tile import OutDtype, Output
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+
+# Tensor maps have strides of 16 bytes: 32 elements of K.
+_K_STEP = 32
+
+
+def gemm(
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """See ``nvfp4_kernels.gemm.op.gemm``."""
+    weights = [(b, b_scales)]
+    out, _ = product((a, a_scales), weights, alpha, shard_sizes, row_scale, bias, out_dtype)
+    return out
+
+
+def gemm_quantized(
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    out_global_scale: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """See ``nvfp4_kernels.gemm.op.gemm_quantized``."""
+    weights = [(b, b_scales)]
+    return product(
+        (a, a_scales), weights, alpha, shard_sizes, row_scale, bias, torch.float32, out_global_scale
+    )
+
+
+def silu_mul_gemm(
+    a: Tensor,
+    a_scales: Tensor,
+    b1: Tensor,
+    b1_scales: Tensor,
+    b2: Tensor,
+    b2_scales: Tensor,
+    alpha: Tensor,
+    row_scale: Tensor | None,
+    n: int,
+    out_global_scale: Tensor | None,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None]:
+    """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output."""
+    weights = [(b1, b1_scales), (b2, b2_scales)]
+    return product((a, a_scales), weights, alpha, [n], row_scale, None, out_dtype, out_global_scale)
+
+
+def product(
+    tokens: tuple[Tensor, Tensor],
+    weights: Sequence[tuple[Tensor, Tensor]],
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    out_global_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
+
+    ``tokens`` are data and blocked scales of the activations ``(..., M, K/2)``, ``weights`` those
+    of one product, or of the gate and up projection. ``out_global_scale``, float32 ``()``: quantise
+    the result with it. The rest is as for ``gemm``.
+
+    Returns:
+        The result, and its blocked scales if it was quantised.
+
+    Raises:
+        InvalidArgument: an operand is not contiguous or not aligned, or has too many shards.
+    """
+    data, scales = tokens
+    *batch_shape, m, packed = data.shape
+    n, k, batch = weights[0][0].shape[-2], 2 * packed, math.prod(batch_shape)
+    named = {"a": data, "a_scales": scales, "alpha": alpha, "row_scale": row_scale, "bias": bias}
+    for index, (weight, weight_scales) in enumerate(weights):
+        name = "b" if len(weights) == 1 else f"b{index + 1}"
+        named |= {name: weight, f"{name}_scales": weight_scales}
+    for name, tensor in named.items():
+        check_layout(name, tensor)
+    if len(shard_sizes) > MAX_SHARDS:
+        raise InvalidArgument(
+            f"shard_sizes: {len(shard_sizes)} shards, must be at most {MAX_SHARDS} on sm_100; "
+            "split the weight"
+        )
+    out_scales = None
+    if out_global_scale is None:
+        out = data.new_empty((*batch_shape, m, n), dtype=out_dtype)
+    else:
+        out = data.new_empty((*batch_shape, m, n // 2))
+        shape = (*batch_shape, *blocked_shape(m, n // BLOCK_SIZE))
+        out_scales = data.new_empty(shape, dtype=torch.float8_e4m3fn)
+    if out.numel() == 0:
+        return out, out_scales
+    if k == 0:
+        raise InvalidArgument("a: K is 0, must be at least 16; there is nothing to multiply")
+
+    dtype: OutDtype = "nvfp4" if out_scales is not None else dtype_name(out_dtype)  # type: ignore[assignment]
+    output = Output(
+        dtype,
+        shards=len(shard_sizes) if len(weights) == 1 else 1,
+        bias=dtype_name(bias.dtype) if bias is not None else "",
+        row_scale=row_scale is not None,
+    )
+    problem = Problem(m, n, k, batch, len(weights))
+    sms = multiprocessors(data.device)
+    kernel = BlockScaledGemm(*choose_config(problem, output, sms))
+    padded = -k % _K_STEP // 2
+    x, w1, w2 = (
+        torch.nn.functional.pad(t, (0, padded)) if padded else t
+        for t in (data, weights[0][0], weights[-1][0])
+    )
+    ends = [sum(shard_sizes[: i + 1]) for i in range(len(shard_sizes) - 1)]
+    ends += [0] * (MAX_SHARDS - 1 - len(ends))
+    weight_batch = math.prod(weights[0][0].shape[:-2])
+    launch(
+        kernel, x, scales, w1, weights[0][1], w2, weights[-1][1], out, out_scales,
+        out_global_scale, alpha, row_scale, bias, m, n, k + 2 * padded, batch, weight_batch, sms,
+        *ends,
+    )  # fmt: skip
+    return out, out_scales

@@ -1,0 +1,180 @@
+"""The MMA warp: issues every tcgen05 instruction that writes tensor memory."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Int16, Int32, Int64
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.gemm.sm100.loader import mask_of_readers
+from nvfp4_kernels.gemm.sm100.operands import Operand, data_descriptor
+from nvfp4_kernels.gemm.sm100.scheduler import Place, Work, place_of
+from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
+from nvfp4_kernels.sm100.descriptors import scale_descriptor
+from nvfp4_kernels.sm100.limits import (
+    ATOM_BYTES,
+    ATOM_COLUMNS,
+    ATOM_ROWS,
+    CTA_ROWS,
+    MMA_K,
+    WARP_ROWS,
+)
+from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """Role of one warp of each tile's first CTA: one of its threads issues.
+
+    The others go round with it: ptxas of CUDA 13.0 crashes on MMAs in a loop of one thread.
+
+    | barrier | arrivals | by |
+    |---|---|---|
+    | ``ready[accumulator]``, in each CTA of the tile | 1 | the tile's last commit |
+    | ``drained[accumulator]``, in the tile's first CTA | 4 per CTA | epilogue warps |
+    """
+
+    tile: Tile
+    stages: int
+
+    @property
+    def group(self) -> ptx.CTAGroup:
+        return ptx.CTAGroup.CTA_2 if self.tile.two_sm else ptx.CTAGroup.CTA_1
+
+    @cute.jit
+    def run(
+        self,
+        m_side: list[Operand],
+        n_side: list[Operand],
+        full: Array,
+        empty: Array,
+        ready: Array,
+        drained: Array,
+        tensor: Int32,
+        work: Work,
+    ) -> None:
+        tile, stages = self.tile, self.stages
+        leader = ptx.elect_sync()  # the same lane throughout: commits track a thread's own work
+        readers = mask_of_readers(tile, work)
+        pair = Int16(0b11 << work.rank) if tile.two_sm else None
+        descriptors = [data_descriptor(o.data) for o in m_side + n_side]
+        scale_descriptors = [scale_descriptor(o.scales) for o in m_side + n_side]
+
+        for index in cutlass.range(work.mine, unroll=1):
+            place = place_of(tile, work, index)
+            accumulator = index % tile.accumulators
+            self._wait_for_room(drained, index)
+            ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
+            target = tensor + accumulator * tile.accumulator_stride
+            for step in cutlass.range(work.steps, unroll=1):
+                count = index * work.steps + step
+                stage = count % stages
+                wait(full.subview(stage), count // stages)
+                if leader:
+                    self._copy_scales(scale_descriptors, stage, tensor)
+                    for part in cutlass.range_constexpr(ATOMS_K):
+                        self._multiply(
+                            descriptors,
+                            stage,
+                            part,
+                            target,
+                            tensor,
+                            place,
+                            (step > 0) if part == 0 else True,
+                        )
+                    ptx.tcgen05_commit(
+                        empty.subview(stage), multicast_mask=readers, group=self.group
+                    )
+            if leader:
+                ptx.tcgen05_commit(
+                    ready.subview(accumulator), multicast_mask=pair, group=self.group
+                )
+
+    @cute.jit
+    def _wait_for_room(self, drained: Array, index: Int32) -> None:
+        """Until nobody reads what this tile's MMAs are going to overwrite.
+
+        Accumulators that overlap: until the tile before has given up what they share. Epilogues are
+        in order, so that the tile before that has gone then too.
+        """
+        tile = self.tile
+        if cutlass.const_expr(tile.accumulators == 2 and tile.overlap > 0):
+            # The one before has the other accumulator, for the (index - 1) // 2-th time.
+            wait(drained.subview((index + 1) % 2), (index + 1) // 2 - 1)
+        else:
+            turn = index // tile.accumulators
+            wait(drained.subview(index % tile.accumulators), turn - 1)
+
+    def _collector(self, product: int) -> ptx.Tcgen05MMACollectorOp | None:
+        """Activations that are the M side stay in the core between the products of a pair."""
+        if self.tile.weights == 1 or self.tile.swapped:
+            return None
+        ops = ptx.Tcgen05MMACollectorOp
+        return ops.FILL if product == 0 else ops.LASTUSE
+
+    def _copy_scales(self, descriptors: list[Int64], stage: Int32, tensor: Int32) -> None:
+        """Shared to tensor memory, replicated for the four warps' lanes (PTX ISA, tcgen05.cp)."""
+        tile = self.tile
+        shape, spread = ptx.S2TCopyMode.S2T_32x128b_WARPX4
+        column = tile.scale_column
+        for operand, descriptor in enumerate(descriptors):
+            atoms = ATOMS_K * (1 if operand < tile.m_operands else tile.atoms_n)
+            start = descriptor + stage * (atoms * ATOM_BYTES // 16)
+            for atom in range(atoms):
+                ptx.tcgen05_cp(
+                    shape,
+                    tensor_pointer(tensor + (column + atom * ATOM_COLUMNS)),
+                    start + atom * (ATOM_BYTES // 16),
+                    group=self.group,
+                    multicast=spread,
+                )
+            column += atoms * ATOM_COLUMNS
+
+    def _multiply(
+        self,
+        descriptors: list[Int64],
+        stage: Int32,
+        part: int,
+        target: Int32,
+        tensor: Int32,
+        place: Place,
+        accumulate: object,
+    ) -> None:
+        """One MMA per product: 64 elements of K."""
+        tile = self.tile
+        instruction = ptx.Tcgen05MxOmmaInstrDesc.build(
+            a_dtype=cutlass.Float4E2M1FN,
+            b_dtype=cutlass.Float4E2M1FN,
+            scale_format=0,  # E4M3
+            m_dim=tile.rows,
+            n_dim=tile.columns,
+            sparsity_version=0,
+        )
+        for product in range(tile.weights):
+            m = product % tile.m_operands
+            n = product % tile.n_operands
+            a = descriptors[m] + stage * (CTA_ROWS * TILE_BYTES // 16)
+            b = descriptors[tile.m_operands + n] + stage * (tile.b_rows * TILE_BYTES // 16)
+            sfa = tile.scale_column + ATOM_COLUMNS * (m * ATOMS_K + part)
+            sfb = tile.scale_column + ATOM_COLUMNS * (
+                tile.m_operands * ATOMS_K + (n * ATOMS_K + part) * tile.atoms_n
+            )
+            scale_b = tensor + sfb
+            if tile.columns < ATOM_ROWS:
+                # A tile that starts inside of an atom: 32 of its rows to a column.
+                scale_b += place.n * tile.columns % ATOM_ROWS // WARP_ROWS
+            ptx.tcgen05_mma_block_scale(
+                ptx.MMABlockScaleKind.MXF4NVF4,
+                self.group,
+                tensor_pointer(target + product * tile.columns),
+                a + part * (MMA_K // 2 // 16),
+                b + part * (MMA_K // 2 // 16),
+                instruction,
+                enable_input_d=accumulate,
+                scale_a=tensor_pointer(tensor + sfa),
+                scale_b=tensor_pointer(scale_b),
+                scale_vec_size=ptx.Tcgen05MMABlockScale.BLOCK16,
+                collector_op=self._collector(product),
+            )

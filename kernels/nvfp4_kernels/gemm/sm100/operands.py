@@ -1,0 +1,80 @@
+"""Operands of the GEMM: tensor maps on the host, rings in shared memory."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Int32, Int64, Uint8, Uint16
+from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+
+from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES
+from nvfp4_kernels.sm100.descriptors import row_descriptor
+from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, MMA_K
+
+
+@dataclass(frozen=True)
+class Extent:
+    """An operand in global memory: ``batch`` matrices of ``rows`` × K."""
+
+    rows: Int32
+    k: Int32
+    batch: Int32
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand in one CTA.
+
+    Attributes:
+        data_map, scale_map: tensor maps; their boxes are what one of the CTAs that share it loads.
+        data: ring of [rows, 128] bytes per stage, 128-byte swizzle.
+        scales: ring of [4 K atoms, row atoms, 512] bytes per stage.
+    """
+
+    data_map: TensorMap
+    scale_map: TensorMap
+    data: Array
+    scales: Array
+
+
+def data_map(data: cute.Pointer, extent: Extent, box_rows: int) -> TensorMap:
+    """Packed E2M1, as bytes: [K/2, rows, batch]; what lies beyond reads as zeros."""
+    return create_tensor_map_tiled(
+        data.toint(),
+        Uint8,
+        [extent.k // 2, extent.rows, extent.batch],
+        [extent.k // 32, Int64(extent.rows) * (extent.k // 32)],
+        [TILE_BYTES, box_rows, 1],
+        swizzle=TensorMapSwizzle.s128b,
+    )
+
+
+def scale_map(scales: cute.Pointer, extent: Extent, box_atoms: int, box_k: int) -> TensorMap:
+    """Atoms of 512 bytes, [atom, row atoms, K atoms, batch]: in shared memory K lies outermost."""
+    across = cute.ceil_div(extent.k, MMA_K)
+    down = cute.ceil_div(extent.rows, ATOM_ROWS)
+    units = ATOM_BYTES // 16
+    return create_tensor_map_tiled(
+        scales.toint(),
+        Uint16,
+        [ATOM_BYTES // 2, down, across, extent.batch],
+        [across * units, units, Int64(down) * across * units],
+        [ATOM_BYTES // 2, box_atoms, box_k, 1],
+    )
+
+
+def data_descriptor(data: Array) -> Int64:
+    """Rows of a stage."""
+    return row_descriptor(data, TILE_BYTES)
+
+
+def shared_operand(
+    maps: tuple[TensorMap, TensorMap], stages: int, rows: int, atoms: int
+) -> Operand:
+    """Shared memory for ``stages`` tiles of ``rows`` rows, with ``atoms`` row atoms of scales."""
+    space = cutlass.AddressSpace.smem
+    return Operand(
+        *maps,
+        data=Array(Uint8, stages * rows * TILE_BYTES, space=space, alignment=1024),
+        scales=Array(Uint8, stages * ATOMS_K * atoms * ATOM_BYTES, space=space, alignment=128),
+    )

@@ -1,0 +1,147 @@
+"""From sums of products to the result's float32 values."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Float32, Int32, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.math import silu
+from nvfp4_kernels.gemm.sm100.result import Result
+from nvfp4_kernels.gemm.sm100.scheduler import Place
+from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.sm100.limits import WARP_ROWS
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What the sums are multiplied with, and what is added, in global memory.
+
+    Attributes:
+        alpha: float32 [shards]: of the weights' rows, or of each product of a pair.
+        ends: where each shard but the last ends, along the weights' rows.
+        row_scale: float32 [batch, m], of the tokens.
+        bias: [n].
+    """
+
+    alpha: cute.Pointer
+    ends: list[Int32]
+    row_scale: cute.Pointer
+    bias: cute.Pointer
+
+
+@dataclass(frozen=True)
+class RowFactors:
+    """A thread's own: a factor for each product, and a bias."""
+
+    scales: list[Float32]
+    bias: Float32
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """value = sum · alpha · row_scale, then silu(gate) · up of a pair, then + bias.
+
+    What goes along the accumulator's rows is a thread's own; what goes along its columns is staged
+    in shared memory, a copy for each warp.
+    """
+
+    tile: Tile
+    output: Output
+
+    @cute.jit
+    def of_row(self, factors: Factors, result: Result, row: Int32, place: Place) -> RowFactors:
+        """For a row of the M side."""
+        tile, output = self.tile, self.output
+        alpha = Array(factors.alpha, shape=(1,))
+        bias = Float32(0.0)
+        if cutlass.const_expr(tile.weights == 2):
+            scales = [alpha.load(0), alpha.load(1)]
+        elif cutlass.const_expr(output.shards == 1):
+            scales = [alpha.load(0)]
+        elif cutlass.const_expr(tile.swapped):
+            scales = [alpha.load(self._shard(factors, row))]
+        else:
+            scales = [Float32(1.0)]
+        if cutlass.const_expr(output.row_scale and not tile.swapped):
+            scale = Float32(0.0)
+            if row < result.m:
+                scale = Array(factors.row_scale, shape=(1,)).load(place.batch * result.m + row)
+            scales = [s * scale for s in scales]
+        if cutlass.const_expr(bool(output.bias) and tile.swapped):
+            if row < result.n:
+                bias = self._bias(factors, row)
+        return RowFactors(scales, bias)
+
+    @cute.jit
+    def stage_columns(
+        self,
+        factors: Factors,
+        result: Result,
+        vectors: Array,
+        column: Int32,
+        place: Place,
+        lane: Int32,
+    ) -> None:
+        """Puts what goes along the columns into this warp's shared memory, a lane per column."""
+        tile, output = self.tile, self.output
+        if cutlass.const_expr(output.column_vectors(tile) > 0):
+            ptx.bar_warp_sync(cute.arch.FULL_MASK)  # the tile before has been read
+            for start in cutlass.range_constexpr(0, tile.share, WARP_ROWS):
+                here = column + start + lane
+                factor, bias = Float32(1.0), Float32(0.0)
+                if cutlass.const_expr(tile.swapped):
+                    if here < result.m:
+                        at = place.batch * result.m + here
+                        factor = Array(factors.row_scale, shape=(1,)).load(at)
+                else:
+                    if here < result.n:
+                        if cutlass.const_expr(output.shards > 1):
+                            shard = self._shard(factors, here)
+                            factor = Array(factors.alpha, shape=(1,)).load(shard)
+                        if cutlass.const_expr(bool(output.bias)):
+                            bias = self._bias(factors, here)
+                self._keep(vectors, start + lane, factor, bias)
+            ptx.bar_warp_sync(cute.arch.FULL_MASK)
+
+    def apply(
+        self, sums: list[Vector], row: RowFactors, vectors: Array, column: Int32 | int
+    ) -> list[Float32]:
+        """The result's values of ``column`` and those after it, from each product's sums."""
+        tile, output = self.tile, self.output
+        products = [s * scale for s, scale in zip(sums, row.scales, strict=True)]
+        along = [
+            vectors.load(v * self._length + column, sums[0].shape[0])
+            for v in range(output.column_vectors(tile))
+        ]
+        if along and (tile.swapped or output.shards > 1):
+            factor = along.pop(0)
+            products = [p * factor for p in products]
+        if tile.weights == 2:
+            gates, ups = (p.to_elements() for p in products)
+            return [silu(g) * u for g, u in zip(gates, ups, strict=True)]
+        values = products[0]
+        if output.bias:
+            values = values + (row.bias if tile.swapped else along[0])
+        return values.to_elements()
+
+    def _bias(self, factors: Factors, n: Int32) -> Float32:
+        return Float32(Array(factors.bias, shape=(1,)).load(n))
+
+    def _shard(self, factors: Factors, n: Int32) -> Int32:
+        """Which shard a row of the weights belongs to."""
+        shard = Int32(0)
+        for end in factors.ends[: self.output.shards - 1]:
+            shard += Int32(n >= end)
+        return shard
+
+    def _keep(self, vectors: Array, column: Int32, factor: Float32, bias: Float32) -> None:
+        kept = [factor] if self.tile.swapped or self.output.shards > 1 else []
+        kept += [bias] if self.output.bias and not self.tile.swapped else []
+        for vector, value in enumerate(kept):
+            vectors.store(value, vector * self._length + column)
+
+    @property
+    def _length(self) -> int:
+        return self.output.vector_length(self.tile)

@@ -1,0 +1,97 @@
+"""How finished values leave: a chunk of columns of one row per thread."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Boolean, Float32, Int32, Int64, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.gemm.sm100.result import Chunk, Result
+from nvfp4_kernels.gemm.sm100.tile import STORE_SLOTS, Output, Tile
+from nvfp4_kernels.sm100.limits import WARP_ROWS
+
+
+@dataclass(frozen=True)
+class Store:
+    """Writes chunks. Each warp stores the 32 rows that it reads, and waits for no other.
+
+    Rows and columns beyond the result are left out.
+    """
+
+    tile: Tile
+    output: Output
+
+    @cute.jit
+    def put(
+        self, result: Result, slots: Array, chunk: Chunk, values: list[Float32], leader: Boolean
+    ) -> None:
+        """One chunk of float32 values, one row (or, swapped, one weight row) per thread."""
+        if cutlass.const_expr(self.tile.swapped):
+            self._columns(result, chunk, values)
+        elif cutlass.const_expr(self.output.store == "tma"):
+            self._boxes(result, slots, chunk, values, leader)
+        else:
+            self._rows(result, chunk, values)
+
+    @cute.jit
+    def finish(self, leader: Boolean) -> None:
+        """Until shared memory may go: the boxes have been read."""
+        if cutlass.const_expr(self.output.store == "tma"):
+            if leader:
+                ptx.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def _boxes(
+        self, result: Result, slots: Array, chunk: Chunk, values: list[Float32], leader: Boolean
+    ) -> None:
+        """Through a ring of boxes of 32 rows × 128 bytes, each swizzled against bank conflicts."""
+        dtype = TYPES[self.output.dtype]
+        columns = self.output.store_columns
+        piece = 128 // dtype.width  # elements in 16 bytes
+        lane = cute.arch.lane_idx()
+        slot = slots.subview(chunk.number % STORE_SLOTS * (WARP_ROWS * columns))
+        if leader:
+            ptx.cp_async_bulk_wait_group(STORE_SLOTS - 1, read=True)
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)
+        for index in cutlass.range_constexpr(columns // piece):
+            part = _vector(values[index * piece : (index + 1) * piece]).to(dtype)
+            slot.store(part, lane * columns + (index ^ (lane & 7)) * piece, alignment=16)
+        ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)
+        if leader:
+            place = [chunk.column, chunk.row - lane, chunk.batch]
+            ptx.cp_async_bulk_tensor_global_shared_cta(result.tensor_map.get_ptr(), slot, place)
+            ptx.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def _rows(self, result: Result, chunk: Chunk, values: list[Float32]) -> None:
+        """Straight from registers, 16 bytes or one element at a time."""
+        dtype = TYPES[self.output.dtype]
+        piece = 128 // dtype.width if self.output.store == "vector" else 1
+        data = Array(result.data, shape=(1,))
+        start = (Int64(chunk.batch) * result.m + chunk.row) * result.n + chunk.column
+        left = result.n - chunk.column if chunk.row < result.m else Int32(0)
+        for index in cutlass.range_constexpr(len(values) // piece):
+            part = _vector(values[index * piece : (index + 1) * piece]).to(dtype)
+            if index * piece < left:
+                if cutlass.const_expr(piece == 1):
+                    data.store(part[0], start + index)
+                else:
+                    data.store(part, start + index * piece, alignment=16)
+
+    @cute.jit
+    def _columns(self, result: Result, chunk: Chunk, values: list[Float32]) -> None:
+        """A thread's values belong to one weight row and consecutive tokens: lanes coalesce."""
+        dtype = TYPES[self.output.dtype]
+        data = Array(result.data, shape=(1,))
+        start = (Int64(chunk.batch) * result.m + chunk.column) * result.n + chunk.row
+        left = result.m - chunk.column if chunk.row < result.n else Int32(0)
+        for index in cutlass.range_constexpr(len(values)):
+            if index < left:
+                data.store(values[index].to(dtype), start + Int64(index) * result.n)
+
+
+def _vector(values: list[Float32]) -> Vector:
+    return Vector.from_elements(values, Float32)

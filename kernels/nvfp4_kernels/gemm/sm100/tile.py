@@ -1,0 +1,237 @@
+"""What a CTA of the block-scaled GEMM computes at a time, and where it keeps it. No CuTe in here.
+
+The tensor core multiplies an M side of 128 rows per CTA with an N side of 8 to 256 rows.
+Activations are the M side, or, *swapped*, the N side: few tokens then waste no tensor memory and
+weights stream through the side that is always full.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nvfp4_kernels.devices import ELEMENT_BITS
+from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.sm100.limits import (
+    ATOM_BYTES,
+    ATOM_COLUMNS,
+    ATOM_ROWS,
+    CTA_ROWS,
+    MAX_SHARED_BYTES,
+    MMA_K,
+    TENSOR_COLUMNS,
+    WARP_ROWS,
+)
+
+TILE_K = 256  # elements of K per stage: 128 bytes, the widest swizzle
+TILE_BYTES = TILE_K // 2
+ATOMS_K = TILE_K // MMA_K
+EPILOGUE_WARPS = 4
+STORE_BYTES = 128  # of each row, in one slot of the store ring
+STORE_SLOTS = 2
+TURNED_PITCH = WARP_ROWS + 4  # floats: rows of 16 bytes that start in different banks
+MAX_STAGES = 12
+BARRIER_BYTES = 1024  # mbarriers, the tensor memory's address, and what alignment costs
+
+Store = Literal["tma", "vector", "element"]
+OutDtype = Literal["bfloat16", "float16", "float32", "nvfp4"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the work is cut.
+
+    Attributes:
+        columns: rows of the N side per tile, 8 to 256: columns of the accumulator.
+        weights: products that share the activations, each with an accumulator: 1, or 2 for the
+            gate and up projection.
+        swapped: whether the weights are the M side.
+        two_sm: whether pairs of CTAs compute tiles of 256 rows, each holding half of the N side.
+        cluster_m, cluster_n: CTAs, along either side, that load what they share once for all.
+        split_k: CTAs of a cluster that each take a part of K and then add up.
+        max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
+    """
+
+    columns: int = 128
+    weights: int = 1
+    swapped: bool = False
+    two_sm: bool = False
+    cluster_m: int = 1
+    cluster_n: int = 1
+    split_k: int = 1
+    max_stages: int = MAX_STAGES
+
+    def __post_init__(self) -> None:
+        assert self.columns in (8, 16, 32, 64, 128, 256), self.columns
+        assert self.weights in (1, 2), self.weights
+        assert self.cluster_m % self.ctas == 0, "a pair of CTAs lies along the M side"
+        assert self.split_k == 1 or self.cluster == self.split_k, "a split has no other cluster"
+        assert self.cluster <= 8, "larger clusters are not portable"
+        assert self.b_rows // self.sharers_b >= 8, "the N side is shared in groups of 8 rows"
+        assert ATOMS_K % self.sharers_sfb == 0
+        assert ATOMS_K % self.cluster_n == 0
+        assert self.split_k == 1 or self.share >= 1
+        assert self.accumulator_columns + self.scale_columns <= TENSOR_COLUMNS, "tensor memory"
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that compute one tile."""
+        return 2 if self.two_sm else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of the M side per tile."""
+        return CTA_ROWS * self.ctas
+
+    @property
+    def cluster(self) -> int:
+        return self.cluster_m * self.cluster_n if self.split_k == 1 else self.split_k
+
+    @property
+    def m_operands(self) -> int:
+        return self.weights if self.swapped else 1
+
+    @property
+    def n_operands(self) -> int:
+        return 1 if self.swapped else self.weights
+
+    @property
+    def b_rows(self) -> int:
+        """Rows of each N-side operand in each CTA's shared memory."""
+        return self.columns // self.ctas
+
+    @property
+    def sharers_b(self) -> int:
+        """CTAs that hold the same rows of the N side."""
+        return self.cluster_m // self.ctas
+
+    @property
+    def sharers_sfb(self) -> int:
+        """CTAs that hold the same scales of the N side: both of a pair have all of them."""
+        return self.cluster_m
+
+    @property
+    def atoms_n(self) -> int:
+        """Atoms of scales side by side along the N side."""
+        return -(-self.columns // ATOM_ROWS)
+
+    @property
+    def share(self) -> int:
+        """Accumulator columns that a CTA of a split finishes."""
+        return self.columns // self.split_k
+
+    # --- tensor memory ------------------------------------------------------------------------
+
+    @property
+    def accumulator_columns(self) -> int:
+        return self.weights * self.columns
+
+    @property
+    def scale_columns(self) -> int:
+        return ATOM_COLUMNS * ATOMS_K * (self.m_operands + self.n_operands * self.atoms_n)
+
+    @property
+    def overlap(self) -> int:
+        """Columns that the second accumulator shares with the first one.
+
+        It starts where the first one's last ``overlap`` columns do: those are read first, and the
+        MMAs of the next tile start as soon as they are.
+        """
+        return max(0, 2 * self.accumulator_columns + self.scale_columns - TENSOR_COLUMNS)
+
+    @property
+    def accumulators(self) -> int:
+        """Tiles in tensor memory at a time."""
+        return 2 if self.overlap < self.accumulator_columns else 1
+
+    @property
+    def accumulator_stride(self) -> int:
+        """Columns from the first accumulator to the second."""
+        return self.accumulator_columns - self.overlap if self.accumulators == 2 else 0
+
+    @property
+    def scale_column(self) -> int:
+        """First column of the scales: the M side's operands, then the N side's."""
+        return self.accumulator_columns + self.accumulator_stride
+
+    @property
+    def tensor_columns(self) -> int:
+        """Columns to allocate: a power of two, at least 32."""
+        return max(32, 1 << (self.scale_column + self.scale_columns - 1).bit_length())
+
+    # --- shared memory ------------------------------------------------------------------------
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that arrive in one CTA's shared memory per stage."""
+        rows = self.m_operands * CTA_ROWS + self.n_operands * self.b_rows
+        atoms = ATOMS_K * (self.m_operands + self.n_operands * self.atoms_n)
+        return rows * TILE_BYTES + atoms * ATOM_BYTES
+
+    @property
+    def loaded_bytes(self) -> float:
+        """Bytes that one CTA fetches per stage: its part of what it shares with others."""
+        scales = ATOMS_K * ATOM_BYTES
+        m_side = (CTA_ROWS * TILE_BYTES + scales) / self.cluster_n
+        n_side = self.b_rows * TILE_BYTES / self.sharers_b
+        n_side += self.atoms_n * scales / self.sharers_sfb
+        return self.m_operands * m_side + self.n_operands * n_side
+
+    def depth(self, epilogue_bytes: int) -> int:
+        """Stages of the operand ring beside an epilogue's shared memory; two are needed."""
+        left = MAX_SHARED_BYTES - BARRIER_BYTES - epilogue_bytes
+        return min(left // self.stage_bytes, self.max_stages)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What becomes of the accumulators.
+
+    Attributes:
+        dtype: of the result.
+        store: how a result whose rows run along the N side leaves: "tma" for rows of whole 16
+            bytes, staged in shared memory; "vector" for the same straight from registers; "element"
+            for any width. A swapped tile has only "element", which there is coalesced.
+        shards: factors ``alpha`` along the weights' rows.
+        bias: dtype of the bias, "" for none.
+        row_scale: whether every token has a factor of its own.
+    """
+
+    dtype: OutDtype = "bfloat16"
+    store: Store = "element"
+    shards: int = 1
+    bias: str = ""
+    row_scale: bool = False
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.shards <= MAX_SHARDS
+        assert self.dtype != "nvfp4" or self.store != "tma"
+
+    @property
+    def store_columns(self) -> int:
+        """Columns of a chunk, which goes out at once."""
+        if self.dtype == "nvfp4":
+            return 64  # four scales: 4 bytes of the blocked layout
+        return STORE_BYTES * 8 // ELEMENT_BITS[self.dtype] if self.store == "tma" else 32
+
+    def column_vectors(self, tile: Tile) -> int:
+        """float32 vectors along the accumulator's columns: factors, and the bias."""
+        if tile.swapped:
+            return int(self.row_scale)
+        return int(self.shards > 1) + bool(self.bias)
+
+    def vector_length(self, tile: Tile) -> int:
+        """Elements of such a vector: whole warps write it."""
+        return max(WARP_ROWS, tile.columns)
+
+    def shared_bytes(self, tile: Tile) -> int:
+        """Shared memory of the epilogue: slots, column vectors, parts of a split K."""
+        slots = EPILOGUE_WARPS * self.slot_bytes(tile)
+        vectors = EPILOGUE_WARPS * self.column_vectors(tile) * 4 * self.vector_length(tile)
+        parts = 4 * CTA_ROWS * tile.accumulator_columns if tile.split_k > 1 else 0
+        return slots + vectors + parts
+
+    def slot_bytes(self, tile: Tile) -> int:
+        """Of one warp: the store ring, or room to turn blocks of a swapped tile in."""
+        if self.store == "tma":
+            return STORE_SLOTS * WARP_ROWS * STORE_BYTES
+        turned = self.dtype == "nvfp4" and tile.swapped
+        return 4 * TURNED_PITCH * tile.share if turned else 0

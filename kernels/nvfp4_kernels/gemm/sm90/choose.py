@@ -1,0 +1,225 @@
+"""Which tile a product gets: few tokens by a table, many by an estimate. Pure, and no CuTe.
+
+Both were measured on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
+the table by what made a whole layer fastest, the estimate by products alone, where of all tiles
+tried at 80 to 1024 tokens what it chooses is at most 3 % behind. ``python -m
+examples.kernel_bench`` times what is chosen, ``python -m tests.bench_layer`` a layer of it.
+"""
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from nvfp4_kernels.devices import ELEMENT_BITS
+from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.gemm.sm90.tile import MAX_STAGES, Output, Tile
+from nvfp4_kernels.sm90.limits import REGISTERS, SMS
+
+MANY_TOKENS = 64  # from here on results leave in boxes
+_FEW_TOKENS = (8, 16, 32, MANY_TOKENS)  # of the tiles below
+
+
+class _Cut(NamedTuple):
+    """Fields of a ``Tile``."""
+
+    warpgroups: int
+    k_tiles: int
+    split_k: int
+    slices: int = 1
+    max_stages: int = MAX_STAGES
+
+
+# Few tokens: every CTA is there at once, so that each SM has loads under way. By weights, rows of
+# 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. It was
+# so in a layer (``tests/bench_layer.py``), where weights come while the kernel before ends: a ring
+# shorter than memory allows leaves the next kernel room to start.
+_STREAMING = {
+    (1, 40, 128): (
+        _Cut(1, 4, 8),
+        _Cut(1, 4, 8, max_stages=3),
+        _Cut(1, 2, 8, max_stages=4),
+        _Cut(1, 2, 4, max_stages=3),
+    ),
+    (1, 64, 64): (
+        _Cut(4, 4, 2, slices=4, max_stages=8),
+        _Cut(2, 8, 2, slices=2, max_stages=4),
+        _Cut(2, 4, 2, slices=2, max_stages=4),
+        _Cut(1, 2, 2, max_stages=5),
+    ),
+    (1, 64, 224): (
+        _Cut(4, 4, 2, slices=4, max_stages=8),
+        _Cut(2, 8, 2, slices=2, max_stages=4),
+        _Cut(2, 4, 2, slices=2, max_stages=4),
+        _Cut(1, 4, 2, max_stages=3),
+    ),
+    (1, 96, 64): (
+        _Cut(2, 4, 1, slices=2, max_stages=10),
+        _Cut(2, 8, 1, slices=2, max_stages=4),
+        _Cut(1, 4, 2, max_stages=3),
+        _Cut(1, 4, 1, max_stages=3),
+    ),
+    (1, 128, 32): (
+        _Cut(4, 4, 1, slices=4),
+        _Cut(4, 4, 1, slices=4),
+        _Cut(2, 4, 1, slices=2, max_stages=4),
+        _Cut(1, 2, 1, max_stages=6),
+    ),
+    (1, 128, 112): (
+        _Cut(2, 4, 2, max_stages=5),
+        _Cut(2, 4, 1, slices=2, max_stages=8),
+        _Cut(1, 4, 2, max_stages=3),
+        _Cut(1, 4, 1, max_stages=3),
+    ),
+    (2, 112, 128): (
+        _Cut(1, 2, 4),
+        _Cut(2, 4, 1, slices=2, max_stages=4),
+        _Cut(1, 4, 2, max_stages=2),
+        _Cut(1, 2, 2, max_stages=3),
+    ),
+    (2, 224, 64): (
+        _Cut(1, 4, 1),
+        _Cut(2, 2, 1, slices=2, max_stages=4),
+        _Cut(1, 4, 1, max_stages=2),
+        _Cut(2, 2, 1, max_stages=3),
+    ),
+}
+
+# Many tokens: cycles of a K tile, by accumulators of a warpgroup and columns of each. Fitted, with
+# what is below, to times at 80 to 1024 tokens; then 224 raised and 256 lowered by 2 %, for the
+# widest is ahead where there are thousands. A pair's 64 continues the line, and was not timed.
+_STEP = {
+    1: {
+        64: 450, 80: 462, 96: 502, 112: 545, 128: 575, 144: 633, 160: 672, 176: 725, 192: 790,
+        208: 868, 224: 945, 256: 1025,
+    },
+    2: {64: 860, 80: 931, 96: 1000, 112: 1070, 128: 1150},
+}  # fmt: skip
+_CYCLES = 1700  # per µs
+_START, _TILE = 2.4, 1.4  # µs: of a launch, of each tile's end
+_SPLIT = 0.026  # µs for each column that is added up
+_TWO_K_TILES = 0.97  # a stage of two, where the ring has room for three
+# Large stages, where a CTA has one tile: with longer rings a layer with 128 tokens took 1 % more
+# for each of three products.
+_ONE_WAVE_STAGES = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``m`` tokens by ``weights`` matrices of ``n`` rows, all of ``k`` elements."""
+
+    m: int
+    n: int
+    k: int
+    weights: int = 1
+
+
+@functools.cache
+def choose_config(problem: Problem, output: Output, sms: int = SMS) -> tuple[Tile, Output]:
+    """The tile, and the output with the way its result leaves.
+
+    Args:
+        problem: at least one element each way.
+        output: its ``boxes`` is chosen here.
+        sms: of the device.
+    """
+    if problem.m <= MANY_TOKENS:
+        return _streaming(problem, output, sms)
+    fitting = multiplying(problem, output, sms)
+    return min(fitting, key=lambda each: estimate(problem, each[0], sms))
+
+
+def telling_tokens(most: int) -> list[int]:
+    """Numbers of tokens from 1 to ``most``, such that every other one is served like one of them.
+
+    What is chosen depends on how many tiles the tokens fill, and so changes only behind a multiple
+    of what all sizes of tiles are multiples of.
+    """
+    grain = math.gcd(*itertools.chain(*_STEP.values()))
+    starts = [1, *(1 + t for t in _FEW_TOKENS), *range(MANY_TOKENS + 1 + grain, most + 1, grain)]
+    return [m for m in starts if m <= most]
+
+
+def every_config(
+    n: int, k: int, weights: int, output: Output, max_tokens: int, sms: int = SMS
+) -> list[tuple[Tile, Output]]:
+    """What ``choose_config`` gives 1 to ``max_tokens`` tokens, each once."""
+    problems = (Problem(m, n, k, weights) for m in telling_tokens(max_tokens))
+    return list(dict.fromkeys(choose_config(problem, output, sms) for problem in problems))
+
+
+def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output]:
+    """As the nearest problem of the table, with as many CTAs of an SM as fit."""
+    tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
+    rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
+
+    def distance(entry: tuple[int, int, int]) -> float:
+        weights, entry_rows, entry_across = entry
+        apart = abs(math.log(rows / entry_rows)) + abs(math.log(across / entry_across))
+        return apart + 100 * (weights != problem.weights)
+
+    cut = _STREAMING[min(_STREAMING, key=distance)][_FEW_TOKENS.index(tokens)]
+    tile = Tile(tokens, problem.weights, **cut._asdict())
+    while tile.k_tiles > 1 and problem.k % (TILE * tile.k_tiles):
+        deeper = min(MAX_STAGES, 2 * tile.max_stages)  # as many bytes under way
+        tile = replace(tile, k_tiles=tile.k_tiles // 2, max_stages=deeper)
+    while tile.split_k > across // tile.k_tiles:
+        tile = replace(tile, split_k=tile.split_k // 2)
+    # Accumulators, and what decoding takes: with more CTAs these would not stay in registers.
+    room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
+    together = min(math.ceil(ctas(problem, tile) / sms), room)
+    tiles = [replace(tile, ctas_per_sm=each) for each in range(together, 0, -1)]
+    fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
+    return next((t, o) for t, o in fitting if fits(problem, t, o))
+
+
+def multiplying(problem: Problem, output: Output, sms: int = SMS) -> list[tuple[Tile, Output]]:
+    """Tiles for many tokens that can serve the problem, each with the way its result leaves."""
+    weights = problem.weights
+    tiles = [Tile(tokens, weights) for tokens in _STEP[weights]]
+    # Each accumulator of a pair by a warpgroup of its own: both have room up to 128 tokens only.
+    tiles += [Tile(tokens, 2, apart=True) for tokens in range(96, 257, 32) if weights == 2]
+    tiles += [replace(t, k_tiles=2) for t in tiles if t.accumulators == 1 and t.columns <= 128]
+    # Clusters lie within a GPC, so that those of four do not reach every SM.
+    parts = [replace(t, split_k=split) for t in tiles if not t.apart for split in (2, 4)]
+    tiles += [t for t in parts if ctas(problem, t) <= sms - 16 * (t.split_k > 2)]
+    tiles = [
+        replace(t, max_stages=_ONE_WAVE_STAGES)
+        if ctas(problem, t) <= sms and t.k_tiles * t.accumulators == 2
+        else t
+        for t in tiles
+    ]
+    fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
+    return [(t, o) for t, o in fitting if fits(problem, t, o)]
+
+
+def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
+    """Microseconds that the product takes, roughly."""
+    waves = math.ceil(ctas(problem, tile) / sms)
+    steps = math.ceil(problem.k / TILE) / tile.split_k
+    step = _STEP[tile.accumulators][tile.tokens] / _CYCLES
+    if tile.k_tiles == 2:
+        step *= _TWO_K_TILES
+    return _START + waves * (steps * step + _TILE) + _SPLIT * tile.columns * (tile.split_k > 1)
+
+
+def ctas(problem: Problem, tile: Tile) -> int:
+    """CTAs of the whole product."""
+    return math.ceil(problem.n / tile.rows) * math.ceil(problem.m / tile.tokens) * tile.split_k
+
+
+def with_store(output: Output, tile: Tile, n: int) -> Output:
+    """``output``, leaving in boxes where it can."""
+    whole = n * ELEMENT_BITS[output.dtype] % 128 == 0 and output.dtype != "float32"
+    return replace(output, boxes=whole and tile.parts == 1 and tile.tokens >= MANY_TOKENS)
+
+
+def fits(problem: Problem, tile: Tile, output: Output) -> bool:
+    """Whether a tile can serve a problem at all."""
+    across = math.ceil(problem.k / TILE)
+    return (
+        (tile.k_tiles == 1 or problem.k % (TILE * tile.k_tiles) == 0)
+        and tile.split_k <= across // tile.k_tiles
+        and tile.depth(output.shared_bytes(tile)) >= 2
+    )

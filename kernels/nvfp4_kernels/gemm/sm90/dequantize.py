@@ -1,0 +1,87 @@
+"""From a weight's fragments in shared memory to the words that ``wgmma`` takes as A.
+
+Every product of an E2M1 element and its scale has at most 6 significant bits, exact in bfloat16 and
+float16. What comes out is 2⁻⁷ of the value: an element's bits, put where the exponent ends, are
+2⁻¹²⁶ (float16: 2⁻¹⁴) of it, a scale's 2¹¹⁹ (2⁷). ``DOWN`` times the sums makes up for it.
+"""
+
+import cutlass.cute as cute
+from cutlass import Array, Int32, Uint32
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.fragments import LANES, ROTATIONS, SCALE_BIT, STEPS, TARGETS
+from nvfp4_kernels.sm90.limits import ActDtype
+
+DOWN = 2.0**7
+# What a scale of 5 bits of exponent and 3 of mantissa has above them in bfloat16, in both halves.
+_BF16_TOP = 0x70007000
+_BF16_SCALES, _F16_SCALES = 0x0FF00FF0, 0x7F807F80
+_SIGNS, _F16_MAGNITUDES = 0x80008000, 0x0E000E00
+_F16_SHIFT = 3  # from bfloat16's lowest bits of the exponent to float16's
+
+
+def load(data: Array, scales: Array, warp: Int32, lane: Int32) -> tuple[list[Uint32], list[Uint32]]:
+    """A lane's words of a tile: one per 16 of K, and two of scales."""
+    words = data.load((warp * LANES + lane) * 4, STEPS, alignment=16).to_elements()
+    factors = scales.load((warp * 8 + lane // 4) * 2, 2, alignment=8).to_elements()
+    return [Uint32(word) for word in words], [Uint32(word) for word in factors]
+
+
+def decoded(words: list[Uint32], factors: list[Uint32], step: int, dtype: ActDtype) -> list[Uint32]:
+    """A of one step: upper row, lower row, and both again 8 elements on."""
+    scales = _scales(factors[step // 2], step % 2, dtype)
+    pairs = _pairs(words[step], dtype)
+    return [_times(pair, scales, i % 2, dtype) for i, pair in enumerate(pairs)]
+
+
+def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
+    """Those of the upper and the lower row, in the low and the high half."""
+    turn = 8 * odd
+    if dtype == "bfloat16":
+        # The grid is one deep, which ptxas cannot know: what it takes for a variable stays in a
+        # register, and one LOP3 has it beside the mask, where two constants would need two.
+        top = Uint32(_BF16_TOP - 1) + Uint32(cute.arch.grid_dim()[2])
+        return _rotated(word, turn) & Uint32(_BF16_SCALES) | top
+    return _rotated(word, turn + 7 - SCALE_BIT) & Uint32(_F16_SCALES)
+
+
+def _pairs(word: Uint32, dtype: ActDtype) -> list[Uint32]:
+    """The four pairs of a word, without their scales."""
+    pairs = []
+    for rotations in ROTATIONS:
+        pair = Uint32(0)
+        for by in sorted(set(rotations)):
+            bits = [t for t, r in zip(TARGETS, rotations, strict=True) if r == by]
+            mask = sum(1 << bit | 1 << bit + 16 for bit in bits)
+            pair = pair | _rotated(word, by) & Uint32(mask)
+        pairs.append(pair)
+    if dtype == "bfloat16":
+        return pairs
+    magnitudes = Uint32(_F16_MAGNITUDES)
+    return [pair & Uint32(_SIGNS) | pair << _F16_SHIFT & magnitudes for pair in pairs]
+
+
+def _rotated(word: Uint32, by: int) -> Uint32:
+    """Left."""
+    if by == 0:
+        return word
+    if by <= min(TARGETS):
+        return word << by  # nothing that is wanted comes around
+    return ptx.inline_ptx(
+        f"shf.l.wrap.b32 {{$w0}}, {{$r0}}, {{$r0}}, {by};",
+        write_only_types=[Uint32],
+        read_only_args=[word],
+    )
+
+
+def _times(pair: Uint32, scales: Uint32, half: int, dtype: ActDtype) -> Uint32:
+    """Both elements times the scale in one half of ``scales``."""
+    kind = "bf16x2" if dtype == "bfloat16" else "f16x2"
+    chosen = ("low", "high")[half]
+    # ptxas reads the half in place.
+    return ptx.inline_ptx(
+        "{ .reg .b16 low, high; .reg .b32 both; mov.b32 {low, high}, {$r1}; "
+        f"mov.b32 both, {{{chosen}, {chosen}}}; mul.rn.{kind} {{$w0}}, {{$r0}}, both; }}",
+        write_only_types=[Uint32],
+        read_only_args=[pair, scales],
+    )

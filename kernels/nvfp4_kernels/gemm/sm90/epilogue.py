@@ -1,0 +1,282 @@
+"""A warpgroup's epilogue: from sums to the result in global memory.
+
+Rows of the weight are columns of the result, so that fragments are turned on their way: by
+``stmatrix`` into boxes that TMA takes, or as float32 through rows of shared memory.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Float32, Int32, Int64, Vector
+from cutlass.experimental import primitives as ptx
+from cutlass.experimental.cuda import TensorMap
+
+from nvfp4_kernels.device.math import silu
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.gemm.sm90.dequantize import DOWN
+from nvfp4_kernels.gemm.sm90.exchange import Exchange
+from nvfp4_kernels.gemm.sm90.scheduler import Place, Work
+from nvfp4_kernels.gemm.sm90.split_k import Split
+from nvfp4_kernels.gemm.sm90.tile import BARRIER, PITCH, Output, Tile
+from nvfp4_kernels.sm90.limits import WARPGROUP
+
+SLOTS = 2
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What the sums are multiplied with, and what is added, in global memory.
+
+    Attributes:
+        alpha: float32 [shards]: of the weight's rows, or of each product of a pair.
+        ends: where each shard but the last ends, along the weight's rows.
+        bias: [n].
+    """
+
+    alpha: cute.Pointer
+    ends: list[Int32]
+    bias: cute.Pointer
+
+
+@dataclass(frozen=True)
+class Result:
+    """``data`` [m, n], and a map for its boxes."""
+
+    data: cute.Pointer
+    tensor_map: TensorMap
+    m: Int32
+    n: Int32
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Role of a warpgroup, after its main loop."""
+
+    tile: Tile
+    output: Output
+
+    @cute.jit
+    def run(
+        self,
+        sums: list[list[Float32]],
+        factors: Factors,
+        result: Result,
+        scratch: Array,
+        place: Place,
+        work: Work,
+        group: Int32,
+    ) -> None:
+        """One tile; ``scratch`` is memory to turn it in, or the parts of a split."""
+        if cutlass.const_expr(self.tile.apart):
+            self.finish()
+            sums = Exchange(self.tile, self.output).run(sums[0], scratch, group)
+        if cutlass.const_expr(self.output.boxes):
+            self._boxes(sums, factors, result, scratch, place, group)
+        elif cutlass.const_expr(self.tile.parts > 1):
+            self._parts(sums, factors, result, scratch, place, work, group)
+        else:
+            self._elements(sums, factors, result, scratch, place, group)
+
+    # --- in boxes -----------------------------------------------------------------------------
+
+    @cute.jit
+    def _boxes(
+        self,
+        sums: list[list[Float32]],
+        factors: Factors,
+        result: Result,
+        scratch: Array,
+        place: Place,
+        group: Int32,
+    ) -> None:
+        """Boxes of 64 rows × up to 64 tokens, two of a warpgroup under way."""
+        tile, dtype = self.tile, TYPES[self.output.dtype]
+        box = self.output.box_tokens(tile)
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        warp, lane = thread // 32, thread % 32
+        leader = thread == 0
+        first = self._first_row(place, group)
+        upper = first + warp * 16 + lane // 4
+        rows = [self._row(factors, result, upper), self._row(factors, result, upper + 8)]
+        for start in cutlass.range_constexpr(0, tile.own_tokens, box):
+            slot = scratch.subview((group * SLOTS + start // box % SLOTS) * (box * TILE))
+            if leader:
+                # An odd number of boxes ends in the slot that the next tile begins with.
+                turned = start == 0 and tile.own_tokens // box % SLOTS
+                ptx.cp_async_bulk_wait_group(0 if turned else SLOTS - 1, read=True)
+            self._meet(group)
+            for token in cutlass.range_constexpr(0, box, 16):
+                self._turn(sums, rows, start + token, slot, token, warp, lane, dtype)
+            ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
+            self._meet(group)
+            if leader:
+                where = [first, self._first_token(place, group) + start]
+                ptx.cp_async_bulk_tensor_global_shared_cta(result.tensor_map.get_ptr(), slot, where)
+                ptx.cp_async_bulk_commit_group()
+
+    def _turn(
+        self,
+        sums: list[list[Float32]],
+        rows: list[tuple[list[Float32], Float32]],
+        first: int,
+        slot: Array,
+        token: int,
+        warp: Int32,
+        lane: Int32,
+        dtype: Any,
+    ) -> None:
+        """16 tokens, or the last 8, of a warp's 16 rows: [token, row] in 16-byte pieces."""
+        words = []
+        count = min(16, self.tile.own_tokens - first)
+        for eight in range(0, count, 8):
+            for half in range(2):
+                at = 4 * ((first + eight) // 8) + 2 * half
+                values = [self._value(sums, at + c, rows[half]) for c in range(2)]
+                words.append(_packed(values, dtype))
+        # Lanes 8 i to 8 i + 7 give the places of matrix i: tokens of the i // 2nd eight, and the
+        # upper or the lower rows.
+        row = token + lane % 8 + lane // 16 * 8
+        piece = warp * 2 + lane // 8 % 2
+        at = row * TILE + (piece ^ (row & 7)) * 8
+        ptx.stmatrix(slot.subview(at), words, ptx.MMALayout.COL)
+
+    # --- element by element -------------------------------------------------------------------
+
+    @cute.jit
+    def _elements(
+        self,
+        sums: list[list[Float32]],
+        factors: Factors,
+        result: Result,
+        scratch: Array,
+        place: Place,
+        group: Int32,
+    ) -> None:
+        """Through rows of shared memory, a few tokens at a time."""
+        tile = self.tile
+        chunk = self.output.chunk(tile)
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        own = scratch.subview(group * (tile.weights * chunk * PITCH))
+        row = thread % TILE
+        for start in cutlass.range_constexpr(0, tile.own_tokens, chunk):
+            self._meet(group)
+            self._spill(sums, own, start, thread)
+            self._meet(group)
+            column = self._first_row(place, group) + row
+            if column < result.n:
+                scales, bias = self._row(factors, result, column)
+                for turn in cutlass.range(chunk // 2, unroll=1):
+                    token = turn * 2 + thread // TILE
+                    at = self._first_token(place, group) + start + token
+                    if at < result.m:
+                        places = [(w * chunk + token) * PITCH + row for w in range(tile.weights)]
+                        parts = [own.load(each) for each in places]
+                        self._store(result, at, column, self._finished(parts, scales, bias))
+
+    @cute.jit
+    def _parts(
+        self,
+        sums: list[list[Float32]],
+        factors: Factors,
+        result: Result,
+        parts: Array,
+        place: Place,
+        work: Work,
+        group: Int32,
+    ) -> None:
+        """A share of the rows, its parts added up."""
+        tile = self.tile
+        split = Split(tile)
+        split.send(sums, parts, work.rank, group)
+        threads = tile.warpgroups * WARPGROUP
+        thread = cute.arch.thread_idx()[0]
+        row = thread % tile.share
+        column = place.rows * tile.rows + work.rank * tile.share + row
+        inside = column < result.n
+        scales, bias = self._row(factors, result, cutlass.min(column, result.n - 1))
+        split.wait()
+        if inside:
+            for turn in cutlass.range_constexpr(-(-tile.tokens * tile.share // threads)):
+                token = turn * (threads // tile.share) + thread // tile.share
+                at = place.tokens * tile.tokens + token
+                if at < result.m and token < tile.tokens:
+                    values = [split.added(parts, w, row, token) for w in range(tile.weights)]
+                    self._store(result, at, column, self._finished(values, scales, bias))
+
+    @cute.jit
+    def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:
+        """Fragments as [product, token, row] in shared memory."""
+        chunk = self.output.chunk(self.tile)
+        row = thread // 32 * 16 + thread % 32 // 4
+        pair = thread % 4 * 2
+        for each in cutlass.range_constexpr(self.tile.weights):
+            for token in cutlass.range_constexpr(0, chunk, 8):
+                for c in cutlass.range_constexpr(4):
+                    at = (each * chunk + token + pair + c % 2) * PITCH + row + c // 2 * 8
+                    own.store(sums[each][4 * ((start + token) // 8) + c], at)
+
+    def _store(self, result: Result, token: Int32, column: Int32, value: Float32) -> None:
+        dtype = TYPES[self.output.dtype]
+        Array(result.data, shape=(1,)).store(
+            Float32(value).to(dtype), Int64(token) * result.n + column
+        )
+
+    # --- values -------------------------------------------------------------------------------
+
+    def _first_row(self, place: Place, group: Int32) -> Int32:
+        return place.rows * self.tile.rows + group // self.tile.team * TILE
+
+    def _first_token(self, place: Place, group: Int32) -> Int32:
+        """Of those that a warpgroup finishes."""
+        tile = self.tile
+        return place.tokens * tile.tokens + group % tile.team * tile.own_tokens
+
+    @cute.jit
+    def _row(self, factors: Factors, result: Result, row: Int32) -> tuple[list[Float32], Float32]:
+        """A row's factor for each product, and its bias."""
+        alpha = Array(factors.alpha, shape=(1,))
+        bias = Float32(0.0)
+        if cutlass.const_expr(self.tile.weights == 2):
+            scales = [alpha.load(0) * DOWN, alpha.load(1) * DOWN]
+        else:
+            shard = Int32(0)
+            for end in cutlass.range_constexpr(self.output.shards - 1):
+                shard += Int32(row >= factors.ends[end])
+            scales = [alpha.load(shard) * DOWN]
+        if cutlass.const_expr(bool(self.output.bias)):
+            if row < result.n:
+                dtype = TYPES[self.output.bias]
+                bias = dtype(Array(factors.bias, shape=(1,)).load(row)).to(Float32)
+        return scales, bias
+
+    def _value(
+        self, sums: list[list[Float32]], index: int, row: tuple[list[Float32], Float32]
+    ) -> Float32:
+        return self._finished([of_weight[index] for of_weight in sums], *row)
+
+    def _finished(self, parts: list[Float32], scales: list[Float32], bias: Float32) -> Float32:
+        values = [part * scale for part, scale in zip(parts, scales, strict=True)]
+        if self.tile.weights == 2:
+            return silu(values[0]) * values[1]
+        return values[0] + bias if self.output.bias else values[0]
+
+    # --- meeting ------------------------------------------------------------------------------
+
+    def _meet(self, group: Int32) -> None:
+        """The threads of one warpgroup."""
+        ptx.barrier_cta_sync(BARRIER + group, thread_count=WARPGROUP)
+
+    @cute.jit
+    def finish(self) -> None:
+        """Until shared memory may go, or serve otherwise: boxes have been read."""
+        if cutlass.const_expr(self.output.boxes):
+            if cute.arch.thread_idx()[0] % WARPGROUP == 0:
+                ptx.cp_async_bulk_wait_group(0, read=True)
+
+
+def _packed(values: list[Float32], dtype: Any) -> Int32:
+    """Two elements in a word, the first lowest."""
+    return Vector.from_elements(tuple(values), Float32).to(dtype).bitcast(Int32)[0]

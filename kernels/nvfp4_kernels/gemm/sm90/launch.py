@@ -1,0 +1,114 @@
+"""Launches of the weight-only GEMM on sm_90: ``gemm`` and ``silu_mul_gemm``."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_layout
+from nvfp4_kernels.compile import launch
+from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.fragments import Fragments
+from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config
+from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
+from nvfp4_kernels.gemm.sm90.tile import Output
+
+
+def gemm(
+    a: Tensor,
+    a_scales: None,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    row_scale: None,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """See ``nvfp4_kernels.gemm.op.gemm``; the weight is in fragments."""
+    rows, n = a.flatten(0, -2), sum(shard_sizes)
+    weights = [Fragments(b, b_scales)]
+    out = product(rows, weights, alpha, shard_sizes, n, bias, out_dtype)
+    return out.view(*a.shape[:-1], n)
+
+
+def silu_mul_gemm(
+    a: Tensor,
+    a_scales: None,
+    b1: Tensor,
+    b1_scales: Tensor,
+    b2: Tensor,
+    b2_scales: Tensor,
+    alpha: Tensor,
+    row_scale: None,
+    n: int,
+    out_global_scale: None,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, None]:
+    """See ``nvfp4_kernels.silu_mul_gemm.op``; the weights are in fragments."""
+    rows = a.flatten(0, -2)
+    weights = [Fragments(b1, b1_scales), Fragments(b2, b2_scales)]
+    out = product(rows, weights, alpha, [n], n, None, out_dtype)
+    return out.view(*a.shape[:-1], n), None
+
+
+def product(
+    a: Tensor,
+    weights: Sequence[Fragments],
+    alpha: Tensor,
+    shard_sizes: Sequence[int],
+    n: int,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
+
+    Args:
+        a: bfloat16 or float16 ``(M, K)``, K a multiple of 16.
+        weights: that of one product, or of the gate and up projection; ``settled`` before.
+        alpha: float32, one per shard, or one per weight of a pair.
+        shard_sizes: of a single weight, adding up to ``n``.
+        n: rows of each weight.
+        bias: ``(n,)`` or None.
+        out_dtype: bfloat16, float16 or float32.
+
+    Returns:
+        ``(M, n)``.
+
+    Raises:
+        InvalidArgument: an operand is not contiguous or not aligned, or has too many shards.
+    """
+    m, k = a.shape
+    named = {"a": a, "alpha": alpha, "bias": bias}
+    for index, weight in enumerate(weights):
+        name = "b" if len(weights) == 1 else f"b{index + 1}"
+        named |= {name: weight.data, f"{name}_scales": weight.scales}
+    for name, tensor in named.items():
+        check_layout(name, tensor)
+    if len(shard_sizes) > MAX_SHARDS:
+        raise InvalidArgument(
+            f"shard_sizes: {len(shard_sizes)} shards, must be at most {MAX_SHARDS} on sm_90; "
+            "split the weight"
+        )
+    out = a.new_empty((m, n), dtype=out_dtype)
+    if out.numel() == 0:
+        return out
+    if k == 0:
+        raise InvalidArgument("a: K is 0, must be at least 16; there is nothing to multiply")
+    output = Output(
+        act=dtype_name(a.dtype),  # type: ignore[arg-type]
+        dtype=dtype_name(out_dtype),  # type: ignore[arg-type]
+        shards=len(shard_sizes) if len(weights) == 1 else 1,
+        bias=dtype_name(bias.dtype) if bias is not None else "",
+    )
+    sms = multiprocessors(a.device)
+    kernel = WeightOnlyGemm(*choose_config(Problem(m, n, k, len(weights)), output, sms))
+    ends = [sum(shard_sizes[: i + 1]) for i in range(len(shard_sizes) - 1)]
+    ends += [0] * (MAX_SHARDS - 1 - len(ends))
+    first, last = weights[0], weights[-1]
+    launch(
+        kernel, a, first.data, first.scales, last.data, last.scales, out, alpha, bias, m, n, k, sms,
+        *ends,
+    )  # fmt: skip
+    return out

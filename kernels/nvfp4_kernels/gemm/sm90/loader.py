@@ -1,0 +1,174 @@
+"""The load warp: brings tokens and weights of every step of every tile into shared memory."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Int32, Int64
+from cutlass.experimental import primitives as ptx
+from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+
+from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.gemm.sm90.scheduler import Place, Work, place_of
+from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, SLICED_TOKENS, Tile
+from nvfp4_kernels.sm90.limits import ROW_BYTES, WARPGROUP, ActDtype
+
+EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first.b64 makes
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight in fragments, in global memory."""
+
+    data: cute.Pointer
+    scales: cute.Pointer
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Operands in shared memory.
+
+    Attributes:
+        tokens: bytes [stage, K tile, token, 128], 128-byte swizzle.
+        data: words [stage, operand, K tile, 512].
+        scales: words [stage, operand, K tile, 64].
+        full, empty: mbarriers of each stage.
+    """
+
+    tokens: Array
+    data: Array
+    scales: Array
+    full: Array
+    empty: Array
+
+
+def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32) -> TensorMap:
+    """[element, token], or [element of a K tile, token, K tile], so that a stage is one box.
+
+    With one K tile to a stage the last one need not be whole: its copy is filled up with zeros.
+    """
+    sizes, steps, box = [k, m], [Int64(k // 8)], [TILE, tile.tokens]
+    if tile.k_tiles > 1:
+        sizes, box = [TILE, m, k // TILE], [*box, tile.k_tiles]
+        steps.append(Int64(ROW_BYTES // 16))
+    return create_tensor_map_tiled(
+        x.toint(), TYPES[act], sizes, steps, box, swizzle=TensorMapSwizzle.s128b
+    )
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Role of one thread.
+
+    | barrier | arrivals | by |
+    |---|---|---|
+    | ``full[stage]`` | 1 and its bytes | every copy |
+    | ``empty[stage]`` | every thread of a slice's warpgroups | whoever has read the stage |
+    """
+
+    tile: Tile
+    stages: int
+
+    @property
+    def empty_arrivals(self) -> int:
+        return WARPGROUP * self.tile.warpgroups // self.tile.slices
+
+    @cute.jit
+    def run(
+        self,
+        token_map: TensorMap,
+        weights: list[Weight],
+        ring: Ring,
+        work: Work,
+        n: Int32,
+        k: Int32,
+    ) -> None:
+        """All tiles."""
+        stages = self.stages
+        # Weights are settled: they may come while the kernel before this one still runs.
+        ahead = cutlass.min(work.steps, stages)
+        place = place_of(work, Int32(0))
+        ptx.prefetch_tensormap(token_map.get_ptr())
+        for step in cutlass.range(ahead, unroll=1):
+            self._bring_weights(weights, ring, place, work.first_step + step, step, n, k)
+        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        for step in cutlass.range(ahead, unroll=1):
+            self._bring_tokens(token_map, ring, place, work.first_step + step, step)
+        # The next kernel may start as soon as there is room for it. Not before this one has waited:
+        # what ran earlier is then complete, and it may read that without waiting.
+        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
+        for index in cutlass.range(work.mine, unroll=1):
+            place = place_of(work, index)
+            for step in cutlass.range(work.steps, unroll=1):
+                count = index * work.steps + step
+                if count >= ahead:
+                    stage = count % stages
+                    wait(ring.empty.subview(stage), count // stages - 1)
+                    self._bring_weights(weights, ring, place, work.first_step + step, stage, n, k)
+                    self._bring_tokens(token_map, ring, place, work.first_step + step, stage)
+
+    @cute.jit
+    def _bring_weights(
+        self,
+        weights: list[Weight],
+        ring: Ring,
+        place: Place,
+        step: Int32,
+        stage: Int32,
+        n: Int32,
+        k: Int32,
+    ) -> None:
+        tile = self.tile
+        full = ring.full.subview(stage)
+        ptx.mbarrier_arrive_expect_tx(full, tile.stage_bytes)
+        for index in cutlass.range_constexpr(tile.operands):
+            weight = self._weight(weights, index)
+            first = self._first(place, step, index, n, k)
+            target = (stage * tile.operands + index) * tile.k_tiles
+            self._copy(weight.data, first, ring.data, target, full, DATA_BYTES)
+            self._copy(weight.scales, first, ring.scales, target, full, SCALE_BYTES)
+
+    def _weight(self, weights: list[Weight], operand: int) -> Weight:
+        """Of each team, first the tile of one weight, then that of the other."""
+        return weights[operand % self.tile.weights]
+
+    def _first(self, place: Place, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
+        """Number of an operand's first tile in its weight."""
+        tile = self.tile
+        row = place.rows * (tile.rows // TILE) + operand // tile.weights
+        # Beyond the last row there is nothing: what comes instead is not stored.
+        row = cutlass.min(row, cute.ceil_div(n, TILE) - 1)
+        return Int64(row) * cute.ceil_div(k, TILE) + step * tile.k_tiles
+
+    def _copy(
+        self, source: cute.Pointer, first: Int64, ring: Array, target: Int32, full: Array, size: int
+    ) -> None:
+        """The K tiles of a stage, which lie side by side on either side."""
+        ptx.cp_async_bulk_shared_cluster_global(
+            ring.subview(target * (size // 4)),
+            Array(source, shape=(1,)).subview(first * size),
+            full,
+            size * self.tile.k_tiles,
+            **self._cache_hint(),
+        )
+
+    def _cache_hint(self) -> dict[str, Int64]:
+        """Few tokens fill one tile, and no other CTA reads the weights: L2 may forget them."""
+        few = self.tile.tokens <= SLICED_TOKENS
+        return {"l2_cache_hint": Int64(EVICT_FIRST)} if few else {}
+
+    @cute.jit
+    def _bring_tokens(
+        self, token_map: TensorMap, ring: Ring, place: Place, step: Int32, stage: Int32
+    ) -> None:
+        tile = self.tile
+        tokens = place.tokens * tile.tokens
+        ptx.cp_async_bulk_tensor_shared_cluster_global(
+            ring.tokens.subview(stage * tile.k_tiles * tile.tokens * ROW_BYTES),
+            token_map.get_ptr(),
+            [step * TILE, tokens] if tile.k_tiles == 1 else [0, tokens, step * tile.k_tiles],
+            ring.full.subview(stage),
+            [],
+        )

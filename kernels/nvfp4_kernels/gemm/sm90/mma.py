@@ -1,0 +1,137 @@
+"""A warpgroup's main loop: decodes its weights' tiles and multiplies them with the tokens."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Float32, Int32, Uint32
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.fragments import STEPS
+from nvfp4_kernels.gemm.sm90 import dequantize as decode
+from nvfp4_kernels.gemm.sm90.loader import Ring
+from nvfp4_kernels.gemm.sm90.scheduler import Work
+from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, STEP_K, Tile
+from nvfp4_kernels.sm90 import warp_mma
+from nvfp4_kernels.sm90.limits import ROW_BYTES, ActDtype
+from nvfp4_kernels.sm90.wgmma import descriptor, multiply, settled
+
+STEP_BYTES = 2 * STEP_K
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """Role of a warpgroup. One tile of products is under way while the next one is decoded."""
+
+    tile: Tile
+    stages: int
+    act: ActDtype
+
+    @cute.jit
+    def run(self, ring: Ring, work: Work, index: Int32, group: Int32) -> list[list[Float32]]:
+        """Sums of one tile: a thread's fragment of each accumulator."""
+        tile = self.tile
+        sums = [[Float32(0.0)] * (tile.tokens // 2) for _ in range(tile.accumulators)]
+        turns, slices, own = work.steps, tile.slices, group % tile.slices
+        if cutlass.const_expr(slices > 1):
+            turns = (work.steps - own + slices - 1) // slices
+        for turn in cutlass.range(turns, unroll=self._unroll):
+            step = turn if slices == 1 else turn * slices + own
+            count = index * work.steps + step
+            wait(ring.full.subview(count % self.stages), count // self.stages)
+            if cutlass.const_expr(tile.few):
+                sums = self._few(sums, ring, count % self.stages, group)
+                self._release(ring, count)
+            else:
+                sums = self._many(sums, ring, count, step, group)
+        if cutlass.const_expr(not tile.few):
+            ptx.wgmma_wait_group_sync_aligned(0)
+            self._release(ring, (index + 1) * work.steps - 1)
+            sums = [settled(each) for each in sums]
+        return sums
+
+    @cute.jit
+    def _few(
+        self, sums: list[list[Float32]], ring: Ring, stage: Int32, group: Int32
+    ) -> list[list[Float32]]:
+        """A stage, by ``mma.sync``."""
+        tile = self.tile
+        lane = cute.arch.lane_idx()
+        for inside in cutlass.range_constexpr(tile.k_tiles):
+            tokens = self._tokens(ring, stage, inside)
+            b = [
+                [warp_mma.load_tokens(tokens, first, half, lane) for half in range(STEPS // 2)]
+                for first in range(0, tile.tokens, 8)
+            ]
+            for each in cutlass.range_constexpr(tile.accumulators):
+                words, factors = self._words(ring, stage, inside, each, group)
+                total = sums[each]
+                for s in cutlass.range_constexpr(STEPS):
+                    a = decode.decoded(words, factors, s, self.act)
+                    total = [
+                        value
+                        for eight in range(tile.tokens // 8)
+                        for value in warp_mma.multiply(
+                            total[4 * eight : 4 * eight + 4],
+                            a,
+                            b[eight][s // 2][s % 2 * 2 : s % 2 * 2 + 2],
+                            self.act,
+                        )
+                    ]
+                sums[each] = total
+        return sums
+
+    @cute.jit
+    def _many(
+        self, sums: list[list[Float32]], ring: Ring, count: Int32, step: Int32, group: Int32
+    ) -> list[list[Float32]]:
+        """A stage, by ``wgmma``; afterwards its last products are still under way."""
+        tile = self.tile
+        stage = count % self.stages
+        for inside in cutlass.range_constexpr(tile.k_tiles):
+            b = descriptor(self._tokens(ring, stage, inside))
+            for each in cutlass.range_constexpr(tile.accumulators):
+                words, factors = self._words(ring, stage, inside, each, group)
+                a = [decode.decoded(words, factors, s, self.act) for s in range(STEPS)]
+                ptx.wgmma_fence_aligned()
+                total = sums[each]
+                for s in cutlass.range_constexpr(STEPS):
+                    total = multiply(total, a[s], b + s * (STEP_BYTES >> 4), self.act)
+                sums[each] = total
+                ptx.wgmma_commit_group_sync_aligned()
+                ptx.wgmma_wait_group_sync_aligned(1)
+                if cutlass.const_expr(inside == 0 and each == 0):
+                    # All that was under way before is done.
+                    if step > 0:
+                        self._release(ring, count - 1)
+        return sums
+
+    def _tokens(self, ring: Ring, stage: Int32, inside: int) -> Array:
+        tile = self.tile
+        return ring.tokens.subview((stage * tile.k_tiles + inside) * tile.tokens * ROW_BYTES)
+
+    def _words(
+        self, ring: Ring, stage: Int32, inside: int, each: int, group: Int32
+    ) -> tuple[list[Uint32], list[Uint32]]:
+        tile = self.tile
+        operand = stage * tile.operands + group // tile.slices * tile.accumulators + each
+        place = operand * tile.k_tiles + inside
+        return decode.load(
+            ring.data.subview(place * (DATA_BYTES // 4)),
+            ring.scales.subview(place * (SCALE_BYTES // 4)),
+            cute.arch.warp_idx() % 4,
+            cute.arch.lane_idx(),
+        )
+
+    @property
+    def _unroll(self) -> int:
+        """Registers of A alternate: what is under way must not be written."""
+        return 2 if self.tile.k_tiles * self.tile.accumulators == 1 else 1
+
+    def _release(self, ring: Ring, count: Int32) -> None:
+        """By every lane for itself, which a race detector can follow.
+
+        By one lane behind the warp's barrier was no faster.
+        """
+        ptx.mbarrier_arrive(ring.empty.subview(count % self.stages))

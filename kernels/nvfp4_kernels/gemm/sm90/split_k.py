@@ -1,0 +1,77 @@
+"""Adding up the parts of a split K: of the CTAs of a cluster, and of slices in each."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Float32, Int32, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.gemm.sm90.tile import BARRIER, Tile
+from nvfp4_kernels.sm90.limits import WARPGROUP
+
+
+@dataclass(frozen=True)
+class Split:
+    """Every CTA of the cluster finishes its share of the rows, for all of them.
+
+    Parts are float32 [part of K, product, row of this CTA's share, token]. The cluster meets twice:
+    when all its CTAs have started, and when all parts are there; its barrier was faster than an
+    mbarrier in each CTA. The load warp has no part and meets too, as all threads of a cluster must.
+    """
+
+    tile: Tile
+
+    def start(self) -> None:
+        """Of every thread, before its role."""
+        if self.tile.split_k > 1:
+            ptx.barrier_cluster_arrive_relaxed()
+
+    @cute.jit
+    def send(self, sums: list[list[Float32]], parts: Array, rank: Int32, group: Int32) -> None:
+        """A warpgroup's fragments, to whom their rows belong."""
+        tile = self.tile
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        lane = thread % 32
+        upper = thread // 32 * 16 + lane // 4
+        part, team = rank * tile.slices + group % tile.slices, group // tile.slices
+        if cutlass.const_expr(tile.split_k > 1):
+            ptx.barrier_cluster_wait()
+        for product in cutlass.range_constexpr(tile.weights):
+            for half in cutlass.range_constexpr(2):
+                row = team * TILE + upper + 8 * half
+                target = ptx.mapa(parts, row // tile.share)
+                first = self._place(part, product, row % tile.share) + lane % 4 * 2
+                for eight in cutlass.range_constexpr(0, tile.tokens, 8):
+                    at = eight // 2 + 2 * half
+                    pair = Vector.from_elements((sums[product][at], sums[product][at + 1]), Float32)
+                    target.store(pair, first + eight, alignment=8)
+        if cutlass.const_expr(tile.split_k > 1):
+            ptx.barrier_cluster_arrive()
+
+    def wait(self) -> None:
+        """Of the warpgroups, until all parts are here."""
+        tile = self.tile
+        if tile.split_k > 1:
+            ptx.barrier_cluster_wait()
+        else:
+            ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)
+
+    def attend(self) -> None:
+        """Of the load warp, after its role."""
+        if self.tile.split_k > 1:
+            ptx.barrier_cluster_wait()
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+
+    def added(self, parts: Array, product: int, row: Int32, token: Int32) -> Float32:
+        """Of a row of this CTA's share; always in the same order, whoever came first."""
+        total = Float32(0.0)
+        for part in range(self.tile.parts):
+            total = total + parts.load(self._place(Int32(part), product, row) + token)
+        return total
+
+    def _place(self, part: Int32, product: int, row: Int32) -> Int32:
+        tile = self.tile
+        return ((part * tile.weights + product) * tile.share + row) * tile.part_pitch

@@ -1,0 +1,187 @@
+"""What a CTA of the weight-only GEMM computes at a time, and where it keeps it. No CuTe in here.
+
+Weights are the M side of ``wgmma``, decoded in registers; tokens are its N side, in shared memory.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.sm90.limits import (
+    CTA_RESERVED_BYTES,
+    ROW_BYTES,
+    SM_SHARED_BYTES,
+    WARPGROUP,
+    ActDtype,
+)
+
+STEP_K = 16  # elements of K per wgmma
+DATA_BYTES = TILE * TILE // 2  # of a tile of the weight
+SCALE_BYTES = TILE * TILE // 16
+MAX_STAGES = 12
+BARRIER_BYTES = 2048  # mbarriers, and what alignment costs
+LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, where registers are handed over
+PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
+FEW_TOKENS = 16  # that mma.sync takes with less to issue than wgmma
+SLICED_TOKENS = 32  # that it takes where warpgroups take turns
+CHUNK = 32  # tokens that the epilogue turns at a time
+BARRIER = 1  # named barrier of the first warpgroup; behind those of all, one for them together
+
+OutDtype = Literal["bfloat16", "float16", "float32"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the work is cut.
+
+    Attributes:
+        tokens: per tile, 8 to 256: the N of ``wgmma``.
+        weights: products that share the tokens: 1, or 2 for the gate and up projection.
+        warpgroups: that decode and multiply.
+        k_tiles: of 64 elements each, per stage; with more than one, K is so many stages exactly.
+        split_k: CTAs of a cluster that each take a part of K and then add up.
+        slices: warpgroups that share their rows, take stages in turn and then add up.
+        ctas_per_sm: that shall fit.
+        max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
+        apart: whether two warpgroups take one weight each of a pair, instead of both.
+    """
+
+    tokens: int
+    weights: int = 1
+    warpgroups: int = 2
+    k_tiles: int = 1
+    split_k: int = 1
+    slices: int = 1
+    ctas_per_sm: int = 1
+    max_stages: int = MAX_STAGES
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.tokens in range(8, 257, 8), self.tokens
+        assert self.split_k <= 8, "larger clusters are not portable"
+        assert self.columns <= 256, "128 accumulator registers per thread"
+        assert self.warpgroups % self.slices == 0, self.slices
+        assert self.slices == 1 or self.tokens <= SLICED_TOKENS, "wgmma keeps a tensor core busy"
+        if self.apart:
+            assert self.weights == self.warpgroups == 2, "one weight for each warpgroup"
+            assert self.split_k == 1
+            assert self.own_tokens % 16 == 0, self.tokens
+
+    @property
+    def sides(self) -> int:
+        """Warpgroups that share what they multiply, and finish half of it each."""
+        return self.weights if self.apart else 1
+
+    @property
+    def team(self) -> int:
+        """Warpgroups that share their rows."""
+        return self.sides * self.slices
+
+    @property
+    def parts(self) -> int:
+        """Of K, that are added up in the end."""
+        return self.split_k * self.slices
+
+    @property
+    def accumulators(self) -> int:
+        """Of 64 rows each, per warpgroup."""
+        return self.weights // self.sides
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens that a warpgroup finishes, for all products of its team."""
+        return self.tokens // self.sides
+
+    @property
+    def columns(self) -> int:
+        """Of all accumulators of a warpgroup."""
+        return self.accumulators * self.tokens
+
+    @property
+    def rows(self) -> int:
+        """Rows of each weight per tile."""
+        return TILE * self.warpgroups // self.team
+
+    @property
+    def share(self) -> int:
+        """Rows that a CTA of a split finishes."""
+        return self.rows // self.split_k
+
+    @property
+    def part_pitch(self) -> int:
+        """Floats from a row of a part to the next: rows start in different banks."""
+        return self.tokens + 2
+
+    @property
+    def operands(self) -> int:
+        """Tiles of 64 weight rows in a stage, for each of its K tiles."""
+        return self.weights * self.warpgroups // self.team
+
+    @property
+    def few(self) -> bool:
+        """Whether each warp multiplies by itself, with ``mma.sync``."""
+        return self.tokens <= FEW_TOKENS or self.slices > 1
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the load warp comes with three idle ones, whose registers the others take."""
+        return self.columns >= 192
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: the warpgroups, and a warp that loads."""
+        return WARPGROUP * self.warpgroups + (WARPGROUP if self.hands_over else 32)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that arrive per stage."""
+        weights = self.operands * (DATA_BYTES + SCALE_BYTES)
+        return self.k_tiles * (weights + self.tokens * ROW_BYTES)
+
+    def depth(self, epilogue_bytes: int) -> int:
+        """Stages of the operand ring beside an epilogue's shared memory."""
+        left = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
+        room = (left - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes
+        # A stage is always the same slice's: one that comes every other time mistakes the phase.
+        return min(room, self.max_stages) // self.slices * self.slices
+
+
+@dataclass(frozen=True)
+class Output:
+    """What becomes of the accumulators.
+
+    Attributes:
+        act: dtype of the activations.
+        dtype: of the result.
+        boxes: whether it leaves in boxes, by TMA; else element by element, for any N.
+        shards: factors ``alpha`` along the weight's rows.
+        bias: dtype of the bias, "" for none.
+    """
+
+    act: ActDtype = "bfloat16"
+    dtype: OutDtype = "bfloat16"
+    boxes: bool = False
+    shards: int = 1
+    bias: str = ""
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.shards <= MAX_SHARDS
+        assert not self.boxes or self.dtype != "float32"
+
+    def shared_bytes(self, tile: Tile) -> int:
+        """Shared memory of the epilogue."""
+        if self.boxes:
+            return tile.warpgroups * self.box_tokens(tile) * ROW_BYTES * 2
+        if tile.parts > 1:
+            return 4 * tile.slices * tile.rows * tile.weights * tile.part_pitch
+        return 4 * tile.warpgroups * tile.weights * self.chunk(tile) * PITCH
+
+    def box_tokens(self, tile: Tile) -> int:
+        """Tokens of a box of 64 rows."""
+        return math.gcd(64, tile.own_tokens)
+
+    def chunk(self, tile: Tile) -> int:
+        """Tokens that are turned at a time."""
+        return math.gcd(CHUNK, tile.own_tokens)

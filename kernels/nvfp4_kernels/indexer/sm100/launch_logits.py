@@ -1,0 +1,58 @@
+"""``indexer_logits`` and ``indexer_logits_paged`` on sm_100."""
+
+from torch import Tensor
+
+from nvfp4_kernels.indexer.formats import Format
+from nvfp4_kernels.indexer.sm100.choose import choose_config
+from nvfp4_kernels.indexer.sm100.kernel import ScorerSm100
+from nvfp4_kernels.indexer.sm100.launch import Scoring, contiguous, paged
+from nvfp4_kernels.indexer.sm100.logits import NEGATIVE_INFINITY
+
+
+def logits(
+    q: Tensor,
+    q_scales: Tensor | None,
+    k: Tensor,
+    k_scales: Tensor | None,
+    weights: Tensor,
+    ks: Tensor,
+    ke: Tensor,
+    fmt: Format,
+) -> Tensor:
+    """See ``nvfp4_kernels.indexer.score_op.indexer_logits``.
+
+    Raises:
+        InvalidArgument: as ``scoring.contiguous``.
+    """
+    return _logits(contiguous(q, q_scales, k, k_scales, weights, ks, ke, fmt), weights)
+
+
+def logits_paged(
+    q: Tensor,
+    q_scales: Tensor | None,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    max_context_len: int,
+    fmt: Format,
+    block_size: int,
+) -> Tensor:
+    """See ``nvfp4_kernels.indexer.score_op.indexer_logits_paged``.
+
+    Raises:
+        InvalidArgument: as ``scoring.paged``.
+    """
+    tensors = q, q_scales, cache, weights, context_lens, block_table
+    return _logits(paged(*tensors, max_context_len, fmt, block_size), weights)
+
+
+def _logits(scoring: Scoring, like: Tensor) -> Tensor:
+    out = like.new_empty((scoring.rows, scoring.problem.columns))
+    if out.numel() == 0:
+        return out
+    if scoring.keyless:
+        return out.fill_(NEGATIVE_INFINITY)
+    tile, splits = choose_config(scoring.problem, scoring.sms)
+    scoring.launch(ScorerSm100(tile, scoring.variant), out, splits=splits)
+    return out

@@ -1,0 +1,195 @@
+"""The scale warps: from rows in global memory to the tensor core's atoms.
+
+An atom has a word of each of 128 rows: row ``r`` at ``r % 32 · 16 + r // 32 · 4``, so that a lane
+that has rows ``lane + 32·i`` writes 16 bytes (PTX ISA, tcgen05 block scaling; ``nvfp4.py``).
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Boolean, Int32, Int64, Uint8, Uint32, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.indexer.sm100.barriers import Barriers
+from nvfp4_kernels.indexer.sm100.operands import PageFinder, Pages, scale_address
+from nvfp4_kernels.indexer.sm100.scheduler import Work
+from nvfp4_kernels.indexer.sm100.tile import KEYS, LANE_BYTES, SCALE_WARPS, WORD, ScoreTile
+from nvfp4_kernels.indexer.sm100.variant import Variant
+from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, WARP_ROWS
+
+AHEAD = 4  # most tiles of a warp whose scales are on their way
+ROWS = ATOM_ROWS // WARP_ROWS  # of a lane in an atom
+UNSIGNED = 0x7F7F7F7F  # UE4M3 is E4M3 without the sign, which NaN may have
+
+Words = list[list[Uint32]]  # of a lane's rows
+
+
+@dataclass(frozen=True)
+class ScaleLoader:
+    """Role of two warps, which take key tiles in turn, as one would be the slowest of a CTA.
+
+    Rows that nobody sees get zeros: what lies there may be anything.
+
+    Keys' scales are copied asynchronously, word by word to where they belong, and looked at by the
+    lane that has copied them. FP8 keys' factors lie in the ring as an atom does, for the epilogue.
+    """
+
+    tile: ScoreTile
+    variant: Variant
+
+    @property
+    def _ahead(self) -> int:
+        """Of this warp's tiles; what waits for a stage must have published what held it before."""
+        return min(AHEAD, (self.tile.stages - SCALE_WARPS) // SCALE_WARPS)
+
+    @cute.jit
+    def run(
+        self,
+        queries: cute.Pointer,
+        pages: Pages,
+        query_atoms: Array,
+        key_atoms: Array,
+        barriers: Barriers,
+        work: Work,
+        warp: Int32,
+    ) -> None:
+        """Scales of key tiles into a ring of ``key_atoms``; the first warp begins with queries'."""
+        tile, finder = self.tile, PageFinder(self.variant)
+        leader = ptx.elect_sync()
+        looked_up, per = finder.look_up(pages, work, Int32(0)), finder.tiles
+        if cutlass.const_expr(tile.block_scaled):
+            if work.tiles > 0 and warp == 0:
+                self._queries(queries, query_atoms, work)
+                self._publish(barriers.graded, leader)
+        # Copies run ahead of what is published, at the end without more to copy.
+        ahead = SCALE_WARPS * self._ahead
+        steps = work.tiles + ahead
+        for batch in cutlass.range(cute.ceil_div(steps, per), unroll=1):
+            following = finder.look_up(pages, work, batch + 1)
+            first = batch * per
+            some = cutlass.min(per, steps - first)
+            for step in cutlass.range(cute.ceil_div(some - warp, SCALE_WARPS), unroll=1):
+                number = step * SCALE_WARPS + warp
+                index = first + number
+                if index < work.tiles:
+                    stage = index % tile.stages
+                    wait(barriers.empty.subview(stage), index // tile.stages - 1)
+                    atoms = key_atoms.subview(stage * tile.key_scale_bytes)
+                    self._copy(atoms, pages, work, index, number, looked_up)
+                cute.arch.cp_async_commit_group()
+                cute.arch.cp_async_wait_group(self._ahead)
+                done = index - ahead
+                if done >= 0:
+                    stage = done % tile.stages
+                    self._clean(key_atoms.subview(stage * tile.key_scale_bytes))
+                    self._publish(barriers.scaled.subview(stage), leader)
+            looked_up = following
+
+    @cute.jit
+    def _copy(
+        self,
+        atoms: Array,
+        pages: Pages,
+        work: Work,
+        index: Int32,
+        number: Int32,
+        looked_up: Int32,
+    ) -> None:
+        """Scales of the ``index``-th tile, the ``number``-th of a lookup."""
+        tile, variant = self.tile, self.variant
+        lane = cute.arch.lane_idx()
+        # Half a word comes with the one before it; rows of a lane are all odd or all even.
+        odd = lane % 2 if tile.scale_bytes < WORD else Int32(0)
+        size = min(tile.scale_bytes, WORD) * (1 + odd)
+        together = max(1, ROWS // variant.boxes)  # rows of a lane that are in the same page
+        atoms = atoms.subview(lane * LANE_BYTES)
+        first = (work.first_tile + index) * KEYS + lane
+        for turn in cutlass.range_constexpr(0, ROWS, together):
+            page = PageFinder(variant).of_row(looked_up, number, turn * WARP_ROWS + lane)
+            key = first + turn * WARP_ROWS
+            start = scale_address(variant, pages, page, key - odd, tile.scale_bytes)
+            for row in cutlass.range_constexpr(together):
+                beyond = row * WARP_ROWS
+                count = Int32(cutlass.select_(key + beyond < work.end, size, Int32(0)))
+                for word in cutlass.range_constexpr(tile.scale_words):
+                    source = start + (beyond * tile.scale_bytes + word * WORD)
+                    ptx.cp_async_shared_global(
+                        atoms.subview(word * ATOM_BYTES + (turn + row) * WORD),
+                        cute.make_ptr(Uint8, source, cute.AddressSpace.gmem, assumed_align=WORD),
+                        WORD,
+                        ptx.LoadCacheModifier.CA,
+                        cp_size=count,
+                    )
+
+    def _clean(self, atoms: Array) -> None:
+        """What this lane has copied, as the tensor core takes it."""
+        tile = self.tile
+        lane = cute.arch.lane_idx()
+        if tile.fmt != "nvfp4" and tile.scale_bytes >= WORD:
+            return
+        for word in range(tile.scale_words):
+            offset = word * ATOM_BYTES + lane * LANE_BYTES
+            copied = atoms.load(offset, LANE_BYTES, alignment=16).bitcast(Uint32)
+            if tile.fmt == "nvfp4":
+                words = [copied[row] & Uint32(UNSIGNED) for row in range(ROWS)]
+            else:
+                # The rows of a lane are all odd or all even, as are the keys.
+                shift = Uint32(lane % 2 * 16)
+                words = [copied[row] >> shift & Uint32(0xFFFF) for row in range(ROWS)]
+            cleaned = Vector.from_elements(tuple(words), Uint32)
+            atoms.store(cleaned.bitcast(Uint8), offset, alignment=16)
+
+    @cute.jit
+    def _queries(self, queries: cute.Pointer, atoms: Array, work: Work) -> None:
+        """Row ``r`` is column ``r`` of the accumulator."""
+        tile = self.tile
+        for atom in cutlass.range_constexpr(tile.query_atoms):
+            words = []
+            for row in cutlass.range_constexpr(ROWS):
+                column = atom * ATOM_ROWS + row * WARP_ROWS + cute.arch.lane_idx()
+                query, head = column // tile.head_columns, column % tile.head_columns
+                place = Int64(work.first_query + query) * tile.heads + head
+                address = Int64(queries.toint()) + place * tile.scale_bytes
+                live = (query < work.queries) & (head < tile.heads)
+                words.append(load_words(address, tile.scale_bytes, live))
+            self._store(atoms, words, atom)
+
+    def _store(self, atoms: Array, words: Words, atom: int) -> None:
+        """Rows of queries."""
+        mask = Uint32(UNSIGNED if self.tile.fmt == "nvfp4" else 0xFFFFFFFF)
+        for number in range(self.tile.scale_words):
+            word = Vector.from_elements(tuple(row[number] & mask for row in words), Uint32)
+            place = number * self.tile.query_atoms + atom
+            offset = place * ATOM_BYTES + cute.arch.lane_idx() * LANE_BYTES
+            atoms.store(word.bitcast(Uint8), offset, alignment=16)
+
+    @cute.jit
+    def _publish(self, barrier: Array, leader: Boolean) -> None:
+        """What this warp has written, to the tensor core."""
+        ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)
+        if leader:
+            ptx.mbarrier_arrive(barrier)
+
+
+def load_words(address: Int64, count: int, live: Boolean) -> list[Uint32]:
+    """``count`` bytes, 2 to 16, as words; zeros if not ``live``."""
+    words = max(1, count // WORD)
+    names = ", ".join(f"{{$w{n}}}" for n in range(words))
+    zeros = " ".join(f"mov.b32 {{$w{n}}}, 0;" for n in range(words))
+    if count < WORD:
+        load = "@live ld.global.u16 {$w0}, [{$r0}];"
+    elif words == 1:
+        load = "@live ld.global.b32 {$w0}, [{$r0}];"
+    else:
+        load = f"@live ld.global.v{words}.b32 {{{names}}}, [{{$r0}}];"
+    # Predicated rather than branched around, so that all loads start before the thread waits. The
+    # predicate may be known at compile time, when it would be no register.
+    loaded = ptx.inline_ptx(
+        f"{{ .reg .pred live; setp.ne.b32 live, {{$r1}}, 0; {zeros} {load} }}",
+        write_only_types=[Uint32] * words,
+        read_only_args=[address, Int32(live)],
+    )
+    return [loaded] if words == 1 else list(loaded)

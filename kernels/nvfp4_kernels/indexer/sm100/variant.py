@@ -1,0 +1,36 @@
+"""Where the keys of a launch lie, and what multiplies scores. No CuTe in here."""
+
+from dataclasses import dataclass
+
+from nvfp4_kernels.indexer.sm100.tile import KEYS
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Where keys lie, and what is multiplied; see ``indexer_logits`` and ``indexer_logits_paged``.
+
+    Attributes:
+        page_size: keys of a page, a power of two of at least 16; 0: keys lie in a row.
+        query_factors: whether the weights are to be multiplied by FP8 queries' scales.
+    """
+
+    page_size: int = 0
+    query_factors: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.page_size == 0 or self.page_size >= 16
+        assert self.page_size & (self.page_size - 1) == 0
+
+    @property
+    def paged(self) -> bool:
+        return self.page_size > 0
+
+    @property
+    def box_rows(self) -> int:
+        """Keys of one copy."""
+        return min(self.page_size, KEYS) if self.paged else KEYS
+
+    @property
+    def boxes(self) -> int:
+        """Copies along a key tile."""
+        return KEYS // self.box_rows

@@ -1,0 +1,55 @@
+"""Which kernels a model's attention needs on sm_90, for any batch. No CuTe in here.
+
+Steps that only decode have them, with a cache of the model's dtype; all else is vLLM's own.
+"""
+
+from itertools import product
+
+from nvfp4_kernels.decode_attention.kernels import HEAD_DIMS, MAX_GROUP
+from nvfp4_kernels.decode_attention.sm90.choose import choose_config
+from nvfp4_kernels.decode_attention.sm90.tile import DecodeTile, Variant
+from nvfp4_kernels.precompile.attention_sm100 import PAGE_SIZE
+from nvfp4_kernels.precompile.model import Attention, Dtype
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.sm90.limits import SMS
+
+_LENGTHS = [1 << power for power in range(21)]  # keys, between which no choice changes
+
+
+def decode_kernels(
+    attention: Attention, dtype: Dtype, *, page_size: int = PAGE_SIZE, sms: int = SMS
+) -> dict[KernelSpec, list[str]]:
+    """Those of every batch and every length; none for attention that the kernel does not take."""
+    group = attention.query_heads // attention.kv_heads
+    if attention.head_dim not in HEAD_DIMS["sm_90", "float"] or group > MAX_GROUP:
+        return {}  # served by another backend of vLLM's, as it says at start
+    found = []
+    for window in attention.windows:
+        variant = Variant(
+            dtype,
+            page_size,
+            window=window > 0,
+            soft_cap=attention.soft_cap,
+            sinks=attention.sinks,
+        )
+        for tile in _tiles(attention, group, window, sms):
+            found.append(decode_spec(tile, variant))
+    return {spec: ["attention"] for spec in dict.fromkeys(found)}
+
+
+def decode_spec(tile: DecodeTile, variant: Variant) -> KernelSpec:
+    """A kernel of decode attention."""
+    target = "nvfp4_kernels.decode_attention.sm90.kernel:DecodeAttentionSm90"
+    return KernelSpec("decode_attention", target, (tile, variant))
+
+
+def _tiles(attention: Attention, group: int, window: int, sms: int) -> list[DecodeTile]:
+    """Of all batches that leave room on the GPU, and of one that does not."""
+    head_dim = attention.head_dim
+    unsplit = DecodeTile(head_dim, group).resident * sms  # sequences, which fill the GPU
+    lengths = sorted({min(most, window or most) for most in _LENGTHS}, reverse=True)
+    chosen = [
+        choose_config(batch, attention.kv_heads, group, head_dim, most, sms)
+        for batch, most in product(range(1, unsplit + 1), lengths)
+    ]
+    return list(dict.fromkeys(chosen))

@@ -1,0 +1,77 @@
+"""Which kernels a model's linear layers need on sm_100, and their inputs. No CuTe in here."""
+
+from typing import Literal
+
+from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
+from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.precompile.model import Dtype, Layer, Model
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.quantize.choose import choose_config as choose_quantize
+from nvfp4_kernels.sm100.limits import SMS
+
+# How activations are scaled: by one calibrated number, or one for each token.
+Activation = Literal["static", "per-token"]
+ACTIVATIONS: tuple[Activation, ...] = ("static", "per-token")
+_ELEMENT_SIZE = 2  # of bfloat16 and float16
+
+
+def block_scaled_kernels(
+    model: Model,
+    *,
+    max_tokens: int,
+    activations: tuple[Activation, ...] = ACTIVATIONS,
+    sms: int = SMS,
+) -> dict[KernelSpec, list[str]]:
+    """Every kernel of ``model``'s linear layers and of their inputs, with the layers it serves.
+
+    Args:
+        model: dense decoder.
+        max_tokens: of a batch, at the most; all numbers from 1 on are covered.
+        activations: how they may be scaled.
+        sms: of the GPU.
+    """
+    found: dict[KernelSpec, list[str]] = {}
+    for activation in activations:
+        per_token = activation == "per-token"
+        for layer in model.layers:
+            specs = quantize_kernels(model.dtype, layer.k, max_tokens, per_token, sms)
+            specs += _product_kernels(model.dtype, layer, max_tokens, per_token, sms)
+            for spec in specs:
+                users = found.setdefault(spec, [])
+                if layer.name not in users:
+                    users.append(layer.name)
+    return found
+
+
+def quantize_kernels(
+    dtype: Dtype, k: int, max_tokens: int, per_token: bool, sms: int = SMS
+) -> list[KernelSpec]:
+    """Those that quantise rows of ``k`` elements; all that plain layers take their input from."""
+    tokens = range(1, max_tokens + 1)
+    tiles = [choose_quantize(m, k, _ELEMENT_SIZE, per_token, sms) for m in tokens]
+    target = "nvfp4_kernels.quantize.sm100:QuantizeSm100"
+    return [
+        KernelSpec("quantize", target, (dtype, per_token, tile)) for tile in dict.fromkeys(tiles)
+    ]
+
+
+def _product_kernels(
+    dtype: Dtype, layer: Layer, max_tokens: int, per_token: bool, sms: int
+) -> list[KernelSpec]:
+    output = layer_output(layer, dtype, per_token)
+    op = "silu_mul_gemm" if layer.pair else "gemm"
+    tokens = range(1, max_tokens + 1)
+    problems = (Problem(m, layer.n, layer.k, 1, layer.weights) for m in tokens)
+    chosen = [choose_config(problem, output, sms) for problem in problems]
+    return [product_spec(op, *tile_and_output) for tile_and_output in dict.fromkeys(chosen)]
+
+
+def layer_output(layer: Layer, dtype: Dtype, per_token: bool) -> Output:
+    """What becomes of a layer's accumulators."""
+    bias = dtype if layer.bias else ""
+    return Output(dtype, shards=layer.shards, bias=bias, row_scale=per_token)
+
+
+def product_spec(op: str, tile: Tile, output: Output) -> KernelSpec:
+    """A block-scaled GEMM."""
+    return KernelSpec(op, "nvfp4_kernels.gemm.sm100.kernel:BlockScaledGemm", (tile, output))

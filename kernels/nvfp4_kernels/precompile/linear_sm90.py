@@ -1,0 +1,43 @@
+"""Which kernels a model's linear layers need on sm_90, for any number of tokens. No CuTe in here.
+
+Weights alone are quantised there, so that no kernel prepares inputs.
+"""
+
+from nvfp4_kernels.gemm.sm90.choose import every_config
+from nvfp4_kernels.gemm.sm90.tile import Output, Tile
+from nvfp4_kernels.precompile.model import Dtype, Layer, Model
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.sm90.limits import SMS
+
+
+def weight_only_kernels(
+    model: Model, *, max_tokens: int, sms: int = SMS
+) -> dict[KernelSpec, list[str]]:
+    """Every kernel of ``model``'s linear layers, with the layers it serves.
+
+    Args:
+        model: dense decoder.
+        max_tokens: of a batch, at the most; all numbers from 1 on are covered.
+        sms: of the GPU.
+    """
+    found: dict[KernelSpec, list[str]] = {}
+    for layer in model.layers:
+        output = weight_only_output(layer, model.dtype)
+        op = "silu_mul_gemm" if layer.pair else "gemm"
+        sizes = layer.n, layer.k, layer.weights
+        for tile_and_output in every_config(*sizes, output, max_tokens, sms):
+            users = found.setdefault(weight_only_spec(op, *tile_and_output), [])
+            if layer.name not in users:
+                users.append(layer.name)
+    return found
+
+
+def weight_only_output(layer: Layer, dtype: Dtype) -> Output:
+    """What becomes of a layer's accumulators."""
+    bias = dtype if layer.bias else ""
+    return Output(act=dtype, dtype=dtype, shards=layer.shards, bias=bias)
+
+
+def weight_only_spec(op: str, tile: Tile, output: Output) -> KernelSpec:
+    """A weight-only GEMM."""
+    return KernelSpec(op, "nvfp4_kernels.gemm.sm90.kernel:WeightOnlyGemm", (tile, output))

@@ -1,0 +1,38 @@
+"""Which kernels run between a model's products on sm_90, for any number of tokens. No CuTe in here.
+
+Norms with a residual, and rotary embeddings.
+"""
+
+from nvfp4_kernels.add_rms_norm.choose import choose_config as choose_norm
+from nvfp4_kernels.add_rms_norm.tile import MAX_K, VECTOR
+from nvfp4_kernels.precompile.model import Attention, Dtype
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.rotary_embedding.choose import MANY
+from nvfp4_kernels.rotary_embedding.choose import choose_config as choose_rotary
+from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE
+
+
+def small_kernels(hidden: int, attention: Attention, dtype: Dtype) -> dict[KernelSpec, list[str]]:
+    """Those that take a model's sizes; what they do not take, vLLM runs by itself.
+
+    Args:
+        hidden: elements of a token between layers.
+        attention: heads of one GPU.
+        dtype: of activations.
+    """
+    found: dict[KernelSpec, list[str]] = {}
+    if hidden % VECTOR == 0 and hidden <= MAX_K:
+        norm = KernelSpec(
+            "add_rms_norm",
+            "nvfp4_kernels.add_rms_norm.sm90:AddRmsNormSm90",
+            (dtype, choose_norm(hidden)),
+        )
+        found[norm] = ["norms"]
+    head_dim, rotary_dim = attention.head_dim, attention.rotary_dim or attention.head_dim
+    fits = head_dim % PIECE == 0 and head_dim <= MAX_HEAD_DIM and rotary_dim % (2 * PIECE) == 0
+    heads = attention.query_heads + attention.kv_heads
+    for tokens in (1, MANY) if fits else ():
+        tile = choose_rotary(tokens, heads, head_dim, rotary_dim)
+        target = "nvfp4_kernels.rotary_embedding.sm90:RotaryEmbeddingSm90"
+        found[KernelSpec("rotary_embedding", target, (dtype, tile))] = ["rotary embedding"]
+    return found

@@ -1,0 +1,21 @@
+"""Kernels of ``rms_norm_quantize`` and its three siblings."""
+
+from nvfp4_kernels.dispatch import KernelTable
+
+_MODULE = "nvfp4_kernels.rms_norm_quantize"
+
+KERNELS = {
+    op: KernelTable(
+        op,
+        {
+            ("cpu", "w4a4"): ("reference", f"{_MODULE}.reference:{op}"),
+            ("sm_100", "w4a4"): ("RmsNormQuantizeSm100", f"{_MODULE}.sm100:{op}"),
+        },
+    )
+    for op in (
+        "rms_norm_quantize",
+        "rms_norm_quantize_per_token",
+        "add_rms_norm_quantize",
+        "add_rms_norm_quantize_per_token",
+    )
+}

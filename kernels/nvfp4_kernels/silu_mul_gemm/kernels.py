@@ -1,0 +1,17 @@
+"""Kernels of ``silu_mul_gemm``: on GPUs those of ``gemm``, with two weights."""
+
+from nvfp4_kernels.dispatch import KernelTable
+
+KERNELS = KernelTable(
+    "silu_mul_gemm",
+    {
+        ("cpu", "w4a4"): ("reference", "nvfp4_kernels.silu_mul_gemm.reference:silu_mul_gemm"),
+        ("cpu", "w4a16"): ("reference", "nvfp4_kernels.silu_mul_gemm.reference:silu_mul_gemm"),
+        ("sm_90", "w4a16"): (
+            "wgmma",
+            "nvfp4_kernels.gemm.sm90.launch:silu_mul_gemm",
+            "fragments",
+        ),
+        ("sm_100", "w4a4"): ("block_scaled", "nvfp4_kernels.gemm.sm100.launch:silu_mul_gemm"),
+    },
+)

@@ -1,0 +1,13 @@
+"""Layout of rows for ``silu_mul_quantize`` and its per-token form. No CuTe in here."""
+
+from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile, choose_row_parts, choose_whole_rows
+from nvfp4_kernels.sm100.limits import SMS
+
+
+def choose_config(m: int, k: int, element_size: int, per_token: bool, sms: int = SMS) -> RowTile:
+    """The layout for ``m`` rows, of all matrices together, of ``k`` elements of output. Pure."""
+    words = BLOCK * element_size // 4
+    # Of a whole row only the products are kept; parts of rows have gate and up in flight.
+    return (
+        choose_whole_rows(m, k, words, sms) if per_token else choose_row_parts(m, k, 2 * words, sms)
+    )

@@ -1,0 +1,26 @@
+"""Swizzles by their width, and descriptors of what MMAs and copies read from shared memory."""
+
+from cutlass import Array, Int64
+from cutlass.experimental import primitives as ptx
+from cutlass.experimental.cuda import TensorMapSwizzle
+
+TENSOR_MAP_SWIZZLES = {
+    128: TensorMapSwizzle.s128b,
+    64: TensorMapSwizzle.s64b,
+    32: TensorMapSwizzle.s32b,
+}
+DESCRIPTOR_SWIZZLES = {
+    128: ptx.Tcgen05SmemSwizzle.SWIZZLE_128B,
+    64: ptx.Tcgen05SmemSwizzle.SWIZZLE_64B,
+    32: ptx.Tcgen05SmemSwizzle.SWIZZLE_32B,
+}
+
+
+def row_descriptor(data: Array, width: int) -> Int64:
+    """Rows of ``width`` bytes, swizzled, in groups of eight (PTX ISA, tcgen05 shared memory)."""
+    return ptx.Tcgen05SmemDesc.build(data, 16, 8 * width, layout=DESCRIPTOR_SWIZZLES[width])
+
+
+def scale_descriptor(scales: Array) -> Int64:
+    """An atom: 32 rows of 16 bytes, in groups of eight."""
+    return ptx.Tcgen05SmemDesc.build(scales, 16, 8 * 16)

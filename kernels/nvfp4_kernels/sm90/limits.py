@@ -1,0 +1,17 @@
+"""Limits of an SM of Hopper, and sizes that its tensor core fixes. No CuTe in here."""
+
+from typing import Literal
+
+from nvfp4_kernels.devices import SM_COUNTS
+
+SMS = SM_COUNTS["sm_90"]  # of an H200
+WARPGROUP = 128  # threads
+ROW_BYTES = 128  # of a row in shared memory under the widest swizzle
+REGISTERS = 65536  # of an SM
+# 228 KB per SM, of which each resident CTA costs 1 KB and can have 227 KB at the most.
+SM_SHARED_BYTES = 228 * 1024
+CTA_RESERVED_BYTES = 1024
+MAX_SHARED_BYTES = SM_SHARED_BYTES - CTA_RESERVED_BYTES
+
+# What the tensor core multiplies here.
+ActDtype = Literal["bfloat16", "float16"]
