@@ -70,7 +70,7 @@ def launched(
     config = import_module("nvfp4_kernels.attention.kernels")
     kernels: set[DeviceKernel] = set()
     monkeypatch.setattr(sm90, "launch", lambda kernel, *_: kernels.add(kernel))
-    monkeypatch.setattr(sm90, "_sms", lambda _: sms)
+    monkeypatch.setattr(sm90, "multiprocessors", lambda _: sms)
     dtype = getattr(torch, model.dtype)
     heads, head_dim = attention.kv_heads, attention.head_dim
     queries = torch.zeros(max(SEQUENCES), attention.query_heads, head_dim, dtype=dtype)

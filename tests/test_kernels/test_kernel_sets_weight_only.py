@@ -14,6 +14,7 @@ from nvfp4_kernels.gemm.sm90.tile import Output
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.model import Layer
 from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.sm90.limits import SMS
 from nvfp4_kernels.tool.model import explicit, read_model
 from nvfp4_kernels.tool.shapes import LLAMA_8B
 from tests import devices
@@ -46,6 +47,7 @@ class Launches:
         self.kernels: set[DeviceKernel] = set()
         self.product = product.product
         monkeypatch.setattr(product, "launch", lambda kernel, *_: self.kernels.add(kernel))
+        monkeypatch.setattr(product, "multiprocessors", lambda _: SMS)
 
     def of_layer(self, layer: Layer, dtype: torch.dtype, most: int) -> set[DeviceKernel]:
         """The kernels of all numbers of tokens up to ``most``."""

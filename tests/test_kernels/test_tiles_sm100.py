@@ -93,7 +93,7 @@ def use(tile_case: TileCase, patch: pytest.MonkeyPatch) -> None:
         return tile, out
 
     patch.setattr(product, "choose_config", configured)
-    patch.setattr(product, "_sms", lambda device: tile_case.sms)
+    patch.setattr(product, "multiprocessors", lambda device: tile_case.sms)
 
 
 @pytest.mark.parametrize("name", GEMM)

@@ -82,7 +82,7 @@ print(compile.object_path(WeightOnlyGemm(*choose_config(Problem(1, 64, 128), Out
 """
 # One KV head, two query heads, pages of 32.
 A_DECODE = """
-from nvfp4_kernels.attention.kernels import Scoring
+from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.decode_attention.sm90.launch import decode_attention
 
 compile.compiled = lambda kernel, arch: lambda *_: print(compile.object_path(kernel))
