@@ -12,7 +12,7 @@ import platform
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,26 +53,33 @@ class DeviceKernel(Protocol):
     def __hash__(self) -> int: ...
 
 
-def launch(kernel: DeviceKernel, *arguments: Tensor | int | float | None) -> None:
-    """Runs ``kernel`` on the current stream of its tensors' device.
+def launch(kernel: DeviceKernel, *arguments: Any) -> None:
+    """Launch ``kernel`` on the current stream of its first tensor's device.
 
     Args:
         kernel: compiled on first use, unless its compiled form is kept already.
-        arguments: as its signature says: tensors for pointers (None: a null pointer), numbers.
+        arguments: as its signature says: tensors for pointers (None: a null pointer), numbers, and
+            tuples of them.
     """
-    tensors = [a for a in arguments if isinstance(a, Tensor)]
+    tensors: list[Tensor] = []
+    words = [_word(each, tensors) for each in arguments]
     for watch in watchers:
         watch(tensors)
-    on_cuda = tensors[0].is_cuda
-    with torch.cuda.device(tensors[0].device) if on_cuda else nullcontext():
-        stream = torch.cuda.current_stream().cuda_stream if on_cuda else 0
-        compiled(kernel, arch())(*map(_argument, arguments), stream)
+    if not tensors[0].is_cuda:
+        compiled(kernel, arch())(*words, 0)
+        return
+    with torch.cuda.device(tensors[0].device):
+        compiled(kernel, arch())(*words, torch.cuda.current_stream().cuda_stream)
 
 
-def _argument(given: Tensor | int | float | None) -> int | float:
-    if given is None:
-        return 0
-    return given.data_ptr() if isinstance(given, Tensor) else given
+def _word(given: Any, tensors: list[Tensor]) -> Any:
+    """An argument as compiled host code takes it; its tensors are added to ``tensors``."""
+    if isinstance(given, Tensor):
+        tensors.append(given)
+        return given.data_ptr()
+    if isinstance(given, tuple):
+        return tuple([_word(each, tensors) for each in given])
+    return 0 if given is None else given
 
 
 @functools.cache

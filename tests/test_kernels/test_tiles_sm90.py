@@ -78,7 +78,7 @@ def run(
     ends: Sequence[int] = (),
 ) -> Tensor:
     """The product of ``x`` with the weights of ``n`` rows; alphas are 1 where none are given."""
-    from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
+    from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
 
     m, k = x.shape
     put = [device.put(f"weight {i}", t) for i, w in enumerate(weights) for t in w]
@@ -86,10 +86,10 @@ def run(
     bias = None if bias is None else device.put("bias", bias)
     rest = [0] * (MAX_SHARDS - 1 - len(ends))
     out = device.output("out", torch.empty(m, n, dtype=getattr(torch, output.dtype)))
-    launch(
-        WeightOnlyGemm(tile, output), device.put("x", x), *put[:2], *put[-2:], out, alpha, bias,
-        m, n, k, sms, *ends, *rest,
-    )  # fmt: skip
+    arguments = GemmArguments(
+        device.put("x", x), *put[:2], *put[-2:], out, alpha, bias, m, n, k, sms, (*ends, *rest)
+    )
+    launch(WeightOnlyGemm(tile, output), arguments)
     return out.cpu()
 
 

@@ -16,6 +16,7 @@ from cutlass.experimental.cuda import TensorMap
 from nvfp4_kernels.device.math import silu
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm90.dequantize import DOWN
 from nvfp4_kernels.gemm.sm90.exchange import Exchange
 from nvfp4_kernels.gemm.sm90.scheduler import Place, Work
@@ -37,7 +38,7 @@ class Factors:
     """
 
     alpha: cute.Pointer
-    ends: list[Int32]
+    ends: ShardEnds
     bias: cute.Pointer
 
 

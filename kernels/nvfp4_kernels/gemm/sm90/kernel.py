@@ -10,19 +10,19 @@ Each arrow is an mbarrier per stage; the roles say who arrives.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Uint8, Uint32
-from cutlass.cute.runtime import make_ptr
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
+from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.fragments import TILE
-from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm90.epilogue import Epilogue, Factors, Result
 from nvfp4_kernels.gemm.sm90.loader import Loader, Ring, Weight, map_of_tokens
 from nvfp4_kernels.gemm.sm90.mma import Multiplier
@@ -39,6 +39,34 @@ from nvfp4_kernels.gemm.sm90.tile import (
 from nvfp4_kernels.sm90.limits import ROW_BYTES
 
 
+class GemmArguments(NamedTuple):
+    """Arguments of a launch, in global memory.
+
+    Attributes:
+        x: activations [m, k].
+        w1, sfw1: fragments of a weight [n, k], and of its scales.
+        w2, sfw2: those of a pair's second weight, else the first's.
+        out: result [m, n].
+        alpha, bias, shard_ends: see ``Factors``.
+        m, n, k: sizes.
+        sms: to launch on, at the most.
+    """
+
+    x: cute.Pointer
+    w1: cute.Pointer
+    sfw1: cute.Pointer
+    w2: cute.Pointer
+    sfw2: cute.Pointer
+    out: cute.Pointer
+    alpha: cute.Pointer
+    bias: cute.Pointer
+    m: Int32
+    n: Int32
+    k: Int32
+    sms: Int32
+    shard_ends: ShardEnds
+
+
 @dataclass(frozen=True)
 class WeightOnlyGemm:
     """One compiled variant."""
@@ -50,49 +78,23 @@ class WeightOnlyGemm:
     def stages(self) -> int:
         return self.tile.depth(self.output.shared_bytes(self.tile))
 
-    def signature(self) -> tuple[Any, ...]:
-        """Arguments of ``__call__``, see there."""
-        bias = TYPES.get(self.output.bias, Float32)
-        types = [TYPES[self.output.act], *[Uint8] * 4, TYPES[self.output.dtype], Float32, bias]
-        pointers = [make_ptr(t, 16, cute.AddressSpace.gmem, assumed_align=16) for t in types]
-        return (*pointers, *[Int32(0)] * (4 + MAX_SHARDS - 1))
+    def signature(self) -> tuple[GemmArguments]:
+        """One example of ``__call__``'s bundle of arguments."""
+        act, out = TYPES[self.output.act], TYPES[self.output.dtype]
+        weights = dict.fromkeys(("w1", "sfw1", "w2", "sfw2"), Uint8)
+        scaling = {"alpha": Float32, "bias": TYPES.get(self.output.bias, Float32)}
+        return (example(GemmArguments, {"x": act, "out": out, **weights, **scaling}),)
 
     @cute.jit
-    def __call__(
-        self,
-        x: cute.Pointer,
-        w1: cute.Pointer,
-        sfw1: cute.Pointer,
-        w2: cute.Pointer,
-        sfw2: cute.Pointer,
-        out: cute.Pointer,
-        alpha: cute.Pointer,
-        bias: cute.Pointer,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        sms: Int32,
-        end0: Int32,
-        end1: Int32,
-        end2: Int32,
-        end3: Int32,
-        end4: Int32,
-        end5: Int32,
-        end6: Int32,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """Launches on ``sms`` SMs at the most.
-
-        Activations ``x`` are [m, k], weights ``w1`` (and of a pair ``w2``) and their scales
-        fragments of [n, k], ``out`` is [m, n]. For ``alpha``, ``bias`` and the ends see
-        ``Factors``.
-        """
+    def __call__(self, arguments: GemmArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch on ``arguments.sms`` SMs at the most."""
+        x, m, n, k = arguments.x, arguments.m, arguments.n, arguments.k
         tile = self.tile
         token_map = map_of_tokens(tile, self.output.act, x, m, k)
         out_map = token_map
         if cutlass.const_expr(self.output.boxes):
             out_map = create_tensor_map_tiled(
-                out.toint(),
+                arguments.out.toint(),
                 TYPES[self.output.dtype],
                 [n, m],
                 [Int64(n // 8)],
@@ -102,11 +104,8 @@ class WeightOnlyGemm:
         order = Order(rows=cute.ceil_div(n, tile.rows), tokens=cute.ceil_div(m, tile.tokens))
         clusters = order.rows * order.tokens
         if cutlass.const_expr(tile.parts == 1):
-            clusters = cutlass.min(clusters, sms * tile.ctas_per_sm)
-        self.kernel(
-            token_map, w1, sfw1, w2, sfw2, out_map, out, alpha, bias, m, n, k, order,
-            end0, end1, end2, end3, end4, end5, end6,
-        ).launch(
+            clusters = cutlass.min(clusters, arguments.sms * tile.ctas_per_sm)
+        self.kernel(token_map, out_map, arguments, order).launch(
             grid=(clusters * tile.split_k, 1, 1),
             block=(tile.threads, 1, 1),
             cluster=(tile.split_k, 1, 1),
@@ -114,31 +113,15 @@ class WeightOnlyGemm:
             use_pdl=True,
             min_blocks_per_mp=tile.ctas_per_sm,
             preferred_smem_carveout=100,
-        )  # fmt: skip
+        )
 
     @cute.kernel
     def kernel(
         self,
         token_map: GridConstant[TensorMap],
-        w1: cute.Pointer,
-        sfw1: cute.Pointer,
-        w2: cute.Pointer,
-        sfw2: cute.Pointer,
         out_map: GridConstant[TensorMap],
-        out: cute.Pointer,
-        alpha: cute.Pointer,
-        bias: cute.Pointer,
-        m: Int32,
-        n: Int32,
-        k: Int32,
+        arguments: GemmArguments,
         order: Order,
-        end0: Int32,
-        end1: Int32,
-        end2: Int32,
-        end3: Int32,
-        end4: Int32,
-        end5: Int32,
-        end6: Int32,
     ) -> None:
         """Sets up, then runs one role per warpgroup."""
         tile, output, stages = self.tile, self.output, self.stages
@@ -160,20 +143,22 @@ class WeightOnlyGemm:
         split.start()
         ptx.barrier_cta_sync()
 
-        work = work_of(tile, order, k, rank)
+        work = work_of(tile, order, arguments.k, rank)
         if group == tile.warpgroups:
             if cutlass.const_expr(tile.hands_over):
                 ptx.setmaxregister(LOAD_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
             if warp == 4 * tile.warpgroups and ptx.elect_sync():
-                weights = [Weight(w1, sfw1), Weight(w2, sfw2)][: tile.weights]
-                loader.run(token_map, weights, ring, work, n, k)
+                weights = [
+                    Weight(arguments.w1, arguments.sfw1),
+                    Weight(arguments.w2, arguments.sfw2),
+                ][: tile.weights]
+                loader.run(token_map, weights, ring, work, arguments.n, arguments.k)
             split.attend()
         else:
             if cutlass.const_expr(tile.hands_over):
                 ptx.setmaxregister(MULTIPLY_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
-            ends = [end0, end1, end2, end3, end4, end5, end6]
-            factors = Factors(alpha, ends, bias)
-            result = Result(out, out_map, m, n)
+            factors = Factors(arguments.alpha, arguments.shard_ends, arguments.bias)
+            result = Result(arguments.out, out_map, arguments.m, arguments.n)
             for index in cutlass.range(work.mine, unroll=1):
                 place = place_of(work, index)
                 sums = multiplier.run(ring, work, index, group)

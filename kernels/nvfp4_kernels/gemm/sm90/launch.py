@@ -10,8 +10,9 @@ from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.fragments import Fragments
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config
-from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
+from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
 from nvfp4_kernels.gemm.sm90.tile import Output
 
 
@@ -104,11 +105,21 @@ def product(
     )
     sms = multiprocessors(a.device)
     kernel = WeightOnlyGemm(*choose_config(Problem(m, n, k, len(weights)), output, sms))
-    ends = [sum(shard_sizes[: i + 1]) for i in range(len(shard_sizes) - 1)]
-    ends += [0] * (MAX_SHARDS - 1 - len(ends))
     first, last = weights[0], weights[-1]
-    launch(
-        kernel, a, first.data, first.scales, last.data, last.scales, out, alpha, bias, m, n, k, sms,
-        *ends,
-    )  # fmt: skip
+    arguments = GemmArguments(
+        x=a,
+        w1=first.data,
+        sfw1=first.scales,
+        w2=last.data,
+        sfw2=last.scales,
+        out=out,
+        alpha=alpha,
+        bias=bias,
+        m=m,
+        n=n,
+        k=k,
+        sms=sms,
+        shard_ends=shard_ends(shard_sizes),
+    )
+    launch(kernel, arguments)
     return out
