@@ -82,7 +82,7 @@ class Modeller:
     def time(self, problem: "Problem", tile: "Tile", output: "Output") -> Timing:
         """The time of ``problem`` on ``tile``, without the launch."""
         from nvfp4_kernels.compile import launch
-        from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm
+        from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
 
         down = tile.rows * max(1, tile.cluster_m // tile.ctas)
         across = tile.columns * tile.cluster_n
@@ -100,9 +100,8 @@ class Modeller:
 
         self._gpu.finished = finished
         arguments = self._arguments(m, n, problem)
-        launch(
-            BlockScaledGemm(tile, output), *arguments, m, n, problem.k, 1, 1, tile.cluster, *[0] * 7
-        )
+        sizes = (m, n, problem.k, 1, 1, tile.cluster)
+        launch(BlockScaledGemm(tile, output), GemmArguments(*arguments, *sizes, (0,) * 7))
         self._gpu.memory.clear()
         return found[0]
 

@@ -10,18 +10,18 @@ Each arrow is an mbarrier per stage of operands, or per accumulator; the roles s
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Uint8
-from cutlass.cute.runtime import make_ptr
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
+from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.epilogue import Epilogue, Scratch
 from nvfp4_kernels.gemm.sm100.loader import Loader
 from nvfp4_kernels.gemm.sm100.mma import Multiplier
@@ -40,6 +40,42 @@ THREADS = 32 * (LOAD_WARP + 1)
 Maps = tuple[TensorMap, TensorMap]  # of an operand's data and scales
 
 
+class GemmArguments(NamedTuple):
+    """Arguments of a launch, in global memory.
+
+    Attributes:
+        x, sfx: activations, bytes [batch, m, k/2], and their blocked scales.
+        w1, sfw1: a weight, bytes [weight_batch, n, k/2], and its blocked scales.
+        w2, sfw2: those of a pair's second weight, else the first's.
+        out: result [batch, m, n].
+        sf_out, out_scale: of an NVFP4 result, its blocked scales and its global scale.
+        alpha, row_scale, bias, shard_ends: see ``Factors``.
+        m, n, k, batch: sizes.
+        weight_batch: 1 or ``batch``.
+        sms: to launch on, at the most.
+    """
+
+    x: cute.Pointer
+    sfx: cute.Pointer
+    w1: cute.Pointer
+    sfw1: cute.Pointer
+    w2: cute.Pointer
+    sfw2: cute.Pointer
+    out: cute.Pointer
+    sf_out: cute.Pointer
+    out_scale: cute.Pointer
+    alpha: cute.Pointer
+    row_scale: cute.Pointer
+    bias: cute.Pointer
+    m: Int32
+    n: Int32
+    k: Int32
+    batch: Int32
+    weight_batch: Int32
+    sms: Int32
+    shard_ends: ShardEnds
+
+
 @dataclass(frozen=True)
 class BlockScaledGemm:
     """One compiled variant."""
@@ -51,76 +87,40 @@ class BlockScaledGemm:
     def stages(self) -> int:
         return self.tile.depth(self.output.shared_bytes(self.tile))
 
-    def signature(self) -> tuple[Any, ...]:
-        """Arguments of ``__call__``, see there."""
+    def signature(self) -> tuple[GemmArguments]:
+        """One example of ``__call__``'s bundle of arguments."""
+        packed = dict.fromkeys(("x", "sfx", "w1", "sfw1", "w2", "sfw2", "sf_out"), Uint8)
+        scaling = dict.fromkeys(("out_scale", "alpha", "row_scale"), Float32)
         out = TYPES.get(self.output.dtype, Uint8)
         bias = TYPES.get(self.output.bias, Float32)
-        types = [Uint8] * 6 + [out, Uint8, Float32, Float32, Float32, bias]
-        pointers = [make_ptr(t, 16, cute.AddressSpace.gmem, assumed_align=16) for t in types]
-        return (*pointers, *[Int32(0)] * (6 + MAX_SHARDS - 1))
+        return (example(GemmArguments, {**packed, **scaling, "out": out, "bias": bias}),)
 
     @cute.jit
-    def __call__(
-        self,
-        x: cute.Pointer,
-        sfx: cute.Pointer,
-        w1: cute.Pointer,
-        sfw1: cute.Pointer,
-        w2: cute.Pointer,
-        sfw2: cute.Pointer,
-        out: cute.Pointer,
-        sf_out: cute.Pointer,
-        out_scale: cute.Pointer,
-        alpha: cute.Pointer,
-        row_scale: cute.Pointer,
-        bias: cute.Pointer,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batch: Int32,
-        weight_batch: Int32,
-        sms: Int32,
-        end0: Int32,
-        end1: Int32,
-        end2: Int32,
-        end3: Int32,
-        end4: Int32,
-        end5: Int32,
-        end6: Int32,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """Launches on ``sms`` SMs at the most.
-
-        Activations ``x`` are bytes [batch, m, k/2], weights ``w1`` (and of a pair ``w2``) bytes
-        [weight_batch, n, k/2], weight_batch being 1 or batch; ``sfx`` ... are their blocked scales.
-        ``out`` is [batch, m, n]; if NVFP4, ``sf_out`` are its blocked scales and ``out_scale`` its
-        global one. For ``alpha``, ``row_scale``, ``bias`` and the ends see ``Factors``.
-        """
+    def __call__(self, arguments: GemmArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch on ``arguments.sms`` SMs at the most."""
+        m, n, k, batch = arguments.m, arguments.n, arguments.k, arguments.batch
         tile = self.tile
-        tokens, weights = Extent(m, k, batch), Extent(n, k, weight_batch)
-        x_maps = self._maps(x, sfx, tokens, n_side=tile.swapped)
-        w1_maps = self._maps(w1, sfw1, weights, n_side=not tile.swapped)
+        tokens, weights = Extent(m, k, batch), Extent(n, k, arguments.weight_batch)
+        x_maps = self._maps(arguments.x, arguments.sfx, tokens, n_side=tile.swapped)
+        w1_maps = self._maps(arguments.w1, arguments.sfw1, weights, n_side=not tile.swapped)
         w2_maps = w1_maps
         if cutlass.const_expr(tile.weights == 2):
-            w2_maps = self._maps(w2, sfw2, weights, n_side=not tile.swapped)
+            w2_maps = self._maps(arguments.w2, arguments.sfw2, weights, n_side=not tile.swapped)
         out_map = x_maps[0]
         if cutlass.const_expr(self.output.store == "tma"):
-            out_map = self._out_map(out, m, n, batch)
+            out_map = self._out_map(arguments.out, m, n, batch)
         rows_m, rows_n = (n, m) if tile.swapped else (m, n)
         across_m = clusters_across(rows_m, tile.rows, tile.cluster_m // tile.ctas)
         across_n = clusters_across(rows_n, tile.columns, tile.cluster_n)
-        clusters = cutlass.min(across_m * across_n * batch, sms // tile.cluster)
+        clusters = cutlass.min(across_m * across_n * batch, arguments.sms // tile.cluster)
         order = order_of(across_m, across_n, batch, clusters)
-        self.kernel(
-            *x_maps, *w1_maps, *w2_maps, out_map, out, sf_out, out_scale, alpha, row_scale, bias,
-            m, n, k, order, weight_batch, end0, end1, end2, end3, end4, end5, end6,
-        ).launch(
+        self.kernel(*x_maps, *w1_maps, *w2_maps, out_map, arguments, order).launch(
             grid=(clusters * tile.cluster, 1, 1),
             block=(THREADS, 1, 1),
             cluster=(tile.cluster, 1, 1),
             stream=stream,
             use_pdl=True,
-        )  # fmt: skip
+        )
 
     def _maps(self, data: cute.Pointer, scales: cute.Pointer, extent: Extent, n_side: bool) -> Maps:
         """Boxes of what one of the CTAs that share an operand loads."""
@@ -152,24 +152,8 @@ class BlockScaledGemm:
         map_w2: GridConstant[TensorMap],
         map_sfw2: GridConstant[TensorMap],
         map_out: GridConstant[TensorMap],
-        out: cute.Pointer,
-        sf_out: cute.Pointer,
-        out_scale: cute.Pointer,
-        alpha: cute.Pointer,
-        row_scale: cute.Pointer,
-        bias: cute.Pointer,
-        m: Int32,
-        n: Int32,
-        k: Int32,
+        arguments: GemmArguments,
         order: Order,
-        weight_batch: Int32,
-        end0: Int32,
-        end1: Int32,
-        end2: Int32,
-        end3: Int32,
-        end4: Int32,
-        end5: Int32,
-        end6: Int32,
     ) -> None:
         """Sets up, runs one role per warp, takes down."""
         tile, output, stages = self.tile, self.output, self.stages
@@ -203,7 +187,7 @@ class BlockScaledGemm:
             ptx.fence_mbarrier_init()
         self._meet()
 
-        work = work_of(tile, order, k, weight_batch, rank)
+        work = work_of(tile, order, arguments.k, arguments.weight_batch, rank)
         if warp == LOAD_WARP:
             if ptx.elect_sync():
                 loader.run(m_side, n_side, full, empty, work)
@@ -211,9 +195,13 @@ class BlockScaledGemm:
             if rank % tile.ctas == 0:
                 multiplier.run(m_side, n_side, full, empty, ready, drained, tensor.load(), work)
         else:
-            ends = [end0, end1, end2, end3, end4, end5, end6]
-            factors = Factors(alpha, ends, row_scale, bias)
-            result = Result(out, sf_out, out_scale, map_out, m, n)
+            factors = Factors(
+                arguments.alpha, arguments.shard_ends, arguments.row_scale, arguments.bias
+            )
+            result = Result(
+                arguments.out, arguments.sf_out, arguments.out_scale, map_out,
+                arguments.m, arguments.n,
+            )  # fmt: skip
             scratch = self._scratch(parts, warp)
             epilogue.run(factors, result, scratch, ready, drained, tensor.load(), work, warp)
 

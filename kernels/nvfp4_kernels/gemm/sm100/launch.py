@@ -10,8 +10,9 @@ from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
-from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm
+from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
 from nvfp4_kernels.gemm.sm100.tile import OutDtype, Output
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 
@@ -135,12 +136,26 @@ def product(
         torch.nn.functional.pad(t, (0, padded)) if padded else t
         for t in (data, weights[0][0], weights[-1][0])
     )
-    ends = [sum(shard_sizes[: i + 1]) for i in range(len(shard_sizes) - 1)]
-    ends += [0] * (MAX_SHARDS - 1 - len(ends))
-    weight_batch = math.prod(weights[0][0].shape[:-2])
-    launch(
-        kernel, x, scales, w1, weights[0][1], w2, weights[-1][1], out, out_scales,
-        out_global_scale, alpha, row_scale, bias, m, n, k + 2 * padded, batch, weight_batch, sms,
-        *ends,
-    )  # fmt: skip
+    arguments = GemmArguments(
+        x=x,
+        sfx=scales,
+        w1=w1,
+        sfw1=weights[0][1],
+        w2=w2,
+        sfw2=weights[-1][1],
+        out=out,
+        sf_out=out_scales,
+        out_scale=out_global_scale,
+        alpha=alpha,
+        row_scale=row_scale,
+        bias=bias,
+        m=m,
+        n=n,
+        k=k + 2 * padded,
+        batch=batch,
+        weight_batch=math.prod(weights[0][0].shape[:-2]),
+        sms=sms,
+        shard_ends=shard_ends(shard_sizes),
+    )
+    launch(kernel, arguments)
     return out, out_scales

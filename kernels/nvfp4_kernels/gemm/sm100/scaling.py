@@ -8,6 +8,7 @@ from cutlass import Array, Float32, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.math import silu
+from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.result import Result
 from nvfp4_kernels.gemm.sm100.scheduler import Place
 from nvfp4_kernels.gemm.sm100.tile import Output, Tile
@@ -26,7 +27,7 @@ class Factors:
     """
 
     alpha: cute.Pointer
-    ends: list[Int32]
+    ends: ShardEnds
     row_scale: cute.Pointer
     bias: cute.Pointer
 
