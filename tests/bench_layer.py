@@ -38,14 +38,14 @@ from nvfp4_kernels.fragments import Fragments, fragment_shapes
 from nvfp4_kernels.gemm.sm90 import choose
 from nvfp4_kernels.gemm.sm90 import launch as product
 from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, fits, with_store
-from nvfp4_kernels.gemm.sm90.tile import MAX_STAGES, Output, Tile
+from nvfp4_kernels.gemm.sm90.tile import MAX_STAGES, EpilogueConfig, Tile
 
 MODELS = ("llama-8b", "llama-70b-tp4")
 PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 PAGE_SIZE, EPS = 16, 1e-5
 LAYERS = 8  # some 120 MB of weights each
 
-Choice = tuple[Tile, Output]
+Choice = tuple[Tile, EpilogueConfig]
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def problem_of(shape: Shape, name: str, tokens: int) -> Problem:
 
 def tiles_of(problem: Problem) -> Iterator[Choice]:
     """That stream a product's weights, and fit."""
-    usual, _ = choose_config(problem, Output())
+    usual, _ = choose_config(problem, EpilogueConfig())
     usual = replace(usual, max_stages=MAX_STAGES)
     teams = ((1, 1), (2, 1), (2, 2), (4, 4)) if usual.few else ((1, 1), (2, 1))
     for (warpgroups, slices), k_tiles, split in itertools.product(
@@ -179,7 +179,7 @@ def tiles_of(problem: Problem) -> Iterator[Choice]:
         together = min(4, -(-choose.ctas(problem, tile) // choose.SMS))
         for each in range(1, together + 1):
             one = replace(tile, ctas_per_sm=each)
-            output = with_store(Output(), one, problem.n)
+            output = with_store(EpilogueConfig(), one, problem.n)
             if choose.ctas(problem, one) >= choose.SMS // 3 and fits(problem, one, output):
                 yield one, output
 
@@ -197,7 +197,7 @@ def compile_tile(choice: Choice) -> None:
 def chosen(tiles: dict[Problem, Choice]) -> Iterator[None]:
     """Products of these sizes take these tiles."""
 
-    def choose_tile(problem: Problem, output: Output, sms: int) -> Choice:
+    def choose_tile(problem: Problem, output: EpilogueConfig, sms: int) -> Choice:
         return tiles.get(problem) or choose_config(problem, output, sms)
 
     before, product.choose_config = product.choose_config, choose_tile  # type: ignore[assignment]

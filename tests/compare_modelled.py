@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
-from nvfp4_kernels.gemm.sm100.tile import Output
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 from nvfp4_kernels.tool.report import describe
 from tests.compare_static import EXAMPLE
 from tests.emulator.timing.calibrate import run_example
@@ -40,16 +40,16 @@ MOST_TILES = 60  # of one cluster: smaller tiles are not the fastest where there
 
 def theirs(script: Path, problem: Problem) -> tuple[float, str]:
     """Microseconds of NVIDIA's fastest tile, and that tile."""
-    swapped = problem.m <= FEW
-    tokens, weights = max(problem.m, 8 if swapped else 1), problem.n * problem.weights
+    swap_ab = problem.m <= FEW
+    tokens, weights = max(problem.m, 8 if swap_ab else 1), problem.n * problem.weights
     same = Problem(tokens, weights, problem.k, problem.batch)
     found = []
     for tile in THEIRS:
-        part = _part(same, tile, swapped)
+        part = _part(same, tile, swap_ab)
         # A tile with more rows, or more columns, than there are tokens only costs more.
-        fits = tile[1] == 64 if swapped else _spans(tile)[0] <= max(tokens, 128)
+        fits = tile[1] == 64 if swap_ab else _spans(tile)[0] <= max(tokens, 128)
         if fits and part.tiles <= MOST_TILES:
-            time = _time(script, same, tile, part, swapped, operand_bytes(problem))
+            time = _time(script, same, tile, part, swap_ab, operand_bytes(problem))
             found.append((time, _words(tile)))
     return min(found)
 
@@ -60,16 +60,16 @@ def _spans(tile: Theirs) -> tuple[int, int]:
     return rows * cluster_m // (rows // 128), columns * cluster_n
 
 
-def _part(problem: Problem, tile: Theirs, swapped: bool) -> Part:
-    return part_of(problem, _spans(tile), tile[2] * tile[3], swapped)
+def _part(problem: Problem, tile: Theirs, swap_ab: bool) -> Part:
+    return part_of(problem, _spans(tile), tile[2] * tile[3], swap_ab)
 
 
 def _time(
-    script: Path, problem: Problem, tile: Theirs, part: Part, swapped: bool, moved: float
+    script: Path, problem: Problem, tile: Theirs, part: Part, swap_ab: bool, moved: float
 ) -> float:
     rows, columns, cluster_m, cluster_n = tile
     down, across = _spans(tile)
-    if swapped:
+    if swap_ab:
         m, n = part.tiles * down, problem.m
     else:
         m, n = min(problem.m, down), part.tiles * across
@@ -77,7 +77,7 @@ def _time(
         f"--mnkl {m},{n},{problem.k},1 --mma_tiler_mn {rows},{columns} "
         f"--cluster_shape_mn {cluster_m},{cluster_n} --c_dtype BFloat16"
     )
-    if swapped:
+    if swap_ab:
         arguments += " --c_major m"
     sms = cluster_m * cluster_n
     lines = run_example(script, arguments, sms, part.clusters, moved)
@@ -99,7 +99,7 @@ def main(
     script = cutlass / EXAMPLE
     if not script.is_file():
         raise typer.BadParameter(f"{script}: not there; give a checkout of NVIDIA/cutlass")
-    modeller, output = Modeller(), Output("bfloat16")
+    modeller, output = Modeller(), EpilogueConfig("bfloat16")
     table = Table("product", "our tile", "µs", "NVIDIA's tile", "µs", "NVIDIA's / ours")
     for name, shape in SHAPES.items():
         if only not in name:

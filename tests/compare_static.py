@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nvfp4_kernels.compile import ARCH_VARIABLE
-from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.tool.instructions import SHOWN, find_nvdisasm
 from nvfp4_kernels.tool.report import describe
 from nvfp4_kernels.tool.static import Static, measure, measure_compiled
@@ -29,10 +29,10 @@ TILES = (
     Tile(64),
     Tile(128),
     Tile(256),
-    Tile(64, two_sm=True, cluster_m=2),
-    Tile(128, two_sm=True, cluster_m=2),
-    Tile(256, two_sm=True, cluster_m=2),
-    Tile(256, two_sm=True, cluster_m=4),
+    Tile(64, two_cta=True, cluster_m=2),
+    Tile(128, two_cta=True, cluster_m=2),
+    Tile(256, two_cta=True, cluster_m=2),
+    Tile(256, two_cta=True, cluster_m=4),
 )
 ALSO = ("MEMBAR", "CCTL", "NANOSLEEP", "R2UR")
 
@@ -55,7 +55,7 @@ def ours(tile: Tile, nvdisasm: Path) -> tuple[Static, int, int]:
     """The same of our kernel."""
     from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm
 
-    kernel = BlockScaledGemm(tile, Output("bfloat16", store="tma"))
+    kernel = BlockScaledGemm(tile, EpilogueConfig("bfloat16", store="tma"))
     return measure(kernel, nvdisasm), kernel.stages, tile.tensor_columns
 
 

@@ -20,7 +20,7 @@ from tests.emulator.timing.device import TimedGpu
 
 if TYPE_CHECKING:
     from nvfp4_kernels.gemm.sm100.choose import Problem
-    from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+    from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 
 # M, N, K, batch, weights.
 SHAPES = {
@@ -58,11 +58,11 @@ class Part:
     tiles: int
 
 
-def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swapped: bool = False) -> Part:
-    """``problem`` in tiles of a cluster of ``cluster`` CTAs; ``swapped``: rows are weights."""
+def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swap_ab: bool = False) -> Part:
+    """``problem`` in tiles of a cluster of ``cluster`` CTAs; ``swap_ab``: rows are weights."""
     from nvfp4_kernels.sm100.limits import SMS
 
-    rows, columns = (problem.n, problem.m) if swapped else (problem.m, problem.n)
+    rows, columns = (problem.n, problem.m) if swap_ab else (problem.m, problem.n)
     total = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1]) * problem.batch
     clusters = min(total, SMS // cluster)
     return Part(clusters, math.ceil(total / clusters))
@@ -79,15 +79,15 @@ class Modeller:
 
         torch.set_num_threads(1)
 
-    def time(self, problem: "Problem", tile: "Tile", output: "Output") -> Timing:
+    def time(self, problem: "Problem", tile: "Tile", output: "EpilogueConfig") -> Timing:
         """The time of ``problem`` on ``tile``, without the launch."""
         from nvfp4_kernels.compile import launch
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
 
         down = tile.rows * max(1, tile.cluster_m // tile.ctas)
         across = tile.columns * tile.cluster_n
-        part = part_of(problem, (down, across), tile.cluster, tile.swapped)
-        if tile.swapped:
+        part = part_of(problem, (down, across), tile.cluster, tile.swap_ab)
+        if tile.swap_ab:
             m, n = problem.m, part.tiles * down
         else:
             m, n = min(problem.m, down), part.tiles * across
@@ -134,9 +134,9 @@ def operand_bytes(problem: "Problem") -> float:
 def report(modeller: Modeller, name: str, shape: tuple[int, ...], every: bool) -> None:
     """Prints a line for the tile that is chosen, or for every tile that fits."""
     from nvfp4_kernels.gemm.sm100.choose import Problem, candidates, choose_config, estimate
-    from nvfp4_kernels.gemm.sm100.tile import Output
+    from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 
-    problem, output = Problem(*shape), Output("bfloat16")
+    problem, output = Problem(*shape), EpilogueConfig("bfloat16")
     results = problem.batch * problem.m * problem.n
     least = speed_of_light(
         2.0 * results * problem.k * problem.weights, operand_bytes(problem), 2.0 * results

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from nvfp4_kernels.gemm.sm90.tile import Output, Tile
+from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from tests.test_kernels.noticed import WRONG
 
-ELEMENTS, BOXES = Output(), Output(boxes=True)
+ELEMENTS, BOXES = EpilogueConfig(), EpilogueConfig(boxes=True)
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Product:
     m: int
     n: int
     k: int
-    output: Output = ELEMENTS
+    output: EpilogueConfig = ELEMENTS
     ends: tuple[int, ...] = ()
     sms: int = 1
 
@@ -28,11 +28,11 @@ DEEP = Product(Tile(64, k_tiles=2, max_stages=2), 70, 136, 512)
 MANY_BOXES = Product(Tile(80, max_stages=2), 90, 136, 192, BOXES)
 FEW = Product(Tile(8, k_tiles=2, max_stages=2), 12, 136, 640)
 SHARDS = Product(
-    Tile(16, max_stages=2), 9, 200, 192, Output(shards=3, bias="bfloat16"), ends=(72, 136)
+    Tile(16, max_stages=2), 9, 200, 192, EpilogueConfig(shards=3, bias="bfloat16"), ends=(72, 136)
 )
 PAIR = Product(Tile(16, 2, max_stages=2), 9, 136, 192)
-APART = Product(Tile(96, 2, max_stages=2, apart=True), 150, 72, 192, BOXES)
-FLOAT16 = Product(Tile(16, max_stages=2), 9, 136, 192, Output(act="float16"))
+APART = Product(Tile(96, 2, max_stages=2, weight_per_warpgroup=True), 150, 72, 192, BOXES)
+FLOAT16 = Product(Tile(16, max_stages=2), 9, 136, 192, EpilogueConfig(act="float16"))
 SPLIT = Product(Tile(8, split_k=2, max_stages=2), 5, 136, 512, sms=132)
 SLICED = Product(Tile(8, warpgroups=2, slices=2, max_stages=2), 5, 136, 512, sms=132)
 PRODUCTS = {

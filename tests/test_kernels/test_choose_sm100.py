@@ -6,16 +6,16 @@ from itertools import product
 import pytest
 
 from nvfp4_kernels.gemm.sm100.choose import (
-    MAX_SWAPPED,
+    MAX_SWAP_AB_TOKENS,
     Problem,
     candidates,
     choose_config,
     estimate,
     with_store,
 )
-from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 
-BF16, NVFP4 = Output("bfloat16"), Output("nvfp4")
+BF16, NVFP4 = EpilogueConfig("bfloat16"), EpilogueConfig("nvfp4")
 LLAMA = {
     "qkv": (6144, 4096, 1),
     "o": (4096, 4096, 1),
@@ -26,17 +26,17 @@ TOKENS = (1, 2, 8, 9, 16, 17, 32, 33, 64, 128, 129, 256, 512, 1000, 4096, 8192, 
 
 
 @pytest.mark.parametrize(
-    "output", [BF16, NVFP4, Output("float32", shards=3, bias="float32")], ids=str
+    "output", [BF16, NVFP4, EpilogueConfig("float32", shards=3, bias="float32")], ids=str
 )
 @pytest.mark.parametrize("layer", LLAMA)
-def test_every_token_count_has_a_tile_that_fits(layer: str, output: Output) -> None:
+def test_every_token_count_has_a_tile_that_fits(layer: str, output: EpilogueConfig) -> None:
     n, k, weights = LLAMA[layer]
     for m in TOKENS:
         problem = Problem(m, n, k, weights=weights)
         tile, out = choose_config(problem, replace(output, shards=1) if weights == 2 else output)
         assert tile.weights == weights
-        assert tile.swapped == (m <= MAX_SWAPPED)
-        assert not tile.swapped or m <= tile.columns
+        assert tile.swap_ab == (m <= MAX_SWAP_AB_TOKENS)
+        assert not tile.swap_ab or m <= tile.columns
         used = tile.depth(out.shared_bytes(tile)) * tile.stage_bytes + out.shared_bytes(tile)
         assert used + 1024 <= 227 * 1024
         assert tile.depth(out.shared_bytes(tile)) >= 2
@@ -67,8 +67,8 @@ def test_few_rows_of_weights_are_split_over_more_sms() -> None:
 
 
 def test_large_products_take_pairs_of_sms() -> None:
-    assert choose_config(Problem(8192, 4096, 14336), BF16)[0].two_sm
-    assert choose_config(Problem(8192, 14336, 4096, weights=2), BF16)[0].two_sm
+    assert choose_config(Problem(8192, 4096, 14336), BF16)[0].two_cta
+    assert choose_config(Problem(8192, 14336, 4096, weights=2), BF16)[0].two_cta
 
 
 def test_results_leave_in_boxes_where_rows_allow_it() -> None:
@@ -77,7 +77,7 @@ def test_results_leave_in_boxes_where_rows_allow_it() -> None:
     assert with_store(BF16, Tile(128, split_k=4), 4096).store == "vector"
     assert with_store(NVFP4, Tile(128), 4096).store == "vector"
     assert with_store(NVFP4, Tile(128), 4112).store == "element"
-    assert with_store(BF16, Tile(8, swapped=True), 4096).store == "element"
+    assert with_store(BF16, Tile(8, swap_ab=True), 4096).store == "element"
 
 
 def test_overlapping_accumulators_leave_room_for_the_scales() -> None:

@@ -29,9 +29,9 @@ def folder(bound: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def kernel(tokens: int) -> Any:
     from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
-    from nvfp4_kernels.gemm.sm90.tile import Output, Tile
+    from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 
-    return WeightOnlyGemm(Tile(tokens), Output())
+    return WeightOnlyGemm(Tile(tokens), EpilogueConfig())
 
 
 def compile_one(tokens: int) -> Any:

@@ -41,9 +41,9 @@ def folder(bound: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def kernels() -> list[Any]:
     from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
-    from nvfp4_kernels.gemm.sm90.tile import Output, Tile
+    from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 
-    return [WeightOnlyGemm(Tile(tokens), Output()) for tokens in (8, 16, 24)]
+    return [WeightOnlyGemm(Tile(tokens), EpilogueConfig()) for tokens in (8, 16, 24)]
 
 
 def test_all_are_kept_where_they_are_looked_for(folder: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from nvfp4_kernels.compile import DeviceKernel
 from nvfp4_kernels.fragments import Fragments, fragment_shapes
-from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, telling_tokens
-from nvfp4_kernels.gemm.sm90.tile import Output
+from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, representative_tokens
+from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.model import Layer
 from nvfp4_kernels.precompile.spec import KernelSpec
@@ -85,17 +85,17 @@ def test_what_is_built_is_what_products_launch(
 def test_every_number_of_tokens_is_served_like_a_telling_one(layer: Layer, sms: int) -> None:
     def chosen(tokens: "range | list[int]") -> set[object]:
         problems = (Problem(m, layer.n, layer.k, layer.weights) for m in tokens)
-        return {choose_config(problem, Output(), sms) for problem in problems}
+        return {choose_config(problem, EpilogueConfig(), sms) for problem in problems}
 
-    assert chosen(telling_tokens(MOST)) == chosen(range(1, MOST + 1))
+    assert chosen(representative_tokens(MOST)) == chosen(range(1, MOST + 1))
 
 
 @pytest.mark.parametrize("most", [1, 8, 9, 64, 65, 96, 97])
 def test_telling_tokens_end_with_the_batch(most: int) -> None:
-    tokens = telling_tokens(most)
+    tokens = representative_tokens(most)
     assert tokens == sorted(set(tokens))
     assert tokens[0] == 1
-    assert tokens == [m for m in telling_tokens(1000) if m <= most]
+    assert tokens == [m for m in representative_tokens(1000) if m <= most]
 
 
 def test_layers_share_kernels() -> None:

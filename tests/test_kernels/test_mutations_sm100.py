@@ -23,8 +23,8 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 # Both rings go round more than once, and results leave in boxes.
 PAIR = TileCase(Tile(64, 2, max_stages=2), Case(200, 80, 1312, out_dtype=torch.bfloat16), 1)
-SPLIT = TileCase(Tile(8, 2, swapped=True, split_k=2), Case(7, 272, 1056, row_scale=True), 2)
-TWO_SM = TileCase(Tile(128, 2, two_sm=True, cluster_m=2), Case(300, 208, 800), 2)
+SPLIT = TileCase(Tile(8, 2, swap_ab=True, split_k=2), Case(7, 272, 1056, row_scale=True), 2)
+TWO_CTA = TileCase(Tile(128, 2, two_cta=True, cluster_m=2), Case(300, 208, 800), 2)
 
 
 @dataclass(frozen=True)
@@ -65,21 +65,21 @@ def changed(name: str, change: Callable[..., tuple[Any, ...]]) -> Patch:
 
 
 def swap_weight_scales(patch: pytest.MonkeyPatch) -> None:
-    from nvfp4_kernels.gemm.sm100.mma import Multiplier
+    from nvfp4_kernels.gemm.sm100.mma import Mma
 
-    given = Multiplier._copy_scales
+    given = Mma._copy_scales
 
-    def swapped(self: Any, descriptors: list[Any], *rest: Any) -> None:
+    def swap_ab(self: Any, descriptors: list[Any], *rest: Any) -> None:
         given(self, [descriptors[0], descriptors[2], descriptors[1]], *rest)
 
-    patch.setattr(Multiplier, "_copy_scales", swapped)
+    patch.setattr(Mma, "_copy_scales", swap_ab)
 
 
 def accumulate_always(patch: pytest.MonkeyPatch) -> None:
-    from nvfp4_kernels.gemm.sm100.mma import Multiplier
+    from nvfp4_kernels.gemm.sm100.mma import Mma
 
-    given = Multiplier._multiply
-    patch.setattr(Multiplier, "_multiply", lambda self, *args: given(self, *args[:-1], True))
+    given = Mma._multiply
+    patch.setattr(Mma, "_multiply", lambda self, *args: given(self, *args[:-1], True))
 
 
 def one_alpha(patch: pytest.MonkeyPatch) -> None:
@@ -96,10 +96,10 @@ def one_alpha(patch: pytest.MonkeyPatch) -> None:
 def keep_another(patch: pytest.MonkeyPatch) -> None:
     from cutlass.experimental import primitives as ptx
 
-    from nvfp4_kernels.gemm.sm100.mma import Multiplier
+    from nvfp4_kernels.gemm.sm100.mma import Mma
 
     last = ptx.Tcgen05MMACollectorOp.LASTUSE
-    patch.setattr(Multiplier, "_collector", lambda self, product: last if product else None)
+    patch.setattr(Mma, "_collector", lambda self, product: last if product else None)
 
 
 def attribute(owner: str, name: str, value: Any) -> Patch:
@@ -134,7 +134,7 @@ MISTAKES = {
     "no wait for tcgen05.ld": Mistake(without("tcgen05_wait"), "UnwaitedLoad"),
     "no tcgen05 fence": Mistake(without("tcgen05_fence"), "MissingTensorFence"),
     "no fence of the barriers' initialisation": Mistake(
-        without("fence_mbarrier_init"), "MissingProxyFence", TWO_SM
+        without("fence_mbarrier_init"), "MissingProxyFence", TWO_CTA
     ),
     "no warp barrier": Mistake(without("bar_warp_sync"), "DataRace"),
     "tensor memory kept": Mistake(without("tcgen05_dealloc"), "TensorMemory"),
@@ -144,7 +144,7 @@ MISTAKES = {
     "half of the weights for both CTAs": Mistake(
         attribute("loader.Loader", "_n_row", lambda self, place, work: place.n * 128),
         "wrong numbers",
-        TWO_SM,
+        TWO_CTA,
     ),
 }
 
@@ -179,7 +179,7 @@ def test_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert noticed.startswith(mistake.caught)
 
 
-@pytest.mark.parametrize("tile_case", [PAIR, SPLIT, TWO_SM], ids=["pair", "split", "two SM"])
+@pytest.mark.parametrize("tile_case", [PAIR, SPLIT, TWO_CTA], ids=["pair", "split", "two SM"])
 def test_nothing_to_catch(tile_case: TileCase, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.cutlass_or_skip()
     use(tile_case, monkeypatch)

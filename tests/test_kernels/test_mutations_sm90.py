@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nvfp4_kernels.fragments import decode_fragments
-from nvfp4_kernels.gemm.sm90.tile import Output, Tile
+from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import ActDtype
 from tests import devices
 from tests.devices import KernelDevice
@@ -120,8 +120,8 @@ def two_products() -> None:
     tile = Tile(8, max_stages=2)
     with devices.emulated(STANDARD[0], "sm_90") as device:
         x = torch.ones(5, 128, dtype=torch.bfloat16)
-        between = run(device, tile, Output(), x, [weight(128, 128)], 128, 1)
-        run(device, tile, Output(), between, [weight(64, 128)], 64, 1)
+        between = run(device, tile, EpilogueConfig(), x, [weight(128, 128)], 128, 1)
+        run(device, tile, EpilogueConfig(), between, [weight(64, 128)], 64, 1)
 
 
 def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from nvfp4_kernels.compile import build, launch
 from nvfp4_kernels.fragments import Fragments, decode_fragments, to_fragments
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.gemm.sm90.choose import Problem, fits, with_store
-from nvfp4_kernels.gemm.sm90.tile import Output, Tile
+from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from tests.devices import KernelDevice, emulated
 from tests.emulator import EAGER
 
@@ -45,7 +45,7 @@ TILES = {
     "112, pair": (Tile(112, 2), LARGE),
     "128, pair": (Tile(128, 2), LARGE),
     "128, pair apart, two K tiles": (
-        Tile(128, 2, apart=True, k_tiles=2, max_stages=2),
+        Tile(128, 2, weight_per_warpgroup=True, k_tiles=2, max_stages=2),
         (150, 72, 768),
     ),
     "160": (Tile(160), (170, 200, 128)),
@@ -53,8 +53,8 @@ TILES = {
     "176": (Tile(176), (170, 72, 128)),
     "192": (Tile(192), (250, 264, 128)),
     "256": (Tile(256), (300, 264, 128)),
-    "224, pair apart": (Tile(224, 2, apart=True), (230, 40, 128)),
-    "256, pair apart": (Tile(256, 2, apart=True), (300, 40, 256)),
+    "224, pair apart": (Tile(224, 2, weight_per_warpgroup=True), (230, 40, 128)),
+    "256, pair apart": (Tile(256, 2, weight_per_warpgroup=True), (300, 40, 256)),
 }
 
 
@@ -68,7 +68,7 @@ def weight(n: int, k: int) -> Fragments:
 def run(
     device: KernelDevice,
     tile: Tile,
-    output: Output,
+    output: EpilogueConfig,
     x: Tensor,
     weights: list[Fragments],
     n: int,
@@ -97,7 +97,7 @@ CASES = {
     f"{name}, {'boxes' if boxes else 'elements'}": (tile, size, boxes)
     for name, (tile, size) in TILES.items()
     for boxes in (True, False)
-    if not boxes or with_store(Output(), tile, size[1]).boxes
+    if not boxes or with_store(EpilogueConfig(), tile, size[1]).boxes
 }
 
 
@@ -107,7 +107,7 @@ def test_tile(
     tile: Tile, size: tuple[int, int, int], boxes: bool, sms: int, device: KernelDevice
 ) -> None:
     m, n, k = size
-    output = replace(with_store(Output(), tile, n), boxes=boxes)
+    output = replace(with_store(EpilogueConfig(), tile, n), boxes=boxes)
     assert fits(Problem(m, n, k, tile.weights), tile, output)
     x = torch.randint(-2, 3, (m, k)).bfloat16()
     weights = [weight(n, k) for _ in range(tile.weights)]
@@ -125,10 +125,16 @@ def test_a_pair_apart_gives_the_same_bits(device: KernelDevice) -> None:
     n, k = 72, 128
     x = torch.randint(-2, 3, (110, k)).half()
     weights, alpha = [weight(n, k), weight(n, k)], torch.tensor([2.0**-6, 0.5])
-    apart = Tile(96, 2, apart=True)
+    weight_per_warpgroup = Tile(96, 2, weight_per_warpgroup=True)
     together, boxes, elements = (
-        run(device, tile, Output("float16", "float16", boxes=boxes), x, weights, n, 1, alpha)
-        for tile, boxes in ((Tile(64, 2), False), (apart, True), (apart, False))
+        run(
+            device, tile, EpilogueConfig("float16", "float16", boxes=boxes), x, weights, n, 1, alpha
+        )
+        for tile, boxes in (
+            (Tile(64, 2), False),
+            (weight_per_warpgroup, True),
+            (weight_per_warpgroup, False),
+        )
     )
     assert torch.equal(boxes, together)
     assert torch.equal(elements, together)
@@ -141,7 +147,7 @@ def test_weights_of_one_tile_of_tokens_leave_l2_first(
     with emulated(EAGER, "sm_90"):  # which has the PTX kept beside what it becomes
         from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
 
-        build(WeightOnlyGemm(tile, Output()), tmp_path / "kernel.o")
+        build(WeightOnlyGemm(tile, EpilogueConfig()), tmp_path / "kernel.o")
     code = (tmp_path / "kernel.o").read_bytes()
     copies = [line for line in code.split(b";") if b"cp.async.bulk.shared" in line]
     assert copies

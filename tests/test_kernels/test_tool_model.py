@@ -11,7 +11,7 @@ from nvfp4_kernels.attention.sm100.choose import AttentionProblem
 from nvfp4_kernels.attention.sm100.choose import choose_config as choose_attention
 from nvfp4_kernels.attention.sm100.tile import Variant
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
-from nvfp4_kernels.gemm.sm100.tile import Output
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 from nvfp4_kernels.precompile.attention_sm100 import CACHES, Cache, attention_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Attention, Layer
@@ -197,7 +197,7 @@ def test_every_number_of_tokens_has_its_kernel() -> None:
         for spec in block_scaled_kernels(model, max_tokens=1200, activations=("static",))
     }
     for m in range(1, 1201):
-        assert choose_config(Problem(m, 4096, 4096), Output("bfloat16")) in found
+        assert choose_config(Problem(m, 4096, 4096), EpilogueConfig("bfloat16")) in found
 
 
 def test_layers_share_kernels() -> None:

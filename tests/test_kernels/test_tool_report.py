@@ -13,7 +13,7 @@ from nvfp4_kernels.__main__ import app
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.gemm.sm100 import choose as candidates
 from nvfp4_kernels.gemm.sm100.choose import Problem, with_store
-from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
 from nvfp4_kernels.precompile.linear_sm100 import product_spec
@@ -37,11 +37,11 @@ REGISTERS_PER_SM = 65536
 
 def every_kernel() -> list[KernelSpec]:
     """One per tile that may be chosen, with everything that an epilogue can have to do."""
-    swapped = candidates._SWAPPED
-    pairs = [*(replace(t, weights=2) for t in swapped), *candidates._PAIRS]
+    swap_ab = candidates._SWAPPED
+    pairs = [*(replace(t, weights=2) for t in swap_ab), *candidates._PAIRS]
     specs = []
-    for tile in [*swapped, *candidates._REGULAR, *pairs]:
-        output = Output("bfloat16", row_scale=True)
+    for tile in [*swap_ab, *candidates._REGULAR, *pairs]:
+        output = EpilogueConfig("bfloat16", row_scale=True)
         if tile.weights == 1:
             output = replace(output, shards=3, bias="bfloat16")
         specs.append(product_spec("gemm", tile, with_store(output, tile, 4096)))
@@ -68,7 +68,7 @@ def test_instruction_mix() -> None:
         nvdisasm = find_nvdisasm()
     except NoDisassembler as error:
         pytest.skip(str(error))
-    spec = product_spec("gemm", Tile(128), Output("bfloat16", store="tma"))
+    spec = product_spec("gemm", Tile(128), EpilogueConfig("bfloat16", store="tma"))
     ((_, static),) = measure_all([spec], "sm_100a", nvdisasm, jobs=1)
     mix = static.instructions
     assert mix["UTCOMMA"] == 256 // 64  # MMAs of a stage
@@ -154,8 +154,8 @@ def test_what_a_product_moves() -> None:
 @pytest.mark.parametrize(
     ("tile", "text"),
     [
-        (Tile(256, two_sm=True, cluster_m=4), "256×256 2SM cluster 4×1"),
-        (Tile(8, 2, swapped=True, split_k=4), "8×128 swapped pair split 4"),
+        (Tile(256, two_cta=True, cluster_m=4), "256×256 2SM cluster 4×1"),
+        (Tile(8, 2, swap_ab=True, split_k=4), "8×128 swapped pair split 4"),
     ],
     ids=["two SMs", "swapped"],
 )

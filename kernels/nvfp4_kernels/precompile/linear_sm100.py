@@ -3,7 +3,7 @@
 from typing import Literal
 
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
-from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.quantize.choose import choose_config as choose_quantize
@@ -58,7 +58,7 @@ def quantize_kernels(
 def _product_kernels(
     dtype: Dtype, layer: Layer, max_tokens: int, per_token: bool, sms: int
 ) -> list[KernelSpec]:
-    output = layer_output(layer, dtype, per_token)
+    output = layer_epilogue(layer, dtype, per_token)
     op = "silu_mul_gemm" if layer.pair else "gemm"
     tokens = range(1, max_tokens + 1)
     problems = (Problem(m, layer.n, layer.k, 1, layer.weights) for m in tokens)
@@ -66,12 +66,12 @@ def _product_kernels(
     return [product_spec(op, *tile_and_output) for tile_and_output in dict.fromkeys(chosen)]
 
 
-def layer_output(layer: Layer, dtype: Dtype, per_token: bool) -> Output:
+def layer_epilogue(layer: Layer, dtype: Dtype, per_token: bool) -> EpilogueConfig:
     """What becomes of a layer's accumulators."""
     bias = dtype if layer.bias else ""
-    return Output(dtype, shards=layer.shards, bias=bias, row_scale=per_token)
+    return EpilogueConfig(dtype, shards=layer.shards, bias=bias, row_scale=per_token)
 
 
-def product_spec(op: str, tile: Tile, output: Output) -> KernelSpec:
+def product_spec(op: str, tile: Tile, output: EpilogueConfig) -> KernelSpec:
     """A block-scaled GEMM."""
     return KernelSpec(op, "nvfp4_kernels.gemm.sm100.kernel:BlockScaledGemm", (tile, output))

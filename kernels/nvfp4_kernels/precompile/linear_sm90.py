@@ -3,8 +3,8 @@
 Weights alone are quantised there, so that no kernel prepares inputs.
 """
 
-from nvfp4_kernels.gemm.sm90.choose import every_config
-from nvfp4_kernels.gemm.sm90.tile import Output, Tile
+from nvfp4_kernels.gemm.sm90.choose import all_configs
+from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm90.limits import SMS
@@ -22,22 +22,22 @@ def weight_only_kernels(
     """
     found: dict[KernelSpec, list[str]] = {}
     for layer in model.layers:
-        output = weight_only_output(layer, model.dtype)
+        output = weight_only_epilogue(layer, model.dtype)
         op = "silu_mul_gemm" if layer.pair else "gemm"
         sizes = layer.n, layer.k, layer.weights
-        for tile_and_output in every_config(*sizes, output, max_tokens, sms):
+        for tile_and_output in all_configs(*sizes, output, max_tokens, sms):
             users = found.setdefault(weight_only_spec(op, *tile_and_output), [])
             if layer.name not in users:
                 users.append(layer.name)
     return found
 
 
-def weight_only_output(layer: Layer, dtype: Dtype) -> Output:
+def weight_only_epilogue(layer: Layer, dtype: Dtype) -> EpilogueConfig:
     """What becomes of a layer's accumulators."""
     bias = dtype if layer.bias else ""
-    return Output(act=dtype, dtype=dtype, shards=layer.shards, bias=bias)
+    return EpilogueConfig(act=dtype, dtype=dtype, shards=layer.shards, bias=bias)
 
 
-def weight_only_spec(op: str, tile: Tile, output: Output) -> KernelSpec:
+def weight_only_spec(op: str, tile: Tile, output: EpilogueConfig) -> KernelSpec:
     """A weight-only GEMM."""
     return KernelSpec(op, "nvfp4_kernels.gemm.sm90.kernel:WeightOnlyGemm", (tile, output))

@@ -9,7 +9,7 @@ from typing import Any
 
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.gemm.sm100.choose import choose_config
-from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.precompile.linear_sm100 import product_spec
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm100.limits import SMS
@@ -32,7 +32,7 @@ class Choice:
 
     shape: Shape
     tile: Tile
-    output: Output
+    output: EpilogueConfig
     work: Work
     estimate: float
 
@@ -86,11 +86,11 @@ def _measure(spec: KernelSpec, nvdisasm: Path | None) -> Static:
 
 def describe(tile: Tile) -> str:
     """E.g. ``"256×256 2SM 2×1"``: rows × columns of a tile, pairs of SMs, cluster; splits."""
-    sides = f"{tile.columns}×{tile.rows} swapped" if tile.swapped else f"{tile.rows}×{tile.columns}"
+    sides = f"{tile.columns}×{tile.rows} swapped" if tile.swap_ab else f"{tile.rows}×{tile.columns}"
     words = [sides]
     if tile.weights == 2:
         words.append("pair")
-    if tile.two_sm:
+    if tile.two_cta:
         words.append("2SM")
     if tile.cluster_m * tile.cluster_n > tile.ctas:
         words.append(f"cluster {tile.cluster_m}×{tile.cluster_n}")

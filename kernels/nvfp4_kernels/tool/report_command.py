@@ -13,7 +13,7 @@ from rich.table import Table
 
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
@@ -215,7 +215,7 @@ def _configuration(spec: KernelSpec) -> tuple[str, str, str]:
         return describe_attention(tile, output), str(tile.stages), str(tile.tensor_columns)
     if isinstance(tile, ScoreTile) and isinstance(output, ScoreVariant):
         return describe_scorer(tile, output), str(tile.stages), str(tile.tensor_columns)
-    if isinstance(tile, Tile) and isinstance(output, Output):
+    if isinstance(tile, Tile) and isinstance(output, EpilogueConfig):
         stages = tile.depth(output.shared_bytes(tile))
         words = f"{describe(tile)}, {output.dtype} {output.store}"
         return words, str(stages), str(tile.tensor_columns)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nvfp4_kernels.gemm.sm100.choose import Problem
-from nvfp4_kernels.gemm.sm100.tile import Output
-from nvfp4_kernels.precompile.linear_sm100 import layer_output
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
+from nvfp4_kernels.precompile.linear_sm100 import layer_epilogue
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.tool.model import check_sizes, numbers
 
@@ -45,8 +45,8 @@ class Shape:
         return "×".join(map(str, sizes))
 
     @property
-    def output(self) -> Output:
-        return layer_output(self.layer, self.dtype, self.per_token)
+    def output(self) -> EpilogueConfig:
+        return layer_epilogue(self.layer, self.dtype, self.per_token)
 
 
 def _contest(

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from nvfp4_kernels.devices import ELEMENT_BITS
-from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, Output, Tile
+from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS
 
 MACS_PER_CYCLE = 16384
@@ -25,18 +25,18 @@ EXCHANGE, EXCHANGE_COLUMN = 200, 4  # of the parts of a split
 EPILOGUE_COLUMN = 4
 SCALED_BYTES = 0.5 + 1 / 16  # per element
 
-_SWAPPED_COLUMNS = (8, 16, 32)
-MAX_SWAPPED = max(_SWAPPED_COLUMNS)  # tokens: more are the M side
+_SWAP_AB_COLUMNS = (8, 16, 32)
+MAX_SWAP_AB_TOKENS = max(_SWAP_AB_COLUMNS)  # tokens: more are the M side
 
-_SWAPPED = [
-    Tile(columns, swapped=True, split_k=split)
-    for columns in _SWAPPED_COLUMNS
+_SWAP_AB = [
+    Tile(columns, swap_ab=True, split_k=split)
+    for columns in _SWAP_AB_COLUMNS
     for split in (1, 2, 4, 8)
 ]
 _REGULAR = [
-    Tile(256, two_sm=True, cluster_m=2),
-    Tile(256, two_sm=True, cluster_m=4),
-    Tile(128, two_sm=True, cluster_m=2),
+    Tile(256, two_cta=True, cluster_m=2),
+    Tile(256, two_cta=True, cluster_m=4),
+    Tile(128, two_cta=True, cluster_m=2),
     Tile(256),
     Tile(128),
     Tile(128, cluster_n=2),
@@ -45,11 +45,11 @@ _REGULAR = [
     Tile(64),
     Tile(64, split_k=2),
 ]
-_PAIRS = [
-    Tile(128, 2, two_sm=True, cluster_m=2),
-    Tile(128, 2, two_sm=True, cluster_m=4),
+_GATE_UP = [
+    Tile(128, 2, two_cta=True, cluster_m=2),
+    Tile(128, 2, two_cta=True, cluster_m=4),
     Tile(128, 2),
-    Tile(64, 2, two_sm=True, cluster_m=2),
+    Tile(64, 2, two_cta=True, cluster_m=2),
     Tile(64, 2),
     Tile(64, 2, cluster_n=2),
     Tile(64, 2, split_k=2),
@@ -68,7 +68,9 @@ class Problem:
 
 
 @functools.cache
-def choose_config(problem: Problem, output: Output, sms: int = SMS) -> tuple[Tile, Output]:
+def choose_config(
+    problem: Problem, output: EpilogueConfig, sms: int = SMS
+) -> tuple[Tile, EpilogueConfig]:
     """The candidate with the least estimate, of equals the first; with the way its result leaves.
 
     Args:
@@ -80,42 +82,42 @@ def choose_config(problem: Problem, output: Output, sms: int = SMS) -> tuple[Til
     return min(fitting, key=lambda each: estimate(problem, each[0], sms))
 
 
-def candidates(problem: Problem, output: Output) -> list[tuple[Tile, Output]]:
+def candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, EpilogueConfig]]:
     """Tiles that can serve the problem, each with the way its result leaves."""
-    few = next((columns for columns in _SWAPPED_COLUMNS if columns >= problem.m), 0)
+    few = next((columns for columns in _SWAP_AB_COLUMNS if columns >= problem.m), 0)
     return _candidates(replace(problem, m=few, batch=1), output)
 
 
 @functools.cache
-def _candidates(problem: Problem, output: Output) -> list[tuple[Tile, Output]]:
+def _candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, EpilogueConfig]]:
     """Of at most ``m`` tokens, which are the N side; of many if that is 0."""
-    tiles = _PAIRS if problem.weights == 2 else _REGULAR
+    tiles = _GATE_UP if problem.weights == 2 else _REGULAR
     if problem.m:
-        tiles = [replace(t, weights=problem.weights) for t in _SWAPPED if t.columns >= problem.m]
+        tiles = [replace(t, weights=problem.weights) for t in _SWAP_AB if t.columns >= problem.m]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
     return [(t, o) for t, o in fitting if fits(problem, t, o)]
 
 
-def with_store(output: Output, tile: Tile, n: int) -> Output:
+def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
     """``output``, leaving in boxes where it can, else straight from registers."""
     row_bits = n * ELEMENT_BITS[output.dtype]
-    if tile.swapped or row_bits % 128:
+    if tile.swap_ab or row_bits % 128:
         return replace(output, store="element")
-    boxes = output.dtype != "nvfp4" and tile.share >= 128 * 8 // ELEMENT_BITS[output.dtype]
+    boxes = output.dtype != "nvfp4" and tile.split_columns >= 128 * 8 // ELEMENT_BITS[output.dtype]
     return replace(output, store="tma" if boxes else "vector")
 
 
-def fits(problem: Problem, tile: Tile, output: Output) -> bool:
+def fits(problem: Problem, tile: Tile, output: EpilogueConfig) -> bool:
     """Whether a tile can serve a problem at all."""
-    steps = math.ceil(problem.k / TILE_K)
-    if tile.split_k > min(steps, tile.columns) or tile.depth(output.shared_bytes(tile)) < 2:
+    k_steps = math.ceil(problem.k / TILE_K)
+    if tile.split_k > min(k_steps, tile.columns) or tile.depth(output.shared_bytes(tile)) < 2:
         return False
-    return tile.swapped or tile.share >= output.store_columns
+    return tile.swap_ab or tile.split_columns >= output.store_columns
 
 
 def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
     """Cycles that the product takes, roughly."""
-    rows, columns = (problem.n, problem.m) if tile.swapped else (problem.m, problem.n)
+    rows, columns = (problem.n, problem.m) if tile.swap_ab else (problem.m, problem.n)
     down = max(1, tile.cluster_m // tile.ctas)  # tiles of a cluster
     tiles = math.ceil(rows / (tile.rows * down)) * math.ceil(
         columns / (tile.columns * tile.cluster_n)
@@ -123,7 +125,7 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
     ctas = tiles * tile.cluster * problem.batch
     slots = sms // tile.cluster * tile.cluster
     waves = math.ceil(ctas / slots)
-    steps = math.ceil(math.ceil(problem.k / TILE_K) / tile.split_k)
+    k_steps = math.ceil(math.ceil(problem.k / TILE_K) / tile.split_k)
     operand_rows = tile.m_operands * CTA_ROWS + tile.n_operands * tile.b_rows
     step = max(
         tile.weights * CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE,
@@ -131,11 +133,13 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
         tile.loaded_bytes / LOAD_BYTES_PER_CYCLE,
     )
     exposed = waves if tile.accumulators == 1 else 1  # epilogues that no MMAs run over
-    computed = waves * steps * step + exposed * EPILOGUE_COLUMN * tile.weights * tile.share
+    computed = (
+        waves * k_steps * step + exposed * EPILOGUE_COLUMN * tile.weights * tile.split_columns
+    )
     moved = problem.batch * problem.k * (problem.weights * problem.n + problem.m) * SCALED_BYTES
     loaded = moved / min(MEMORY_BYTES_PER_CYCLE, min(ctas, slots) * LOAD_BYTES_PER_CYCLE)
     together = CLUSTER * (tile.cluster > 1)
     if tile.split_k > 1:
-        sent = tile.weights * (tile.columns - tile.share)
+        sent = tile.weights * (tile.columns - tile.split_columns)
         together += waves * (EXCHANGE + EXCHANGE_COLUMN * sent)
     return START + together + max(computed, loaded)

@@ -23,14 +23,19 @@ from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.epilogue import Epilogue, Scratch
-from nvfp4_kernels.gemm.sm100.loader import Loader
-from nvfp4_kernels.gemm.sm100.mma import Multiplier
+from nvfp4_kernels.gemm.sm100.loader import TmaLoader
+from nvfp4_kernels.gemm.sm100.mma import Mma
 from nvfp4_kernels.gemm.sm100.operands import Extent, Operand, data_map, scale_map, shared_operand
-from nvfp4_kernels.gemm.sm100.result import Result
-from nvfp4_kernels.gemm.sm100.scaling import Factors
-from nvfp4_kernels.gemm.sm100.scheduler import Order, clusters_across, order_of, work_of
-from nvfp4_kernels.gemm.sm100.split_k import Parts, Split
-from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, EPILOGUE_WARPS, Output, Tile
+from nvfp4_kernels.gemm.sm100.result import OutputTensor
+from nvfp4_kernels.gemm.sm100.scaling import ScalingOperands
+from nvfp4_kernels.gemm.sm100.scheduler import (
+    RasterOrder,
+    clusters_across,
+    raster_order,
+    scheduler_state,
+)
+from nvfp4_kernels.gemm.sm100.split_k import Partials, SplitK
+from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, EPILOGUE_WARPS, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 
 MMA_WARP = EPILOGUE_WARPS
@@ -49,7 +54,7 @@ class GemmArguments(NamedTuple):
         w2, sfw2: those of a pair's second weight, else the first's.
         out: result [batch, m, n].
         sf_out, out_scale: of an NVFP4 result, its blocked scales and its global scale.
-        alpha, row_scale, bias, shard_ends: see ``Factors``.
+        alpha, row_scale, bias, shard_ends: see ``ScalingOperands``.
         m, n, k, batch: sizes.
         weight_batch: 1 or ``batch``.
         sms: to launch on, at the most.
@@ -81,7 +86,7 @@ class BlockScaledGemm:
     """One compiled variant."""
 
     tile: Tile
-    output: Output
+    output: EpilogueConfig
 
     @property
     def stages(self) -> int:
@@ -101,20 +106,20 @@ class BlockScaledGemm:
         m, n, k, batch = arguments.m, arguments.n, arguments.k, arguments.batch
         tile = self.tile
         tokens, weights = Extent(m, k, batch), Extent(n, k, arguments.weight_batch)
-        x_maps = self._maps(arguments.x, arguments.sfx, tokens, n_side=tile.swapped)
-        w1_maps = self._maps(arguments.w1, arguments.sfw1, weights, n_side=not tile.swapped)
+        x_maps = self._maps(arguments.x, arguments.sfx, tokens, n_side=tile.swap_ab)
+        w1_maps = self._maps(arguments.w1, arguments.sfw1, weights, n_side=not tile.swap_ab)
         w2_maps = w1_maps
         if cutlass.const_expr(tile.weights == 2):
-            w2_maps = self._maps(arguments.w2, arguments.sfw2, weights, n_side=not tile.swapped)
+            w2_maps = self._maps(arguments.w2, arguments.sfw2, weights, n_side=not tile.swap_ab)
         out_map = x_maps[0]
         if cutlass.const_expr(self.output.store == "tma"):
             out_map = self._out_map(arguments.out, m, n, batch)
-        rows_m, rows_n = (n, m) if tile.swapped else (m, n)
+        rows_m, rows_n = (n, m) if tile.swap_ab else (m, n)
         across_m = clusters_across(rows_m, tile.rows, tile.cluster_m // tile.ctas)
         across_n = clusters_across(rows_n, tile.columns, tile.cluster_n)
         clusters = cutlass.min(across_m * across_n * batch, arguments.sms // tile.cluster)
-        order = order_of(across_m, across_n, batch, clusters)
-        self.kernel(*x_maps, *w1_maps, *w2_maps, out_map, arguments, order).launch(
+        raster = raster_order(across_m, across_n, batch, clusters)
+        self.kernel(*x_maps, *w1_maps, *w2_maps, out_map, arguments, raster).launch(
             grid=(clusters * tile.cluster, 1, 1),
             block=(THREADS, 1, 1),
             cluster=(tile.cluster, 1, 1),
@@ -153,22 +158,22 @@ class BlockScaledGemm:
         map_sfw2: GridConstant[TensorMap],
         map_out: GridConstant[TensorMap],
         arguments: GemmArguments,
-        order: Order,
+        raster: RasterOrder,
     ) -> None:
         """Sets up, runs one role per warp, takes down."""
         tile, output, stages = self.tile, self.output, self.stages
-        group = ptx.CTAGroup.CTA_2 if tile.two_sm else ptx.CTAGroup.CTA_1
+        group = ptx.CTAGroup.CTA_2 if tile.two_cta else ptx.CTAGroup.CTA_1
         m_side, n_side = self._operands(
             [(map_x, map_sfx)], [(map_w1, map_sfw1), (map_w2, map_sfw2)][: tile.weights]
         )
         full, empty = self._barriers(stages), self._barriers(stages)
-        ready, drained = self._barriers(tile.accumulators), self._barriers(tile.accumulators)
+        acc_full, acc_empty = self._barriers(tile.accumulators), self._barriers(tile.accumulators)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
-        loader, multiplier = Loader(tile, stages), Multiplier(tile, stages)
+        loader, mma = TmaLoader(tile, stages), Mma(tile, stages)
         epilogue = Epilogue(tile, output)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank = ptx.cluster_ctarank()
-        parts = self._parts()
+        partials = self._partials()
 
         if warp == 0:
             ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)
@@ -178,35 +183,39 @@ class BlockScaledGemm:
                 ptx.mbarrier_init(full.subview(stage), 1)
                 ptx.mbarrier_init(empty.subview(stage), loader.empty_arrivals)
             for accumulator in cutlass.range_constexpr(tile.accumulators):
-                ptx.mbarrier_init(ready.subview(accumulator), 1)
-                ptx.mbarrier_init(drained.subview(accumulator), EPILOGUE_WARPS * tile.ctas)
+                ptx.mbarrier_init(acc_full.subview(accumulator), 1)
+                ptx.mbarrier_init(acc_empty.subview(accumulator), EPILOGUE_WARPS * tile.ctas)
             if cutlass.const_expr(tile.split_k > 1):
                 for each in cutlass.range_constexpr(EPILOGUE_WARPS):
-                    ptx.mbarrier_init(parts.arrived.subview(each), Split(tile).arrivals[0])
-                    ptx.mbarrier_init(parts.taken.subview(each), Split(tile).arrivals[1])
+                    ptx.mbarrier_init(
+                        partials.partials_full.subview(each), SplitK(tile).arrivals[0]
+                    )
+                    ptx.mbarrier_init(
+                        partials.partials_empty.subview(each), SplitK(tile).arrivals[1]
+                    )
             ptx.fence_mbarrier_init()
-        self._meet()
+        self._sync()
 
-        work = work_of(tile, order, arguments.k, arguments.weight_batch, rank)
+        state = scheduler_state(tile, raster, arguments.k, arguments.weight_batch, rank)
         if warp == LOAD_WARP:
             if ptx.elect_sync():
-                loader.run(m_side, n_side, full, empty, work)
+                loader.run(m_side, n_side, full, empty, state)
         elif warp == MMA_WARP:
             if rank % tile.ctas == 0:
-                multiplier.run(m_side, n_side, full, empty, ready, drained, tensor.load(), work)
+                mma.run(m_side, n_side, full, empty, acc_full, acc_empty, tensor.load(), state)
         else:
-            factors = Factors(
+            scaling = ScalingOperands(
                 arguments.alpha, arguments.shard_ends, arguments.row_scale, arguments.bias
             )
-            result = Result(
+            result = OutputTensor(
                 arguments.out, arguments.sf_out, arguments.out_scale, map_out,
                 arguments.m, arguments.n,
             )  # fmt: skip
-            scratch = self._scratch(parts, warp)
-            epilogue.run(factors, result, scratch, ready, drained, tensor.load(), work, warp)
+            scratch = self._scratch(partials, warp)
+            epilogue.run(scaling, result, scratch, acc_full, acc_empty, tensor.load(), state, warp)
 
         # Nobody exits while a peer may still arrive here, or frees what a peer still reads.
-        self._meet()
+        self._sync()
         if warp == 0:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             held = ptx.make_tmem_ptr(tensor.load(), Float32)
@@ -217,7 +226,7 @@ class BlockScaledGemm:
     ) -> tuple[list[Operand], list[Operand]]:
         """Shared memory of either side's operands."""
         tile = self.tile
-        m_maps, n_maps = (weights, tokens) if tile.swapped else (tokens, weights)
+        m_maps, n_maps = (weights, tokens) if tile.swap_ab else (tokens, weights)
         m_side = [shared_operand(maps, self.stages, CTA_ROWS, 1) for maps in m_maps]
         n_side = [shared_operand(maps, self.stages, tile.b_rows, tile.atoms_n) for maps in n_maps]
         return m_side, n_side
@@ -225,22 +234,26 @@ class BlockScaledGemm:
     def _barriers(self, count: int) -> Array:
         return Array(Int64, count, space=AddressSpace.smem, alignment=8)
 
-    def _parts(self) -> Any:
+    def _partials(self) -> Any:
         """Those of all warps; None without a split."""
         tile = self.tile
         if tile.split_k == 1:
             return None
-        return Parts(
+        return Partials(
             sums=self._floats(CTA_ROWS * tile.accumulator_columns),
-            arrived=self._barriers(EPILOGUE_WARPS),
-            taken=self._barriers(EPILOGUE_WARPS),
+            partials_full=self._barriers(EPILOGUE_WARPS),
+            partials_empty=self._barriers(EPILOGUE_WARPS),
         )
 
-    def _scratch(self, parts: Any, warp: Int32) -> Scratch:
+    def _scratch(self, partials: Any, warp: Int32) -> Scratch:
         """Of one warp."""
         tile, output = self.tile, self.output
-        if parts is not None:
-            parts = Parts(parts.sums, parts.arrived.subview(warp), parts.taken.subview(warp))
+        if partials is not None:
+            partials = Partials(
+                partials.sums,
+                partials.partials_full.subview(warp),
+                partials.partials_empty.subview(warp),
+            )
         slots = None
         if output.slot_bytes(tile):
             dtype = TYPES.get(output.dtype, Float32)
@@ -252,12 +265,12 @@ class BlockScaledGemm:
         vectors = None
         if length:
             vectors = self._floats(EPILOGUE_WARPS * length).subview(warp * length)
-        return Scratch(slots, vectors, parts)
+        return Scratch(slots, vectors, partials)
 
     def _floats(self, count: int) -> Array:
         return Array(Float32, count, space=AddressSpace.smem, alignment=128)
 
-    def _meet(self) -> None:
+    def _sync(self) -> None:
         """All threads of the cluster."""
         if self.tile.cluster > 1:
             ptx.barrier_cluster_arrive()

@@ -13,7 +13,7 @@ from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
 from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
-from nvfp4_kernels.gemm.sm100.tile import OutDtype, Output
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, OutDtype
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 
 # Tensor maps have strides of 16 bytes: 32 elements of K.
@@ -122,7 +122,7 @@ def product(
         raise InvalidArgument("a: K is 0, must be at least 16; there is nothing to multiply")
 
     dtype: OutDtype = "nvfp4" if out_scales is not None else dtype_name(out_dtype)  # type: ignore[assignment]
-    output = Output(
+    output = EpilogueConfig(
         dtype,
         shards=len(shard_sizes) if len(weights) == 1 else 1,
         bias=dtype_name(bias.dtype) if bias is not None else "",

@@ -10,7 +10,7 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.gemm.sm100.loader import mask_of_readers
 from nvfp4_kernels.gemm.sm100.operands import Operand, data_descriptor
-from nvfp4_kernels.gemm.sm100.scheduler import Place, Work, place_of
+from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, TileCoord, tile_coord
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
 from nvfp4_kernels.sm100.descriptors import scale_descriptor
 from nvfp4_kernels.sm100.limits import (
@@ -25,15 +25,15 @@ from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
 
 @dataclass(frozen=True)
-class Multiplier:
+class Mma:
     """Role of one warp of each tile's first CTA: one of its threads issues.
 
     The others go round with it: ptxas of CUDA 13.0 crashes on MMAs in a loop of one thread.
 
     | barrier | arrivals | by |
     |---|---|---|
-    | ``ready[accumulator]``, in each CTA of the tile | 1 | the tile's last commit |
-    | ``drained[accumulator]``, in the tile's first CTA | 4 per CTA | epilogue warps |
+    | ``acc_full[accumulator]``, in each CTA of the tile | 1 | the tile's last commit |
+    | ``acc_empty[accumulator]``, in the tile's first CTA | 4 per CTA | epilogue warps |
     """
 
     tile: Tile
@@ -41,7 +41,7 @@ class Multiplier:
 
     @property
     def group(self) -> ptx.CTAGroup:
-        return ptx.CTAGroup.CTA_2 if self.tile.two_sm else ptx.CTAGroup.CTA_1
+        return ptx.CTAGroup.CTA_2 if self.tile.two_cta else ptx.CTAGroup.CTA_1
 
     @cute.jit
     def run(
@@ -50,26 +50,26 @@ class Multiplier:
         n_side: list[Operand],
         full: Array,
         empty: Array,
-        ready: Array,
-        drained: Array,
+        acc_full: Array,
+        acc_empty: Array,
         tensor: Int32,
-        work: Work,
+        state: SchedulerState,
     ) -> None:
         tile, stages = self.tile, self.stages
         leader = ptx.elect_sync()  # the same lane throughout: commits track a thread's own work
-        readers = mask_of_readers(tile, work)
-        pair = Int16(0b11 << work.rank) if tile.two_sm else None
+        readers = mask_of_readers(tile, state)
+        pair = Int16(0b11 << state.rank) if tile.two_cta else None
         descriptors = [data_descriptor(o.data) for o in m_side + n_side]
         scale_descriptors = [scale_descriptor(o.scales) for o in m_side + n_side]
 
-        for index in cutlass.range(work.mine, unroll=1):
-            place = place_of(tile, work, index)
+        for index in cutlass.range(state.num_tiles, unroll=1):
+            coord = tile_coord(tile, state, index)
             accumulator = index % tile.accumulators
-            self._wait_for_room(drained, index)
+            self._acquire_accumulator(acc_empty, index)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             target = tensor + accumulator * tile.accumulator_stride
-            for step in cutlass.range(work.steps, unroll=1):
-                count = index * work.steps + step
+            for step in cutlass.range(state.k_steps, unroll=1):
+                count = index * state.k_steps + step
                 stage = count % stages
                 wait(full.subview(stage), count // stages)
                 if leader:
@@ -81,7 +81,7 @@ class Multiplier:
                             part,
                             target,
                             tensor,
-                            place,
+                            coord,
                             (step > 0) if part == 0 else True,
                         )
                     ptx.tcgen05_commit(
@@ -89,11 +89,11 @@ class Multiplier:
                     )
             if leader:
                 ptx.tcgen05_commit(
-                    ready.subview(accumulator), multicast_mask=pair, group=self.group
+                    acc_full.subview(accumulator), multicast_mask=pair, group=self.group
                 )
 
     @cute.jit
-    def _wait_for_room(self, drained: Array, index: Int32) -> None:
+    def _acquire_accumulator(self, acc_empty: Array, index: Int32) -> None:
         """Until nobody reads what this tile's MMAs are going to overwrite.
 
         Accumulators that overlap: until the tile before has given up what they share. Epilogues are
@@ -102,14 +102,14 @@ class Multiplier:
         tile = self.tile
         if cutlass.const_expr(tile.accumulators == 2 and tile.overlap > 0):
             # The one before has the other accumulator, for the (index - 1) // 2-th time.
-            wait(drained.subview((index + 1) % 2), (index + 1) // 2 - 1)
+            wait(acc_empty.subview((index + 1) % 2), (index + 1) // 2 - 1)
         else:
             turn = index // tile.accumulators
-            wait(drained.subview(index % tile.accumulators), turn - 1)
+            wait(acc_empty.subview(index % tile.accumulators), turn - 1)
 
     def _collector(self, product: int) -> ptx.Tcgen05MMACollectorOp | None:
         """Activations that are the M side stay in the core between the products of a pair."""
-        if self.tile.weights == 1 or self.tile.swapped:
+        if self.tile.weights == 1 or self.tile.swap_ab:
             return None
         ops = ptx.Tcgen05MMACollectorOp
         return ops.FILL if product == 0 else ops.LASTUSE
@@ -139,7 +139,7 @@ class Multiplier:
         part: int,
         target: Int32,
         tensor: Int32,
-        place: Place,
+        coord: TileCoord,
         accumulate: object,
     ) -> None:
         """One MMA per product: 64 elements of K."""
@@ -164,7 +164,7 @@ class Multiplier:
             scale_b = tensor + sfb
             if tile.columns < ATOM_ROWS:
                 # A tile that starts inside of an atom: 32 of its rows to a column.
-                scale_b += place.n * tile.columns % ATOM_ROWS // WARP_ROWS
+                scale_b += coord.n * tile.columns % ATOM_ROWS // WARP_ROWS
             ptx.tcgen05_mma_block_scale(
                 ptx.MMABlockScaleKind.MXF4NVF4,
                 self.group,

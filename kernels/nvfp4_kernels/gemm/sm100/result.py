@@ -8,7 +8,7 @@ from cutlass.experimental.cuda import TensorMap
 
 
 @dataclass(frozen=True)
-class Result:
+class OutputTensor:
     """The result in global memory: ``batch`` matrices of tokens × weight rows.
 
     Attributes:

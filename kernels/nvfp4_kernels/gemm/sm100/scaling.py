@@ -9,14 +9,14 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.math import silu
 from nvfp4_kernels.gemm.shards import ShardEnds
-from nvfp4_kernels.gemm.sm100.result import Result
-from nvfp4_kernels.gemm.sm100.scheduler import Place
-from nvfp4_kernels.gemm.sm100.tile import Output, Tile
+from nvfp4_kernels.gemm.sm100.result import OutputTensor
+from nvfp4_kernels.gemm.sm100.scheduler import TileCoord
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 
 @dataclass(frozen=True)
-class Factors:
+class ScalingOperands:
     """What the sums are multiplied with, and what is added, in global memory.
 
     Attributes:
@@ -33,7 +33,7 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class RowFactors:
+class RowScaling:
     """A thread's own: a factor for each product, and a bias."""
 
     scales: list[Float32]
@@ -49,65 +49,67 @@ class Scaling:
     """
 
     tile: Tile
-    output: Output
+    output: EpilogueConfig
 
     @cute.jit
-    def of_row(self, factors: Factors, result: Result, row: Int32, place: Place) -> RowFactors:
+    def row_scaling(
+        self, operands: ScalingOperands, result: OutputTensor, row: Int32, coord: TileCoord
+    ) -> RowScaling:
         """For a row of the M side."""
         tile, output = self.tile, self.output
-        alpha = Array(factors.alpha, shape=(1,))
+        alpha = Array(operands.alpha, shape=(1,))
         bias = Float32(0.0)
         if cutlass.const_expr(tile.weights == 2):
             scales = [alpha.load(0), alpha.load(1)]
         elif cutlass.const_expr(output.shards == 1):
             scales = [alpha.load(0)]
-        elif cutlass.const_expr(tile.swapped):
-            scales = [alpha.load(self._shard(factors, row))]
+        elif cutlass.const_expr(tile.swap_ab):
+            scales = [alpha.load(self._shard(operands, row))]
         else:
             scales = [Float32(1.0)]
-        if cutlass.const_expr(output.row_scale and not tile.swapped):
+        if cutlass.const_expr(output.row_scale and not tile.swap_ab):
             scale = Float32(0.0)
             if row < result.m:
-                scale = Array(factors.row_scale, shape=(1,)).load(place.batch * result.m + row)
+                scale = Array(operands.row_scale, shape=(1,)).load(coord.batch * result.m + row)
             scales = [s * scale for s in scales]
-        if cutlass.const_expr(bool(output.bias) and tile.swapped):
+        if cutlass.const_expr(bool(output.bias) and tile.swap_ab):
             if row < result.n:
-                bias = self._bias(factors, row)
-        return RowFactors(scales, bias)
+                bias = self._bias(operands, row)
+        return RowScaling(scales, bias)
 
     @cute.jit
     def stage_columns(
         self,
-        factors: Factors,
-        result: Result,
+        operands: ScalingOperands,
+        result: OutputTensor,
         vectors: Array,
         column: Int32,
-        place: Place,
+        coord: TileCoord,
         lane: Int32,
     ) -> None:
         """Puts what goes along the columns into this warp's shared memory, a lane per column."""
         tile, output = self.tile, self.output
         if cutlass.const_expr(output.column_vectors(tile) > 0):
             ptx.bar_warp_sync(cute.arch.FULL_MASK)  # the tile before has been read
-            for start in cutlass.range_constexpr(0, tile.share, WARP_ROWS):
+            for start in cutlass.range_constexpr(0, tile.split_columns, WARP_ROWS):
                 here = column + start + lane
                 factor, bias = Float32(1.0), Float32(0.0)
-                if cutlass.const_expr(tile.swapped):
+                if cutlass.const_expr(tile.swap_ab):
                     if here < result.m:
-                        at = place.batch * result.m + here
-                        factor = Array(factors.row_scale, shape=(1,)).load(at)
+                        at = coord.batch * result.m + here
+                        factor = Array(operands.row_scale, shape=(1,)).load(at)
                 else:
                     if here < result.n:
                         if cutlass.const_expr(output.shards > 1):
-                            shard = self._shard(factors, here)
-                            factor = Array(factors.alpha, shape=(1,)).load(shard)
+                            shard = self._shard(operands, here)
+                            factor = Array(operands.alpha, shape=(1,)).load(shard)
                         if cutlass.const_expr(bool(output.bias)):
-                            bias = self._bias(factors, here)
+                            bias = self._bias(operands, here)
                 self._keep(vectors, start + lane, factor, bias)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
 
     def apply(
-        self, sums: list[Vector], row: RowFactors, vectors: Array, column: Int32 | int
+        self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
     ) -> list[Float32]:
         """The result's values of ``column`` and those after it, from each product's sums."""
         tile, output = self.tile, self.output
@@ -116,7 +118,7 @@ class Scaling:
             vectors.load(v * self._length + column, sums[0].shape[0])
             for v in range(output.column_vectors(tile))
         ]
-        if along and (tile.swapped or output.shards > 1):
+        if along and (tile.swap_ab or output.shards > 1):
             factor = along.pop(0)
             products = [p * factor for p in products]
         if tile.weights == 2:
@@ -124,22 +126,22 @@ class Scaling:
             return [silu(g) * u for g, u in zip(gates, ups, strict=True)]
         values = products[0]
         if output.bias:
-            values = values + (row.bias if tile.swapped else along[0])
+            values = values + (row.bias if tile.swap_ab else along[0])
         return values.to_elements()
 
-    def _bias(self, factors: Factors, n: Int32) -> Float32:
-        return Float32(Array(factors.bias, shape=(1,)).load(n))
+    def _bias(self, operands: ScalingOperands, n: Int32) -> Float32:
+        return Float32(Array(operands.bias, shape=(1,)).load(n))
 
-    def _shard(self, factors: Factors, n: Int32) -> Int32:
+    def _shard(self, operands: ScalingOperands, n: Int32) -> Int32:
         """Which shard a row of the weights belongs to."""
         shard = Int32(0)
-        for end in factors.ends[: self.output.shards - 1]:
+        for end in operands.ends[: self.output.shards - 1]:
             shard += Int32(n >= end)
         return shard
 
     def _keep(self, vectors: Array, column: Int32, factor: Float32, bias: Float32) -> None:
-        kept = [factor] if self.tile.swapped or self.output.shards > 1 else []
-        kept += [bias] if self.output.bias and not self.tile.swapped else []
+        kept = [factor] if self.tile.swap_ab or self.output.shards > 1 else []
+        kept += [bias] if self.output.bias and not self.tile.swap_ab else []
         for vector, value in enumerate(kept):
             vectors.store(value, vector * self._length + column)
 

@@ -14,7 +14,7 @@ GROUP = 8
 
 
 @dataclass(frozen=True)
-class Place:
+class TileCoord:
     """A tile: its index along either side, and in the batch."""
 
     m: Int32
@@ -23,7 +23,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Order:
+class RasterOrder:
     """The order of all tiles; made on the host, since dividing takes a GPU a hundred cycles.
 
     Attributes:
@@ -42,29 +42,29 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Work:
+class SchedulerState:
     """What one CTA does.
 
     Attributes:
-        first: number of its cluster's first tile; the others follow ``apart``.
-        apart: clusters of the grid.
-        mine: how many tiles there are.
-        order: of all tiles.
-        place_m, place_n: of this CTA's tile among those of its cluster.
-        weight_stride: 1 if every matrix of the batch has weights of its own, else 0.
-        first_step, steps: of K, the part that this CTA adds up.
+        first: number of its cluster's first tile; the others follow ``tile_stride``.
+        tile_stride: clusters of the grid.
+        num_tiles: how many tiles there are.
+        raster: of all tiles.
+        cta_m, cta_n: of this CTA's tile among those of its cluster.
+        weight_batch_stride: 1 if every matrix of the batch has weights of its own, else 0.
+        first_k_step, k_steps: of K, the part that this CTA adds up.
         rank: of this CTA in its cluster.
     """
 
     first: Int32
-    apart: Int32
-    mine: Int32
-    order: Order
-    place_m: Int32
-    place_n: Int32
-    weight_stride: Int32
-    first_step: Int32
-    steps: Int32
+    tile_stride: Int32
+    num_tiles: Int32
+    raster: RasterOrder
+    cta_m: Int32
+    cta_n: Int32
+    weight_batch_stride: Int32
+    first_k_step: Int32
+    k_steps: Int32
     rank: Int32
 
 
@@ -74,10 +74,10 @@ def clusters_across(rows: Int32, tile_rows: int, in_cluster: int) -> Int32:
 
 
 @cute.jit
-def order_of(across_m: Int32, across_n: Int32, batch: Int32, clusters: Int32) -> Order:
+def raster_order(across_m: Int32, across_n: Int32, batch: Int32, clusters: Int32) -> RasterOrder:
     """For a grid of ``clusters``."""
     tiles = across_m * across_n * batch
-    return Order(
+    return RasterOrder(
         across_m=across_m,
         across_n=across_n,
         each=tiles // clusters,
@@ -89,42 +89,42 @@ def order_of(across_m: Int32, across_n: Int32, batch: Int32, clusters: Int32) ->
 
 
 @cute.jit
-def work_of(
-    tile: cutlass.Constexpr, order: Order, k: Int32, weight_batch: Int32, rank: Int32
-) -> Work:
-    """This CTA's ``Work``."""
-    steps = cute.ceil_div(k, TILE_K)
+def scheduler_state(
+    tile: cutlass.Constexpr, raster: RasterOrder, k: Int32, weight_batch: Int32, rank: Int32
+) -> SchedulerState:
+    """This CTA's ``SchedulerState``."""
+    k_steps = cute.ceil_div(k, TILE_K)
     part = rank if tile.split_k > 1 else Int32(0)
-    first_step = part * steps // tile.split_k
-    last_step = (part + 1) * steps // tile.split_k
+    first_k_step = part * k_steps // tile.split_k
+    last_step = (part + 1) * k_steps // tile.split_k
     first = cute.arch.block_idx()[0] // tile.cluster
-    apart = cute.arch.grid_dim()[0] // tile.cluster
-    return Work(
+    tile_stride = cute.arch.grid_dim()[0] // tile.cluster
+    return SchedulerState(
         first=first,
-        apart=apart,
-        mine=order.each + Int32(first < order.extra),
-        order=order,
-        place_m=Int32(0) if tile.split_k > 1 else rank % tile.cluster_m // tile.ctas,
-        place_n=Int32(0) if tile.split_k > 1 else rank // tile.cluster_m,
-        weight_stride=Int32(weight_batch > 1),
-        first_step=first_step,
-        steps=last_step - first_step,
+        tile_stride=tile_stride,
+        num_tiles=raster.each + Int32(first < raster.extra),
+        raster=raster,
+        cta_m=Int32(0) if tile.split_k > 1 else rank % tile.cluster_m // tile.ctas,
+        cta_n=Int32(0) if tile.split_k > 1 else rank // tile.cluster_m,
+        weight_batch_stride=Int32(weight_batch > 1),
+        first_k_step=first_k_step,
+        k_steps=last_step - first_k_step,
         rank=rank,
     )
 
 
 @cute.jit
-def place_of(tile: cutlass.Constexpr, work: Work, index: Int32) -> Place:
+def tile_coord(tile: cutlass.Constexpr, state: SchedulerState, index: Int32) -> TileCoord:
     """Where one of this CTA's tiles lies: down groups of ``GROUP`` of the M side."""
-    number = work.first + index * work.apart
-    order = work.order
-    batch, number = divmod(number, order.matrix)
-    group, number = divmod(number, order.group)
+    number = state.first + index * state.tile_stride
+    raster = state.raster
+    batch, number = divmod(number, raster.matrix)
+    group, number = divmod(number, raster.group)
     across, down = number // GROUP, number % GROUP
-    if order.across_m < (group + 1) * GROUP:
-        across, down = divmod(number, order.last)
-    return Place(
-        m=(group * GROUP + down) * (tile.cluster_m // tile.ctas) + work.place_m,
-        n=across * tile.cluster_n + work.place_n,
+    if raster.across_m < (group + 1) * GROUP:
+        across, down = divmod(number, raster.last)
+    return TileCoord(
+        m=(group * GROUP + down) * (tile.cluster_m // tile.ctas) + state.cta_m,
+        n=across * tile.cluster_n + state.cta_n,
         batch=batch,
     )

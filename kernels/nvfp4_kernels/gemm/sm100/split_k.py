@@ -14,30 +14,31 @@ from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
 
 @dataclass(frozen=True)
-class Parts:
+class Partials:
     """Shared memory of a split.
 
     Attributes:
         sums: float32 [from, product, column / width, row, width] of the columns that this CTA
             finishes; the part of its own stays in tensor memory.
-        arrived, taken: mbarriers of one warp: all parts are here; they have been added up.
+        partials_full, partials_empty: mbarriers of one warp: all partial sums are here;
+            they have been added up.
     """
 
     sums: Array
-    arrived: Array
-    taken: Array
+    partials_full: Array
+    partials_empty: Array
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitK:
     """Every CTA of the cluster finishes its share of the columns, for all of them.
 
     Each warp exchanges with the same warp of the other CTAs.
 
     | barrier | arrivals | by |
     |---|---|---|
-    | ``arrived``, per warp | 32 per other CTA | every thread that has sent its values here |
-    | ``taken``, per warp | 1 per other CTA | whoever has added up what was sent from here |
+    | ``partials_full``, per warp | 32 per other CTA | every thread that has sent its values here |
+    | ``partials_empty``, per warp | 1 per other CTA | each that has added up what came from here |
     """
 
     tile: Tile
@@ -45,32 +46,32 @@ class Split:
     @property
     def width(self) -> int:
         """Columns that a thread moves at a time, up to 16 bytes."""
-        return min(4, self.tile.share)
+        return min(4, self.tile.split_columns)
 
     @property
     def arrivals(self) -> tuple[int, int]:
-        """Of ``arrived`` and of ``taken``."""
+        """Of ``partials_full`` and of ``partials_empty``."""
         others = self.tile.split_k - 1
         return 32 * others, others
 
     @cute.jit
     def exchange(
-        self, parts: Parts, source: Int32, rank: Int32, index: Int32, warp: Int32, lane: Int32
+        self, partials: Partials, source: Int32, rank: Int32, index: Int32, warp: Int32, lane: Int32
     ) -> None:
         """Sends the accumulators at ``source`` to whom they belong; waits for one's own."""
         tile, width = self.tile, self.width
-        wait(parts.taken, index - 1, CLUSTER)
+        wait(partials.partials_empty, index - 1, CLUSTER)
         for distance in cutlass.range_constexpr(1, tile.split_k):
             owner = (rank + distance) % tile.split_k
-            sums = ptx.mapa(parts.sums, owner)
+            sums = ptx.mapa(partials.sums, owner)
             for product in cutlass.range_constexpr(tile.weights):
-                values = self.load(source, product, owner * tile.share, tile.share)
-                for column in cutlass.range_constexpr(0, tile.share, width):
-                    place = self._place(rank, product, column, warp, lane)
-                    sums.store(values[column : column + width], place, alignment=4 * width)
-            arrived = ptx.mapa(parts.arrived, owner)
-            ptx.mbarrier_arrive(arrived, scope=ptx.MemScope.CLUSTER)
-        wait(parts.arrived, index, CLUSTER)
+                values = self.load(source, product, owner * tile.split_columns, tile.split_columns)
+                for column in cutlass.range_constexpr(0, tile.split_columns, width):
+                    coord = self._place(rank, product, column, warp, lane)
+                    sums.store(values[column : column + width], coord, alignment=4 * width)
+            partials_full = ptx.mapa(partials.partials_full, owner)
+            ptx.mbarrier_arrive(partials_full, scope=ptx.MemScope.CLUSTER)
+        wait(partials.partials_full, index, CLUSTER)
 
     def load(self, source: Int32, product: int, column: Int32 | int, count: int) -> Vector:
         """``count`` columns of one product's accumulator at ``source``."""
@@ -84,7 +85,7 @@ class Split:
 
     def added(
         self,
-        parts: Parts,
+        partials: Partials,
         source: Int32,
         rank: Int32,
         product: int,
@@ -97,29 +98,29 @@ class Split:
         Always in the same order, whoever came first.
         """
         tile, width = self.tile, self.width
-        total = self.load(source, product, rank * tile.share + columns.start, len(columns))
+        total = self.load(source, product, rank * tile.split_columns + columns.start, len(columns))
         for distance in range(1, tile.split_k):
             sender = (rank + distance) % tile.split_k
             received: list[Float32] = []
             for column in range(columns.start, columns.stop, width):
-                place = self._place(sender, product, column, warp, lane)
-                received += parts.sums.load(place, width, alignment=4 * width).to_elements()
+                coord = self._place(sender, product, column, warp, lane)
+                received += partials.sums.load(coord, width, alignment=4 * width).to_elements()
             total = total + Vector.from_elements(tuple(received), Float32)
         return total
 
     @cute.jit
-    def give_back(self, parts: Parts, rank: Int32, lane: Int32) -> None:
+    def release(self, partials: Partials, rank: Int32, lane: Int32) -> None:
         """Lets every other CTA send its parts of the next tile."""
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if lane < self.tile.split_k and lane != rank:
-            ptx.mbarrier_arrive(ptx.mapa(parts.taken, lane), scope=ptx.MemScope.CLUSTER)
+            ptx.mbarrier_arrive(ptx.mapa(partials.partials_empty, lane), scope=ptx.MemScope.CLUSTER)
 
-    def finish(self, parts: Parts, tiles: Int32) -> None:
+    def finish(self, partials: Partials, tiles: Int32) -> None:
         """Until nobody will arrive at this CTA's barriers any more."""
-        wait(parts.taken, tiles - 1, CLUSTER)
+        wait(partials.partials_empty, tiles - 1, CLUSTER)
 
     def _place(self, source: Int32, product: int, column: int, warp: Int32, lane: Int32) -> Int32:
         """Lanes side by side, so that neither side has bank conflicts."""
         tile, width = self.tile, self.width
-        first = (source * tile.weights + product) * tile.share + column
+        first = (source * tile.weights + product) * tile.split_columns + column
         return first * CTA_ROWS + (warp * WARP_ROWS + lane) * width

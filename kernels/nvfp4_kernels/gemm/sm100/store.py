@@ -8,8 +8,8 @@ from cutlass import Array, Boolean, Float32, Int32, Int64, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.gemm.sm100.result import Chunk, Result
-from nvfp4_kernels.gemm.sm100.tile import STORE_SLOTS, Output, Tile
+from nvfp4_kernels.gemm.sm100.result import Chunk, OutputTensor
+from nvfp4_kernels.gemm.sm100.tile import STORE_SLOTS, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 
@@ -21,14 +21,19 @@ class Store:
     """
 
     tile: Tile
-    output: Output
+    output: EpilogueConfig
 
     @cute.jit
     def put(
-        self, result: Result, slots: Array, chunk: Chunk, values: list[Float32], leader: Boolean
+        self,
+        result: OutputTensor,
+        slots: Array,
+        chunk: Chunk,
+        values: list[Float32],
+        leader: Boolean,
     ) -> None:
         """One chunk of float32 values, one row (or, swapped, one weight row) per thread."""
-        if cutlass.const_expr(self.tile.swapped):
+        if cutlass.const_expr(self.tile.swap_ab):
             self._columns(result, chunk, values)
         elif cutlass.const_expr(self.output.store == "tma"):
             self._boxes(result, slots, chunk, values, leader)
@@ -44,7 +49,12 @@ class Store:
 
     @cute.jit
     def _boxes(
-        self, result: Result, slots: Array, chunk: Chunk, values: list[Float32], leader: Boolean
+        self,
+        result: OutputTensor,
+        slots: Array,
+        chunk: Chunk,
+        values: list[Float32],
+        leader: Boolean,
     ) -> None:
         """Through a ring of boxes of 32 rows × 128 bytes, each swizzled against bank conflicts."""
         dtype = TYPES[self.output.dtype]
@@ -61,12 +71,12 @@ class Store:
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if leader:
-            place = [chunk.column, chunk.row - lane, chunk.batch]
-            ptx.cp_async_bulk_tensor_global_shared_cta(result.tensor_map.get_ptr(), slot, place)
+            coord = [chunk.column, chunk.row - lane, chunk.batch]
+            ptx.cp_async_bulk_tensor_global_shared_cta(result.tensor_map.get_ptr(), slot, coord)
             ptx.cp_async_bulk_commit_group()
 
     @cute.jit
-    def _rows(self, result: Result, chunk: Chunk, values: list[Float32]) -> None:
+    def _rows(self, result: OutputTensor, chunk: Chunk, values: list[Float32]) -> None:
         """Straight from registers, 16 bytes or one element at a time."""
         dtype = TYPES[self.output.dtype]
         piece = 128 // dtype.width if self.output.store == "vector" else 1
@@ -82,7 +92,7 @@ class Store:
                     data.store(part, start + index * piece, alignment=16)
 
     @cute.jit
-    def _columns(self, result: Result, chunk: Chunk, values: list[Float32]) -> None:
+    def _columns(self, result: OutputTensor, chunk: Chunk, values: list[Float32]) -> None:
         """A thread's values belong to one weight row and consecutive tokens: lanes coalesce."""
         dtype = TYPES[self.output.dtype]
         data = Array(result.data, shape=(1,))

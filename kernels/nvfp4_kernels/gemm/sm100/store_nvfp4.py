@@ -8,8 +8,8 @@ from cutlass import Array, Boolean, Float32, Int32, Int64, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.nvfp4_block import Block, GlobalScale, amax, global_scale, quantize
-from nvfp4_kernels.gemm.sm100.result import Chunk, Result
-from nvfp4_kernels.gemm.sm100.tile import TURNED_PITCH, Output, Tile
+from nvfp4_kernels.gemm.sm100.result import Chunk, OutputTensor
+from nvfp4_kernels.gemm.sm100.tile import TRANSPOSE_PITCH, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K, WARP_ROWS
 
 
@@ -18,16 +18,21 @@ class Nvfp4Store:
     """Writes chunks of 64 columns of a row; or, swapped, of tokens of a weight row."""
 
     tile: Tile
-    output: Output
+    output: EpilogueConfig
 
     @cute.jit
     def put(
-        self, result: Result, slots: Array, chunk: Chunk, values: list[Float32], leader: Boolean
+        self,
+        result: OutputTensor,
+        slots: Array,
+        chunk: Chunk,
+        values: list[Float32],
+        leader: Boolean,
     ) -> None:
         """See ``Store.put``."""
         scale = global_scale(Array(result.scale, shape=(1,)).load(0))
-        if cutlass.const_expr(self.tile.swapped):
-            self._turned(result, slots, chunk, values, scale)
+        if cutlass.const_expr(self.tile.swap_ab):
+            self._transposed(result, slots, chunk, values, scale)
         else:
             self._rows(result, chunk, values, scale)
 
@@ -36,7 +41,7 @@ class Nvfp4Store:
 
     @cute.jit
     def _rows(
-        self, result: Result, chunk: Chunk, values: list[Float32], scale: GlobalScale
+        self, result: OutputTensor, chunk: Chunk, values: list[Float32], scale: GlobalScale
     ) -> None:
         """A thread's chunk is four blocks of its row, whose scales are one word."""
         data = Array(result.data, shape=(1,))
@@ -61,14 +66,14 @@ class Nvfp4Store:
         if chunk.row < down * ATOM_ROWS and chunk.column < result.n:
             # Rows of padding have scales too: zeros.
             bits = Vector.from_elements((packed,), Uint32).bitcast(Uint8)
-            place = scale_place(result, chunk.batch, chunk.row, chunk.column // BLOCK)
-            Array(result.scales, shape=(1,)).store(bits, place, alignment=4)
+            coord = scale_offset(result, chunk.batch, chunk.row, chunk.column // BLOCK)
+            Array(result.scales, shape=(1,)).store(bits, coord, alignment=4)
 
     @cute.jit
-    def _turned(
+    def _transposed(
         self,
-        result: Result,
-        turned: Array,
+        result: OutputTensor,
+        transposed: Array,
         chunk: Chunk,
         values: list[Float32],
         scale: GlobalScale,
@@ -77,19 +82,19 @@ class Nvfp4Store:
         lane = cute.arch.lane_idx()
         ptx.bar_warp_sync(cute.arch.FULL_MASK)  # the chunk before has been read
         for token in cutlass.range_constexpr(len(values)):
-            turned.store(values[token], token * TURNED_PITCH + lane)
+            transposed.store(values[token], token * TRANSPOSE_PITCH + lane)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         data, scales = Array(result.data, shape=(1,)), Array(result.scales, shape=(1,))
         across = cute.ceil_div(result.n, MMA_K) * (MMA_K // BLOCK)
         blocks = WARP_ROWS // BLOCK  # of a token
         for turn in cutlass.range_constexpr(cute.ceil_div(len(values) * blocks, WARP_ROWS)):
             index = turn * WARP_ROWS + lane
-            place = index // blocks
-            token = chunk.column + place
+            coord = index // blocks
+            token = chunk.column + coord
             n = chunk.row - lane + index % blocks * BLOCK
-            if place < len(values) and token < result.m:
-                loaded = turned.load(
-                    place * TURNED_PITCH + index % blocks * BLOCK, BLOCK, alignment=16
+            if coord < len(values) and token < result.m:
+                loaded = transposed.load(
+                    coord * TRANSPOSE_PITCH + index % blocks * BLOCK, BLOCK, alignment=16
                 )
                 block = quantized(loaded.to_elements(), scale)
                 bits = Uint8(0)
@@ -98,23 +103,23 @@ class Nvfp4Store:
                     data.store(block.codes.bitcast(Uint8), start, alignment=8)
                     bits = block.scale
                 if n // BLOCK < across:
-                    scales.store(bits, scale_place(result, chunk.batch, token, n // BLOCK))
+                    scales.store(bits, scale_offset(result, chunk.batch, token, n // BLOCK))
         self._pad(result, chunk, across)
 
     @cute.jit
-    def _pad(self, result: Result, chunk: Chunk, across: Int32) -> None:
+    def _pad(self, result: OutputTensor, chunk: Chunk, across: Int32) -> None:
         """Zeros for the tokens that the atoms have beyond the last one."""
         lane = cute.arch.lane_idx()
         down = cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
-        if chunk.column < result.m and chunk.column + self.tile.share >= result.m:
+        if chunk.column < result.m and chunk.column + self.tile.split_columns >= result.m:
             first = (chunk.row - lane) // BLOCK
             for turn in cutlass.range_constexpr(ATOM_ROWS // WARP_ROWS):
                 token = result.m + turn * WARP_ROWS + lane
                 if token < down:
                     for block in cutlass.range_constexpr(WARP_ROWS // BLOCK):
                         if first + block < across:
-                            place = scale_place(result, chunk.batch, token, first + block)
-                            Array(result.scales, shape=(1,)).store(Uint8(0), place)
+                            coord = scale_offset(result, chunk.batch, token, first + block)
+                            Array(result.scales, shape=(1,)).store(Uint8(0), coord)
 
 
 def quantized(values: list[Float32], scale: GlobalScale) -> Block:
@@ -123,7 +128,7 @@ def quantized(values: list[Float32], scale: GlobalScale) -> Block:
     return quantize(block, amax(block), scale)
 
 
-def scale_place(result: Result, batch: Int32, row: Int32, block: Int32) -> Int64:
+def scale_offset(result: OutputTensor, batch: Int32, row: Int32, block: Int32) -> Int64:
     """Byte of a scale in the blocked layout, see ``nvfp4``."""
     across = cute.ceil_div(result.n, MMA_K)
     down = cute.ceil_div(result.m, ATOM_ROWS)

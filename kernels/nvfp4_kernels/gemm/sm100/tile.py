@@ -27,7 +27,7 @@ ATOMS_K = TILE_K // MMA_K
 EPILOGUE_WARPS = 4
 STORE_BYTES = 128  # of each row, in one slot of the store ring
 STORE_SLOTS = 2
-TURNED_PITCH = WARP_ROWS + 4  # floats: rows of 16 bytes that start in different banks
+TRANSPOSE_PITCH = WARP_ROWS + 4  # floats: rows of 16 bytes that start in different banks
 MAX_STAGES = 12
 BARRIER_BYTES = 1024  # mbarriers, the tensor memory's address, and what alignment costs
 
@@ -43,8 +43,8 @@ class Tile:
         columns: rows of the N side per tile, 8 to 256: columns of the accumulator.
         weights: products that share the activations, each with an accumulator: 1, or 2 for the
             gate and up projection.
-        swapped: whether the weights are the M side.
-        two_sm: whether pairs of CTAs compute tiles of 256 rows, each holding half of the N side.
+        swap_ab: whether the weights are the M side.
+        two_cta: whether pairs of CTAs compute tiles of 256 rows, each holding half of the N side.
         cluster_m, cluster_n: CTAs, along either side, that load what they share once for all.
         split_k: CTAs of a cluster that each take a part of K and then add up.
         max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
@@ -52,8 +52,8 @@ class Tile:
 
     columns: int = 128
     weights: int = 1
-    swapped: bool = False
-    two_sm: bool = False
+    swap_ab: bool = False
+    two_cta: bool = False
     cluster_m: int = 1
     cluster_n: int = 1
     split_k: int = 1
@@ -68,13 +68,13 @@ class Tile:
         assert self.b_rows // self.sharers_b >= 8, "the N side is shared in groups of 8 rows"
         assert ATOMS_K % self.sharers_sfb == 0
         assert ATOMS_K % self.cluster_n == 0
-        assert self.split_k == 1 or self.share >= 1
+        assert self.split_k == 1 or self.split_columns >= 1
         assert self.accumulator_columns + self.scale_columns <= TENSOR_COLUMNS, "tensor memory"
 
     @property
     def ctas(self) -> int:
         """CTAs that compute one tile."""
-        return 2 if self.two_sm else 1
+        return 2 if self.two_cta else 1
 
     @property
     def rows(self) -> int:
@@ -87,11 +87,11 @@ class Tile:
 
     @property
     def m_operands(self) -> int:
-        return self.weights if self.swapped else 1
+        return self.weights if self.swap_ab else 1
 
     @property
     def n_operands(self) -> int:
-        return 1 if self.swapped else self.weights
+        return 1 if self.swap_ab else self.weights
 
     @property
     def b_rows(self) -> int:
@@ -114,7 +114,7 @@ class Tile:
         return -(-self.columns // ATOM_ROWS)
 
     @property
-    def share(self) -> int:
+    def split_columns(self) -> int:
         """Accumulator columns that a CTA of a split finishes."""
         return self.columns // self.split_k
 
@@ -182,7 +182,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Output:
+class EpilogueConfig:
     """What becomes of the accumulators.
 
     Attributes:
@@ -214,7 +214,7 @@ class Output:
 
     def column_vectors(self, tile: Tile) -> int:
         """float32 vectors along the accumulator's columns: factors, and the bias."""
-        if tile.swapped:
+        if tile.swap_ab:
             return int(self.row_scale)
         return int(self.shards > 1) + bool(self.bias)
 
@@ -226,12 +226,12 @@ class Output:
         """Shared memory of the epilogue: slots, column vectors, parts of a split K."""
         slots = EPILOGUE_WARPS * self.slot_bytes(tile)
         vectors = EPILOGUE_WARPS * self.column_vectors(tile) * 4 * self.vector_length(tile)
-        parts = 4 * CTA_ROWS * tile.accumulator_columns if tile.split_k > 1 else 0
-        return slots + vectors + parts
+        partials = 4 * CTA_ROWS * tile.accumulator_columns if tile.split_k > 1 else 0
+        return slots + vectors + partials
 
     def slot_bytes(self, tile: Tile) -> int:
         """Of one warp: the store ring, or room to turn blocks of a swapped tile in."""
         if self.store == "tma":
             return STORE_SLOTS * WARP_ROWS * STORE_BYTES
-        turned = self.dtype == "nvfp4" and tile.swapped
-        return 4 * TURNED_PITCH * tile.share if turned else 0
+        transposed = self.dtype == "nvfp4" and tile.swap_ab
+        return 4 * TRANSPOSE_PITCH * tile.split_columns if transposed else 0

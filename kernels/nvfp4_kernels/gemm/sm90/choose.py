@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from nvfp4_kernels.devices import ELEMENT_BITS
 from nvfp4_kernels.fragments import TILE
-from nvfp4_kernels.gemm.sm90.tile import MAX_STAGES, Output, Tile
+from nvfp4_kernels.gemm.sm90.tile import MAX_STAGES, EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import REGISTERS, SMS
 
 MANY_TOKENS = 64  # from here on results leave in boxes
@@ -35,7 +35,7 @@ class _Cut(NamedTuple):
 # 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. It was
 # so in a layer (``tests/bench_layer.py``), where weights come while the kernel before ends: a ring
 # shorter than memory allows leaves the next kernel room to start.
-_STREAMING = {
+_FEW_TOKEN_CUTS = {
     (1, 40, 128): (
         _Cut(1, 4, 8),
         _Cut(1, 4, 8, max_stages=3),
@@ -116,7 +116,9 @@ class Problem:
 
 
 @functools.cache
-def choose_config(problem: Problem, output: Output, sms: int = SMS) -> tuple[Tile, Output]:
+def choose_config(
+    problem: Problem, output: EpilogueConfig, sms: int = SMS
+) -> tuple[Tile, EpilogueConfig]:
     """The tile, and the output with the way its result leaves.
 
     Args:
@@ -125,12 +127,12 @@ def choose_config(problem: Problem, output: Output, sms: int = SMS) -> tuple[Til
         sms: of the device.
     """
     if problem.m <= MANY_TOKENS:
-        return _streaming(problem, output, sms)
-    fitting = multiplying(problem, output, sms)
+        return _few_token_config(problem, output, sms)
+    fitting = many_token_configs(problem, output, sms)
     return min(fitting, key=lambda each: estimate(problem, each[0], sms))
 
 
-def telling_tokens(most: int) -> list[int]:
+def representative_tokens(most: int) -> list[int]:
     """Numbers of tokens from 1 to ``most``, such that every other one is served like one of them.
 
     What is chosen depends on how many tiles the tokens fill, and so changes only behind a multiple
@@ -141,15 +143,17 @@ def telling_tokens(most: int) -> list[int]:
     return [m for m in starts if m <= most]
 
 
-def every_config(
-    n: int, k: int, weights: int, output: Output, max_tokens: int, sms: int = SMS
-) -> list[tuple[Tile, Output]]:
+def all_configs(
+    n: int, k: int, weights: int, output: EpilogueConfig, max_tokens: int, sms: int = SMS
+) -> list[tuple[Tile, EpilogueConfig]]:
     """What ``choose_config`` gives 1 to ``max_tokens`` tokens, each once."""
-    problems = (Problem(m, n, k, weights) for m in telling_tokens(max_tokens))
+    problems = (Problem(m, n, k, weights) for m in representative_tokens(max_tokens))
     return list(dict.fromkeys(choose_config(problem, output, sms) for problem in problems))
 
 
-def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output]:
+def _few_token_config(
+    problem: Problem, output: EpilogueConfig, sms: int
+) -> tuple[Tile, EpilogueConfig]:
     """As the nearest problem of the table, with as many CTAs of an SM as fit."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
@@ -159,7 +163,7 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
         apart = abs(math.log(rows / entry_rows)) + abs(math.log(across / entry_across))
         return apart + 100 * (weights != problem.weights)
 
-    cut = _STREAMING[min(_STREAMING, key=distance)][_FEW_TOKENS.index(tokens)]
+    cut = _FEW_TOKEN_CUTS[min(_FEW_TOKEN_CUTS, key=distance)][_FEW_TOKENS.index(tokens)]
     tile = Tile(tokens, problem.weights, **cut._asdict())
     while tile.k_tiles > 1 and problem.k % (TILE * tile.k_tiles):
         deeper = min(MAX_STAGES, 2 * tile.max_stages)  # as many bytes under way
@@ -174,15 +178,21 @@ def _streaming(problem: Problem, output: Output, sms: int) -> tuple[Tile, Output
     return next((t, o) for t, o in fitting if fits(problem, t, o))
 
 
-def multiplying(problem: Problem, output: Output, sms: int = SMS) -> list[tuple[Tile, Output]]:
+def many_token_configs(
+    problem: Problem, output: EpilogueConfig, sms: int = SMS
+) -> list[tuple[Tile, EpilogueConfig]]:
     """Tiles for many tokens that can serve the problem, each with the way its result leaves."""
     weights = problem.weights
     tiles = [Tile(tokens, weights) for tokens in _STEP[weights]]
     # Each accumulator of a pair by a warpgroup of its own: both have room up to 128 tokens only.
-    tiles += [Tile(tokens, 2, apart=True) for tokens in range(96, 257, 32) if weights == 2]
+    tiles += [
+        Tile(tokens, 2, weight_per_warpgroup=True) for tokens in range(96, 257, 32) if weights == 2
+    ]
     tiles += [replace(t, k_tiles=2) for t in tiles if t.accumulators == 1 and t.columns <= 128]
     # Clusters lie within a GPC, so that those of four do not reach every SM.
-    parts = [replace(t, split_k=split) for t in tiles if not t.apart for split in (2, 4)]
+    parts = [
+        replace(t, split_k=split) for t in tiles if not t.weight_per_warpgroup for split in (2, 4)
+    ]
     tiles += [t for t in parts if ctas(problem, t) <= sms - 16 * (t.split_k > 2)]
     tiles = [
         replace(t, max_stages=_ONE_WAVE_STAGES)
@@ -209,13 +219,13 @@ def ctas(problem: Problem, tile: Tile) -> int:
     return math.ceil(problem.n / tile.rows) * math.ceil(problem.m / tile.tokens) * tile.split_k
 
 
-def with_store(output: Output, tile: Tile, n: int) -> Output:
+def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
     """``output``, leaving in boxes where it can."""
     whole = n * ELEMENT_BITS[output.dtype] % 128 == 0 and output.dtype != "float32"
     return replace(output, boxes=whole and tile.parts == 1 and tile.tokens >= MANY_TOKENS)
 
 
-def fits(problem: Problem, tile: Tile, output: Output) -> bool:
+def fits(problem: Problem, tile: Tile, output: EpilogueConfig) -> bool:
     """Whether a tile can serve a problem at all."""
     across = math.ceil(problem.k / TILE)
     return (

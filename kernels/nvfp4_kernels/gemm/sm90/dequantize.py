@@ -2,7 +2,7 @@
 
 Every product of an E2M1 element and its scale has at most 6 significant bits, exact in bfloat16 and
 float16. What comes out is 2⁻⁷ of the value: an element's bits, put where the exponent ends, are
-2⁻¹²⁶ (float16: 2⁻¹⁴) of it, a scale's 2¹¹⁹ (2⁷). ``DOWN`` times the sums makes up for it.
+2⁻¹²⁶ (float16: 2⁻¹⁴) of it, a scale's 2¹¹⁹ (2⁷). ``UNSCALE`` times the sums makes up for it.
 """
 
 import cutlass.cute as cute
@@ -12,7 +12,7 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.fragments import LANES, ROTATIONS, SCALE_BIT, STEPS, TARGETS
 from nvfp4_kernels.sm90.limits import ActDtype
 
-DOWN = 2.0**7
+UNSCALE = 2.0**7
 # What a scale of 5 bits of exponent and 3 of mantissa has above them in bfloat16, in both halves.
 _BF16_TOP = 0x70007000
 _BF16_SCALES, _F16_SCALES = 0x0FF00FF0, 0x7F807F80
@@ -27,7 +27,9 @@ def load(data: Array, scales: Array, warp: Int32, lane: Int32) -> tuple[list[Uin
     return [Uint32(word) for word in words], [Uint32(word) for word in factors]
 
 
-def decoded(words: list[Uint32], factors: list[Uint32], step: int, dtype: ActDtype) -> list[Uint32]:
+def dequantized(
+    words: list[Uint32], factors: list[Uint32], step: int, dtype: ActDtype
+) -> list[Uint32]:
     """A of one step: upper row, lower row, and both again 8 elements on."""
     scales = _scales(factors[step // 2], step % 2, dtype)
     pairs = _pairs(words[step], dtype)

@@ -17,18 +17,18 @@ from nvfp4_kernels.device.math import silu
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.gemm.shards import ShardEnds
-from nvfp4_kernels.gemm.sm90.dequantize import DOWN
+from nvfp4_kernels.gemm.sm90.dequantize import UNSCALE
 from nvfp4_kernels.gemm.sm90.exchange import Exchange
-from nvfp4_kernels.gemm.sm90.scheduler import Place, Work
-from nvfp4_kernels.gemm.sm90.split_k import Split
-from nvfp4_kernels.gemm.sm90.tile import BARRIER, PITCH, Output, Tile
+from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord
+from nvfp4_kernels.gemm.sm90.split_k import SplitK
+from nvfp4_kernels.gemm.sm90.tile import BARRIER, PITCH, EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import WARPGROUP
 
 SLOTS = 2
 
 
 @dataclass(frozen=True)
-class Factors:
+class ScalingOperands:
     """What the sums are multiplied with, and what is added, in global memory.
 
     Attributes:
@@ -43,7 +43,7 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Result:
+class OutputTensor:
     """``data`` [m, n], and a map for its boxes."""
 
     data: cute.Pointer
@@ -57,29 +57,29 @@ class Epilogue:
     """Role of a warpgroup, after its main loop."""
 
     tile: Tile
-    output: Output
+    output: EpilogueConfig
 
     @cute.jit
     def run(
         self,
         sums: list[list[Float32]],
-        factors: Factors,
-        result: Result,
+        factors: ScalingOperands,
+        result: OutputTensor,
         scratch: Array,
-        place: Place,
-        work: Work,
+        coord: TileCoord,
+        state: SchedulerState,
         group: Int32,
     ) -> None:
         """One tile; ``scratch`` is memory to turn it in, or the parts of a split."""
-        if cutlass.const_expr(self.tile.apart):
+        if cutlass.const_expr(self.tile.weight_per_warpgroup):
             self.finish()
             sums = Exchange(self.tile, self.output).run(sums[0], scratch, group)
         if cutlass.const_expr(self.output.boxes):
-            self._boxes(sums, factors, result, scratch, place, group)
+            self._boxes(sums, factors, result, scratch, coord, group)
         elif cutlass.const_expr(self.tile.parts > 1):
-            self._parts(sums, factors, result, scratch, place, work, group)
+            self._parts(sums, factors, result, scratch, coord, state, group)
         else:
-            self._elements(sums, factors, result, scratch, place, group)
+            self._elements(sums, factors, result, scratch, coord, group)
 
     # --- in boxes -----------------------------------------------------------------------------
 
@@ -87,10 +87,10 @@ class Epilogue:
     def _boxes(
         self,
         sums: list[list[Float32]],
-        factors: Factors,
-        result: Result,
+        factors: ScalingOperands,
+        result: OutputTensor,
         scratch: Array,
-        place: Place,
+        coord: TileCoord,
         group: Int32,
     ) -> None:
         """Boxes of 64 rows × up to 64 tokens, two of a warpgroup under way."""
@@ -99,7 +99,7 @@ class Epilogue:
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         warp, lane = thread // 32, thread % 32
         leader = thread == 0
-        first = self._first_row(place, group)
+        first = self._first_row(coord, group)
         upper = first + warp * 16 + lane // 4
         rows = [self._row(factors, result, upper), self._row(factors, result, upper + 8)]
         for start in cutlass.range_constexpr(0, tile.own_tokens, box):
@@ -108,17 +108,17 @@ class Epilogue:
                 # An odd number of boxes ends in the slot that the next tile begins with.
                 turned = start == 0 and tile.own_tokens // box % SLOTS
                 ptx.cp_async_bulk_wait_group(0 if turned else SLOTS - 1, read=True)
-            self._meet(group)
+            self._sync(group)
             for token in cutlass.range_constexpr(0, box, 16):
-                self._turn(sums, rows, start + token, slot, token, warp, lane, dtype)
+                self._transpose(sums, rows, start + token, slot, token, warp, lane, dtype)
             ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
-            self._meet(group)
+            self._sync(group)
             if leader:
-                where = [first, self._first_token(place, group) + start]
+                where = [first, self._first_token(coord, group) + start]
                 ptx.cp_async_bulk_tensor_global_shared_cta(result.tensor_map.get_ptr(), slot, where)
                 ptx.cp_async_bulk_commit_group()
 
-    def _turn(
+    def _transpose(
         self,
         sums: list[list[Float32]],
         rows: list[tuple[list[Float32], Float32]],
@@ -150,10 +150,10 @@ class Epilogue:
     def _elements(
         self,
         sums: list[list[Float32]],
-        factors: Factors,
-        result: Result,
+        factors: ScalingOperands,
+        result: OutputTensor,
         scratch: Array,
-        place: Place,
+        coord: TileCoord,
         group: Int32,
     ) -> None:
         """Through rows of shared memory, a few tokens at a time."""
@@ -163,15 +163,15 @@ class Epilogue:
         own = scratch.subview(group * (tile.weights * chunk * PITCH))
         row = thread % TILE
         for start in cutlass.range_constexpr(0, tile.own_tokens, chunk):
-            self._meet(group)
+            self._sync(group)
             self._spill(sums, own, start, thread)
-            self._meet(group)
-            column = self._first_row(place, group) + row
+            self._sync(group)
+            column = self._first_row(coord, group) + row
             if column < result.n:
                 scales, bias = self._row(factors, result, column)
                 for turn in cutlass.range(chunk // 2, unroll=1):
                     token = turn * 2 + thread // TILE
-                    at = self._first_token(place, group) + start + token
+                    at = self._first_token(coord, group) + start + token
                     if at < result.m:
                         places = [(w * chunk + token) * PITCH + row for w in range(tile.weights)]
                         parts = [own.load(each) for each in places]
@@ -181,28 +181,28 @@ class Epilogue:
     def _parts(
         self,
         sums: list[list[Float32]],
-        factors: Factors,
-        result: Result,
+        factors: ScalingOperands,
+        result: OutputTensor,
         parts: Array,
-        place: Place,
-        work: Work,
+        coord: TileCoord,
+        state: SchedulerState,
         group: Int32,
     ) -> None:
         """A share of the rows, its parts added up."""
         tile = self.tile
-        split = Split(tile)
-        split.send(sums, parts, work.rank, group)
+        split = SplitK(tile)
+        split.send(sums, parts, state.rank, group)
         threads = tile.warpgroups * WARPGROUP
         thread = cute.arch.thread_idx()[0]
-        row = thread % tile.share
-        column = place.rows * tile.rows + work.rank * tile.share + row
+        row = thread % tile.split_rows
+        column = coord.rows * tile.rows + state.rank * tile.split_rows + row
         inside = column < result.n
         scales, bias = self._row(factors, result, cutlass.min(column, result.n - 1))
         split.wait()
         if inside:
-            for turn in cutlass.range_constexpr(-(-tile.tokens * tile.share // threads)):
-                token = turn * (threads // tile.share) + thread // tile.share
-                at = place.tokens * tile.tokens + token
+            for turn in cutlass.range_constexpr(-(-tile.tokens * tile.split_rows // threads)):
+                token = turn * (threads // tile.split_rows) + thread // tile.split_rows
+                at = coord.tokens * tile.tokens + token
                 if at < result.m and token < tile.tokens:
                     values = [split.added(parts, w, row, token) for w in range(tile.weights)]
                     self._store(result, at, column, self._finished(values, scales, bias))
@@ -219,7 +219,7 @@ class Epilogue:
                     at = (each * chunk + token + pair + c % 2) * PITCH + row + c // 2 * 8
                     own.store(sums[each][4 * ((start + token) // 8) + c], at)
 
-    def _store(self, result: Result, token: Int32, column: Int32, value: Float32) -> None:
+    def _store(self, result: OutputTensor, token: Int32, column: Int32, value: Float32) -> None:
         dtype = TYPES[self.output.dtype]
         Array(result.data, shape=(1,)).store(
             Float32(value).to(dtype), Int64(token) * result.n + column
@@ -227,26 +227,28 @@ class Epilogue:
 
     # --- values -------------------------------------------------------------------------------
 
-    def _first_row(self, place: Place, group: Int32) -> Int32:
-        return place.rows * self.tile.rows + group // self.tile.team * TILE
+    def _first_row(self, coord: TileCoord, group: Int32) -> Int32:
+        return coord.rows * self.tile.rows + group // self.tile.team * TILE
 
-    def _first_token(self, place: Place, group: Int32) -> Int32:
+    def _first_token(self, coord: TileCoord, group: Int32) -> Int32:
         """Of those that a warpgroup finishes."""
         tile = self.tile
-        return place.tokens * tile.tokens + group % tile.team * tile.own_tokens
+        return coord.tokens * tile.tokens + group % tile.team * tile.own_tokens
 
     @cute.jit
-    def _row(self, factors: Factors, result: Result, row: Int32) -> tuple[list[Float32], Float32]:
+    def _row(
+        self, factors: ScalingOperands, result: OutputTensor, row: Int32
+    ) -> tuple[list[Float32], Float32]:
         """A row's factor for each product, and its bias."""
         alpha = Array(factors.alpha, shape=(1,))
         bias = Float32(0.0)
         if cutlass.const_expr(self.tile.weights == 2):
-            scales = [alpha.load(0) * DOWN, alpha.load(1) * DOWN]
+            scales = [alpha.load(0) * UNSCALE, alpha.load(1) * UNSCALE]
         else:
             shard = Int32(0)
             for end in cutlass.range_constexpr(self.output.shards - 1):
                 shard += Int32(row >= factors.ends[end])
-            scales = [alpha.load(shard) * DOWN]
+            scales = [alpha.load(shard) * UNSCALE]
         if cutlass.const_expr(bool(self.output.bias)):
             if row < result.n:
                 dtype = TYPES[self.output.bias]
@@ -266,7 +268,7 @@ class Epilogue:
 
     # --- meeting ------------------------------------------------------------------------------
 
-    def _meet(self, group: Int32) -> None:
+    def _sync(self, group: Int32) -> None:
         """The threads of one warpgroup."""
         ptx.barrier_cta_sync(BARRIER + group, thread_count=WARPGROUP)
 

@@ -8,7 +8,7 @@ from cutlass import Array, Float32, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.fragments import TILE
-from nvfp4_kernels.gemm.sm90.tile import BARRIER, Output, Tile
+from nvfp4_kernels.gemm.sm90.tile import BARRIER, EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import WARPGROUP
 
 FOUR = 4  # floats that move at once
@@ -23,7 +23,7 @@ class Exchange:
     """
 
     tile: Tile
-    output: Output
+    output: EpilogueConfig
 
     def run(self, sums: list[Float32], scratch: Array, group: Int32) -> list[list[Float32]]:
         """A thread's sums of gate and of up, for the tokens that its warpgroup finishes.
@@ -41,11 +41,11 @@ class Exchange:
         own, other = self._area(scratch, group), self._area(scratch, 1 - group)
         taken: list[Float32] = []
         for start in range(0, half, count):
-            self._meet()  # what lay here has been read
+            self._sync()  # what lay here has been read
             for at in range(0, count, FOUR):
                 four = given[start + at : start + at + FOUR]
                 other.store(Vector.from_elements(tuple(four), Float32), _place(at), alignment=16)
-            self._meet()
+            self._sync()
             for at in range(0, count, FOUR):
                 values = own.load(_place(at), FOUR, alignment=16)
                 taken += [Float32(values[i]) for i in range(FOUR)]
@@ -58,7 +58,7 @@ class Exchange:
         assert TILE * self.output.box_tokens(self.tile) <= floats
         return Array(scratch.data_ptr(), shape=(1,), dtype=Float32).subview(group * floats)
 
-    def _meet(self) -> None:
+    def _sync(self) -> None:
         """The threads of both warpgroups."""
         threads = self.tile.warpgroups * WARPGROUP
         ptx.barrier_cta_sync(BARRIER + self.tile.warpgroups, thread_count=threads)

@@ -23,17 +23,17 @@ from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.gemm.shards import ShardEnds
-from nvfp4_kernels.gemm.sm90.epilogue import Epilogue, Factors, Result
-from nvfp4_kernels.gemm.sm90.loader import Loader, Ring, Weight, map_of_tokens
-from nvfp4_kernels.gemm.sm90.mma import Multiplier
-from nvfp4_kernels.gemm.sm90.scheduler import Order, place_of, work_of
-from nvfp4_kernels.gemm.sm90.split_k import Split
+from nvfp4_kernels.gemm.sm90.epilogue import Epilogue, OutputTensor, ScalingOperands
+from nvfp4_kernels.gemm.sm90.loader import Ring, TmaLoader, Weight, map_of_tokens
+from nvfp4_kernels.gemm.sm90.mma import Mma
+from nvfp4_kernels.gemm.sm90.scheduler import RasterOrder, scheduler_state, tile_coord
+from nvfp4_kernels.gemm.sm90.split_k import SplitK
 from nvfp4_kernels.gemm.sm90.tile import (
     DATA_BYTES,
     LOAD_REGISTERS,
     MULTIPLY_REGISTERS,
     SCALE_BYTES,
-    Output,
+    EpilogueConfig,
     Tile,
 )
 from nvfp4_kernels.sm90.limits import ROW_BYTES
@@ -47,7 +47,7 @@ class GemmArguments(NamedTuple):
         w1, sfw1: fragments of a weight [n, k], and of its scales.
         w2, sfw2: those of a pair's second weight, else the first's.
         out: result [m, n].
-        alpha, bias, shard_ends: see ``Factors``.
+        alpha, bias, shard_ends: see ``ScalingOperands``.
         m, n, k: sizes.
         sms: to launch on, at the most.
     """
@@ -72,7 +72,7 @@ class WeightOnlyGemm:
     """One compiled variant."""
 
     tile: Tile
-    output: Output
+    output: EpilogueConfig
 
     @property
     def stages(self) -> int:
@@ -101,11 +101,11 @@ class WeightOnlyGemm:
                 [TILE, self.output.box_tokens(tile)],
                 swizzle=TensorMapSwizzle.s128b,
             )
-        order = Order(rows=cute.ceil_div(n, tile.rows), tokens=cute.ceil_div(m, tile.tokens))
-        clusters = order.rows * order.tokens
+        raster = RasterOrder(rows=cute.ceil_div(n, tile.rows), tokens=cute.ceil_div(m, tile.tokens))
+        clusters = raster.rows * raster.tokens
         if cutlass.const_expr(tile.parts == 1):
             clusters = cutlass.min(clusters, arguments.sms * tile.ctas_per_sm)
-        self.kernel(token_map, out_map, arguments, order).launch(
+        self.kernel(token_map, out_map, arguments, raster).launch(
             grid=(clusters * tile.split_k, 1, 1),
             block=(tile.threads, 1, 1),
             cluster=(tile.split_k, 1, 1),
@@ -121,16 +121,16 @@ class WeightOnlyGemm:
         token_map: GridConstant[TensorMap],
         out_map: GridConstant[TensorMap],
         arguments: GemmArguments,
-        order: Order,
+        raster: RasterOrder,
     ) -> None:
         """Sets up, then runs one role per warpgroup."""
         tile, output, stages = self.tile, self.output, self.stages
         ring = self._ring()
         scratch = self._scratch()
-        loader = Loader(tile, stages)
-        multiplier = Multiplier(tile, stages, output.act)
+        loader = TmaLoader(tile, stages)
+        mma = Mma(tile, stages, output.act)
         epilogue = Epilogue(tile, output)
-        split = Split(tile)
+        split = SplitK(tile)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         group = warp // 4
         rank = ptx.cluster_ctarank()
@@ -143,26 +143,26 @@ class WeightOnlyGemm:
         split.start()
         ptx.barrier_cta_sync()
 
-        work = work_of(tile, order, arguments.k, rank)
+        state = scheduler_state(tile, raster, arguments.k, rank)
         if group == tile.warpgroups:
-            if cutlass.const_expr(tile.hands_over):
+            if cutlass.const_expr(tile.reallocates_registers):
                 ptx.setmaxregister(LOAD_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
             if warp == 4 * tile.warpgroups and ptx.elect_sync():
                 weights = [
                     Weight(arguments.w1, arguments.sfw1),
                     Weight(arguments.w2, arguments.sfw2),
                 ][: tile.weights]
-                loader.run(token_map, weights, ring, work, arguments.n, arguments.k)
-            split.attend()
+                loader.run(token_map, weights, ring, state, arguments.n, arguments.k)
+            split.join_cluster_barriers()
         else:
-            if cutlass.const_expr(tile.hands_over):
+            if cutlass.const_expr(tile.reallocates_registers):
                 ptx.setmaxregister(MULTIPLY_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
-            factors = Factors(arguments.alpha, arguments.shard_ends, arguments.bias)
-            result = Result(arguments.out, out_map, arguments.m, arguments.n)
-            for index in cutlass.range(work.mine, unroll=1):
-                place = place_of(work, index)
-                sums = multiplier.run(ring, work, index, group)
-                epilogue.run(sums, factors, result, scratch, place, work, group)
+            factors = ScalingOperands(arguments.alpha, arguments.shard_ends, arguments.bias)
+            result = OutputTensor(arguments.out, out_map, arguments.m, arguments.n)
+            for index in cutlass.range(state.num_tiles, unroll=1):
+                coord = tile_coord(state, index)
+                sums = mma.run(ring, state, index, group)
+                epilogue.run(sums, factors, result, scratch, coord, state, group)
             epilogue.finish()
 
     def _ring(self) -> Ring:

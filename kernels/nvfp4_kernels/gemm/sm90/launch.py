@@ -13,7 +13,7 @@ from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config
 from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
-from nvfp4_kernels.gemm.sm90.tile import Output
+from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
 
 
 def gemm(
@@ -97,7 +97,7 @@ def product(
         return out
     if k == 0:
         raise InvalidArgument("a: K is 0, must be at least 16; there is nothing to multiply")
-    output = Output(
+    output = EpilogueConfig(
         act=dtype_name(a.dtype),  # type: ignore[arg-type]
         dtype=dtype_name(out_dtype),  # type: ignore[arg-type]
         shards=len(shard_sizes) if len(weights) == 1 else 1,

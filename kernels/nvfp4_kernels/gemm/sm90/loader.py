@@ -11,7 +11,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.fragments import TILE
-from nvfp4_kernels.gemm.sm90.scheduler import Place, Work, place_of
+from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord, tile_coord
 from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, SLICED_TOKENS, Tile
 from nvfp4_kernels.sm90.limits import ROW_BYTES, WARPGROUP, ActDtype
 
@@ -59,7 +59,7 @@ def map_of_tokens(tile: Tile, act: ActDtype, x: cute.Pointer, m: Int32, k: Int32
 
 
 @dataclass(frozen=True)
-class Loader:
+class TmaLoader:
     """Role of one thread.
 
     | barrier | arrivals | by |
@@ -81,40 +81,40 @@ class Loader:
         token_map: TensorMap,
         weights: list[Weight],
         ring: Ring,
-        work: Work,
+        state: SchedulerState,
         n: Int32,
         k: Int32,
     ) -> None:
         """All tiles."""
         stages = self.stages
         # Weights are settled: they may come while the kernel before this one still runs.
-        ahead = cutlass.min(work.steps, stages)
-        place = place_of(work, Int32(0))
+        ahead = cutlass.min(state.steps, stages)
+        coord = tile_coord(state, Int32(0))
         ptx.prefetch_tensormap(token_map.get_ptr())
         for step in cutlass.range(ahead, unroll=1):
-            self._bring_weights(weights, ring, place, work.first_step + step, step, n, k)
+            self._load_weights(weights, ring, coord, state.first_k_step + step, step, n, k)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         for step in cutlass.range(ahead, unroll=1):
-            self._bring_tokens(token_map, ring, place, work.first_step + step, step)
+            self._load_tokens(token_map, ring, coord, state.first_k_step + step, step)
         # The next kernel may start as soon as there is room for it. Not before this one has waited:
         # what ran earlier is then complete, and it may read that without waiting.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
-        for index in cutlass.range(work.mine, unroll=1):
-            place = place_of(work, index)
-            for step in cutlass.range(work.steps, unroll=1):
-                count = index * work.steps + step
+        for index in cutlass.range(state.num_tiles, unroll=1):
+            coord = tile_coord(state, index)
+            for step in cutlass.range(state.steps, unroll=1):
+                count = index * state.steps + step
                 if count >= ahead:
                     stage = count % stages
                     wait(ring.empty.subview(stage), count // stages - 1)
-                    self._bring_weights(weights, ring, place, work.first_step + step, stage, n, k)
-                    self._bring_tokens(token_map, ring, place, work.first_step + step, stage)
+                    self._load_weights(weights, ring, coord, state.first_k_step + step, stage, n, k)
+                    self._load_tokens(token_map, ring, coord, state.first_k_step + step, stage)
 
     @cute.jit
-    def _bring_weights(
+    def _load_weights(
         self,
         weights: list[Weight],
         ring: Ring,
-        place: Place,
+        coord: TileCoord,
         step: Int32,
         stage: Int32,
         n: Int32,
@@ -125,7 +125,7 @@ class Loader:
         ptx.mbarrier_arrive_expect_tx(full, tile.stage_bytes)
         for index in cutlass.range_constexpr(tile.operands):
             weight = self._weight(weights, index)
-            first = self._first(place, step, index, n, k)
+            first = self._first(coord, step, index, n, k)
             target = (stage * tile.operands + index) * tile.k_tiles
             self._copy(weight.data, first, ring.data, target, full, DATA_BYTES)
             self._copy(weight.scales, first, ring.scales, target, full, SCALE_BYTES)
@@ -134,10 +134,10 @@ class Loader:
         """Of each team, first the tile of one weight, then that of the other."""
         return weights[operand % self.tile.weights]
 
-    def _first(self, place: Place, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
+    def _first(self, coord: TileCoord, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
         """Number of an operand's first tile in its weight."""
         tile = self.tile
-        row = place.rows * (tile.rows // TILE) + operand // tile.weights
+        row = coord.rows * (tile.rows // TILE) + operand // tile.weights
         # Beyond the last row there is nothing: what comes instead is not stored.
         row = cutlass.min(row, cute.ceil_div(n, TILE) - 1)
         return Int64(row) * cute.ceil_div(k, TILE) + step * tile.k_tiles
@@ -156,15 +156,15 @@ class Loader:
 
     def _cache_hint(self) -> dict[str, Int64]:
         """Few tokens fill one tile, and no other CTA reads the weights: L2 may forget them."""
-        few = self.tile.tokens <= SLICED_TOKENS
-        return {"l2_cache_hint": Int64(EVICT_FIRST)} if few else {}
+        uses_mma_sync = self.tile.tokens <= SLICED_TOKENS
+        return {"l2_cache_hint": Int64(EVICT_FIRST)} if uses_mma_sync else {}
 
     @cute.jit
-    def _bring_tokens(
-        self, token_map: TensorMap, ring: Ring, place: Place, step: Int32, stage: Int32
+    def _load_tokens(
+        self, token_map: TensorMap, ring: Ring, coord: TileCoord, step: Int32, stage: Int32
     ) -> None:
         tile = self.tile
-        tokens = place.tokens * tile.tokens
+        tokens = coord.tokens * tile.tokens
         ptx.cp_async_bulk_tensor_shared_cluster_global(
             ring.tokens.subview(stage * tile.k_tiles * tile.tokens * ROW_BYTES),
             token_map.get_ptr(),

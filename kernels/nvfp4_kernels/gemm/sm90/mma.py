@@ -9,9 +9,9 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.fragments import STEPS
-from nvfp4_kernels.gemm.sm90 import dequantize as decode
+from nvfp4_kernels.gemm.sm90 import dequantize as dequantize
 from nvfp4_kernels.gemm.sm90.loader import Ring
-from nvfp4_kernels.gemm.sm90.scheduler import Work
+from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState
 from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, STEP_K, Tile
 from nvfp4_kernels.sm90 import warp_mma
 from nvfp4_kernels.sm90.limits import ROW_BYTES, ActDtype
@@ -21,7 +21,7 @@ STEP_BYTES = 2 * STEP_K
 
 
 @dataclass(frozen=True)
-class Multiplier:
+class Mma:
     """Role of a warpgroup. One tile of products is under way while the next one is decoded."""
 
     tile: Tile
@@ -29,25 +29,27 @@ class Multiplier:
     act: ActDtype
 
     @cute.jit
-    def run(self, ring: Ring, work: Work, index: Int32, group: Int32) -> list[list[Float32]]:
+    def run(
+        self, ring: Ring, state: SchedulerState, index: Int32, group: Int32
+    ) -> list[list[Float32]]:
         """Sums of one tile: a thread's fragment of each accumulator."""
         tile = self.tile
         sums = [[Float32(0.0)] * (tile.tokens // 2) for _ in range(tile.accumulators)]
-        turns, slices, own = work.steps, tile.slices, group % tile.slices
+        turns, slices, own = state.steps, tile.slices, group % tile.slices
         if cutlass.const_expr(slices > 1):
-            turns = (work.steps - own + slices - 1) // slices
+            turns = (state.steps - own + slices - 1) // slices
         for turn in cutlass.range(turns, unroll=self._unroll):
             step = turn if slices == 1 else turn * slices + own
-            count = index * work.steps + step
+            count = index * state.steps + step
             wait(ring.full.subview(count % self.stages), count // self.stages)
-            if cutlass.const_expr(tile.few):
+            if cutlass.const_expr(tile.uses_mma_sync):
                 sums = self._few(sums, ring, count % self.stages, group)
                 self._release(ring, count)
             else:
                 sums = self._many(sums, ring, count, step, group)
-        if cutlass.const_expr(not tile.few):
+        if cutlass.const_expr(not tile.uses_mma_sync):
             ptx.wgmma_wait_group_sync_aligned(0)
-            self._release(ring, (index + 1) * work.steps - 1)
+            self._release(ring, (index + 1) * state.steps - 1)
             sums = [settled(each) for each in sums]
         return sums
 
@@ -68,7 +70,7 @@ class Multiplier:
                 words, factors = self._words(ring, stage, inside, each, group)
                 total = sums[each]
                 for s in cutlass.range_constexpr(STEPS):
-                    a = decode.decoded(words, factors, s, self.act)
+                    a = dequantize.dequantized(words, factors, s, self.act)
                     total = [
                         value
                         for eight in range(tile.tokens // 8)
@@ -93,7 +95,7 @@ class Multiplier:
             b = descriptor(self._tokens(ring, stage, inside))
             for each in cutlass.range_constexpr(tile.accumulators):
                 words, factors = self._words(ring, stage, inside, each, group)
-                a = [decode.decoded(words, factors, s, self.act) for s in range(STEPS)]
+                a = [dequantize.dequantized(words, factors, s, self.act) for s in range(STEPS)]
                 ptx.wgmma_fence_aligned()
                 total = sums[each]
                 for s in cutlass.range_constexpr(STEPS):
@@ -116,10 +118,10 @@ class Multiplier:
     ) -> tuple[list[Uint32], list[Uint32]]:
         tile = self.tile
         operand = stage * tile.operands + group // tile.slices * tile.accumulators + each
-        place = operand * tile.k_tiles + inside
-        return decode.load(
-            ring.data.subview(place * (DATA_BYTES // 4)),
-            ring.scales.subview(place * (SCALE_BYTES // 4)),
+        coord = operand * tile.k_tiles + inside
+        return dequantize.load(
+            ring.data.subview(coord * (DATA_BYTES // 4)),
+            ring.scales.subview(coord * (SCALE_BYTES // 4)),
             cute.arch.warp_idx() % 4,
             cute.arch.lane_idx(),
         )

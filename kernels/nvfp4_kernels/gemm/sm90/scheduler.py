@@ -13,7 +13,7 @@ GROUP = 8
 
 
 @dataclass(frozen=True)
-class Order:
+class RasterOrder:
     """All tiles: blocks of rows × tiles of tokens."""
 
     rows: Int32
@@ -21,7 +21,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Place:
+class TileCoord:
     """A tile: index of its block of rows, and of its tokens."""
 
     rows: Int32
@@ -29,57 +29,59 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Work:
+class SchedulerState:
     """What one CTA does.
 
     Attributes:
-        first: number of its cluster's first tile; the others follow ``apart``.
-        mine: how many tiles there are.
-        order: of all tiles.
+        first: number of its cluster's first tile; the others follow ``weight_per_warpgroup``.
+        num_tiles: how many tiles there are.
+        raster: of all tiles.
         rank: of this CTA in its cluster.
-        first_step, steps: of K, the part that this CTA adds up, in stages.
+        first_k_step, steps: of K, the part that this CTA adds up, in stages.
     """
 
     first: Int32
-    apart: Int32
-    mine: Int32
-    order: Order
+    weight_per_warpgroup: Int32
+    num_tiles: Int32
+    raster: RasterOrder
     rank: Int32
-    first_step: Int32
+    first_k_step: Int32
     steps: Int32
 
 
 @cute.jit
-def work_of(tile: cutlass.Constexpr, order: Order, k: Int32, rank: Int32) -> Work:
-    """This CTA's ``Work``."""
+def scheduler_state(
+    tile: cutlass.Constexpr, raster: RasterOrder, k: Int32, rank: Int32
+) -> SchedulerState:
+    """This CTA's ``SchedulerState``."""
     steps = cute.ceil_div(k, TILE * tile.k_tiles)
     part = rank if tile.split_k > 1 else Int32(0)
-    first_step = part * steps // tile.split_k
+    first_k_step = part * steps // tile.split_k
     last_step = (part + 1) * steps // tile.split_k
     first = cute.arch.block_idx()[0] // tile.split_k
-    apart = cute.arch.grid_dim()[0] // tile.split_k
-    tiles = order.rows * order.tokens
-    return Work(
+    weight_per_warpgroup = cute.arch.grid_dim()[0] // tile.split_k
+    tiles = raster.rows * raster.tokens
+    return SchedulerState(
         first=first,
-        apart=apart,
-        mine=(tiles - first + apart - 1) // apart,
-        order=order,
+        weight_per_warpgroup=weight_per_warpgroup,
+        num_tiles=(tiles - first + weight_per_warpgroup - 1) // weight_per_warpgroup,
+        raster=raster,
         rank=rank,
-        first_step=first_step,
-        steps=last_step - first_step,
+        first_k_step=first_k_step,
+        steps=last_step - first_k_step,
     )
 
 
 @cute.jit
-def place_of(work: Work, index: Int32) -> Place:
+def tile_coord(state: SchedulerState, index: Int32) -> TileCoord:
     """Where one of this CTA's tiles lies: along the rows in groups of ``GROUP`` tiles of tokens."""
-    number = work.first + index * work.apart
-    order = work.order
+    number = state.first + index * state.weight_per_warpgroup
+    raster = state.raster
     rows, tokens = number, Int32(0)
-    if order.tokens > 1:
-        group = number // (GROUP * order.rows)
-        number -= group * (GROUP * order.rows)
-        width = cutlass.min(Int32(GROUP), order.tokens - group * GROUP)
+    if raster.tokens > 1:
+        group = number // (GROUP * raster.rows)
+        number -= group * (GROUP * raster.rows)
+        width = cutlass.min(Int32(GROUP), raster.tokens - group * GROUP)
         rows = number // width
         tokens = group * GROUP + number - rows * width
-    return Place(rows=rows, tokens=tokens)
+    return TileCoord(rows=rows, tokens=tokens)

@@ -13,7 +13,7 @@ from nvfp4_kernels.sm90.limits import WARPGROUP
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitK:
     """Every CTA of the cluster finishes its share of the rows, for all of them.
 
     Parts are float32 [part of K, product, row of this CTA's share, token]. The cluster meets twice:
@@ -41,8 +41,8 @@ class Split:
         for product in cutlass.range_constexpr(tile.weights):
             for half in cutlass.range_constexpr(2):
                 row = team * TILE + upper + 8 * half
-                target = ptx.mapa(parts, row // tile.share)
-                first = self._place(part, product, row % tile.share) + lane % 4 * 2
+                target = ptx.mapa(parts, row // tile.split_rows)
+                first = self._place(part, product, row % tile.split_rows) + lane % 4 * 2
                 for eight in cutlass.range_constexpr(0, tile.tokens, 8):
                     at = eight // 2 + 2 * half
                     pair = Vector.from_elements((sums[product][at], sums[product][at + 1]), Float32)
@@ -58,7 +58,7 @@ class Split:
         else:
             ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)
 
-    def attend(self) -> None:
+    def join_cluster_barriers(self) -> None:
         """Of the load warp, after its role."""
         if self.tile.split_k > 1:
             ptx.barrier_cluster_wait()
@@ -74,4 +74,4 @@ class Split:
 
     def _place(self, part: Int32, product: int, row: Int32) -> Int32:
         tile = self.tile
-        return ((part * tile.weights + product) * tile.share + row) * tile.part_pitch
+        return ((part * tile.weights + product) * tile.split_rows + row) * tile.part_pitch

@@ -45,7 +45,7 @@ class Tile:
         slices: warpgroups that share their rows, take stages in turn and then add up.
         ctas_per_sm: that shall fit.
         max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
-        apart: whether two warpgroups take one weight each of a pair, instead of both.
+        weight_per_warpgroup: whether each of two warpgroups takes one weight of gate and up.
     """
 
     tokens: int
@@ -56,7 +56,7 @@ class Tile:
     slices: int = 1
     ctas_per_sm: int = 1
     max_stages: int = MAX_STAGES
-    apart: bool = False
+    weight_per_warpgroup: bool = False
 
     def __post_init__(self) -> None:
         assert self.tokens in range(8, 257, 8), self.tokens
@@ -64,7 +64,7 @@ class Tile:
         assert self.columns <= 256, "128 accumulator registers per thread"
         assert self.warpgroups % self.slices == 0, self.slices
         assert self.slices == 1 or self.tokens <= SLICED_TOKENS, "wgmma keeps a tensor core busy"
-        if self.apart:
+        if self.weight_per_warpgroup:
             assert self.weights == self.warpgroups == 2, "one weight for each warpgroup"
             assert self.split_k == 1
             assert self.own_tokens % 16 == 0, self.tokens
@@ -72,7 +72,7 @@ class Tile:
     @property
     def sides(self) -> int:
         """Warpgroups that share what they multiply, and finish half of it each."""
-        return self.weights if self.apart else 1
+        return self.weights if self.weight_per_warpgroup else 1
 
     @property
     def team(self) -> int:
@@ -105,7 +105,7 @@ class Tile:
         return TILE * self.warpgroups // self.team
 
     @property
-    def share(self) -> int:
+    def split_rows(self) -> int:
         """Rows that a CTA of a split finishes."""
         return self.rows // self.split_k
 
@@ -120,19 +120,19 @@ class Tile:
         return self.weights * self.warpgroups // self.team
 
     @property
-    def few(self) -> bool:
+    def uses_mma_sync(self) -> bool:
         """Whether each warp multiplies by itself, with ``mma.sync``."""
         return self.tokens <= FEW_TOKENS or self.slices > 1
 
     @property
-    def hands_over(self) -> bool:
+    def reallocates_registers(self) -> bool:
         """Whether the load warp comes with three idle ones, whose registers the others take."""
         return self.columns >= 192
 
     @property
     def threads(self) -> int:
         """Of a CTA: the warpgroups, and a warp that loads."""
-        return WARPGROUP * self.warpgroups + (WARPGROUP if self.hands_over else 32)
+        return WARPGROUP * self.warpgroups + (WARPGROUP if self.reallocates_registers else 32)
 
     @property
     def stage_bytes(self) -> int:
@@ -149,7 +149,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Output:
+class EpilogueConfig:
     """What becomes of the accumulators.
 
     Attributes:
