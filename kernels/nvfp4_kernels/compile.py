@@ -1,4 +1,4 @@
-"""Compiling CuTe DSL kernels, keeping what was compiled, and launching it: one way for all ops.
+"""Compilation of CuTe DSL kernels, their cache and their launch: one way for all ops.
 
 A kernel is a frozen dataclass whose fields are its configuration. Its compiled form, host code and
 cubin in one object file, is kept under a digest of that configuration, of this package's source
@@ -117,7 +117,7 @@ def _load(place: Path) -> Callable[..., None]:
 
 
 def build(kernel: DeviceKernel, place: Path) -> None:
-    """Compiles ``kernel`` into an object file at ``place``; whole or not at all.
+    """Compile ``kernel`` into an object file at ``place``; whole or not at all.
 
     Raises:
         UnusableCache: its folder cannot be written to.
@@ -136,7 +136,7 @@ def build(kernel: DeviceKernel, place: Path) -> None:
 
 @contextmanager
 def _kept_in(folder: Path) -> Iterator[None]:
-    """Raises what goes wrong with it as ``UnusableCache``."""
+    """Raise what goes wrong with a folder as ``UnusableCache``."""
     try:
         yield
     except OSError as error:
@@ -160,7 +160,7 @@ def compile_kernel(kernel: DeviceKernel) -> Any:
 
 
 def _generalise_host(function: Any) -> None:
-    """Keeps CuTe from using every instruction of this machine's processor, AVX-512 say.
+    """Keep CuTe from using every instruction of this machine's processor, AVX-512 say.
 
     The object may run on another one, and its host code has nothing to hurry for.
     """
@@ -178,7 +178,7 @@ def _generalise_host(function: Any) -> None:
 
 
 def arch() -> str:
-    """What is compiled for, as CuTe spells it: ``CUTE_DSL_ARCH``, else the current GPU's."""
+    """Target of compilation as CuTe spells it: ``CUTE_DSL_ARCH``, else the current GPU's."""
     return os.environ.get(ARCH_VARIABLE) or _device_arch(torch.cuda.current_device())
 
 
@@ -189,7 +189,7 @@ def _device_arch(index: int) -> str:
 
 
 def object_path(kernel: DeviceKernel) -> Path | None:
-    """Where the compiled form of ``kernel`` is kept; None if ``NVFP4_KERNELS_CACHE`` is empty."""
+    """Path of the compiled form of ``kernel``; None if ``NVFP4_KERNELS_CACHE`` is empty."""
     folder = os.environ.get(CACHE_VARIABLE, "~/.cache/nvfp4_kernels")
     if not folder:
         return None
@@ -201,7 +201,7 @@ def object_path(kernel: DeviceKernel) -> Path | None:
 
 @functools.cache
 def _toolchain(target: str) -> str:
-    """Whatever else changes the compiled form: sources, compiler, its settings, both devices.
+    """Digest of all else that changes the compiled form: sources, compiler, settings, both devices.
 
     The same on a machine without a GPU as on the one it compiles for.
     """

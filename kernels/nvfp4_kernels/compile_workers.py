@@ -1,4 +1,4 @@
-"""Compiling many kernels at once, in processes of their own.
+"""Compilation of many kernels at once, in processes of their own.
 
 For a server's worker: multiprocessing lets a daemonic process have no children, and starts others
 by importing a main module that may be anybody's script. These are handed kernels on standard input.
@@ -16,7 +16,7 @@ from nvfp4_kernels.compile import ARCH_VARIABLE, DeviceKernel, arch, build, obje
 
 
 def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
-    """Has kernels compiled and kept that are not kept yet, by ``jobs`` processes.
+    """Compile and keep kernels that are not kept yet, by ``jobs`` processes.
 
     Args:
         kernels: of modules that can be imported; ``NVFP4_KERNELS_CACHE`` must not be empty.
@@ -56,7 +56,7 @@ def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, but that modules are found as here, and no GPU is touched."""
+    """Environment of a worker: modules are found as here, and no GPU is touched."""
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "CUDA_VISIBLE_DEVICES": "",

@@ -19,7 +19,7 @@ _STAND_INS: dict[str, str] = {}
 
 @contextmanager
 def standing_in(device_type: str, arch: str) -> Iterator[None]:
-    """Within, ops take tensors of ``device_type`` for those of a GPU of ``arch``. For emulators."""
+    """Context in which ops take tensors of ``device_type`` for those of a GPU of ``arch``."""
     before = dict(_STAND_INS)
     _STAND_INS[device_type] = arch
     try:

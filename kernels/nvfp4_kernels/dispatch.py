@@ -1,4 +1,4 @@
-"""Which kernel runs an op: a table per op, keyed by architecture family and arithmetic."""
+"""Dispatch of an op to a kernel: one table per op, keyed by architecture family and arithmetic."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Kernel:
 
     @property
     def label(self) -> str:
-        """How reports name it, e.g. ``nvfp4_gemm/reference (cpu)``."""
+        """Name in reports, e.g. ``nvfp4_gemm/reference (cpu)``."""
         special = "" if self.mode in ("w4a4", "float") else f"_{self.mode}"
         return f"nvfp4_{self.op}{special}/{self.variant} ({self.arch})"
 

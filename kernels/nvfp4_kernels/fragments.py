@@ -145,7 +145,7 @@ def blocked_weight(b: Tensor, b_scales: Tensor, n: int, k: int) -> tuple[Tensor,
 
 
 def _scale_codes(device: torch.device) -> Tensor:
-    """What each of the 128 E4M3 numbers without a sign is stored as: uint8."""
+    """Stored form of each of the 128 E4M3 numbers without a sign: uint8."""
     numbers = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     mantissa, exponent = torch.frexp(numbers)  # in [0.5, 1)
     codes = (exponent - 1 + EXPONENT_BIAS).int() << 3 | ((mantissa * 16).int() & 7)
@@ -188,7 +188,7 @@ def _unpack_data(data: Tensor) -> Tensor:
 
 
 def _sources() -> list[tuple[list[int], list[int]]]:
-    """Where the bits of each pair's codes lie in a word: of even k, and of odd k."""
+    """Positions of the bits of each pair's codes in a word: of even k, and of odd k."""
     return [
         (
             [(target - by) % 32 for target, by in zip(TARGETS, rotations, strict=True)],

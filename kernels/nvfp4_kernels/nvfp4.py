@@ -217,7 +217,7 @@ def quantize_weight(
 
 
 def block_step(scales: Tensor, global_scale: Tensor, convention: Convention = "modelopt") -> Tensor:
-    """What one unit of E2M1 is worth in each block: float32, shaped like ``scales``."""
+    """Value of one unit of E2M1 in each block: float32, shaped like ``scales``."""
     if convention == "modelopt":
         return scales.float() * global_scale
     return scales.float() / global_scale

@@ -76,7 +76,7 @@ MISTAKES = {
     ),
     "last stage of a tile kept": Mistake(
         "mma",
-        "self._release(ring, (index + 1) * work.steps - 1)",
+        "self._release(ring, (index + 1) * state.steps - 1)",
         "pass",
         "Deadlock",
     ),
@@ -118,7 +118,7 @@ MISTAKES = {
         "dequantize", "turn + 7 - SCALE_BIT", "turn + 6 - SCALE_BIT", WRONG, FLOAT16
     ),
     "half of what makes up for the scale": Mistake(
-        "dequantize", "DOWN = 2.0**7", "DOWN = 2.0**6", WRONG
+        "dequantize", "UNSCALE = 2.0**7", "UNSCALE = 2.0**6", WRONG
     ),
     # Loads.
     "bytes expected twice": Mistake(
@@ -219,11 +219,11 @@ MISTAKES = {
     ),
     # Exchange of a pair.
     "not met before sums are handed over": Mistake(
-        "exchange", "self._meet()  # what lay", "pass  # what lay", "DataRace", APART
+        "exchange", "self._sync()  # what lay", "pass  # what lay", "DataRace", APART
     ),
     "not met before sums are taken": Mistake(
         "exchange",
-        "            self._meet()\n            for at",
+        "            self._sync()\n            for at",
         "            for at",
         "UninitialisedRead",
         APART,
@@ -254,14 +254,14 @@ MISTAKES = {
     "odd boxes: the slot not waited for": Mistake("epilogue", _WAIT_TURN, "SLOTS - 1", "DataRace"),
     "slot not met for": Mistake(
         "epilogue",
-        "            self._meet(group)\n            for token in",
+        "            self._sync(group)\n            for token in",
         "            for token in",
         "DataRace",
         MANY_BOXES,
     ),
     "box not met for": Mistake(
         "epilogue",
-        "            self._meet(group)\n            if leader",
+        "            self._sync(group)\n            if leader",
         "            if leader",
         "DataRace",
         MANY_BOXES,
@@ -280,13 +280,13 @@ MISTAKES = {
     # Elements.
     "not met before a tile's elements are spilled": Mistake(
         "epilogue",
-        "            self._meet(group)\n            self._spill",
+        "            self._sync(group)\n            self._spill",
         "            self._spill",
         "DataRace",
         DEEP,
     ),
     "not met after elements are spilled": Mistake(
-        "epilogue", "thread)\n            self._meet(group)", "thread)", "UninitialisedRead", DEEP
+        "epilogue", "thread)\n            self._sync(group)", "thread)", "UninitialisedRead", DEEP
     ),
     "columns beyond the last one": Mistake(
         "epilogue", "if column < result.n:", "if column < result.n + 8:", "OutOfBounds", FEW

@@ -1,7 +1,7 @@
 """Mistakes made on purpose in the block-scaled GEMM, each reported or seen in the numbers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,10 +69,10 @@ def swap_weight_scales(patch: pytest.MonkeyPatch) -> None:
 
     given = Mma._copy_scales
 
-    def swap_ab(self: Any, descriptors: list[Any], *rest: Any) -> None:
+    def swapped(self: Any, descriptors: list[Any], *rest: Any) -> None:
         given(self, [descriptors[0], descriptors[2], descriptors[1]], *rest)
 
-    patch.setattr(Mma, "_copy_scales", swap_ab)
+    patch.setattr(Mma, "_copy_scales", swapped)
 
 
 def accumulate_always(patch: pytest.MonkeyPatch) -> None:
@@ -102,6 +102,13 @@ def keep_another(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mma, "_collector", lambda self, product: last if product else None)
 
 
+def two_readers(patch: pytest.MonkeyPatch) -> None:
+    from nvfp4_kernels.gemm.sm100 import barriers
+
+    given = barriers.arrive_counts
+    patch.setattr(barriers, "arrive_counts", lambda tile: replace(given(tile), empty=2))
+
+
 def attribute(owner: str, name: str, value: Any) -> Patch:
     def apply(patch: pytest.MonkeyPatch) -> None:
         from importlib import import_module
@@ -126,7 +133,7 @@ MISTAKES = {
     "too few bytes expected": Mistake(
         changed("mbarrier_arrive_expect_tx", lambda barrier, n: (barrier, n - 2048)), ""
     ),
-    "arrive count of empty": Mistake(attribute("loader.Loader", "empty_arrivals", 2), "Deadlock"),
+    "arrive count of empty": Mistake(two_readers, "Deadlock"),
     "no wait for the stored box": Mistake(
         without("cp_async_bulk_wait_group", lambda n, read: n > 0), "DataRace"
     ),
@@ -142,7 +149,7 @@ MISTAKES = {
         without("mbarrier_arrive", lambda *a, **k: "scope" in k), "Deadlock", SPLIT
     ),
     "half of the weights for both CTAs": Mistake(
-        attribute("loader.Loader", "_n_row", lambda self, place, work: place.n * 128),
+        attribute("loader.TmaLoader", "_n_row", lambda self, coord, state: coord.n * 128),
         "wrong numbers",
         TWO_CTA,
     ),

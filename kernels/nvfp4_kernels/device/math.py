@@ -9,7 +9,7 @@ NEGATIVE_INFINITY = float("-inf")
 
 
 def exp2(value: Float32) -> Float32:
-    """Within 2 ulp; subnormal results are zero (PTX ISA, ex2.approx.ftz)."""
+    """Base-2 exponential within 2 ulp; subnormal results are zero (PTX ISA, ex2.approx.ftz)."""
     return cute.math.exp2(value, approx=True, ftz=True)
 
 
@@ -31,5 +31,5 @@ def silu(x: Float32) -> Float32:
 
 
 def finite(peak: Float32) -> Float32:
-    """0 for a row that has seen no key: all of its P is then 2^−∞."""
+    """Row maximum, or 0 for a row that has seen no key: all of its P is then 2^−∞."""
     return cutlass.select_(peak == NEGATIVE_INFINITY, Float32(0.0), peak)

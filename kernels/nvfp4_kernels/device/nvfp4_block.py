@@ -70,7 +70,7 @@ def quantize(values: Vector, largest: Float32, scale: GlobalScale) -> Block:
 
 
 def block_scale(largest: Float32, scale: GlobalScale) -> BlockScale:
-    """Of 16 elements whose ``amax`` is ``largest``."""
+    """Scale of 16 elements whose ``amax`` is ``largest``."""
     exact = scale.inverse * (largest * Float32(1.0 / E2M1_MAX))
     pair = ptx.inline_ptx(
         "cvt.rn.satfinite.e4m3x2.f32 {$w0}, 0f00000000, {$r0};",

@@ -1,4 +1,4 @@
-"""What the linear ops have in common: their operands' shapes, checked once for all of them."""
+"""Checks and shapes that the linear ops share."""
 
 from collections.abc import Sequence
 from typing import Any

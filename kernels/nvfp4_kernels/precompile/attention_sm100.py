@@ -1,4 +1,4 @@
-"""Which kernels a model's attention needs on sm_100. No CuTe in here."""
+"""Kernels that a model's attention needs on sm_100. No CuTe in here."""
 
 from itertools import product
 from typing import Literal
@@ -26,7 +26,7 @@ def attention_kernels(
     page_size: int = PAGE_SIZE,
     sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:
-    """Those of every batch, prefill or decode: each tile that may be chosen, split or not."""
+    """Kernels of every batch, prefill or decode: each tile that may be chosen, split or not."""
     found: list[KernelSpec] = []
     for window, cache in product(attention.windows, caches):
         arch_mode: tuple[str, Mode] = ("sm_100", "fp8_kv" if cache == "fp8" else "float")

@@ -1,4 +1,4 @@
-"""Which kernels a model's attention needs on sm_90, for any batch. No CuTe in here.
+"""Kernels that a model's attention needs on sm_90, for any batch. No CuTe in here.
 
 Steps that only decode have them, with a cache of the model's dtype; all else is vLLM's own.
 """
@@ -19,7 +19,7 @@ _LENGTHS = [1 << power for power in range(21)]  # keys, between which no choice 
 def decode_kernels(
     attention: Attention, dtype: Dtype, *, page_size: int = PAGE_SIZE, sms: int = SMS
 ) -> dict[KernelSpec, list[str]]:
-    """Those of every batch and every length; none for attention that the kernel does not take."""
+    """Kernels of every batch and every length; none for attention that the kernel does not take."""
     group = attention.query_heads // attention.kv_heads
     if attention.head_dim not in HEAD_DIMS["sm_90", "float"] or group > MAX_GROUP:
         return {}  # served by another backend of vLLM's, as it says at start
@@ -44,7 +44,7 @@ def decode_spec(tile: DecodeTile, variant: Variant) -> KernelSpec:
 
 
 def _tiles(attention: Attention, group: int, window: int, sms: int) -> list[DecodeTile]:
-    """Of all batches that leave room on the GPU, and of one that does not."""
+    """Tiles of all batches that leave room on the GPU, and of one that does not."""
     head_dim = attention.head_dim
     unsplit = DecodeTile(head_dim, group).resident * sms  # sequences, which fill the GPU
     lengths = sorted({min(most, window or most) for most in _LENGTHS}, reverse=True)

@@ -1,4 +1,4 @@
-"""Which kernels a model's linear layers need on sm_100, and their inputs. No CuTe in here."""
+"""Kernels that a model's linear layers and their inputs need on sm_100. No CuTe in here."""
 
 from typing import Literal
 
@@ -46,7 +46,7 @@ def block_scaled_kernels(
 def quantize_kernels(
     dtype: Dtype, k: int, max_tokens: int, per_token: bool, sms: int = SMS
 ) -> list[KernelSpec]:
-    """Those that quantise rows of ``k`` elements; all that plain layers take their input from."""
+    """Kernels that quantise rows of ``k`` elements: the input of every plain layer."""
     tokens = range(1, max_tokens + 1)
     tiles = [choose_quantize(m, k, _ELEMENT_SIZE, per_token, sms) for m in tokens]
     target = "nvfp4_kernels.quantize.sm100:QuantizeSm100"
@@ -67,7 +67,7 @@ def _product_kernels(
 
 
 def layer_epilogue(layer: Layer, dtype: Dtype, per_token: bool) -> EpilogueConfig:
-    """What becomes of a layer's accumulators."""
+    """Epilogue of a layer's product."""
     bias = dtype if layer.bias else ""
     return EpilogueConfig(dtype, shards=layer.shards, bias=bias, row_scale=per_token)
 

@@ -1,4 +1,4 @@
-"""Which kernels a model's linear layers need on sm_90, for any number of tokens. No CuTe in here.
+"""Kernels that a model's linear layers need on sm_90, for any number of tokens. No CuTe in here.
 
 Weights alone are quantised there, so that no kernel prepares inputs.
 """
@@ -33,7 +33,7 @@ def weight_only_kernels(
 
 
 def weight_only_epilogue(layer: Layer, dtype: Dtype) -> EpilogueConfig:
-    """What becomes of a layer's accumulators."""
+    """Epilogue of a layer's product."""
     bias = dtype if layer.bias else ""
     return EpilogueConfig(act=dtype, dtype=dtype, shards=layer.shards, bias=bias)
 

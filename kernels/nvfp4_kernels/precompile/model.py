@@ -1,4 +1,4 @@
-"""What kernels have to serve: a model's linear and attention layers, on one GPU."""
+"""Model as kernels see it: linear and attention layers on one GPU."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -54,7 +54,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Model:
-    """What kernels have to serve.
+    """Layers that kernels have to serve.
 
     Attributes:
         name: of the model, for tables.

@@ -1,4 +1,4 @@
-"""Which kernels run between a model's products on sm_90, for any number of tokens. No CuTe in here.
+"""Kernels between a model's products on sm_90, for any number of tokens. No CuTe in here.
 
 Norms with a residual, and rotary embeddings.
 """
@@ -13,7 +13,7 @@ from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE
 
 
 def small_kernels(hidden: int, attention: Attention, dtype: Dtype) -> dict[KernelSpec, list[str]]:
-    """Those that take a model's sizes; what they do not take, vLLM runs by itself.
+    """Kernels that take a model's sizes; vLLM runs by itself what they do not take.
 
     Args:
         hidden: elements of a token between layers.

@@ -52,7 +52,7 @@ def rms_norm_quantize(
 def rms_norm_quantize_per_token(
     x: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``rms_norm_quantize``, with one global scale per row, taken from the normalised row.
+    """Variant of ``rms_norm_quantize`` with one global scale per row, taken from the row itself.
 
     Returns:
         ``data``, ``scales``, and ``row_scale`` float32 ``(..., M)``.
@@ -90,7 +90,7 @@ def add_rms_norm_quantize(
 def add_rms_norm_quantize_per_token(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As ``add_rms_norm_quantize``, with one global scale per row, taken from the normalised row.
+    """Variant of ``add_rms_norm_quantize`` with one global scale per row, taken from the row.
 
     Returns:
         ``data``, ``scales``, ``row_scale`` float32 ``(..., M)``, and the new residual.

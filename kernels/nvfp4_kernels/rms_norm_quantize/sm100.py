@@ -40,7 +40,7 @@ from nvfp4_kernels.rms_norm_quantize.choose import choose_config
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is read, and the residual that is written; ``stride`` counts elements between rows."""
+    """Rows to read, and the residual to write; ``stride`` counts elements between rows."""
 
     x: cute.Pointer
     residual: cute.Pointer

@@ -1,4 +1,4 @@
-"""Arriving at mbarriers for a warp."""
+"""Arrivals of a warp at mbarriers."""
 
 import cutlass.cute as cute
 from cutlass import Array, Boolean

@@ -16,7 +16,7 @@ _SWIZZLE_128B = 1
 
 
 def descriptor(rows: Array) -> Int64:
-    """Of rows of 128 bytes of K, swizzled, that start at a multiple of 1024 bytes."""
+    """Shared-memory descriptor of swizzled rows of 128 bytes, at a multiple of 1024 bytes."""
     address = Int64(rows.data_ptr().toint()) >> 4 & 0x3FFF
     return address | (_SWIZZLE_128B << 62 | _STRIDE << 32 | 1 << 16)
 

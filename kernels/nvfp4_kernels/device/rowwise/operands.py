@@ -1,4 +1,4 @@
-"""What the host hands to a kernel: rows to read, memory to write."""
+"""Host side of row-wise kernels: rows to read, memory to write."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""From rows in registers to NVFP4 in memory."""
+"""Quantisation of rows in registers to NVFP4 in memory."""
 
 import functools
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from nvfp4_kernels.device.rowwise.reduction import largest, reduce_row
 
 @dataclass(frozen=True)
 class Output:
-    """Where the result goes.
+    """Destination of the result.
 
     Attributes:
         data: bytes of codes.

@@ -1,4 +1,4 @@
-"""Where a thread finds its blocks, and where it puts them."""
+"""Positions of a thread's blocks, and loads and stores of them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +80,7 @@ def output_pointers() -> tuple[Any, Any, Any]:
 
 
 def steps_ahead(element: type[cutlass.Numeric], inputs: int) -> int:
-    """How many steps a thread loads ``inputs`` blocks each for, before it uses the first."""
+    """Number of steps that a thread loads ``inputs`` blocks each for, before it uses the first."""
     return max(1, LOADED_WORDS // (inputs * BLOCK * element.width // 32))
 
 

@@ -1,4 +1,4 @@
-"""How the threads of a CTA are laid over rows, and which layout fits a problem. No CuTe in here.
+"""Layout of a CTA's threads over rows, and its choice for a problem. No CuTe in here.
 
 A thread takes a whole block of 16 elements, so that a block needs no other thread: 32 bytes of a
 16-bit type are one load of Blackwell's (PTX ISA, "ld", .v8), and its codes are one store of 8.
@@ -23,7 +23,7 @@ HELD_WORDS, MAX_HELD_WORDS = 36, 51  # that it keeps of its rows between two pas
 
 @dataclass(frozen=True)
 class RowTile:
-    """What one CTA reads at a time: ``slots`` × ``blocks``.
+    """Extent of what one CTA reads at a time: ``slots`` × ``blocks``.
 
     Attributes:
         slots: rows of a warp, 1, 2, 4 or 8; they are the rows of the CTA.
@@ -61,7 +61,7 @@ class RowTile:
 
 
 def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
-    """For kernels that need no more of a row than one block at a time. Pure.
+    """Layout for kernels that need no more of a row than one block at a time. Pure.
 
     8 TB/s times a microsecond is 54 KB in flight per SM: 1024 threads with 64 bytes each. A thread
     of many rows loads 128 bytes before it waits; with few rows it takes one block, in small CTAs,
@@ -83,7 +83,7 @@ def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
 
 
 def choose_whole_rows(m: int, k: int, words: int, sms: int) -> RowTile:
-    """For kernels that look at a whole row before they write any of it. Pure.
+    """Layout for kernels that look at a whole row before they write any of it. Pure.
 
     The row stays in registers meanwhile, so one CTA has to hold it. 8 warps with 36 registers of
     rows each leave room for two or three CTAs on an SM, of which one can load while another stores:

@@ -1,4 +1,4 @@
-"""Which tile a product gets: the one with the least estimated time. Pure, and no CuTe.
+"""Chooser of the GEMM's tile: the one with the least estimated time. Pure, and no CuTe.
 
 The estimate counts cycles of one SM. Rates are B200's: 16384 multiply-accumulates of NVFP4 per SM
 and cycle, 64 bytes from L2 per SM, 7.2 TB/s of memory at 1.85 GHz for the chip. The rest was fitted
@@ -90,7 +90,7 @@ def candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, Epi
 
 @functools.cache
 def _candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, EpilogueConfig]]:
-    """Of at most ``m`` tokens, which are the N side; of many if that is 0."""
+    """Candidates for at most ``m`` tokens, swap_ab; for many tokens if ``m`` is 0."""
     tiles = _GATE_UP if problem.weights == 2 else _REGULAR
     if problem.m:
         tiles = [replace(t, weights=problem.weights) for t in _SWAP_AB if t.columns >= problem.m]

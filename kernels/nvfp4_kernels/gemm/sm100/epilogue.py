@@ -1,4 +1,4 @@
-"""The epilogue warps: from accumulators to the result."""
+"""Epilogue warps: from accumulators to the result."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,7 @@ from cutlass import Array, Boolean, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.gemm.sm100.barriers import Barriers
 from nvfp4_kernels.gemm.sm100.result import Chunk, OutputTensor
 from nvfp4_kernels.gemm.sm100.scaling import Scaling, ScalingOperands
 from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, tile_coord
@@ -55,13 +56,12 @@ class Epilogue:
         operands: ScalingOperands,
         result: OutputTensor,
         scratch: Scratch,
-        acc_full: Array,
-        acc_empty: Array,
+        barriers: Barriers,
         tensor: Int32,
         state: SchedulerState,
         warp: Int32,
     ) -> None:
-        """All tiles; then waits until its shared memory and barriers may go."""
+        """Finish all tiles, then wait until this CTA's shared memory and barriers may go."""
         tile, output = self.tile, self.output
         scaling, split = Scaling(tile, output), SplitK(tile)
         store = (Nvfp4Store if output.dtype == "nvfp4" else Store)(tile, output)
@@ -79,7 +79,7 @@ class Epilogue:
             own = scaling.row_scaling(operands, result, row, coord)
             scaling.stage_columns(operands, result, scratch.vectors, column, coord, lane)
             accumulator = index % tile.accumulators
-            wait(acc_full.subview(accumulator), index // tile.accumulators)
+            wait(barriers.acc_full.subview(accumulator), index // tile.accumulators)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             source = lanes + accumulator * tile.accumulator_stride
             if cutlass.const_expr(tile.split_k > 1):
@@ -93,7 +93,7 @@ class Epilogue:
                     sums = self._sums(source, scratch.partials, state.rank, here, warp, lane)
                     last = start + LOAD_COLUMNS >= self.chunk
                     if cutlass.const_expr(last and number == self._last_shared(chunks)):
-                        self._release(acc_empty.subview(accumulator), leader)
+                        self._release(barriers.acc_empty.subview(accumulator), leader)
                     values += scaling.apply(sums, own, scratch.vectors, here)
                 chunk = Chunk(row, column + offset, coord.batch, index * chunks + number)
                 store.put(result, scratch.slots, chunk, values, leader)
@@ -115,7 +115,7 @@ class Epilogue:
         return backwards + accumulator * (forwards - backwards)
 
     def _last_shared(self, chunks: int) -> int:
-        """The chunk after which the next tile's MMAs may start."""
+        """Chunk after which the next tile's MMAs may start."""
         tile = self.tile
         if tile.overlap == 0 or tile.accumulators == 1 or tile.split_k > 1:
             return chunks - 1
@@ -123,7 +123,7 @@ class Epilogue:
 
     @cute.jit
     def _release(self, acc_empty: Array, leader: Boolean) -> None:
-        """Tells the tile's first CTA, whose thread issues the MMAs."""
+        """Release the accumulator to the tile's first CTA, whose thread issues the MMAs."""
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if leader:
@@ -142,7 +142,7 @@ class Epilogue:
         warp: Int32,
         lane: Int32,
     ) -> list[Vector]:
-        """The next columns of every product."""
+        """Load the next columns of every product."""
         tile, count = self.tile, min(LOAD_COLUMNS, self.chunk)
         if partials is not None:
             split, columns = SplitK(tile), range(column, column + count)

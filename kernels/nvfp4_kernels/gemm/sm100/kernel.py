@@ -1,13 +1,4 @@
-"""The block-scaled GEMM of sm_100: one kernel for products of NVFP4 activations and weights.
-
-Six warps: four epilogue warps, of which the first also holds the tensor memory, one that issues
-MMAs, one that issues loads.
-
-    loads  --full-->  MMA  --ready-->  epilogue
-           <-empty--       <-drained-
-
-Each arrow is an mbarrier per stage of operands, or per accumulator; the roles say who arrives.
-"""
+"""The block-scaled GEMM of sm_100: one kernel for products of NVFP4 activations and weights."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +13,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.gemm.shards import ShardEnds
+from nvfp4_kernels.gemm.sm100.barriers import init_barriers, mbarriers, shared_barriers
 from nvfp4_kernels.gemm.sm100.epilogue import Epilogue, Scratch
 from nvfp4_kernels.gemm.sm100.loader import TmaLoader
 from nvfp4_kernels.gemm.sm100.mma import Mma
@@ -51,7 +43,7 @@ class GemmArguments(NamedTuple):
     Attributes:
         x, sfx: activations, bytes [batch, m, k/2], and their blocked scales.
         w1, sfw1: a weight, bytes [weight_batch, n, k/2], and its blocked scales.
-        w2, sfw2: those of a pair's second weight, else the first's.
+        w2, sfw2: those of the up projection where w1 is the gate, else w1's.
         out: result [batch, m, n].
         sf_out, out_scale: of an NVFP4 result, its blocked scales and its global scale.
         alpha, row_scale, bias, shard_ends: see ``ScalingOperands``.
@@ -83,7 +75,20 @@ class GemmArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockScaledGemm:
-    """One compiled variant."""
+    """One compiled variant of the warp-specialised, persistent GEMM.
+
+    | warps | role | pipelines |
+    |---|---|---|
+    | 0–3 | ``Epilogue``; warp 0 also allocates tensor memory | consumes accumulators |
+    | 4 | ``Mma``, in the first CTA of each tile | consumes operands, produces accumulators |
+    | 5 | ``TmaLoader`` | produces operands |
+
+        TmaLoader  --full-->   Mma  --acc_full-->   Epilogue
+                   <--empty--       <--acc_empty--
+
+    ``Barriers`` has the arrive counts. With split K, epilogue warps of the cluster's CTAs exchange
+    partial sums through ``Partials``.
+    """
 
     tile: Tile
     output: EpilogueConfig
@@ -128,7 +133,7 @@ class BlockScaledGemm:
         )
 
     def _maps(self, data: cute.Pointer, scales: cute.Pointer, extent: Extent, n_side: bool) -> Maps:
-        """Boxes of what one of the CTAs that share an operand loads."""
+        """Tensor maps whose boxes are what one of the CTAs that share an operand loads."""
         tile = self.tile
         rows = tile.b_rows // tile.sharers_b if n_side else CTA_ROWS // tile.cluster_n
         atoms = tile.atoms_n if n_side else 1
@@ -160,14 +165,13 @@ class BlockScaledGemm:
         arguments: GemmArguments,
         raster: RasterOrder,
     ) -> None:
-        """Sets up, runs one role per warp, takes down."""
+        """Set up barriers and tensor memory, run one role per warp, tear down."""
         tile, output, stages = self.tile, self.output, self.stages
         group = ptx.CTAGroup.CTA_2 if tile.two_cta else ptx.CTAGroup.CTA_1
         m_side, n_side = self._operands(
             [(map_x, map_sfx)], [(map_w1, map_sfw1), (map_w2, map_sfw2)][: tile.weights]
         )
-        full, empty = self._barriers(stages), self._barriers(stages)
-        acc_full, acc_empty = self._barriers(tile.accumulators), self._barriers(tile.accumulators)
+        barriers = shared_barriers(tile, stages)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         loader, mma = TmaLoader(tile, stages), Mma(tile, stages)
         epilogue = Epilogue(tile, output)
@@ -179,12 +183,7 @@ class BlockScaledGemm:
             ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)
             ptx.tcgen05_relinquish_alloc_permit(group=group)
         if warp == MMA_WARP and ptx.elect_sync():
-            for stage in cutlass.range_constexpr(stages):
-                ptx.mbarrier_init(full.subview(stage), 1)
-                ptx.mbarrier_init(empty.subview(stage), loader.empty_arrivals)
-            for accumulator in cutlass.range_constexpr(tile.accumulators):
-                ptx.mbarrier_init(acc_full.subview(accumulator), 1)
-                ptx.mbarrier_init(acc_empty.subview(accumulator), EPILOGUE_WARPS * tile.ctas)
+            init_barriers(barriers, tile, stages)
             if cutlass.const_expr(tile.split_k > 1):
                 for each in cutlass.range_constexpr(EPILOGUE_WARPS):
                     ptx.mbarrier_init(
@@ -199,10 +198,10 @@ class BlockScaledGemm:
         state = scheduler_state(tile, raster, arguments.k, arguments.weight_batch, rank)
         if warp == LOAD_WARP:
             if ptx.elect_sync():
-                loader.run(m_side, n_side, full, empty, state)
+                loader.run(m_side, n_side, barriers, state)
         elif warp == MMA_WARP:
             if rank % tile.ctas == 0:
-                mma.run(m_side, n_side, full, empty, acc_full, acc_empty, tensor.load(), state)
+                mma.run(m_side, n_side, barriers, tensor.load(), state)
         else:
             scaling = ScalingOperands(
                 arguments.alpha, arguments.shard_ends, arguments.row_scale, arguments.bias
@@ -212,9 +211,9 @@ class BlockScaledGemm:
                 arguments.m, arguments.n,
             )  # fmt: skip
             scratch = self._scratch(partials, warp)
-            epilogue.run(scaling, result, scratch, acc_full, acc_empty, tensor.load(), state, warp)
+            epilogue.run(scaling, result, scratch, barriers, tensor.load(), state, warp)
 
-        # Nobody exits while a peer may still arrive here, or frees what a peer still reads.
+        # A CTA must not exit while a peer can still signal its barriers or read its tensor memory.
         self._sync()
         if warp == 0:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
@@ -231,22 +230,19 @@ class BlockScaledGemm:
         n_side = [shared_operand(maps, self.stages, tile.b_rows, tile.atoms_n) for maps in n_maps]
         return m_side, n_side
 
-    def _barriers(self, count: int) -> Array:
-        return Array(Int64, count, space=AddressSpace.smem, alignment=8)
-
     def _partials(self) -> Any:
-        """Those of all warps; None without a split."""
+        """Partial sums of all warps in shared memory; None without split K."""
         tile = self.tile
         if tile.split_k == 1:
             return None
         return Partials(
             sums=self._floats(CTA_ROWS * tile.accumulator_columns),
-            partials_full=self._barriers(EPILOGUE_WARPS),
-            partials_empty=self._barriers(EPILOGUE_WARPS),
+            partials_full=mbarriers(EPILOGUE_WARPS),
+            partials_empty=mbarriers(EPILOGUE_WARPS),
         )
 
     def _scratch(self, partials: Any, warp: Int32) -> Scratch:
-        """Of one warp."""
+        """Shared memory of one epilogue warp."""
         tile, output = self.tile, self.output
         if partials is not None:
             partials = Partials(
@@ -271,7 +267,7 @@ class BlockScaledGemm:
         return Array(Float32, count, space=AddressSpace.smem, alignment=128)
 
     def _sync(self) -> None:
-        """All threads of the cluster."""
+        """Barrier over all threads of the cluster."""
         if self.tile.cluster > 1:
             ptx.barrier_cluster_arrive()
             ptx.barrier_cluster_wait()

@@ -1,4 +1,4 @@
-"""The load warp: brings the operands of every step of every tile into shared memory."""
+"""TMA producer warp: loads the operands of every K step of every tile into shared memory."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.gemm.sm100.barriers import Barriers
 from nvfp4_kernels.gemm.sm100.operands import Operand
 from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, TileCoord, tile_coord
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
@@ -17,33 +18,20 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, CTA_ROWS
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of one thread. CTAs of a cluster that share an operand load a slice of it each.
-
-    | barrier | arrivals | by |
-    |---|---|---|
-    | ``full[stage]``, in a pair the first CTA's | 1 and its bytes | every copy into the pair |
-    | ``empty[stage]`` | tiles that read what this CTA loads | their commits |
-    """
+    """Role of one thread. CTAs of a cluster that share an operand load a slice of it each."""
 
     tile: Tile
     stages: int
-
-    @property
-    def empty_arrivals(self) -> int:
-        """Tiles of the cluster whose MMAs read what one CTA has loaded."""
-        tile = self.tile
-        return 1 if tile.split_k > 1 else tile.cluster_n + tile.cluster_m // tile.ctas - 1
 
     @cute.jit
     def run(
         self,
         m_side: list[Operand],
         n_side: list[Operand],
-        full: Array,
-        empty: Array,
+        barriers: Barriers,
         state: SchedulerState,
     ) -> None:
-        """All tiles; then waits until nobody will arrive at this CTA's barriers any more."""
+        """Load all tiles, then drain: wait for the last release of every stage."""
         tile, stages = self.tile, self.stages
         weights = m_side if tile.swap_ab else n_side
         self._prefetch(weights, state)
@@ -55,8 +43,8 @@ class TmaLoader:
             for step in cutlass.range(state.k_steps, unroll=1):
                 count = index * state.k_steps + step
                 stage, turn = count % stages, count // stages
-                wait(empty.subview(stage), turn - 1)
-                barrier = full.subview(stage)
+                wait(barriers.empty.subview(stage), turn - 1)
+                barrier = barriers.full.subview(stage)
                 if leads:
                     ptx.mbarrier_arrive_expect_tx(barrier, tile.stage_bytes * tile.ctas)
                 for operand in m_side:
@@ -67,11 +55,11 @@ class TmaLoader:
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(stages):
             count = state.num_tiles * state.k_steps + last
-            wait(empty.subview(count % stages), count // stages - 1)
+            wait(barriers.empty.subview(count % stages), count // stages - 1)
 
     @cute.jit
     def _prefetch(self, weights: list[Operand], state: SchedulerState) -> None:
-        """Asks L2 for the first tile's weights, which no kernel before this one is writing.
+        """Prefetch the first tile's weights into L2: no kernel before this one writes them.
 
         A prefetch reads nothing that could be stale, so that it may come before the wait.
         """
@@ -112,7 +100,7 @@ class TmaLoader:
         stage: Int32,
         full: Array,
     ) -> None:
-        """This CTA's slice of its M operand, for all CTAs in its row of the cluster."""
+        """Load this CTA's slice of its M operand, for all CTAs in its row of the cluster."""
         tile = self.tile
         mask = mask_of_row(tile, state)
         turn = rank_in_row(tile, state)
@@ -137,9 +125,9 @@ class TmaLoader:
         stage: Int32,
         full: Array,
     ) -> None:
-        """This CTA's slice of its N operand, for the CTAs in its column of the cluster.
+        """Load this CTA's slice of its N operand, for the CTAs in its column of the cluster.
 
-        Those of a pair hold different rows, but both hold all of the scales.
+        The two CTAs of a tile hold different rows, but both hold all of the scales.
         """
         tile = self.tile
         turn = rank_in_column(tile, state)
@@ -175,7 +163,7 @@ class TmaLoader:
         full: Array,
         mask: Int16 | None,
     ) -> None:
-        """One copy; in a pair, its bytes count on the first CTA's mbarrier."""
+        """Issue one copy; with two CTAs to a tile, its bytes count on the first CTA's mbarrier."""
         ptx.cp_async_bulk_tensor_shared_cluster_global(
             target,
             tensor_map.get_ptr(),
@@ -191,17 +179,17 @@ class TmaLoader:
 
 
 def rank_in_row(tile: Tile, state: SchedulerState) -> Int32 | int:
-    """Which of the CTAs with the same M operand this is."""
+    """Rank among the CTAs that hold the same M operand."""
     return state.rank // tile.cluster_m if tile.cluster_n > 1 else 0
 
 
 def rank_in_column(tile: Tile, state: SchedulerState) -> Int32 | int:
-    """Which of the CTAs with the same N operand this is."""
+    """Rank among the CTAs that hold the same N operand."""
     return state.rank % tile.cluster_m if tile.cluster_m > 1 else 0
 
 
 def mask_of_row(tile: Tile, state: SchedulerState) -> Int16 | None:
-    """CTAs with the same M operand; None if it is this one alone."""
+    """Multicast mask of the CTAs with the same M operand; None if it is this one alone."""
     if tile.cluster_n == 1:
         return None
     row = sum(1 << (tile.cluster_m * n) for n in range(tile.cluster_n))
@@ -209,7 +197,7 @@ def mask_of_row(tile: Tile, state: SchedulerState) -> Int16 | None:
 
 
 def mask_of_column(tile: Tile, state: SchedulerState, same_half: bool) -> Int16 | None:
-    """CTAs with the same N operand; of pairs, those with the same half of it, or both."""
+    """Multicast mask of the CTAs with the same N operand, or the same half of it."""
     each = tile.ctas if same_half else 1
     if tile.cluster_m == each:
         return None
@@ -219,7 +207,7 @@ def mask_of_column(tile: Tile, state: SchedulerState, same_half: bool) -> Int16 
 
 
 def mask_of_readers(tile: Tile, state: SchedulerState) -> Int16 | None:
-    """CTAs that load what this tile's MMAs read: they wait for those MMAs."""
+    """Mask of the CTAs that load what this tile's MMAs read, and wait for those MMAs."""
     if tile.split_k > 1 or tile.cluster == 1:
         return None
     row = sum(1 << (tile.cluster_m * n) for n in range(tile.cluster_n)) * ((1 << tile.ctas) - 1)

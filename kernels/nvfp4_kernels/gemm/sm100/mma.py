@@ -1,4 +1,4 @@
-"""The MMA warp: issues every tcgen05 instruction that writes tensor memory."""
+"""MMA warp: issues every tcgen05 instruction that writes tensor memory."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ from cutlass import Array, Int16, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.gemm.sm100.barriers import Barriers
 from nvfp4_kernels.gemm.sm100.loader import mask_of_readers
 from nvfp4_kernels.gemm.sm100.operands import Operand, data_descriptor
 from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, TileCoord, tile_coord
@@ -28,12 +29,8 @@ from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 class Mma:
     """Role of one warp of each tile's first CTA: one of its threads issues.
 
-    The others go round with it: ptxas of CUDA 13.0 crashes on MMAs in a loop of one thread.
-
-    | barrier | arrivals | by |
-    |---|---|---|
-    | ``acc_full[accumulator]``, in each CTA of the tile | 1 | the tile's last commit |
-    | ``acc_empty[accumulator]``, in the tile's first CTA | 4 per CTA | epilogue warps |
+    All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over
+    MMAs.
     """
 
     tile: Tile
@@ -48,30 +45,27 @@ class Mma:
         self,
         m_side: list[Operand],
         n_side: list[Operand],
-        full: Array,
-        empty: Array,
-        acc_full: Array,
-        acc_empty: Array,
+        barriers: Barriers,
         tensor: Int32,
         state: SchedulerState,
     ) -> None:
         tile, stages = self.tile, self.stages
         leader = ptx.elect_sync()  # the same lane throughout: commits track a thread's own work
         readers = mask_of_readers(tile, state)
-        pair = Int16(0b11 << state.rank) if tile.two_cta else None
+        both = Int16(0b11 << state.rank) if tile.two_cta else None
         descriptors = [data_descriptor(o.data) for o in m_side + n_side]
         scale_descriptors = [scale_descriptor(o.scales) for o in m_side + n_side]
 
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
             accumulator = index % tile.accumulators
-            self._acquire_accumulator(acc_empty, index)
+            self._acquire_accumulator(barriers.acc_empty, index)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             target = tensor + accumulator * tile.accumulator_stride
             for step in cutlass.range(state.k_steps, unroll=1):
                 count = index * state.k_steps + step
                 stage = count % stages
-                wait(full.subview(stage), count // stages)
+                wait(barriers.full.subview(stage), count // stages)
                 if leader:
                     self._copy_scales(scale_descriptors, stage, tensor)
                     for part in cutlass.range_constexpr(ATOMS_K):
@@ -85,16 +79,16 @@ class Mma:
                             (step > 0) if part == 0 else True,
                         )
                     ptx.tcgen05_commit(
-                        empty.subview(stage), multicast_mask=readers, group=self.group
+                        barriers.empty.subview(stage), multicast_mask=readers, group=self.group
                     )
             if leader:
                 ptx.tcgen05_commit(
-                    acc_full.subview(accumulator), multicast_mask=pair, group=self.group
+                    barriers.acc_full.subview(accumulator), multicast_mask=both, group=self.group
                 )
 
     @cute.jit
     def _acquire_accumulator(self, acc_empty: Array, index: Int32) -> None:
-        """Until nobody reads what this tile's MMAs are going to overwrite.
+        """Wait until no epilogue reads what this tile's MMAs are going to overwrite.
 
         Accumulators that overlap: until the tile before has given up what they share. Epilogues are
         in order, so that the tile before that has gone then too.
@@ -108,14 +102,14 @@ class Mma:
             wait(acc_empty.subview(index % tile.accumulators), turn - 1)
 
     def _collector(self, product: int) -> ptx.Tcgen05MMACollectorOp | None:
-        """Activations that are the M side stay in the core between the products of a pair."""
+        """Collector hint: activations on the M side stay in the core from gate to up projection."""
         if self.tile.weights == 1 or self.tile.swap_ab:
             return None
         ops = ptx.Tcgen05MMACollectorOp
         return ops.FILL if product == 0 else ops.LASTUSE
 
     def _copy_scales(self, descriptors: list[Int64], stage: Int32, tensor: Int32) -> None:
-        """Shared to tensor memory, replicated for the four warps' lanes (PTX ISA, tcgen05.cp)."""
+        """Copy scales to tensor memory, replicated for four warps' lanes (PTX ISA, tcgen05.cp)."""
         tile = self.tile
         shape, spread = ptx.S2TCopyMode.S2T_32x128b_WARPX4
         column = tile.scale_column
@@ -142,7 +136,7 @@ class Mma:
         coord: TileCoord,
         accumulate: object,
     ) -> None:
-        """One MMA per product: 64 elements of K."""
+        """Issue one MMA per product: 64 elements of K."""
         tile = self.tile
         instruction = ptx.Tcgen05MxOmmaInstrDesc.build(
             a_dtype=cutlass.Float4E2M1FN,

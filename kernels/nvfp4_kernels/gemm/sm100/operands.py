@@ -38,7 +38,7 @@ class Operand:
 
 
 def data_map(data: cute.Pointer, extent: Extent, box_rows: int) -> TensorMap:
-    """Packed E2M1, as bytes: [K/2, rows, batch]; what lies beyond reads as zeros."""
+    """Tensor map of packed E2M1, as bytes: [K/2, rows, batch]; what lies beyond reads as zeros."""
     return create_tensor_map_tiled(
         data.toint(),
         Uint8,
@@ -50,7 +50,7 @@ def data_map(data: cute.Pointer, extent: Extent, box_rows: int) -> TensorMap:
 
 
 def scale_map(scales: cute.Pointer, extent: Extent, box_atoms: int, box_k: int) -> TensorMap:
-    """Atoms of 512 bytes, [atom, row atoms, K atoms, batch]: in shared memory K lies outermost."""
+    """Tensor map of 512-byte atoms, [atom, row atoms, K atoms, batch]: K outermost in a stage."""
     across = cute.ceil_div(extent.k, MMA_K)
     down = cute.ceil_div(extent.rows, ATOM_ROWS)
     units = ATOM_BYTES // 16
@@ -64,7 +64,7 @@ def scale_map(scales: cute.Pointer, extent: Extent, box_atoms: int, box_k: int) 
 
 
 def data_descriptor(data: Array) -> Int64:
-    """Rows of a stage."""
+    """Shared-memory descriptor of a stage's rows."""
     return row_descriptor(data, TILE_BYTES)
 
 

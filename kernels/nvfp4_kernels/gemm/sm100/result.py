@@ -1,4 +1,4 @@
-"""The result in global memory, and where in it a thread's values belong."""
+"""Result in global memory, and the part of it that a thread writes."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where a thread's values belong.
+    """Position of a thread's values in the result.
 
     Attributes:
         row, column: of the first value, along the M and the N side.

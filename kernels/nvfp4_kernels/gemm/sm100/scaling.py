@@ -1,4 +1,4 @@
-"""From sums of products to the result's float32 values."""
+"""Scaling of accumulators to the result's float32 values: alpha, row scales, SiLU-mul, bias."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 @dataclass(frozen=True)
 class ScalingOperands:
-    """What the sums are multiplied with, and what is added, in global memory.
+    """Factors and bias in global memory.
 
     Attributes:
         alpha: float32 [shards]: of the weights' rows, or of each product of a pair.
@@ -34,7 +34,7 @@ class ScalingOperands:
 
 @dataclass(frozen=True)
 class RowScaling:
-    """A thread's own: a factor for each product, and a bias."""
+    """Factors for each product and the bias of one thread's row."""
 
     scales: list[Float32]
     bias: Float32
@@ -42,7 +42,7 @@ class RowScaling:
 
 @dataclass(frozen=True)
 class Scaling:
-    """value = sum · alpha · row_scale, then silu(gate) · up of a pair, then + bias.
+    """Epilogue formula: value = sum · alpha · row_scale, then silu(gate) · up, then + bias.
 
     What goes along the accumulator's rows is a thread's own; what goes along its columns is staged
     in shared memory, a copy for each warp.
@@ -55,7 +55,7 @@ class Scaling:
     def row_scaling(
         self, operands: ScalingOperands, result: OutputTensor, row: Int32, coord: TileCoord
     ) -> RowScaling:
-        """For a row of the M side."""
+        """Load the factors and the bias of one row of the M side."""
         tile, output = self.tile, self.output
         alpha = Array(operands.alpha, shape=(1,))
         bias = Float32(0.0)
@@ -87,7 +87,7 @@ class Scaling:
         coord: TileCoord,
         lane: Int32,
     ) -> None:
-        """Puts what goes along the columns into this warp's shared memory, a lane per column."""
+        """Stage what goes along the columns in this warp's shared memory, a lane per column."""
         tile, output = self.tile, self.output
         if cutlass.const_expr(output.column_vectors(tile) > 0):
             ptx.bar_warp_sync(cute.arch.FULL_MASK)  # the tile before has been read
@@ -111,7 +111,7 @@ class Scaling:
     def apply(
         self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
     ) -> list[Float32]:
-        """The result's values of ``column`` and those after it, from each product's sums."""
+        """Form the result's values of ``column`` and those after it, from each product's sums."""
         tile, output = self.tile, self.output
         products = [s * scale for s, scale in zip(sums, row.scales, strict=True)]
         along = [
@@ -133,7 +133,7 @@ class Scaling:
         return Float32(Array(operands.bias, shape=(1,)).load(n))
 
     def _shard(self, operands: ScalingOperands, n: Int32) -> Int32:
-        """Which shard a row of the weights belongs to."""
+        """Index of the shard that a row of the weights belongs to."""
         shard = Int32(0)
         for end in operands.ends[: self.output.shards - 1]:
             shard += Int32(n >= end)

@@ -1,4 +1,4 @@
-"""Which tiles a cluster computes, one after the other."""
+"""Tile scheduler: which tiles a cluster computes, in which raster order."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class TileCoord:
 
 @dataclass(frozen=True)
 class RasterOrder:
-    """The order of all tiles; made on the host, since dividing takes a GPU a hundred cycles.
+    """Raster order of all tiles; divisors come from the host, as dividing takes a hundred cycles.
 
     Attributes:
         across_m, across_n: clusters of tiles along either side.
@@ -43,7 +43,7 @@ class RasterOrder:
 
 @dataclass(frozen=True)
 class SchedulerState:
-    """What one CTA does.
+    """Tiles and part of K of one CTA.
 
     Attributes:
         first: number of its cluster's first tile; the others follow ``tile_stride``.
@@ -75,7 +75,7 @@ def clusters_across(rows: Int32, tile_rows: int, in_cluster: int) -> Int32:
 
 @cute.jit
 def raster_order(across_m: Int32, across_n: Int32, batch: Int32, clusters: Int32) -> RasterOrder:
-    """For a grid of ``clusters``."""
+    """Raster order for a grid of ``clusters``."""
     tiles = across_m * across_n * batch
     return RasterOrder(
         across_m=across_m,
@@ -115,7 +115,7 @@ def scheduler_state(
 
 @cute.jit
 def tile_coord(tile: cutlass.Constexpr, state: SchedulerState, index: Int32) -> TileCoord:
-    """Where one of this CTA's tiles lies: down groups of ``GROUP`` of the M side."""
+    """Coordinates of one of this CTA's tiles: down groups of ``GROUP`` of the M side."""
     number = state.first + index * state.tile_stride
     raster = state.raster
     batch, number = divmod(number, raster.matrix)

@@ -1,4 +1,4 @@
-"""Adding up the parts of a split K, between the CTAs of a cluster."""
+"""Split K: reduction of partial sums between the CTAs of a cluster."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
 @dataclass(frozen=True)
 class Partials:
-    """Shared memory of a split.
+    """Partial sums in shared memory, and their barriers.
 
     Attributes:
         sums: float32 [from, product, column / width, row, width] of the columns that this CTA
@@ -31,7 +31,7 @@ class Partials:
 
 @dataclass(frozen=True)
 class SplitK:
-    """Every CTA of the cluster finishes its share of the columns, for all of them.
+    """Reduction in which every CTA of the cluster finishes its share of the columns.
 
     Each warp exchanges with the same warp of the other CTAs.
 
@@ -50,7 +50,7 @@ class SplitK:
 
     @property
     def arrivals(self) -> tuple[int, int]:
-        """Of ``partials_full`` and of ``partials_empty``."""
+        """Arrive counts of ``partials_full`` and ``partials_empty``."""
         others = self.tile.split_k - 1
         return 32 * others, others
 
@@ -58,7 +58,7 @@ class SplitK:
     def exchange(
         self, partials: Partials, source: Int32, rank: Int32, index: Int32, warp: Int32, lane: Int32
     ) -> None:
-        """Sends the accumulators at ``source`` to whom they belong; waits for one's own."""
+        """Send the accumulators at ``source`` to those who finish them; wait for this CTA's."""
         tile, width = self.tile, self.width
         wait(partials.partials_empty, index - 1, CLUSTER)
         for distance in cutlass.range_constexpr(1, tile.split_k):
@@ -74,7 +74,7 @@ class SplitK:
         wait(partials.partials_full, index, CLUSTER)
 
     def load(self, source: Int32, product: int, column: Int32 | int, count: int) -> Vector:
-        """``count`` columns of one product's accumulator at ``source``."""
+        """Load ``count`` columns of one product's accumulator at ``source``."""
         values = ptx.tcgen05_ld(
             ptx.Tcgen05LdStShape.SHAPE_32X32B,
             tensor_pointer(source + product * self.tile.columns + column),
@@ -93,7 +93,7 @@ class SplitK:
         warp: Int32,
         lane: Int32,
     ) -> Vector:
-        """Columns of this CTA's share: its own part, then those of the others.
+        """Sums of this CTA's columns: its own part, then those of the others.
 
         Always in the same order, whoever came first.
         """
@@ -110,17 +110,17 @@ class SplitK:
 
     @cute.jit
     def release(self, partials: Partials, rank: Int32, lane: Int32) -> None:
-        """Lets every other CTA send its parts of the next tile."""
+        """Release this CTA's partial sums: the others may send those of the next tile."""
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if lane < self.tile.split_k and lane != rank:
             ptx.mbarrier_arrive(ptx.mapa(partials.partials_empty, lane), scope=ptx.MemScope.CLUSTER)
 
     def finish(self, partials: Partials, tiles: Int32) -> None:
-        """Until nobody will arrive at this CTA's barriers any more."""
+        """Drain: wait until no peer will arrive at this CTA's barriers any more."""
         wait(partials.partials_empty, tiles - 1, CLUSTER)
 
     def _place(self, source: Int32, product: int, column: int, warp: Int32, lane: Int32) -> Int32:
-        """Lanes side by side, so that neither side has bank conflicts."""
+        """Offset of a thread's values: lanes side by side, free of bank conflicts both ways."""
         tile, width = self.tile, self.width
         first = (source * tile.weights + product) * tile.split_columns + column
         return first * CTA_ROWS + (warp * WARP_ROWS + lane) * width

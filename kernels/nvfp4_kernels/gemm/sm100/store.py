@@ -1,4 +1,4 @@
-"""How finished values leave: a chunk of columns of one row per thread."""
+"""Stores of finished values: a chunk of columns of one row per thread."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 @dataclass(frozen=True)
 class Store:
-    """Writes chunks. Each warp stores the 32 rows that it reads, and waits for no other.
+    """Store of chunks: each warp stores the 32 rows that it reads, and waits for no other.
 
     Rows and columns beyond the result are left out.
     """
@@ -32,7 +32,7 @@ class Store:
         values: list[Float32],
         leader: Boolean,
     ) -> None:
-        """One chunk of float32 values, one row (or, swapped, one weight row) per thread."""
+        """Store one chunk of float32 values: one row (swap_ab: one weight row) per thread."""
         if cutlass.const_expr(self.tile.swap_ab):
             self._columns(result, chunk, values)
         elif cutlass.const_expr(self.output.store == "tma"):
@@ -42,7 +42,7 @@ class Store:
 
     @cute.jit
     def finish(self, leader: Boolean) -> None:
-        """Until shared memory may go: the boxes have been read."""
+        """Drain: wait until TMA has read every box, so that shared memory may go."""
         if cutlass.const_expr(self.output.store == "tma"):
             if leader:
                 ptx.cp_async_bulk_wait_group(0, read=True)
@@ -56,7 +56,7 @@ class Store:
         values: list[Float32],
         leader: Boolean,
     ) -> None:
-        """Through a ring of boxes of 32 rows × 128 bytes, each swizzled against bank conflicts."""
+        """Store through a ring of boxes of 32 rows × 128 bytes, swizzled against bank conflicts."""
         dtype = TYPES[self.output.dtype]
         columns = self.output.store_columns
         piece = 128 // dtype.width  # elements in 16 bytes
@@ -77,7 +77,7 @@ class Store:
 
     @cute.jit
     def _rows(self, result: OutputTensor, chunk: Chunk, values: list[Float32]) -> None:
-        """Straight from registers, 16 bytes or one element at a time."""
+        """Store straight from registers, 16 bytes or one element at a time."""
         dtype = TYPES[self.output.dtype]
         piece = 128 // dtype.width if self.output.store == "vector" else 1
         data = Array(result.data, shape=(1,))
@@ -93,7 +93,7 @@ class Store:
 
     @cute.jit
     def _columns(self, result: OutputTensor, chunk: Chunk, values: list[Float32]) -> None:
-        """A thread's values belong to one weight row and consecutive tokens: lanes coalesce."""
+        """Store one weight row and consecutive tokens per thread: lanes coalesce."""
         dtype = TYPES[self.output.dtype]
         data = Array(result.data, shape=(1,))
         start = (Int64(chunk.batch) * result.m + chunk.column) * result.n + chunk.row

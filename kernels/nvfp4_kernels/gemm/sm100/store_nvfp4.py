@@ -1,4 +1,4 @@
-"""Results that leave as NVFP4: quantised from the float32 values, for the next product."""
+"""Stores of NVFP4 results, quantised from the float32 values for the next product."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K, WARP
 
 @dataclass(frozen=True)
 class Nvfp4Store:
-    """Writes chunks of 64 columns of a row; or, swapped, of tokens of a weight row."""
+    """Store of chunks of 64 columns of a row; with swap_ab, of tokens of a weight row."""
 
     tile: Tile
     output: EpilogueConfig
@@ -37,13 +37,13 @@ class Nvfp4Store:
             self._rows(result, chunk, values, scale)
 
     def finish(self, leader: Boolean) -> None:
-        """Nothing is under way."""
+        """Drain nothing: plain stores are complete at exit."""
 
     @cute.jit
     def _rows(
         self, result: OutputTensor, chunk: Chunk, values: list[Float32], scale: GlobalScale
     ) -> None:
-        """A thread's chunk is four blocks of its row, whose scales are one word."""
+        """Store four blocks of a thread's row, whose scales are one word."""
         data = Array(result.data, shape=(1,))
         inside = chunk.row < result.m
         left = result.n - chunk.column if inside else Int32(0)
@@ -78,7 +78,7 @@ class Nvfp4Store:
         values: list[Float32],
         scale: GlobalScale,
     ) -> None:
-        """A block runs across lanes: turned in shared memory, so that a thread has all of it."""
+        """Transpose in shared memory: a block runs across lanes, and one thread needs all of it."""
         lane = cute.arch.lane_idx()
         ptx.bar_warp_sync(cute.arch.FULL_MASK)  # the chunk before has been read
         for token in cutlass.range_constexpr(len(values)):
@@ -108,7 +108,7 @@ class Nvfp4Store:
 
     @cute.jit
     def _pad(self, result: OutputTensor, chunk: Chunk, across: Int32) -> None:
-        """Zeros for the tokens that the atoms have beyond the last one."""
+        """Zero the scales of the tokens that the atoms have beyond the last one."""
         lane = cute.arch.lane_idx()
         down = cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
         if chunk.column < result.m and chunk.column + self.tile.split_columns >= result.m:
@@ -123,13 +123,13 @@ class Nvfp4Store:
 
 
 def quantized(values: list[Float32], scale: GlobalScale) -> Block:
-    """16 values, their scale from their own maximum."""
+    """Block of 16 values with the scale of their own maximum."""
     block = Vector.from_elements(tuple(values), Float32)
     return quantize(block, amax(block), scale)
 
 
 def scale_offset(result: OutputTensor, batch: Int32, row: Int32, block: Int32) -> Int64:
-    """Byte of a scale in the blocked layout, see ``nvfp4``."""
+    """Byte offset of a scale in the blocked layout, see ``nvfp4``."""
     across = cute.ceil_div(result.n, MMA_K)
     down = cute.ceil_div(result.m, ATOM_ROWS)
     atom = (Int64(batch) * down + row // ATOM_ROWS) * across + block // 4

@@ -1,8 +1,8 @@
-"""What a CTA of the block-scaled GEMM computes at a time, and where it keeps it. No CuTe in here.
+"""Tile of the block-scaled GEMM: shared and tensor memory of a CTA. No CuTe in here.
 
 The tensor core multiplies an M side of 128 rows per CTA with an N side of 8 to 256 rows.
-Activations are the M side, or, *swapped*, the N side: few tokens then waste no tensor memory and
-weights stream through the side that is always full.
+Activations are the M side or, with *swap_ab*, the N side: few tokens then waste no tensor memory,
+and weights stream through the side that is always full.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ OutDtype = Literal["bfloat16", "float16", "float32", "nvfp4"]
 
 @dataclass(frozen=True)
 class Tile:
-    """How the work is cut.
+    """Shape of the work of a CTA, a pair of CTAs and a cluster.
 
     Attributes:
         columns: rows of the N side per tile, 8 to 256: columns of the accumulator.
@@ -183,13 +183,13 @@ class Tile:
 
 @dataclass(frozen=True)
 class EpilogueConfig:
-    """What becomes of the accumulators.
+    """Configuration of the epilogue: dtypes, scaling, and the way the result is stored.
 
     Attributes:
         dtype: of the result.
         store: how a result whose rows run along the N side leaves: "tma" for rows of whole 16
             bytes, staged in shared memory; "vector" for the same straight from registers; "element"
-            for any width. A swapped tile has only "element", which there is coalesced.
+            for any width. With swap_ab there is only "element", which is coalesced there.
         shards: factors ``alpha`` along the weights' rows.
         bias: dtype of the bias, "" for none.
         row_scale: whether every token has a factor of its own.
@@ -230,7 +230,7 @@ class EpilogueConfig:
         return slots + vectors + partials
 
     def slot_bytes(self, tile: Tile) -> int:
-        """Of one warp: the store ring, or room to turn blocks of a swapped tile in."""
+        """Bytes of one warp's store ring, or of the room where swap_ab transposes blocks."""
         if self.store == "tma":
             return STORE_SLOTS * WARP_ROWS * STORE_BYTES
         transposed = self.dtype == "nvfp4" and tile.swap_ab

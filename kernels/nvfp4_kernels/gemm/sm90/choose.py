@@ -1,4 +1,4 @@
-"""Which tile a product gets: few tokens by a table, many by an estimate. Pure, and no CuTe.
+"""Chooser of the GEMM's tile: few tokens by a table, many by an estimate. Pure, and no CuTe.
 
 Both were measured on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
 the table by what made a whole layer fastest, the estimate by products alone, where of all tiles
@@ -119,7 +119,7 @@ class Problem:
 def choose_config(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """The tile, and the output with the way its result leaves.
+    """Tile, and epilogue with the way its result is stored.
 
     Args:
         problem: at least one element each way.
@@ -146,7 +146,7 @@ def representative_tokens(most: int) -> list[int]:
 def all_configs(
     n: int, k: int, weights: int, output: EpilogueConfig, max_tokens: int, sms: int = SMS
 ) -> list[tuple[Tile, EpilogueConfig]]:
-    """What ``choose_config`` gives 1 to ``max_tokens`` tokens, each once."""
+    """Distinct choices of ``choose_config`` for 1 to ``max_tokens`` tokens."""
     problems = (Problem(m, n, k, weights) for m in representative_tokens(max_tokens))
     return list(dict.fromkeys(choose_config(problem, output, sms) for problem in problems))
 
@@ -154,7 +154,7 @@ def all_configs(
 def _few_token_config(
     problem: Problem, output: EpilogueConfig, sms: int
 ) -> tuple[Tile, EpilogueConfig]:
-    """As the nearest problem of the table, with as many CTAs of an SM as fit."""
+    """Configuration of the table's nearest problem, with as many CTAs to an SM as fit."""
     tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
     rows, across = (math.ceil(size / TILE) for size in (problem.n, problem.k))
 

@@ -1,4 +1,4 @@
-"""From a weight's fragments in shared memory to the words that ``wgmma`` takes as A.
+"""Dequantisation in registers: fragments in shared memory to the words ``wgmma`` takes as A.
 
 Every product of an E2M1 element and its scale has at most 6 significant bits, exact in bfloat16 and
 float16. What comes out is 2⁻⁷ of the value: an element's bits, put where the exponent ends, are
@@ -37,7 +37,7 @@ def dequantized(
 
 
 def _scales(word: Uint32, odd: int, dtype: ActDtype) -> Uint32:
-    """Those of the upper and the lower row, in the low and the high half."""
+    """Scales of the upper and the lower row, in the low and the high half of a word."""
     turn = 8 * odd
     if dtype == "bfloat16":
         # The grid is one deep, which ptxas cannot know: what it takes for a variable stays in a
@@ -64,7 +64,7 @@ def _pairs(word: Uint32, dtype: ActDtype) -> list[Uint32]:
 
 
 def _rotated(word: Uint32, by: int) -> Uint32:
-    """Left."""
+    """Rotate a word left."""
     if by == 0:
         return word
     if by <= min(TARGETS):

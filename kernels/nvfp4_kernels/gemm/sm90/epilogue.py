@@ -29,7 +29,7 @@ SLOTS = 2
 
 @dataclass(frozen=True)
 class ScalingOperands:
-    """What the sums are multiplied with, and what is added, in global memory.
+    """Factors and bias in global memory.
 
     Attributes:
         alpha: float32 [shards]: of the weight's rows, or of each product of a pair.
@@ -93,7 +93,7 @@ class Epilogue:
         coord: TileCoord,
         group: Int32,
     ) -> None:
-        """Boxes of 64 rows × up to 64 tokens, two of a warpgroup under way."""
+        """Store boxes of 64 rows × up to 64 tokens, two of a warpgroup in flight."""
         tile, dtype = self.tile, TYPES[self.output.dtype]
         box = self.output.box_tokens(tile)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -129,7 +129,7 @@ class Epilogue:
         lane: Int32,
         dtype: Any,
     ) -> None:
-        """16 tokens, or the last 8, of a warp's 16 rows: [token, row] in 16-byte pieces."""
+        """Transpose 16 tokens (or the last 8) of a warp's 16 rows: [token, row], 16-byte pieces."""
         words = []
         count = min(16, self.tile.own_tokens - first)
         for eight in range(0, count, 8):
@@ -156,7 +156,7 @@ class Epilogue:
         coord: TileCoord,
         group: Int32,
     ) -> None:
-        """Through rows of shared memory, a few tokens at a time."""
+        """Store through rows of shared memory, a few tokens at a time."""
         tile = self.tile
         chunk = self.output.chunk(tile)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -188,7 +188,7 @@ class Epilogue:
         state: SchedulerState,
         group: Int32,
     ) -> None:
-        """A share of the rows, its parts added up."""
+        """Store this CTA's share of the rows, the partial sums added up."""
         tile = self.tile
         split = SplitK(tile)
         split.send(sums, parts, state.rank, group)
@@ -231,7 +231,7 @@ class Epilogue:
         return coord.rows * self.tile.rows + group // self.tile.team * TILE
 
     def _first_token(self, coord: TileCoord, group: Int32) -> Int32:
-        """Of those that a warpgroup finishes."""
+        """First token of those that a warpgroup finishes."""
         tile = self.tile
         return coord.tokens * tile.tokens + group % tile.team * tile.own_tokens
 
@@ -269,12 +269,12 @@ class Epilogue:
     # --- meeting ------------------------------------------------------------------------------
 
     def _sync(self, group: Int32) -> None:
-        """The threads of one warpgroup."""
+        """Barrier over the threads of one warpgroup."""
         ptx.barrier_cta_sync(BARRIER + group, thread_count=WARPGROUP)
 
     @cute.jit
     def finish(self) -> None:
-        """Until shared memory may go, or serve otherwise: boxes have been read."""
+        """Drain: wait until TMA has read the boxes, so that shared memory may be reused."""
         if cutlass.const_expr(self.output.boxes):
             if cute.arch.thread_idx()[0] % WARPGROUP == 0:
                 ptx.cp_async_bulk_wait_group(0, read=True)

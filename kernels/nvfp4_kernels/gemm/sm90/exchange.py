@@ -1,4 +1,4 @@
-"""Between the two warpgroups of a pair: from one weight each to half of the tokens each."""
+"""Exchange between the warpgroups of gate and up: one weight each to half of the tokens each."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ FOUR = 4  # floats that move at once
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a warpgroup takes lies where it turns its results afterwards, a box's tokens at a time.
+    """Exchange of fragments through the memory in which the epilogue transposes them later.
 
     Both have the same fragment of the same rows, so that threads of one number deal with each
     other.
@@ -59,13 +59,13 @@ class Exchange:
         return Array(scratch.data_ptr(), shape=(1,), dtype=Float32).subview(group * floats)
 
     def _sync(self) -> None:
-        """The threads of both warpgroups."""
+        """Barrier over the threads of both warpgroups."""
         threads = self.tile.warpgroups * WARPGROUP
         ptx.barrier_cta_sync(BARRIER + self.tile.warpgroups, thread_count=threads)
 
 
 def _place(at: int) -> Int32:
-    """Of a thread's four values: neighbouring threads lie side by side."""
+    """Offset of a thread's four values: neighbouring threads lie side by side."""
     return at * WARPGROUP + cute.arch.thread_idx()[0] % WARPGROUP * FOUR
 
 

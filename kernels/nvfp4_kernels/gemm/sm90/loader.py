@@ -1,4 +1,4 @@
-"""The load warp: brings tokens and weights of every step of every tile into shared memory."""
+"""TMA producer warp: loads tokens and weights of every K step of every tile."""
 
 from dataclasses import dataclass
 
@@ -85,7 +85,7 @@ class TmaLoader:
         n: Int32,
         k: Int32,
     ) -> None:
-        """All tiles."""
+        """Load all tiles."""
         stages = self.stages
         # Weights are settled: they may come while the kernel before this one still runs.
         ahead = cutlass.min(state.steps, stages)
@@ -131,7 +131,7 @@ class TmaLoader:
             self._copy(weight.scales, first, ring.scales, target, full, SCALE_BYTES)
 
     def _weight(self, weights: list[Weight], operand: int) -> Weight:
-        """Of each team, first the tile of one weight, then that of the other."""
+        """Weight that an operand's tile comes from: gate and up alternate."""
         return weights[operand % self.tile.weights]
 
     def _first(self, coord: TileCoord, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
@@ -145,7 +145,7 @@ class TmaLoader:
     def _copy(
         self, source: cute.Pointer, first: Int64, ring: Array, target: Int32, full: Array, size: int
     ) -> None:
-        """The K tiles of a stage, which lie side by side on either side."""
+        """Copy the K tiles of a stage, which lie side by side in both memories."""
         ptx.cp_async_bulk_shared_cluster_global(
             ring.subview(target * (size // 4)),
             Array(source, shape=(1,)).subview(first * size),
@@ -155,7 +155,7 @@ class TmaLoader:
         )
 
     def _cache_hint(self) -> dict[str, Int64]:
-        """Few tokens fill one tile, and no other CTA reads the weights: L2 may forget them."""
+        """L2 eviction hint: few tokens fill one tile, so that no other CTA reads the weights."""
         uses_mma_sync = self.tile.tokens <= SLICED_TOKENS
         return {"l2_cache_hint": Int64(EVICT_FIRST)} if uses_mma_sync else {}
 

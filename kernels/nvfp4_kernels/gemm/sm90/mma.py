@@ -1,4 +1,4 @@
-"""A warpgroup's main loop: decodes its weights' tiles and multiplies them with the tokens."""
+"""Main loop of a warpgroup: dequantises its weights' tiles and multiplies them with the tokens."""
 
 from dataclasses import dataclass
 
@@ -57,7 +57,7 @@ class Mma:
     def _few(
         self, sums: list[list[Float32]], ring: Ring, stage: Int32, group: Int32
     ) -> list[list[Float32]]:
-        """A stage, by ``mma.sync``."""
+        """Multiply one stage with ``mma.sync``."""
         tile = self.tile
         lane = cute.arch.lane_idx()
         for inside in cutlass.range_constexpr(tile.k_tiles):
@@ -88,7 +88,7 @@ class Mma:
     def _many(
         self, sums: list[list[Float32]], ring: Ring, count: Int32, step: Int32, group: Int32
     ) -> list[list[Float32]]:
-        """A stage, by ``wgmma``; afterwards its last products are still under way."""
+        """Multiply one stage with ``wgmma``; its last products are still in flight afterwards."""
         tile = self.tile
         stage = count % self.stages
         for inside in cutlass.range_constexpr(tile.k_tiles):
@@ -132,7 +132,7 @@ class Mma:
         return 2 if self.tile.k_tiles * self.tile.accumulators == 1 else 1
 
     def _release(self, ring: Ring, count: Int32) -> None:
-        """By every lane for itself, which a race detector can follow.
+        """Arrive from every lane, which a race detector can follow.
 
         By one lane behind the warp's barrier was no faster.
         """

@@ -1,4 +1,4 @@
-"""Which tiles a cluster computes, one after the other, and which part of K."""
+"""Tile scheduler: which tiles a cluster computes, in which order, and which part of K."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class RasterOrder:
-    """All tiles: blocks of rows × tiles of tokens."""
+    """Extent of all tiles: blocks of rows × tiles of tokens."""
 
     rows: Int32
     tokens: Int32
@@ -30,7 +30,7 @@ class TileCoord:
 
 @dataclass(frozen=True)
 class SchedulerState:
-    """What one CTA does.
+    """Tiles and part of K of one CTA.
 
     Attributes:
         first: number of its cluster's first tile; the others follow ``weight_per_warpgroup``.
@@ -74,7 +74,7 @@ def scheduler_state(
 
 @cute.jit
 def tile_coord(state: SchedulerState, index: Int32) -> TileCoord:
-    """Where one of this CTA's tiles lies: along the rows in groups of ``GROUP`` tiles of tokens."""
+    """Coordinates of one of this CTA's tiles: along the rows in groups of ``GROUP`` token tiles."""
     number = state.first + index * state.weight_per_warpgroup
     raster = state.raster
     rows, tokens = number, Int32(0)

@@ -1,4 +1,4 @@
-"""Adding up the parts of a split K: of the CTAs of a cluster, and of slices in each."""
+"""Split K: reduction of partial sums over the CTAs of a cluster, and over slices in each."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from nvfp4_kernels.sm90.limits import WARPGROUP
 
 @dataclass(frozen=True)
 class SplitK:
-    """Every CTA of the cluster finishes its share of the rows, for all of them.
+    """Reduction in which every CTA of the cluster finishes its share of the rows.
 
     Parts are float32 [part of K, product, row of this CTA's share, token]. The cluster meets twice:
     when all its CTAs have started, and when all parts are there; its barrier was faster than an
@@ -24,13 +24,13 @@ class SplitK:
     tile: Tile
 
     def start(self) -> None:
-        """Of every thread, before its role."""
+        """Arrive at the cluster's start barrier; every thread does so before its role."""
         if self.tile.split_k > 1:
             ptx.barrier_cluster_arrive_relaxed()
 
     @cute.jit
     def send(self, sums: list[list[Float32]], parts: Array, rank: Int32, group: Int32) -> None:
-        """A warpgroup's fragments, to whom their rows belong."""
+        """Send a warpgroup's fragments to the CTAs that finish their rows."""
         tile = self.tile
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         lane = thread % 32
@@ -51,7 +51,7 @@ class SplitK:
             ptx.barrier_cluster_arrive()
 
     def wait(self) -> None:
-        """Of the warpgroups, until all parts are here."""
+        """Wait, in the warpgroups, until all partial sums are here."""
         tile = self.tile
         if tile.split_k > 1:
             ptx.barrier_cluster_wait()
@@ -59,14 +59,14 @@ class SplitK:
             ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)
 
     def join_cluster_barriers(self) -> None:
-        """Of the load warp, after its role."""
+        """Take part in the cluster's barriers from the load warp, after its role."""
         if self.tile.split_k > 1:
             ptx.barrier_cluster_wait()
             ptx.barrier_cluster_arrive()
             ptx.barrier_cluster_wait()
 
     def added(self, parts: Array, product: int, row: Int32, token: Int32) -> Float32:
-        """Of a row of this CTA's share; always in the same order, whoever came first."""
+        """Sum of a row of this CTA's share; always in the same order, whoever came first."""
         total = Float32(0.0)
         for part in range(self.tile.parts):
             total = total + parts.load(self._place(Int32(part), product, row) + token)

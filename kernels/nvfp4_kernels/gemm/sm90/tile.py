@@ -1,4 +1,4 @@
-"""What a CTA of the weight-only GEMM computes at a time, and where it keeps it. No CuTe in here.
+"""Tile of the weight-only GEMM: shared memory and registers of a CTA. No CuTe in here.
 
 Weights are the M side of ``wgmma``, decoded in registers; tokens are its N side, in shared memory.
 """
@@ -34,7 +34,7 @@ OutDtype = Literal["bfloat16", "float16", "float32"]
 
 @dataclass(frozen=True)
 class Tile:
-    """How the work is cut.
+    """Shape of the work of a CTA and a cluster.
 
     Attributes:
         tokens: per tile, 8 to 256: the N of ``wgmma``.
@@ -81,12 +81,12 @@ class Tile:
 
     @property
     def parts(self) -> int:
-        """Of K, that are added up in the end."""
+        """Parts of K that are added up in the end."""
         return self.split_k * self.slices
 
     @property
     def accumulators(self) -> int:
-        """Of 64 rows each, per warpgroup."""
+        """Accumulators of 64 rows each, per warpgroup."""
         return self.weights // self.sides
 
     @property
@@ -96,7 +96,7 @@ class Tile:
 
     @property
     def columns(self) -> int:
-        """Of all accumulators of a warpgroup."""
+        """Columns of all accumulators of a warpgroup."""
         return self.accumulators * self.tokens
 
     @property
@@ -131,7 +131,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        """Of a CTA: the warpgroups, and a warp that loads."""
+        """Threads of a CTA: the warpgroups, and a warp that loads."""
         return WARPGROUP * self.warpgroups + (WARPGROUP if self.reallocates_registers else 32)
 
     @property
@@ -150,7 +150,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class EpilogueConfig:
-    """What becomes of the accumulators.
+    """Configuration of the epilogue: dtypes, scaling, and the way the result is stored.
 
     Attributes:
         act: dtype of the activations.

@@ -1,0 +1,71 @@
+"""mbarriers of the GEMM's two pipelines: operands, and accumulators."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import AddressSpace, Array, Int64
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """mbarriers in shared memory, one for each stage or accumulator.
+
+    | barrier | arrive count | by |
+    |---|---|---|
+    | ``full[stage]``, of two CTAs the first's | 1, and bytes | the load warp; TMA's copies |
+    | ``empty[stage]`` | tiles of the cluster that read what this CTA loads | their commits |
+    | ``acc_full[accumulator]``, in each CTA of the tile | 1 | the tile's last commit |
+    | ``acc_empty[accumulator]``, in the tile's first CTA | 4 per CTA of the tile | epilogue warps |
+    """
+
+    full: Array
+    empty: Array
+    acc_full: Array
+    acc_empty: Array
+
+
+@dataclass(frozen=True)
+class ArriveCounts:
+    """Arrivals that complete a phase of each barrier of ``Barriers``."""
+
+    full: int
+    empty: int
+    acc_full: int
+    acc_empty: int
+
+
+def arrive_counts(tile: Tile) -> ArriveCounts:
+    """Arrive counts of a tile's barriers."""
+    readers = 1 if tile.split_k > 1 else tile.cluster_n + tile.cluster_m // tile.ctas - 1
+    return ArriveCounts(full=1, empty=readers, acc_full=1, acc_empty=EPILOGUE_WARPS * tile.ctas)
+
+
+def shared_barriers(tile: Tile, stages: int) -> Barriers:
+    """Allocate the barriers in shared memory."""
+    return Barriers(
+        full=mbarriers(stages),
+        empty=mbarriers(stages),
+        acc_full=mbarriers(tile.accumulators),
+        acc_empty=mbarriers(tile.accumulators),
+    )
+
+
+def mbarriers(count: int) -> Array:
+    """Allocate ``count`` mbarriers in shared memory."""
+    return Array(Int64, count, space=AddressSpace.smem, alignment=8)
+
+
+@cute.jit
+def init_barriers(barriers: Barriers, tile: cutlass.Constexpr, stages: cutlass.Constexpr) -> None:
+    """Initialise every barrier; one thread does, and a fence follows."""
+    counts = arrive_counts(tile)
+    for stage in cutlass.range_constexpr(stages):
+        ptx.mbarrier_init(barriers.full.subview(stage), counts.full)
+        ptx.mbarrier_init(barriers.empty.subview(stage), counts.empty)
+    for accumulator in cutlass.range_constexpr(tile.accumulators):
+        ptx.mbarrier_init(barriers.acc_full.subview(accumulator), counts.acc_full)
+        ptx.mbarrier_init(barriers.acc_empty.subview(accumulator), counts.acc_empty)
