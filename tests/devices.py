@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.emulator import B200, H200, Gpu, Schedule
+from tests.emulator import B200, GB300, H200, Gpu, Schedule
 
 # Chips that the emulator stands for, by what kernels for them are called.
-EMULATED_CHIPS = {"sm_90": H200, "sm_100": B200}
+EMULATED_CHIPS = {"sm_90": H200, "sm_100": B200, "sm_103": GB300}
 on_cuda = False  # whether this run's kernels go to the GPU: with --device cuda
 
 

@@ -45,10 +45,14 @@ def device_family(device: torch.device) -> str:
     return FAMILIES.get(arch, arch)
 
 
-def target_family(target: str) -> str:
-    """Family of what is compiled for, e.g. ``"sm_100"`` of ``"sm_103a"``."""
-    arch = target.rstrip("af")
-    return FAMILIES.get(arch, arch)
+def targets(family: str | None = None) -> tuple[str, ...]:
+    """Compilation targets of a family, or of all, as CuTe spells them: e.g. ``"sm_103a"``."""
+    return tuple(f"{arch}a" for arch, of in FAMILIES.items() if family in (None, of))
+
+
+def target_arch(target: str) -> str:
+    """Architecture of a compilation target, e.g. ``"sm_103"`` of ``"sm_103a"``."""
+    return target.rstrip("af")
 
 
 def multiprocessors(device: torch.device) -> int:

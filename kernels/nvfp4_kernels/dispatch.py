@@ -69,6 +69,10 @@ class KernelTable:
             (arch, mode): Kernel(op, arch, mode, *entry) for (arch, mode), entry in kernels.items()
         }
 
+    def modes(self, arch: str) -> list[Mode]:
+        """Modes with a kernel for a family of architectures, or for ``"cpu"``."""
+        return [mode for family, mode in self._kernels if family == arch]
+
     def find(self, device: torch.device, mode: Mode) -> Kernel | None:
         """The kernel for ``device`` and ``mode``, None if there is none."""
         return self._kernels.get((device_family(device), mode))

@@ -1,7 +1,7 @@
 """A functional Blackwell, and Hopper: compiled PTX, run on the CPU and watched while it runs."""
 
 from tests.emulator.findings import EmulatorError
-from tests.emulator.machine.gpu import B200, H200, Gpu, Limits
+from tests.emulator.machine.gpu import B200, GB300, H200, Gpu, Limits
 from tests.emulator.machine.schedule import (
     ALL_LATE,
     COPIES_LATE,
@@ -17,6 +17,7 @@ __all__ = [
     "B200",
     "COPIES_LATE",
     "EAGER",
+    "GB300",
     "H200",
     "STANDARD",
     "TENSOR_LATE",

@@ -309,7 +309,7 @@ def test_a_hopper_without_a_kernel_for_attention(
         (["--pair", "64,40"], "K is 40, must be a positive multiple of 16"),
         (
             ["--linear", "64,64", "--arch", "sm_80"],
-            "--arch: is 'sm_80', must be sm_100a or sm_90a",
+            "--arch: is 'sm_80', must be one of sm_90a, sm_100a, sm_103a",
         ),
         ([*ON_HOPPER, "--activation", "static"], "--activation: is 'static', must not be given"),
         ([*ON_HOPPER, "--kv-cache", "fp8"], "--kv-cache: is 'fp8', must not be given"),

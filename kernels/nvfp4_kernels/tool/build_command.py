@@ -5,7 +5,7 @@ from collections import defaultdict
 from concurrent.futures.process import BrokenProcessPool
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.compile import CACHE_VARIABLE
+from nvfp4_kernels.devices import FAMILIES, SM_COUNTS, target_arch, targets
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.attention_sm100 import CACHES, PAGE_SIZE, attention_kernels
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
@@ -20,8 +21,6 @@ from nvfp4_kernels.precompile.linear_sm100 import ACTIVATIONS, block_scaled_kern
 from nvfp4_kernels.precompile.model import Model
 from nvfp4_kernels.precompile.norm_rotary_sm90 import small_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.sm90.limits import SMS as SMS_90
-from nvfp4_kernels.sm100.limits import SMS as SMS_100
 from nvfp4_kernels.tool.build import Built, build_all
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.destination import make_folder
@@ -36,7 +35,7 @@ from nvfp4_kernels.tool.options import (
 )
 from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
 
-ARCHS = ("sm_100a", "sm_90a")
+ARCHS = ", ".join(targets())
 
 
 class CacheName(StrEnum):
@@ -68,9 +67,12 @@ def build(
     pair: Annotated[
         list[str], typer.Option(help="N,K of a fused gate and up projection, instead of a model.")
     ] = [],  # noqa: B006
-    arch: Annotated[str, typer.Option(help="GPU to compile for; none is needed here.")] = "sm_100a",
+    arch: Annotated[
+        str, typer.Option(help=f"GPU to compile for: {ARCHS}; none is needed.")
+    ] = "sm_100a",
     sms: Annotated[
-        int | None, typer.Option(min=1, help="Its multiprocessors, if not a B200's or an H200's.")
+        int | None,
+        typer.Option(min=1, help="Its multiprocessors, if not a B200's, a GB300's or an H200's."),
     ] = None,
     tensor_parallel: TensorParallelOption = 1,
     max_tokens: Annotated[
@@ -101,21 +103,18 @@ def build(
     What is there already stays as it is. Ends with status 1 if any kernel could not be compiled.
     """
     with refusals(UnusableModel, InvalidArgument, NoCompiler, OSError, BrokenProcessPool):
-        if arch not in ARCHS:
+        if arch not in targets():
             raise UnusableModel(
-                f"--arch: is {arch!r}, must be {' or '.join(ARCHS)}; the kernels of other GPUs are "
+                f"--arch: is {arch!r}, must be one of {ARCHS}; the kernels of other GPUs are "
                 "compiled when they are first launched"
             )
         chosen = _which_model(model, linear, pair, tensor_parallel, dtype, fuse_mlp)
         page_size = _page_size(block_size)
         started = time.monotonic()
-        if arch == "sm_90a":
-            _refuse_what_is_of_sm100(activation, kv_cache)
-            specs = _sm90_kernels(chosen, max_tokens, sms or SMS_90, page_size)
-        else:
-            specs = _sm100_kernels(
-                chosen, max_tokens, sms or SMS_100, activation, kv_cache, page_size
-            )
+        wanted = _Wanted(
+            chosen, max_tokens, sms or SM_COUNTS[target_arch(arch)], page_size, activation, kv_cache
+        )
+        specs = _KERNELS[FAMILIES[target_arch(arch)]](wanted)
         check_compiler()
         make_folder("--out", out)
         with progress_bar() as bar:
@@ -138,45 +137,56 @@ def _page_size(block_size: int | None) -> int:
     return page_size
 
 
-def _refuse_what_is_of_sm100(activation: ActivationName | None, kv_cache: CacheName | None) -> None:
-    """On sm_90 activations stay as they are, and FP8 caches are vLLM's own."""
-    given = {"--activation": activation, "--kv-cache": kv_cache}
+class _Wanted(NamedTuple):
+    """Model and batches that kernels are compiled for; None: not said."""
+
+    model: Model
+    max_tokens: int
+    sms: int
+    page_size: int
+    activation: ActivationName | None
+    kv_cache: CacheName | None
+
+
+def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
+    """Kernels of linear layers, of attention where it decodes, and of what runs between them.
+
+    Raises:
+        UnusableModel: options are given that no kernel depends on: activations stay as they are,
+            and FP8 caches are vLLM's own.
+    """
+    given = {"--activation": wanted.activation, "--kv-cache": wanted.kv_cache}
     for option, value in given.items():
         if value is not None:
             raise UnusableModel(
                 f"{option}: is {str(value)!r}, must not be given with --arch sm_90a, where no "
                 "kernel depends on it; leave it out"
             )
-
-
-def _sm90_kernels(
-    model: Model, max_tokens: int, sms: int, page_size: int
-) -> dict[KernelSpec, list[str]]:
-    """Those of linear layers, of attention where it decodes, and of what runs between them."""
-    specs = weight_only_kernels(model, max_tokens=max_tokens, sms=sms)
+    model, sms = wanted.model, wanted.sms
+    specs = weight_only_kernels(model, max_tokens=wanted.max_tokens, sms=sms)
     if model.attention is not None:
         specs |= small_kernels(model.hidden, model.attention, model.dtype)
-        specs |= decode_kernels(model.attention, model.dtype, page_size=page_size, sms=sms)
+        specs |= decode_kernels(model.attention, model.dtype, page_size=wanted.page_size, sms=sms)
     return specs
 
 
-def _sm100_kernels(
-    model: Model,
-    max_tokens: int,
-    sms: int,
-    activation: ActivationName | None,
-    kv_cache: CacheName | None,
-    page_size: int,
-) -> dict[KernelSpec, list[str]]:
-    """Those of linear layers, of their inputs and of attention."""
-    activations = tuple(a for a in ACTIVATIONS if activation in (a, ActivationName.both, None))
-    specs = block_scaled_kernels(model, max_tokens=max_tokens, activations=activations, sms=sms)
+def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
+    """Kernels of linear layers, of their inputs and of attention."""
+    model, sms, both = wanted.model, wanted.sms, ActivationName.both
+    activations = tuple(a for a in ACTIVATIONS if wanted.activation in (a, both, None))
+    specs = block_scaled_kernels(
+        model, max_tokens=wanted.max_tokens, activations=activations, sms=sms
+    )
     if model.attention is not None:
-        caches = tuple(c for c in CACHES if kv_cache in (c, CacheName.both, None))
+        caches = tuple(c for c in CACHES if wanted.kv_cache in (c, CacheName.both, None))
         specs |= attention_kernels(
-            model.attention, model.dtype, caches=caches, page_size=page_size, sms=sms
+            model.attention, model.dtype, caches=caches, page_size=wanted.page_size, sms=sms
         )
     return specs
+
+
+# By architecture family.
+_KERNELS = {"sm_90": _sm90_kernels, "sm_100": _sm100_kernels}
 
 
 def _which_model(

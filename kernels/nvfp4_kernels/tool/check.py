@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from nvfp4_kernels.devices import FAMILIES
 from nvfp4_kernels.tool.attention_case import attention_cases
 from nvfp4_kernels.tool.indexer_case import indexer_cases
 from nvfp4_kernels.tool.product_case import ProductCase
@@ -24,9 +25,11 @@ from nvfp4_kernels.tool.timed_scoring import scoring_timings
 CONTEST_SECTION, LLAMA_SECTION = "contest shapes", "Llama 3 8B"
 QUANTIZE_SECTION, ATTENTION_SECTION, INDEXER_SECTION = "quantise", "attention", "indexer"
 QUICK_TOKENS = (1, 64, 1024)
+# Families whose ops are among the tasks.
+_FAMILIES = ("sm_100",)
 _WANTED = (
-    "sm_100 (B200, GB200), the ops of sm_90 are not among its tasks; elsewhere 'report' says what "
-    "can be told without one"
+    "sm_100 or sm_103 (B200, GB200, B300, GB300), the ops of sm_90 are not among its tasks; "
+    "elsewhere 'report' says what can be told without one"
 )
 
 
@@ -53,13 +56,13 @@ def this_device() -> Device:
     """The first CUDA device.
 
     Raises:
-        WrongDevice: there is none, or it is no sm_100.
+        WrongDevice: there is none, or it is of another family than sm_100's.
     """
     if not torch.cuda.is_available():
         raise WrongDevice(f"check: this machine has no CUDA device, must have one of {_WANTED}")
     properties = torch.cuda.get_device_properties(0)
     arch = f"sm_{properties.major}{properties.minor}"
-    if arch != "sm_100":
+    if FAMILIES.get(arch) not in _FAMILIES:
         raise WrongDevice(
             f"check: this machine's GPU is {properties.name} ({arch}), must be one of {_WANTED}"
         )

@@ -13,13 +13,13 @@ from rich.table import Table
 
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.devices import SM_COUNTS, target_arch, targets
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.linear_sm100 import quantize_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.sm100.limits import SMS
 from nvfp4_kernels.tool.binary import UnreadableBinary
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.destination import check_file
@@ -52,6 +52,8 @@ from nvfp4_kernels.tool.shapes import CONTEST, TOKENS, given_shape, model_shapes
 from nvfp4_kernels.tool.static import Static
 from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
 
+ARCHS = " or ".join(targets("sm_100"))
+
 
 def report(
     shape: Annotated[
@@ -68,7 +70,10 @@ def report(
     indexer: Annotated[
         bool, typer.Option("--indexer", help="The indexer's scoring, too, in DeepSeek's shapes.")
     ] = False,
-    sms: Annotated[int, typer.Option(min=1, help="Multiprocessors of the GPU.")] = SMS,
+    arch: Annotated[str, typer.Option(help=f"GPU to compile for: {ARCHS}.")] = "sm_100a",
+    sms: Annotated[
+        int | None, typer.Option(min=1, help="Its multiprocessors, if not a B200's or a GB300's.")
+    ] = None,
     jobs: JobsOption = CPUS,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write everything there, too.")
@@ -81,6 +86,11 @@ def report(
     screen = console()
     kinds = (UnusableModel, UnreadableBinary, InvalidArgument, NoCompiler, OSError)
     with refusals(*kinds, BrokenProcessPool):
+        if arch not in targets("sm_100"):
+            raise UnusableModel(
+                f"--arch: is {arch!r}, must be {ARCHS}; kernels of other GPUs are not reported on"
+            )
+        sms = sms or SM_COUNTS[target_arch(arch)]
         _refuse_options_of_nothing(shape, pair, model, tensor_parallel, dtype)
         if json_file:
             check_file("--json", json_file)
@@ -102,7 +112,7 @@ def report(
         found: dict[KernelSpec, Static] = {}
         with refusals(NoDisassembler), progress_bar() as bar:
             task = bar.add_task("kernels", total=len(specs))
-            for spec, static in measure_all(specs, "sm_100a", nvdisasm, jobs):
+            for spec, static in measure_all(specs, arch, nvdisasm, jobs):
                 found[spec] = static
                 bar.advance(task)
         numbers = {spec: number for number, spec in enumerate(specs, 1)}

@@ -39,6 +39,7 @@ class Limits:
 
 
 B200 = Limits()
+GB300 = Limits(sms=152)
 H200 = Limits(sms=132)
 
 

@@ -53,7 +53,7 @@ class Driver:
 
     Args:
         device: runs the kernels; may be replaced at any time.
-        capability: (10, 0) for sm_100a, (9, 0) for sm_90a.
+        capability: (10, 0) for sm_100a, (10, 3) for sm_103a, (9, 0) for sm_90a.
         set_detail: takes the text that goes with an error code.
     """
 

@@ -19,7 +19,7 @@ from tests.emulator.runtime.device import Device
 from tests.emulator.runtime.driver import Driver
 from tests.emulator.runtime.library import Library, build, cache_directory
 
-_CAPABILITIES = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
+_CAPABILITIES = {"sm_90a": (9, 0), "sm_100a": (10, 0), "sm_103a": (10, 3)}
 # Kind of the TVM FFI errors that the library raises, registered to come out as the exceptions.
 _FFI_KIND = "EmulatorError"
 
@@ -124,7 +124,7 @@ def install(device: Device, arch: str = "sm_100a") -> Runtime:
 
     Args:
         device: runs the kernels. Installing again replaces it.
-        arch: "sm_100a" or "sm_90a". Installing again changes it.
+        arch: "sm_100a", "sm_103a" or "sm_90a". Installing again changes it.
 
     Raises:
         RuntimeError: cutlass is imported already, or there is no C compiler.

@@ -1,0 +1,103 @@
+"""Architecture families: sm_103 takes sm_100's kernels, compiled for itself; sm_120 is refused."""
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import nvfp4_kernels
+from nvfp4_kernels import NoKernelError, compile, gemm, quantize
+from nvfp4_kernels.devices import (
+    FAMILIES,
+    SM_COUNTS,
+    device_arch,
+    device_family,
+    multiprocessors,
+    standing_in,
+    targets,
+)
+from nvfp4_kernels.dispatch import KernelTable
+from tests.emulator import Gpu
+from tests.test_kernels.linear_cases import Case, check_exact
+
+CPU = torch.device("cpu")
+
+
+def tables() -> list[KernelTable]:
+    """Every op's table."""
+    found: dict[int, KernelTable] = {}
+    for each in pkgutil.walk_packages(nvfp4_kernels.__path__, "nvfp4_kernels."):
+        if each.name.endswith(".kernels"):
+            for value in vars(importlib.import_module(each.name)).values():
+                for table in value.values() if isinstance(value, dict) else (value,):
+                    if isinstance(table, KernelTable):
+                        found[id(table)] = table
+    return list(found.values())
+
+
+TABLES = pytest.mark.parametrize("table", tables(), ids=lambda table: table.op)
+
+
+def test_every_op_has_a_table() -> None:
+    assert len(tables()) > 20
+
+
+@TABLES
+def test_sm_103_gets_what_sm_100_gets(table: KernelTable) -> None:
+    for mode in table.modes("sm_100"):
+        with standing_in("cpu", "sm_100"):
+            expected = table.select(CPU, mode)
+        with standing_in("cpu", "sm_103"):
+            assert table.select(CPU, mode) is expected
+
+
+@TABLES
+def test_sm_120_is_refused_by_name(table: KernelTable) -> None:
+    mode = next(iter(table.modes("cpu")))
+    with (
+        standing_in("cpu", "sm_120"),
+        pytest.raises(NoKernelError, match=rf"{table.op}: no {mode} kernel for cpu \(sm_120\)"),
+    ):
+        table.select(CPU, mode)
+
+
+def test_each_architecture_has_its_own_number_of_sms() -> None:
+    assert set(SM_COUNTS) == set(FAMILIES)
+    with standing_in("cpu", "sm_103"):
+        assert device_family(CPU) == "sm_100"
+        assert multiprocessors(CPU) == 152
+    with standing_in("cpu", "sm_100"):
+        assert multiprocessors(CPU) == 148
+
+
+def test_a_cuda_device_that_says_10_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 3))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.delenv(compile.ARCH_VARIABLE, raising=False)
+    compile._device_arch.cache_clear()
+    try:
+        assert device_arch(torch.device("cuda")) == "sm_103"
+        assert device_family(torch.device("cuda")) == "sm_100"
+        assert compile.arch() == "sm_103a"
+    finally:
+        compile._device_arch.cache_clear()
+
+
+def test_targets_of_a_family() -> None:
+    assert targets("sm_100") == ("sm_100a", "sm_103a")
+
+
+@pytest.mark.arch("sm_103")
+@pytest.mark.schedules("random 1")
+def test_kernels_are_compiled_for_sm_103_and_run(
+    op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    load = Gpu.load
+    monkeypatch.setattr(Gpu, "load", lambda gpu, ptx: (seen.append(ptx), load(gpu, ptx))[1])
+    check_exact(gemm, Case(5, 200, 192, out_dtype=torch.bfloat16))
+    check_exact(gemm, Case(200, 130, 192, out_dtype=torch.bfloat16))
+    quantize(torch.randn(5, 64, device=op_device).bfloat16(), torch.tensor(1.0, device=op_device))
+    assert seen
+    assert all(".target sm_103a" in ptx for ptx in seen)
