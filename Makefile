@@ -25,7 +25,8 @@ eval: venv ## Measure what quantising costs a small model, variant by variant
 	$(RUN) python -m examples.accuracy demo
 
 test: check ## Run every check, then the tests, in WORKERS processes
-	OMP_NUM_THREADS=1 $(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(RUN) pytest -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder --max-worker-restart 0
 
 check: venv ## Lint, check the format, the types and the import contracts
 	$(RUN) ruff check .

@@ -17,6 +17,8 @@ from tests import devices
 from tests.devices import KernelDevice
 from tests.emulator import STANDARD, Schedule
 
+pytest_plugins = ["tests.watchdog"]
+
 DEVICES = ("emulator", "cuda", "both")
 
 
