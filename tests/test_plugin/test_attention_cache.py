@@ -125,8 +125,7 @@ def test_vllms_cuda_kernel_is_handed_the_same_places(
 
 def cpu_attn(isa: str, q: Tensor, k: Tensor, v: Tensor, v_scale: float = 1.0) -> Tensor:
     """One sequence through vLLM's CPU kernels with an E4M3 cache."""
-    import vllm._C  # noqa: F401  (registers the kernels)
-    from vllm import _custom_ops as ops
+    from vllm import _custom_ops as ops  # loads the library for this machine
 
     tokens, heads, head_dim = k.shape
     pages = torch.zeros(1, heads, 2 * 128, head_dim, dtype=torch.uint8)
