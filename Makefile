@@ -6,6 +6,7 @@ IS_RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for candidate in $(CANDIDATES); do \
 	$$candidate -c '$(IS_RECENT)' 2>/dev/null && echo $$candidate && break; done)
 WORKERS ?= 2
+CPU ?= native
 RUN := .venv/bin/python .ci/local_caches.py
 
 .DEFAULT_GOAL := help
@@ -24,8 +25,9 @@ demo: venv ## Run the demo
 eval: venv ## Measure what quantising costs a small model, variant by variant
 	$(RUN) python -m examples.accuracy demo
 
-test: check ## Run every check, then the tests, in WORKERS processes
-	OMP_NUM_THREADS=1 $(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: check ## Run every check, then the tests, in WORKERS processes; as on a lesser CPU: CPU=avx2
+	OMP_NUM_THREADS=1 $(RUN) pytest --cpu $(CPU) -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder --max-worker-restart 0
 
 check: venv ## Lint, check the format, the types and the import contracts
 	$(RUN) ruff check .

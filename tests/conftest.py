@@ -4,18 +4,23 @@ A test that asks for ``device`` or ``op_device`` runs on the emulator once per s
 its ``schedules`` marker, or all), or once on the GPU. The emulator is of sm_100, or of what an
 ``arch("sm_90")`` marker says; on any other GPU a marked test skips itself, by name. CuTe DSL binds
 itself to one runtime for the life of a process, so ``both`` is two runs, one after the other.
+
+``--cpu``: the run as on a lesser x86-64 CPU, in a process started as if it were one.
 """
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
 
-from tests import devices
+from tests import cpus, devices, vllm_kernels
 from tests.devices import KernelDevice
 from tests.emulator import STANDARD, Schedule
+
+pytest_plugins = ["tests.watchdog"]
 
 DEVICES = ("emulator", "cuda", "both")
 
@@ -27,20 +32,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="emulator",
         help="where tests with a device run their kernels (default: %(default)s)",
     )
+    parser.addoption(
+        "--cpu",
+        choices=("native", *cpus.CPUS),
+        default="native",
+        help="which CPU every process takes this one for (default: %(default)s)",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    cpu = cpus.CPUS.get(config.getoption("--cpu"))
+    if cpu and not cpus.is_simulated(cpu):
+        cpus.check(cpu)
+        return _run_again(config, cpus.environment(cpu))
     if config.getoption("--device") != "both":
         return None
-    given = [str(a) for a in config.invocation_params.args]
     codes = []
     for device in ("emulator", "cuda"):
-        # The last --device counts.
-        command = [sys.executable, "-m", "pytest", *given, "--device", device]
         print(f"\n=== --device {device}", flush=True)
-        codes.append(subprocess.run(command, check=False).returncode)
+        # The last --device counts.
+        codes.append(_run_again(config, os.environ, "--device", device))
     return max(codes)
+
+
+def _run_again(config: pytest.Config, environment: Mapping[str, str], *options: str) -> int:
+    given = [str(a) for a in config.invocation_params.args]
+    command = [sys.executable, "-m", "pytest", *given, *options]
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,6 +74,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     engines = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in engines)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("vllm_ops"):
+        vllm_kernels.skip_without(*marker.args)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -60,7 +60,6 @@ def measured(bf16, text, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_wrong_variants_are_flagged_and_right_ones_are_not(measured):
     result, variants = measured
     assert result.exit_code == 1
@@ -74,7 +73,6 @@ def test_wrong_variants_are_flagged_and_right_ones_are_not(measured):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_figures_are_those_of_transformers(measured, bf16, text):
     _, variants = measured
     model = LlamaForCausalLM.from_pretrained(bf16, dtype=torch.bfloat16)

@@ -16,7 +16,7 @@ from examples.accuracy.__main__ import app
 from examples.accuracy.harness import HarnessError, TaskScore
 from examples.accuracy.markdown import markdown
 from examples.accuracy.results import Results
-from tests import tiny_llama
+from tests import limits, tiny_llama
 from tests.test_examples.fake_recording_vllm import logits_of, logprobs_of
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
@@ -77,7 +77,7 @@ def measure(model, tmp_path, started):
         result = CliRunner().invoke(app, [
             "measure", str(model), "--text", str(text), "--variants", ",".join(variants),
             "--out", str(tmp_path / "out"), "--windows", str(windows), "--window-length", "20",
-            "--server-time-limit", "20", *more,
+            "--server-time-limit", str(limits.PROCESS), *more,
         ])  # fmt: skip
         file = tmp_path / "out" / "results.json"
         fields = json.loads(file.read_text()) if file.is_file() else None

@@ -10,6 +10,7 @@ from examples.completions import Batch, Completion, complete, connect, token_log
 from examples.demo.kernel_report import LayerKernel, parse_kernel_report
 from examples.demo.measurement import ALONE, PROMPTS, Measurement, measure
 from examples.server import free_port, running
+from tests import limits
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 LOG = """\
@@ -24,7 +25,7 @@ an unrelated ×3: line
 def server(tmp_path_factory):
     port = free_port()
     command = [sys.executable, str(FAKE), str(port), "nvfp4-tc: o_proj ×2: nvfp4_gemm/sm100"]
-    with running(command, port, tmp_path_factory.mktemp("logs") / "log", 20) as server:
+    with running(command, port, tmp_path_factory.mktemp("logs") / "log", limits.PROCESS) as server:
         yield server
 
 

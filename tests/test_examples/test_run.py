@@ -19,6 +19,7 @@ from examples.demo.train import TrainSettings
 from examples.quantize import QuantizeError, quantize_command
 from examples.server import ServerError
 from examples.stages import StageCache
+from tests import limits
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 TRAINING = TrainSettings(
@@ -33,7 +34,9 @@ TRAINING = TrainSettings(
     batch=2,
     sequence=16,
 )
-MEASURING = MeasureSettings(windows=2, window_length=20, max_tokens=3, server_time_limit=20)
+MEASURING = MeasureSettings(
+    windows=2, window_length=20, max_tokens=3, server_time_limit=limits.PROCESS
+)
 REPORT = "nvfp4-tc: o_proj ×1: nvfp4_gemm/reference (cpu)"
 
 

@@ -11,8 +11,10 @@ import pytest
 
 from examples.completions import connect
 from examples.server import ServerError, free_port, running, vllm_command
+from tests import limits
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
+FOR_EVER = "import signal; signal.pause()"  # unless it is ended
 
 
 @pytest.fixture
@@ -32,9 +34,11 @@ def is_alive(pid):
 
 def test_server_is_ready_then_gone(log):
     port = free_port()
-    with running([sys.executable, str(FAKE), str(port)], port, log, time_limit=20) as server:
+    with running(
+        [sys.executable, str(FAKE), str(port)], port, log, time_limit=limits.PROCESS
+    ) as server:
         assert server.url == f"http://127.0.0.1:{port}"
-        assert 0 < server.ready_seconds < 20
+        assert server.ready_seconds > 0
         assert httpx.get(f"{server.url}/health", trust_env=False).is_success
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{server.url}/health", trust_env=False)
@@ -42,7 +46,10 @@ def test_server_is_ready_then_gone(log):
 
 def test_exit_at_once_names_the_code_and_shows_the_log(log):
     code = "import sys; [print('line', i) for i in range(90)]; sys.exit('no memory left')"
-    with pytest.raises(ServerError) as caught, running(python(code), free_port(), log, 20):
+    with (
+        pytest.raises(ServerError) as caught,
+        running(python(code), free_port(), log, limits.PROCESS),
+    ):
         pytest.fail("the block must not run")
     message = str(caught.value)
     assert re.search(r"vllm serve: exited with code 1 after \d+ s, before it was ready", message)
@@ -52,13 +59,11 @@ def test_exit_at_once_names_the_code_and_shows_the_log(log):
 
 
 def test_silent_server_is_given_up(log):
-    start = time.monotonic()
     with (
         pytest.raises(ServerError, match=r"not ready after 0 s.*--server-time-limit(.|\n)*empty"),
-        running(python("import time; time.sleep(60)"), free_port(), log, 0.3),
+        running(python(FOR_EVER), free_port(), log, 0.3),
     ):
         pytest.fail("the block must not run")
-    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
@@ -67,7 +72,7 @@ def test_whole_process_group_ends_with_the_block(log, error):
     # Like the engine of vLLM, a child of the server must not outlive it.
     code = f"""
 import runpy, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
 print("child", child.pid, flush=True)
 sys.argv[1:] = ["{port}"]
 runpy.run_path({str(FAKE)!r}, run_name="__main__")
@@ -75,17 +80,15 @@ runpy.run_path({str(FAKE)!r}, run_name="__main__")
     children = []
 
     def block():
-        with running(python(code), port, log, 20):
+        with running(python(code), port, log, limits.PROCESS):
             children.append(int(re.search(r"child (\d+)", log.read_text())[1]))
             assert is_alive(children[0])
             raise error
 
     with pytest.raises(error):
         block()
-    deadline = time.monotonic() + 5
-    while is_alive(children[0]) and time.monotonic() < deadline:
+    while is_alive(children[0]):  # as long as a test may take
         time.sleep(0.01)
-    assert not is_alive(children[0])
 
 
 def test_server_that_ignores_the_request_to_end_is_killed(log, monkeypatch):
@@ -95,7 +98,7 @@ def test_server_that_ignores_the_request_to_end_is_killed(log, monkeypatch):
         "import runpy, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"sys.argv[1:] = ['{port}']; runpy.run_path({str(FAKE)!r}, run_name='__main__')"
     )
-    with running(python(code), port, log, 20) as server:
+    with running(python(code), port, log, limits.PROCESS) as server:
         pass
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{server.url}/health", trust_env=False)
@@ -106,7 +109,7 @@ def test_failing_request_shows_the_answer_and_the_log(log):
     command = [sys.executable, str(FAKE), str(port), "a line of the log"]
     with (
         pytest.raises(ServerError, match=r"400(.|\n)*no such luck(.|\n)*a line of the log"),
-        running(command, port, log, 20) as server,
+        running(command, port, log, limits.PROCESS) as server,
         connect(server.url) as client,
     ):
         client.post("/v1/completions", json={"prompt": "fail"}).raise_for_status()
@@ -117,7 +120,7 @@ def test_server_gets_its_environment(log, monkeypatch):
     code = "import os; print({k: os.environ[k] for k in ('HF_HUB_OFFLINE', 'PATH')})"
     with (
         pytest.raises(ServerError, match=r"'HF_HUB_OFFLINE': '1'") as caught,
-        running(python(code), free_port(), log, 20),
+        running(python(code), free_port(), log, limits.PROCESS),
     ):
         pytest.fail("the block must not run")
     assert os.environ["PATH"] in str(caught.value)

@@ -54,6 +54,7 @@ def store_k(k: Tensor, cache: Tensor, slots: Tensor) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.vllm_ops("fused_indexer_q_rope_quant_cpu")
 def test_queries() -> None:
     q, weights = vectors(20, 64), torch.randn(20, 64)
     data, folded = quantize_q(q, weights)
@@ -62,6 +63,7 @@ def test_queries() -> None:
     check_equal([ours, weights * scales], [data, folded])
 
 
+@pytest.mark.vllm_ops("compress_norm_rope_store_indexer_cpu")
 def test_keys() -> None:
     """Every byte of the cache."""
     k, slots = vectors(60), torch.randperm(3 * BLOCK_SIZE)[:60]
@@ -73,6 +75,7 @@ def test_keys() -> None:
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.vllm_ops("fused_indexer_q_rope_quant_cpu", "fp8_paged_mqa_logits_cpu")
 @pytest.mark.parametrize("heads", [8, 64])
 def test_scores(heads: int) -> None:
     lens = torch.tensor([1, 63, 64, 65, 200, 256], dtype=torch.int32)
@@ -99,6 +102,7 @@ def test_scores(heads: int) -> None:
     assert (ours == -torch.inf)[~seen].all()
 
 
+@pytest.mark.vllm_ops("topk_transform_512_cpu")
 def test_top_k() -> None:
     """The same keys; of short rows also in the same order, which is ours for all rows."""
     logits = torch.randn(4, 3000)

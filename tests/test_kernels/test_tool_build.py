@@ -17,7 +17,7 @@ from nvfp4_kernels.__main__ import app
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.tool import build_command, toolchain
 from nvfp4_kernels.tool.build import Built
-from tests import devices
+from tests import devices, limits
 
 ROOT = Path(__file__).parents[2]
 # CuTe DSL compiles for one runtime per process. This one's keeps the PTX, which the emulator runs.
@@ -134,10 +134,16 @@ print(json.dumps({
 
 def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CUTE_DSL_")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), *before])
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, env=environment
+        command,
+        capture_output=True,
+        text=True,
+        timeout=limits.PROCESS,
+        check=False,
+        env=environment,
     )
 
 

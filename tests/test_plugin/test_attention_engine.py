@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from tests import tiny_llama
-from tests.test_plugin.test_attention_cache import needs_cpu_build, truncate
+from tests.test_plugin.test_attention_cache import needs_avx512, needs_cpu_build, truncate
 from vllm_fp4_plugin.attention import cache, impl
 
 pytestmark = [pytest.mark.slow, needs_cpu_build]
@@ -264,7 +264,7 @@ def test_fp8_is_close_to_16_bits(bf16: Path, engine: Callable[..., list[Answer]]
     assert 0 < distance(fp8, engine(bf16, **OURS)) < FP8
 
 
-@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM's FP8 needs AVX-512")
+@needs_avx512
 def test_fp8_differs_from_vllms_by_its_rounding(
     bf16: Path, engine: Callable[..., list[Answer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

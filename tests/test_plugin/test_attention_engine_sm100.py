@@ -12,7 +12,7 @@ from tests.emulator import randomised
 from tests.engine import run
 from tests.made_ahead import gathered
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 # Mean difference of log-probabilities on a random network, which multiplies rounding: of the
 # weights of values to bfloat16; with FP8 of the queries and the weights to E4M3. About three times

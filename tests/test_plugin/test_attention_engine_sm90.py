@@ -13,7 +13,7 @@ from tests.engine import run
 from tests.made_ahead import gathered
 from tests.test_plugin.flash_attention import flash_attn_varlen_func
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 # Mean difference of log-probabilities on a random network, which multiplies the rounding of
 # weights to bfloat16: as for sm_100.

@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests import limits
 from tests.engine import Run, dequantized, distance, run
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
@@ -230,7 +231,9 @@ def test_tensor_parallel(
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # one memory node, two workers
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "tests.engine", str(model), json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=limits.PROCESS, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     parallel = json.loads(done.stdout.strip().splitlines()[-1])
     assert distance(engine(single), Run(report=[], **parallel)) < bound

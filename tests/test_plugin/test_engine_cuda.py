@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
 if torch.cuda.get_device_capability() != (9, 0):
     pytest.skip(f"needs sm_90, {torch.cuda.get_device_name()} is not", allow_module_level=True)
 
-from tests import tiny_llama
+from tests import limits, tiny_llama
 from tests.engine import Run, dequantized, distance
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
@@ -37,7 +37,7 @@ def serve(checkpoint: Path, **engine_args: Any) -> tuple[Run, str]:
         [sys.executable, "-m", "tests.engine", str(checkpoint), arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=limits.PROCESS,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

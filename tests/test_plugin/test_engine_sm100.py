@@ -11,7 +11,7 @@ from tests.emulator import randomised
 from tests.engine import run
 from tests.made_ahead import gathered
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 # Natural log-probability. Kernel and reference add up float32 in different orders, which moves a
 # bfloat16 activation by one unit at times; what that does to this model stays below.

@@ -97,6 +97,7 @@ def test_compiled(indexer_config: Any) -> None:
     assert [str(target) for graph in graphs for target in graph] == ["nvfp4_tc.select_keys"]
 
 
+@pytest.mark.vllm_ops("fp8_paged_mqa_logits_cpu", "topk_transform_512_cpu")
 def test_like_vllm(indexer_config: Any) -> None:
     """The keys that vLLM's own kernels for CPU choose, from the same cache."""
     from vllm.forward_context import set_forward_context

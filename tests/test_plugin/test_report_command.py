@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tests import limits
+
 pytestmark = pytest.mark.slow
 
 
 def report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "vllm_fp4_plugin", "report", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=limits.PROCESS, check=False
+    )
 
 
 def test_table(modelopt: Path) -> None:

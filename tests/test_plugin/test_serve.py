@@ -17,12 +17,10 @@ from typing import Any
 
 import pytest
 
-from tests import tiny_llama
+from tests import limits, tiny_llama
 from tests.engine import run
 
 pytestmark = pytest.mark.slow
-
-START_LIMIT = 240.0
 
 
 def free_port() -> int:
@@ -50,22 +48,22 @@ def serving(model: Path, log: Path, port: int) -> Iterator[subprocess.Popen[byte
             with suppress(ProcessLookupError):  # it may have stopped by itself
                 os.killpg(process.pid, signal.SIGTERM)
                 try:
-                    process.wait(30)
+                    process.wait(60)
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
 
 def wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT
+    deadline = time.monotonic() + limits.PROCESS
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()[-3000:]
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60):
                 return
         except OSError:
             time.sleep(0.5)
-    pytest.fail(f"not healthy after {START_LIMIT} s:\n{log.read_text()[-3000:]}")
+    pytest.fail(f"not healthy after {limits.PROCESS} s:\n{log.read_text()[-3000:]}")
 
 
 def complete(port: int, **fields: Any) -> Any:
@@ -73,7 +71,7 @@ def complete(port: int, **fields: Any) -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=limits.PROCESS) as response:
         return json.load(response)["choices"][0]
 
 
@@ -100,7 +98,7 @@ def test_damaged_checkpoint_is_not_served(modelopt: Path, tmp_path: Path) -> Non
     os.truncate(file, file.stat().st_size - 100)
     port, log = free_port(), tmp_path / "server.log"
     with serving(copy, log, port) as process:
-        assert process.wait(START_LIMIT) != 0
+        assert process.wait(limits.PROCESS) != 0
         with pytest.raises(urllib.error.URLError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60)
     assert f"{file}: is truncated" in log.read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import limits
 from tests.test_quantizer.checkpoints import change_tensors, read_tensors
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
@@ -73,7 +74,7 @@ def test_a_signal_leaves_nothing_to_be_taken_for_a_checkpoint(
         assert process.stdout is not None
         assert process.stdout.readline() == "stalled\n"
         process.send_signal(number)
-        process.wait(timeout=30)
+        process.wait(timeout=limits.PROCESS)
 
     left = sorted(set(os.listdir(tmp_path)) - {"src"})
     if number == signal.SIGKILL:

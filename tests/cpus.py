@@ -1,0 +1,78 @@
+"""CPUs that ``--cpu`` can stand in for, in this process and in every one that it starts.
+
+torch's predicates deny the features that the CPU lacks, and vLLM takes its library by them. ATen,
+oneDNN and MKL ask the machine itself, so that each is limited by a variable.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+DENIED = "DENIED_CPU_CAPABILITIES"
+LESSER = str(Path(__file__).with_name("lesser_cpu"))
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """A CPU with fewer features.
+
+    Attributes:
+        name: what ``--cpu`` calls it.
+        needs: torch's name of the best feature that it has.
+        denied: prefixes of torch's names of those that it lacks.
+        variables: limits of the libraries that ask the CPU themselves.
+    """
+
+    name: str
+    needs: str
+    denied: tuple[str, ...]
+    variables: Mapping[str, str]
+
+
+_CPUS = (
+    Cpu(
+        "avx512",
+        "avx512_vnni",
+        ("amx", "avx10", "avx512_bf16", "avx512_fp16", "avx_ne_convert", "avx_vnni"),
+        {
+            "ATEN_CPU_CAPABILITY": "avx512",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI",
+        },
+    ),
+    Cpu(
+        "avx2",
+        "avx2",
+        ("amx", "avx10", "avx512", "avx_ne_convert", "avx_vnni"),
+        {
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+        },
+    ),
+)
+CPUS = {cpu.name: cpu for cpu in _CPUS}
+
+
+def check(cpu: Cpu) -> None:
+    """Raise ``pytest.UsageError`` unless this machine can run what it would run on ``cpu``."""
+    if not torch.cpu.get_capabilities().get(cpu.needs):
+        raise pytest.UsageError(
+            f"--cpu: is {cpu.name}, must be a CPU with no more features than this one, which has "
+            f"no {cpu.needs}; leave it out"
+        )
+
+
+def environment(cpu: Cpu) -> dict[str, str]:
+    """The environment in which a Python takes this machine's CPU for ``cpu``."""
+    path = os.pathsep.join(filter(None, [LESSER, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **cpu.variables, DENIED: ",".join(cpu.denied), "PYTHONPATH": path}
+
+
+def is_simulated(cpu: Cpu) -> bool:
+    """Whether this process was started in that environment."""
+    return os.environ.get(DENIED) == ",".join(cpu.denied)

@@ -1,0 +1,44 @@
+"""torch without some of the CPU's capabilities, in every Python with this folder on its path.
+
+``DENIED_CPU_CAPABILITIES`` holds prefixes of their names, separated by commas.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import MappingProxyType, ModuleType
+
+DENIED = tuple(os.environ["DENIED_CPU_CAPABILITIES"].split(","))
+
+
+def deny(cpu: ModuleType) -> None:
+    """Make every predicate of ``torch.cpu`` answer as on a CPU without what is denied."""
+    found = cpu.get_capabilities()
+    left = {name: not name.startswith(DENIED) and value for name, value in found.items()}
+    cpu.get_capabilities = lambda: MappingProxyType(left)
+
+
+class Denying(MetaPathFinder):
+    """The finder of ``torch.cpu``; importing torch here would slow down every other Python."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch.cpu":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def execute_and_deny(module: ModuleType) -> None:
+            execute(module)
+            deny(module)
+
+        spec.loader.exec_module = execute_and_deny  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, Denying())

@@ -1,0 +1,14 @@
+"""The library of kernels that vLLM takes for this machine, of which each lacks some ops."""
+
+import pytest
+import torch
+
+
+def skip_without(*ops: str) -> None:
+    """Skip the test unless the library has every one of ``ops``."""
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    missing = [op for op in ops if not hasattr(torch.ops._C, op)]
+    if missing:
+        pytest.skip(f"vLLM's library for this machine lacks {', '.join(missing)}")
