@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import vllm_fp4_plugin
-from tests.test_package.conftest import build
+from tests.test_package.building import build
 
 # Packages by their names in the wheel, and their folders in the checkout.
 PACKAGES = {"nvfp4_kernels": "kernels/nvfp4_kernels", "vllm_fp4_plugin": "vllm_fp4_plugin"}
