@@ -11,7 +11,7 @@ RUN := .venv/bin/python .ci/local_caches.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo eval test check clean
+.PHONY: help venv demo eval test check dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,10 @@ check: venv ## Lint, check the format, the types and the import contracts
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 	$(RUN) lint-imports --no-logo --cache-dir .cache/import-linter
+
+dist: venv ## Build the source distribution and, from it, the wheel into dist
+	rm -rf dist *.egg-info  # a file list kept there would be taken up again
+	$(RUN) python -m build --no-isolation
 
 clean: ## Remove whatever the other targets made
 	rm -rf .venv .cache .hypothesis .import_linter_cache build dist *.egg-info

