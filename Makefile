@@ -11,7 +11,7 @@ RUN := .venv/bin/python .ci/local_caches.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo eval test check dist clean
+.PHONY: help venv demo eval test quick check dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ eval: venv ## Measure what quantising costs a small model, variant by variant
 test: check ## Run every check, then the tests, in WORKERS processes; as on a lesser CPU: CPU=avx2
 	OMP_NUM_THREADS=1 $(RUN) pytest --cpu $(CPU) -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder --max-worker-restart 0
+
+quick: venv ## Run the tests that need no emulator, no engine and no other process
+	OMP_NUM_THREADS=1 $(RUN) pytest --quick -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 0 --durations 15
 
 check: venv ## Lint, check the format, the types and the import contracts
 	$(RUN) ruff check .

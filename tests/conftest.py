@@ -6,6 +6,8 @@ its ``schedules`` marker, or all), or once on the GPU. The emulator is of sm_100
 itself to one runtime for the life of a process, so ``both`` is two runs, one after the other.
 
 ``--cpu``: the run as on a lesser x86-64 CPU, in a process started as if it were one.
+
+``--quick``: only what needs no emulator, no engine and no other process.
 """
 
 import os
@@ -23,6 +25,7 @@ from tests.emulator import STANDARD, Schedule
 pytest_plugins = ["tests.watchdog"]
 
 DEVICES = ("emulator", "cuda", "both")
+SLOW_FOLDERS = {"test_emulator", "test_examples", "test_package", "test_suite"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("native", *cpus.CPUS),
         default="native",
         help="which CPU every process takes this one for (default: %(default)s)",
+    )
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="leave out whatever needs the emulator, an engine or another process",
     )
 
 
@@ -64,16 +72,30 @@ def _run_again(config: pytest.Config, environment: Mapping[str, str], *options: 
 
 def pytest_configure(config: pytest.Config) -> None:
     devices.on_cuda = config.getoption("--device") == "cuda"
+    devices.is_quick = config.getoption("--quick")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with engines first.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put files with engines first, and leave out what a quick run does without.
 
-    Later, in the large heap that thousands of emulated kernels leave, one takes up to three times
-    as long to start.
+    Later, in the large heap that thousands of emulated kernels leave, an engine takes up to three
+    times as long to start.
     """
+    if config.getoption("--quick"):
+        left_out = [item for item in items if not _is_quick(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_quick(item)]
     engines = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in engines)
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    """Whether a test runs in this process alone; one that emulates in its body skips itself."""
+    assert isinstance(item, pytest.Function)
+    marked = any(item.get_closest_marker(name) for name in ("slow", "processes"))
+    emulates = "device_schedule" in item.fixturenames
+    folders = item.path.relative_to(item.config.rootpath).parts
+    return not (marked or emulates or SLOW_FOLDERS.intersection(folders))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

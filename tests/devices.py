@@ -19,6 +19,7 @@ from tests.emulator import B200, GB300, H200, Gpu, Schedule
 # Chips that the emulator stands for, by what kernels for them are called.
 EMULATED_CHIPS = {"sm_90": H200, "sm_100": B200, "sm_103": GB300}
 on_cuda = False  # whether this run's kernels go to the GPU: with --device cuda
+is_quick = False  # whether this run does without the emulator: with --quick
 
 
 class KernelDevice(Protocol):
@@ -115,6 +116,8 @@ def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
 
     if on_cuda:
         pytest.skip("--device cuda: needs the emulator")
+    if is_quick:
+        pytest.skip("--quick: needs the emulator")
     if shim.installed() is None and "cutlass" in sys.modules:
         pytest.fail(
             "something imported cutlass before the first test with a device: it is bound to CUDA "

@@ -161,8 +161,8 @@ def test_a_ring_of_large_stages_is_short_where_all_run_at_once() -> None:
         {"split_k": 16},
         {"slices": 3},
         {"tokens": 40, "slices": 2},
-        {"tokens": 64, "apart": True},
-        {"tokens": 48, "weights": 2, "apart": True},
+        {"tokens": 64, "weight_per_warpgroup": True},
+        {"tokens": 48, "weights": 2, "weight_per_warpgroup": True},
     ],
 )
 def test_tiles_that_cannot_be(fields: dict[str, int]) -> None:

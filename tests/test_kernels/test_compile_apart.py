@@ -14,6 +14,8 @@ from nvfp4_kernels.compile_workers import build_apart
 from tests import devices
 from tests.emulator import EAGER
 
+pytestmark = pytest.mark.processes
+
 
 @dataclass(frozen=True)
 class Unsound:

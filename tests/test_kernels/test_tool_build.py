@@ -19,6 +19,8 @@ from nvfp4_kernels.tool import build_command, toolchain
 from nvfp4_kernels.tool.build import Built
 from tests import devices, limits
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 # CuTe DSL compiles for one runtime per process. This one's keeps the PTX, which the emulator runs.
 EMULATED = """
@@ -75,14 +77,15 @@ assert compile.arch() == "sm_90a"
 """
 A_PRODUCT = """
 from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config
-from nvfp4_kernels.gemm.sm90.tile import Output
+from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
 from nvfp4_kernels.gemm.sm90.kernel import WeightOnlyGemm
 
-print(compile.object_path(WeightOnlyGemm(*choose_config(Problem(1, 64, 128), Output()))))
+print(compile.object_path(WeightOnlyGemm(*choose_config(Problem(1, 64, 128), EpilogueConfig()))))
 """
 # One KV head, two query heads, pages of 32.
 A_DECODE = """
 from nvfp4_kernels.attention.scoring import Scoring
+from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.decode_attention.sm90.launch import decode_attention
 
 compile.compiled = lambda kernel, arch: lambda *_: print(compile.object_path(kernel))
@@ -90,7 +93,8 @@ q, key = (torch.zeros(1, heads, 64).bfloat16() for heads in (2, 1))
 cache, numbers = torch.zeros(1, 1, 32, 128).bfloat16(), torch.ones(1, dtype=torch.int32)
 scoring = Scoring(1.0, causal=True, window=64)
 tensors = q, q, key, key, cache, torch.zeros(1, 9, dtype=torch.int32), numbers, numbers.long()
-decode_attention(*tensors, None, scoring)
+with standing_in("cpu", "sm_90"):
+    decode_attention(*tensors, None, scoring)
 """
 DECODING = {
     "hidden_size": 128,

@@ -29,6 +29,8 @@ from nvfp4_kernels.tool.shapes import CONTEST, TOKENS
 from nvfp4_kernels.tool.static import Static, dynamic_shared_bytes
 from tests import devices
 
+pytestmark = pytest.mark.processes
+
 CLEAN = Static(54, 0, 221056, 192, 20352, {"UTCOMMA": 4, "UTCCP": 8})
 
 
@@ -37,8 +39,8 @@ REGISTERS_PER_SM = 65536
 
 def every_kernel() -> list[KernelSpec]:
     """One per tile that may be chosen, with everything that an epilogue can have to do."""
-    swap_ab = candidates._SWAPPED
-    pairs = [*(replace(t, weights=2) for t in swap_ab), *candidates._PAIRS]
+    swap_ab = candidates._SWAP_AB
+    pairs = [*(replace(t, weights=2) for t in swap_ab), *candidates._GATE_UP]
     specs = []
     for tile in [*swap_ab, *candidates._REGULAR, *pairs]:
         output = EpilogueConfig("bfloat16", row_scale=True)

@@ -14,6 +14,8 @@ from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 
+pytestmark = pytest.mark.processes
+
 LAST = "model.layers.1.mlp.up_proj.weight"
 
 

@@ -12,6 +12,8 @@ from transformers import LlamaConfig
 
 from tests.test_quantizer.checkpoints import SHAPE, change_config, read_tensors, save_checkpoint
 
+pytestmark = pytest.mark.processes
+
 LAYERS = 4
 LAYER = {
     "hidden_size": 1024,
