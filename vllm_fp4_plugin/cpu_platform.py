@@ -1,12 +1,9 @@
 """vLLM's CPU platform, with attention backends chosen by name instead of ignored."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-if TYPE_CHECKING:
-    from vllm.v1.attention.selector import AttentionSelectorConfig
 
 
 class Nvfp4CpuPlatform(CpuPlatform):
@@ -15,8 +12,8 @@ class Nvfp4CpuPlatform(CpuPlatform):
     @classmethod
     def get_attn_backend_cls(
         cls,
-        selected_backend: "AttentionBackendEnum",
-        attn_selector_config: "AttentionSelectorConfig",
+        selected_backend: AttentionBackendEnum,
+        attn_selector_config: Any,
         num_heads: int | None = None,
     ) -> str:
         """Path of the backend class; raises when CUSTOM is asked for and cannot serve a layer."""

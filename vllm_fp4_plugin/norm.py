@@ -3,7 +3,6 @@
 vLLM asks a list of providers for each of its own ops; ours comes first where it has a kernel.
 """
 
-import torch
 from torch import Tensor
 from vllm import ir
 from vllm.config import VllmConfig
@@ -12,6 +11,7 @@ from vllm.platforms import current_platform
 from nvfp4_kernels import add_rms_norm
 from nvfp4_kernels.add_rms_norm.kernels import DTYPES, KERNELS
 from nvfp4_kernels.add_rms_norm.tile import MAX_K, VECTOR
+from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import SMALL_KERNELS_OFF
 from vllm_fp4_plugin.report import LayerRecord
 
@@ -64,8 +64,7 @@ def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | No
     Returns:
         What runs the op, and why; None on a device for which there is nothing to choose.
     """
-    device = torch.device(current_platform.device_type)
-    kernel = KERNELS.find(device, "float")
+    kernel = KERNELS.find(current_device(), "float")
     if kernel is None or kernel.arch == "cpu":
         return None
     priority: list[str] = getattr(vllm_config.kernel_config.ir_op_priority, OP)

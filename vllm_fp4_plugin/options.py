@@ -83,10 +83,19 @@ class Options:
             values["ignore"] = tuple(values["ignore"])
         return cls(**values)
 
-    def changed_online_options(self) -> list[str]:
-        """Options set away from their defaults that only matter for 16-bit checkpoints."""
+    def refuse_online_only(self) -> None:
+        """Check that no option is set that only matters for 16-bit checkpoints.
+
+        Raises:
+            InvalidOption: naming the first that is set away from its default.
+        """
         defaults = Options()
-        return [n for n in self.ONLINE_ONLY if getattr(self, n) != getattr(defaults, n)]
+        for name in self.ONLINE_ONLY:
+            if getattr(self, name) != getattr(defaults, name):
+                raise InvalidOption(
+                    f"{KEY}.{name}: is set, but the checkpoint is quantised already and is served "
+                    "as it is; leave the option out, or serve the 16-bit checkpoint"
+                )
 
 
 def _check(name: str, value: Any) -> None:

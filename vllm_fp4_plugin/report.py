@@ -25,6 +25,13 @@ class LayerRecord:
     elements: int
     weight_bytes: int
 
+    @classmethod
+    def unquantized(
+        cls, name: str, reason: str, elements: int = 0, weight_bytes: int = 0
+    ) -> "LayerRecord":
+        """Record of a layer that vLLM runs in 16 bits."""
+        return cls(name, "unquantized (vLLM)", "16-bit", reason, elements, weight_bytes)
+
     @property
     def group(self) -> str:
         """Last part of the name: layers that differ in nothing else are reported together."""

@@ -90,8 +90,9 @@ def model_report(model: str, **engine_args: Any) -> Report:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    from vllm_fp4_plugin.config import Nvfp4TcConfig, idle
+    from vllm_fp4_plugin.config import Nvfp4TcConfig
     from vllm_fp4_plugin.options import METHOD
+    from vllm_fp4_plugin.startup import idle
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
     args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
@@ -106,8 +107,9 @@ def model_report(model: str, **engine_args: Any) -> Report:
             cleanup_dist_env_and_memory()
     quant = config.quant_config
     assert isinstance(quant, Nvfp4TcConfig)
-    quant.report.notes = [idle(pattern) for pattern in quant.idle_patterns()]
-    return quant.report
+    startup = quant.startup
+    startup.report.notes = [idle(pattern) for pattern in startup.idle_patterns()]
+    return startup.report
 
 
 def _table(model: str, layers: Report, *, every_layer: bool) -> Table:

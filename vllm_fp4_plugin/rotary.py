@@ -6,17 +6,16 @@ which vLLM builds in its place.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers import rotary_embedding as theirs
-from vllm.platforms import current_platform
 
 from nvfp4_kernels import rotary_embedding
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.rotary_embedding.kernels import DTYPES, KERNELS
 from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE
+from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import METHOD, SMALL_KERNELS_OFF, Options
 from vllm_fp4_plugin.report import LayerRecord
 
@@ -34,7 +33,7 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
             reason = self.obstacle()
             self.ours = not reason
             label = kernel.label if self.ours else "vLLM"
-            config.quant_config.report.add(LayerRecord(NAME, label, "16-bit", reason, 0, 0))
+            config.quant_config.startup.report.add(LayerRecord(NAME, label, "16-bit", reason, 0, 0))
 
     def obstacle(self) -> str:
         """Why the kernel does not turn such heads; empty if it does."""
@@ -98,5 +97,5 @@ def make_default(switched_on: bool) -> LayerRecord | None:
 
 
 def _kernel() -> Kernel | None:
-    kernel = KERNELS.find(torch.device(current_platform.device_type), "float")
+    kernel = KERNELS.find(current_device(), "float")
     return None if kernel is None or kernel.arch == "cpu" else kernel

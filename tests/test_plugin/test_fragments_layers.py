@@ -65,7 +65,7 @@ def held_bytes(layer: Any) -> int:
 
 
 def record(layer: Any) -> Any:
-    [only] = [r for r in layer.quant_method.config.report.layers if r.elements]
+    [only] = [r for r in layer.quant_method.startup.report.layers if r.elements]
     return only
 
 

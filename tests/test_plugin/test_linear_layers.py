@@ -190,7 +190,7 @@ def test_weights_stay_in_four_bits() -> None:
     finish(layer)
     held = sum(p.numel() * p.element_size() for p in layer.parameters())
     assert held == 128 * 256 * (4 + 8 / 16) / 8 + 4 + 4  # codes, block scales, alpha, input scale
-    assert config.report.layers[0].weight_bytes == held
+    assert config.startup.report.layers[0].weight_bytes == held
 
 
 # --- gate and up projection with their activation ---------------------------------------------
@@ -300,7 +300,7 @@ def test_what_keeps_a_layer_from_fusing(
     else:
         layer = gate_up(config, **changes)
     assert not layer.quant_method.plan.gate_up
-    [record] = config.report.layers
+    [record] = config.startup.report.layers
     assert record.kernel == "nvfp4_gemm/reference (cpu)"
     assert re.search(f"not fused: .*{reason}", record.reason)
 
@@ -403,7 +403,7 @@ def test_patterns_that_cover_nothing_are_told(vllm_config: Any) -> None:
     quant.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj"]}
     for prefix in ("m.fc", "m.qkv_proj", "lm_head"):
         quant.get_quant_method(torch.nn.Identity(), prefix)
-    assert quant.idle_patterns() == ["nothing", "m.f"]
+    assert quant.startup.idle_patterns() == ["nothing", "m.f"]
 
 
 @pytest.mark.usefixtures("vllm_config")

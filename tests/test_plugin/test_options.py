@@ -55,7 +55,7 @@ def test_what_is_of_others_is_left_alone() -> None:
     assert Options.of(SimpleNamespace(additional_config=None)) == Options()
 
 
-def test_online_options_are_told_apart() -> None:
-    assert Options.parse({"scales": "sweep", "fuse_mlp": False}).changed_online_options() == [
-        "scales"
-    ]
+def test_options_for_16_bit_checkpoints_alone() -> None:
+    Options.parse({"fuse_mlp": False}).refuse_online_only()
+    with pytest.raises(InvalidOption, match=r"nvfp4_tc\.scales: is set, but the checkpoint is qu"):
+        Options.parse({"scales": "sweep", "fuse_mlp": False}).refuse_online_only()

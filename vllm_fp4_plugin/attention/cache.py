@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+FP8_DTYPES = ("fp8", "fp8_e4m3")  # two names that vLLM has for one dtype
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = torch.finfo(E4M3).max
 

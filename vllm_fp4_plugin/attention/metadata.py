@@ -14,15 +14,12 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
-from vllm_fp4_plugin import ahead
-from vllm_fp4_plugin.attention.ahead import compile_layers
+from vllm_fp4_plugin import warmup
+from vllm_fp4_plugin.attention.errors import UnsupportedAttention
+from vllm_fp4_plugin.attention.warmup import compile_layers
 from vllm_fp4_plugin.options import METHOD
 
 logger = init_logger("vllm.nvfp4_tc")
-
-
-class UnsupportedAttention(ValueError):
-    """Attention that ``PagedAttentionBackend`` does not compute; another backend must."""
 
 
 @dataclass
@@ -84,7 +81,7 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
                 f"{kv_cache_spec.head_size}; the two must agree; serve with another "
                 "--attention-backend"
             )
-        if ahead.is_wanted(device):
+        if warmup.is_wanted(device):
             self._compile_kernels()
 
     def _compile_kernels(self) -> None:

@@ -10,9 +10,9 @@ from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
-from vllm.platforms import current_platform
 
 from nvfp4_kernels.indexer.formats import Format
+from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.indexer import cache, choice, fused_layer
 from vllm_fp4_plugin.indexer.selection import KeySelector
 
@@ -152,7 +152,7 @@ def _global_scale(fmt: Format) -> Tensor | None:
     """NVFP4's: 1, as the package says."""
     if fmt.name != "nvfp4":
         return None
-    return torch.ones((), dtype=torch.float32, device=current_platform.device_type)
+    return torch.ones((), dtype=torch.float32, device=current_device())
 
 
 def _split_graphs_at_op(compilation_config: Any) -> None:
