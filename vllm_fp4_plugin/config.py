@@ -15,9 +15,9 @@ from vllm.model_executor.layers.quantization.base_config import (
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.platforms import current_platform
 
-from vllm_fp4_plugin import checkpoint_files, checkpoint_format, defaults
+from vllm_fp4_plugin import checkpoint_files, defaults, formats
 from vllm_fp4_plugin.attention import choice
-from vllm_fp4_plugin.checkpoint_format import CheckpointFormat, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import QuantizedLayers, shard_names
 from vllm_fp4_plugin.linear import Nvfp4LinearBase, Nvfp4LinearMethod
 from vllm_fp4_plugin.online import Nvfp4OnlineLinearMethod
@@ -30,13 +30,14 @@ class Nvfp4TcConfig(QuantizationConfig):
     """``--quantization nvfp4-tc``.
 
     Args:
-        checkpoint: format of an NVFP4 checkpoint; None for a 16-bit one, to be quantised at load.
+        checkpoint: what an NVFP4 checkpoint's config says; None for a 16-bit one, which is
+            quantised at load.
 
     Attributes:
         startup: account of the process's layers.
     """
 
-    def __init__(self, checkpoint: CheckpointFormat | None = None) -> None:
+    def __init__(self, checkpoint: CheckpointConfig | None = None) -> None:
         super().__init__()
         self.startup = Startup()
         self._checkpoint = checkpoint
@@ -88,20 +89,16 @@ class Nvfp4TcConfig(QuantizationConfig):
     ) -> Any:
         """Take an NVFP4 checkpoint when asked to, and unasked on CPU, where only we can run it."""
         if user_quant == METHOD:
-            checkpoint_format.parse(hf_quant_cfg)  # refuses, by name, what we cannot serve
+            formats.parse(hf_quant_cfg)  # refuses, by name, what we cannot serve
             return METHOD
-        if (
-            user_quant is None
-            and current_platform.is_cpu()
-            and checkpoint_format.is_nvfp4(hf_quant_cfg)
-        ):
+        if user_quant is None and current_platform.is_cpu() and formats.is_nvfp4(hf_quant_cfg):
             return METHOD
         return None
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Nvfp4TcConfig":
         """From a checkpoint's quantization config."""
-        return cls(checkpoint_format.parse(config))
+        return cls(formats.parse(config))
 
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None

@@ -18,7 +18,7 @@ from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import fused_mlp, weights
-from vllm_fp4_plugin.checkpoint_format import CheckpointFormat, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.linear_op import Activation
 from vllm_fp4_plugin.loading import LoadLedger
 from vllm_fp4_plugin.options import Options
@@ -168,7 +168,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
     """Method of a linear layer whose checkpoint holds NVFP4 weights."""
 
     def __init__(
-        self, startup: Startup, options: Options, prefix: str, checkpoint: CheckpointFormat
+        self, startup: Startup, options: Options, prefix: str, checkpoint: CheckpointConfig
     ) -> None:
         super().__init__(startup, options, prefix, "16-bit" if checkpoint.weight_only else "static")
         self.checkpoint = checkpoint
@@ -248,7 +248,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         """Global scales as factors, whichever way the checkpoint stores them."""
         stored = loaded[name]
         weights.check_globals(self.prefix, name, stored)
-        return stored.reciprocal() if self.checkpoint.names.reciprocal else stored
+        return stored.reciprocal() if self.checkpoint.format.reciprocal else stored
 
 
 def _fill_dummy(data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 _QKV = ("q", "k", "v")
 

@@ -22,7 +22,7 @@ from nvfp4_kernels.nvfp4 import (
     decode_blocks,
     to_blocked,
 )
-from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 _PIECE = 1 << 22  # elements of a weight that are permuted at a time, in some 50 MB
 

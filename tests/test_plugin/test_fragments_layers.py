@@ -31,8 +31,8 @@ from tests.test_plugin.test_linear_layers import (
     tensors_on_disk,
 )
 from vllm_fp4_plugin import weights
-from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 FP32 = torch.float32
 WHY = "sm_90 has no W4A4 kernel, activations stay 16-bit"

@@ -21,8 +21,8 @@ from tests import devices
 from tests.emulator import EAGER
 from tests.sm90_product import sm90_ops
 from vllm_fp4_plugin import startup, warmup
-from vllm_fp4_plugin.checkpoint_format import CheckpointFormat
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig
 from vllm_fp4_plugin.linear_op import linear, silu_mul_linear
 from vllm_fp4_plugin.plan import product_of
 from vllm_fp4_plugin.startup import Startup
@@ -33,7 +33,7 @@ K = 96
 
 @pytest.fixture
 def quant() -> Nvfp4TcConfig:
-    return Nvfp4TcConfig(CheckpointFormat("modelopt", weight_only=False))
+    return Nvfp4TcConfig(CheckpointConfig(FORMATS["modelopt"], weight_only=False))
 
 
 def qkv(**options: Any) -> Any:

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vllm_fp4_plugin.checkpoint_files import INDEX
+
 SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 # Names the safetensors header uses.
 DTYPES = {
@@ -127,4 +128,4 @@ def _write_index(
         "metadata": {"total_size": total},
         "weight_map": dict(sorted(weight_map.items())),
     }
-    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
