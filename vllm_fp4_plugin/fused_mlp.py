@@ -8,14 +8,13 @@ layers that allow it, the projection returns a ``GateUp``, a promise that holds 
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
-from vllm_fp4_plugin.linear_op import Activation
+from vllm_fp4_plugin.linear_op import silu_mul_linear
 from vllm_fp4_plugin.options import Options
 
 # Models whose MLP forward passes were read: the projection's result goes to SiluAndMul and nowhere
@@ -51,20 +50,22 @@ class GateUp:
         x: the projection's input ``(..., K)``.
         layer: the projection.
         n: I, width of gate and up projection on this rank.
-        activation: how the input is quantised.
+        kernel: target of its kernel, see ``linear_op.silu_mul_linear``.
+        quantizer: target of its input's kernel, or None.
     """
 
     x: Tensor
     layer: Any
     n: int
-    activation: Activation
+    kernel: str
+    quantizer: str | None
 
     def silu_and_mul(self) -> Tensor:
         """``silu(gate) · up``: ``(..., I)`` of x's dtype."""
         layer = self.layer
-        return torch.ops.nvfp4_tc.silu_mul_linear(
+        return silu_mul_linear(
             self.x, layer.weight, layer.weight_scale, layer.alpha, self.n, layer.input_scale,
-            self.activation,
+            self.kernel, self.quantizer,
         )  # fmt: skip
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -13,16 +13,17 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
 
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import fused_mlp, weights
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
-from vllm_fp4_plugin.linear_op import Activation
+from vllm_fp4_plugin.linear_op import linear
 from vllm_fp4_plugin.loading import LoadLedger
-from vllm_fp4_plugin.options import Options
-from vllm_fp4_plugin.plan import LinearPlan, choose_kernel, product_of
+from vllm_fp4_plugin.options import Activation, Options
+from vllm_fp4_plugin.plan import LinearPlan, choose_kernels, hash_kernels, product_of
 from vllm_fp4_plugin.report import LayerRecord
 from vllm_fp4_plugin.startup import Startup
 
@@ -76,7 +77,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         unfused = fused_mlp.obstacle(layer, self.prefix, self.options)
         gate_up = unfused is None
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
-        kernel, activation, unquantised = choose_kernel(table, self.activation)
+        kernel, quantizer, activation, unquantised = choose_kernels(table, self.activation)
         if activation == "static" and self.prefix.endswith(".kv_b_proj"):
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
@@ -89,10 +90,11 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"{kernel.arch}; leave the layer unquantised"
             )
         reason = "; ".join(filter(None, (unquantised, unfused)))
-        k = input_size_per_partition
-        plan = LinearPlan(kernel, activation, list(output_partition_sizes), k, gate_up, reason)
+        k, sizes = input_size_per_partition, list(output_partition_sizes)
+        plan = LinearPlan(kernel, quantizer, activation, sizes, k, gate_up, reason)
         self.startup.report.add(self._record(plan))
         self.startup.expect(product_of(layer, plan, params_dtype))
+        hash_kernels(get_current_vllm_config(), plan)
         return plan
 
     def _record(self, plan: LinearPlan) -> LayerRecord:
@@ -142,11 +144,16 @@ class Nvfp4LinearBase(LinearMethodBase):
     ) -> "Tensor | fused_mlp.GateUp":
         """The layer's product; for a fused gate and up projection, a promise of it."""
         plan = self.plan
+        if x.shape[-1] != plan.k or x.dtype not in A16_DTYPES:
+            raise InvalidArgument(
+                f"{self.prefix}: its input is {dtype_name(x.dtype)} {tuple(x.shape)}, must be "
+                f"bfloat16 or float16 (..., {plan.k}); convert it, or leave the layer unquantised"
+            )
         if plan.gate_up:
-            return fused_mlp.GateUp(x, layer, plan.shard_sizes[0], plan.activation)
-        return torch.ops.nvfp4_tc.linear(
+            return fused_mlp.GateUp(x, layer, plan.shard_sizes[0], *plan.targets)
+        return linear(
             x, layer.weight, layer.weight_scale, layer.alpha, plan.shard_sizes, layer.input_scale,
-            bias, plan.activation,
+            bias, *plan.targets,
         )  # fmt: skip
 
     def dequantize_weight(self, layer: Any) -> Tensor:

@@ -16,6 +16,8 @@ KEY = "nvfp4_tc"
 SWITCHES = ("fuse_mlp", "small_kernels")
 SMALL_KERNELS_OFF = "switched off (small_kernels)"
 
+# How a linear layer's input is quantised: with its calibrated scale, a scale per token, or not.
+Activation = Literal["static", "per-token", "16-bit"]
 OnlineActivation = Literal["per-token", "16-bit"]
 IndexerFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 

@@ -1,7 +1,7 @@
 """How a linear layer will run: its kernel, chosen once, when the layer is built."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.model_executor.layers.linear import RowParallelLinear
@@ -9,9 +9,13 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from nvfp4_kernels.devices import device_arch, dtype_name
 from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode
 from nvfp4_kernels.precompile.model import Layer
+from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE_KERNELS
+from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
 from vllm_fp4_plugin.device import current_device
-from vllm_fp4_plugin.linear_op import Activation
+from vllm_fp4_plugin.options import KEY, Activation
 from vllm_fp4_plugin.warmup import Product
+
+KERNELS_KEY = f"{KEY}_kernels"  # of additional_config
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class LinearPlan:
 
     Attributes:
         kernel: the product's.
+        quantizer: its input's; None where activations stay in 16 bits.
         activation: how its input is quantised.
         shard_sizes: output widths of its shards on this rank.
         k: elements of its input on this rank.
@@ -28,6 +33,7 @@ class LinearPlan:
     """
 
     kernel: Kernel
+    quantizer: Kernel | None
     activation: Activation
     shard_sizes: list[int]
     k: int
@@ -35,13 +41,30 @@ class LinearPlan:
     reason: str
 
     @property
+    def targets(self) -> tuple[str, str | None]:
+        """The product's kernel and the input's, as the custom ops take them."""
+        return self.kernel.target, None if self.quantizer is None else self.quantizer.target
+
+    @property
     def weight_rows(self) -> list[int]:
         """Rows of each weight that the kernel is given: gate and up projection, or one of all."""
         return self.shard_sizes if self.gate_up else [sum(self.shard_sizes)]
 
 
-def choose_kernel(table: KernelTable, activation: Activation) -> tuple[Kernel, Activation, str]:
-    """Choose a product's kernel for this process's device.
+class Choice(NamedTuple):
+    """Kernels of a layer on this process's device; see ``LinearPlan``."""
+
+    kernel: Kernel
+    quantizer: Kernel | None
+    activation: Activation
+    reason: str
+
+
+_QUANTIZERS = {"static": QUANTIZE_KERNELS, "per-token": PER_TOKEN_KERNELS}
+
+
+def choose_kernels(table: KernelTable, activation: Activation) -> Choice:
+    """Choose the kernels of a layer for this process's device.
 
     A device without a kernel for NVFP4 activations multiplies 16-bit ones, which loses nothing.
 
@@ -49,20 +72,30 @@ def choose_kernel(table: KernelTable, activation: Activation) -> tuple[Kernel, A
         table: the product's kernels.
         activation: how activations are to be quantised.
 
-    Returns:
-        The kernel, how activations are quantised for it, and why not as they were to be.
-
     Raises:
         NoKernelError: the device has neither kernel.
     """
     device = current_device()
     mode: Mode = "w4a16" if activation == "16-bit" else "w4a4"
-    if table.find(device, mode) is None:
-        wide = table.find(device, "w4a16")
-        if wide is not None:
-            arch = device_arch(device)
-            return wide, "16-bit", f"{arch} has no W4A4 kernel, activations stay 16-bit"
-    return table.select(device, mode), activation, ""
+    kernel, wide = table.find(device, mode), table.find(device, "w4a16")
+    if kernel is None and wide is not None:
+        reason = f"{device_arch(device)} has no W4A4 kernel, activations stay 16-bit"
+        return Choice(wide, None, "16-bit", reason)
+    kernel = table.select(device, mode)
+    if activation == "16-bit":
+        return Choice(kernel, None, activation, "")
+    return Choice(kernel, _QUANTIZERS[activation].select(device, mode), activation, "")
+
+
+def hash_kernels(vllm_config: Any, plan: LinearPlan) -> None:
+    """Have vLLM's compile cache depend on the kernels, which compiled graphs hold by name.
+
+    vLLM hashes ``additional_config``, and nothing else that a plugin may write to.
+    """
+    given = vllm_config.additional_config
+    if isinstance(given, dict):
+        names = {*given.get(KERNELS_KEY, ()), *filter(None, plan.targets)}
+        vllm_config.additional_config = given | {KERNELS_KEY: sorted(names)}
 
 
 def product_of(layer: Any, plan: LinearPlan, dtype: torch.dtype) -> Product | None:

@@ -23,7 +23,7 @@ from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
-from vllm_fp4_plugin.linear_op import Activation
+from vllm_fp4_plugin.options import Activation
 
 MAX_JOBS = 8  # processes of some 0.7 GB each, which take seconds to start
 

@@ -41,7 +41,7 @@ def b300() -> Iterator[None]:
 
 
 def test_it_has_a_count_of_its_own() -> None:
-    assert B300_SMS != SM_COUNTS["sm_100"]
+    assert SM_COUNTS["sm_100"] != B300_SMS
 
 
 # --- sm_103 -----------------------------------------------------------------------------------

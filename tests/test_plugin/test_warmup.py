@@ -225,9 +225,10 @@ def test_kernels_are_those_that_products_launch(
     launches = Launches(monkeypatch, product)
     weight = [torch.zeros(shape, dtype=torch.uint8) for shape in fragment_shapes(N, K)]
     x, bias = torch.zeros(MOST, K).bfloat16(), torch.zeros(N).bfloat16()
+    kernel = f"{product.__name__}:gemm"
     with standing_in("cpu", "sm_90"):
         for m in range(1, MOST + 1):
-            linear(x[:m], *weight, torch.ones(3), [96, 32, 32], None, bias, "16-bit")
+            linear(x[:m], *weight, torch.ones(3), [96, 32, 32], None, bias, kernel, None)
     assert warmed_up("sm_90", LINEAR, "16-bit") == launches.kernels
 
 
@@ -246,14 +247,17 @@ def test_kernels_on_blackwell_are_those_that_layers_launch(
         weight_scales = torch.zeros(2, *scales).to(torch.float8_e4m3fn)
         x, bias = torch.zeros(MOST, K).bfloat16(), torch.zeros(N).bfloat16()
         input_scale = torch.tensor(1.0) if activation == "static" else None
+        kernel, pair_kernel = (f"{product.__name__}:{op}" for op in ("gemm", "silu_mul_gemm"))
+        op = "quantize" if activation == "static" else "quantize_per_token"
+        quantizer = f"{quantize.__name__}:{op}"
         with standing_in("cpu", "sm_100"):
             for m in range(1, MOST + 1):
                 if pair:
                     weight = data, weight_scales, torch.ones(2)
-                    silu_mul_linear(x[:m], *weight, N, input_scale, activation)
+                    silu_mul_linear(x[:m], *weight, N, input_scale, pair_kernel, quantizer)
                 else:
                     single = data[0], weight_scales[0], torch.ones(3), [96, 32, 32]
-                    linear(x[:m], *single, input_scale, bias, activation)
+                    linear(x[:m], *single, input_scale, bias, kernel, quantizer)
         layer = Layer("", N, K, pair=True) if pair else LINEAR
         assert warmed_up("sm_100", layer, activation) == launches.kernels
 
