@@ -1,13 +1,21 @@
-"""vLLM's CPU platform, with attention backends chosen by name instead of ignored."""
+"""vLLM's CPU platform, with attention backends by name and our options checked at once."""
 
 from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from vllm_fp4_plugin.options import Options
+
 
 class Nvfp4CpuPlatform(CpuPlatform):
     """CPU platform that honours ``--attention-backend CUSTOM``."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """Refuse unknown options of ours where the engine is configured, before workers start."""
+        Options.of(vllm_config)
+        super().check_and_update_config(vllm_config)
 
     @classmethod
     def get_attn_backend_cls(

@@ -23,8 +23,8 @@ def choose(vllm_config: Any, options: Options, report: Report) -> str:
         fused_mlp.enable()
     attention = choice.make_default(vllm_config)
     for record in (
-        norm.make_default(vllm_config, options.small_kernels),
-        rotary.make_default(options.small_kernels),
+        norm.make_default(vllm_config, options.norm_rope_kernels),
+        rotary.make_default(options.norm_rope_kernels),
     ):
         if record is not None:
             report.add(record)

@@ -12,7 +12,7 @@ from nvfp4_kernels import add_rms_norm
 from nvfp4_kernels.add_rms_norm.kernels import DTYPES, KERNELS
 from nvfp4_kernels.add_rms_norm.tile import MAX_K, VECTOR
 from vllm_fp4_plugin.device import current_device
-from vllm_fp4_plugin.options import SMALL_KERNELS_OFF
+from vllm_fp4_plugin.options import NORM_ROPE_KERNELS_OFF
 from vllm_fp4_plugin.report import LayerRecord
 
 OP = "fused_add_rms_norm"
@@ -70,7 +70,7 @@ def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | No
     priority: list[str] = getattr(vllm_config.kernel_config.ir_op_priority, OP)
     default = getattr(current_platform.get_default_ir_op_priority(vllm_config), OP)
     named = [provider for provider in priority if provider != PROVIDER]
-    reason = "" if switched_on else SMALL_KERNELS_OFF
+    reason = "" if switched_on else NORM_ROPE_KERNELS_OFF
     if named != default or (PROVIDER in priority and not switched_on):
         reason = f"--ir-op-priority.{OP}={','.join(priority)}"
     elif switched_on:

@@ -13,8 +13,9 @@ from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 
 METHOD = "nvfp4-tc"  # vLLM's name for ours
 KEY = "nvfp4_tc"
-SWITCHES = ("fuse_mlp", "small_kernels")
-SMALL_KERNELS_OFF = "switched off (small_kernels)"
+SWITCHES = ("fuse_mlp", "norm_rope_kernels")
+RENAMED = {"small_kernels": "norm_rope_kernels"}  # options of earlier versions
+NORM_ROPE_KERNELS_OFF = "switched off (norm_rope_kernels)"
 
 # How a linear layer's input is quantised: with its calibrated scale, a scale per token, or not.
 Activation = Literal["static", "per-token", "16-bit"]
@@ -36,8 +37,8 @@ class Options:
         activation: activations of such layers: NVFP4 with one global scale per token, or left in
             16 bits, as they also are on a device that multiplies no NVFP4 ones; the report says so.
         ignore: layers such a checkpoint keeps in 16 bits: names, ``*`` patterns or ``re:`` regexes.
-        small_kernels: norms with a residual and rotary embeddings on our kernels too, where there
-            are any (Hopper): they let the kernel after them start early.
+        norm_rope_kernels: run norms with a residual and rotary embeddings on our kernels too, where
+            there are any (Hopper): they let the kernel after them start early.
         indexer_format: how sparse attention's indexer keeps its keys, whatever the quantization
             method; None: as the model does. See ``vllm_fp4_plugin.indexer``.
     """
@@ -46,7 +47,7 @@ class Options:
     scales: ScaleRule = "absmax"
     activation: OnlineActivation = "per-token"
     ignore: tuple[str, ...] = ()
-    small_kernels: bool = True
+    norm_rope_kernels: bool = True
     indexer_format: IndexerFormat | None = None
 
     ONLINE_ONLY = ("scales", "activation", "ignore")
@@ -77,8 +78,10 @@ class Options:
             raise InvalidOption(f"{KEY}: is {given!r}, must be an object of options")
         known = {f.name: f for f in fields(cls)}
         for name, value in given.items():
+            if name in RENAMED:
+                raise InvalidOption(f"{KEY}.{name}: is now called {RENAMED[name]}; rename it")
             if name not in known:
-                raise InvalidOption(f"{KEY}.{name}: unknown option; there are {', '.join(known)}")
+                raise InvalidOption(f"{KEY}.{name}: is unknown, must be one of {', '.join(known)}")
             _check(name, value)
         values = dict(given)
         if "ignore" in values:

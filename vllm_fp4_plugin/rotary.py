@@ -16,7 +16,7 @@ from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.rotary_embedding.kernels import DTYPES, KERNELS
 from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE
 from vllm_fp4_plugin.device import current_device
-from vllm_fp4_plugin.options import METHOD, SMALL_KERNELS_OFF, Options
+from vllm_fp4_plugin.options import METHOD, NORM_ROPE_KERNELS_OFF, Options
 from vllm_fp4_plugin.report import LayerRecord
 
 NAME = "rotary_emb"
@@ -62,7 +62,7 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
         """And not switched off there: other models are built with these classes too."""
         quantization = config.quant_config
         ours = quantization is not None and quantization.get_name() == METHOD
-        return ours and Options.of(config).small_kernels
+        return ours and Options.of(config).norm_rope_kernels
 
 
 REPLACED = (
@@ -86,7 +86,7 @@ def make_default(switched_on: bool) -> LayerRecord | None:
     # vLLM keeps what it builds, and would give it to an engine that chooses otherwise.
     theirs._ROPE_DICT.clear()
     if not switched_on:
-        return LayerRecord(NAME, "vLLM", "16-bit", SMALL_KERNELS_OFF, 0, 0)
+        return LayerRecord(NAME, "vLLM", "16-bit", NORM_ROPE_KERNELS_OFF, 0, 0)
     for each in REPLACED:
         if each.__name__ not in op_registry_oot:
             ours: Any = type(f"{each.__name__}OnOurKernel", (RotaryOnOurKernel, each), {})

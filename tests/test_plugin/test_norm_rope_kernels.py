@@ -20,7 +20,7 @@ from vllm_fp4_plugin.rotary import RotaryOnOurKernel
 HIDDEN, HEAD_DIM = 64, 32
 NORM = "nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90)"
 ROTARY = "nvfp4_rotary_embedding/RotaryEmbeddingSm90 (sm_90)"
-OFF = "switched off (small_kernels)"
+OFF = "switched off (norm_rope_kernels)"
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_an_engine_does_not_inherit_a_choice(vllm_config: Any, engine: Nvfp4TcCo
     """VLLM keeps rotary embeddings for the life of the process."""
     rotary.make_default(switched_on=True)
     assert rope_of(ROPES["default"]).ours
-    vllm_config.additional_config = {"nvfp4_tc": {"small_kernels": False}}
+    vllm_config.additional_config = {"nvfp4_tc": {"norm_rope_kernels": False}}
     record = rotary.make_default(switched_on=False)
     assert record is not None
     assert (record.kernel, record.reason) == ("vLLM", OFF)
