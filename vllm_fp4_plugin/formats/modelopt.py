@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin import __version__
+from vllm_fp4_plugin import versions
 from vllm_fp4_plugin.formats.config_groups import (
     check_block_size,
     read_groups,
@@ -28,7 +28,7 @@ LEGACY_FILE = "hf_quant_config.json"
 
 _W4A4, _W4A16 = "NVFP4", "W4A16_NVFP4"
 _FP8_KV = {"dynamic": False, "num_bits": 8, "type": "float"}
-_PRODUCER = {"name": "vllm_fp4_plugin", "version": __version__}
+_PRODUCER = {"name": "vllm_fp4_plugin", "version": versions.PLUGIN}
 _REMEDY = "serve it with --quantization modelopt or modelopt_mixed"
 
 
