@@ -35,7 +35,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Options before a command."""
+    """Take the options that stand before a command."""
 
 
 if __name__ == "__main__":

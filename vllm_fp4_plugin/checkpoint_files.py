@@ -1,4 +1,4 @@
-"""What a local checkpoint's files hold, read from their headers before anything is loaded."""
+"""Headers of a local checkpoint's files, read and checked before anything is loaded."""
 
 import json
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class TensorHeader:
 
 
 def read_headers(directory: Path) -> dict[str, TensorHeader]:
-    """Headers of every tensor in a checkpoint's safetensors files, by name; {} if it has none.
+    """Read the headers of all tensors in a checkpoint's safetensors files, by name; {} without any.
 
     Raises:
         UnsupportedCheckpoint: the index names a file that is missing or a tensor that is not in

@@ -51,7 +51,7 @@ class Nvfp4TcConfig(QuantizationConfig):
 
     @property
     def options(self) -> Options:
-        """The user's options; read when the first layer is built, as vLLM's config is set then."""
+        """Options of the user; read when the first layer is built, as vLLM's config is set then."""
         if self._options is None:
             config = get_current_vllm_config()
             options = self._options = Options.of(config)
@@ -66,7 +66,7 @@ class Nvfp4TcConfig(QuantizationConfig):
     # --- what vLLM asks about the method --------------------------------------------------
 
     def get_name(self) -> str:
-        """The method's name."""
+        """Name of the method."""
         return METHOD
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
@@ -97,7 +97,7 @@ class Nvfp4TcConfig(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Nvfp4TcConfig":
-        """From a checkpoint's quantization config."""
+        """Build from a checkpoint's quantization config."""
         return cls(formats.parse(config))
 
     def maybe_update_config(
@@ -118,7 +118,7 @@ class Nvfp4TcConfig(QuantizationConfig):
     # --- methods for layers ---------------------------------------------------------------
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """The method for a layer; None leaves it to vLLM."""
+        """Method of a layer; None leaves it to vLLM."""
         # Before any activation is built, which fusing replaces, and any attention.
         options = self.options
         startup = self.startup

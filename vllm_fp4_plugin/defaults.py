@@ -1,4 +1,4 @@
-"""What vLLM runs beside linear layers, put on our kernels for models built from now on."""
+"""Defaults for what runs beside linear layers: our kernels, in models built from now on."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ def choose(vllm_config: Any, options: Options, report: Report) -> str:
     """Choose what runs attention, activations, norms and rotary embeddings.
 
     Args:
-        vllm_config: of the engine; its attention backend and op priorities may change.
+        vllm_config: the engine's; its attention backend and op priorities may change.
         options: the user's.
         report: told of norms and rotary embeddings, where there is a choice.
 
     Returns:
-        Why attention runs on the backend that it has; of each layer, for the report.
+        Why attention layers run on the backend that they have, for the report.
     """
     if options.fuse_mlp:
         fused_mlp.enable()

@@ -44,10 +44,10 @@ ARCHITECTURES = frozenset(
 
 @dataclass(frozen=True)
 class GateUp:
-    """The product of a fused gate and up projection, not formed yet.
+    """Promise of the product of a fused gate and up projection.
 
     Attributes:
-        x: the projection's input ``(..., K)``.
+        x: input of the projection, ``(..., K)``.
         layer: the projection.
         n: I, width of gate and up projection on this rank.
         kernel: target of its kernel, see ``linear_op.silu_mul_linear``.
@@ -61,7 +61,7 @@ class GateUp:
     quantizer: str | None
 
     def silu_and_mul(self) -> Tensor:
-        """``silu(gate) · up``: ``(..., I)`` of x's dtype."""
+        """Compute ``silu(gate) · up``: ``(..., I)`` of x's dtype."""
         layer = self.layer
         return silu_mul_linear(
             self.x, layer.weight, layer.weight_scale, layer.alpha, self.n, layer.input_scale,
@@ -79,7 +79,7 @@ class FusedSiluAndMul(SiluAndMul):
     """``SiluAndMul`` that also takes a ``GateUp``."""
 
     def forward(self, x: "Tensor | GateUp", *args: Any, **kwargs: Any) -> Tensor:
-        """``silu(gate) · up`` of a tensor ``(..., 2I)`` or of a promise of one."""
+        """Compute ``silu(gate) · up`` of a tensor ``(..., 2I)`` or of a promise of one."""
         if isinstance(x, GateUp):
             return x.silu_and_mul()
         return super().forward(x, *args, **kwargs)
@@ -94,7 +94,7 @@ def enable() -> None:
 
 
 def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
-    """Why a layer cannot be fused with its activation: ``""`` if it has none, None if it can."""
+    """Reason against fusing a layer with its activation: ``""`` if it has none, None if it can."""
     if prefix.rpartition(".")[2] != "gate_up_proj":
         return ""
     vllm_config = get_current_vllm_config()

@@ -1,4 +1,4 @@
-"""Which layers a checkpoint leaves unquantised: names, wildcards, regexes, fused names."""
+"""Patterns of layers that stay unquantised: names, wildcards, regexes, fused names."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class MixedShards(ValueError):
-    """Some but not all shards of a fused layer are quantised."""
+    """Error of a fused layer of which some but not all shards are quantised."""
 
 
 class InvalidPattern(ValueError):
-    """A regex that is none."""
+    """Error of a pattern after ``re:`` that is no regular expression."""
 
 
 def check_pattern(argument: str, pattern: str) -> None:
@@ -32,7 +32,7 @@ def check_pattern(argument: str, pattern: str) -> None:
 
 
 def matches(name: str, patterns: Iterable[str]) -> str | None:
-    """The first pattern that covers the module ``name``, or None.
+    """Find the first pattern that covers the module ``name``, or None.
 
     A pattern is ``re:<regex>`` (matched from the start), a ``*`` wildcard over the whole name, or
     a module path: it covers that module and everything below it, and may leave out leading parts
@@ -64,7 +64,7 @@ def shard_names(name: str, packed_modules: Mapping[str, list[str]]) -> list[str]
 def covered(
     name: str, patterns: Iterable[str], packed_modules: Mapping[str, list[str]]
 ) -> str | None:
-    """The pattern that covers a layer of the model, all of its shards, or None.
+    """Find the pattern that covers a layer of the model, all of its shards, or None.
 
     Raises:
         MixedShards: only some of the shards are covered.
@@ -86,18 +86,18 @@ def covered(
 
 @dataclass(frozen=True)
 class QuantizedLayers:
-    """Which linear layers are quantised.
+    """Choice of the linear layers that are quantised.
 
     Attributes:
-        ignore: patterns of those that are not, see ``matches``.
-        targets: patterns of those that are; None: every one that ``ignore`` does not cover.
+        ignore: patterns of layers that are not, see ``matches``.
+        targets: patterns of layers that are; None: every one that ``ignore`` does not cover.
     """
 
     ignore: tuple[str, ...] = ()
     targets: tuple[str, ...] | None = None
 
     def reason_against(self, prefix: str, packed_modules: Mapping[str, list[str]]) -> str | None:
-        """Why a layer stays unquantised; None if it is quantised.
+        """Reason why a layer stays unquantised; None if it is quantised.
 
         Raises:
             MixedShards: only some of its shards are covered.
@@ -110,7 +110,7 @@ class QuantizedLayers:
         return None
 
     def renamed(self, mapper: Any) -> "QuantizedLayers":
-        """The same layers by the names that vLLM's ``mapper`` gives the model's modules."""
+        """Choose the same layers by the names that vLLM's ``mapper`` gives the model's modules."""
         targets = None if self.targets is None else _renamed(self.targets, mapper)
         return replace(self, ignore=_renamed(self.ignore, mapper), targets=targets)
 

@@ -1,4 +1,4 @@
-"""The linear method of ``nvfp4-tc`` for checkpoints that are quantised already."""
+"""Linear method of ``nvfp4-tc`` for checkpoints that are quantised already."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         output_partition_sizes: list[int],
         params_dtype: torch.dtype,
     ) -> LinearPlan:
-        """Check that the layer can be served, choose its kernel, and report it."""
+        """Check that the layer can be served, choose its kernels, and report them."""
         if params_dtype not in A16_DTYPES:
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: dtype is {params_dtype}, must be bfloat16 or float16; "
@@ -114,7 +114,7 @@ class Nvfp4LinearBase(LinearMethodBase):
     def kernel_weight(
         self, data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor | None
     ) -> weights.KernelWeight:
-        """The weight as the plan's kernel takes it; see ``weights.kernel_weight``."""
+        """Bring the weight to the plan's kernel's layout; see ``weights.kernel_weight``."""
         return weights.kernel_weight(
             data,
             scales,
@@ -142,7 +142,7 @@ class Nvfp4LinearBase(LinearMethodBase):
     def apply(
         self, layer: Any, x: Tensor, bias: Tensor | None = None
     ) -> "Tensor | fused_mlp.GateUp":
-        """The layer's product; for a fused gate and up projection, a promise of it."""
+        """Compute the layer's product; of a fused gate and up projection, promise it."""
         plan = self.plan
         if x.shape[-1] != plan.k or x.dtype not in A16_DTYPES:
             raise InvalidArgument(
@@ -157,7 +157,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         )  # fmt: skip
 
     def dequantize_weight(self, layer: Any) -> Tensor:
-        """The weight's values: float32 ``(N, K)``."""
+        """Decode the weight: float32 ``(N, K)``."""
         plan = self.plan
         globals_ = layer.alpha if layer.input_scale is None else layer.alpha / layer.input_scale
         per_row = globals_.repeat_interleave(torch.tensor(plan.shard_sizes, device=globals_.device))
@@ -259,7 +259,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
 
 
 def _fill_dummy(data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor) -> None:
-    """Values for ``--load-format dummy``, whose own random ones are no valid scales."""
+    """Fill tensors for ``--load-format dummy``, whose own random values are no valid scales."""
     data.random_(0, 256)
     scales.copy_(torch.ones_like(scales, dtype=torch.float32))
     weight_global.fill_(1.0 / GLOBAL_RANGE)

@@ -27,7 +27,7 @@ def _function(target: str) -> Callable[..., Any]:
 
 
 def _readable(x: Tensor) -> Tensor:
-    """``x`` as kernels read it; a copy of columns of a wider matrix, as MLA has them, for one."""
+    """Return ``x`` as kernels read it: a copy if it is columns of a wider matrix, as MLA's are."""
     if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
@@ -56,7 +56,7 @@ def _linear(
     kernel: str,
     quantizer: str | None,
 ) -> Tensor:
-    """``x · weightᵀ + bias`` in NVFP4.
+    """Compute ``x · weightᵀ + bias`` in NVFP4.
 
     Args:
         x: bfloat16 or float16 ``(..., K)``.
@@ -90,7 +90,7 @@ def _silu_mul_linear(
     kernel: str,
     quantizer: str | None,
 ) -> Tensor:
-    """``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4.
+    """Compute ``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4.
 
     Args:
         x: bfloat16 or float16 ``(..., K)``.

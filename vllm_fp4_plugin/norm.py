@@ -46,7 +46,7 @@ def fused_add_rms_norm(
     epsilon: float,
     variance_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See ``vllm.ir.ops.fused_add_rms_norm``; of arguments that ``takes`` accepts."""
+    """Run ``vllm.ir.ops.fused_add_rms_norm`` on arguments that ``takes`` accepts."""
     assert weight is not None
     return add_rms_norm(x, x_residual, weight, epsilon)
 
@@ -62,7 +62,7 @@ def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | No
     """Put our provider first, for models built from now on, unless the user has named another.
 
     Returns:
-        What runs the op, and why; None on a device for which there is nothing to choose.
+        Record of what runs the op, and why; None on a device without a kernel for it.
     """
     kernel = KERNELS.find(current_device(), "float")
     if kernel is None or kernel.arch == "cpu":

@@ -1,4 +1,4 @@
-"""The linear method of ``nvfp4-tc`` for 16-bit checkpoints: quantised while they are loaded."""
+"""Linear method of ``nvfp4-tc`` for 16-bit checkpoints, quantised while they are loaded."""
 
 from typing import Any
 

@@ -29,18 +29,19 @@ class InvalidOption(ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """What a user can choose.
+    """Choices of a user.
 
     Attributes:
         fuse_mlp: run gate_up and SiLU-and-mul as one op where a layer allows it.
-        scales: how block scales are chosen when a 16-bit checkpoint is quantised at load.
+        scales: rule by which block scales are chosen when a 16-bit checkpoint is quantised at load.
         activation: activations of such layers: NVFP4 with one global scale per token, or left in
             16 bits, as they also are on a device that multiplies no NVFP4 ones; the report says so.
-        ignore: layers such a checkpoint keeps in 16 bits: names, ``*`` patterns or ``re:`` regexes.
+        ignore: layers of such a checkpoint that stay in 16 bits: names, ``*`` patterns or ``re:``
+            regexes.
         norm_rope_kernels: run norms with a residual and rotary embeddings on our kernels too, where
             there are any (Hopper): they let the kernel after them start early.
-        indexer_format: how sparse attention's indexer keeps its keys, whatever the quantization
-            method; None: as the model does. See ``vllm_fp4_plugin.indexer``.
+        indexer_format: format of the keys of sparse attention's indexer, whatever the quantization
+            method; None: the model's. See ``vllm_fp4_plugin.indexer``.
     """
 
     fuse_mlp: bool = True
@@ -54,7 +55,7 @@ class Options:
 
     @classmethod
     def of(cls, vllm_config: Any) -> "Options":
-        """The options of an engine.
+        """Read the options of an engine.
 
         Raises:
             InvalidOption: as ``parse``.
@@ -69,7 +70,7 @@ class Options:
 
     @classmethod
     def parse(cls, given: Any) -> "Options":
-        """Options from the ``nvfp4_tc`` entry of vLLM's additional config.
+        """Read options from the ``nvfp4_tc`` entry of vLLM's additional config.
 
         Raises:
             InvalidOption: naming the option, what came, and what is accepted.

@@ -1,4 +1,4 @@
-"""How a linear layer will run: its kernel, chosen once, when the layer is built."""
+"""Plan of a linear layer: its kernels, chosen once, when the layer is built."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,16 +20,16 @@ KERNELS_KEY = f"{KEY}_kernels"  # of additional_config
 
 @dataclass(frozen=True)
 class LinearPlan:
-    """How one layer will run; decided when it is built, before any weight is loaded.
+    """Plan of how one layer will run; made when it is built, before any weight is loaded.
 
     Attributes:
-        kernel: the product's.
-        quantizer: its input's; None where activations stay in 16 bits.
+        kernel: kernel of the product.
+        quantizer: kernel that quantises its input; None where activations stay in 16 bits.
         activation: how its input is quantised.
         shard_sizes: output widths of its shards on this rank.
         k: elements of its input on this rank.
         gate_up: gate and up projection run as one op with SiLU-and-mul.
-        reason: why it runs so and not as a reader would expect; may be empty.
+        reason: reason why it runs so and not as a reader would expect; may be empty.
     """
 
     kernel: Kernel
@@ -42,7 +42,7 @@ class LinearPlan:
 
     @property
     def targets(self) -> tuple[str, str | None]:
-        """The product's kernel and the input's, as the custom ops take them."""
+        """Targets of the product's kernel and the input's, as the custom ops take them."""
         return self.kernel.target, None if self.quantizer is None else self.quantizer.target
 
     @property

@@ -23,7 +23,7 @@ NAME = "rotary_emb"
 
 
 class RotaryOnOurKernel(theirs.RotaryEmbedding):
-    """Mixed into a class of vLLM's, before it."""
+    """Mixin that comes before a class of vLLM's and runs it on our kernel."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +36,7 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
             config.quant_config.startup.report.add(LayerRecord(NAME, label, "16-bit", reason, 0, 0))
 
     def obstacle(self) -> str:
-        """Why the kernel does not turn such heads; empty if it does."""
+        """Reason why the kernel does not turn such heads; empty if it does."""
         if not self.is_neox_style:
             return "it turns neighbouring elements together"
         if self.dtype not in DTYPES:
@@ -59,7 +59,7 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
 
     @staticmethod
     def _in_our_engine(config: VllmConfig) -> bool:
-        """And not switched off there: other models are built with these classes too."""
+        """Whether our method serves the engine that is built, and the kernel is on."""
         quantization = config.quant_config
         ours = quantization is not None and quantization.get_name() == METHOD
         return ours and Options.of(config).norm_rope_kernels
@@ -79,7 +79,7 @@ def make_default(switched_on: bool) -> LayerRecord | None:
     """Put our classes in the place of vLLM's, for models built from now on.
 
     Returns:
-        That vLLM turns queries and keys, if that is so because our kernel is switched off.
+        Record that vLLM turns queries and keys, if our kernel is switched off; else None.
     """
     if _kernel() is None:
         return None

@@ -1,4 +1,4 @@
-"""What is known of a process's model while it is built and loaded, and told before it serves."""
+"""Startup: what a process's model is found to need while it is built, done and told once loaded."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,9 +21,9 @@ class Startup:
     """Account of one process's layers, from the first that is built to the last that is loaded.
 
     Attributes:
-        report: which kernel every layer got.
-        products: what kernels are to be there for before requests come.
-        max_tokens: of a batch; 0 while no product is expected.
+        report: report of which kernel every layer got.
+        products: products whose kernels are to be there before requests come.
+        max_tokens: tokens of a batch at most; 0 while no product is expected.
         waiting: names of quantised layers whose weights are not in place yet.
     """
 

@@ -15,7 +15,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class IncompatibleVllm(ImportError):
-    """A vLLM without a name that the plugin uses."""
+    """Error of a vLLM without a name that the plugin uses."""
 
 
 def installed(distribution: str) -> str:
@@ -33,7 +33,7 @@ def vllm_version() -> str:
 
 
 def lines() -> list[str]:
-    """Versions of what the kernels' behaviour depends on, one a line."""
+    """Versions of the plugin and of what it runs on, one a line."""
     found = {
         _PACKAGE: PLUGIN,
         "vllm": vllm_version(),
@@ -45,7 +45,7 @@ def lines() -> list[str]:
 
 @contextmanager
 def vllm_names() -> Iterator[None]:
-    """Within, a name that vLLM no longer has is told in one line, with the version that has it.
+    """Tell in one line, with the version that has it, that vLLM lacks a name asked for within.
 
     Raises:
         IncompatibleVllm: the plugin's own code asks vLLM for a name that is gone.

@@ -32,12 +32,12 @@ Specs = dict[KernelSpec, list[str]]
 
 @dataclass(frozen=True)
 class Product:
-    """What a linear layer's kernels depend on, but for the tokens.
+    """All that a linear layer's kernels depend on, but for the tokens.
 
     Attributes:
         family: architecture family of the kernel that was chosen, ``Kernel.arch``.
-        layer: its sizes.
-        dtype: of its input and result.
+        layer: sizes of the layer.
+        dtype: dtype of its input and result.
         activation: how the input is quantised.
     """
 
@@ -74,9 +74,9 @@ def product_kernels(products: Iterable[Product], max_tokens: int, sms: int) -> l
     """Kernels that 1 to ``max_tokens`` tokens are served by, those of quantising included.
 
     Args:
-        products: of layers that a GPU's kernel serves.
-        max_tokens: of a batch.
-        sms: of the GPU.
+        products: products of layers that a GPU's kernels serve.
+        max_tokens: tokens of a batch at most.
+        sms: SMs of the GPU.
     """
     found: Specs = {}
     for each in products:
@@ -88,8 +88,8 @@ def compile_products(products: Iterable[Product], max_tokens: int, device: torch
     """Compile, and load, what ``products`` may need on a GPU.
 
     Args:
-        products: of this process's layers.
-        max_tokens: of a batch.
+        products: products of this process's layers.
+        max_tokens: tokens of a batch at most.
         device: the GPU.
 
     Returns:
@@ -104,7 +104,7 @@ def compile_kernels(specs: Iterable[KernelSpec], whose: str) -> str:
 
     Args:
         specs: kernels for the current device.
-        whose: for the line, e.g. ``"attention's"``.
+        whose: whose they are, for the line, e.g. ``"attention's"``.
 
     Returns:
         What was done, in a line; empty if there was nothing to compile.

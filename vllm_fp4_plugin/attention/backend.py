@@ -1,4 +1,4 @@
-"""What vLLM asks of an attention backend before it builds a layer: who serves what, and why not."""
+"""vLLM's interface to the backend, asked before a layer is built: who serves what, and why not."""
 
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ class PagedAttentionBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        """The name vLLM's enum has for it."""
+        """Name that vLLM's enum has for it."""
         return "CUSTOM"
 
     @staticmethod
@@ -56,7 +56,7 @@ class PagedAttentionBackend(AttentionBackend):
 
     @classmethod
     def validate_configuration(cls, **configuration: Any) -> list[str]:
-        """Why a layer cannot be served, in words that name what came and what is accepted."""
+        """Reasons against serving a layer, which name what came and what is accepted."""
         reasons = super().validate_configuration(**configuration)
         explained = _explanations(configuration)
         reasons = [explained.get(reason, reason) for reason in reasons]
@@ -64,7 +64,7 @@ class PagedAttentionBackend(AttentionBackend):
 
 
 def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
-    """Reasons of vLLM's that do not say what came, said in full."""
+    """Full sentences for those of vLLM's reasons that do not say what came."""
     sizes, caches = (
         ", ".join(map(str, accepted))
         for accepted in (
@@ -86,7 +86,7 @@ def _explanations(configuration: dict[str, Any]) -> dict[str, str]:
 
 
 def _further_reasons(configuration: dict[str, Any]) -> list[str]:
-    """What vLLM does not check: the device, and the cache against the model."""
+    """Reasons that vLLM does not look for: the device, and the cache against the model."""
     cache, dtype = configuration["kv_cache_dtype"] or "auto", configuration["dtype"]
     ours = implementation()
     try:

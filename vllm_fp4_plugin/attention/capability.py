@@ -1,4 +1,4 @@
-"""What attention runs on: one line for each family of devices, which all else asks.
+"""Attention's implementation for each family of devices: one table, which all else asks.
 
 =======  ================================  ==========================================
 family   steps that only decode            steps that prefill
@@ -29,17 +29,17 @@ PAGE_SIZES = (16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Implementation:
-    """How a family of devices runs attention.
+    """Classes and kernels that run attention on a family of devices.
 
     Attributes:
-        impl: of a layer.
-        builder: of a step's metadata.
-        kernels: table of the op that serves decodes at least.
+        impl: class of a layer's attention.
+        builder: class that builds a step's metadata.
+        kernels: table of the op that serves decodes, and prefills unless ``prefill`` does.
         head_dims: head sizes that each of these kernels takes.
         sinks: whether layers may have attention sinks.
         max_group: most query heads that may share a KV head; None: any number.
-        prefill: what serves steps that prefill; empty: the same op.
-        obstacle: why none of it can run here, empty if it can.
+        prefill: name of what serves steps that prefill; empty: the same op.
+        obstacle: tells why it cannot run in this installation; empty if it can.
     """
 
     impl: type[PagedAttentionImpl]
@@ -52,7 +52,7 @@ class Implementation:
     obstacle: Callable[[], str] = lambda: ""
 
     def kernel(self, kv_cache_dtype: str) -> Kernel:
-        """The kernel for this device and cache dtype.
+        """Kernel for this device and cache dtype.
 
         Raises:
             NoKernelError: there is none.
@@ -65,7 +65,7 @@ class Implementation:
         return self.head_dims.get((family, _mode(kv_cache_dtype)), ())
 
     def label(self, kv_cache_dtype: str) -> str:
-        """How reports name what a layer runs on, e.g. ``nvfp4_paged_attention/reference (cpu)``."""
+        """Name for reports, e.g. ``nvfp4_paged_attention/reference (cpu)``."""
         prefill = f", prefill {self.prefill}" if self.prefill else ""
         return self.kernel(kv_cache_dtype).label + prefill
 

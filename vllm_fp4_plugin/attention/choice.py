@@ -44,7 +44,7 @@ def make_default(vllm_config: Any) -> str:
 
 
 def obstacles(vllm_config: Any) -> list[str]:
-    """Why the model's attention cannot run on our kernels; empty if it can."""
+    """Reasons why the model's attention cannot run on our kernels; empty if it can."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
     if model.attn_type not in ("decoder", "hybrid"):
@@ -93,21 +93,21 @@ def _has_sinks(text: Any) -> bool:
 
 
 def _group(architecture: Any, parallel: Any) -> int:
-    """Query heads of a KV head, on one rank."""
+    """Number of query heads that share a KV head, on one rank."""
     ranks = parallel.tensor_parallel_size
     heads, kv_heads = architecture.total_num_attention_heads, architecture.total_num_kv_heads
     return -(-heads // ranks) // max(1, kv_heads // ranks)
 
 
 def _head_size(architecture: Any) -> int:
-    """The head size of all layers, or one that is not supported if there is such a layer."""
+    """Head size of all layers, or one that is not supported if there is such a layer."""
     sizes = [architecture[i].head_size for i in range(architecture.total_num_hidden_layers)]
     unsupported = (d for d in sizes if not PagedAttentionBackend.supports_head_size(d))
     return int(next(unsupported, architecture.head_size))
 
 
 def record(layer: Any, prefix: str, reason: str) -> LayerRecord:
-    """How an attention layer runs, once vLLM has chosen its backend."""
+    """Record of an attention layer, once vLLM has chosen its backend."""
     backend, dtype = layer.get_attn_backend(), layer.kv_cache_dtype
     if dtype == "auto":
         # MLA layers do not keep theirs; they are built, and reported, under the model's.

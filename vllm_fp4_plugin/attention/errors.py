@@ -1,4 +1,4 @@
-"""The error of attention that our kernels do not compute."""
+"""Error of attention that our kernels do not compute."""
 
 
 class UnsupportedAttention(ValueError):

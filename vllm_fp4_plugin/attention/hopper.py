@@ -23,7 +23,7 @@ PREFILL = "FlashAttention 3 (vLLM)"
 
 
 def obstacle() -> str:
-    """Why prefills cannot run: vLLM has no FlashAttention 3 here, or was told to use another."""
+    """Reason why prefills cannot run: vLLM has no FlashAttention 3, or was told to use another."""
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
     if get_flash_attn_version() == 3:
@@ -96,7 +96,7 @@ class HopperAttentionImpl(PagedAttentionImpl):
         )
 
     def _decodes(self, part: Part) -> bool:
-        """One token of each sequence, whose key is this layer's own."""
+        """Whether a part is one token of each sequence, whose key is this layer's own."""
         own = self.kv_sharing_target_layer_name is None
         return own and part.max_query_len == 1 and part.tokens.stop == len(part.seq_lens)
 

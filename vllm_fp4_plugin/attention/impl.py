@@ -1,4 +1,4 @@
-"""One layer's attention."""
+"""Attention of one layer."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -107,7 +107,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape."""
+        """Compute attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape."""
         if output_scale is not None or output_block_scale is not None:
             raise UnsupportedAttention(
                 "output_scale: quantising the output with it is not supported; switch the compile "

@@ -1,4 +1,4 @@
-"""What all layers of a step share: which queries and keys belong to which sequence."""
+"""Metadata that all layers of a step share: which queries and keys belong to which sequence."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -31,8 +31,8 @@ class Part:
         query_start: int32 ``(B + 1,)``, from this part's first row on.
         seq_lens: int32 ``(B,)``, this step's tokens included.
         block_table: int32 ``(B, pages)``.
-        max_query_len: an upper bound.
-        max_seq_len: an upper bound.
+        max_query_len: upper bound of its sequences' queries.
+        max_seq_len: upper bound of ``seq_lens``.
     """
 
     tokens: slice
@@ -48,7 +48,7 @@ class PagedAttentionMetadata(AttentionMetadata):
     """One step's batch, of which some sequences may be padding without queries.
 
     Attributes:
-        parts: those that decode, then the others; one if there is one kind.
+        parts: sequences that decode, then the others; one part if there is one kind.
         slot_mapping: int64 ``(T,)``: where in the cache each token belongs; negative: nowhere.
     """
 
@@ -85,7 +85,7 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             self._compile_kernels()
 
     def _compile_kernels(self) -> None:
-        """Those of any batch; here, as the size of pages is known and no graph is captured yet."""
+        """Compile for any batch: the size of pages is known, and no graph is captured yet."""
         config = self.vllm_config
         layers = config.compilation_config.static_forward_context
         impls = [layers[name].impl for name in self.layer_names]

@@ -1,4 +1,4 @@
-"""Warmup of attention: once vLLM has said how it keeps keys, and before it serves."""
+"""Warmup of attention, once vLLM has said how it keeps keys, and before it serves."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -11,7 +11,7 @@ from vllm_fp4_plugin import warmup
 
 
 class AttentionLayer(Protocol):
-    """A layer's attention, as far as it knows which kernels it needs."""
+    """Attention of a layer, which knows the kernels that it needs."""
 
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
         """Kernels that serve any batch.

@@ -1,4 +1,4 @@
-"""What a format of NVFP4 checkpoints says of itself, and what a config in it says."""
+"""Interface of a checkpoint format, and the content of a config in it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ class TensorNames:
         block_scale: float8_e4m3fn ``(N, K/16)``.
         weight_global: float32, one number.
         input_global: float32, one number; absent in weight-only checkpoints.
-        k_scale: of an attention module's FP8 keys, float32, one number.
-        v_scale: of its values.
+        k_scale: scale of an attention module's FP8 keys, float32, one number.
+        v_scale: scale of its values, likewise.
     """
 
     weight: str
@@ -38,8 +38,8 @@ class Format(ABC):
     """A format of NVFP4 checkpoints.
 
     Attributes:
-        name: of the format, and of the convention its global scales follow.
-        names: of its tensors.
+        name: the format, and the convention that its global scales follow.
+        names: names of its tensors.
         scalar: shape of the global scales.
         reciprocal: whether the global scales are divisors (2688/amax) instead of factors.
     """
@@ -79,13 +79,13 @@ class Format(ABC):
     def further_files(
         self, ignore: Sequence[str], *, weight_only: bool, fp8_kv: bool
     ) -> dict[str, dict[str, Any]]:
-        """Write what stands beside ``config.json``: contents by the files' names."""
+        """Write the files that stand beside ``config.json``: contents by the files' names."""
         return {}
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What the quantization config of an NVFP4 checkpoint says.
+    """Content of an NVFP4 checkpoint's quantization config.
 
     Attributes:
         format: how the checkpoint is written.

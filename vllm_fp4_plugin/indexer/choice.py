@@ -1,4 +1,4 @@
-"""Which format a layer's indexer keeps its keys in, and whether our kernels serve it."""
+"""Choice of the format that a layer's indexer keeps keys in, and whether our kernels serve it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class UnsupportedIndexer(ValueError):
 
 @dataclass(frozen=True)
 class IndexerTraits:
-    """What a model's layer asks of its indexer.
+    """Requirements of a model's layer on its indexer.
 
     Attributes:
         native: the format that vLLM would keep keys in.
@@ -49,7 +49,7 @@ class IndexerTraits:
 
 
 def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
-    """The format, or None to leave the layer to vLLM's kernels; and why.
+    """Choose the format, or None to leave the layer to vLLM's kernels; and say why.
 
     Raises:
         InvalidOption: the option has a value that does not exist.
@@ -71,7 +71,7 @@ def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
 
 
 def scoring_kernel(fmt: Format) -> Kernel:
-    """The kernel that scores decodes; for reports."""
+    """Kernel that scores decodes; for reports."""
     return SCORE_TOPK_PAGED_KERNELS.select(current_device(), fmt.name)
 
 

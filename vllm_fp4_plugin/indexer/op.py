@@ -34,11 +34,11 @@ def select_keys(
 
     Args:
         q: as for ``KeySelector.select``.
-        scales: as there.
+        scales: as for ``KeySelector.select``.
         k: as for ``KeySelector.store``.
         weights: as for ``KeySelector.select``.
-        out: as there.
-        cache_name: of the layer that stands for the cache, which knows its selector.
+        out: as for ``KeySelector.select``.
+        cache_name: name of the layer that stands for the cache, which knows its selector.
     """
     context = get_forward_context()
     layer = context.no_compile_layers[cache_name]
@@ -149,7 +149,7 @@ class KeySelectingIndexer(SparseAttnIndexer):
 
 
 def _global_scale(fmt: Format) -> Tensor | None:
-    """NVFP4's: 1, as the package says."""
+    """Global scale of NVFP4: 1, as the package says; None of other formats."""
     if fmt.name != "nvfp4":
         return None
     return torch.ones((), dtype=torch.float32, device=current_device())

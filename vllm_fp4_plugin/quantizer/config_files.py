@@ -1,4 +1,4 @@
-"""Writing ``config.json``, and what a format has beside it."""
+"""Writer of ``config.json``, and of the files that a format has beside it."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def write_configs(
     """Write the model's ``config`` with its quantisation into ``folder``.
 
     Args:
-        folder: of the quantised checkpoint.
+        folder: folder of the quantised checkpoint.
         config: the source's ``config.json``.
         format: to write.
         ignore: names of the linears that were not quantised.

@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to those of its quantised copy."""
+"""Conversion of a checkpoint's tensors to those of its quantised copy."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 
 
 class Conversion:
-    """What will be written, known before anything is; then the writing, tensor by tensor.
+    """Plan of all that will be written, and its writing, tensor by tensor.
 
     Without ``ranges`` the copy is weight-only.
     """

@@ -1,4 +1,4 @@
-"""The checkpoint to quantise: its config, and its tensors one at a time."""
+"""Source checkpoint: its config, and its tensors one at a time."""
 
 import json
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Source:
     shards: dict[str, Path]
 
     def load(self, name: str) -> Tensor:
-        """The tensor as stored, mapped from its file: freed with the last reference to it."""
+        """Map a tensor, as stored, from its file; it is freed with the last reference to it."""
         # Opened anew each time: a mapping kept open keeps every page it ever read resident.
         with safe_open(self.shards[name], framework="pt") as file:
             return file.get_tensor(name)

@@ -1,4 +1,4 @@
-"""Writing safetensors files whose tensors arrive one at a time.
+"""Writer of safetensors files whose tensors arrive one at a time.
 
 The ``safetensors`` package serialises a whole file at once; here the header is written first, from
 shapes known in advance, and every tensor then goes straight to its place.
@@ -36,7 +36,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor as a safetensors header describes it; ``dtype`` is a key of ``DTYPES``."""
+    """Description of a tensor in a safetensors header; ``dtype`` is a key of ``DTYPES``."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class TensorSpec:
 
 
 class TensorWriter:
-    """Writes the given tensors, in any order, as Hugging Face lays out a checkpoint.
+    """Writer of given tensors, in any order, as Hugging Face lays out a checkpoint.
 
     One ``model.safetensors``, or shards of at most ``max_shard_bytes`` (a larger tensor gets a
     shard of its own) with an index. Memory stays at the tensor being written.
