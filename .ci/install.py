@@ -26,7 +26,7 @@ OLDEST, NEWEST = (3, 11), (3, 14)
 FREE_GIB = 6
 PROJECT = "./[cpu,eval,test,dev]"  # a bare word would be looked up in the package registry
 CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
-VERSION = ROOT / "vllm_fp4_plugin" / "__init__.py"
+VERSION = ROOT / "vllm_fp4_plugin" / "versions.py"
 # What the environment depends on.
 INPUTS = (ROOT / "pyproject.toml", VERSION, CONSTRAINTS, Path(__file__).resolve())
 

@@ -52,7 +52,7 @@ def run(model: str, **engine_args: Any) -> Run:
         [output] = llm.generate([tiny_llama.TEXT], sampling, use_tqdm=False)
         scored = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
         quant = llm.llm_engine.vllm_config.quant_config
-        report = quant.report.lines() if hasattr(quant, "report") else []
+        report = quant.startup.report.lines() if hasattr(quant, "startup") else []
         return Run(
             [candidates[token].logprob for candidates, token in scored],
             list(output.outputs[0].token_ids),

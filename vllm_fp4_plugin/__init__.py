@@ -1,13 +1,20 @@
 """A vLLM plugin that serves NVFP4 models: quantization method, attention, and its indexer."""
 
-__version__ = "0.1.0"
+from vllm_fp4_plugin.versions import PLUGIN as __version__
+from vllm_fp4_plugin.versions import vllm_names
+
+__all__ = ["__version__", "register"]
 
 
+@vllm_names()
 def register() -> None:
     """Register ``nvfp4-tc``, the attention backend ``CUSTOM``, the indexer and norms of ours.
 
     The ``vllm.general_plugins`` entry point: vLLM calls it in every process, possibly more
     than once.
+
+    Raises:
+        IncompatibleVllm: this vLLM lacks a name that the plugin uses.
     """
     from vllm.model_executor.layers.quantization import (
         QUANTIZATION_METHODS,

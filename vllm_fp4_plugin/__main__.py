@@ -1,7 +1,10 @@
 """``python -m vllm_fp4_plugin``: quantise a checkpoint, or report what would run it."""
 
+from typing import Annotated
+
 import typer
 
+from vllm_fp4_plugin import versions
 from vllm_fp4_plugin.quantizer.command import quantize
 from vllm_fp4_plugin.report_command import report
 
@@ -12,6 +15,28 @@ app = typer.Typer(
 )
 app.command()(quantize)
 app.command()(report)
+
+
+def _print_versions(asked: bool) -> None:
+    if asked:
+        typer.echo("\n".join(versions.lines()))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_versions,
+            is_eager=True,
+            help="Print the versions of the plugin, vLLM, torch and CuTe DSL.",
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
 
 if __name__ == "__main__":
     app(prog_name="python -m vllm_fp4_plugin")

@@ -1,4 +1,4 @@
-"""What a local checkpoint's files hold, read from their headers before anything is loaded."""
+"""Headers of a local checkpoint's files, read and checked before anything is loaded."""
 
 import json
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin.checkpoint_format import (
-    TENSOR_NAMES,
-    CheckpointFormat,
+from vllm_fp4_plugin.formats import (
+    FORMATS,
+    CheckpointConfig,
     TensorNames,
     UnsupportedCheckpoint,
 )
@@ -34,7 +34,7 @@ class TensorHeader:
 
 
 def read_headers(directory: Path) -> dict[str, TensorHeader]:
-    """Headers of every tensor in a checkpoint's safetensors files, by name; {} if it has none.
+    """Read the headers of all tensors in a checkpoint's safetensors files, by name; {} without any.
 
     Raises:
         UnsupportedCheckpoint: the index names a file that is missing or a tensor that is not in
@@ -72,19 +72,20 @@ def _read_file(file: Path) -> dict[str, TensorHeader]:
     return headers
 
 
-def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointFormat) -> None:
+def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> None:
     """Check that every quantised linear is whole: its tensors, their dtypes and shapes.
 
     Raises:
         UnsupportedCheckpoint: naming the tensor, what it is, what it must be.
     """
     names = checkpoint.names
-    for producer, other in TENSOR_NAMES.items():
-        foreign = _modules(headers, other.weight_global)
-        if producer != checkpoint.producer and foreign:
+    for other in FORMATS.values():
+        foreign = _modules(headers, other.names.weight_global)
+        if other.name != checkpoint.format.name and foreign:
             raise UnsupportedCheckpoint(
-                f"{foreign[0]}.{other.weight_global}: belongs to {producer}'s format, the config "
-                f"declares {checkpoint.producer}'s; quantise the model with one tool"
+                f"{foreign[0]}.{other.names.weight_global}: belongs to {other.name}'s format, must "
+                f"be in {checkpoint.format.name}'s, which the config declares; quantise the model "
+                "with one tool"
             )
     modules = _modules(headers, names.weight_global)
     if not modules:

@@ -1,22 +1,27 @@
-"""vLLM's CPU platform, with attention backends chosen by name instead of ignored."""
+"""vLLM's CPU platform, with attention backends by name and our options checked at once."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-if TYPE_CHECKING:
-    from vllm.v1.attention.selector import AttentionSelectorConfig
+from vllm_fp4_plugin.options import Options
 
 
 class Nvfp4CpuPlatform(CpuPlatform):
     """CPU platform that honours ``--attention-backend CUSTOM``."""
 
     @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """Refuse unknown options of ours where the engine is configured, before workers start."""
+        Options.of(vllm_config)
+        super().check_and_update_config(vllm_config)
+
+    @classmethod
     def get_attn_backend_cls(
         cls,
-        selected_backend: "AttentionBackendEnum",
-        attn_selector_config: "AttentionSelectorConfig",
+        selected_backend: AttentionBackendEnum,
+        attn_selector_config: Any,
         num_heads: int | None = None,
     ) -> str:
         """Path of the backend class; raises when CUSTOM is asked for and cannot serve a layer."""

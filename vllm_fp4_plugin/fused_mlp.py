@@ -8,14 +8,13 @@ layers that allow it, the projection returns a ``GateUp``, a promise that holds 
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
-from vllm_fp4_plugin.linear_op import Activation
+from vllm_fp4_plugin.linear_op import silu_mul_linear
 from vllm_fp4_plugin.options import Options
 
 # Models whose MLP forward passes were read: the projection's result goes to SiluAndMul and nowhere
@@ -45,26 +44,28 @@ ARCHITECTURES = frozenset(
 
 @dataclass(frozen=True)
 class GateUp:
-    """The product of a fused gate and up projection, not formed yet.
+    """Promise of the product of a fused gate and up projection.
 
     Attributes:
-        x: the projection's input ``(..., K)``.
+        x: input of the projection, ``(..., K)``.
         layer: the projection.
         n: I, width of gate and up projection on this rank.
-        activation: how the input is quantised.
+        kernel: target of its kernel, see ``linear_op.silu_mul_linear``.
+        quantizer: target of its input's kernel, or None.
     """
 
     x: Tensor
     layer: Any
     n: int
-    activation: Activation
+    kernel: str
+    quantizer: str | None
 
     def silu_and_mul(self) -> Tensor:
-        """``silu(gate) · up``: ``(..., I)`` of x's dtype."""
+        """Compute ``silu(gate) · up``: ``(..., I)`` of x's dtype."""
         layer = self.layer
-        return torch.ops.nvfp4_tc.silu_mul_linear(
+        return silu_mul_linear(
             self.x, layer.weight, layer.weight_scale, layer.alpha, self.n, layer.input_scale,
-            self.activation,
+            self.kernel, self.quantizer,
         )  # fmt: skip
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -78,7 +79,7 @@ class FusedSiluAndMul(SiluAndMul):
     """``SiluAndMul`` that also takes a ``GateUp``."""
 
     def forward(self, x: "Tensor | GateUp", *args: Any, **kwargs: Any) -> Tensor:
-        """``silu(gate) · up`` of a tensor ``(..., 2I)`` or of a promise of one."""
+        """Compute ``silu(gate) · up`` of a tensor ``(..., 2I)`` or of a promise of one."""
         if isinstance(x, GateUp):
             return x.silu_and_mul()
         return super().forward(x, *args, **kwargs)
@@ -93,7 +94,7 @@ def enable() -> None:
 
 
 def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
-    """Why a layer cannot be fused with its activation: ``""`` if it has none, None if it can."""
+    """Reason against fusing a layer with its activation: ``""`` if it has none, None if it can."""
     if prefix.rpartition(".")[2] != "gate_up_proj":
         return ""
     vllm_config = get_current_vllm_config()

@@ -1,16 +1,18 @@
-"""Which layers a checkpoint leaves unquantised: names, wildcards, regexes, fused names."""
+"""Patterns of layers that stay unquantised: names, wildcards, regexes, fused names."""
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 
 class MixedShards(ValueError):
-    """Some but not all shards of a fused layer are quantised."""
+    """Error of a fused layer of which some but not all shards are quantised."""
 
 
 class InvalidPattern(ValueError):
-    """A regex that is none."""
+    """Error of a pattern after ``re:`` that is no regular expression."""
 
 
 def check_pattern(argument: str, pattern: str) -> None:
@@ -30,7 +32,7 @@ def check_pattern(argument: str, pattern: str) -> None:
 
 
 def matches(name: str, patterns: Iterable[str]) -> str | None:
-    """The first pattern that covers the module ``name``, or None.
+    """Find the first pattern that covers the module ``name``, or None.
 
     A pattern is ``re:<regex>`` (matched from the start), a ``*`` wildcard over the whole name, or
     a module path: it covers that module and everything below it, and may leave out leading parts
@@ -62,7 +64,7 @@ def shard_names(name: str, packed_modules: Mapping[str, list[str]]) -> list[str]
 def covered(
     name: str, patterns: Iterable[str], packed_modules: Mapping[str, list[str]]
 ) -> str | None:
-    """The pattern that covers a layer of the model, all of its shards, or None.
+    """Find the pattern that covers a layer of the model, all of its shards, or None.
 
     Raises:
         MixedShards: only some of the shards are covered.
@@ -80,3 +82,41 @@ def covered(
             "fused layer is quantised whole or not at all, so list all or none of them"
         )
     return hits[0] if hits else None
+
+
+@dataclass(frozen=True)
+class QuantizedLayers:
+    """Choice of the linear layers that are quantised.
+
+    Attributes:
+        ignore: patterns of layers that are not, see ``matches``.
+        targets: patterns of layers that are; None: every one that ``ignore`` does not cover.
+    """
+
+    ignore: tuple[str, ...] = ()
+    targets: tuple[str, ...] | None = None
+
+    def reason_against(self, prefix: str, packed_modules: Mapping[str, list[str]]) -> str | None:
+        """Reason why a layer stays unquantised; None if it is quantised.
+
+        Raises:
+            MixedShards: only some of its shards are covered.
+        """
+        pattern = covered(prefix, self.ignore, packed_modules)
+        if pattern is not None:
+            return f"ignored by {pattern!r}"
+        if self.targets is not None and covered(prefix, self.targets, packed_modules) is None:
+            return "no target of the checkpoint"
+        return None
+
+    def renamed(self, mapper: Any) -> "QuantizedLayers":
+        """Choose the same layers by the names that vLLM's ``mapper`` gives the model's modules."""
+        targets = None if self.targets is None else _renamed(self.targets, mapper)
+        return replace(self, ignore=_renamed(self.ignore, mapper), targets=targets)
+
+
+def _renamed(patterns: tuple[str, ...], mapper: Any) -> tuple[str, ...]:
+    # A regex is written against the checkpoint's names and no prefix rule can rename it.
+    names = [p for p in patterns if not p.startswith("re:")]
+    regexes = [p for p in patterns if p.startswith("re:")]
+    return (*mapper.apply_list(names), *regexes)

@@ -1,7 +1,6 @@
-"""The linear method of ``nvfp4-tc`` for checkpoints that are quantised already."""
+"""Linear method of ``nvfp4-tc`` for checkpoints that are quantised already."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,61 +11,41 @@ from vllm.model_executor.layers.linear import (
     register_weight_loader_v2_supported_method,
 )
 from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
-from vllm.platforms import current_platform
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.devices import device_arch
-from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode
-from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
-from vllm_fp4_plugin import ahead, fused_mlp, weights
-from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
-from vllm_fp4_plugin.linear_op import Activation
+from vllm_fp4_plugin import fused_mlp, weights
+from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.linear_op import linear
 from vllm_fp4_plugin.loading import LoadLedger
+from vllm_fp4_plugin.options import Activation, Options
+from vllm_fp4_plugin.plan import LinearPlan, choose_kernels, hash_kernels, product_of
 from vllm_fp4_plugin.report import LayerRecord
-
-if TYPE_CHECKING:
-    from vllm_fp4_plugin.config import Nvfp4TcConfig
-
-_ACT_DTYPES = (torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class LinearPlan:
-    """How one layer will run; decided when it is built, before any weight is loaded.
-
-    Attributes:
-        kernel: what runs it.
-        activation: how its input is quantised.
-        shard_sizes: output widths of its shards on this rank.
-        k: elements of its input on this rank.
-        gate_up: gate and up projection run as one op with SiLU-and-mul.
-        reason: why it runs so and not as a reader would expect; may be empty.
-    """
-
-    kernel: Kernel
-    activation: Activation
-    shard_sizes: list[int]
-    k: int
-    gate_up: bool
-    reason: str
-
-    @property
-    def weight_rows(self) -> list[int]:
-        """Rows of the weights that the kernel is given: gate and up projection, or one of all."""
-        return self.shard_sizes if self.gate_up else [sum(self.shard_sizes)]
+from vllm_fp4_plugin.startup import Startup
 
 
 class Nvfp4LinearBase(LinearMethodBase):
-    """What quantised-on-disk and quantised-at-load layers have in common."""
+    """Method of layers quantised on disk and of those quantised at load.
+
+    Args:
+        startup: told of the layer's plan, and when its weights are in place.
+        options: the user's.
+        prefix: the layer's name.
+        activation: how its input is to be quantised.
+    """
 
     # vLLM makes one method per layer, so what is decided for the layer is kept here.
     plan: LinearPlan
 
-    def __init__(self, config: "Nvfp4TcConfig", prefix: str, activation: Activation) -> None:
-        self.config = config
+    def __init__(
+        self, startup: Startup, options: Options, prefix: str, activation: Activation
+    ) -> None:
+        self.startup = startup
+        self.options = options
         self.prefix = prefix
         self.activation: Activation = activation
 
@@ -77,8 +56,8 @@ class Nvfp4LinearBase(LinearMethodBase):
         output_partition_sizes: list[int],
         params_dtype: torch.dtype,
     ) -> LinearPlan:
-        """Check that the layer can be served, choose its kernel, and report it."""
-        if params_dtype not in _ACT_DTYPES:
+        """Check that the layer can be served, choose its kernels, and report them."""
+        if params_dtype not in A16_DTYPES:
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: dtype is {params_dtype}, must be bfloat16 or float16; "
                 "serve with --dtype bfloat16"
@@ -95,10 +74,10 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"multiple of {BLOCK_SIZE}; use a smaller --tensor-parallel-size or leave the "
                 "layer unquantised"
             )
-        unfused = fused_mlp.obstacle(layer, self.prefix, self.config.options)
+        unfused = fused_mlp.obstacle(layer, self.prefix, self.options)
         gate_up = unfused is None
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
-        kernel, activation, unquantised = _choose(table, self.activation)
+        kernel, quantizer, activation, unquantised = choose_kernels(table, self.activation)
         if activation == "static" and self.prefix.endswith(".kv_b_proj"):
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
@@ -111,10 +90,11 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"{kernel.arch}; leave the layer unquantised"
             )
         reason = "; ".join(filter(None, (unquantised, unfused)))
-        k = input_size_per_partition
-        plan = LinearPlan(kernel, activation, list(output_partition_sizes), k, gate_up, reason)
-        self.config.report.add(self._record(plan))
-        self.config.expect(ahead.product_of(layer, plan, params_dtype))
+        k, sizes = input_size_per_partition, list(output_partition_sizes)
+        plan = LinearPlan(kernel, quantizer, activation, sizes, k, gate_up, reason)
+        self.startup.report.add(self._record(plan))
+        self.startup.expect(product_of(layer, plan, params_dtype))
+        hash_kernels(get_current_vllm_config(), plan)
         return plan
 
     def _record(self, plan: LinearPlan) -> LayerRecord:
@@ -134,7 +114,7 @@ class Nvfp4LinearBase(LinearMethodBase):
     def kernel_weight(
         self, data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor | None
     ) -> weights.KernelWeight:
-        """The weight as the plan's kernel takes it; see ``weights.kernel_weight``."""
+        """Bring the weight to the plan's kernel's layout; see ``weights.kernel_weight``."""
         return weights.kernel_weight(
             data,
             scales,
@@ -162,17 +142,22 @@ class Nvfp4LinearBase(LinearMethodBase):
     def apply(
         self, layer: Any, x: Tensor, bias: Tensor | None = None
     ) -> "Tensor | fused_mlp.GateUp":
-        """The layer's product; for a fused gate and up projection, a promise of it."""
+        """Compute the layer's product; of a fused gate and up projection, promise it."""
         plan = self.plan
+        if x.shape[-1] != plan.k or x.dtype not in A16_DTYPES:
+            raise InvalidArgument(
+                f"{self.prefix}: its input is {dtype_name(x.dtype)} {tuple(x.shape)}, must be "
+                f"bfloat16 or float16 (..., {plan.k}); convert it, or leave the layer unquantised"
+            )
         if plan.gate_up:
-            return fused_mlp.GateUp(x, layer, plan.shard_sizes[0], plan.activation)
-        return torch.ops.nvfp4_tc.linear(
+            return fused_mlp.GateUp(x, layer, plan.shard_sizes[0], *plan.targets)
+        return linear(
             x, layer.weight, layer.weight_scale, layer.alpha, plan.shard_sizes, layer.input_scale,
-            bias, plan.activation,
+            bias, *plan.targets,
         )  # fmt: skip
 
     def dequantize_weight(self, layer: Any) -> Tensor:
-        """The weight's values: float32 ``(N, K)``."""
+        """Decode the weight: float32 ``(N, K)``."""
         plan = self.plan
         globals_ = layer.alpha if layer.input_scale is None else layer.alpha / layer.input_scale
         per_row = globals_.repeat_interleave(torch.tensor(plan.shard_sizes, device=globals_.device))
@@ -187,7 +172,13 @@ class Nvfp4LinearBase(LinearMethodBase):
 
 @register_weight_loader_v2_supported_method
 class Nvfp4LinearMethod(Nvfp4LinearBase):
-    """A linear layer whose checkpoint holds NVFP4 weights."""
+    """Method of a linear layer whose checkpoint holds NVFP4 weights."""
+
+    def __init__(
+        self, startup: Startup, options: Options, prefix: str, checkpoint: CheckpointConfig
+    ) -> None:
+        super().__init__(startup, options, prefix, "16-bit" if checkpoint.weight_only else "static")
+        self.checkpoint = checkpoint
 
     def create_weights(
         self,
@@ -205,7 +196,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         self.plan = self.make_plan(layer, k, output_partition_sizes, params_dtype)
         self.ledger = ledger = LoadLedger(layer, self.prefix, num_shards)
         self.dummy = get_current_vllm_config().load_config.load_format == "dummy"
-        names = self.config.checkpoint.names
+        names = self.checkpoint.names
         vllm_loader = extra_weight_attrs["weight_loader"]
 
         def matrix(name: str, dtype: torch.dtype, columns_per: int) -> None:
@@ -230,7 +221,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check what was loaded, permute the scales, fold the global ones; runs once per load."""
-        names = self.config.checkpoint.names
+        names = self.checkpoint.names
         if not hasattr(layer, names.weight_global):
             return  # done already
         static = self.plan.activation == "static"
@@ -258,35 +249,17 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         except InvalidArgument as error:
             raise UnsupportedCheckpoint(f"{self.prefix}: {error}") from error
         self.install(layer, kernel_weight)
-        self.config.layer_ready(self.prefix, layer.weight.device)
+        self.startup.loaded(self.prefix, layer.weight.device)
 
     def _factors(self, loaded: dict[str, Tensor], name: str) -> Tensor:
         """Global scales as factors, whichever way the checkpoint stores them."""
         stored = loaded[name]
         weights.check_globals(self.prefix, name, stored)
-        return stored.reciprocal() if self.config.checkpoint.names.reciprocal else stored
-
-
-def _choose(table: KernelTable, activation: Activation) -> tuple[Kernel, Activation, str]:
-    """The kernel, how activations are quantised for it, and why not as they were to be.
-
-    A device without a kernel for NVFP4 activations multiplies 16-bit ones, which loses nothing.
-
-    Raises:
-        NoKernelError: the device has neither kernel.
-    """
-    device = torch.device(current_platform.device_type)
-    mode: Mode = "w4a16" if activation == "16-bit" else "w4a4"
-    if table.find(device, mode) is None:
-        wide = table.find(device, "w4a16")
-        if wide is not None:
-            arch = device_arch(device)
-            return wide, "16-bit", f"{arch} has no W4A4 kernel, activations stay 16-bit"
-    return table.select(device, mode), activation, ""
+        return stored.reciprocal() if self.checkpoint.format.reciprocal else stored
 
 
 def _fill_dummy(data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor) -> None:
-    """Values for ``--load-format dummy``, whose own random ones are no valid scales."""
+    """Fill tensors for ``--load-format dummy``, whose own random values are no valid scales."""
     data.random_(0, 256)
     scales.copy_(torch.ones_like(scales, dtype=torch.float32))
     weight_global.fill_(1.0 / GLOBAL_RANGE)

@@ -1,4 +1,4 @@
-"""Loading a quantised layer's tensors: what arrives is checked, what does not arrive is missed."""
+"""Loading of a quantised layer's tensors: each that arrives is checked, none may be missing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 _QKV = ("q", "k", "v")
 
 
 class LoadLedger:
-    """Keeps account of the tensors one layer has received.
+    """Account of the tensors that one layer has received.
 
     vLLM's parameters copy whatever they are given, converting its dtype and narrowing its shape,
     and never say when nothing came: this stands in front of them.
@@ -27,11 +27,11 @@ class LoadLedger:
     def loader(
         self, tensor: str, dtype: torch.dtype, columns_per: int | None, inner: Callable[..., None]
     ) -> Callable[..., None]:
-        """A weight loader that checks a tensor before handing it to vLLM's ``inner``.
+        """Make a weight loader that checks a tensor before handing it to vLLM's ``inner``.
 
         Args:
             tensor: its name on disk.
-            dtype: what it must be.
+            dtype: dtype that it must have.
             columns_per: weight columns per column of the tensor (2 for packed data, 16 for block
                 scales), None for a single number.
             inner: vLLM's own loader.

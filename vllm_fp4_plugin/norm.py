@@ -3,7 +3,6 @@
 vLLM asks a list of providers for each of its own ops; ours comes first where it has a kernel.
 """
 
-import torch
 from torch import Tensor
 from vllm import ir
 from vllm.config import VllmConfig
@@ -12,7 +11,8 @@ from vllm.platforms import current_platform
 from nvfp4_kernels import add_rms_norm
 from nvfp4_kernels.add_rms_norm.kernels import DTYPES, KERNELS
 from nvfp4_kernels.add_rms_norm.tile import MAX_K, VECTOR
-from vllm_fp4_plugin.options import SMALL_KERNELS_OFF
+from vllm_fp4_plugin.device import current_device
+from vllm_fp4_plugin.options import NORM_ROPE_KERNELS_OFF
 from vllm_fp4_plugin.report import LayerRecord
 
 OP = "fused_add_rms_norm"
@@ -46,7 +46,7 @@ def fused_add_rms_norm(
     epsilon: float,
     variance_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See ``vllm.ir.ops.fused_add_rms_norm``; of arguments that ``takes`` accepts."""
+    """Run ``vllm.ir.ops.fused_add_rms_norm`` on arguments that ``takes`` accepts."""
     assert weight is not None
     return add_rms_norm(x, x_residual, weight, epsilon)
 
@@ -62,16 +62,15 @@ def make_default(vllm_config: VllmConfig, switched_on: bool) -> LayerRecord | No
     """Put our provider first, for models built from now on, unless the user has named another.
 
     Returns:
-        What runs the op, and why; None on a device for which there is nothing to choose.
+        Record of what runs the op, and why; None on a device without a kernel for it.
     """
-    device = torch.device(current_platform.device_type)
-    kernel = KERNELS.find(device, "float")
+    kernel = KERNELS.find(current_device(), "float")
     if kernel is None or kernel.arch == "cpu":
         return None
     priority: list[str] = getattr(vllm_config.kernel_config.ir_op_priority, OP)
     default = getattr(current_platform.get_default_ir_op_priority(vllm_config), OP)
     named = [provider for provider in priority if provider != PROVIDER]
-    reason = "" if switched_on else SMALL_KERNELS_OFF
+    reason = "" if switched_on else NORM_ROPE_KERNELS_OFF
     if named != default or (PROVIDER in priority and not switched_on):
         reason = f"--ir-op-priority.{OP}={','.join(priority)}"
     elif switched_on:

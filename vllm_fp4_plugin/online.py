@@ -1,4 +1,4 @@
-"""The linear method of ``nvfp4-tc`` for 16-bit checkpoints: quantised while they are loaded."""
+"""Linear method of ``nvfp4-tc`` for 16-bit checkpoints, quantised while they are loaded."""
 
 from typing import Any
 
@@ -14,19 +14,24 @@ from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
 from nvfp4_kernels.scale_search import quantize_with_rule
 from vllm_fp4_plugin import weights
-from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear import Nvfp4LinearBase
+from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.startup import Startup
 
 
 @register_weight_loader_v2_supported_method
 class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
-    """A linear layer whose 16-bit weight is quantised as soon as it is complete.
+    """Method of a linear layer whose 16-bit weight is quantised as soon as it is complete.
 
     The weight starts on the meta device and exists in 16 bits for one layer at a time, so loading
     peaks at the quantised model plus one layer.
     """
 
     uses_meta_device = True
+
+    def __init__(self, startup: Startup, options: Options, prefix: str) -> None:
+        super().__init__(startup, options, prefix, options.activation)
 
     def create_weights(
         self,
@@ -61,7 +66,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         del layer.weight, shards
         data, scales, weight_global = weights.join_shards(quantised)
         self.install(layer, self.kernel_weight(data, scales, weight_global, None))
-        self.config.layer_ready(self.prefix, layer.weight.device)
+        self.startup.loaded(self.prefix, layer.weight.device)
 
     def _quantize(self, layer: Any, shard: Tensor) -> Nvfp4Tensor:
         amax = shard.abs().amax().float()
@@ -70,7 +75,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             torch.distributed.all_reduce(
                 amax, op=torch.distributed.ReduceOp.MAX, group=get_tp_group().device_group
             )
-        scales, global_scale = self.config.options.scales, global_scale_of(amax)
+        scales, global_scale = self.options.scales, global_scale_of(amax)
         try:
             return quantize_with_rule(shard, scales, global_scale=global_scale)
         except InvalidArgument as error:

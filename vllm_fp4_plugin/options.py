@@ -13,9 +13,12 @@ from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 
 METHOD = "nvfp4-tc"  # vLLM's name for ours
 KEY = "nvfp4_tc"
-SWITCHES = ("fuse_mlp", "small_kernels")
-SMALL_KERNELS_OFF = "switched off (small_kernels)"
+SWITCHES = ("fuse_mlp", "norm_rope_kernels")
+RENAMED = {"small_kernels": "norm_rope_kernels"}  # options of earlier versions
+NORM_ROPE_KERNELS_OFF = "switched off (norm_rope_kernels)"
 
+# How a linear layer's input is quantised: with its calibrated scale, a scale per token, or not.
+Activation = Literal["static", "per-token", "16-bit"]
 OnlineActivation = Literal["per-token", "16-bit"]
 IndexerFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 
@@ -26,32 +29,33 @@ class InvalidOption(ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """What a user can choose.
+    """Choices of a user.
 
     Attributes:
         fuse_mlp: run gate_up and SiLU-and-mul as one op where a layer allows it.
-        scales: how block scales are chosen when a 16-bit checkpoint is quantised at load.
+        scales: rule by which block scales are chosen when a 16-bit checkpoint is quantised at load.
         activation: activations of such layers: NVFP4 with one global scale per token, or left in
             16 bits, as they also are on a device that multiplies no NVFP4 ones; the report says so.
-        ignore: layers such a checkpoint keeps in 16 bits: names, ``*`` patterns or ``re:`` regexes.
-        small_kernels: norms with a residual and rotary embeddings on our kernels too, where there
-            are any (Hopper): they let the kernel after them start early.
-        indexer_format: how sparse attention's indexer keeps its keys, whatever the quantization
-            method; None: as the model does. See ``vllm_fp4_plugin.indexer``.
+        ignore: layers of such a checkpoint that stay in 16 bits: names, ``*`` patterns or ``re:``
+            regexes.
+        norm_rope_kernels: run norms with a residual and rotary embeddings on our kernels too, where
+            there are any (Hopper): they let the kernel after them start early.
+        indexer_format: format of the keys of sparse attention's indexer, whatever the quantization
+            method; None: the model's. See ``vllm_fp4_plugin.indexer``.
     """
 
     fuse_mlp: bool = True
     scales: ScaleRule = "absmax"
     activation: OnlineActivation = "per-token"
     ignore: tuple[str, ...] = ()
-    small_kernels: bool = True
+    norm_rope_kernels: bool = True
     indexer_format: IndexerFormat | None = None
 
     ONLINE_ONLY = ("scales", "activation", "ignore")
 
     @classmethod
     def of(cls, vllm_config: Any) -> "Options":
-        """The options of an engine.
+        """Read the options of an engine.
 
         Raises:
             InvalidOption: as ``parse``.
@@ -66,7 +70,7 @@ class Options:
 
     @classmethod
     def parse(cls, given: Any) -> "Options":
-        """Options from the ``nvfp4_tc`` entry of vLLM's additional config.
+        """Read options from the ``nvfp4_tc`` entry of vLLM's additional config.
 
         Raises:
             InvalidOption: naming the option, what came, and what is accepted.
@@ -75,18 +79,29 @@ class Options:
             raise InvalidOption(f"{KEY}: is {given!r}, must be an object of options")
         known = {f.name: f for f in fields(cls)}
         for name, value in given.items():
+            if name in RENAMED:
+                raise InvalidOption(f"{KEY}.{name}: is now called {RENAMED[name]}; rename it")
             if name not in known:
-                raise InvalidOption(f"{KEY}.{name}: unknown option; there are {', '.join(known)}")
+                raise InvalidOption(f"{KEY}.{name}: is unknown, must be one of {', '.join(known)}")
             _check(name, value)
         values = dict(given)
         if "ignore" in values:
             values["ignore"] = tuple(values["ignore"])
         return cls(**values)
 
-    def changed_online_options(self) -> list[str]:
-        """Options set away from their defaults that only matter for 16-bit checkpoints."""
+    def refuse_online_only(self) -> None:
+        """Check that no option is set that only matters for 16-bit checkpoints.
+
+        Raises:
+            InvalidOption: naming the first that is set away from its default.
+        """
         defaults = Options()
-        return [n for n in self.ONLINE_ONLY if getattr(self, n) != getattr(defaults, n)]
+        for name in self.ONLINE_ONLY:
+            if getattr(self, name) != getattr(defaults, name):
+                raise InvalidOption(
+                    f"{KEY}.{name}: is set, but the checkpoint is quantised already and is served "
+                    "as it is; leave the option out, or serve the 16-bit checkpoint"
+                )
 
 
 def _check(name: str, value: Any) -> None:

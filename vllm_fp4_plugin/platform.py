@@ -1,4 +1,4 @@
-"""The CPU build of vLLM made whole: its ``vllm`` command, and attention backends by name.
+"""Completion of vLLM's CPU build: its ``vllm`` command, and attention backends by name.
 
 This module is loaded while vLLM is still choosing its platform, so it imports nothing of vLLM.
 """
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 
 def activate() -> str | None:
-    """The platform class for the CPU build, None anywhere else.
+    """Name the platform class for the CPU build, None anywhere else.
 
     The ``vllm.platform_plugins`` entry point, called in every process.
     """
@@ -24,7 +24,7 @@ def activate() -> str | None:
 
 
 class _VllmDistribution(metadata.Distribution):
-    """The CPU build under the name that vLLM looks itself up by."""
+    """CPU build under the name that vLLM looks itself up by."""
 
     def __init__(self, cpu_build: metadata.Distribution) -> None:
         self._cpu_build = cpu_build
@@ -40,7 +40,7 @@ class _VllmDistribution(metadata.Distribution):
 
 
 class _VllmDistributionFinder(metadata.DistributionFinder):
-    """Finds ``_VllmDistribution`` when the distribution ``vllm`` is asked for, and nothing else."""
+    """Finder of ``_VllmDistribution`` for those who ask for ``vllm``, and of nothing else."""
 
     def __init__(self, cpu_build: metadata.Distribution) -> None:
         self._distribution = _VllmDistribution(cpu_build)

@@ -1,4 +1,4 @@
-"""Which kernel every layer got, and why."""
+"""Report of which kernel every layer got, and why."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class LayerRecord:
         kernel: label of the kernel that runs it, e.g. ``nvfp4_gemm/reference (cpu)``.
         arithmetic: e.g. ``W4A4 per-token``: bits of weights and activations, how the latter are
             scaled; of attention, dtype of its KV cache.
-        reason: why this kernel and not a better one; empty when there is nothing to say.
+        reason: reason for this kernel and not a better one; may be empty.
         elements: weight elements on this rank; attention has none.
         weight_bytes: bytes they take, scales included.
     """
@@ -25,6 +25,13 @@ class LayerRecord:
     elements: int
     weight_bytes: int
 
+    @classmethod
+    def unquantized(
+        cls, name: str, reason: str, elements: int = 0, weight_bytes: int = 0
+    ) -> "LayerRecord":
+        """Record of a layer that vLLM runs in 16 bits."""
+        return cls(name, "unquantized (vLLM)", "16-bit", reason, elements, weight_bytes)
+
     @property
     def group(self) -> str:
         """Last part of the name: layers that differ in nothing else are reported together."""
@@ -33,11 +40,11 @@ class LayerRecord:
 
 @dataclass
 class Report:
-    """The linear and attention layers of a model, in the order they were built.
+    """Linear and attention layers of a model, in the order they were built.
 
     Attributes:
-        layers: one record each.
-        notes: what a reader should know beside them.
+        layers: their records.
+        notes: lines that a reader should know beside them.
     """
 
     layers: list[LayerRecord] = field(default_factory=list)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm_fp4_plugin.report import Report
+from vllm_fp4_plugin.versions import IncompatibleVllm, vllm_names
 
 
 def report(
@@ -43,7 +44,7 @@ def report(
         layers = model_report(
             model, additional_config=given, dtype=dtype, attention_backend=attention_backend
         )
-    except (ValueError, NotImplementedError, OSError) as error:
+    except (ValueError, NotImplementedError, OSError, IncompatibleVllm) as error:
         raise _refusal(str(error)) from error
     except Exception as error:  # of vLLM, which reads a model's files as if all were well
         raise _refusal(
@@ -78,20 +79,24 @@ def model_report(model: str, **engine_args: Any) -> Report:
     Raises:
         ValueError: the checkpoint or an option is refused, by name.
         NoKernelError: this machine's device has no kernel for a layer.
+        IncompatibleVllm: this vLLM lacks a name that is needed.
     """
     import torch
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import (
-        cleanup_dist_env_and_memory,
-        ensure_model_parallel_initialized,
-        init_distributed_environment,
-    )
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.model_loader.utils import initialize_model
-    from vllm.utils.torch_utils import set_default_torch_dtype
 
-    from vllm_fp4_plugin.config import Nvfp4TcConfig, idle
-    from vllm_fp4_plugin.options import METHOD
+    with vllm_names():
+        from vllm.config import set_current_vllm_config
+        from vllm.distributed import (
+            cleanup_dist_env_and_memory,
+            ensure_model_parallel_initialized,
+            init_distributed_environment,
+        )
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.model_executor.model_loader.utils import initialize_model
+        from vllm.utils.torch_utils import set_default_torch_dtype
+
+        from vllm_fp4_plugin.config import Nvfp4TcConfig
+        from vllm_fp4_plugin.options import METHOD
+        from vllm_fp4_plugin.startup import idle
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
     args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
@@ -106,8 +111,9 @@ def model_report(model: str, **engine_args: Any) -> Report:
             cleanup_dist_env_and_memory()
     quant = config.quant_config
     assert isinstance(quant, Nvfp4TcConfig)
-    quant.report.notes = [idle(pattern) for pattern in quant.idle_patterns()]
-    return quant.report
+    startup = quant.startup
+    startup.report.notes = [idle(pattern) for pattern in startup.idle_patterns()]
+    return startup.report
 
 
 def _table(model: str, layers: Report, *, every_layer: bool) -> Table:

@@ -6,25 +6,24 @@ which vLLM builds in its place.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers import rotary_embedding as theirs
-from vllm.platforms import current_platform
 
 from nvfp4_kernels import rotary_embedding
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.rotary_embedding.kernels import DTYPES, KERNELS
 from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE
-from vllm_fp4_plugin.options import METHOD, SMALL_KERNELS_OFF, Options
+from vllm_fp4_plugin.device import current_device
+from vllm_fp4_plugin.options import METHOD, NORM_ROPE_KERNELS_OFF, Options
 from vllm_fp4_plugin.report import LayerRecord
 
 NAME = "rotary_emb"
 
 
 class RotaryOnOurKernel(theirs.RotaryEmbedding):
-    """Mixed into a class of vLLM's, before it."""
+    """Mixin that comes before a class of vLLM's and runs it on our kernel."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -34,10 +33,10 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
             reason = self.obstacle()
             self.ours = not reason
             label = kernel.label if self.ours else "vLLM"
-            config.quant_config.report.add(LayerRecord(NAME, label, "16-bit", reason, 0, 0))
+            config.quant_config.startup.report.add(LayerRecord(NAME, label, "16-bit", reason, 0, 0))
 
     def obstacle(self) -> str:
-        """Why the kernel does not turn such heads; empty if it does."""
+        """Reason why the kernel does not turn such heads; empty if it does."""
         if not self.is_neox_style:
             return "it turns neighbouring elements together"
         if self.dtype not in DTYPES:
@@ -60,10 +59,10 @@ class RotaryOnOurKernel(theirs.RotaryEmbedding):
 
     @staticmethod
     def _in_our_engine(config: VllmConfig) -> bool:
-        """And not switched off there: other models are built with these classes too."""
+        """Whether our method serves the engine that is built, and the kernel is on."""
         quantization = config.quant_config
         ours = quantization is not None and quantization.get_name() == METHOD
-        return ours and Options.of(config).small_kernels
+        return ours and Options.of(config).norm_rope_kernels
 
 
 REPLACED = (
@@ -80,14 +79,14 @@ def make_default(switched_on: bool) -> LayerRecord | None:
     """Put our classes in the place of vLLM's, for models built from now on.
 
     Returns:
-        That vLLM turns queries and keys, if that is so because our kernel is switched off.
+        Record that vLLM turns queries and keys, if our kernel is switched off; else None.
     """
     if _kernel() is None:
         return None
     # vLLM keeps what it builds, and would give it to an engine that chooses otherwise.
     theirs._ROPE_DICT.clear()
     if not switched_on:
-        return LayerRecord(NAME, "vLLM", "16-bit", SMALL_KERNELS_OFF, 0, 0)
+        return LayerRecord(NAME, "vLLM", "16-bit", NORM_ROPE_KERNELS_OFF, 0, 0)
     for each in REPLACED:
         if each.__name__ not in op_registry_oot:
             ours: Any = type(f"{each.__name__}OnOurKernel", (RotaryOnOurKernel, each), {})
@@ -98,5 +97,5 @@ def make_default(switched_on: bool) -> LayerRecord | None:
 
 
 def _kernel() -> Kernel | None:
-    kernel = KERNELS.find(torch.device(current_platform.device_type), "float")
+    kernel = KERNELS.find(current_device(), "float")
     return None if kernel is None or kernel.arch == "cpu" else kernel

@@ -1,4 +1,4 @@
-"""Checkpoint tensors to kernel tensors: pure functions, run once per layer at load."""
+"""Conversion of checkpoint tensors to kernel tensors: pure functions, run once per layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from nvfp4_kernels.nvfp4 import (
     decode_blocks,
     to_blocked,
 )
-from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 _PIECE = 1 << 22  # elements of a weight that are permuted at a time, in some 50 MB
 
 
 @dataclass(frozen=True)
 class KernelWeight:
-    """A linear layer's weight as the kernels take it.
+    """Weight of a linear layer as the kernels take it.
 
     Attributes:
         data: uint8 ``(N, K/2)``, or the data of its fragments; ``(2, …)`` of the two matrices of
@@ -64,7 +64,7 @@ def kernel_weight(
         input_global: float32 ``(S,)``, factors, or None. Shards share their input, so one scale
             serves them all; the largest saturates nothing that any of them was calibrated for.
         gate_up: N holds a gate and an up projection of equal size to be run as one op.
-        layout: the kernel's.
+        layout: layout that the kernel takes.
     """
     input_scale = None if input_global is None else input_global.max()
     alpha = weight_global if input_scale is None else weight_global * input_scale
@@ -78,7 +78,7 @@ def kernel_weight(
 
 
 def _fragments(data: Tensor, scales: Tensor) -> Fragments:
-    """``to_fragments`` of ``(..., N, K/2)``, a few rows at a time.
+    """Bring ``(..., N, K/2)`` to fragments, a few rows at a time.
 
     In one piece it takes over twenty times a weight, which loading would peak at.
     """
@@ -104,7 +104,7 @@ def weight_bytes(n: int, k: int, layout: WeightLayout) -> int:
 
 
 def decode(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
-    """Values of a weight in either layout, without its global scale: float32 ``(n, k)``."""
+    """Decode a weight of either layout, without its global scale: float32 ``(n, k)``."""
     if scales.dtype == torch.uint8:
         return decode_fragments(data, scales, n, k)
     return decode_blocks(data, scales)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from vllm_fp4_plugin.checkpoint_files import read_headers
-from vllm_fp4_plugin.quantizer.formats import FORMATS
+from vllm_fp4_plugin.formats import FORMATS
 from vllm_fp4_plugin.quantizer.source import Source, open_source
 
 
@@ -69,9 +69,10 @@ def _nvfp4_weights(checkpoint: Path) -> Iterator[tuple[str, Nvfp4Tensor]]:
             return file.get_tensor(name)
 
     for format in FORMATS.values():
-        suffix = f".{format.global_scale}"
+        names = format.names
+        suffix = f".{names.weight_global}"
         for layer in (name.removesuffix(suffix) for name in headers if name.endswith(suffix)):
             scale = load(f"{layer}{suffix}").reshape(())
-            factor = scale if format.name == "modelopt" else scale.reciprocal()
-            data, scales = load(f"{layer}.{format.weight}"), load(f"{layer}.weight_scale")
+            factor = scale.reciprocal() if format.reciprocal else scale
+            data, scales = (load(f"{layer}.{n}") for n in (names.weight, names.block_scale))
             yield layer, Nvfp4Tensor(data, scales, factor)

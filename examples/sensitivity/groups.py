@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from vllm_fp4_plugin.quantizer.formats import FORMATS
+from vllm_fp4_plugin.formats import FORMATS
 from vllm_fp4_plugin.quantizer.linears import Selection
 from vllm_fp4_plugin.quantizer.source import Source
+from vllm_fp4_plugin.quantizer.tensors import linear_specs
 
 # What vLLM calls the matrix of these.
 FUSED = {("q_proj", "k_proj", "v_proj"): "qkv_proj", ("gate_proj", "up_proj"): "gate_up_proj"}
@@ -70,7 +71,7 @@ def _group(source: Source, linears: tuple[str, ...], weight_only: bool) -> Group
     specs = [
         spec
         for name, shape in shapes.items()
-        for spec in FORMATS["modelopt"].linear_specs(name, shape, not weight_only).values()
+        for spec in linear_specs(FORMATS["modelopt"], name, shape, not weight_only).values()
     ]
     return Group(
         name=f"{parent}.{FUSED.get(leaves, '+'.join(leaves))}",

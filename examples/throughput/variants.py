@@ -9,7 +9,7 @@ from typing import Any
 from examples.llama_shapes import SHAPES, write_config
 from examples.methods import METHODS
 from examples.throughput.cases import BadOption
-from vllm_fp4_plugin.quantizer.config_files import compressed_tensors_config, modelopt_config
+from vllm_fp4_plugin.formats import FORMATS
 
 _KEPT = ["lm_head"]
 
@@ -54,9 +54,8 @@ def shape_quantization(name: str) -> dict[str, Any] | None:
     """The ``quantization_config`` that makes a shape pass for a checkpoint of a variant."""
     if name == "bf16":
         return None
-    if name == "compressed-tensors":
-        return compressed_tensors_config(_KEPT, weight_only=False, fp8_kv=False)
-    return modelopt_config(_KEPT, weight_only=False, fp8_kv=False)
+    format = FORMATS["compressed-tensors" if name == "compressed-tensors" else "modelopt"]
+    return format.config(_KEPT, weight_only=False, fp8_kv=False)
 
 
 def parse_variants(model: str, written: Sequence[str]) -> tuple[Variant, ...]:

@@ -20,7 +20,7 @@ from examples.throughput.results import Results, VariantResult
 from examples.throughput.variants import parse_variants
 from examples.throughput.worker import generate, prompts
 from tests import limits
-from vllm_fp4_plugin import checkpoint_format
+from vllm_fp4_plugin import formats
 
 DECODE, PREFILL = Case(4, 32, 128), Case(2, 1024, 1)
 ENGINE = {
@@ -58,8 +58,10 @@ def test_shape_passes_for_a_checkpoint(tmp_path, name):
     [variant] = parse_variants("llama-8b", [name])
     written = Path(variant.written(tmp_path))
     config = json.loads((written / "config.json").read_text())
-    parsed = checkpoint_format.parse(config["quantization_config"])
-    assert parsed.producer == ("compressed-tensors" if name == "compressed-tensors" else "modelopt")
+    parsed = formats.parse(config["quantization_config"])
+    assert parsed.format.name == (
+        "compressed-tensors" if name == "compressed-tensors" else "modelopt"
+    )
     assert not parsed.weight_only
     assert parsed.ignore == ("lm_head",)
     assert config["hidden_size"] == 4096

@@ -232,7 +232,7 @@ def test_needs_flash_attention_on_hopper(hopper: Any, monkeypatch: pytest.Monkey
     [
         (
             _part("model_config", model_arch_config=_architecture(64, 34)),
-            "more than 16 query heads share a KV head",
+            "17 query heads share a KV head, must be at most 16",
         ),
         (_part("cache_config", cache_dtype="fp8"), "decode_attention: no fp8_kv kernel for cpu"),
         (
@@ -264,10 +264,10 @@ def test_is_not_the_default_on_hopper(
     ],
 )
 def test_the_table_names_the_kernel(dtype: str, arch: str, label: str) -> None:
-    from vllm_fp4_plugin.attention.backend import kernel
+    from vllm_fp4_plugin.attention.capability import implementation
 
     with standing_in("cpu", arch):
-        assert kernel(dtype).label.endswith(label)
+        assert implementation().kernel(dtype).label.endswith(label)
 
 
 # --- named, and refused ---------------------------------------------------------------------------

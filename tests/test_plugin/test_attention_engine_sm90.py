@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nvfp4_kernels.sm90.limits import SMS
 from tests import devices, tiny_llama
 from tests.emulator import randomised
 from tests.engine import run
-from tests.made_ahead import gathered
+from tests.recorded_warmup import recorded
 from tests.test_plugin.flash_attention import flash_attn_varlen_func
 
 pytestmark = pytest.mark.slow
@@ -44,7 +43,7 @@ def test_serves_as_the_reference_does(tmp_path: Path, monkeypatch: pytest.Monkey
     exact = hopper.decode_attention
     monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", flash, raising=False)
     monkeypatch.setattr(hopper, "decode_attention", decode)
-    with devices.emulated_ops(randomised(1), "sm_90"), gathered(SMS) as kernels:
+    with devices.emulated_ops(randomised(1), "sm_90"), recorded() as kernels:
         emulated = run(model, **arguments)
     assert emulated.generated == expected.generated
     apart = np.abs(np.subtract(emulated.logprobs, expected.logprobs)).mean()
@@ -53,4 +52,4 @@ def test_serves_as_the_reference_does(tmp_path: Path, monkeypatch: pytest.Monkey
     assert min(prefills) > 1
     assert len(decodes) > len(prefills)
     assert kernels.launched
-    assert kernels.launched <= kernels.ahead["attention's"]
+    assert kernels.launched <= kernels.warmup["attention's"]

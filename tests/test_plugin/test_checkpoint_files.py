@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vllm_fp4_plugin.checkpoint_files import INDEX, check_nvfp4, read_headers
-from vllm_fp4_plugin.checkpoint_format import CheckpointFormat, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint
 
 MODULE = "model.layers.0.mlp.down_proj"
 
@@ -24,8 +24,8 @@ def tensors() -> dict[str, Tensor]:
     }
 
 
-def checkpoint(weight_only: bool = False) -> CheckpointFormat:
-    return CheckpointFormat("modelopt", weight_only)
+def checkpoint(weight_only: bool = False) -> CheckpointConfig:
+    return CheckpointConfig(FORMATS["modelopt"], weight_only)
 
 
 def sharded(directory: Path) -> Path:

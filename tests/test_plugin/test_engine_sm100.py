@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvfp4_kernels.sm100.limits import SMS
 from tests import devices
 from tests.emulator import randomised
 from tests.engine import run
-from tests.made_ahead import gathered
+from tests.recorded_warmup import recorded
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +24,7 @@ def test_serves_as_the_references_do(kind: str, modelopt: Path, bf16: Path) -> N
     model = str(modelopt if kind == "static" else bf16)
     # Attention has its own test, test_attention_engine_sm100.
     reference = run(model, attention_backend="CPU_ATTN")
-    with devices.emulated_ops(randomised(1)), gathered(SMS) as kernels:
+    with devices.emulated_ops(randomised(1)), recorded() as kernels:
         emulated = run(model, attention_backend="CPU_ATTN")
     assert [line for line in emulated.report if "W4A4" in line] == [
         f"qkv_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4 {kind}",
@@ -37,7 +36,7 @@ def test_serves_as_the_references_do(kind: str, modelopt: Path, bf16: Path) -> N
     apart = np.abs(np.subtract(emulated.logprobs, reference.logprobs)).max()
     print(f"log-probabilities differ by {apart} at most")
     assert apart < SAME
-    made, launched = kernels.ahead["linear layers'"], kernels.launched
-    print(f"launched {len(launched)} of {len(made)} kernels that would have been compiled ahead")
+    made, launched = kernels.warmup["linear layers'"], kernels.launched
+    print(f"launched {len(launched)} of {len(made)} kernels of the warmup")
     assert len(launched) > 4
     assert launched <= made

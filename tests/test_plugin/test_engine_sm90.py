@@ -67,7 +67,7 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
 
 
 ON_SM_90 = """
-from nvfp4_kernels.dispatch import standing_in
+from nvfp4_kernels.devices import standing_in
 from vllm_fp4_plugin.__main__ import app
 
 with standing_in("cpu", "sm_90"):

@@ -31,8 +31,9 @@ from tests.test_plugin.test_linear_layers import (
     tensors_on_disk,
 )
 from vllm_fp4_plugin import weights
-from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.linear_op import linear, silu_mul_linear
 
 FP32 = torch.float32
 WHY = "sm_90 has no W4A4 kernel, activations stay 16-bit"
@@ -65,7 +66,7 @@ def held_bytes(layer: Any) -> int:
 
 
 def record(layer: Any) -> Any:
-    [only] = [r for r in layer.quant_method.config.report.layers if r.elements]
+    [only] = [r for r in layer.quant_method.startup.report.layers if r.elements]
     return only
 
 
@@ -219,10 +220,10 @@ def test_opcheck(pair: list[Nvfp4Tensor], x: Tensor) -> None:
     with sm90_ops():
         mlp = loaded_pair(pair, weight_only=True)
         row = loaded(build, quantised_shards(rows, [1.0]), shard_ids, weight_only=True)
-        one = (x, row.weight, row.weight_scale, row.alpha, rows, None, None, "16-bit")
-        both = (x, mlp.weight, mlp.weight_scale, mlp.alpha, INTERMEDIATE, None, "16-bit")
-        check_op(torch.ops.nvfp4_tc.linear.default, one)
-        check_op(torch.ops.nvfp4_tc.silu_mul_linear.default, both)
+        one = (row.weight, row.weight_scale, row.alpha, rows, None, None)
+        both = (mlp.weight, mlp.weight_scale, mlp.alpha, INTERMEDIATE, None)
+        check_op(linear, (x, *one, *row.quant_method.plan.targets))
+        check_op(silu_mul_linear, (x, *both, *mlp.quant_method.plan.targets))
 
 
 def test_both_reasons_are_told(vllm_config: Any, pair: list[Nvfp4Tensor], x: Tensor) -> None:

@@ -18,14 +18,15 @@ from vllm.model_executor.layers.linear import (
 )
 
 from nvfp4_kernels.nvfp4 import (
+    Convention,
     Nvfp4Tensor,
     global_scale_of,
     quantize_activation,
     quantize_weight,
     row_global_scales,
 )
-from vllm_fp4_plugin.checkpoint_format import CheckpointFormat, Producer, UnsupportedCheckpoint
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.fused_mlp import GateUp
 
 K = 96
@@ -36,8 +37,8 @@ INPUT_SCALE = torch.tensor(0.01, dtype=torch.float32)
 BF16_ROUNDING = {"rtol": 2.0**-8, "atol": 1e-3}
 
 
-def checkpoint(producer: Producer = "modelopt", **changes: Any) -> CheckpointFormat:
-    return CheckpointFormat(producer, **({"weight_only": False} | changes))
+def checkpoint(name: Convention = "modelopt", **changes: Any) -> CheckpointConfig:
+    return CheckpointConfig(FORMATS[name], **({"weight_only": False} | changes))
 
 
 def quantised_shards(rows: list[int], gains: list[float], k: int = K) -> list[Nvfp4Tensor]:
@@ -46,11 +47,11 @@ def quantised_shards(rows: list[int], gains: list[float], k: int = K) -> list[Nv
 
 
 def tensors_on_disk(
-    shard: Nvfp4Tensor, input_scale: Tensor, quant: CheckpointFormat
+    shard: Nvfp4Tensor, input_scale: Tensor, quant: CheckpointConfig
 ) -> dict[str, Tensor]:
     names = quant.names
     weight_global, input_global = shard.global_scale, input_scale
-    if names.reciprocal:
+    if quant.format.reciprocal:
         weight_global = weight_global.reciprocal().reshape(1)
         input_global = input_global.reciprocal().reshape(1)
     return {
@@ -125,15 +126,15 @@ GAINS = [1.0, 8.0, 0.25]
 
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("weight_only", [False, True], ids=["w4a4", "w4a16"])
-@pytest.mark.parametrize("producer", ["modelopt", "compressed-tensors"])
+@pytest.mark.parametrize("format", ["modelopt", "compressed-tensors"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layer_keeps_every_shards_own_scale(
-    kind: str, producer: Producer, weight_only: bool, inputs: tuple[Tensor, Tensor]
+    kind: str, format: Convention, weight_only: bool, inputs: tuple[Tensor, Tensor]
 ) -> None:
     """Shards 32 times apart come out right; one scale for all would be off by that factor."""
     x, input_scale = inputs
     build, rows, shard_ids = LAYERS[kind]
-    quant = checkpoint(producer, weight_only=weight_only)
+    quant = checkpoint(format, weight_only=weight_only)
     layer = build(Nvfp4TcConfig(quant))
     shards = quantised_shards(rows, GAINS[: len(rows)])
     for shard, shard_id in zip(shards, shard_ids, strict=True):
@@ -190,7 +191,7 @@ def test_weights_stay_in_four_bits() -> None:
     finish(layer)
     held = sum(p.numel() * p.element_size() for p in layer.parameters())
     assert held == 128 * 256 * (4 + 8 / 16) / 8 + 4 + 4  # codes, block scales, alpha, input scale
-    assert config.report.layers[0].weight_bytes == held
+    assert config.startup.report.layers[0].weight_bytes == held
 
 
 # --- gate and up projection with their activation ---------------------------------------------
@@ -300,7 +301,7 @@ def test_what_keeps_a_layer_from_fusing(
     else:
         layer = gate_up(config, **changes)
     assert not layer.quant_method.plan.gate_up
-    [record] = config.report.layers
+    [record] = config.startup.report.layers
     assert record.kernel == "nvfp4_gemm/reference (cpu)"
     assert re.search(f"not fused: .*{reason}", record.reason)
 
@@ -403,7 +404,7 @@ def test_patterns_that_cover_nothing_are_told(vllm_config: Any) -> None:
     quant.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj"]}
     for prefix in ("m.fc", "m.qkv_proj", "lm_head"):
         quant.get_quant_method(torch.nn.Identity(), prefix)
-    assert quant.idle_patterns() == ["nothing", "m.f"]
+    assert quant.startup.idle_patterns() == ["nothing", "m.f"]
 
 
 @pytest.mark.usefixtures("vllm_config")

@@ -17,7 +17,7 @@ def test_every_option_is_read() -> None:
         "scales": "sweep",
         "activation": "16-bit",
         "ignore": ["lm_head"],
-        "small_kernels": False,
+        "norm_rope_kernels": False,
         "indexer_format": "nvfp4",
     }
     assert Options.parse(given) == Options(False, "sweep", "16-bit", ("lm_head",), False, "nvfp4")
@@ -26,10 +26,14 @@ def test_every_option_is_read() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"fuse": True}, r"nvfp4_tc\.fuse: unknown option; there are fuse_mlp, scales"),
+        ({"fuse": True}, r"nvfp4_tc\.fuse: is unknown, must be one of fuse_mlp, scales"),
+        (
+            {"small_kernels": False},
+            r"nvfp4_tc\.small_kernels: is now called norm_rope_kernels; rename it",
+        ),
         ({"fuse_mlp": "no"}, r"nvfp4_tc\.fuse_mlp: is 'no', must be one of true, false"),
         ({"fuse_mlp": 1}, r"nvfp4_tc\.fuse_mlp: is 1, must be one of true, false"),
-        ({"small_kernels": 0}, r"small_kernels: is 0, must be one of true, false"),
+        ({"norm_rope_kernels": 0}, r"norm_rope_kernels: is 0, must be one of true, false"),
         ({"scales": "best"}, r"scales: is 'best', must be one of absmax, sweep, four-over-six"),
         ({"activation": "8-bit"}, r"activation: is '8-bit', must be one of per-token, 16-bit"),
         ({"ignore": "lm_head"}, r"ignore: is 'lm_head', must be a list of layer names"),
@@ -55,7 +59,7 @@ def test_what_is_of_others_is_left_alone() -> None:
     assert Options.of(SimpleNamespace(additional_config=None)) == Options()
 
 
-def test_online_options_are_told_apart() -> None:
-    assert Options.parse({"scales": "sweep", "fuse_mlp": False}).changed_online_options() == [
-        "scales"
-    ]
+def test_options_for_16_bit_checkpoints_alone() -> None:
+    Options.parse({"fuse_mlp": False}).refuse_online_only()
+    with pytest.raises(InvalidOption, match=r"nvfp4_tc\.scales: is set, but the checkpoint is qu"):
+        Options.parse({"scales": "sweep", "fuse_mlp": False}).refuse_online_only()

@@ -8,7 +8,7 @@ import torch
 
 from nvfp4_kernels.scale_search import quantize_with_rule
 from tests.test_quantizer.checkpoints import LINEARS, read_config, read_tensors
-from vllm_fp4_plugin import checkpoint_files, checkpoint_format
+from vllm_fp4_plugin import checkpoint_files, formats
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 
@@ -105,9 +105,9 @@ def test_the_plugin_accepts_every_checkpoint(
     options = {"calibrate": text, "seq_len": 64, "kv_cache_scheme": "fp8"} if calibrated else {}
     quantize_checkpoint(llama, tmp_path / "dst", format=format, **options)
 
-    found = checkpoint_format.parse(read_config(tmp_path / "dst")["quantization_config"])
+    found = formats.parse(read_config(tmp_path / "dst")["quantization_config"])
     checkpoint_files.check_nvfp4(checkpoint_files.read_headers(tmp_path / "dst"), found)
-    assert found.producer == format
+    assert found.format.name == format
     assert found.weight_only != calibrated
     assert (found.kv_cache_scheme is not None) == calibrated
 

@@ -1,16 +1,17 @@
-"""Writing keys and values into vLLM's paged cache."""
+"""Stores of keys and values into vLLM's paged cache."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+FP8_DTYPES = ("fp8", "fp8_e4m3")  # two names that vLLM has for one dtype
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = torch.finfo(E4M3).max
 
 
 def typed(kv_cache: Tensor, *, fp8: bool) -> Tensor:
-    """The cache in the dtype of its values: vLLM hands out FP8 as bytes."""
+    """View of the cache in the dtype of its values: vLLM hands out FP8 as bytes."""
     return kv_cache.view(E4M3) if fp8 else kv_cache
 
 
@@ -33,11 +34,11 @@ def write(
 
     Args:
         key: 16-bit ``(≥ T, Hkv, D)``.
-        value: as ``key``.
+        value: 16-bit, shaped as ``key``.
         kv_cache: ``(pages, Hkv, page_size, 2·D)`` of key's dtype, or uint8 for E4M3.
         slot_mapping: int64 ``(T,)``, ``page · page_size + offset``.
         k_scale: float32 ``()`` with an E4M3 cache, whose keys are what is stored times this.
-        v_scale: the same for values.
+        v_scale: float32 ``()``, the values' counterpart of ``k_scale``.
     """
     tokens = slot_mapping.shape[0]
     key, value = key[:tokens], value[:tokens]
@@ -60,7 +61,7 @@ def write_cuda(
     kv_cache_dtype: str,
     layer: Any,
 ) -> None:
-    """``write`` by vLLM's own kernel, which a CUDA graph can hold."""
+    """Store as ``write`` does, by vLLM's own kernel, which a CUDA graph can hold."""
     from vllm import _custom_ops
 
     key_cache, value_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)

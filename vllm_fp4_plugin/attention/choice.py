@@ -1,4 +1,4 @@
-"""Which backend a model gets when its user names none."""
+"""Choice of the backend a model gets when its user names none."""
 
 from typing import Any
 
@@ -7,14 +7,10 @@ from vllm import envs
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
-from vllm_fp4_plugin.attention.backend import (
-    FP8_DTYPES,
-    PagedAttentionBackend,
-    kernel,
-    on_hopper,
-)
-from vllm_fp4_plugin.attention.hopper import PREFILL
+from nvfp4_kernels.devices import dtype_name
+from vllm_fp4_plugin.attention.backend import PagedAttentionBackend
+from vllm_fp4_plugin.attention.cache import FP8_DTYPES
+from vllm_fp4_plugin.attention.capability import implementation
 from vllm_fp4_plugin.report import LayerRecord
 
 # Models of vLLM 0.32 whose layers have sinks: always, or where their config has such a field set.
@@ -48,7 +44,7 @@ def make_default(vllm_config: Any) -> str:
 
 
 def obstacles(vllm_config: Any) -> list[str]:
-    """Why the model's attention cannot run on our kernels; empty if it can."""
+    """Reasons why the model's attention cannot run on our kernels; empty if it can."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
     if model.attn_type not in ("decoder", "hybrid"):
@@ -76,9 +72,12 @@ def obstacles(vllm_config: Any) -> list[str]:
         use_rswa=model.rswa_window is not None,
     )
     text = model.hf_text_config
-    if on_hopper() and (group := _group(model.model_arch_config, parallel)) > MAX_GROUP:
-        reasons.append(f"more than {MAX_GROUP} query heads share a KV head: {group}")
-    if not PagedAttentionBackend.supports_sink() and _has_sinks(text):
+    ours = implementation()
+    if ours.max_group is not None:
+        group = _group(model.model_arch_config, parallel)
+        if group > ours.max_group:
+            reasons.append(f"{group} query heads share a KV head, must be at most {ours.max_group}")
+    if not ours.sinks and _has_sinks(text):
         reasons.append("attention sinks are not supported on this device")
     if getattr(text, "alibi", False) or text.model_type in ("bloom", "step1"):
         reasons.append("linear biases (ALiBi) are not supported")
@@ -94,29 +93,27 @@ def _has_sinks(text: Any) -> bool:
 
 
 def _group(architecture: Any, parallel: Any) -> int:
-    """Query heads of a KV head, on one rank."""
+    """Number of query heads that share a KV head, on one rank."""
     ranks = parallel.tensor_parallel_size
     heads, kv_heads = architecture.total_num_attention_heads, architecture.total_num_kv_heads
     return -(-heads // ranks) // max(1, kv_heads // ranks)
 
 
 def _head_size(architecture: Any) -> int:
-    """The head size of all layers, or one that is not supported if there is such a layer."""
+    """Head size of all layers, or one that is not supported if there is such a layer."""
     sizes = [architecture[i].head_size for i in range(architecture.total_num_hidden_layers)]
     unsupported = (d for d in sizes if not PagedAttentionBackend.supports_head_size(d))
     return int(next(unsupported, architecture.head_size))
 
 
 def record(layer: Any, prefix: str, reason: str) -> LayerRecord:
-    """How an attention layer runs, once vLLM has chosen its backend."""
+    """Record of an attention layer, once vLLM has chosen its backend."""
     backend, dtype = layer.get_attn_backend(), layer.kv_cache_dtype
     if dtype == "auto":
         # MLA layers do not keep theirs; they are built, and reported, under the model's.
-        dtype = str(getattr(layer, "dtype", torch.get_default_dtype())).removeprefix("torch.")
+        dtype = dtype_name(getattr(layer, "dtype", torch.get_default_dtype()))
     elif dtype in FP8_DTYPES:
         dtype = "fp8_e4m3"  # the other name for it
     ours = issubclass(backend, PagedAttentionBackend)
-    label = kernel(layer.kv_cache_dtype).label if ours else f"{backend.get_name()} (vLLM)"
-    if ours and on_hopper():
-        label += f", prefill {PREFILL}"
-    return LayerRecord(prefix, label, f"{dtype} KV cache", reason, 0, 0)
+    runs = implementation().label(layer.kv_cache_dtype) if ours else f"{backend.get_name()} (vLLM)"
+    return LayerRecord(prefix, runs, f"{dtype} KV cache", reason, 0, 0)

@@ -1,31 +1,38 @@
 """Attention on sm_90: steps that only decode on our kernel, all others on FlashAttention 3."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nvfp4_kernels.decode_attention import decode_attention
 from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
+from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
+from nvfp4_kernels.precompile.spec import KernelSpec
+from vllm_fp4_plugin.attention.errors import UnsupportedAttention
 from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.attention.metadata import (
     PagedAttentionMetadata,
     PagedAttentionMetadataBuilder,
     Part,
-    UnsupportedAttention,
 )
 
 PREFILL = "FlashAttention 3 (vLLM)"
 
 
-def has_flash_attention() -> bool:
-    """Whether vLLM has FlashAttention 3 here, and has not been told to use another."""
+def obstacle() -> str:
+    """Reason why prefills cannot run: vLLM has no FlashAttention 3, or was told to use another."""
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
-    return get_flash_attn_version() == 3
+    if get_flash_attn_version() == 3:
+        return ""
+    return f"there is no {PREFILL} here, which prefills on sm_90"
 
 
 class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
-    """Leaves batches as they are.
+    """Builder that leaves batches as they are.
 
     FlashAttention spreads decodes beside a prefill by itself, and outside of a CUDA graph a second
     launch per layer costs more than it wins.
@@ -35,7 +42,7 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
 
 
 class HopperAttentionImpl(PagedAttentionImpl):
-    """A step of one token per sequence is one launch, which stores the token too."""
+    """Attention whose steps of one token per sequence are one launch, which stores it too."""
 
     def __init__(
         self,
@@ -52,6 +59,11 @@ class HopperAttentionImpl(PagedAttentionImpl):
                 f"num_heads: {num_heads} query heads for {num_kv_heads} of keys, must be at most "
                 f"{MAX_GROUP} for each on sm_90; serve with --attention-backend FLASH_ATTN"
             )
+
+    def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
+        """See ``warmup.AttentionLayer``; for decodes, as prefills need none of ours."""
+        name = dtype_name(dtype)
+        return decode_kernels(self.sizes, name, page_size=page_size, sms=sms)  # type: ignore[arg-type]
 
     def attend(
         self,
@@ -84,7 +96,7 @@ class HopperAttentionImpl(PagedAttentionImpl):
         )
 
     def _decodes(self, part: Part) -> bool:
-        """One token of each sequence, whose key is this layer's own."""
+        """Whether a part is one token of each sequence, whose key is this layer's own."""
         own = self.kv_sharing_target_layer_name is None
         return own and part.max_query_len == 1 and part.tokens.stop == len(part.seq_lens)
 

@@ -1,5 +1,6 @@
-"""One layer's attention."""
+"""Attention of one layer."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -7,9 +8,14 @@ from torch import Tensor
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from nvfp4_kernels.attention import paged_attention
+from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
+from nvfp4_kernels.precompile.model import Attention
+from nvfp4_kernels.precompile.spec import KernelSpec
 from vllm_fp4_plugin.attention import cache
-from vllm_fp4_plugin.attention.backend import FP8_DTYPES
-from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata, UnsupportedAttention
+from vllm_fp4_plugin.attention.cache import FP8_DTYPES
+from vllm_fp4_plugin.attention.errors import UnsupportedAttention
+from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata
 
 
 class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
@@ -51,6 +57,28 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         if self._loaded_sinks is not None:
             self.sinks = self._loaded_sinks.detach().float().contiguous()
 
+    def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
+        """See ``warmup.AttentionLayer``; for prefills and decodes."""
+        return attention_kernels(
+            self.sizes,
+            dtype_name(dtype),  # type: ignore[arg-type]
+            caches=("fp8" if self.is_fp8 else "auto",),
+            page_size=page_size,
+            sms=sms,
+        )
+
+    @property
+    def sizes(self) -> Attention:
+        """Sizes of the layer on this rank, as ``nvfp4_kernels.precompile`` takes them."""
+        return Attention(
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_size,
+            (self.sliding_window or 0,),
+            soft_cap=self.soft_cap is not None,
+            sinks=self.sinks is not None,
+        )
+
     def store(
         self,
         layer: Any,
@@ -79,7 +107,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape."""
+        """Compute attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape."""
         if output_scale is not None or output_block_scale is not None:
             raise UnsupportedAttention(
                 "output_scale: quantising the output with it is not supported; switch the compile "

@@ -1,4 +1,4 @@
-"""What all layers of a step share: which queries and keys belong to which sequence."""
+"""Metadata that all layers of a step share: which queries and keys belong to which sequence."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,15 +14,12 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
-from vllm_fp4_plugin import ahead
-from vllm_fp4_plugin.attention.ahead import compile_layers
+from vllm_fp4_plugin import warmup
+from vllm_fp4_plugin.attention.errors import UnsupportedAttention
+from vllm_fp4_plugin.attention.warmup import compile_layers
 from vllm_fp4_plugin.options import METHOD
 
 logger = init_logger("vllm.nvfp4_tc")
-
-
-class UnsupportedAttention(ValueError):
-    """Attention that ``PagedAttentionBackend`` does not compute; another backend must."""
 
 
 @dataclass
@@ -34,8 +31,8 @@ class Part:
         query_start: int32 ``(B + 1,)``, from this part's first row on.
         seq_lens: int32 ``(B,)``, this step's tokens included.
         block_table: int32 ``(B, pages)``.
-        max_query_len: an upper bound.
-        max_seq_len: an upper bound.
+        max_query_len: upper bound of its sequences' queries.
+        max_seq_len: upper bound of ``seq_lens``.
     """
 
     tokens: slice
@@ -51,7 +48,7 @@ class PagedAttentionMetadata(AttentionMetadata):
     """One step's batch, of which some sequences may be padding without queries.
 
     Attributes:
-        parts: those that decode, then the others; one if there is one kind.
+        parts: sequences that decode, then the others; one part if there is one kind.
         slot_mapping: int64 ``(T,)``: where in the cache each token belongs; negative: nowhere.
     """
 
@@ -84,11 +81,11 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
                 f"{kv_cache_spec.head_size}; the two must agree; serve with another "
                 "--attention-backend"
             )
-        if ahead.is_wanted(device):
+        if warmup.is_wanted(device):
             self._compile_kernels()
 
     def _compile_kernels(self) -> None:
-        """Those of any batch; here, as the size of pages is known and no graph is captured yet."""
+        """Compile for any batch: the size of pages is known, and no graph is captured yet."""
         config = self.vllm_config
         layers = config.compilation_config.static_forward_context
         impls = [layers[name].impl for name in self.layer_names]

@@ -1,7 +1,7 @@
 """The indexer of sparse attention (DeepSeek V3.2, V4) on ``nvfp4_kernels``'s ops.
 
-In the place of vLLM's ``SparseAttnIndexer``: it stores keys, scores them and chooses the best
-without ever holding the scores. How keys are stored is
+It replaces vLLM's ``SparseAttnIndexer``: it stores keys, scores them and chooses the best without
+ever holding the scores. How keys are stored is
 ``--additional-config '{"nvfp4_tc": {"indexer_format": "nvfp4"}}'``, whatever the quantization
 method. Without that option it serves models of ``nvfp4-tc`` alone, with keys as vLLM would have
 them: FP8, or MXFP4 where DeepSeek V4 has ``--attention-config '{"indexer_kv_dtype": "mxfp4"}'``.

@@ -1,4 +1,4 @@
-"""The indexer's part of vLLM's paged cache."""
+"""Layout of the indexer's part of vLLM's paged cache."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ def set_format(cache_layer: Any, fmt: Format, head_dim: int) -> None:
     Args:
         cache_layer: the layer that stands for the cache, whose spec is made from its ``head_dim``,
             which counts bytes.
-        fmt: of the keys.
-        head_dim: their elements.
+        fmt: format of the keys.
+        head_dim: elements of a key.
     """
     cache_layer.head_dim = fmt.page_bytes(head_dim, 1)
 
 
 def pages(kv_cache: Tensor) -> Tensor:
-    """uint8 ``(pages, page_bytes)`` of vLLM's ``(pages, block_size, bytes of a key)``.
+    """View vLLM's ``(pages, block_size, bytes of a key)`` as uint8 ``(pages, page_bytes)``.
 
     A page holds the data of all its keys and then their scales, so that a row of vLLM's is no key.
     What vLLM leaves between pages stays there.

@@ -1,11 +1,10 @@
-"""Which format a layer's indexer keeps its keys in, and whether our kernels serve it."""
+"""Choice of the format that a layer's indexer keeps keys in, and whether our kernels serve it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.platforms import current_platform
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.dispatch import Kernel, KernelTable, NoKernelError
@@ -18,6 +17,7 @@ from nvfp4_kernels.indexer.kernels import (
     SCORE_TOPK_PAGED_KERNELS,
     STORE_K_KERNELS,
 )
+from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import KEY, METHOD, Options
 
 OPTION = f"{KEY}.indexer_format"
@@ -29,7 +29,7 @@ class UnsupportedIndexer(ValueError):
 
 @dataclass(frozen=True)
 class IndexerTraits:
-    """What a model's layer asks of its indexer.
+    """Requirements of a model's layer on its indexer.
 
     Attributes:
         native: the format that vLLM would keep keys in.
@@ -49,7 +49,7 @@ class IndexerTraits:
 
 
 def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
-    """The format, or None to leave the layer to vLLM's kernels; and why.
+    """Choose the format, or None to leave the layer to vLLM's kernels; and say why.
 
     Raises:
         InvalidOption: the option has a value that does not exist.
@@ -71,8 +71,8 @@ def choose(layer: IndexerTraits, vllm_config: Any) -> tuple[Format | None, str]:
 
 
 def scoring_kernel(fmt: Format) -> Kernel:
-    """The kernel that scores decodes; for reports."""
-    return SCORE_TOPK_PAGED_KERNELS.select(_device(), fmt.name)
+    """Kernel that scores decodes; for reports."""
+    return SCORE_TOPK_PAGED_KERNELS.select(current_device(), fmt.name)
 
 
 def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[
         yield f"dtype is {dtype}, must be torch.bfloat16; serve with --dtype bfloat16"
     for table in _tables(layer):
         try:
-            table.select(_device(), fmt.name)
+            table.select(current_device(), fmt.name)
         except NoKernelError as error:
             yield str(error)
             return  # the others say the same
@@ -119,7 +119,3 @@ def _tables(layer: IndexerTraits) -> list[KernelTable]:
     if not layer.stored_by_model:
         tables += [QUANTIZE_Q_KERNELS, STORE_K_KERNELS]
     return tables
-
-
-def _device() -> torch.device:
-    return torch.device(current_platform.device_type)

@@ -1,9 +1,10 @@
-"""DeepSeek V3.2's layer for CUDA, which builds a ``SparseAttnIndexer`` but does not call it.
+"""Replacements for DeepSeek V3.2's layer for CUDA, which does not call its ``SparseAttnIndexer``.
 
-``vllm.models.deepseek_v32.attention`` calls three functions instead: ``fused_norm_rope`` makes keys
-and stores them in FP8, ``fused_q`` makes queries in FP8, and ``sparse_attn_indexer`` scores. It
-looks them up under these names whenever it runs; here they get others, of the same arguments, which
-call vLLM's own for all but the indexer's part. FP8 keys and queries are left to vLLM.
+``vllm.models.deepseek_v32.attention`` builds one, and calls three functions instead:
+``fused_norm_rope`` makes keys and stores them in FP8, ``fused_q`` makes queries in FP8, and
+``sparse_attn_indexer`` scores. It looks them up under these names whenever it runs; here they get
+others, of the same arguments, which call vLLM's own for all but the indexer's part. FP8 keys and
+queries are left to vLLM.
 """
 
 import inspect
@@ -52,7 +53,7 @@ def sparse_attn_indexer(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """In the place of vLLM's; keys are in the cache already."""
+    """Choose keys, as vLLM's function of this name does; keys are in the cache already."""
     given = (hidden_states, k_cache_prefix, kv_cache, q_quant, q_scale, *args)
     cache_layer = get_forward_context().no_compile_layers.get(k_cache_prefix)
     if getattr(cache_layer, "key_selector", None) is None:
@@ -70,7 +71,7 @@ def fused_norm_rope(
     indexer_slot_mapping: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """In the place of vLLM's: the keys come out in 16 bits, and are stored as the selector does."""
+    """Run vLLM's function so that keys come out in 16 bits, and store them as the selector does."""
     if indexer_k_cache is None:  # vLLM measures memory, or the layer takes over another's choice
         return theirs(*args, **kwargs)
     k = kwargs["index_k_out"] = torch.empty_like(args[_INDEX_K])
@@ -97,7 +98,7 @@ def fused_q(
     index_rope_interleave: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """In the place of vLLM's: the indexer's queries are rotated, but not quantised."""
+    """Run vLLM's function without the indexer, whose queries are rotated here in 16 bits."""
     unused_q, unused_weights, mqa_q = theirs(
         positions, q_pe, q_pe_cos_sin_cache, None, None, ql_nope, q_scale, None,
         softmax_scale, head_scale, has_indexer=False, **kwargs,
@@ -109,7 +110,7 @@ def fused_q(
 
 
 def rotated(x: Tensor, cos_sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Each vector's first elements, in pairs, turned by its position's angles.
+    """Turn each vector's first elements, in pairs, by its position's angles.
 
     Args:
         x: ``(T, H, D)``.

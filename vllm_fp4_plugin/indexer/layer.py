@@ -45,7 +45,7 @@ class UnquantizedIndexer(Indexer):
 
 
 class LatentAttention(MultiHeadLatentAttentionWrapper):
-    """vLLM's, whose indexer keeps its queries in 16 bits where the keys' format asks for it."""
+    """vLLM's layer, whose indexer keeps queries in 16 bits where the keys' format asks for it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

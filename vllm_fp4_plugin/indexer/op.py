@@ -10,9 +10,9 @@ from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
-from vllm.platforms import current_platform
 
 from nvfp4_kernels.indexer.formats import Format
+from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.indexer import cache, choice, fused_layer
 from vllm_fp4_plugin.indexer.selection import KeySelector
 
@@ -34,11 +34,11 @@ def select_keys(
 
     Args:
         q: as for ``KeySelector.select``.
-        scales: as there.
+        scales: as for ``KeySelector.select``.
         k: as for ``KeySelector.store``.
         weights: as for ``KeySelector.select``.
-        out: as there.
-        cache_name: of the layer that stands for the cache, which knows its selector.
+        out: as for ``KeySelector.select``.
+        cache_name: name of the layer that stands for the cache, which knows its selector.
     """
     context = get_forward_context()
     layer = context.no_compile_layers[cache_name]
@@ -149,10 +149,10 @@ class KeySelectingIndexer(SparseAttnIndexer):
 
 
 def _global_scale(fmt: Format) -> Tensor | None:
-    """NVFP4's: 1, as the package says."""
+    """Global scale of NVFP4: 1, as the package says; None of other formats."""
     if fmt.name != "nvfp4":
         return None
-    return torch.ones((), dtype=torch.float32, device=current_platform.device_type)
+    return torch.ones((), dtype=torch.float32, device=current_device())
 
 
 def _split_graphs_at_op(compilation_config: Any) -> None:

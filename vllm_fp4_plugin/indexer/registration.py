@@ -1,4 +1,4 @@
-"""Putting our layers in the place of vLLM's."""
+"""Registration of our layers in the place of vLLM's."""
 
 from typing import Any
 

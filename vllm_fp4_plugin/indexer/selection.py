@@ -1,4 +1,4 @@
-"""One layer's keys: stored, scored, and the best of them chosen, as vLLM's metadata lays them out.
+"""Selection of one layer's keys: stored, scored and chosen as vLLM's metadata lays them out.
 
 A step's tokens are those of the sequences that decode, then those of the sequences that prefill.
 """
@@ -27,7 +27,7 @@ class Queries:
 
     Attributes:
         data: ``(T, H, ·)``.
-        scales: of the data; None if there are none, or the weights have taken them in.
+        scales: scales of the data; None if there are none, or the weights have taken them in.
         weights: float32 ``(T, H)``.
     """
 
@@ -36,17 +36,17 @@ class Queries:
     weights: Tensor
 
     def rows(self, rows: slice) -> "Queries":
-        """Those of some tokens."""
+        """Queries of some of the tokens."""
         scales = None if self.scales is None else self.scales[rows]
         return Queries(self.data[rows], scales, self.weights[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class KeySelector:
-    """What is the same in every step.
+    """Store, and choice, of a layer's keys: all that is the same in every step.
 
     Attributes:
-        fmt: of queries and keys.
+        fmt: format of queries and keys.
         head_dim: D.
         top_k: keys to choose.
         max_context_len: the most keys that a sequence can have.
@@ -137,7 +137,7 @@ class KeySelector:
         return Queries(q, scales, weights)
 
     def _prefill(self, queries: Queries, kv_cache: Tensor, chunks: Any, out: Tensor) -> None:
-        """Chunk by chunk, each with the keys of its sequences side by side."""
+        """Choose chunk by chunk, each with the keys of its sequences side by side."""
         for chunk in chunks:
             # vLLM cuts the queries of a long sequence: the later chunks see the same keys.
             if not chunk.skip_kv_gather:
@@ -154,7 +154,7 @@ class KeySelector:
             out[rows, : self.top_k] = indices
 
     def _decode(self, queries: Queries, kv_cache: Tensor, decode: Any, out: Tensor) -> None:
-        """All at once, the queries of a sequence side by side."""
+        """Choose for all at once, the queries of a sequence side by side."""
         tokens = len(queries.data)
         context_lens, block_table = _decode_contexts(decode, tokens)
         scales = queries.scales
@@ -176,7 +176,7 @@ class KeySelector:
 
 
 def _decode_contexts(decode: Any, tokens: int) -> tuple[Tensor, Tensor]:
-    """How many keys each query sees, ``(B, next_n)``, and the pages of each sequence ``(B, P)``.
+    """Number of keys that each query sees, ``(B, next_n)``, and pages of each sequence ``(B, P)``.
 
     Sequences with as many queries each stay together. Otherwise, as where a CUDA graph is padded
     with sequences that have none, every query becomes a sequence; nothing waits for the device.

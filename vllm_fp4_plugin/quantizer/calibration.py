@@ -1,4 +1,4 @@
-"""Largest input of every linear, from running text through a model that is never in memory whole.
+"""Calibration: the largest input of every linear, from text run through a model piece by piece.
 
 Each module's parameters are mapped from the checkpoint when its forward starts and dropped when it
 ends.
@@ -20,7 +20,7 @@ _BATCH_TOKENS = 8192
 
 @dataclass
 class Ranges:
-    """What calibration saw; every maximum is float32 ``()`` on the CPU.
+    """Maxima that calibration saw, each float32 ``()`` on the CPU.
 
     Attributes:
         inputs: max|input| of each linear.
@@ -35,7 +35,7 @@ class Ranges:
 
 
 def batch_count(sequences: Tensor) -> int:
-    """How many batches ``calibrate`` will run."""
+    """Number of batches that ``calibrate`` will run."""
     return len(_batches(sequences))
 
 
@@ -159,7 +159,7 @@ def _record_input(
 
 
 def _recording_cache(model: Any, ranges: Ranges) -> Any:
-    """A key/value cache that keeps no more than the largest magnitudes."""
+    """Make a key/value cache that keeps no more than the largest magnitudes."""
     from transformers import DynamicCache
 
     # An attention module lies deeper than the layer that may carry the same index.

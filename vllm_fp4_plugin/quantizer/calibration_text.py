@@ -14,7 +14,7 @@ _PIECE_CHARACTERS = 1 << 20
 
 
 def read_sequences(file: Path, tokenizer: Any, tokens: int, seq_len: int) -> Tensor:
-    """The first ``tokens // seq_len`` sequences of a text, or fewer if it is shorter.
+    """Read the first ``tokens // seq_len`` sequences of a text, or fewer if it is shorter.
 
     Args:
         file: UTF-8 text, or ``.jsonl`` with a string ``text`` in every line.

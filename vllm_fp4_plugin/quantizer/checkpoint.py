@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+from nvfp4_kernels.nvfp4 import Convention
 from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
+from vllm_fp4_plugin.formats import FORMATS
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 from vllm_fp4_plugin.quantizer import calibration
 from vllm_fp4_plugin.quantizer.calibration_text import read_sequences
@@ -21,7 +23,6 @@ from vllm_fp4_plugin.quantizer.destination import (
     copy_companions,
 )
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
-from vllm_fp4_plugin.quantizer.formats import FORMATS
 from vllm_fp4_plugin.quantizer.linears import Selection, build_model, select_linears
 from vllm_fp4_plugin.quantizer.source import Source, open_source
 from vllm_fp4_plugin.quantizer.summary import Summary
@@ -81,7 +82,7 @@ def quantize_checkpoint(
     _check_calibration(calibrate, kv_cache_scheme, calibration_tokens, seq_len)
     model = build_model(source)
     selection = select_linears(model, source, ignore)
-    target = FORMATS[format]
+    target = FORMATS[cast(Convention, format)]
 
     with Progress(console=console, disable=console is None) as progress:
         ranges, tokens = None, 0
@@ -98,7 +99,7 @@ def quantize_checkpoint(
             write_configs(
                 folder,
                 source.config,
-                target.name,
+                target,
                 ignore=selection.kept,
                 weight_only=ranges is None,
                 fp8_kv=kv_cache_scheme is not None,

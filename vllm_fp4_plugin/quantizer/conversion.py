@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to those of its quantised copy."""
+"""Conversion of a checkpoint's tensors to those of its quantised copy."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,15 +6,21 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vllm_fp4_plugin.formats import Format
 from vllm_fp4_plugin.quantizer.calibration import Ranges
-from vllm_fp4_plugin.quantizer.formats import Format
 from vllm_fp4_plugin.quantizer.source import Source
 from vllm_fp4_plugin.quantizer.tensor_file import TensorSpec, TensorWriter
+from vllm_fp4_plugin.quantizer.tensors import (
+    kv_tensors,
+    linear_specs,
+    linear_tensors,
+    scalar_spec,
+)
 from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 
 
 class Conversion:
-    """What will be written, known before anything is; then the writing, tensor by tensor.
+    """Plan of all that will be written, and its writing, tensor by tensor.
 
     Without ``ranges`` the copy is weight-only.
     """
@@ -36,7 +42,7 @@ class Conversion:
         if ranges is not None:
             self._inputs = ranges.inputs
             for name in ranges.keys:
-                self._kv_tensors |= target.kv_tensors(name, ranges.keys[name], ranges.values[name])
+                self._kv_tensors |= kv_tensors(target, name, ranges.keys[name], ranges.values[name])
         self._specs = self._plan()
 
     @property
@@ -70,7 +76,7 @@ class Conversion:
                 quantized = self._quantizer.quantize(linear)
                 errors.append(quantized.relative_mse)
                 amax = self._inputs.get(linear)
-                for part, tensor in self._target.linear_tensors(linear, quantized, amax):
+                for part, tensor in linear_tensors(self._target, linear, quantized, amax):
                     writer.write(part, tensor)
             on_tensor()
         for name, tensor in self._kv_tensors.items():
@@ -85,6 +91,5 @@ class Conversion:
             if linear is None:
                 specs[name] = spec
             else:
-                specs |= self._target.linear_specs(linear, spec.shape, linear in self._inputs)
-        scalar = TensorSpec("F32", self._target.scalar)
-        return specs | dict.fromkeys(self._kv_tensors, scalar)
+                specs |= linear_specs(self._target, linear, spec.shape, linear in self._inputs)
+        return specs | dict.fromkeys(self._kv_tensors, scalar_spec(self._target))

@@ -1,4 +1,4 @@
-"""The folder to write: complete, or not there at all."""
+"""Destination folder: complete, or not there at all."""
 
 import os
 import secrets
@@ -36,7 +36,7 @@ def check_destination(src: Path, dst: Path) -> None:
 
 @contextmanager
 def atomic_folder(dst: Path, nbytes: int) -> Iterator[Path]:
-    """A hidden folder beside ``dst`` that becomes ``dst`` on success and is removed otherwise.
+    """Make a hidden folder beside ``dst`` that becomes ``dst`` on success and is removed otherwise.
 
     An exception, Ctrl-C, SIGTERM and SIGHUP remove it; after SIGKILL ``.<dst>.*.partial`` stays.
 

@@ -1,5 +1,5 @@
-"""The one exception users of the quantiser meet."""
+"""Exception of the quantiser."""
 
 
 class QuantizerError(ValueError):
-    """An input the quantiser does not accept; nothing has been left at the destination."""
+    """Error of an input that is not accepted; nothing has been left at the destination."""

@@ -1,4 +1,4 @@
-"""Which linears of a model are quantised."""
+"""Choice of the linears of a model that are quantised."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(frozen=True)
 class Selection:
-    """The linears of a model, by module name.
+    """Linears of a model, by module name.
 
     Attributes:
-        quantized: those that become NVFP4.
-        kept: those that stay as they are.
+        quantized: linears that become NVFP4.
+        kept: linears that stay as they are.
         fused: the linears, itself included, that share a matrix with each quantised one.
     """
 
@@ -35,7 +35,7 @@ class Selection:
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Allocates nothing for ``torch.empty``, of which layers make their parameters.
+    """Mode in which ``torch.empty``, of which layers make their parameters, allocates nothing.
 
     Unlike under ``torch.device("meta")``, buffers computed from the config (rotary frequencies,
     embedding scales) are real, and they are in no checkpoint.
@@ -51,7 +51,7 @@ class _EmptyOnMeta(TorchFunctionMode):
 
 
 def build_model(source: Source) -> Any:
-    """The model of a checkpoint in bfloat16, its large parameters without storage.
+    """Build the model of a checkpoint in bfloat16, its large parameters without storage.
 
     Raises:
         QuantizerError: transformers knows no decoder of that architecture.
@@ -118,7 +118,7 @@ def _refuse_experts(source: Source) -> None:
 
 
 def _refuse_layers_beyond(lengths: dict[str, int], source: Source) -> None:
-    """Of stacks of ``lengths``, by prefix; what the model does not build would stay unquantised."""
+    """Refuse layers beyond ``lengths`` of stacks, by prefix, which would stay unquantised."""
     if source.config.get("num_nextn_predict_layers"):
         return  # those follow the decoder's own, and transformers builds none of them
     for name in source.specs:

@@ -1,4 +1,4 @@
-"""The checkpoint to quantise: its config, and its tensors one at a time."""
+"""Source checkpoint: its config, and its tensors one at a time."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vllm_fp4_plugin.checkpoint_files import read_headers
-from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.formats.modelopt import LEGACY_FILE
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.tensor_file import DTYPES, TensorSpec
 
@@ -33,7 +34,7 @@ class Source:
     shards: dict[str, Path]
 
     def load(self, name: str) -> Tensor:
-        """The tensor as stored, mapped from its file: freed with the last reference to it."""
+        """Map a tensor, as stored, from its file; it is freed with the last reference to it."""
         # Opened anew each time: a mapping kept open keeps every page it ever read resident.
         with safe_open(self.shards[name], framework="pt") as file:
             return file.get_tensor(name)
@@ -71,7 +72,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "config.json")
     nested = [config, *(v for v in config.values() if isinstance(v, dict))]
     quantized = any(key in part for part in nested for key in _QUANTIZED_KEYS)
-    if quantized or (folder / "hf_quant_config.json").exists():
+    if quantized or (folder / LEGACY_FILE).exists():
         raise QuantizerError(
             f"src: {folder} is quantised already; give the 16-bit checkpoint it was made from"
         )

@@ -1,4 +1,4 @@
-"""What a run of the quantiser did."""
+"""Summary of a run of the quantiser."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class Summary:
     calibration_tokens: int
 
     def table(self) -> Table:
-        """The figures for a terminal."""
+        """Make a table of the figures for a terminal."""
         activations = "16-bit (weight-only)"
         if self.calibration_tokens:
             activations = f"NVFP4, measured on {self.calibration_tokens:,} tokens"

@@ -1,4 +1,4 @@
-"""Writing safetensors files whose tensors arrive one at a time.
+"""Writer of safetensors files whose tensors arrive one at a time.
 
 The ``safetensors`` package serialises a whole file at once; here the header is written first, from
 shapes known in advance, and every tensor then goes straight to its place.
@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vllm_fp4_plugin.checkpoint_files import INDEX
+
 SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 # Names the safetensors header uses.
 DTYPES = {
@@ -35,7 +36,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor as a safetensors header describes it; ``dtype`` is a key of ``DTYPES``."""
+    """Description of a tensor in a safetensors header; ``dtype`` is a key of ``DTYPES``."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,7 +47,7 @@ class TensorSpec:
 
 
 class TensorWriter:
-    """Writes the given tensors, in any order, as Hugging Face lays out a checkpoint.
+    """Writer of given tensors, in any order, as Hugging Face lays out a checkpoint.
 
     One ``model.safetensors``, or shards of at most ``max_shard_bytes`` (a larger tensor gets a
     shard of its own) with an index. Memory stays at the tensor being written.
@@ -127,4 +128,4 @@ def _write_index(
         "metadata": {"total_size": total},
         "weight_map": dict(sorted(weight_map.items())),
     }
-    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Quantising one weight at a time, in slices of rows, so that memory stays near its own size."""
+"""Quantiser of weights, in slices of rows, so that memory stays near one weight's size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class QuantizedWeight:
 
 
 class WeightQuantizer:
-    """Quantises the weights of a checkpoint's linears.
+    """Quantiser of the weights of a checkpoint's linears.
 
     Args:
         source: the checkpoint.

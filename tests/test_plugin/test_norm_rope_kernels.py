@@ -20,7 +20,7 @@ from vllm_fp4_plugin.rotary import RotaryOnOurKernel
 HIDDEN, HEAD_DIM = 64, 32
 NORM = "nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90)"
 ROTARY = "nvfp4_rotary_embedding/RotaryEmbeddingSm90 (sm_90)"
-OFF = "switched off (small_kernels)"
+OFF = "switched off (norm_rope_kernels)"
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_a_rotary_embedding_of_vllm_runs_on_our_op(
     assert rotary.make_default(switched_on=True) is None
     rope = rope_of(parameters)
     assert rope.ours
-    [record] = engine.report.layers
+    [record] = engine.startup.report.layers
     assert (record.name, record.kernel, record.reason) == ("rotary_emb", ROTARY, "")
     calls: list[int] = []
 
@@ -249,7 +249,7 @@ def test_the_report_says_why_not(
     given = {"dtype": torch.bfloat16} | options
     rope = get_rope(head_size, 128, rope_parameters=ROPES["default"], **given)
     assert not rope.ours
-    [record] = engine.report.layers
+    [record] = engine.startup.report.layers
     assert (record.name, record.kernel, record.reason) == ("rotary_emb", "vLLM", reason)
 
 
@@ -260,14 +260,14 @@ def test_other_engines_keep_vllms(vllm_config: Any, engine: Nvfp4TcConfig) -> No
     rope = rope_of(ROPES["default"])
     assert isinstance(rope, RotaryOnOurKernel)
     assert not rope.ours
-    assert not engine.report.layers
+    assert not engine.startup.report.layers
 
 
 def test_an_engine_does_not_inherit_a_choice(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
     """VLLM keeps rotary embeddings for the life of the process."""
     rotary.make_default(switched_on=True)
     assert rope_of(ROPES["default"]).ours
-    vllm_config.additional_config = {"nvfp4_tc": {"small_kernels": False}}
+    vllm_config.additional_config = {"nvfp4_tc": {"norm_rope_kernels": False}}
     record = rotary.make_default(switched_on=False)
     assert record is not None
     assert (record.kernel, record.reason) == ("vLLM", OFF)

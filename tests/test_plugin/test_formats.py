@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vllm_fp4_plugin.checkpoint_format import UnsupportedCheckpoint, is_nvfp4, parse
+from vllm_fp4_plugin.formats import FORMATS, UnsupportedCheckpoint, is_nvfp4, parse
 
 FP4 = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
 FP8_KV = {"num_bits": 8, "type": "float", "dynamic": False}
@@ -61,7 +61,7 @@ def edited(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 def test_modelopt() -> None:
     checkpoint = parse(MODELOPT)
-    assert checkpoint.producer == "modelopt"
+    assert checkpoint.format.name == "modelopt"
     assert not checkpoint.weight_only
     assert checkpoint.ignore == ("lm_head", "model.layers.0*")
     assert checkpoint.targets is None
@@ -80,8 +80,8 @@ def test_modelopt_legacy(quant_method: str | None) -> None:
 
 def test_compressed_tensors() -> None:
     checkpoint = parse(COMPRESSED_TENSORS)
-    assert checkpoint.producer == "compressed-tensors"
-    assert checkpoint.names.reciprocal
+    assert checkpoint.format.name == "compressed-tensors"
+    assert checkpoint.format.reciprocal
     assert checkpoint.targets is None
     assert checkpoint.kv_cache_scheme is None
 
@@ -109,7 +109,10 @@ def test_weight_only(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (edited(MODELOPT, "quant_algo", "FP8"), "quant_algo: is 'FP8', nvfp4-tc reads NVFP4"),
+        (
+            edited(MODELOPT, "quant_algo", "FP8"),
+            "quant_algo: is 'FP8', must be NVFP4 or W4A16_NVFP4",
+        ),
         (edited(MODELOPT, "quant_algo", "NVFP5"), "quant_algo: is 'NVFP5'"),
         (edited(MODELOPT, "quant_algo", ...), "quant_algo: is None"),
         (edited(MODELOPT, "quant_algo", "MIXED_PRECISION"), "quant_algo: is 'MIXED_PRECISION'"),
@@ -181,3 +184,19 @@ def test_refused(config: dict[str, Any], message: str) -> None:
 )
 def test_is_nvfp4(config: dict[str, Any], expected: bool) -> None:
     assert is_nvfp4(config) is expected
+
+
+@pytest.mark.parametrize("fp8_kv", [False, True], ids=["16-bit KV", "FP8 KV"])
+@pytest.mark.parametrize("weight_only", [False, True], ids=["w4a4", "w4a16"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_written_is_read(name: Any, weight_only: bool, fp8_kv: bool) -> None:
+    format, ignore = FORMATS[name], ["lm_head", "model.layers.0.mlp.down_proj"]
+    config = format.config(ignore, weight_only=weight_only, fp8_kv=fp8_kv)
+    further = format.further_files(ignore, weight_only=weight_only, fp8_kv=fp8_kv)
+    legacy = [content | {"quant_method": name} for content in further.values()]
+    for written in (config, *legacy):
+        assert is_nvfp4(written)
+        found = parse(written)
+        assert (found.format.name, found.weight_only) == (name, weight_only)
+        assert (found.ignore, found.targets) == (tuple(ignore), None)
+        assert (found.kv_cache_scheme is not None) == fp8_kv

@@ -14,25 +14,26 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 
-from nvfp4_kernels.devices import standing_in
+from nvfp4_kernels.devices import SM_COUNTS, standing_in
 from nvfp4_kernels.nvfp4 import blocked_shape
 from nvfp4_kernels.precompile.model import Layer
 from tests import devices
 from tests.emulator import EAGER
 from tests.sm90_product import sm90_ops
-from vllm_fp4_plugin import ahead, config
-from vllm_fp4_plugin.ahead import Product
-from vllm_fp4_plugin.checkpoint_format import CheckpointFormat
+from vllm_fp4_plugin import startup, warmup
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig
 from vllm_fp4_plugin.linear_op import linear, silu_mul_linear
-from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.plan import product_of
+from vllm_fp4_plugin.startup import Startup
+from vllm_fp4_plugin.warmup import Product
 
 K = 96
 
 
 @pytest.fixture
 def quant() -> Nvfp4TcConfig:
-    return Nvfp4TcConfig(CheckpointFormat("modelopt", weight_only=False))
+    return Nvfp4TcConfig(CheckpointConfig(FORMATS["modelopt"], weight_only=False))
 
 
 def qkv(**options: Any) -> Any:
@@ -79,8 +80,8 @@ def test_products_of_layers(vllm_config: Any, quant: Nvfp4TcConfig, name: str) -
     build, last, expected = LAYERS[name]
     with sm90_ops():
         build(quant_config=quant, prefix=f"model.layers.0.{last}")
-    assert quant._products == {Product(expected, "bfloat16", "16-bit")}
-    assert quant._max_tokens == vllm_config.scheduler_config.max_num_batched_tokens
+    assert quant.startup.products == {Product("sm_90", expected, "bfloat16", "16-bit")}
+    assert quant.startup.max_tokens == vllm_config.scheduler_config.max_num_batched_tokens
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -88,27 +89,27 @@ def test_products_of_layers_on_blackwell(vllm_config: Any, quant: Nvfp4TcConfig,
     build, last, expected = LAYERS[name]
     with standing_in("cpu", "sm_100"):
         build(quant_config=quant, prefix=f"model.layers.0.{last}")
-    assert quant._products == {Product(expected, "bfloat16", "static")}
+    assert quant.startup.products == {Product("sm_100", expected, "bfloat16", "static")}
 
 
 def test_quantised_at_load_each_token_has_a_scale(vllm_config: Any) -> None:
     quant = Nvfp4TcConfig()
     with standing_in("cpu", "sm_100"):
         RowParallelLinear(K, 64, bias=False, quant_config=quant, prefix="model.o_proj")
-    assert quant._products == {Product(Layer("", 64, K), "bfloat16", "per-token")}
+    assert quant.startup.products == {Product("sm_100", Layer("", 64, K), "bfloat16", "per-token")}
 
 
 def test_other_ranks_add_no_bias(vllm_config: Any, quant: Nvfp4TcConfig) -> None:
     with sm90_ops():
         layer = RowParallelLinear(K, 64, bias=True, quant_config=quant, prefix="model.o_proj")
         layer.tp_rank = 1
-        product = ahead.product_of(layer, layer.quant_method.plan, torch.bfloat16)
-    assert product == Product(Layer("", 64, K), "bfloat16", "16-bit")
+        product = product_of(layer, layer.quant_method.plan, torch.bfloat16)
+    assert product == Product("sm_90", Layer("", 64, K), "bfloat16", "16-bit")
 
 
 def test_elsewhere_nothing_is_expected(vllm_config: Any, quant: Nvfp4TcConfig) -> None:
     qkv(bias=False, quant_config=quant, prefix="model.qkv_proj")
-    assert not quant._products
+    assert not quant.startup.products
 
 
 @pytest.fixture
@@ -125,45 +126,45 @@ def gpu(bound: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[An
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(ahead, "compiled", lambda kernel, _: made.append(kernel))
-    monkeypatch.setattr(ahead, "build_apart", lambda *_: [])
-    monkeypatch.setattr(ahead, "get_tensor_model_parallel_rank", lambda: 0)
-    monkeypatch.setattr(ahead, "get_tensor_model_parallel_world_size", lambda: 1)
+    monkeypatch.setattr(warmup, "compiled", lambda kernel, _: made.append(kernel))
+    monkeypatch.setattr(warmup, "build_apart", lambda *_: [])
+    monkeypatch.setattr(warmup, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(warmup, "get_tensor_model_parallel_world_size", lambda: 1)
     return made
 
 
 PRODUCTS = [
-    Product(Layer("", 4096, 4096), "bfloat16", "16-bit"),
-    Product(Layer("", 14336, 4096, pair=True), "bfloat16", "16-bit"),
+    Product("sm_90", Layer("", 4096, 4096), "bfloat16", "16-bit"),
+    Product("sm_90", Layer("", 14336, 4096, pair=True), "bfloat16", "16-bit"),
 ]
 CUDA = torch.device("cuda")
 
 
 def test_each_kernel_once(gpu: list[Any], tmp_path: Path) -> None:
-    line = ahead.compile_products([*PRODUCTS, PRODUCTS[0]], 2048, CUDA)
+    line = warmup.compile_products([*PRODUCTS, PRODUCTS[0]], 2048, CUDA)
     assert len(gpu) == len(set(gpu)) > 10
     assert line.startswith(f"compiled {len(gpu)} of {len(gpu)} linear layers' kernels in ")
     assert line.endswith(f"; kept in {tmp_path}")
 
 
 def test_what_is_there_is_loaded_without_a_word(gpu: list[Any]) -> None:
-    ahead.compile_products(PRODUCTS, 64, CUDA)
+    warmup.compile_products(PRODUCTS, 64, CUDA)
     for kernel in gpu[1:]:
-        place = ahead.object_path(kernel)
+        place = warmup.object_path(kernel)
         assert place is not None
         place.touch()
     count = len(gpu)
-    assert ahead.compile_products(PRODUCTS, 64, CUDA).startswith(f"compiled 1 of {count} linear ")
-    first = ahead.object_path(gpu[0])
+    assert warmup.compile_products(PRODUCTS, 64, CUDA).startswith(f"compiled 1 of {count} linear ")
+    first = warmup.object_path(gpu[0])
     assert first is not None
     first.touch()
-    assert ahead.compile_products(PRODUCTS, 64, CUDA) == ""
+    assert warmup.compile_products(PRODUCTS, 64, CUDA) == ""
     assert len(gpu) == 3 * count
 
 
 def test_without_a_cache(gpu: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVFP4_KERNELS_CACHE", "")
-    line = ahead.compile_products(PRODUCTS, 8, CUDA)
+    line = warmup.compile_products(PRODUCTS, 8, CUDA)
     assert line.endswith("; not kept, as NVFP4_KERNELS_CACHE is empty")
 
 
@@ -174,12 +175,12 @@ def test_each_rank_begins_elsewhere(
     gpu: list[Any], monkeypatch: pytest.MonkeyPatch, cpus: int, ranks: int, jobs: int | None
 ) -> None:
     told: list[tuple[list[Any], int]] = []
-    monkeypatch.setattr(ahead, "build_apart", lambda *given: told.append(given) or [])
-    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda _: set(range(cpus)))
-    monkeypatch.setattr(ahead, "get_tensor_model_parallel_world_size", lambda: ranks)
+    monkeypatch.setattr(warmup, "build_apart", lambda *given: told.append(given) or [])
+    monkeypatch.setattr(warmup.os, "sched_getaffinity", lambda _: set(range(cpus)))
+    monkeypatch.setattr(warmup, "get_tensor_model_parallel_world_size", lambda: ranks)
     for rank in range(ranks):
-        monkeypatch.setattr(ahead, "get_tensor_model_parallel_rank", lambda rank=rank: rank)
-        ahead.compile_products(PRODUCTS, 2048, CUDA)
+        monkeypatch.setattr(warmup, "get_tensor_model_parallel_rank", lambda rank=rank: rank)
+        warmup.compile_products(PRODUCTS, 2048, CUDA)
     each = gpu[: len(gpu) // ranks]
     firsts = [len(each) * rank // ranks for rank in range(ranks)]
     expected = [] if jobs is None else [(each[at:] + each[:at], jobs) for at in firsts]
@@ -189,14 +190,15 @@ def test_each_rank_begins_elsewhere(
 def test_failures_of_other_processes_are_told(
     gpu: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "build_apart", lambda *_: ["status 1: no room", "status 1: no"])
-    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda _: {0, 1})
-    line = ahead.compile_products(PRODUCTS, 2048, CUDA)
+    monkeypatch.setattr(warmup, "build_apart", lambda *_: ["status 1: no room", "status 1: no"])
+    monkeypatch.setattr(warmup.os, "sched_getaffinity", lambda _: {0, 1})
+    line = warmup.compile_products(PRODUCTS, 2048, CUDA)
     assert line.endswith("; compiling in other processes failed: status 1: no room")
     assert gpu  # compiled here
 
 
 N, MOST = 160, 300
+LINEAR = Layer("", N, K, shards=3, bias=True)
 
 
 class Launches:
@@ -208,8 +210,9 @@ class Launches:
             monkeypatch.setattr(module, "launch", lambda kernel, *_: self.kernels.add(kernel))
 
 
-def made_ahead(layer: Layer, activation: Any, sms: int) -> set[Any]:
-    specs = ahead.product_kernels([Product(layer, "bfloat16", activation)], MOST, sms)
+def warmed_up(family: str, layer: Layer, activation: Any) -> set[Any]:
+    product = Product(family, layer, "bfloat16", activation)
+    specs = warmup.product_kernels([product], MOST, SM_COUNTS[family])
     return {spec.kernel() for spec in specs}
 
 
@@ -222,10 +225,11 @@ def test_kernels_are_those_that_products_launch(
     launches = Launches(monkeypatch, product)
     weight = [torch.zeros(shape, dtype=torch.uint8) for shape in fragment_shapes(N, K)]
     x, bias = torch.zeros(MOST, K).bfloat16(), torch.zeros(N).bfloat16()
+    kernel = f"{product.__name__}:gemm"
     with standing_in("cpu", "sm_90"):
         for m in range(1, MOST + 1):
-            linear(x[:m], *weight, torch.ones(3), [96, 32, 32], None, bias, "16-bit")
-    assert made_ahead(Layer("", N, K, shards=3, bias=True), "16-bit", 132) == launches.kernels
+            linear(x[:m], *weight, torch.ones(3), [96, 32, 32], None, bias, kernel, None)
+    assert warmed_up("sm_90", LINEAR, "16-bit") == launches.kernels
 
 
 @pytest.mark.parametrize("activation", ["static", "per-token"])
@@ -243,32 +247,36 @@ def test_kernels_on_blackwell_are_those_that_layers_launch(
         weight_scales = torch.zeros(2, *scales).to(torch.float8_e4m3fn)
         x, bias = torch.zeros(MOST, K).bfloat16(), torch.zeros(N).bfloat16()
         input_scale = torch.tensor(1.0) if activation == "static" else None
+        kernel, pair_kernel = (f"{product.__name__}:{op}" for op in ("gemm", "silu_mul_gemm"))
+        op = "quantize" if activation == "static" else "quantize_per_token"
+        quantizer = f"{quantize.__name__}:{op}"
         with standing_in("cpu", "sm_100"):
             for m in range(1, MOST + 1):
                 if pair:
                     weight = data, weight_scales, torch.ones(2)
-                    silu_mul_linear(x[:m], *weight, N, input_scale, activation)
+                    silu_mul_linear(x[:m], *weight, N, input_scale, pair_kernel, quantizer)
                 else:
                     single = data[0], weight_scales[0], torch.ones(3), [96, 32, 32]
-                    linear(x[:m], *single, input_scale, bias, activation)
-        layer = Layer("", N, K, pair=True) if pair else Layer("", N, K, shards=3, bias=True)
-        assert made_ahead(layer, activation, 148) == launches.kernels
+                    linear(x[:m], *single, input_scale, bias, kernel, quantizer)
+        layer = Layer("", N, K, pair=True) if pair else LINEAR
+        assert warmed_up("sm_100", layer, activation) == launches.kernels
 
 
-def test_after_the_last_layer(quant: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(config, "get_tensor_model_parallel_rank", lambda: 0)
-    monkeypatch.setattr(config.logger, "info", lambda _, *words: told.append(words[-1]))
-    monkeypatch.setattr(ahead, "compile_products", lambda *given: f"{given[1]} tokens")
+    monkeypatch.setattr(startup, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(startup.logger, "info", lambda _, *words: told.append(words[-1]))
+    monkeypatch.setattr(warmup, "compile_products", lambda *given: f"{given[1]} tokens")
     warned: list[str] = []
-    monkeypatch.setattr(config.logger, "warning", lambda _, *words: warned.append(words[-1]))
-    quant._products, quant._max_tokens, quant._waiting = {PRODUCTS[0]}, 77, {"a", "b"}
-    quant._options = Options(ignore=("nothing",))
-    quant.layer_ready("a", CUDA)
+    monkeypatch.setattr(startup.logger, "warning", lambda _, *words: warned.append(words[-1]))
+    process = Startup()
+    process.products, process.max_tokens, process.waiting = {PRODUCTS[0]}, 77, {"a", "b"}
+    process.watch(["nothing"])
+    process.loaded("a", CUDA)
     assert not told
-    quant.layer_ready("b", CUDA)
+    process.loaded("b", CUDA)
     assert told == ["77 tokens"]
     [warning] = warned
     assert warning.startswith("nvfp4_tc.ignore: 'nothing' covers no layer")
-    quant.layer_ready("b", torch.device("cpu"))  # nothing to compile for
+    process.loaded("b", torch.device("cpu"))  # nothing to compile for
     assert told == ["77 tokens"]

@@ -1,4 +1,4 @@
-"""Kernels compiled while a server starts, rather than while it serves.
+"""Warmup: kernels compiled while a server starts, rather than while it serves.
 
 Which kernel runs depends on the batch: for products on its tokens, for attention on its keys too.
 What vLLM runs before it serves meets some batches; the first request that makes another kind would
@@ -7,75 +7,80 @@ wait for the compiler, a second or more.
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
 )
-from vllm.model_executor.layers.linear import RowParallelLinear
 
 from nvfp4_kernels.compile import CACHE_VARIABLE, arch, compiled, object_path
 from nvfp4_kernels.compile_workers import build_apart
+from nvfp4_kernels.devices import multiprocessors
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
-from vllm_fp4_plugin.linear_op import Activation
-
-if TYPE_CHECKING:
-    from vllm_fp4_plugin.linear import LinearPlan
+from vllm_fp4_plugin.options import Activation
 
 MAX_JOBS = 8  # processes of some 0.7 GB each, which take seconds to start
+
+Specs = dict[KernelSpec, list[str]]
 
 
 @dataclass(frozen=True)
 class Product:
-    """What a linear layer's kernels depend on, but for the tokens.
+    """All that a linear layer's kernels depend on, but for the tokens.
 
     Attributes:
-        layer: its sizes.
-        dtype: of its input and result.
+        family: architecture family of the kernel that was chosen, ``Kernel.arch``.
+        layer: sizes of the layer.
+        dtype: dtype of its input and result.
         activation: how the input is quantised.
     """
 
+    family: str
     layer: Layer
     dtype: Dtype
     activation: Activation
 
+    @property
+    def model(self) -> Model:
+        """The layer alone, as ``nvfp4_kernels.precompile`` takes layers."""
+        return Model("", self.dtype, (self.layer,))
 
-def product_of(layer: Any, plan: "LinearPlan", dtype: torch.dtype) -> Product | None:
-    """Of a layer that a GPU's kernel serves; None of any other."""
-    if plan.kernel.arch == "cpu":
-        return None
-    added = layer.has_bias and not getattr(layer, "skip_bias_add", False)
-    if isinstance(layer, RowParallelLinear):
-        added = added and layer.tp_rank == 0  # which adds it for all ranks
-    sizes = Layer(
-        "",  # layers of a size share kernels
-        plan.weight_rows[0],
-        plan.k,
-        pair=plan.gate_up,
-        shards=1 if plan.gate_up else len(plan.shard_sizes),
-        bias=added,
+
+def _weight_only(product: Product, max_tokens: int, sms: int) -> Specs:
+    return weight_only_kernels(product.model, max_tokens=max_tokens, sms=sms)
+
+
+def _block_scaled(product: Product, max_tokens: int, sms: int) -> Specs:
+    assert product.activation != "16-bit"  # there is no such kernel
+    activations = (product.activation,)
+    return block_scaled_kernels(
+        product.model, max_tokens=max_tokens, activations=activations, sms=sms
     )
-    return Product(sizes, dtype_name(dtype), plan.activation)
+
+
+_BY_FAMILY: dict[str, Callable[[Product, int, int], Specs]] = {
+    "sm_90": _weight_only,
+    "sm_100": _block_scaled,
+}
 
 
 def product_kernels(products: Iterable[Product], max_tokens: int, sms: int) -> list[KernelSpec]:
-    """What 1 to ``max_tokens`` tokens are served by, those that quantise them included."""
-    found: dict[KernelSpec, list[str]] = {}
+    """Kernels that 1 to ``max_tokens`` tokens are served by, those of quantising included.
+
+    Args:
+        products: products of layers that a GPU's kernels serve.
+        max_tokens: tokens of a batch at most.
+        sms: SMs of the GPU.
+    """
+    found: Specs = {}
     for each in products:
-        model = Model("", each.dtype, (each.layer,))
-        if each.activation == "16-bit":
-            found |= weight_only_kernels(model, max_tokens=max_tokens, sms=sms)
-        else:
-            found |= block_scaled_kernels(
-                model, max_tokens=max_tokens, activations=(each.activation,), sms=sms
-            )
+        found |= _BY_FAMILY[each.family](each, max_tokens, sms)
     return list(found)
 
 
@@ -83,8 +88,8 @@ def compile_products(products: Iterable[Product], max_tokens: int, device: torch
     """Compile, and load, what ``products`` may need on a GPU.
 
     Args:
-        products: of this process's layers.
-        max_tokens: of a batch.
+        products: products of this process's layers.
+        max_tokens: tokens of a batch at most.
         device: the GPU.
 
     Returns:
@@ -98,8 +103,8 @@ def compile_kernels(specs: Iterable[KernelSpec], whose: str) -> str:
     """Compile, and load, kernels; tensor-parallel ranks do the same, and each begins elsewhere.
 
     Args:
-        specs: of the current device.
-        whose: for the line, e.g. ``"attention's"``.
+        specs: kernels for the current device.
+        whose: whose they are, for the line, e.g. ``"attention's"``.
 
     Returns:
         What was done, in a line; empty if there was nothing to compile.
@@ -123,20 +128,10 @@ def compile_kernels(specs: Iterable[KernelSpec], whose: str) -> str:
 
 
 def _jobs(missing: int, ranks: int) -> int:
-    """Processes that compile: as many as this one's share of the processors, or enough."""
+    """Number of processes that compile: this one's share of the processors, or fewer if enough."""
     return max(1, min(len(os.sched_getaffinity(0)) // ranks, missing // 2, MAX_JOBS))
 
 
 def is_wanted(device: torch.device) -> bool:
-    """Whether there is anything to compile for it."""
+    """Whether kernels for ``device`` are compiled at all: not for a CPU, which has references."""
     return device.type == "cuda"
-
-
-def multiprocessors(device: torch.device) -> int:
-    """Of a GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def dtype_name(dtype: torch.dtype) -> Dtype:
-    """Of bfloat16 or float16, as kernels have it."""
-    return "bfloat16" if dtype == torch.bfloat16 else "float16"

@@ -10,9 +10,9 @@ import torch
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_plugin.attention_layer import CONFIG, CPU, Layer, Model, Sequence
-from vllm_fp4_plugin import ahead
+from vllm_fp4_plugin import warmup
 from vllm_fp4_plugin.attention import metadata
-from vllm_fp4_plugin.attention.ahead import layer_kernels
+from vllm_fp4_plugin.attention.warmup import layer_kernels
 
 SMALL = Model(head_dim=64)
 CASES = {
@@ -38,8 +38,6 @@ def served(arch: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> tuple[se
     with devices.emulated_ops(EAGER, arch):
         for module in map(import_module, LAUNCHERS[arch]):
             monkeypatch.setattr(module, "launch", lambda kernel, *_: launched.add(kernel))
-            if hasattr(module, "_sms"):
-                monkeypatch.setattr(module, "_sms", lambda _: 132)
         if arch == "sm_90":
             hopper = import_module("vllm_fp4_plugin.attention.hopper")
             monkeypatch.setattr(hopper.HopperAttentionImpl, "_flash_attention", lambda *_: None)
@@ -56,7 +54,6 @@ def served(arch: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> tuple[se
 )
 def test_on_blackwell(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.cutlass_or_skip()
-    monkeypatch.setattr(ahead, "multiprocessors", lambda _: 132)
     made, launched = served("sm_100", model, monkeypatch)
     assert len(launched) > 1
     assert launched <= made
@@ -65,7 +62,6 @@ def test_on_blackwell(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", CASES.values(), ids=CASES)
 def test_on_hopper(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.cutlass_or_skip()
-    monkeypatch.setattr(ahead, "multiprocessors", lambda _: 132)
     made, launched = served("sm_90", model, monkeypatch)
     assert launched
     assert launched <= made
@@ -75,7 +71,7 @@ def test_on_hopper(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_builder_compiles_for_its_layers(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     said: list[str] = []
-    monkeypatch.setattr(ahead, "is_wanted", lambda device: device == torch.device("cuda", 1))
+    monkeypatch.setattr(warmup, "is_wanted", lambda device: device == torch.device("cuda", 1))
     monkeypatch.setattr(metadata, "compile_layers", lambda *given: told.append(given) or "done")
     monkeypatch.setattr(metadata, "get_tensor_model_parallel_rank", lambda: rank)
     monkeypatch.setattr(metadata.logger, "info", lambda _, *words: said.append(words[-1]))

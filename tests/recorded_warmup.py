@@ -1,4 +1,4 @@
-"""Which kernels an engine would compile before it serves, and which it launches."""
+"""Kernels that an engine's warmup would compile, and those that the engine launches."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,29 +10,29 @@ import pytest
 from nvfp4_kernels import compile as compiler
 from nvfp4_kernels.compile import DeviceKernel
 from nvfp4_kernels.precompile.spec import KernelSpec
-from vllm_fp4_plugin import ahead
+from vllm_fp4_plugin import warmup
 
 
 @dataclass
 class Kernels:
-    """Of the engines of this process.
+    """Kernels of this process's engines.
 
     Attributes:
-        ahead: compiled before requests come, by whose they are.
+        warmup: compiled before requests come, by whose they are.
         launched: whatever they ran.
     """
 
-    ahead: dict[str, set[DeviceKernel]] = field(default_factory=dict)
+    warmup: dict[str, set[DeviceKernel]] = field(default_factory=dict)
     launched: set[DeviceKernel] = field(default_factory=set)
 
 
 @contextmanager
-def gathered(sms: int) -> Iterator[Kernels]:
-    """Within, engines on CPU take it for a GPU of ``sms`` multiprocessors, but compile nothing."""
+def recorded() -> Iterator[Kernels]:
+    """Within, engines on CPU warm up as on a GPU, but compile nothing."""
     found, compiled = Kernels(), compiler.compiled
 
     def note(specs: Iterable[KernelSpec], whose: str) -> str:
-        found.ahead.setdefault(whose, set()).update(spec.kernel() for spec in specs)
+        found.warmup.setdefault(whose, set()).update(spec.kernel() for spec in specs)
         return ""
 
     def launch(kernel: DeviceKernel, target: str) -> Any:
@@ -40,8 +40,7 @@ def gathered(sms: int) -> Iterator[Kernels]:
         return compiled(kernel, target)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ahead, "is_wanted", lambda _: True)
-        patch.setattr(ahead, "multiprocessors", lambda _: sms)
-        patch.setattr(ahead, "compile_kernels", note)
+        patch.setattr(warmup, "is_wanted", lambda _: True)
+        patch.setattr(warmup, "compile_kernels", note)
         patch.setattr(compiler, "compiled", launch)
         yield found

@@ -1,0 +1,180 @@
+"""Names of vLLM that the plugin uses: all there, and told in one line where one is gone."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import vllm_fp4_plugin
+from vllm_fp4_plugin import norm, versions
+from vllm_fp4_plugin.versions import IncompatibleVllm
+
+ROOT = Path(vllm_fp4_plugin.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+
+
+def names_in(source: str) -> Iterator[tuple[str, str]]:
+    """Modules of vLLM and what a source takes of them: by import, or as a module's attribute."""
+    tree = ast.parse(source)
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+            assert node.module is not None
+            for alias in node.names:
+                yield node.module, alias.name
+                if is_module(f"{node.module}.{alias.name}"):
+                    modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            assert not any(a.name.split(".")[0] == "vllm" for a in node.names), "import by name"
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in modules
+        ):
+            yield modules[node.value.id], node.attr
+
+
+@cache
+def is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@cache
+def bound_names(module: str) -> frozenset[str]:
+    """Names that a module's source binds, in any branch: CUDA's are not there on CPU."""
+    spec = find_spec(module)
+    assert spec is not None, f"vllm has no {module}"
+    if spec.origin is None:
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return frozenset(found)
+
+
+def has(module: str, name: str) -> bool:
+    found = is_module(f"{module}.{name}") or name in bound_names(module)
+    return found or hasattr(import_module(module), name)
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_vllm_has_every_name(file: Path) -> None:
+    gone = [f"{m}.{n}" for m, n in names_in(file.read_text(encoding="utf-8")) if not has(m, n)]
+    assert gone == []
+
+
+def test_names_are_found_wherever_they_stand() -> None:
+    source = """
+from vllm import ir
+from vllm.config import VllmConfig as Config
+
+def late():
+    from vllm.gone import Name
+    return ir.ops, ir.nothing
+"""
+    found = list(names_in(source))
+    assert sorted(found) == [
+        ("vllm", "ir"), ("vllm.config", "VllmConfig"), ("vllm.gone", "Name"),
+        ("vllm.ir", "nothing"), ("vllm.ir", "ops"),
+    ]  # fmt: skip
+    assert not has("vllm.ir", "nothing")
+
+
+def test_the_sources_use_vllm() -> None:
+    """Or the test above would hold of nothing."""
+    assert len({name for file in SOURCES for name in names_in(file.read_text())}) > 50
+
+
+# --- one that is gone ---------------------------------------------------------------------------
+
+REGISTRY = "vllm.v1.attention.backends.registry"
+
+
+def message(name: str) -> str:
+    here = versions.vllm_version()
+    return f"vllm_fp4_plugin: vllm {here} has no '{name}'; expected vllm 0.32; install vllm==0.32.*"
+
+
+def test_a_name_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(f"{REGISTRY}.register_backend")
+    with pytest.raises(IncompatibleVllm) as refused:
+        vllm_fp4_plugin.register()
+    assert str(refused.value) == message(f"{REGISTRY}.register_backend")
+
+
+def test_a_module_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, REGISTRY, None)
+    with pytest.raises(IncompatibleVllm) as refused:
+        vllm_fp4_plugin.register()
+    assert str(refused.value) == message(REGISTRY)
+
+
+def test_an_attribute_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm_fp4_plugin.register()  # vLLM's own modules, which ask for it too, are loaded by now
+    monkeypatch.delattr("vllm.ir.ops.fused_add_rms_norm")
+    with pytest.raises(IncompatibleVllm) as refused:
+        vllm_fp4_plugin.register()
+    assert str(refused.value) == message("vllm.ir.ops.fused_add_rms_norm")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("cannot import name 'x' from 'numpy' (numpy.py)", name="numpy"),
+        ModuleNotFoundError("No module named 'triton'", name="triton"),
+        AttributeError("'int' object has no attribute 'x'", name="x", obj=1),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_other_errors_stay_as_they_are(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(norm, "register", fail)
+    with pytest.raises(type(error)) as raised:
+        vllm_fp4_plugin.register()
+    assert raised.value is error
+
+
+def test_what_vllm_itself_lacks_stays_as_it_is() -> None:
+    """A broken install is none of another version."""
+    asks = compile("from vllm.config import nothing", "vllm/broken.py", "exec")
+    with pytest.raises(ImportError, match="cannot import name 'nothing'") as raised:  # noqa: SIM117
+        with versions.vllm_names():
+            exec(asks, {"__name__": "vllm.broken"})
+    assert not isinstance(raised.value, IncompatibleVllm)
+
+
+# --- versions -----------------------------------------------------------------------------------
+
+
+def test_versions_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    assert vllm_fp4_plugin.__version__ == project["version"]
+    for extra in ("cpu", "cuda"):
+        pinned = project["optional-dependencies"][extra][0]
+        assert pinned.partition("==")[2].startswith(f"{versions.VLLM}.")
+
+
+def test_version_option() -> None:
+    command = [sys.executable, "-m", "vllm_fp4_plugin", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names == ["vllm_fp4_plugin", "vllm", "torch", "nvidia-cutlass-dsl"]
+    assert done.stdout.splitlines() == versions.lines()

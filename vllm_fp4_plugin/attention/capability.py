@@ -1,0 +1,96 @@
+"""Attention's implementation for each family of devices: one table, which all else asks.
+
+=======  ================================  ==========================================
+family   steps that only decode            steps that prefill
+=======  ================================  ==========================================
+cpu      ``paged_attention`` (reference)   ``paged_attention`` (reference)
+sm_90    ``decode_attention``              FlashAttention 3 (vLLM)
+sm_100   ``paged_attention``               ``paged_attention``
+=======  ================================  ==========================================
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from nvfp4_kernels.attention.kernels import HEAD_DIMS, PAGED_KERNELS
+from nvfp4_kernels.decode_attention.kernels import DECODE_KERNELS, MAX_GROUP
+from nvfp4_kernels.decode_attention.kernels import HEAD_DIMS as DECODE_HEAD_DIMS
+from nvfp4_kernels.devices import device_family
+from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode
+from vllm_fp4_plugin.attention import hopper
+from vllm_fp4_plugin.attention.cache import FP8_DTYPES
+from vllm_fp4_plugin.attention.hopper import HopperAttentionImpl, HopperMetadataBuilder
+from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
+from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadataBuilder
+from vllm_fp4_plugin.device import current_device
+
+PAGE_SIZES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Classes and kernels that run attention on a family of devices.
+
+    Attributes:
+        impl: class of a layer's attention.
+        builder: class that builds a step's metadata.
+        kernels: table of the op that serves decodes, and prefills unless ``prefill`` does.
+        head_dims: head sizes that each of these kernels takes.
+        sinks: whether layers may have attention sinks.
+        max_group: most query heads that may share a KV head; None: any number.
+        prefill: name of what serves steps that prefill; empty: the same op.
+        obstacle: tells why it cannot run in this installation; empty if it can.
+    """
+
+    impl: type[PagedAttentionImpl]
+    builder: type[PagedAttentionMetadataBuilder]
+    kernels: KernelTable
+    head_dims: Mapping[tuple[str, Mode], tuple[int, ...]]
+    sinks: bool = True
+    max_group: int | None = None
+    prefill: str = ""
+    obstacle: Callable[[], str] = lambda: ""
+
+    def kernel(self, kv_cache_dtype: str) -> Kernel:
+        """Kernel for this device and cache dtype.
+
+        Raises:
+            NoKernelError: there is none.
+        """
+        return self.kernels.select(current_device(), _mode(kv_cache_dtype))
+
+    def head_sizes(self, kv_cache_dtype: str) -> tuple[int, ...]:
+        """Head sizes that the kernel takes; empty if there is no kernel."""
+        family = device_family(current_device())
+        return self.head_dims.get((family, _mode(kv_cache_dtype)), ())
+
+    def label(self, kv_cache_dtype: str) -> str:
+        """Name for reports, e.g. ``nvfp4_paged_attention/reference (cpu)``."""
+        prefill = f", prefill {self.prefill}" if self.prefill else ""
+        return self.kernel(kv_cache_dtype).label + prefill
+
+
+PAGED = Implementation(PagedAttentionImpl, PagedAttentionMetadataBuilder, PAGED_KERNELS, HEAD_DIMS)
+DECODE = Implementation(
+    HopperAttentionImpl,
+    HopperMetadataBuilder,
+    DECODE_KERNELS,
+    DECODE_HEAD_DIMS,
+    sinks=False,  # FlashAttention's prefill with ours has not been tried
+    max_group=MAX_GROUP,
+    prefill=hopper.PREFILL,
+    obstacle=hopper.obstacle,
+)
+IMPLEMENTATIONS = {"cpu": PAGED, "sm_90": DECODE, "sm_100": PAGED}
+
+
+def implementation() -> Implementation:
+    """Implementation for this process's device.
+
+    A family that is not listed gets the one whose kernel table then says what there is.
+    """
+    return IMPLEMENTATIONS.get(device_family(current_device()), PAGED)
+
+
+def _mode(kv_cache_dtype: str) -> Mode:
+    return "fp8_kv" if kv_cache_dtype in FP8_DTYPES else "float"

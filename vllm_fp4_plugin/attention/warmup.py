@@ -1,0 +1,49 @@
+"""Warmup of attention, once vLLM has said how it keeps keys, and before it serves."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.precompile.spec import KernelSpec
+from vllm_fp4_plugin import warmup
+
+
+class AttentionLayer(Protocol):
+    """Attention of a layer, which knows the kernels that it needs."""
+
+    def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
+        """Kernels that serve any batch.
+
+        Args:
+            dtype: of queries, bfloat16 or float16.
+            page_size: keys of a page of the cache.
+            sms: SMs of the GPU.
+        """
+
+
+def layer_kernels(
+    layers: Iterable[AttentionLayer],
+    dtype: torch.dtype,
+    page_size: int,
+    device: torch.device,
+) -> list[KernelSpec]:
+    """Kernels that ``layers`` need on ``device``, each once; see ``AttentionLayer.kernels``."""
+    sms = multiprocessors(device)
+    specs = (spec for layer in layers for spec in layer.kernels(dtype, page_size, sms))
+    return list(dict.fromkeys(specs))
+
+
+def compile_layers(
+    layers: Iterable[AttentionLayer],
+    dtype: torch.dtype,
+    page_size: int,
+    device: torch.device,
+) -> str:
+    """Compile, and load, ``layer_kernels``.
+
+    Returns:
+        What was done, in a line; empty if there was nothing to compile.
+    """
+    return warmup.compile_kernels(layer_kernels(layers, dtype, page_size, device), "attention's")

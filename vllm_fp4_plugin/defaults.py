@@ -1,0 +1,31 @@
+"""Defaults for what runs beside linear layers: our kernels, in models built from now on."""
+
+from typing import Any
+
+from vllm_fp4_plugin import fused_mlp, norm, rotary
+from vllm_fp4_plugin.attention import choice
+from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.report import Report
+
+
+def choose(vllm_config: Any, options: Options, report: Report) -> str:
+    """Choose what runs attention, activations, norms and rotary embeddings.
+
+    Args:
+        vllm_config: the engine's; its attention backend and op priorities may change.
+        options: the user's.
+        report: told of norms and rotary embeddings, where there is a choice.
+
+    Returns:
+        Why attention layers run on the backend that they have, for the report.
+    """
+    if options.fuse_mlp:
+        fused_mlp.enable()
+    attention = choice.make_default(vllm_config)
+    for record in (
+        norm.make_default(vllm_config, options.norm_rope_kernels),
+        rotary.make_default(options.norm_rope_kernels),
+    ):
+        if record is not None:
+            report.add(record)
+    return attention

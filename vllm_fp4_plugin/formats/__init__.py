@@ -1,0 +1,61 @@
+"""Formats of NVFP4 checkpoints: one module each, which reads and writes its config.
+
+=============================  ========================  =========================
+format                         ``modelopt``              ``compressed-tensors``
+=============================  ========================  =========================
+parser and writer              ``formats/modelopt.py``   ``compressed_tensors.py``
+codes u8 ``(N, K/2)``          ``weight``                ``weight_packed``
+block scales ``(N, K/16)``     ``weight_scale``          ``weight_scale``
+weight's global scale, f32     ``weight_scale_2``        ``weight_global_scale``
+input's global scale, f32      ``input_scale``           ``input_global_scale``
+global scales are              factors, amax/2688 ``()``  divisors, 2688/amax ``(1,)``
+=============================  ========================  =========================
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nvfp4_kernels.nvfp4 import Convention
+from vllm_fp4_plugin.formats.compressed_tensors import CompressedTensors
+from vllm_fp4_plugin.formats.format import (
+    CheckpointConfig,
+    Format,
+    TensorNames,
+    UnsupportedCheckpoint,
+)
+from vllm_fp4_plugin.formats.modelopt import ModelOpt
+
+__all__ = [
+    "FORMATS",
+    "CheckpointConfig",
+    "Format",
+    "TensorNames",
+    "UnsupportedCheckpoint",
+    "is_nvfp4",
+    "parse",
+]
+
+FORMATS: dict[Convention, Format] = {each.name: each for each in (ModelOpt(), CompressedTensors())}
+
+
+def is_nvfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a quantization config claims one of the NVFP4 formats; it may still be refused."""
+    return any(each.wrote(config) and each.claims_nvfp4(config) for each in FORMATS.values())
+
+
+def parse(config: Mapping[str, Any]) -> CheckpointConfig:
+    """Read a quantization config.
+
+    Raises:
+        UnsupportedCheckpoint: naming the field, what it holds, what is accepted, and what to do.
+    """
+    for each in FORMATS.values():
+        if each.wrote(config):
+            found = each.parse(config)
+            found.check_patterns()
+            return found
+    raise UnsupportedCheckpoint(
+        f"quant_method: is {config.get('quant_method')!r}, nvfp4-tc reads 'modelopt' and "
+        "'compressed-tensors' NVFP4 checkpoints and unquantised ones; "
+        "leave --quantization out to let vLLM choose"
+    )

