@@ -90,7 +90,11 @@ class Modeller:
         """One KV head of one sequence, paged; of ``clusters`` that share the chip."""
         import torch
 
-        from nvfp4_kernels.attention.sm100.kernel import FmhaSm100
+        from nvfp4_kernels.attention.sm100.epilogue import AttentionResult
+        from nvfp4_kernels.attention.sm100.kernel import AttentionArguments, FmhaSm100
+        from nvfp4_kernels.attention.sm100.operands import Strides
+        from nvfp4_kernels.attention.sm100.queries import Queries
+        from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
         from nvfp4_kernels.attention.sm100.tile import Layout, Variant
         from nvfp4_kernels.compile import launch
 
@@ -121,16 +125,38 @@ class Modeller:
         self._gpu.finished = finished
         layout: Layout = "indexed" if shape.indexed else "paged"
         variant = Variant(layout=layout, page_size=page, causal=not shape.indexed, split=split)
-        values = cache[..., head_dim:]
         scale = one if shape.fp8 else None
-        columns = shape.keys if shape.indexed else page
-        strides = (cache.stride(2), cache.stride(1), cache.stride(0))
-        launch(
-            FmhaSm100(tile, variant), q, cache, values, out, lse, None, starts, None, lens, table,
-            listed, scale, scale, 0, q.stride(0), q.stride(1), *strides, *strides, 2 * head_dim,
-            0.1, 0.0, 1, shape.queries, columns, pages, 1, heads, 1, 0, pages, shape.queries,
-            shape.keys, pages * page,
-        )  # fmt: skip
+        strides = Strides(row=cache.stride(2), head=cache.stride(1), page=cache.stride(0))
+        arguments = AttentionArguments(
+            queries=Queries(q, batch_stride=0, token_stride=q.stride(0), head_stride=q.stride(1)),
+            k=cache,
+            v=cache[..., head_dim:],
+            k_strides=strides,
+            v_strides=strides,
+            map_stride=2 * head_dim,
+            map_rows=pages * page,
+            result=AttentionResult(out, lse, sinks=None, rows=shape.queries, num_heads=heads),
+            lengths=SequenceLengths(starts, key_start=None, seq_lens=lens),
+            block_table=table,
+            table_stride=pages,
+            indices=listed,
+            list_stride=shape.keys,
+            scale=0.1,
+            soft_cap=0.0,
+            k_scale=scale,
+            v_scale=scale,
+            sizes=Sizes(
+                batch=1,
+                queries=shape.queries,
+                keys=shape.keys if shape.indexed else page,
+                pages=pages,
+                kv_heads=1,
+                group=heads,
+                splits=1,
+                window=0,
+            ),
+        )
+        launch(FmhaSm100(tile, variant), arguments)
         self._gpu.memory.clear()
         return found[0]
 

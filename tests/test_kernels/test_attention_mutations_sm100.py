@@ -18,10 +18,10 @@ from tests.test_kernels.attention_sm100 import Chosen, check
 from tests.test_kernels.test_mutations_sm100 import Patch, changed, without
 
 # The ring goes round more than once; O is rescaled; the last page has room, filled with NaN.
-PAIR = Chosen(AttentionTile(64, 2, max_stages=3))
-SHARED = Chosen(AttentionTile(128, 2))  # P in the columns of S
-AHEAD = Chosen(AttentionTile(64, 1, max_stages=3))  # two buffers of S
-SPREAD = Chosen(AttentionTile(64, spread=True))
+TWO_TILES = Chosen(AttentionTile(64, 2, max_stages=3))
+P_IN_S = Chosen(AttentionTile(128, 2))  # P in the columns of S
+QK_FIRST = Chosen(AttentionTile(64, 1, max_stages=3))  # two stages of S
+WARP_SPLIT = Chosen(AttentionTile(64, warp_split_kv=True))
 CASE = {"queries": (150,), "keys": (389,), "query_heads": 2, "heads": 1, "scale": 4.0}
 
 
@@ -31,7 +31,7 @@ class Mistake:
 
     patch: Patch
     caught: str
-    on: Chosen = PAIR
+    on: Chosen = TWO_TILES
 
 
 def replaced(owner: str, name: str, value: Any) -> Patch:
@@ -78,26 +78,22 @@ def waits_for(what: str) -> Callable[..., bool]:
 
 
 MISTAKES = {
-    "PV does not wait for P": Mistake(
-        replaced("mma", "wait_for_weights", nothing), "DataRace", SHARED
-    ),
+    "PV does not wait for P": Mistake(replaced("mma", "wait_p_full", nothing), "DataRace", P_IN_S),
     "O rescaled while PV adds to it": Mistake(
-        replaced("softmax", "wait_for_output", nothing), "UninitialisedRead", AHEAD
+        replaced("softmax", "wait_o_full", nothing), "UninitialisedRead", QK_FIRST
     ),
-    "O read before the last PV": Mistake(
-        replaced("epilogue", "wait_for_output", nothing), "DataRace"
-    ),
+    "O read before the last PV": Mistake(replaced("epilogue", "wait_o_full", nothing), "DataRace"),
     "O not rescaled": Mistake(replaced("softmax.Softmax", "_rescale", nothing), "wrong numbers"),
     "O accumulated from the start": Mistake(
-        with_arguments("mma.Multiplier", "_multiply_values", lambda *a: (*a[:-1], True)),
+        with_arguments("mma.Mma", "_pv_mmas", lambda *a: (*a[:-1], True)),
         "UninitialisedRead",
     ),
     "divided by the sum twice": Mistake(
         with_result("epilogue.Epilogue", "_normalise", lambda r: (r[0], r[1] * r[1])),
         "wrong numbers",
     ),
-    "one warp need not arrive": Mistake(replaced("barriers", "WARPS", 3), ""),
-    "one warp too many": Mistake(replaced("barriers", "WARPS", 5), "Deadlock"),
+    "one warp need not arrive": Mistake(replaced("barriers", "SOFTMAX_ARRIVALS", 3), ""),
+    "one warp too many": Mistake(replaced("barriers", "SOFTMAX_ARRIVALS", 5), "Deadlock"),
     "no wait for tcgen05.ld": Mistake(without("tcgen05_wait", waits_for("load")), "UnwaitedLoad"),
     "no wait for tcgen05.st": Mistake(without("tcgen05_wait", waits_for("store")), "DataRace"),
     "no tcgen05 fence": Mistake(without("tcgen05_fence"), "MissingTensorFence"),
@@ -108,7 +104,7 @@ MISTAKES = {
         changed("mbarrier_arrive_expect_tx", lambda barrier, n: (barrier, 2 * n)), "Deadlock"
     ),
     "what follows the last value is left": Mistake(
-        replaced("loader.Loader", "_clear", nothing), "wrong numbers"
+        replaced("loader.TmaLoader", "_zero_tail", nothing), "wrong numbers"
     ),
     "a key too many is seen": Mistake(
         with_arguments("softmax.Softmax", "_mask", lambda scores, b, e: (scores, b, e + 1)),
@@ -118,23 +114,29 @@ MISTAKES = {
         with_arguments("softmax.Softmax", "_mask", lambda scores, b, e: (scores, b, e + 999)),
         "wrong numbers",
     ),
-    "spread: the others' weights are left": Mistake(
-        replaced("softmax", "WARPS", 1), "wrong numbers", SPREAD
+    "warp split: other warps' columns of P are left": Mistake(
+        replaced("softmax", "WARPS", 1), "wrong numbers", WARP_SPLIT
     ),
-    "spread: every part counts in full": Mistake(
-        with_result("epilogue_spread.SpreadEpilogue", "_together", lambda r: (r[0], r[1] * 0 + 1)),
+    "warp split: every part counts in full": Mistake(
+        with_result(
+            "epilogue_warp_split.WarpSplitEpilogue", "_combine", lambda r: (r[0], r[1] * 0 + 1)
+        ),
         "wrong numbers",
-        SPREAD,
+        WARP_SPLIT,
     ),
-    "spread: one part's sum": Mistake(
-        with_result("epilogue_spread.SpreadEpilogue", "_added", lambda r: [x * 0.25 for x in r]),
+    "warp split: one part's sum": Mistake(
+        with_result(
+            "epilogue_warp_split.WarpSplitEpilogue", "_sum_warps", lambda r: [x * 0.25 for x in r]
+        ),
         "wrong numbers",
-        SPREAD,
+        WARP_SPLIT,
     ),
-    "spread: warps do not meet": Mistake(
-        replaced("epilogue_spread.SpreadEpilogue", "_meet", nothing), "", SPREAD
+    "warp split: warps do not sync": Mistake(
+        replaced("epilogue_warp_split.WarpSplitEpilogue", "_sync", nothing), "", WARP_SPLIT
     ),
-    "spread: too few meet": Mistake(replaced("epilogue_spread", "THREADS", 96), "", SPREAD),
+    "warp split: too few threads sync": Mistake(
+        replaced("epilogue_warp_split", "THREADS", 96), "", WARP_SPLIT
+    ),
     "tensor memory kept": Mistake(without("tcgen05_dealloc"), "TensorMemory"),
 }
 
@@ -171,7 +173,9 @@ def test_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen", [PAIR, SHARED, AHEAD, SPREAD], ids=["pair", "shared", "ahead", "spread"]
+    "chosen",
+    [TWO_TILES, P_IN_S, QK_FIRST, WARP_SPLIT],
+    ids=["two tiles", "P in S", "QK first", "warp split"],
 )
 def test_nothing_to_catch(chosen: Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.cutlass_or_skip()

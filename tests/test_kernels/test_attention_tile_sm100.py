@@ -16,13 +16,14 @@ DECODE = AttentionProblem(1, 1, 8192, 8, 4, 128)
 
 def tiles() -> list[AttentionTile]:
     found = []
-    for head_dim, count, fp8, resident, spread in itertools.product(
+    for head_dim, count, fp8, ctas, split in itertools.product(
         HEAD_DIMS, (1, 2), (False, True), (1, 2), (False, True)
     ):
         try:
-            found.append(AttentionTile(head_dim, count, fp8, resident=resident, spread=spread))
+            tile = AttentionTile(head_dim, count, fp8, ctas_per_sm=ctas, warp_split_kv=split)
         except AssertionError:
             continue
+        found.append(tile)
     return found
 
 
@@ -38,45 +39,45 @@ def test_what_there_is() -> None:
 def test_columns_are_apart(tile: AttentionTile) -> None:
     spans = []
     for each in range(tile.query_tiles):
-        for buffer in range(tile.score_buffers):
-            spans.append((tile.score_column(each, buffer), KEYS))
-            inside = tile.probability_column(each, buffer) - tile.score_column(each, buffer)
-            if not tile.own_probabilities:
-                assert 0 <= inside <= KEYS - tile.probability_columns
-        if tile.own_probabilities:
-            spans.append((tile.probability_column(each), tile.probability_columns))
-        spans.append((tile.output_column(each), tile.head_dim))
+        for stage in range(tile.s_stages):
+            spans.append((tile.s_column(each, stage), KEYS))
+            inside = tile.p_column(each, stage) - tile.s_column(each, stage)
+            if not tile.separate_p:
+                assert 0 <= inside <= KEYS - tile.p_columns
+        if tile.separate_p:
+            spans.append((tile.p_column(each), tile.p_columns))
+        spans.append((tile.o_column(each), tile.head_dim))
     spans.sort()
     for (first, width), (second, _) in itertools.pairwise(spans):
         assert first + width <= second
-    assert sum(spans[-1]) <= tile.tensor_columns <= SM_COLUMNS // tile.resident
+    assert sum(spans[-1]) <= tile.tensor_columns <= SM_COLUMNS // tile.ctas_per_sm
 
 
 @pytest.mark.parametrize("tile", tiles(), ids=str)
 def test_shared_memory(tile: AttentionTile) -> None:
     used = tile.query_tiles * tile.query_bytes + tile.stages * tile.stage_bytes
-    assert (used + BARRIER_BYTES + 1024) * tile.resident <= SM_SHARED
+    assert (used + BARRIER_BYTES + 1024) * tile.ctas_per_sm <= SM_SHARED
     assert tile.stages >= 2
     assert tile.chunks * tile.chunk_bytes == tile.row_bytes
 
 
-@pytest.mark.parametrize("tile", [tile for tile in tiles() if tile.spread], ids=str)
-def test_spread(tile: AttentionTile) -> None:
-    """32 rows, 4 copies; the parts of O meet where the queries were, 8 columns at the least."""
+@pytest.mark.parametrize("tile", [tile for tile in tiles() if tile.warp_split_kv], ids=str)
+def test_warp_split_kv(tile: AttentionTile) -> None:
+    """32 rows, 4 copies; parts of O are staged where the queries were, 8 columns at the least."""
     assert tile.query_tiles == 1
     assert (tile.rows, 4 * tile.warp_keys) == (32, KEYS)
     assert tile.row_bytes % 32 == 0
     assert tile.head_dim * 4 % tile.row_bytes == 0
 
 
-def test_few_rows_are_spread() -> None:
+def test_few_rows_split_keys_over_warps() -> None:
     for queries, group in ((1, 32), (1, 1), (8, 4), (5, 6)):
-        assert choose_config(replace(DECODE, queries=queries, group=group))[0].spread
+        assert choose_config(replace(DECODE, queries=queries, group=group))[0].warp_split_kv
     for queries, group in ((1, 33), (9, 4), (128, 1)):
-        assert not choose_config(replace(DECODE, queries=queries, group=group))[0].spread
+        assert not choose_config(replace(DECODE, queries=queries, group=group))[0].warp_split_kv
 
 
-def test_prefill_has_pairs() -> None:
+def test_prefill_has_two_query_tiles() -> None:
     for head_dim in HEAD_DIMS:
         tile, splits = choose_config(replace(PREFILL, head_dim=head_dim))
         assert tile.query_tiles == (2 if head_dim <= 128 else 1)
@@ -91,7 +92,7 @@ def test_decode_fills_the_device_once(batch: int, head_dim: int, fp8: bool) -> N
     tile, splits = choose_config(problem)
     assert tile.query_tiles == 1
     ctas = batch * problem.kv_heads
-    places = 148 * tile.resident
+    places = 148 * tile.ctas_per_sm
     assert splits == 1 or ctas * splits <= places
     assert splits == MAX_SPLITS or ctas * (splits + 1) > places or splits == 16
 

@@ -18,7 +18,7 @@ from tests.test_kernels.sparse_cases import SparseCase
 from tests.test_kernels.test_attention_mutations_sm100 import replaced, with_arguments
 from tests.test_kernels.test_mutations_sm100 import Patch
 
-# Five key tiles, so that all that is looked up ahead is used; lists that end within a gather.
+# Five key tiles, so that all that is prefetched is used; lists that end within a gather.
 CASE = SparseCase(
     (1, 2), (600, 140), query_heads=1, heads=1, head_dim=16, listed=(523, 126, 7), width=526
 )
@@ -38,32 +38,36 @@ def through(module: str, name: str, change: Callable[..., Any]) -> Patch:
 
 def without_row_step(lists: Callable[..., Any], *given: Any) -> Any:
     right = lists(*given)
-    return replace(right, row_step=type(right.row_step)(0))
+    strides = right.map_strides
+    return replace(right, map_strides=strides._replace(row=type(strides.row)(0)))
 
 
 def all_columns(
-    work_of: Callable[..., Any], tile: Any, variant: Any, sizes: Any, *rest: Any
+    work_tile: Callable[..., Any], tile: Any, variant: Any, sizes: Any, *rest: Any
 ) -> Any:
-    return replace(work_of(tile, variant, sizes, *rest), keys=sizes.keys)
+    return replace(work_tile(tile, variant, sizes, *rest), keys=sizes.keys)
 
 
 def tokens_for_sequences(patch: pytest.MonkeyPatch) -> None:
-    loader = import_module("nvfp4_kernels.attention.sm100.loader").Loader
-    replaced("gather_loader.Gatherer", "_table", loader._table)(patch)
+    loader = import_module("nvfp4_kernels.attention.sm100.loader").TmaLoader
+    replaced("gather_loader.GatherLoader", "_page_table", loader._page_table)(patch)
 
 
-GATHERER = "gather_loader.Gatherer"
+GATHER_LOADER = "gather_loader.GatherLoader"
 # What is changed, and what says so: a finding's class, or "wrong numbers".
 MISTAKES: dict[str, tuple[Patch, str]] = {
     "the token's row of the table": (tokens_for_sequences, ""),
-    "offset in the page dropped": (through("kernel", "Lists", without_row_step), "wrong numbers"),
-    "values in another order than keys": (
-        with_arguments(GATHERER, "_values", lambda *a: (*a[:5], a[5][::-1], a[6])),
+    "offset in the page dropped": (
+        through("kernel", "KeyLists", without_row_step),
         "wrong numbers",
     ),
-    "a tile too far ahead": (replaced("loader", "AHEAD", 4), "wrong numbers"),
-    "rows past the end read": (replaced("gather_loader", "NOWHERE", 0), "wrong numbers"),
-    "lens ignored": (through("kernel", "work_of", all_columns), "OutOfBounds"),
+    "values in another order than keys": (
+        with_arguments(GATHER_LOADER, "_load_values", lambda *a: (*a[:5], a[5][::-1], a[6])),
+        "wrong numbers",
+    ),
+    "prefetch of a tile too many": (replaced("loader", "PREFETCH", 4), "wrong numbers"),
+    "rows past the end read": (replaced("gather_loader", "OUT_OF_BOUNDS", 0), "wrong numbers"),
+    "lens ignored": (through("kernel", "work_tile", all_columns), "OutOfBounds"),
     "the tail not masked": (
         with_arguments("softmax.Softmax", "_mask", lambda scores, b, e: (scores, b, e + 999)),
         "wrong numbers",

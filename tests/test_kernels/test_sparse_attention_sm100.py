@@ -83,7 +83,7 @@ def test_sizes(name: str, op_device: torch.device) -> None:
 
 # --- tiles that choose_config has no reason to take here ----------------------------------------
 
-SHARED = AttentionTile(64, 1, resident=2)
+SHARED = AttentionTile(64, 1, ctas_per_sm=2)
 TILES = {
     "three splits": (Chosen(SHARED, 3), {"sinks": True}),
     "more splits than key tiles": (Chosen(SHARED, 7), {}),
@@ -228,21 +228,21 @@ def cache(*strides: int, width: int = 128, counts: tuple[int, int, int] = (6, 2,
 
 @ONE_SCHEDULE
 @pytest.mark.usefixtures("op_device")
-def test_rows_of_a_map() -> None:
-    from nvfp4_kernels.attention.sm100.launch_sparse import MOST_ROWS, rows_of_map
+def test_gather_view() -> None:
+    from nvfp4_kernels.attention.sm100.launch_sparse import MAX_MAP_ROWS, gather_view
 
-    assert rows_of_map(cache(4096, 2048, 128)) == (128, 6 * 2 * 16)
-    assert rows_of_map(cache(4096, 128, 256)) == (128, 6 * 2 * 16)  # heads after tokens
-    assert rows_of_map(cache(4096 * 3, 2048, 128)) == (128, (5 * 3 + 1) * 32)  # of three layers
-    assert rows_of_map(cache(4096 + 64, 2048, 128)) == (64, 5 * 65 + 62 + 1)
-    assert rows_of_map(cache(7, 3, 128, counts=(1, 1, 16))) == (128, 16)
-    assert rows_of_map(cache(7, 3, 5, counts=(1, 1, 1))) == (128, 1)
-    with pytest.raises(InvalidArgument, match=r"kv_cache: strides are .*, whole steps of 32 .*64,"):
-        rows_of_map(cache(4096 + 32, 2048, 128))
-    pages = MOST_ROWS // 32
-    assert rows_of_map(cache(4096, 2048, 128, counts=(pages, 2, 16)))[1] == MOST_ROWS - 31
-    with pytest.raises(InvalidArgument, match="kv_cache: spans 2147483648 steps of 128 elements"):
-        rows_of_map(cache(4096, 2048, 128, counts=(pages + 1, 2, 16)))
+    assert gather_view(cache(4096, 2048, 128)) == (128, 6 * 2 * 16)
+    assert gather_view(cache(4096, 128, 256)) == (128, 6 * 2 * 16)  # heads after tokens
+    assert gather_view(cache(4096 * 3, 2048, 128)) == (128, (5 * 3 + 1) * 32)  # of three layers
+    assert gather_view(cache(4096 + 64, 2048, 128)) == (64, 5 * 65 + 62 + 1)
+    assert gather_view(cache(7, 3, 128, counts=(1, 1, 16))) == (128, 16)
+    assert gather_view(cache(7, 3, 5, counts=(1, 1, 1))) == (128, 1)
+    with pytest.raises(InvalidArgument, match=r"kv_cache: strides are .*, multiples of 32 .*64,"):
+        gather_view(cache(4096 + 32, 2048, 128))
+    pages = MAX_MAP_ROWS // 32
+    assert gather_view(cache(4096, 2048, 128, counts=(pages, 2, 16)))[1] == MAX_MAP_ROWS - 31
+    with pytest.raises(InvalidArgument, match="kv_cache: spans 2147483648 rows of 128 elements"):
+        gather_view(cache(4096, 2048, 128, counts=(pages + 1, 2, 16)))
 
 
 @ONE_SCHEDULE
@@ -263,4 +263,4 @@ def test_errors(op_device: torch.device) -> None:
     refuses(arguments | {"kv_cache": odd}, "kv_cache: stride . is .* must be a multiple of 16")
     overlapping = torch.zeros(len(given), 2 * 16 * 128 + 8, dtype=BF16)[:, : 2 * 16 * 128]
     apart = overlapping.view(len(given), 2, 16, 128)
-    refuses(arguments | {"kv_cache": apart}, "kv_cache: strides are .*, whole steps of 8 elements")
+    refuses(arguments | {"kv_cache": apart}, "kv_cache: strides are .*, multiples of 8 elements")

@@ -12,20 +12,23 @@ ALIGNMENT = 16  # bytes: what TMA asks of a pointer, and of a thread's widest lo
 
 
 def example(
-    bundle: type[Arguments], types: Mapping[str, Any], alignment: int = ALIGNMENT
+    bundle: type[Arguments],
+    types: Mapping[str, Any],
+    alignment: int | Mapping[str, int] = ALIGNMENT,
 ) -> Arguments:
     """Example of a bundle for ``cute.compile``: a null pointer or a zero in every field.
 
     Args:
         bundle: a ``NamedTuple`` whose fields are pointers, numbers, tuples of them, or bundles.
         types: element type of each pointer field, by the field's name.
-        alignment: of all pointers, in bytes.
+        alignment: of all pointers, in bytes; or of some, by the field's name, the rest having 16.
     """
 
     def one(name: str, hint: Any) -> Any:
         if hint is cute.Pointer:
-            gmem = cute.AddressSpace.gmem
-            return make_ptr(types[name], alignment, gmem, assumed_align=alignment)
+            gmem, given = cute.AddressSpace.gmem, alignment
+            align = given if isinstance(given, int) else given.get(name, ALIGNMENT)
+            return make_ptr(types[name], align, gmem, assumed_align=align)
         if hasattr(hint, "_fields"):
             return example(hint, types, alignment)
         if get_args(hint):

@@ -46,7 +46,7 @@ def decode_spec(tile: DecodeTile, variant: Variant) -> KernelSpec:
 def _tiles(attention: Attention, group: int, window: int, sms: int) -> list[DecodeTile]:
     """Tiles of all batches that leave room on the GPU, and of one that does not."""
     head_dim = attention.head_dim
-    unsplit = DecodeTile(head_dim, group).resident * sms  # sequences, which fill the GPU
+    unsplit = DecodeTile(head_dim, group).ctas_per_sm * sms  # sequences, which fill the GPU
     lengths = sorted({min(most, window or most) for most in _LENGTHS}, reverse=True)
     chosen = [
         choose_config(batch, attention.kv_heads, group, head_dim, most, sms)

@@ -2,95 +2,90 @@
 
 from dataclasses import dataclass
 
-import cutlass
-import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.attention.sm100.tile import WARPS, AttentionTile
 from nvfp4_kernels.device.mbarrier import wait
 
+# Arrivals that complete a phase: one leader of a load or MMA warp, or of each softmax warp.
+TMA_ARRIVALS = 1  # arrive.expect_tx; the phase also waits for the bytes
+MMA_ARRIVALS = 1  # tcgen05.commit
+SOFTMAX_ARRIVALS = WARPS
+
 
 @dataclass(frozen=True)
 class Barriers:
-    """All of a CTA. Phases are counted from 0.
+    """All mbarriers of a CTA; phases are counted from 0.
 
-    With two buffers of S, a softmax may be a key tile ahead of PV, and QK one ahead of both: what
-    they signal has a barrier per buffer, so that nobody waits for a phase but the next.
+    With two stages of S, a softmax may be a key tile ahead of PV, and QK one ahead of both: what
+    they signal has a barrier per stage, so that nobody waits for a phase but the next.
 
-    | barrier | arrivals | by | phase |
+    | barrier | arrive count | completed by | phase |
     |---|---|---|---|
-    | ``full[stage]`` | 1 and its bytes | copies into the ring | turn of the stage |
-    | ``empty[stage]`` | 1 | commit of the MMAs that read it | turn of the stage |
-    | ``clean`` | 1 and its bytes | copies of the tile whose end is cleared | 0 |
-    | ``asked[query tile]`` | 4 | softmax warps: Q is in shared memory | 0 |
-    | ``scored[query tile, buffer]`` | 1 | commit of QK | turn of it |
-    | ``taken[query tile]`` | 4 | softmax warps: S is in registers | key tile |
-    | ``weighed[query tile, buffer]`` | 4 | softmax warps: P there, O rescaled | turn of it |
-    | ``added[query tile, buffer]`` | 1 | commit of PV | turn of it |
+    | ``kv_full[stage]`` | ``TMA_ARRIVALS`` | copies into the ring | wrap-around of the ring |
+    | ``kv_empty[stage]`` | ``MMA_ARRIVALS`` | commit of MMAs that read it | same |
+    | ``tail_full`` | ``TMA_ARRIVALS`` | copies of the tile whose tail is zeroed | 0 |
+    | ``q_full[query tile]`` | ``SOFTMAX_ARRIVALS`` | Q in shared memory | 0 |
+    | ``s_full[query tile, stage]`` | ``MMA_ARRIVALS`` | commit of QK | wrap-around of S's stages |
+    | ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile |
+    | ``p_full[query tile, stage]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
+    | ``o_full[query tile, stage]`` | ``MMA_ARRIVALS`` | commit of PV | same |
     """
 
-    full: Array
-    empty: Array
-    clean: Array
-    asked: Array
-    scored: Array
-    taken: Array
-    weighed: Array
-    added: Array
+    kv_full: Array
+    kv_empty: Array
+    tail_full: Array
+    q_full: Array
+    s_full: Array
+    s_empty: Array
+    p_full: Array
+    o_full: Array
 
 
-def new_barriers(tile: AttentionTile) -> Barriers:
-    """Shared memory for them."""
-
-    def barriers(count: int) -> Array:
-        return Array(Int64, count, space=AddressSpace.smem, alignment=8)
-
+def allocate_barriers(tile: AttentionTile) -> Barriers:
+    """Shared memory of all barriers."""
+    groups = _groups(tile)
+    counts = {name: count for count, arrivals in groups for name in arrivals}
     return Barriers(
-        full=barriers(tile.stages),
-        empty=barriers(tile.stages),
-        clean=barriers(1),
-        asked=barriers(tile.query_tiles),
-        scored=barriers(tile.query_tiles * tile.score_buffers),
-        taken=barriers(tile.query_tiles),
-        weighed=barriers(tile.query_tiles * tile.score_buffers),
-        added=barriers(tile.query_tiles * tile.score_buffers),
+        **{
+            name: Array(Int64, counts[name], space=AddressSpace.smem, alignment=8)
+            for name in Barriers.__dataclass_fields__
+        }
     )
 
 
-@cute.jit
-def initialise(tile: cutlass.Constexpr, barriers: Barriers) -> None:
-    """By one thread."""
-    for stage in cutlass.range_constexpr(tile.stages):
-        ptx.mbarrier_init(barriers.full.subview(stage), 1)
-        ptx.mbarrier_init(barriers.empty.subview(stage), 1)
-    ptx.mbarrier_init(barriers.clean, 1)
-    for each in cutlass.range_constexpr(tile.query_tiles):
-        ptx.mbarrier_init(barriers.asked.subview(each), WARPS)
-        ptx.mbarrier_init(barriers.taken.subview(each), WARPS)
-    for each in cutlass.range_constexpr(tile.query_tiles * tile.score_buffers):
-        ptx.mbarrier_init(barriers.scored.subview(each), 1)
-        ptx.mbarrier_init(barriers.weighed.subview(each), WARPS)
-        ptx.mbarrier_init(barriers.added.subview(each), 1)
+def init_barriers(tile: AttentionTile, barriers: Barriers) -> None:
+    """Initialise all barriers; one thread calls this before the CTA's first barrier.cta.sync."""
+    for count, arrivals in _groups(tile):
+        for index in range(count):
+            for name, arrive_count in arrivals.items():
+                ptx.mbarrier_init(getattr(barriers, name).subview(index), arrive_count)
     ptx.fence_mbarrier_init()
 
 
-@cute.jit
-def wait_for_output(
-    tile: cutlass.Constexpr, barriers: Barriers, query_tile: Int32, index: Int32
-) -> None:
-    """Until PV of the ``index``-th key tile is done: O may be read, and P overwritten."""
-    buffers = tile.score_buffers
-    added = barriers.added.subview(query_tile * buffers + index % buffers)
-    wait(added, index // buffers)
+def _groups(tile: AttentionTile) -> list[tuple[int, dict[str, int]]]:
+    """Barriers of equal number: how many of each, and their arrive counts."""
+    return [
+        (tile.stages, {"kv_full": TMA_ARRIVALS, "kv_empty": MMA_ARRIVALS}),
+        (1, {"tail_full": TMA_ARRIVALS}),
+        (tile.query_tiles, {"q_full": SOFTMAX_ARRIVALS, "s_empty": SOFTMAX_ARRIVALS}),
+        (
+            tile.query_tiles * tile.s_stages,
+            {"s_full": MMA_ARRIVALS, "p_full": SOFTMAX_ARRIVALS, "o_full": MMA_ARRIVALS},
+        ),
+    ]
+
+
+def wait_o_full(tile: AttentionTile, barriers: Barriers, query_tile: Int32, index: Int32) -> None:
+    """Wait until PV of the ``index``-th key tile is done: O may be read, and P overwritten."""
+    stages = tile.s_stages
+    wait(barriers.o_full.subview(query_tile * stages + index % stages), index // stages)
     ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
 
 
-@cute.jit
-def wait_for_weights(
-    tile: cutlass.Constexpr, barriers: Barriers, query_tile: cutlass.Constexpr, index: Int32
-) -> None:
-    """Until P of the ``index``-th key tile is there, and O rescaled for it."""
-    buffers = tile.score_buffers
-    wait(barriers.weighed.subview(query_tile * buffers + index % buffers), index // buffers)
+def wait_p_full(tile: AttentionTile, barriers: Barriers, query_tile: int, index: Int32) -> None:
+    """Wait until P of the ``index``-th key tile is stored, and O rescaled for it."""
+    stages = tile.s_stages
+    wait(barriers.p_full.subview(query_tile * stages + index % stages), index // stages)
     ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)

@@ -1,57 +1,58 @@
-"""From O and a row's sum to the result."""
+"""Epilogue: O of tensor memory, normalised by the row sums, goes to global memory."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Int64, Uint8, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_for_output
-from nvfp4_kernels.attention.sm100.math import (
-    LN_2,
-    log2,
-    multiply,
-)
+from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_o_full
+from nvfp4_kernels.attention.sm100.math import LN_2, log2, mul_packed
 from nvfp4_kernels.attention.sm100.rows import (
-    PIECE,
+    VECTOR_BYTES,
     WarpRows,
-    fresh_lane,
-    place_of,
-    store_piece,
+    recomputed_lane,
+    store_vector,
+    swizzled_offset,
 )
-from nvfp4_kernels.attention.sm100.scheduler import Row, Work
-from nvfp4_kernels.attention.sm100.softmax import Sum
+from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
+from nvfp4_kernels.attention.sm100.softmax import SoftmaxState
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.device.math import LOG2_E, NEGATIVE_INFINITY, exp2
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import load_columns
 
-WIDTHS = (32, 16, 8)  # columns that a thread holds at a time
+WIDTHS = (32, 16, 8)  # columns of O that a thread holds at a time
 
 
-@dataclass(frozen=True)
-class Result:
-    """Of a launch, in global memory.
+class AttentionResult(NamedTuple):
+    """Result of a launch, in global memory, and the sinks that are part of it.
 
     Attributes:
         out: [rows, query heads, D]; of a split, float32 [splits, rows, query heads, D].
         lse: float32, the same without D.
         sinks: float32 [query heads]; null if there are none.
-        rows, heads: those dimensions.
+        rows: queries of all sequences together.
+        num_heads: query heads.
     """
 
     out: cute.Pointer
     lse: cute.Pointer
     sinks: cute.Pointer
     rows: Int32
-    heads: Int32
+    num_heads: Int32
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of the softmax warps, once per CTA. Rows that the sequence lacks are left out."""
+    """Role of the softmax warps after the main loop; rows that the sequence lacks are not stored.
+
+    A thread has a row of O in tensor memory. Rows are staged in shared memory where the queries
+    were, so that neighbouring lanes store neighbouring bytes.
+    """
 
     tile: AttentionTile
     variant: Variant
@@ -61,123 +62,141 @@ class Epilogue:
         return Float32 if self.variant.split else TYPES[self.variant.dtype]
 
     @property
-    def _staged(self) -> type[cutlass.Numeric]:
-        """What rows are in shared memory."""
+    def _staged_dtype(self) -> type[cutlass.Numeric]:
+        """Element type of rows staged in shared memory."""
         return self._dtype
 
     @property
-    def _bytes(self) -> int:
-        """Of a row that are staged at once: what the row of the queries has room for."""
-        return min(self.tile.row_bytes, self.tile.head_dim * self._staged.width // 8)
+    def _staged_bytes(self) -> int:
+        """Bytes of a row staged at once: what the queries' row has room for."""
+        return min(self.tile.row_bytes, self.tile.head_dim * self._staged_dtype.width // 8)
 
     @property
-    def _columns(self) -> int:
-        """Of a row that are staged at once."""
-        return self._bytes * 8 // self._staged.width
+    def _staged_columns(self) -> int:
+        """Columns of a row staged at once."""
+        return self._staged_bytes * 8 // self._staged_dtype.width
 
-    def _written(self, row: Row, tiles: Int32) -> cutlass.Boolean:
-        """Nobody reads the result of a part of a split that has no keys."""
+    def _is_stored(self, row: QueryRow, tiles: Int32) -> cutlass.Boolean:
+        """Whether O of the row is stored: the merge does not read that of a split without keys."""
         return row.live & (tiles > 0) if self.variant.split else row.live
 
     @cute.jit
     def run(
         self,
-        result: Result,
+        result: AttentionResult,
         shared: Array,
         barriers: Barriers,
         lanes: Int32,
         query_tile: Int32,
         tiles: Int32,
-        work: Work,
-        row: Row,
+        work: WorkTile,
+        row: QueryRow,
         warp: Int32,
-        sums: Sum,
-        value_scale: Float32,
+        state: SoftmaxState,
+        v_scale: Float32,
     ) -> None:
-        """``shared``: the queries', read by now; ``value_scale``: of stored values."""
+        """Normalise and store the warp's rows, and their LSE.
+
+        Args:
+            result: of the launch.
+            shared: memory of the query tile, whose queries have been read by now.
+            barriers: of the CTA.
+            lanes: tensor memory of the warp.
+            query_tile: of the warp.
+            tiles: key tiles of the query tile.
+            work: of the CTA.
+            row: of the thread.
+            warp: of the query tile.
+            state: of the row, after the last key tile.
+            v_scale: scale of stored values.
+        """
         tile = self.tile
         head = work.kv_head * work.group + row.head
-        place = self._place(result, work, row, head)
-        lse, factor = self._normalise(result, sums, head)
-        factor = factor * value_scale
+        row_index = self._row_index(result, work, row, head)
+        lse, factor = self._normalise(result, state, head)
+        factor = factor * v_scale
         if row.live:
-            Array(result.lse, shape=(1,)).store(lse, place)
-        units = self._units(row, tiles, place)
+            Array(result.lse, shape=(1,)).store(lse, row_index)
+        units = self._row_units(row, tiles, row_index)
         if tiles > 0:
-            wait_for_output(tile, barriers, query_tile, tiles - 1)
-        source = lanes + tile.output_column(query_tile)
-        for first in cutlass.range_constexpr(0, tile.head_dim, self._columns):
+            wait_o_full(tile, barriers, query_tile, tiles - 1)
+        source = lanes + tile.o_column(query_tile)
+        for first in cutlass.range_constexpr(0, tile.head_dim, self._staged_columns):
             self._stage_columns(shared, warp, source + first, tiles, factor)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
-            self._send(result, shared, units, warp, first * self._dtype.width // 8)
+            self._store_rows(result, shared, units, warp, first * self._dtype.width // 8)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
-        # What frees tensor memory comes after the last reads of it.
+        # Tensor memory is freed only after the last reads of it.
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
 
     @cute.jit
-    def _place(self, result: Result, work: Work, row: Row, head: Int32) -> Int64:
-        """Number of this thread's row in the result."""
-        place = Int64(work.first_query + row.token)
+    def _row_index(
+        self, result: AttentionResult, work: WorkTile, row: QueryRow, head: Int32
+    ) -> Int64:
+        """Index of this thread's row in the result."""
+        index = Int64(work.first_query + row.token)
         if cutlass.const_expr(self.variant.split):
-            place += Int64(work.split) * result.rows
-        return place * result.heads + head
+            index += Int64(work.split) * result.rows
+        return index * result.num_heads + head
 
-    def _units(self, row: Row, tiles: Int32, place: Int64) -> Int32:
-        """Where the row begins, in units of 16 bytes; negative if it is not to be written."""
-        units = (place * (self.tile.head_dim * self._dtype.width // 128)).to(Int32)
-        return cutlass.select_(self._written(row, tiles), units, Int32(-1))
+    def _row_units(self, row: QueryRow, tiles: Int32, row_index: Int64) -> Int32:
+        """Start of the row in ``out``, in units of 16 bytes; negative if it is not stored."""
+        units = (row_index * (self.tile.head_dim * self._dtype.width // 128)).to(Int32)
+        return cutlass.select_(self._is_stored(row, tiles), units, Int32(-1))
 
     @cute.jit
     def _stage_columns(
         self, shared: Array, warp: Int32, source: Int32, tiles: Int32, factor: Float32
     ) -> None:
-        """Columns of O from ``source`` on, as many as there is room for."""
-        own = warp * WARP_ROWS + fresh_lane()
-        width = next(width for width in WIDTHS if self._columns % width == 0)
-        for start in cutlass.range_constexpr(0, self._columns, width):
+        """Stage columns of O from ``source`` on, as many as there is room for, times ``factor``."""
+        own = warp * WARP_ROWS + recomputed_lane()
+        width = next(width for width in WIDTHS if self._staged_columns % width == 0)
+        for start in cutlass.range_constexpr(0, self._staged_columns, width):
             values = [Float32(0.0)] * width
             if tiles > 0:
                 values = load_columns(source + start, width)
                 ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
-            self._stage(shared, own, start, multiply(values, factor))
+            self._stage(shared, own, start, mul_packed(values, factor))
 
     def _stage(self, shared: Array, own: Int32, column: int, values: list[Float32]) -> None:
-        """This thread's row, 16 bytes at a time."""
-        each = 128 // self._staged.width
+        """Store values of this thread's row to shared memory, 16 bytes at a time."""
+        each = 128 // self._staged_dtype.width
         for start in range(0, len(values), each):
             part = Vector.from_elements(tuple(values[start : start + each]), Float32)
-            byte = (column + start) * self._staged.width // 8
-            offset = place_of(self._bytes, own, byte)
-            shared.store(part.to(self._staged).bitcast(Uint8), offset, alignment=16)
+            byte = (column + start) * self._staged_dtype.width // 8
+            offset = swizzled_offset(self._staged_bytes, own, byte)
+            shared.store(part.to(self._staged_dtype).bitcast(Uint8), offset, alignment=16)
 
-    def _send(
-        self, result: Result, shared: Array, units: Int32, warp: Int32, first_byte: int
+    def _store_rows(
+        self, result: AttentionResult, shared: Array, units: Int32, warp: Int32, first_byte: int
     ) -> None:
-        """The warp's rows, by lanes side by side."""
-        rows = WarpRows(self._bytes, fresh_lane())
-        for turn in range(rows.turns):
-            target = rows.of_row(units, turn)
-            place = warp * WARP_ROWS + rows.row(turn)
-            for number in range(rows.pieces):
+        """Store the warp's staged rows to global memory, neighbouring lanes side by side."""
+        rows = WarpRows(self._staged_bytes, recomputed_lane())
+        for iteration in range(rows.iterations):
+            target = rows.from_row_owner(units, iteration)
+            row = warp * WARP_ROWS + rows.row(iteration)
+            for number in range(rows.vectors_per_lane):
                 byte = rows.byte(number)
-                offset = place_of(self._bytes, place, byte)
-                piece = shared.load(offset, PIECE, alignment=16)
-                store_piece(result.out, target, byte + first_byte, piece, target >= 0)
+                offset = swizzled_offset(self._staged_bytes, row, byte)
+                vector = shared.load(offset, VECTOR_BYTES, alignment=16)
+                store_vector(result.out, target, byte + first_byte, vector, target >= 0)
 
     @cute.jit
-    def _normalise(self, result: Result, sums: Sum, head: Int32) -> tuple[Float32, Float32]:
+    def _normalise(
+        self, result: AttentionResult, state: SoftmaxState, head: Int32
+    ) -> tuple[Float32, Float32]:
         """LSE of a row, and the factor of its O."""
-        peak, weight = sums.peak, sums.weight
-        shrink = Float32(1.0)
-        unit = Float32(1 << self.tile.probability_shift)
+        row_max, row_sum = state.row_max, state.row_sum
+        rescale = Float32(1.0)
+        unit = Float32(1 << self.tile.p_shift)
         if cutlass.const_expr(self.variant.sinks and not self.variant.split):
             sink = Array(result.sinks, shape=(1,)).load(head) * LOG2_E
-            top = cute.arch.fmax(peak, sink)
-            top = cutlass.select_(top == NEGATIVE_INFINITY, Float32(0.0), top)
-            shrink = exp2(peak - top)
-            weight = weight * shrink + unit * exp2(sink - top)
-            peak = top
-        empty = weight == 0.0
-        factor = cutlass.select_(empty, Float32(0.0), shrink / weight)
-        lse = (peak + log2(weight * (1.0 / unit))) * LN_2
+            new_max = cute.arch.fmax(row_max, sink)
+            new_max = cutlass.select_(new_max == NEGATIVE_INFINITY, Float32(0.0), new_max)
+            rescale = exp2(row_max - new_max)
+            row_sum = row_sum * rescale + unit * exp2(sink - new_max)
+            row_max = new_max
+        empty = row_sum == 0.0
+        factor = cutlass.select_(empty, Float32(0.0), rescale / row_sum)
+        lse = (row_max + log2(row_sum * (1.0 / unit))) * LN_2
         return cutlass.select_(empty, Float32(NEGATIVE_INFINITY), lse), factor

@@ -1,39 +1,31 @@
-"""The attention kernel of sm_100: dense, ragged, paged or listed keys, prefill and decode.
-
-Four softmax warps per query tile, of which the first also holds the tensor memory, one warp that
-issues MMAs, one that issues loads.
-
-    loads  --full-->   MMA  <--asked----  softmax
-           <--empty--       ---scored-->
-                            <--taken----
-                            <--weighed--
-                            ---added--->
-
-Each arrow is an mbarrier per stage of the ring, or per query tile and buffer of S; see
-``Barriers``.
-"""
+"""The attention kernel of sm_100: dense, ragged, paged or listed keys, prefill and decode."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Uint8
-from cutlass.cute.runtime import make_ptr
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
-from nvfp4_kernels.attention.sm100.barriers import Barriers, initialise, new_barriers
-from nvfp4_kernels.attention.sm100.epilogue import Epilogue, Result
-from nvfp4_kernels.attention.sm100.epilogue_spread import SpreadEpilogue
-from nvfp4_kernels.attention.sm100.gather_loader import Gatherer, Lists
-from nvfp4_kernels.attention.sm100.loader import Loader, Source
-from nvfp4_kernels.attention.sm100.mma import Multiplier
+from nvfp4_kernels.attention.sm100.barriers import Barriers, allocate_barriers, init_barriers
+from nvfp4_kernels.attention.sm100.epilogue import AttentionResult, Epilogue
+from nvfp4_kernels.attention.sm100.epilogue_warp_split import WarpSplitEpilogue
+from nvfp4_kernels.attention.sm100.gather_loader import GatherLoader, KeyLists, MapStrides
+from nvfp4_kernels.attention.sm100.loader import Source, TmaLoader
+from nvfp4_kernels.attention.sm100.mma import Mma
 from nvfp4_kernels.attention.sm100.operands import Strides, operand_type, tensor_maps
 from nvfp4_kernels.attention.sm100.queries import Queries, QueryLoader
-from nvfp4_kernels.attention.sm100.scheduler import Lengths, Sizes, Work, row_of, work_of
-from nvfp4_kernels.attention.sm100.softmax import Logits, Softmax
+from nvfp4_kernels.attention.sm100.scheduler import (
+    SequenceLengths,
+    Sizes,
+    WorkTile,
+    query_row,
+    work_tile,
+)
+from nvfp4_kernels.attention.sm100.softmax import LogitScaling, Softmax
 from nvfp4_kernels.attention.sm100.tile import (
     OTHER_REGISTERS,
     SOFTMAX_REGISTERS,
@@ -41,121 +33,115 @@ from nvfp4_kernels.attention.sm100.tile import (
     AttentionTile,
     Variant,
 )
+from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 
-@dataclass(frozen=True)
-class Factors:
-    """Of logits and values.
+class AttentionArguments(NamedTuple):
+    """Arguments of a launch; pointers are null where the variant has none.
 
     Attributes:
+        queries: addressed by batch, token and head, where ``query_start`` gives a sequence's first
+            token unless dense.
+        k, v: keys and values, addressed by row of a page, head and page.
+        k_strides, v_strides: theirs; multiples of ``map_stride`` if indexed.
+        map_stride: elements between rows of the tensor maps that gathers read.
+        map_rows: rows of those tensor maps.
+        result: outputs, and the sinks.
+        lengths: starts and lengths of sequences.
+        block_table: int32 [sequences, table_stride], pages.
+        table_stride: elements between rows of the block table.
+        indices: int32 [tokens, list_stride], positions of listed keys.
+        list_stride: elements between lists.
         scale: of Q·K.
         soft_cap: unused without one.
-        k_scale, v_scale: float32 []; of an E4M3 cache alone.
+        k_scale, v_scale: float32 [], of an E4M3 cache.
+        sizes: host integers.
     """
 
+    queries: Queries
+    k: cute.Pointer
+    v: cute.Pointer
+    k_strides: Strides
+    v_strides: Strides
+    map_stride: Int64
+    map_rows: Int32
+    result: AttentionResult
+    lengths: SequenceLengths
+    block_table: cute.Pointer
+    table_stride: Int32
+    indices: cute.Pointer
+    list_stride: Int32
     scale: Float32
     soft_cap: Float32
     k_scale: cute.Pointer
     v_scale: cute.Pointer
+    sizes: Sizes
 
 
 @dataclass(frozen=True)
 class FmhaSm100:
-    """One compiled variant."""
+    """Flash attention with tcgen05: warp-specialised, one CTA per work tile.
+
+    | warps | role |
+    |---|---|
+    | 4 per query tile | load Q, softmax, epilogue; warp 0 also allocates tensor memory |
+    | 1 | ``Mma``: issues QK and PV |
+    | 1 | ``TmaLoader`` or ``GatherLoader``: fills the ring of key and value tiles |
+    | 2, with two query tiles | idle; they complete a warpgroup for setmaxnreg |
+
+        load  --kv_full-->   MMA  <--q_full---  softmax
+              <--kv_empty--       ---s_full-->
+                                  <--s_empty--
+                                  <--p_full---
+                                  ---o_full-->
+
+    Each arrow is an mbarrier per stage of the ring, or per query tile and stage of S; ``Barriers``
+    tells the arrive counts. ``s_empty`` is waited for only where P has columns of its own.
+    """
 
     tile: AttentionTile
     variant: Variant
 
-    def signature(self) -> tuple[Any, ...]:
-        """Arguments of ``__call__``, see there."""
-        dtype = TYPES[self.variant.dtype]
-        keys = operand_type(self.tile, self.variant)
+    def signature(self) -> tuple[AttentionArguments]:
+        """Example of ``__call__``'s arguments."""
+        dtype, keys = TYPES[self.variant.dtype], operand_type(self.tile, self.variant)
+        index_tensors = ("query_start", "key_start", "seq_lens", "block_table", "indices")
+        scalars = {
+            **dict.fromkeys(("lse", "sinks", "k_scale", "v_scale"), Float32),
+            **dict.fromkeys(index_tensors, Int32),
+        }
         out = Float32 if self.variant.split else dtype
-        types = [dtype, keys, keys, out, Float32, Float32, *[Int32] * 5, Float32, Float32]
-        aligned = {dtype: 16, keys: 16}
-        pointers = [
-            make_ptr(t, 16, cute.AddressSpace.gmem, assumed_align=aligned.get(t, 4)) for t in types
-        ]
-        strides = [Int64(0)] * 10
-        return (*pointers, *strides, Float32(0.0), Float32(0.0), *[Int32(0)] * 12)
+        types = {"q": dtype, "k": keys, "v": keys, "out": out, **scalars}
+        alignment = dict.fromkeys(scalars, 4) | ({"out": 4} if self.variant.split else {})
+        return (example(AttentionArguments, types, alignment),)
 
     @cute.jit
-    def __call__(
-        self,
-        q: cute.Pointer,
-        k: cute.Pointer,
-        v: cute.Pointer,
-        out: cute.Pointer,
-        lse: cute.Pointer,
-        sinks: cute.Pointer,
-        query_start: cute.Pointer,
-        key_start: cute.Pointer,
-        seq_lens: cute.Pointer,
-        block_table: cute.Pointer,
-        indices: cute.Pointer,
-        k_scale: cute.Pointer,
-        v_scale: cute.Pointer,
-        q_batch: Int64,
-        q_token: Int64,
-        q_head: Int64,
-        k_row: Int64,
-        k_head: Int64,
-        k_page: Int64,
-        v_row: Int64,
-        v_head: Int64,
-        v_page: Int64,
-        map_step: Int64,
-        scale: Float32,
-        soft_cap: Float32,
-        batch: Int32,
-        queries: Int32,
-        keys: Int32,
-        pages: Int32,
-        kv_heads: Int32,
-        group: Int32,
-        splits: Int32,
-        window: Int32,
-        table_stride: Int32,
-        rows: Int32,
-        list_stride: Int32,
-        map_rows: Int32,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """Pointers are null where the variant has none; strides count elements; see ``Sizes``.
-
-        ``q`` is addressed by batch, token and head, where ``query_start`` gives a sequence's first
-        token unless dense; ``k`` and ``v`` by row of a page, head and page. If indexed, all of
-        these strides are multiples of ``map_step``, and tensor maps have ``map_rows`` such steps.
-        """
-        tile, variant = self.tile, self.variant
-        sizes = Sizes(
-            batch, queries, keys, pages, kv_heads, group, splits, window, table_stride, rows
-        )
-        k_strides, v_strides = Strides(k_row, k_head, k_page), Strides(v_row, v_head, v_page)
-        steps = [(stride // map_step).to(Int32) for stride in (k_page, k_head, k_row)]
-        grid = (kv_heads * splits, batch, cute.ceil_div(queries * group, tile.rows))
+    def __call__(self, arguments: AttentionArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch one CTA per work tile."""
+        tile, variant, sizes = self.tile, self.variant, arguments.sizes
+        map_stride, strides = arguments.map_stride, arguments.k_strides
+        operands = (arguments.k, strides), (arguments.v, arguments.v_strides)
+        query_tiles = cute.ceil_div(sizes.queries * sizes.group, tile.rows)
+        grid = (sizes.kv_heads * sizes.splits, sizes.batch, query_tiles)
         if cutlass.const_expr(variant.layout == "indexed"):
-            # Neighbours have much the same list: they find its keys in L2.
-            grid = (rows, grid[0], grid[2])
+            # Neighbouring tokens have much the same list: their CTAs find its keys in L2.
+            grid = (arguments.result.rows, grid[0], grid[2])
         self.kernel(
-            *tensor_maps(
-                tile, variant, ((k, k_strides), (v, v_strides)), sizes, map_step, map_rows
+            *tensor_maps(tile, variant, operands, sizes, map_stride, arguments.map_rows),
+            arguments,
+            MapStrides(
+                page=(strides.page // map_stride).to(Int32),
+                head=(strides.head // map_stride).to(Int32),
+                row=(strides.row // map_stride).to(Int32),
             ),
-            Queries(q, q_batch, q_token, q_head),
-            Result(out, lse, sinks, rows, kv_heads * group),
-            Lengths(query_start, key_start, seq_lens),
-            block_table,
-            Lists(indices, list_stride, query_start, batch, *steps),
-            Factors(scale, soft_cap, k_scale, v_scale),
-            sizes,
         ).launch(
             grid=grid,
             block=(tile.threads, 1, 1),
             stream=stream,
             use_pdl=True,
-            min_blocks_per_mp=tile.resident,
+            min_blocks_per_mp=tile.ctas_per_sm,
             preferred_smem_carveout=100,  # percent
         )
 
@@ -164,92 +150,92 @@ class FmhaSm100:
         self,
         k_map: GridConstant[TensorMap],
         v_map: GridConstant[TensorMap],
-        queries: Queries,
-        result: Result,
-        lengths: Lengths,
-        table: cute.Pointer,
-        lists: Lists,
-        factors: Factors,
-        sizes: Sizes,
+        arguments: AttentionArguments,
+        map_strides: MapStrides,
     ) -> None:
-        """Sets up, runs one role per warp, takes down; not at all without rows."""
+        """Set up, run one role per warp, free tensor memory; exit at once without rows."""
         tile, variant = self.tile, self.variant
-        barriers = new_barriers(tile)
+        barriers = allocate_barriers(tile)
         shared_queries = self._bytes(tile.query_tiles * tile.query_bytes)
         ring = self._bytes(tile.stages * tile.stage_bytes)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        # Lengths, and everything else, may be what the kernel before this one has written.
+        # Any argument, lengths too, may be written by the kernel before this one.
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        work = work_of(tile, variant, sizes, lengths)
+        work = work_tile(tile, variant, arguments.sizes, arguments.lengths)
         if work.first_row < work.rows:
             mma_warp = WARPS * tile.query_tiles
             if warp == 0:
                 ptx.tcgen05_alloc(tensor, tile.tensor_columns)
                 ptx.tcgen05_relinquish_alloc_permit()
             if warp == mma_warp and ptx.elect_sync():
-                initialise(tile, barriers)
+                init_barriers(tile, barriers)
             ptx.barrier_cta_sync()
             if warp < mma_warp:
-                if cutlass.const_expr(tile.moves_registers):
+                if cutlass.const_expr(tile.reallocates_registers):
                     ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
-                self._rows(
-                    queries, result, factors, shared_queries, barriers, tensor.load(), work, warp
-                )
+                self._softmax_role(arguments, shared_queries, barriers, tensor.load(), work, warp)
             else:
-                if cutlass.const_expr(tile.moves_registers):
+                if cutlass.const_expr(tile.reallocates_registers):
                     ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
                 if warp == mma_warp:
-                    multiplier = Multiplier(tile, variant)
-                    multiplier.run(shared_queries, ring, barriers, tensor.load(), work)
+                    Mma(tile, variant).run(shared_queries, ring, barriers, tensor.load(), work)
                 if warp == mma_warp + 1:
-                    source = Source(k_map, v_map, table, sizes.table_stride, ring)
+                    table, table_stride = arguments.block_table, arguments.table_stride
+                    source = Source(k_map, v_map, table, table_stride, ring)
                     if cutlass.const_expr(variant.layout == "indexed"):
-                        Gatherer(tile, variant, lists).run(source, barriers, work)
+                        lists = KeyLists(
+                            arguments.indices,
+                            arguments.list_stride,
+                            arguments.lengths.query_start,
+                            arguments.sizes.batch,
+                            map_strides,
+                        )
+                        GatherLoader(tile, variant, lists).run(source, barriers, work)
                     else:
-                        Loader(tile, variant).run(source, barriers, work)
+                        TmaLoader(tile, variant).run(source, barriers, work)
             ptx.barrier_cta_sync()
             if warp == 0:
                 ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
-                held = ptx.make_tmem_ptr(tensor.load(), Float32)
-                ptx.tcgen05_dealloc(held, tile.tensor_columns)
+                allocated = ptx.make_tmem_ptr(tensor.load(), Float32)
+                ptx.tcgen05_dealloc(allocated, tile.tensor_columns)
 
     @cute.jit
-    def _rows(
+    def _softmax_role(
         self,
-        queries: Queries,
-        result: Result,
-        factors: Factors,
+        arguments: AttentionArguments,
         shared_queries: Array,
         barriers: Barriers,
         tensor: Int32,
-        work: Work,
+        work: WorkTile,
         warp: Int32,
     ) -> None:
-        """Role of the softmax warps: their rows' queries, softmax and result."""
+        """Role of the softmax warps: their rows' queries, softmax and epilogue."""
         tile, variant = self.tile, self.variant
-        query_tile, place = warp // WARPS, warp % WARPS
+        query_tile, tile_warp = warp // WARPS, warp % WARPS
         tiles = work.tiles[0]
         if cutlass.const_expr(tile.query_tiles == 2):
             tiles = cutlass.select_(query_tile == 0, work.tiles[0], work.tiles[1])
-        row = row_of(tile, variant, work, query_tile, place)
+        row = query_row(tile, variant, work, query_tile, tile_warp)
         shared = shared_queries.subview(query_tile * tile.query_bytes)
-        row_scale = QueryLoader(tile, variant).run(queries, shared, work, row, place)
+        row_scale = QueryLoader(tile, variant).run(arguments.queries, shared, work, row, tile_warp)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if ptx.elect_sync():
-            ptx.mbarrier_arrive(barriers.asked.subview(query_tile))
-        scale, value_scale = factors.scale, Float32(1.0)
+            ptx.mbarrier_arrive(barriers.q_full.subview(query_tile))
+        scale, v_scale = arguments.scale, Float32(1.0)
         if cutlass.const_expr(tile.fp8):
-            scale = scale * row_scale * Array(factors.k_scale, shape=(1,)).load(0)
-            value_scale = Array(factors.v_scale, shape=(1,)).load(0)
-        lanes = tensor + ((place * WARP_ROWS) << 16)
-        sums = Softmax(tile, variant).run(
-            barriers, lanes, query_tile, tiles, work, row, place, Logits(scale, factors.soft_cap)
+            scale = scale * row_scale * Array(arguments.k_scale, shape=(1,)).load(0)
+            v_scale = Array(arguments.v_scale, shape=(1,)).load(0)
+        lanes = tensor + ((tile_warp * WARP_ROWS) << 16)
+        logits = LogitScaling(scale, arguments.soft_cap)
+        state = Softmax(tile, variant).run(
+            barriers, lanes, query_tile, tiles, work, row, tile_warp, logits
         )
-        epilogue = (SpreadEpilogue if tile.spread else Epilogue)(tile, variant)
+        epilogue = (WarpSplitEpilogue if tile.warp_split_kv else Epilogue)(tile, variant)
         epilogue.run(
-            result, shared, barriers, lanes, query_tile, tiles, work, row, place, sums, value_scale
-        )
+            arguments.result, shared, barriers, lanes, query_tile, tiles, work, row, tile_warp,
+            state, v_scale,
+        )  # fmt: skip
 
     def _bytes(self, count: int) -> Array:
         return Array(Uint8, count, space=AddressSpace.smem, alignment=1024)

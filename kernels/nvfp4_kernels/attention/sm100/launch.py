@@ -1,4 +1,4 @@
-"""``attention`` and ``paged_attention`` on sm_100."""
+"""Launches of the attention kernel on sm_100: ``attention`` and ``paged_attention``."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,18 @@ from torch import Tensor
 
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
-from nvfp4_kernels.attention.sm100.kernel import FmhaSm100
-from nvfp4_kernels.attention.sm100.tile import Dtype, Layout, Variant
+from nvfp4_kernels.attention.sm100.epilogue import AttentionResult
+from nvfp4_kernels.attention.sm100.kernel import AttentionArguments, FmhaSm100
+from nvfp4_kernels.attention.sm100.operands import Strides
+from nvfp4_kernels.attention.sm100.queries import Queries
+from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
+from nvfp4_kernels.attention.sm100.tile import AttentionTile, Layout, Variant
 from nvfp4_kernels.checks import InvalidArgument, check_rows
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.devices import device_arch, dtype_name, multiprocessors
 from nvfp4_kernels.merge_segments.sm100 import merge_segments
 
-MAX_BATCH = 65535  # CTAs of a grid in that direction
+MAX_BATCH = 65535  # CTAs along a grid's y dimension
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,12 @@ class KeyValues:
     """Keys and values as the kernel addresses them: (pages, heads, rows, D), whatever the strides.
 
     Attributes:
-        layout: what the pages are: of a dense tensor its sequences, of a ragged one all of it.
-        k, v: views without a gap between the elements of a row.
+        layout: tells what pages are: of a dense tensor its sequences, of a ragged one all of it.
+        k, v: views whose last stride is 1.
         query_start, key_start, seq_lens, block_table, indices: int32, as ``layout`` has them.
         k_scale, v_scale: float32, of an E4M3 cache.
-        map_step, map_rows: to gather rows by: elements from one to the next, and how many.
+        map_stride: elements between rows of the view that TMA gathers read.
+        map_rows: rows of that view.
     """
 
     layout: Layout
@@ -39,7 +44,7 @@ class KeyValues:
     indices: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
-    map_step: int = 1
+    map_stride: int = 1
     map_rows: int = 0
 
 
@@ -66,7 +71,7 @@ def attention(
         batch, queries, keys = query_start.shape[0] - 1, max_query_len, max_key_len
         one_page = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
         given = KeyValues("varlen", *one_page, query_start, key_start)
-    check_rows("sm_100", k=k, v=v)
+    check_rows(device_arch(q.device), k=k, v=v)
     return run(q, given, sinks, batch, queries, keys, scoring)
 
 
@@ -90,13 +95,13 @@ def paged_attention(
         InvalidArgument: a page size that the kernel lacks, a D that is no multiple of 32 with an
             E4M3 cache, too many sequences, or strides that are no multiples of 16 bytes.
     """
-    page_size, head_dim = kv_cache.shape[2], q.shape[-1]
+    page_size, head_dim, arch = kv_cache.shape[2], q.shape[-1], device_arch(q.device)
     if page_size < 16 or page_size & (page_size - 1):
         raise InvalidArgument(
-            f"kv_cache: page_size is {page_size}, must be a power of two of at least 16 on sm_100; "
+            f"kv_cache: page_size is {page_size}, must be a power of two of at least 16 on {arch}; "
             "set vLLM's block size to 16, 32, 64 or 128"
         )
-    check_rows("sm_100", kv_cache=kv_cache)
+    check_rows(arch, kv_cache=kv_cache)
     given = KeyValues(
         "paged",
         kv_cache[..., :head_dim],
@@ -120,16 +125,30 @@ def run(
     scoring: Scoring,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``batch`` sequences of at most ``queries`` and ``keys``; the result goes to ``out``.
+    """Choose a tile, allocate the result unless ``out`` is given, launch, merge splits.
 
-    If indexed, these are the tokens, their one query and the columns of their lists.
+    Args:
+        q: queries.
+        given: keys and values.
+        sinks: float32 (Hq,) or None.
+        batch: sequences; if indexed, tokens.
+        queries: maximum of a sequence; if indexed, 1.
+        keys: maximum of a sequence; if indexed, the columns of lists.
+        scoring: scale and masks.
+        out: contiguous, of ``q``'s dtype and shape; None: a new tensor.
+
+    Returns:
+        ``out`` and the LSE.
+
+    Raises:
+        InvalidArgument: see the callers.
     """
-    *tokens, heads, head_dim = q.shape
-    fp8 = given.k.dtype == torch.float8_e4m3fn
-    _check_head_dim(head_dim, fp8)
-    check_rows("sm_100", q=q)
+    *tokens, num_heads, head_dim = q.shape
+    arch, fp8 = device_arch(q.device), given.k.dtype == torch.float8_e4m3fn
+    _check_head_dim(head_dim, fp8, arch)
+    check_rows(arch, q=q)
     out = q.new_empty(q.shape) if out is None else out
-    check_rows("sm_100", out=out)
+    check_rows(arch, out=out)
     rows = torch.Size(tokens).numel()
     if rows == 0 or batch == 0 or queries == 0:
         return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
@@ -137,64 +156,99 @@ def run(
         return _without_keys(out, sinks)
     if given.layout != "indexed" and batch > MAX_BATCH:
         raise InvalidArgument(
-            f"q: has {batch} sequences, must have at most {MAX_BATCH} on sm_100; split the batch"
+            f"q: has {batch} sequences, must have at most {MAX_BATCH} on {arch}; split the batch"
         )
-    pages, kv_heads, page_rows, _ = given.k.shape
+    kv_heads = given.k.shape[1]
     problem = AttentionProblem(
-        batch, queries, keys, kv_heads, heads // kv_heads, head_dim, fp8, scoring.window_keys,
+        batch, queries, keys, kv_heads, num_heads // kv_heads, head_dim, fp8, scoring.window_keys,
         given.layout == "indexed",
     )  # fmt: skip
     tile, splits = choose_config(problem, multiprocessors(q.device))
-    dtype: Dtype = "bfloat16" if q.dtype == torch.bfloat16 else "float16"
+    lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    if splits == 1:
+        result = AttentionResult(out, lse, sinks, rows, num_heads)
+        _launch(q, given, result, tile, problem, splits, scoring)
+        return out, lse
+    parts = q.new_empty((splits, *q.shape), dtype=torch.float32)
+    part_lse = lse.new_empty((splits, *lse.shape))
+    # The merge adds the sinks, once.
+    result = AttentionResult(parts, part_lse, None, rows, num_heads)
+    _launch(q, given, result, tile, problem, splits, scoring)
+    return merge_segments(parts, part_lse, sinks, q.dtype, out)
+
+
+def _launch(
+    q: Tensor,
+    given: KeyValues,
+    result: AttentionResult,
+    tile: AttentionTile,
+    problem: AttentionProblem,
+    splits: int,
+    scoring: Scoring,
+) -> None:
+    pages, kv_heads, page_rows, _ = given.k.shape
     variant = Variant(
-        dtype=dtype,
+        dtype=dtype_name(q.dtype),  # type: ignore[arg-type]
         layout=given.layout,
         page_size=page_rows if given.layout in ("paged", "indexed") else 0,
         causal=scoring.causal,
         window=scoring.window is not None,
         soft_cap=scoring.soft_cap is not None,
-        sinks=sinks is not None and splits == 1,
+        sinks=result.sinks is not None,
         split=splits > 1,
     )
-    lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
-    parts, part_lse = out, lse
-    if splits > 1:
-        parts = q.new_empty((splits, *q.shape), dtype=torch.float32)
-        part_lse = lse.new_empty((splits, *lse.shape))
     table, lists = given.block_table, given.indices
-    sequences, columns = batch, page_rows
+    sequences, keys = problem.batch, page_rows
     if table is not None and lists is not None:
-        sequences, columns = len(table), keys
-    launch(
-        FmhaSm100(tile, variant), q, given.k, given.v, parts, part_lse,
-        sinks if variant.sinks else None, given.query_start, given.key_start, given.seq_lens,
-        table, lists, given.k_scale, given.v_scale, q.stride(0), q.stride(-3), q.stride(-2),
-        *_strides(given.k), *_strides(given.v), given.map_step,
-        scoring.scale, scoring.soft_cap or 0.0,
-        sequences, queries, columns, pages, kv_heads, heads // kv_heads, splits,
-        scoring.window_keys, 0 if table is None else table.stride(0), rows,
-        0 if lists is None else lists.stride(0), given.map_rows,
-    )  # fmt: skip
-    if splits > 1:
-        return merge_segments(parts, part_lse, sinks, q.dtype, out)
-    return out, lse
+        sequences, keys = len(table), problem.keys
+    arguments = AttentionArguments(
+        queries=Queries(
+            q, batch_stride=q.stride(0), token_stride=q.stride(-3), head_stride=q.stride(-2)
+        ),
+        k=given.k,
+        v=given.v,
+        k_strides=_strides(given.k),
+        v_strides=_strides(given.v),
+        map_stride=given.map_stride,
+        map_rows=given.map_rows,
+        result=result,
+        lengths=SequenceLengths(given.query_start, given.key_start, given.seq_lens),
+        block_table=table,
+        table_stride=0 if table is None else table.stride(0),
+        indices=lists,
+        list_stride=0 if lists is None else lists.stride(0),
+        scale=scoring.scale,
+        soft_cap=scoring.soft_cap or 0.0,
+        k_scale=given.k_scale,
+        v_scale=given.v_scale,
+        sizes=Sizes(
+            batch=sequences,
+            queries=problem.queries,
+            keys=keys,
+            pages=pages,
+            kv_heads=kv_heads,
+            group=problem.group,
+            splits=splits,
+            window=scoring.window_keys,
+        ),
+    )
+    launch(FmhaSm100(tile, variant), arguments)
 
 
 def _without_keys(out: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What a row without keys gets, in all rows: a tensor map of no memory cannot be made."""
+    """Result of rows without keys, in all rows: a tensor map of no memory cannot be made."""
     lse = out.new_full(out.shape[:-1], -torch.inf, dtype=torch.float32)
     return out.zero_(), lse if sinks is None else lse.copy_(sinks)
 
 
-def _strides(x: Tensor) -> tuple[int, int, int]:
-    """Of rows, heads and pages."""
-    pages, heads, rows = x.stride()[:3]
-    return rows, heads, pages
+def _strides(x: Tensor) -> Strides:
+    page, head, row = x.stride()[:3]
+    return Strides(row=row, head=head, page=page)
 
 
-def _check_head_dim(head_dim: int, fp8: bool) -> None:
+def _check_head_dim(head_dim: int, fp8: bool, arch: str) -> None:
     if fp8 and head_dim % 32:
         raise InvalidArgument(
             f"kv_cache: is float8_e4m3fn with D of {head_dim}, must have a D of whole 32 elements "
-            "on sm_100, which its tensor core multiplies at a time; use a cache of q's dtype"
+            f"on {arch}, which its tensor core multiplies at a time; use a cache of q's dtype"
         )

@@ -1,4 +1,4 @@
-"""``sparse_attention`` on sm_100."""
+"""Launch of the attention kernel on sm_100: ``sparse_attention``."""
 
 import math
 
@@ -7,8 +7,9 @@ from torch import Tensor
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.attention.sm100.launch import KeyValues, run
 from nvfp4_kernels.checks import InvalidArgument, check_rows
+from nvfp4_kernels.devices import device_arch
 
-MOST_ROWS = 2**31 - 1  # that coordinates of a tensor map reach
+MAX_MAP_ROWS = 2**31 - 1  # coordinates of a tensor map are int32
 
 
 def sparse_attention(
@@ -31,8 +32,8 @@ def sparse_attention(
             E4M3 cache, or strides that are no multiples of 16 bytes.
     """
     head_dim = q.shape[-1]
-    check_rows("sm_100", kv_cache=kv_cache)
-    step, rows = rows_of_map(kv_cache)
+    check_rows(device_arch(q.device), kv_cache=kv_cache)
+    map_stride, map_rows = gather_view(kv_cache)
     given = KeyValues(
         "indexed",
         kv_cache[..., :head_dim],
@@ -43,40 +44,41 @@ def sparse_attention(
         indices=indices,
         k_scale=k_scale,
         v_scale=v_scale,
-        map_step=step,
-        map_rows=rows,
+        map_stride=map_stride,
+        map_rows=map_rows,
     )
     return run(q, given, sinks, len(q), 1, indices.shape[1], scoring, out)
 
 
-def rows_of_map(kv_cache: Tensor) -> tuple[int, int]:
-    """A two-dimensional view that has every key of a cache for a row, and other rows besides.
+def gather_view(kv_cache: Tensor) -> tuple[int, int]:
+    """Two-dimensional view in which every key of a cache is a row, among other rows.
 
-    Gathers know no more dimensions (PTX ISA, .tile::gather4): pages, heads and rows of a page must
-    be whole steps of one length apart.
+    TMA gathers take two dimensions (PTX ISA, .tile::gather4): strides of pages, heads and rows of a
+    page must be multiples of one stride.
 
     Args:
         kv_cache: ``(pages, Hkv, page_size, 2·D)``.
 
     Returns:
-        Elements from one row to the next, and how many rows there are.
+        Stride of the view's rows in elements, and their number.
 
     Raises:
         InvalidArgument: such rows would overlap, or be too many.
     """
     *counts, width = kv_cache.shape
-    sizes = [(n, stride) for n, stride in zip(counts, kv_cache.stride(), strict=False) if n > 1]
-    step = math.gcd(*(stride for _, stride in sizes)) or width
-    if step < width // 2:
+    dims = [(n, stride) for n, stride in zip(counts, kv_cache.stride(), strict=False) if n > 1]
+    common = math.gcd(*(stride for _, stride in dims)) or width
+    arch = device_arch(kv_cache.device)
+    if common < width // 2:
         raise InvalidArgument(
-            f"kv_cache: strides are {kv_cache.stride()}, whole steps of {step} elements, must be "
-            f"whole steps of at least D, {width // 2}, to gather rows by on sm_100; give every "
-            f"page {width} elements per key and head, and no odd ones between pages"
+            f"kv_cache: strides are {kv_cache.stride()}, multiples of {common} elements, must be "
+            f"multiples of one stride of at least D, {width // 2}, for TMA gathers on {arch}; give "
+            f"every page {width} elements per key and head, and no odd ones between pages"
         )
-    rows = 1 + sum((n - 1) * stride for n, stride in sizes) // step
-    if rows > MOST_ROWS:
+    rows = 1 + sum((n - 1) * stride for n, stride in dims) // common
+    if rows > MAX_MAP_ROWS:
         raise InvalidArgument(
-            f"kv_cache: spans {rows} steps of {step} elements, must span at most {MOST_ROWS} to "
-            "gather rows by on sm_100; use fewer pages, or lay them closer together"
+            f"kv_cache: spans {rows} rows of {common} elements, must span at most {MAX_MAP_ROWS} "
+            f"for TMA gathers on {arch}; use fewer pages, or lay them closer together"
         )
-    return step, rows
+    return common, rows

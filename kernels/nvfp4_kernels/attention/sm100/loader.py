@@ -1,4 +1,4 @@
-"""The load warp: brings key and value tiles into a ring that both share."""
+"""Load warp: TMA copies of key and value tiles into the ring that both share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,26 +11,26 @@ from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.attention.sm100.barriers import Barriers
 from nvfp4_kernels.attention.sm100.rows import load_index
-from nvfp4_kernels.attention.sm100.scheduler import Work
+from nvfp4_kernels.attention.sm100.scheduler import WorkTile
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
-AHEAD = 3  # tiles
+PREFETCH = 3  # key tiles whose positions are loaded before their copies
 
-# What is known of a lane's part of a tile: where it begins, among keys or in memory.
-Place = Any
+# Coordinates of a lane's part of a key tile: one for a box of rows, a list of them for a gather.
+Coordinates = Any
 
 
 @dataclass(frozen=True)
 class Source:
-    """Keys and values in global memory, and their ring.
+    """Keys and values in global memory, and the ring in shared memory.
 
     Attributes:
-        key_map, value_map: their boxes are some rows of one chunk.
-        table: int32 [sequences, table_stride], pages; of paged and indexed layouts alone.
-        table_stride: entries.
-        ring: of stages, [chunk, row, chunk bytes] each.
+        key_map, value_map: tensor maps whose boxes are some rows of one chunk.
+        table: int32 [sequences, table_stride], pages; paged and indexed layouts only.
+        table_stride: elements between rows of the table.
+        ring: stages of [chunk, row, chunk bytes].
     """
 
     key_map: TensorMap
@@ -41,60 +41,62 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Loader:
+class TmaLoader:
     """Role of one warp: each lane copies boxes of one page.
 
-    Tiles come in the order in which the MMA warp takes them. Where their rows lie is looked up a
-    tile before they are copied, and what that is looked up by is asked for another tile before.
+    Tiles are loaded in the order in which the MMA warp uses them. Pages are looked up one tile
+    before the copies, and the positions to look up are loaded one tile before that.
     """
 
     tile: AttentionTile
     variant: Variant
 
     @cute.jit
-    def run(self, source: Source, barriers: Barriers, work: Work) -> None:
-        """All tiles; then waits until no commit will arrive here any more."""
+    def run(self, source: Source, barriers: Barriers, work: WorkTile) -> None:
+        """Load all tiles; then drain: wait for the last release of every stage."""
         tile = self.tile
         leader = ptx.elect_sync()
-        tiles, keys = work.most_tiles(), source.key_map
+        tiles, keys = work.max_tiles(), source.key_map
         count = Int32(0)
-        asked = [self._ask(source, work, Int32(n)) for n in range(AHEAD)]
-        table = self._table(source, work)
-        place, following = (self._find(work, table, each) for each in asked[:2])
-        coming = asked[2]
-        if cutlass.const_expr(tile.early):
+        positions = [self._positions(source, work, Int32(n)) for n in range(PREFETCH)]
+        table = self._page_table(source, work)
+        current, following = (self._coordinates(work, table, each) for each in positions[:2])
+        prefetched = positions[2]
+        if cutlass.const_expr(tile.qk_before_pv):
             if tiles > 0:
-                self._copy(source, keys, barriers, work, Int32(0), count, place, leader)
+                self._load_tile(source, keys, barriers, work, Int32(0), count, current, leader)
                 count += 1
         for index in cutlass.range(tiles, unroll=1):
-            ahead = self._find(work, table, coming)
-            coming = self._ask(source, work, index + AHEAD)
-            if cutlass.const_expr(tile.early):
+            after = self._coordinates(work, table, prefetched)
+            prefetched = self._positions(source, work, index + PREFETCH)
+            if cutlass.const_expr(tile.qk_before_pv):
                 if index + 1 < tiles:
-                    self._copy(source, keys, barriers, work, index + 1, count, following, leader)
+                    self._load_tile(
+                        source, keys, barriers, work, index + 1, count, following, leader
+                    )
                     count += 1
             else:
-                self._copy(source, keys, barriers, work, index, count, place, leader)
+                self._load_tile(source, keys, barriers, work, index, count, current, leader)
                 count += 1
-            self._values(source, barriers, work, index, count, place, leader)
+            self._load_values(source, barriers, work, index, count, current, leader)
             count += 1
-            place, following = following, ahead
-        # From here on nothing is loaded that the next kernel would have to share bandwidth with.
+            current, following = following, after
+        # The next kernel's loads now compete with no loads of this CTA.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(tile.stages):
             number = count + last
-            wait(barriers.empty.subview(number % tile.stages), number // tile.stages - 1)
+            wait(barriers.kv_empty.subview(number % tile.stages), number // tile.stages - 1)
 
-    def _table(self, source: Source, work: Work) -> Array:
-        """The pages of this CTA's sequence."""
+    def _page_table(self, source: Source, work: WorkTile) -> Array:
+        """Pages of this CTA's sequence."""
         entry = work.batch.to(cutlass.Int64) * source.table_stride
         return Array(source.table, shape=(1,)).subview(entry)
 
     @cute.jit
-    def _ask(self, source: Source, work: Work, index: Int32) -> Place:
-        """The first key of this lane's box of the ``index``-th key tile; −1 if nobody sees any.
+    def _positions(self, source: Source, work: WorkTile, index: Int32) -> Coordinates:
+        """First key of this lane's box of the ``index``-th key tile; −1 if no query sees any.
 
-        Such boxes are not read, whatever the table says: they come as zeros.
+        Such boxes are outside the tensor map, whatever the table says: TMA fills them with zeros.
         """
         variant = self.variant
         box = cute.arch.lane_idx() % variant.boxes
@@ -102,12 +104,12 @@ class Loader:
         oldest = Int32(0)
         if cutlass.const_expr(variant.window):
             oldest = work.position + work.first_row // work.group - work.window + 1
-        seen = (key < work.keys) & (key + variant.box_rows > oldest) & (index < work.most_tiles())
+        seen = (key < work.keys) & (key + variant.box_rows > oldest) & (index < work.max_tiles())
         return cutlass.select_(seen, key, Int32(-1))
 
     @cute.jit
-    def _find(self, work: Work, table: Array, key: Place) -> Place:
-        """Where the box of that key lies along the last dimension."""
+    def _coordinates(self, work: WorkTile, table: Array, key: Coordinates) -> Coordinates:
+        """Coordinate of the box of a key along the tensor map's last dimension."""
         variant = self.variant
         page = work.batch if cutlass.const_expr(variant.layout == "dense") else Int32(0)
         if cutlass.const_expr(variant.layout == "paged"):
@@ -115,64 +117,65 @@ class Loader:
         return page
 
     @cute.jit
-    def _copy(
+    def _load_tile(
         self,
         source: Source,
         tensor_map: TensorMap,
         barriers: Barriers,
-        work: Work,
+        work: WorkTile,
         index: Int32,
         count: Int32,
-        place: Place,
+        coordinates: Coordinates,
         leader: Boolean,
     ) -> None:
-        """The ``count``-th tile of the ring, as it comes."""
+        """Load the ``index``-th key tile as the ``count``-th tile of the ring."""
         stage = count % self.tile.stages
-        wait(barriers.empty.subview(stage), count // self.tile.stages - 1)
-        full = barriers.full.subview(stage)
-        self._bring(source, tensor_map, work, index, stage, place, full, leader)
+        wait(barriers.kv_empty.subview(stage), count // self.tile.stages - 1)
+        full = barriers.kv_full.subview(stage)
+        self._issue_copies(source, tensor_map, work, index, stage, coordinates, full, leader)
 
     @cute.jit
-    def _values(
+    def _load_values(
         self,
         source: Source,
         barriers: Barriers,
-        work: Work,
+        work: WorkTile,
         index: Int32,
         count: Int32,
-        place: Place,
+        coordinates: Coordinates,
         leader: Boolean,
     ) -> None:
-        """Clears what follows the last value: 0 times what lies there need not be 0."""
+        """Load values; zero rows past the last, since P = 0 times NaN is NaN."""
         stage = count % self.tile.stages
-        wait(barriers.empty.subview(stage), count // self.tile.stages - 1)
-        full = barriers.full.subview(stage)
+        wait(barriers.kv_empty.subview(stage), count // self.tile.stages - 1)
+        full = barriers.kv_full.subview(stage)
+        values = source.value_map
         rows = work.keys - (work.first_tile + index) * KEYS
         if rows < KEYS:
-            clean = barriers.clean
-            self._bring(source, source.value_map, work, index, stage, place, clean, leader)
-            wait(clean, Int32(0))
-            self._clear(source, stage, rows)
+            tail_full = barriers.tail_full
+            self._issue_copies(source, values, work, index, stage, coordinates, tail_full, leader)
+            wait(tail_full, Int32(0))
+            self._zero_tail(source, stage, rows)
             ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
             if leader:
                 ptx.mbarrier_arrive(full)
         else:
-            self._bring(source, source.value_map, work, index, stage, place, full, leader)
+            self._issue_copies(source, values, work, index, stage, coordinates, full, leader)
 
     @cute.jit
-    def _bring(
+    def _issue_copies(
         self,
         source: Source,
         tensor_map: TensorMap,
-        work: Work,
+        work: WorkTile,
         index: Int32,
         stage: Int32,
-        place: Place,
+        coordinates: Coordinates,
         barrier: Array,
         leader: Boolean,
     ) -> None:
-        """One tile, a box per lane at a time."""
+        """Issue the copies of one tile, a box per lane at a time."""
         tile, variant = self.tile, self.variant
         if leader:
             ptx.mbarrier_arrive_expect_tx(barrier, tile.stage_bytes)
@@ -181,29 +184,29 @@ class Loader:
         if cutlass.const_expr(variant.layout == "paged"):
             row = row % variant.page_size if variant.page_size > KEYS else Int32(0)
         # A lane always has the same box of rows: it holds one page.
-        box, at_once = lane % variant.boxes, WARP_ROWS // variant.boxes
-        for first in cutlass.range_constexpr(0, tile.chunks, at_once):
+        box, chunks_at_once = lane % variant.boxes, WARP_ROWS // variant.boxes
+        for first in cutlass.range_constexpr(0, tile.chunks, chunks_at_once):
             chunk = first + lane // variant.boxes
             offset = (chunk * KEYS + box * variant.box_rows) * tile.chunk_bytes
             if chunk < tile.chunks:
                 ptx.cp_async_bulk_tensor_shared_cluster_global(
                     source.ring.subview(stage * tile.stage_bytes + offset),
                     tensor_map.get_ptr(),
-                    [chunk * tile.chunk_elements, row, work.kv_head, place],
+                    [chunk * tile.chunk_elements, row, work.kv_head, coordinates],
                     barrier,
                     [],
                 )
 
     @cute.jit
-    def _clear(self, source: Source, stage: Int32, rows: Int32) -> None:
-        """Zeros from row ``rows`` on; boxes without a key have come as zeros."""
+    def _zero_tail(self, source: Source, stage: Int32, rows: Int32) -> None:
+        """Zero the tile from row ``rows`` on; TMA has zeroed boxes without a key."""
         tile, box_rows = self.tile, self.variant.box_rows
         zeros = Vector.from_elements((0,) * 4, Uint32).bitcast(cutlass.Uint8)
-        pieces = tile.chunk_bytes // 16
+        vectors = tile.chunk_bytes // 16
         lane = cute.arch.lane_idx()
         end = cute.ceil_div(rows, box_rows) * box_rows
         for row in cutlass.range(rows, end, unroll=1):
             if lane < tile.row_bytes // 16:
-                chunk, piece = lane // pieces, lane % pieces
-                offset = (chunk * KEYS + row) * tile.chunk_bytes + piece * 16
+                chunk, vector = lane // vectors, lane % vectors
+                offset = (chunk * KEYS + row) * tile.chunk_bytes + vector * 16
                 source.ring.store(zeros, stage * tile.stage_bytes + offset, alignment=16)

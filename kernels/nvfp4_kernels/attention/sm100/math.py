@@ -1,4 +1,4 @@
-"""Arithmetic of the softmax on many float32 values in registers."""
+"""Arithmetic of the softmax on float32 values in registers, and their conversion to E4M3."""
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
@@ -15,26 +15,26 @@ EXP2_COEFFICIENTS = (
     0.05590643043967086,
     0.00958285531,
 )
-EXP2_SMALLEST = -127.0  # whose biased exponent is that of zero
+EXP2_MIN = -127.0  # its biased exponent is that of zero
 EXP2_SHIFT = 1.5 * 2.0**23 + 127.0  # and the bias, for an exponent's bits
 NEAREST = ptx.FPRoundingMode.RN
 
 
-def powers_of_two(values: list[Float32], polynomial: int) -> list[Float32]:
-    """Of every 16 values, ``polynomial`` by the FMA units, which else wait for MUFU."""
+def exp2_mixed(values: list[Float32], emulated: int) -> list[Float32]:
+    """2^x of each value; the FMA units, idle otherwise, emulate ``emulated`` of every 16."""
     powers: list[Float32] = []
     for index in range(0, len(values), 2):
         pair = values[index : index + 2]
-        powers += _exp2_fma(pair) if index % 16 < polynomial else [exp2(x) for x in pair]
+        powers += _exp2_emulated(pair) if index % 16 < emulated else [exp2(x) for x in pair]
     return powers
 
 
-def _exp2_fma(values: list[Float32]) -> list[Float32]:
+def _exp2_emulated(values: list[Float32]) -> list[Float32]:
     """2^x of x ≤ 128, as 2^n · 2^r with n the nearest integer: within 2.9e-6; 0 from -127 on.
 
     Adding a number with a unit of 1 in its last place leaves n in the sum's low bits.
     """
-    low = [cute.arch.fmax(x, EXP2_SMALLEST, nan=True) for x in values]
+    low = [cute.arch.fmax(x, EXP2_MIN, nan=True) for x in values]
     pair = (low[0], low[1])
     shifted = ptx.add_packed_f32x2(pair, _both(EXP2_SHIFT), rnd=NEAREST)
     whole = ptx.add_packed_f32x2(shifted, _both(-EXP2_SHIFT), rnd=NEAREST)
@@ -51,14 +51,14 @@ def _both(value: float) -> tuple[Float32, Float32]:
 
 
 def log2(value: Float32) -> Float32:
-    """Within 2^-22 (PTX ISA, lg2.approx.ftz); of zero, minus infinity."""
+    """Base-2 logarithm within 2^-22, −∞ of zero (PTX ISA, lg2.approx.ftz)."""
     return ptx.inline_ptx(
         "lg2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
     )
 
 
-def largest(values: list[Float32]) -> Float32:
-    """By a tree of fan-in 3, which sm_100 has an instruction for (PTX ISA, max)."""
+def fmax_reduce(values: list[Float32]) -> Float32:
+    """Maximum, by a tree of three-input maxima (PTX ISA, max)."""
     while len(values) > 1:
         left = len(values) % 3
         threes = [
@@ -76,8 +76,8 @@ def largest(values: list[Float32]) -> Float32:
     return values[0]
 
 
-def total(values: list[Float32]) -> Float32:
-    """Sum, two at a time, in four chains."""
+def fadd_reduce(values: list[Float32]) -> Float32:
+    """Sum, two values at a time, in four independent chains."""
     pairs = list(zip(values[::2], values[1::2], strict=True))
     sums = pairs[:4]
     for index, pair in enumerate(pairs[4:]):
@@ -88,16 +88,16 @@ def total(values: list[Float32]) -> Float32:
     return sums[0][0] + sums[0][1]
 
 
-def multiply_add(values: list[Float32], factor: Float32, addend: Float32) -> list[Float32]:
-    """``value · factor + addend``, two at a time."""
+def fma_packed(values: list[Float32], factor: Float32, addend: Float32) -> list[Float32]:
+    """``value · factor + addend`` of each value, two at a time."""
     out: list[Float32] = []
     for pair in zip(values[::2], values[1::2], strict=True):
         out += ptx.fma_packed_f32x2(pair, (factor, factor), (addend, addend), rnd=NEAREST)
     return out
 
 
-def multiply(values: list[Float32], factor: Float32) -> list[Float32]:
-    """Two at a time."""
+def mul_packed(values: list[Float32], factor: Float32) -> list[Float32]:
+    """``value · factor`` of each value, two at a time."""
     out: list[Float32] = []
     for pair in zip(values[::2], values[1::2], strict=True):
         out += ptx.mul_packed_f32x2(pair, (factor, factor), rnd=NEAREST)
@@ -105,7 +105,7 @@ def multiply(values: list[Float32], factor: Float32) -> list[Float32]:
 
 
 def to_e4m3(values: list[Float32]) -> list[Uint32]:
-    """Nearest, ties to even, saturating: four codes to a word."""
+    """Convert to E4M3, to nearest even and saturating; four codes to a word."""
     convert = (
         "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
         "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; mov.b32 {$w0}, {low, high}; }"

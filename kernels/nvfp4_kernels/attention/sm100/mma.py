@@ -1,4 +1,4 @@
-"""The MMA warp: S = Q·Kᵀ and O += P·V, issued by one of its threads."""
+"""MMA warp: S = Q·Kᵀ and O += P·V."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,13 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_for_weights
-from nvfp4_kernels.attention.sm100.operands import across_rows, along_rows, operand_type
-from nvfp4_kernels.attention.sm100.scheduler import Work
+from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_p_full
+from nvfp4_kernels.attention.sm100.operands import (
+    k_major_descriptor,
+    mn_major_descriptor,
+    operand_type,
+)
+from nvfp4_kernels.attention.sm100.scheduler import WorkTile
 from nvfp4_kernels.attention.sm100.tile import (
     KEYS,
     ROWS,
@@ -20,12 +24,12 @@ from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.sm100.limits import MMA_BYTES
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
-A_COLUMNS = 8  # of tensor memory that one MMA reads of P: 32 bytes of K
+A_COLUMNS = 8  # columns of P in tensor memory that one MMA reads: 32 bytes of its K dimension
 
 
 @dataclass(frozen=True)
-class Operands:
-    """Descriptors of queries, and of the ring's first stage read as keys and as values."""
+class Descriptors:
+    """Shared memory descriptors of the queries, and of the ring's first stage as keys or values."""
 
     queries: Int64
     keys: Int64
@@ -33,12 +37,13 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class Multiplier:
-    """Role of one warp, which goes round as a whole.
+class Mma:
+    """Role of one warp.
 
-    ptxas of CUDA 13.0 crashes on MMAs in a loop of one thread. With ``early`` tiles, QK of the next
-    key tile goes before PV of this one, so that it runs under the softmax; otherwise S may only be
-    overwritten once PV has read P from its columns.
+    With ``qk_before_pv``, QK of the next key tile is issued before PV of this one, so that it
+    overlaps with the softmax; otherwise S may only be overwritten once PV has read P from its
+    columns. All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread
+    loops over MMAs.
     """
 
     tile: AttentionTile
@@ -46,117 +51,125 @@ class Multiplier:
 
     @cute.jit
     def run(
-        self, queries: Array, ring: Array, barriers: Barriers, tensor: Int32, work: Work
+        self, queries: Array, ring: Array, barriers: Barriers, tensor: Int32, work: WorkTile
     ) -> None:
+        """Issue the MMAs of all key tiles; ``tensor`` is the base address of tensor memory."""
         tile = self.tile
-        leader = ptx.elect_sync()  # the same lane throughout: commits track a thread's own work
-        operands = Operands(
-            along_rows(tile, queries), along_rows(tile, ring), across_rows(tile, ring)
+        leader = ptx.elect_sync()  # the same lane throughout: a commit tracks its thread's MMAs
+        descriptors = Descriptors(
+            queries=k_major_descriptor(tile, queries),
+            keys=k_major_descriptor(tile, ring),
+            values=mn_major_descriptor(tile, ring),
         )
-        tiles = work.most_tiles()
+        tiles = work.max_tiles()
         count = Int32(0)
         if tiles > 0:
-            wait(barriers.full, Int32(0))
+            wait(barriers.kv_full, Int32(0))
             for each in cutlass.range_constexpr(tile.query_tiles):
-                wait(barriers.asked.subview(each), Int32(0))
-                self._score(operands, barriers, tensor, each, Int32(0), count, work, leader)
+                wait(barriers.q_full.subview(each), Int32(0))
+                self._issue_qk(descriptors, barriers, tensor, each, Int32(0), count, work, leader)
             if leader:
-                ptx.tcgen05_commit(barriers.empty)
+                ptx.tcgen05_commit(barriers.kv_empty)
         for index in cutlass.range(tiles, unroll=1):
-            # Stages come in the order in which they are first used.
+            # Tiles lie in the ring in the order in which MMAs first read them.
             more = Int32(index + 1 < tiles)
-            if cutlass.const_expr(tile.early):
+            if cutlass.const_expr(tile.qk_before_pv):
                 keys, values = count + 1, count + 1 + more
             else:
                 values, keys = count + 1, count + 2
             for each in cutlass.range_constexpr(tile.query_tiles):
-                if cutlass.const_expr(tile.early):
-                    self._next_scores(operands, barriers, tensor, each, index, keys, work, leader)
-                self._add(operands, barriers, tensor, each, index, values, work, leader)
-                if cutlass.const_expr(not tile.early):
-                    self._next_scores(operands, barriers, tensor, each, index, keys, work, leader)
+                if cutlass.const_expr(tile.qk_before_pv):
+                    self._issue_next_qk(
+                        descriptors, barriers, tensor, each, index, keys, work, leader
+                    )
+                self._issue_pv(descriptors, barriers, tensor, each, index, values, work, leader)
+                if cutlass.const_expr(not tile.qk_before_pv):
+                    self._issue_next_qk(
+                        descriptors, barriers, tensor, each, index, keys, work, leader
+                    )
             if leader:
-                ptx.tcgen05_commit(barriers.empty.subview(values % tile.stages))
+                ptx.tcgen05_commit(barriers.kv_empty.subview(values % tile.stages))
             count = count + 1 + more
 
     @cute.jit
-    def _next_scores(
+    def _issue_next_qk(
         self,
-        operands: Operands,
+        descriptors: Descriptors,
         barriers: Barriers,
         tensor: Int32,
         each: cutlass.Constexpr,
         index: Int32,
         count: Int32,
-        work: Work,
+        work: WorkTile,
         leader: Boolean,
     ) -> None:
-        """QK of the key tile after ``index``, if there is one; its last query tile frees it."""
+        """Issue QK of the next key tile, if any; the last query tile releases the stage."""
         tile = self.tile
-        if index + 1 < work.most_tiles():
+        if index + 1 < work.max_tiles():
             if cutlass.const_expr(each == 0):
-                wait(barriers.full.subview(count % tile.stages), count // tile.stages)
-            if cutlass.const_expr(tile.own_probabilities):
+                wait(barriers.kv_full.subview(count % tile.stages), count // tile.stages)
+            if cutlass.const_expr(tile.separate_p):
                 if index + 1 < work.tiles[each]:
-                    wait(barriers.taken.subview(each), index)
-            self._score(operands, barriers, tensor, each, index + 1, count, work, leader)
+                    wait(barriers.s_empty.subview(each), index)
+            self._issue_qk(descriptors, barriers, tensor, each, index + 1, count, work, leader)
             if cutlass.const_expr(each == tile.query_tiles - 1):
                 if leader:
-                    ptx.tcgen05_commit(barriers.empty.subview(count % tile.stages))
+                    ptx.tcgen05_commit(barriers.kv_empty.subview(count % tile.stages))
 
     @cute.jit
-    def _score(
+    def _issue_qk(
         self,
-        operands: Operands,
+        descriptors: Descriptors,
         barriers: Barriers,
         tensor: Int32,
         each: cutlass.Constexpr,
         index: Int32,
         count: Int32,
-        work: Work,
+        work: WorkTile,
         leader: Boolean,
     ) -> None:
-        """S of one query tile and the ``index``-th key tile, in stage ``count`` of the ring."""
-        tile, buffers = self.tile, self.tile.score_buffers
+        """Issue QK of a query tile and the ``index``-th key tile, the ``count``-th of the ring."""
+        tile, stages = self.tile, self.tile.s_stages
         if index < work.tiles[each]:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             if leader:
-                buffer = index % buffers
-                target = tensor + tile.score_column(each, buffer)
-                self._multiply_keys(operands, target, each, count % tile.stages)
-                ptx.tcgen05_commit(barriers.scored.subview(each * buffers + buffer))
+                stage = index % stages
+                target = tensor + tile.s_column(each, stage)
+                self._qk_mmas(descriptors, target, each, count % tile.stages)
+                ptx.tcgen05_commit(barriers.s_full.subview(each * stages + stage))
 
     @cute.jit
-    def _add(
+    def _issue_pv(
         self,
-        operands: Operands,
+        descriptors: Descriptors,
         barriers: Barriers,
         tensor: Int32,
         each: cutlass.Constexpr,
         index: Int32,
         count: Int32,
-        work: Work,
+        work: WorkTile,
         leader: Boolean,
     ) -> None:
-        """O of one query tile, and the values of the ``index``-th key tile."""
+        """Issue PV of a query tile and the ``index``-th key tile, the ``count``-th of the ring."""
         tile = self.tile
         if cutlass.const_expr(each == 0):
-            wait(barriers.full.subview(count % tile.stages), count // tile.stages)
+            wait(barriers.kv_full.subview(count % tile.stages), count // tile.stages)
         if index < work.tiles[each]:
-            wait_for_weights(tile, barriers, each, index)
+            wait_p_full(tile, barriers, each, index)
             if leader:
-                buffers = tile.score_buffers
-                buffer = index % buffers
-                source = tensor + tile.probability_column(each, buffer)
-                target = tensor + tile.output_column(each)
-                self._multiply_values(operands, source, target, count % tile.stages, index > 0)
-                ptx.tcgen05_commit(barriers.added.subview(each * buffers + buffer))
+                stages = tile.s_stages
+                stage = index % stages
+                source = tensor + tile.p_column(each, stage)
+                target = tensor + tile.o_column(each)
+                self._pv_mmas(descriptors, source, target, count % tile.stages, index > 0)
+                ptx.tcgen05_commit(barriers.o_full.subview(each * stages + stage))
 
     @property
     def _kind(self) -> ptx.Tcgen05MMAKind:
         return ptx.Tcgen05MMAKind.F8F6F4 if self.tile.fp8 else ptx.Tcgen05MMAKind.F16
 
-    def _instruction(self, columns: int, across: bool) -> Int32:
+    def _instruction(self, columns: int, mn_major_b: bool) -> Int32:
+        """Instruction descriptor of an MMA with ``columns`` columns of B."""
         dtype = operand_type(self.tile, self.variant)
         return ptx.Tcgen05InstrDesc.build(
             a_dtype=dtype,
@@ -164,15 +177,15 @@ class Multiplier:
             c_dtype=cutlass.Float32,
             m_dim=ROWS,
             n_dim=columns,
-            b_major=int(across),
+            b_major=int(mn_major_b),
         )
 
-    def _multiply_keys(self, operands: Operands, target: Int32, each: int, stage: Int32) -> None:
-        """Along D: 32 bytes of each row at a time."""
+    def _qk_mmas(self, descriptors: Descriptors, target: Int32, each: int, stage: Int32) -> None:
+        """S of a query tile: MMAs along D, 32 bytes of each row at a time."""
         tile = self.tile
-        instruction = self._instruction(KEYS, across=False)
-        a = operands.queries + each * (tile.query_bytes // 16)
-        b = operands.keys + stage * (tile.stage_bytes // 16)
+        instruction = self._instruction(KEYS, mn_major_b=False)
+        a = descriptors.queries + each * (tile.query_bytes // 16)
+        b = descriptors.keys + stage * (tile.stage_bytes // 16)
         per_chunk = tile.chunk_bytes // MMA_BYTES
         for step in range(tile.row_bytes // MMA_BYTES):
             offset = step % per_chunk * MMA_BYTES
@@ -187,14 +200,19 @@ class Multiplier:
                 step > 0,
             )
 
-    def _multiply_values(
-        self, operands: Operands, source: Int32, target: Int32, stage: Int32, accumulate: Boolean
+    def _pv_mmas(
+        self,
+        descriptors: Descriptors,
+        source: Int32,
+        target: Int32,
+        stage: Int32,
+        accumulate: Boolean,
     ) -> None:
-        """Along the keys: 32 bytes of P at a time."""
+        """O of a query tile: MMAs along the keys, 32 bytes of P at a time."""
         tile = self.tile
-        instruction = self._instruction(tile.head_dim, across=True)
+        instruction = self._instruction(tile.head_dim, mn_major_b=True)
         keys = MMA_BYTES // tile.element_bytes
-        b = operands.values + stage * (tile.stage_bytes // 16)
+        b = descriptors.values + stage * (tile.stage_bytes // 16)
         for step in range(KEYS // keys):
             ptx.tcgen05_mma(
                 self._kind,

@@ -1,10 +1,10 @@
-"""Keys, values and queries in shared memory: chunks of rows, as wide as their swizzle.
+"""MMA operands in shared memory, their descriptors, and tensor maps of keys and values.
 
-A tile of rows is [chunk, row, chunk bytes]. Keys and queries are read along their rows (K-major),
-values across them (MN-major): both are what a copy of [rows, chunk bytes] leaves behind.
+A tile of rows is [chunk, row, chunk bytes], chunks as wide as their swizzle. Queries and keys are
+K-major operands, values are MN-major: both are what TMA writes for a box of [rows, chunk bytes].
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -18,9 +18,8 @@ from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.descriptors import DESCRIPTOR_SWIZZLES, TENSOR_MAP_SWIZZLES, row_descriptor
 
 
-@dataclass(frozen=True)
-class Strides:
-    """Elements from one to the next, of keys or of values: multiples of 16 bytes."""
+class Strides(NamedTuple):
+    """Strides of keys or of values in elements: multiples of 16 bytes."""
 
     row: Int64
     head: Int64
@@ -28,7 +27,7 @@ class Strides:
 
 
 def operand_type(tile: AttentionTile, variant: Variant) -> type[cutlass.Numeric]:
-    """Of everything that the tensor core multiplies."""
+    """Element type of the MMAs' operands: Q, K, P and V."""
     return cutlass.Float8E4M3FN if tile.fp8 else TYPES[variant.dtype]
 
 
@@ -37,19 +36,19 @@ def tensor_maps(
     variant: Variant,
     operands: tuple[tuple[cute.Pointer, Strides], ...],
     sizes: Sizes,
-    step: Int64,
-    rows: Int32,
+    map_stride: Int64,
+    map_rows: Int32,
 ) -> list[TensorMap]:
-    """Of keys and of values; ``step`` and ``rows``: see ``_row_map``."""
+    """Tensor maps of keys and of values; ``map_stride`` and ``map_rows``: see ``_gather_map``."""
     if variant.layout == "indexed":
-        return [_row_map(tile, variant, data, step, rows) for data, _ in operands]
+        return [_gather_map(tile, variant, data, map_stride, map_rows) for data, _ in operands]
     return [_key_map(tile, variant, data, strides, sizes) for data, strides in operands]
 
 
 def _key_map(
     tile: AttentionTile, variant: Variant, data: cute.Pointer, strides: Strides, sizes: Sizes
 ) -> TensorMap:
-    """[D, rows of a page, heads, pages]; what lies beyond reads as zeros.
+    """Tensor map [D, rows of a page, heads, pages]; rows past the end read as zeros.
 
     The pages of dense tensors are the sequences, ragged ones are a single page.
     """
@@ -65,27 +64,27 @@ def _key_map(
     )
 
 
-def _row_map(
-    tile: AttentionTile, variant: Variant, data: cute.Pointer, step: Int64, rows: Int32
+def _gather_map(
+    tile: AttentionTile, variant: Variant, data: cute.Pointer, stride: Int64, rows: Int32
 ) -> TensorMap:
-    """[D, rows], which begin ``step`` elements apart, to gather some by."""
+    """Tensor map [D, rows] with ``stride`` elements between rows, for TMA gathers."""
     return create_tensor_map_tiled(
         data.toint(),
         operand_type(tile, variant),
         [tile.head_dim, rows],
-        [step // (16 // tile.element_bytes)],
+        [stride // (16 // tile.element_bytes)],
         [tile.chunk_elements, 1],
         swizzle=TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
     )
 
 
-def along_rows(tile: AttentionTile, data: Array) -> Int64:
-    """Descriptor of queries or keys."""
+def k_major_descriptor(tile: AttentionTile, data: Array) -> Int64:
+    """Shared memory descriptor of queries or keys."""
     return row_descriptor(data, tile.chunk_bytes)
 
 
-def across_rows(tile: AttentionTile, data: Array) -> Int64:
-    """Descriptor of values: the next chunk of D is a leading dimension's stride away."""
+def mn_major_descriptor(tile: AttentionTile, data: Array) -> Int64:
+    """Shared memory descriptor of values; the leading dimension's stride is one chunk of D."""
     swizzle = DESCRIPTOR_SWIZZLES[tile.chunk_bytes]
     return ptx.Tcgen05SmemDesc.build(
         data, KEYS * tile.chunk_bytes, 8 * tile.chunk_bytes, layout=swizzle

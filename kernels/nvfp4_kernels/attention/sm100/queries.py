@@ -1,30 +1,30 @@
-"""Queries, from global memory into the shared memory of the tensor core."""
+"""Loads of queries from global memory into the tensor core's operand in shared memory."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Int64, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.attention.sm100.math import largest, to_e4m3
-from nvfp4_kernels.attention.sm100.rows import WarpRows, load_piece, place_of
-from nvfp4_kernels.attention.sm100.scheduler import Row, Work
+from nvfp4_kernels.attention.sm100.math import fmax_reduce, to_e4m3
+from nvfp4_kernels.attention.sm100.rows import WarpRows, load_vector, swizzled_offset
+from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
-UNIT = 8  # elements of 16 bytes
-HELD = 16  # pieces of 16 bytes that a lane asks for before it uses one
+VECTOR = 8  # elements of 16 bytes
+VECTORS_IN_FLIGHT = 16  # loads that a lane issues before it uses the first
 E4M3_MAX = 448.0
-SMALLEST_SCALE = 2.0**-126  # that has an inverse
+MIN_SCALE = 2.0**-126  # smallest number with a finite inverse
 
 
-@dataclass(frozen=True)
-class Queries:
+class Queries(NamedTuple):
     """Queries in global memory; strides count elements and are multiples of 8."""
 
-    data: cute.Pointer
+    q: cute.Pointer
     batch_stride: Int64
     token_stride: Int64
     head_stride: Int64
@@ -32,7 +32,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class QueryLoader:
-    """Copies, or quantises to E4M3 with a scale per row. What the softmax warps do first."""
+    """Prologue of the softmax warps: copy queries, or quantise each row to E4M3 with a scale."""
 
     tile: AttentionTile
     variant: Variant
@@ -42,70 +42,73 @@ class QueryLoader:
         return WarpRows(2 * self.tile.head_dim, cute.arch.lane_idx())
 
     @cute.jit
-    def run(self, queries: Queries, shared: Array, work: Work, row: Row, warp: Int32) -> Float32:
-        """The warp's rows of a query tile; zeros where there is none. Returns this row's scale."""
+    def run(
+        self, queries: Queries, shared: Array, work: WorkTile, row: QueryRow, warp: Int32
+    ) -> Float32:
+        """Load the warp's rows of a query tile, zeros past the last; return the own row's scale."""
         rows = self._rows
-        start = self._start(queries, work, row)
+        start = self._row_units(queries, work, row)
         scale = Float32(1.0)
-        step = max(1, HELD // rows.pieces)
-        for first in cutlass.range_constexpr(0, rows.turns, step):
-            turns = range(first, min(first + step, rows.turns))
-            loaded = [self._load(queries, start, turn) for turn in turns]
-            for index in cutlass.range_constexpr(len(turns)):
-                place = warp * WARP_ROWS + rows.row(turns[index])
+        step = max(1, VECTORS_IN_FLIGHT // rows.vectors_per_lane)
+        for first in cutlass.range_constexpr(0, rows.iterations, step):
+            iterations = range(first, min(first + step, rows.iterations))
+            loaded = [self._load(queries, start, iteration) for iteration in iterations]
+            for index in cutlass.range_constexpr(len(iterations)):
+                target = warp * WARP_ROWS + rows.row(iterations[index])
                 if cutlass.const_expr(self.tile.fp8):
-                    found = self._quantize(shared, place, loaded[index])
+                    loaded_scale = self._quantize(shared, target, loaded[index])
                     # Back to the thread that has this row in the softmax.
-                    lane = cute.arch.lane_idx()
-                    found = cute.arch.shuffle_sync(found, lane % rows.at_once * rows.lanes)
-                    mine = lane // rows.at_once == turns[index]
-                    scale = cutlass.select_(mine, found, scale)
+                    lane, per_iteration = cute.arch.lane_idx(), rows.rows_per_iteration
+                    source = lane % per_iteration * rows.lanes_per_row
+                    loaded_scale = cute.arch.shuffle_sync(loaded_scale, source)
+                    own = lane // per_iteration == iterations[index]
+                    scale = cutlass.select_(own, loaded_scale, scale)
                 else:
-                    self._copy(shared, place, loaded[index])
+                    self._copy(shared, target, loaded[index])
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
         return scale
 
     @cute.jit
-    def _start(self, queries: Queries, work: Work, row: Row) -> Int32:
-        """Of this thread's row, in units of 16 bytes; negative if there is none."""
+    def _row_units(self, queries: Queries, work: WorkTile, row: QueryRow) -> Int32:
+        """Start of this thread's row, in units of 16 bytes; negative if there is none."""
         head, token = work.kv_head * work.group + row.head, work.first_query + row.token
         start = Int64(head) * queries.head_stride
         if cutlass.const_expr(self.variant.layout == "dense"):
             token = row.token
             start += Int64(work.batch) * queries.batch_stride
         start += Int64(token) * queries.token_stride
-        return cutlass.select_(row.live, (start // UNIT).to(Int32), Int32(-1))
+        return cutlass.select_(row.live, (start // VECTOR).to(Int32), Int32(-1))
 
-    def _load(self, queries: Queries, start: Int32, turn: int) -> list[Vector]:
+    def _load(self, queries: Queries, start: Int32, iteration: int) -> list[Vector]:
         rows = self._rows
-        units = rows.of_row(start, turn)
+        units = rows.from_row_owner(start, iteration)
         return [
-            load_piece(queries.data, units, rows.byte(number), units >= 0)
-            for number in range(rows.pieces)
+            load_vector(queries.q, units, rows.byte(index), units >= 0)
+            for index in range(rows.vectors_per_lane)
         ]
 
-    def _copy(self, shared: Array, place: Int32, pieces: list[Vector]) -> None:
+    def _copy(self, shared: Array, row: Int32, vectors: list[Vector]) -> None:
         rows = self._rows
-        for number, piece in enumerate(pieces):
-            offset = place_of(rows.row_bytes, place, rows.byte(number))
-            shared.store(piece.bitcast(Uint8), offset, alignment=16)
+        for index, vector in enumerate(vectors):
+            offset = swizzled_offset(rows.row_bytes, row, rows.byte(index))
+            shared.store(vector.bitcast(Uint8), offset, alignment=16)
 
-    def _quantize(self, shared: Array, place: Int32, pieces: list[Vector]) -> Float32:
-        """The row's scale, in each of its lanes."""
+    def _quantize(self, shared: Array, row: Int32, vectors: list[Vector]) -> Float32:
+        """Quantise a row to E4M3 and store it; return its scale, in each of its lanes."""
         rows, dtype = self._rows, TYPES[self.variant.dtype]
-        values = [list(piece.bitcast(dtype).to(Float32).to_elements()) for piece in pieces]
-        top = largest([cute.math.abs(value) for piece in values for value in piece])
+        values = [list(vector.bitcast(dtype).to(Float32).to_elements()) for vector in vectors]
+        amax = fmax_reduce([cute.math.abs(value) for vector in values for value in vector])
         distance = 1
-        while distance < rows.lanes:
-            top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, distance))
+        while distance < rows.lanes_per_row:
+            amax = cute.arch.fmax(amax, cute.arch.shuffle_sync_bfly(amax, distance))
             distance *= 2
         # A row of zeros needs no scale, and the inverse of a subnormal one would be infinite.
-        scale = cute.arch.fmax(top * (1.0 / E4M3_MAX), SMALLEST_SCALE)
-        scale = cutlass.select_(top > 0.0, scale, Float32(1.0))
+        scale = cute.arch.fmax(amax * (1.0 / E4M3_MAX), MIN_SCALE)
+        scale = cutlass.select_(amax > 0.0, scale, Float32(1.0))
         inverse = 1.0 / scale
-        for number, piece in enumerate(values):
-            words = to_e4m3([value * inverse for value in piece])
+        for index, vector in enumerate(values):
+            words = to_e4m3([value * inverse for value in vector])
             packed = Vector.from_elements(tuple(words), Uint32).bitcast(Uint8)
-            target = place_of(self.tile.row_bytes, place, rows.byte(number) // 2)
+            target = swizzled_offset(self.tile.row_bytes, row, rows.byte(index) // 2)
             shared.store(packed, target, alignment=8)
         return scale

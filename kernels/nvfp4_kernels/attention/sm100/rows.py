@@ -1,8 +1,8 @@
-"""A warp's 32 rows between global and shared memory, neighbouring lanes on neighbouring bytes.
+"""Moves of a warp's 32 rows between global and shared memory: neighbouring lanes on one row.
 
-The softmax gives every thread a row of its own; memory wants several lanes on each row. Rows meet
-in shared memory, in the layout of the tensor core's operands, whose swizzle spreads them over the
-banks whichever way they are read.
+The softmax gives every thread a row of its own; coalesced accesses want several lanes on each row.
+Rows are exchanged through shared memory in the layout of the tensor core's operands, whose swizzle
+avoids bank conflicts either way.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.attention.sm100.tile import ROWS
 from nvfp4_kernels.sm100.limits import WARP_ROWS, widest_swizzle
 
-PIECE = 16  # bytes that a lane moves at once
+VECTOR_BYTES = 16  # of a lane's load or store
 
 
 @dataclass(frozen=True)
 class WarpRows:
-    """How lanes are laid over rows of ``row_bytes``.
+    """Thread layout of a warp over its 32 rows.
 
     Attributes:
-        row_bytes: a multiple of 16.
+        row_bytes: bytes of a row, a multiple of 16.
         lane: this thread's.
     """
 
@@ -30,55 +30,57 @@ class WarpRows:
     lane: Int32
 
     @property
-    def lanes(self) -> int:
-        """Lanes on one row: the largest power of two that shares it evenly."""
-        pieces = self.row_bytes // PIECE
-        return min(pieces & -pieces, WARP_ROWS)
+    def lanes_per_row(self) -> int:
+        """Lanes on one row: the largest power of two that divides its vectors."""
+        vectors = self.row_bytes // VECTOR_BYTES
+        return min(vectors & -vectors, WARP_ROWS)
 
     @property
-    def pieces(self) -> int:
-        """Of each lane in a row."""
-        return self.row_bytes // PIECE // self.lanes
+    def vectors_per_lane(self) -> int:
+        """Vectors of each lane in a row."""
+        return self.row_bytes // VECTOR_BYTES // self.lanes_per_row
 
     @property
-    def at_once(self) -> int:
-        """Rows that the warp touches at once."""
-        return WARP_ROWS // self.lanes
+    def rows_per_iteration(self) -> int:
+        """Rows that the warp accesses at once."""
+        return WARP_ROWS // self.lanes_per_row
 
     @property
-    def turns(self) -> int:
-        return WARP_ROWS // self.at_once
+    def iterations(self) -> int:
+        """Iterations over the warp's rows."""
+        """Iterations over the warp's rows."""
+        return WARP_ROWS // self.rows_per_iteration
 
-    def row(self, turn: int) -> Int32:
-        """Which of the warp's rows this lane has."""
-        return self.lane // self.lanes + turn * self.at_once
+    def row(self, iteration: int) -> Int32:
+        """Row of the warp that this lane accesses in an iteration."""
+        return self.lane // self.lanes_per_row + iteration * self.rows_per_iteration
 
-    def byte(self, number: int) -> Int32:
-        """Where a piece of this lane begins in its row."""
-        return (self.lane % self.lanes + number * self.lanes) * PIECE
+    def byte(self, index: int) -> Int32:
+        """Offset of this lane's ``index``-th vector in its row."""
+        return (self.lane % self.lanes_per_row + index * self.lanes_per_row) * VECTOR_BYTES
 
-    def of_row(self, own: Int32, turn: int) -> Int32:
-        """What the thread to which the softmax gives this lane's row has in ``own``."""
-        return cute.arch.shuffle_sync(own, self.row(turn))
+    def from_row_owner(self, value: Int32, iteration: int) -> Int32:
+        """Value of the thread that has this lane's row in the softmax (warp shuffle)."""
+        return cute.arch.shuffle_sync(value, self.row(iteration))
 
 
-def fresh_lane() -> Int32:
-    """The lane, so that what follows from it is computed again, not kept from an earlier use."""
+def recomputed_lane() -> Int32:
+    """Lane index that the compiler cannot merge with earlier ones: saves registers, not work."""
     lane = cute.arch.lane_idx()
     return ptx.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[lane])
 
 
-def place_of(row_bytes: int, row: Int32, byte: Int32 | int) -> Int32:
+def swizzled_offset(row_bytes: int, row: Int32, byte: Int32 | int) -> Int32:
     """Offset in a tile of 128 rows: [chunk, row, chunk bytes], swizzled in units of 16 bytes."""
     width = widest_swizzle(row_bytes)
     chunk, inside = byte // width, byte % width
-    turned = (row * width >> 7) & (width // 16 - 1)
-    return (chunk * ROWS + row) * width + (inside ^ (turned << 4))
+    phase = (row * width >> 7) & (width // 16 - 1)
+    return (chunk * ROWS + row) * width + (inside ^ (phase << 4))
 
 
-def load_piece(data: cute.Pointer, units: Int32, byte: Int32, live: Boolean) -> Vector:
-    """16 bytes, ``units`` · 16 + ``byte`` after ``data``; zeros if not ``live``."""
-    address = Int64(data.toint()) + Int64(units) * PIECE + byte
+def load_vector(data: cute.Pointer, units: Int32, byte: Int32, live: Boolean) -> Vector:
+    """Load 16 bytes at ``units`` · 16 + ``byte`` after ``data``; zeros if not ``live``."""
+    address = Int64(data.toint()) + Int64(units) * VECTOR_BYTES + byte
     # Predicated rather than branched around, so that all loads start before the thread waits.
     words = ptx.inline_ptx(
         "mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; mov.b32 {$w2}, 0; mov.b32 {$w3}, 0; "
@@ -90,8 +92,8 @@ def load_piece(data: cute.Pointer, units: Int32, byte: Int32, live: Boolean) -> 
 
 
 def load_index(data: Array, index: Int32, live: Boolean) -> Int32:
-    """An int32; −1 if not ``live``."""
-    # Predicated as above.
+    """Load an int32; −1 if not ``live``."""
+    # Predicated for the same reason.
     return ptx.inline_ptx(
         "mov.b32 {$w0}, -1; @{$r1} ld.global.b32 {$w0}, [{$r0}];",
         write_only_types=[Int32],
@@ -99,12 +101,12 @@ def load_index(data: Array, index: Int32, live: Boolean) -> Int32:
     )
 
 
-def store_piece(
-    data: cute.Pointer, units: Int32, byte: Int32, piece: Vector, live: Boolean
+def store_vector(
+    data: cute.Pointer, units: Int32, byte: Int32, vector: Vector, live: Boolean
 ) -> None:
-    """16 bytes, if ``live``."""
-    address = Int64(data.toint()) + Int64(units) * PIECE + byte
-    words = piece.bitcast(Uint32)
+    """Store 16 bytes at ``units`` · 16 + ``byte`` after ``data``, if ``live``."""
+    address = Int64(data.toint()) + Int64(units) * VECTOR_BYTES + byte
+    words = vector.bitcast(Uint32)
     ptx.inline_ptx(
         "@{$r1} st.global.v4.b32 [{$r0}], {{$r2}, {$r3}, {$r4}, {$r5}};",
         read_only_args=[address, live, words[0], words[1], words[2], words[3]],

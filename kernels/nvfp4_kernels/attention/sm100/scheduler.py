@@ -1,6 +1,7 @@
-"""Which rows and keys a CTA has."""
+"""Scheduler: the rows and keys of a CTA, and of a thread."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -10,21 +11,18 @@ from nvfp4_kernels.attention.sm100.tile import KEYS
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Host integers of a launch.
 
     Attributes:
         batch: sequences.
-        queries: most of a sequence; of dense tensors, those of each; 1 if indexed.
-        keys: of each dense sequence; of ragged tensors, the rows of K; of a list; unused if paged.
+        queries: maximum of a sequence; of dense tensors, those of each; 1 if indexed.
+        keys: of each dense sequence; rows of K if ragged; of a list if indexed; unused if paged.
         pages: of the cache.
         kv_heads: KV heads.
-        group: query heads of each.
-        splits: CTAs that share the keys of a query tile.
+        group: query heads of each KV head.
+        splits: CTAs that divide the keys of a query tile.
         window: keys a query sees.
-        table_stride: entries from one row of the block table to the next.
-        rows: of the result, all sequences together.
     """
 
     batch: Int32
@@ -35,15 +33,12 @@ class Sizes:
     group: Int32
     splits: Int32
     window: Int32
-    table_stride: Int32
-    rows: Int32
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Where sequences begin and end: int32 in global memory; null where a layout has none.
+class SequenceLengths(NamedTuple):
+    """Starts and lengths of sequences: int32 in global memory; null where a layout has none.
 
-    If indexed, ``query_start`` is that of the true sequences, ``seq_lens`` that of the lists.
+    If indexed, ``query_start`` is of the sequences, ``seq_lens`` of the lists.
     """
 
     query_start: cute.Pointer
@@ -52,19 +47,19 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Work:
-    """One CTA's part: some rows of one sequence and KV head, against some of its key tiles.
+class WorkTile:
+    """Work tile of a CTA: some rows of one sequence and KV head, against some of its key tiles.
 
     Attributes:
         batch, kv_head, split: indices; if indexed, ``batch`` is the token.
-        first_row: of the CTA's rows among the sequence's ``rows`` = queries · group.
+        first_row: first of the CTA's rows among the sequence's ``rows`` = queries · group.
         rows: of the sequence.
-        first_query: row of the sequence's first query among those of all sequences.
-        first_key: the same for its keys; 0 if paged or dense.
+        first_query: the sequence's first query among those of all sequences.
+        first_key: the sequence's first key among those of all sequences; 0 if paged or dense.
         keys: of the sequence.
         position: of the sequence's first query among its keys; negative if they are too few.
-        first_tile: of the keys.
-        tiles: key tiles of each query tile; 0 for one without rows.
+        first_tile: first key tile.
+        tiles: number of key tiles of each query tile; 0 for one without rows.
         group: query heads per KV head.
         window: keys a query sees.
     """
@@ -83,24 +78,24 @@ class Work:
     group: Int32
     window: Int32
 
-    def most_tiles(self) -> Int32:
-        """Key tiles that any query tile needs."""
-        most = self.tiles[0]
+    def max_tiles(self) -> Int32:
+        """Number of key tiles of the query tile that has the most."""
+        found = self.tiles[0]
         for count in self.tiles[1:]:
-            most = cutlass.max(most, count)
-        return most
+            found = cutlass.max(found, count)
+        return found
 
 
 @cute.jit
-def work_of(
-    tile: cutlass.Constexpr, variant: cutlass.Constexpr, sizes: Sizes, lengths: Lengths
-) -> Work:
-    """This CTA's ``Work``. Blocks of queries are taken from the last, which sees the most keys."""
-    place, batch, block = cute.arch.block_idx()
+def work_tile(
+    tile: cutlass.Constexpr, variant: cutlass.Constexpr, sizes: Sizes, lengths: SequenceLengths
+) -> WorkTile:
+    """Work tile of this CTA. Blocks of queries run from the last on, which sees the most keys."""
+    head_split, batch, block = cute.arch.block_idx()
     if cutlass.const_expr(variant.layout == "indexed"):
-        place, batch = batch, place
+        head_split, batch = batch, head_split
     block = cute.arch.grid_dim()[2] - 1 - block
-    split, kv_head = place % sizes.splits, place // sizes.splits
+    split, kv_head = head_split % sizes.splits, head_split // sizes.splits
     first_query, first_key = batch * sizes.queries, Int32(0)
     queries, keys = sizes.queries, sizes.keys
     if cutlass.const_expr(variant.layout == "indexed"):
@@ -120,7 +115,7 @@ def work_of(
     if cutlass.const_expr(variant.window):
         oldest = position + first_row // sizes.group - sizes.window + 1
         first_tile = cutlass.max(oldest, 0) // KEYS
-    ends = []
+    counts = []
     for each in cutlass.range_constexpr(tile.query_tiles):
         begin = first_row + each * tile.tile_rows
         seen = keys
@@ -128,13 +123,14 @@ def work_of(
             newest = position + (cutlass.min(begin + tile.tile_rows, rows) - 1) // sizes.group
             seen = cutlass.min(newest + 1, keys)
         count = cute.ceil_div(cutlass.max(seen, 0), KEYS) - first_tile
-        ends.append(cutlass.select_(begin < rows, cutlass.max(count, 0), Int32(0)))
+        counts.append(cutlass.select_(begin < rows, cutlass.max(count, 0), Int32(0)))
     if cutlass.const_expr(variant.split):
-        most = ends[0] if tile.query_tiles == 1 else cutlass.max(ends[0], ends[1])
-        share = cute.ceil_div(most, sizes.splits)
-        first_tile = first_tile + split * share
-        ends = [cutlass.min(cutlass.max(end - split * share, 0), share) for end in ends]
-    return Work(
+        max_tiles = counts[0] if tile.query_tiles == 1 else cutlass.max(counts[0], counts[1])
+        split_tiles = cute.ceil_div(max_tiles, sizes.splits)
+        skipped = split * split_tiles
+        first_tile = first_tile + skipped
+        counts = [cutlass.min(cutlass.max(count - skipped, 0), split_tiles) for count in counts]
+    return WorkTile(
         batch=batch,
         kv_head=kv_head,
         split=split,
@@ -145,7 +141,7 @@ def work_of(
         keys=keys,
         position=position,
         first_tile=first_tile,
-        tiles=ends,
+        tiles=counts,
         group=sizes.group,
         window=sizes.window,
     )
@@ -159,15 +155,15 @@ def _span(starts: cute.Pointer, batch: Int32) -> tuple[Int32, Int32]:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A thread's row.
+class QueryRow:
+    """Row of a thread: one query and head.
 
     Attributes:
-        live: whether the sequence has it.
-        token: among the sequence's queries.
-        head: among the group's.
-        begin, end: the keys that it sees, ``begin <= key < end``.
-        all_begin, all_end: those that every row of the warp sees.
+        live: whether the sequence has the row.
+        token: index among the sequence's queries.
+        head: index in the group.
+        begin, end: keys that the row sees, ``begin <= key < end``.
+        all_begin, all_end: keys that every row of the warp sees.
     """
 
     live: cutlass.Boolean
@@ -180,27 +176,27 @@ class Row:
 
 
 @cute.jit
-def row_of(
+def query_row(
     tile: cutlass.Constexpr,
     variant: cutlass.Constexpr,
-    work: Work,
+    work: WorkTile,
     query_tile: Int32,
     warp: Int32,
-) -> Row:
-    """Row of lane ``lane`` of warp ``warp`` of a query tile."""
+) -> QueryRow:
+    """Row of this lane in warp ``warp`` of a query tile."""
     first = work.first_row + query_tile * tile.tile_rows
-    if cutlass.const_expr(not tile.spread):
+    if cutlass.const_expr(not tile.warp_split_kv):
         first = first + warp * WARP_ROWS
     row = first + cute.arch.lane_idx()
     token = row // work.group
     begin, end = Int32(0), work.keys
     all_begin, all_end = Int32(0), work.keys
     if cutlass.const_expr(variant.causal):
-        # No key after the last may be seen by rows beyond the sequence's.
+        # Rows past the sequence's end see no key past its last one either.
         end = cutlass.min(work.position + token + 1, work.keys)
         all_end = cutlass.min(work.position + first // work.group + 1, work.keys)
     if cutlass.const_expr(variant.window):
         begin = work.position + token - work.window + 1
         last = first + WARP_ROWS - 1
         all_begin = work.position + last // work.group - work.window + 1
-    return Row(row < work.rows, token, row % work.group, begin, end, all_begin, all_end)
+    return QueryRow(row < work.rows, token, row % work.group, begin, end, all_begin, all_end)

@@ -1,4 +1,4 @@
-"""The softmax warps: from S to P, with a running maximum and sum of each row."""
+"""Softmax warps: P from S, with a running maximum and sum of each row."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_for_output
+from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_o_full
 from nvfp4_kernels.attention.sm100.math import (
-    largest,
-    multiply,
-    multiply_add,
-    powers_of_two,
+    exp2_mixed,
+    fadd_reduce,
+    fma_packed,
+    fmax_reduce,
+    mul_packed,
     to_e4m3,
-    total,
 )
-from nvfp4_kernels.attention.sm100.scheduler import Row, Work
+from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
 from nvfp4_kernels.attention.sm100.tile import KEYS, WARPS, AttentionTile, Variant
 from nvfp4_kernels.device.math import LOG2_E, NEGATIVE_INFINITY, exp2, finite, tanh
 from nvfp4_kernels.device.mbarrier import wait
@@ -24,12 +24,12 @@ from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.barriers import hand_over
 from nvfp4_kernels.sm100.tensor_memory import SHAPE, load_columns, tensor_pointer
 
-LOADED = 16  # columns of one tcgen05.ld; their exponentials run under the next one
+LOAD_COLUMNS = 16  # of one tcgen05.ld, which overlaps with exponentials of the one before
 
 
 @dataclass(frozen=True)
-class Logits:
-    """From S to logits in units of ln 2.
+class LogitScaling:
+    """Factors that turn S into logits in units of ln 2.
 
     Attributes:
         scale: of S.
@@ -41,40 +41,40 @@ class Logits:
 
 
 @dataclass(frozen=True)
-class Sum:
-    """Of a row: Σ 2^(logit − peak), logits in units of ln 2.
+class SoftmaxState:
+    """Running maximum and sum of a row, logits in units of ln 2.
 
     Attributes:
-        peak: the largest logit, or one that is less by no more than the slack.
-        weight: the sum, times 2^shift of P.
+        row_max: the largest logit, or less than that by at most ``rescale_threshold``.
+        row_sum: Σ 2^(logit − row_max + p_shift).
     """
 
-    peak: Float32
-    weight: Float32
+    row_max: Float32
+    row_sum: Float32
 
 
 @dataclass(frozen=True)
-class Weights:
-    """One key tile's part of a row.
+class Probabilities:
+    """P of one row and key tile.
 
     Attributes:
         words: P as the tensor core reads it.
-        weight: its sum before it was rounded.
-        reached: the largest logit.
+        row_sum: sum of P before rounding.
+        row_max: the largest logit.
     """
 
     words: list[Uint32]
-    weight: Float32
-    reached: Float32
+    row_sum: Float32
+    row_max: Float32
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """Role of four warps per query tile. A thread has a row to itself: nothing is exchanged.
+    """Role of four warps per query tile. A thread has a whole row: no shuffles.
 
-    P is first computed for the peak as it was: exponentials then need not wait for the tile's
-    maximum. Only if that turns out to be larger by more than the slack, and where keys are masked,
-    is P computed for a peak that has seen the tile.
+    P is first computed with the row_max of earlier tiles, so that exponentials need not wait for
+    this tile's maximum. Only where that exceeds row_max by more than ``rescale_threshold``, and
+    where keys are masked, is P computed with a row_max that includes this tile.
     """
 
     tile: AttentionTile
@@ -87,120 +87,123 @@ class Softmax:
         lanes: Int32,
         query_tile: Int32,
         tiles: Int32,
-        work: Work,
-        row: Row,
+        work: WorkTile,
+        row: QueryRow,
         warp: Int32,
-        logits: Logits,
-    ) -> Sum:
-        """All key tiles; ``lanes``: tensor memory of the warp."""
-        tile, buffers, keys = self.tile, self.tile.score_buffers, self.tile.warp_keys
-        quarter = warp if tile.spread else Int32(0)
+        logits: LogitScaling,
+    ) -> SoftmaxState:
+        """Process all key tiles; ``lanes`` is the tensor memory of the warp."""
+        tile, stages, keys = self.tile, self.tile.s_stages, self.tile.warp_keys
+        quarter = warp if tile.warp_split_kv else Int32(0)
         leader = ptx.elect_sync()
-        peak, weight = Float32(NEGATIVE_INFINITY), Float32(0.0)
+        row_max, row_sum = Float32(NEGATIVE_INFINITY), Float32(0.0)
         for index in cutlass.range(tiles, unroll=1):
-            buffer = index % buffers
-            scored = barriers.scored.subview(query_tile * buffers + buffer)
-            weighed = barriers.weighed.subview(query_tile * buffers + buffer)
-            wait(scored, index // buffers)
+            stage = index % stages
+            s_full = barriers.s_full.subview(query_tile * stages + stage)
+            p_full = barriers.p_full.subview(query_tile * stages + stage)
+            wait(s_full, index // stages)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
-            source = lanes + tile.score_column(query_tile, buffer) + quarter * keys
+            source = lanes + tile.s_column(query_tile, stage) + quarter * keys
             start = (work.first_tile + index) * KEYS + quarter * keys
-            found = self._nothing()
+            p = self._no_probabilities()
             done = Boolean(False)
             if index > 0 and start >= row.all_begin and start + keys <= row.all_end:
-                found = self._at_once(source, peak, logits)
-                grown = found.reached - peak > Float32(tile.slack)
-                done = not ptx.vote_sync(cute.arch.FULL_MASK, grown, ptx.VoteSync.ANY)
-            fade = Float32(1.0)
+                p = self._exp_speculative(source, row_max, logits)
+                exceeded = p.row_max - row_max > Float32(tile.rescale_threshold)
+                done = not ptx.vote_sync(cute.arch.FULL_MASK, exceeded, ptx.VoteSync.ANY)
+            rescale = Float32(1.0)
             if not done:
-                before = peak
-                found, peak = self._carefully(source, peak, logits, row, start)
-                fade = exp2(before - finite(peak))
+                before = row_max
+                p, row_max = self._exp_masked(source, row_max, logits, row, start)
+                rescale = exp2(before - finite(row_max))
                 if index > 0:
-                    wait_for_output(tile, barriers, query_tile, index - 1)
-                    self._rescale(lanes + tile.output_column(query_tile), fade)
-            if cutlass.const_expr(tile.own_probabilities):
-                hand_over(barriers.taken.subview(query_tile), leader)
+                    wait_o_full(tile, barriers, query_tile, index - 1)
+                    self._rescale(lanes + tile.o_column(query_tile), rescale)
+            if cutlass.const_expr(tile.separate_p):
+                hand_over(barriers.s_empty.subview(query_tile), leader)
                 if index > 0:
-                    wait_for_output(tile, barriers, query_tile, index - 1)
-            self._store(lanes + tile.probability_column(query_tile, buffer), found.words, quarter)
+                    wait_o_full(tile, barriers, query_tile, index - 1)
+            self._store(lanes + tile.p_column(query_tile, stage), p.words, quarter)
             ptx.tcgen05_wait(ptx.Tcgen05Wait.STORE)
-            hand_over(weighed, leader)
-            weight = weight * fade + found.weight
-        return Sum(peak, weight)
+            hand_over(p_full, leader)
+            row_sum = row_sum * rescale + p.row_sum
+        return SoftmaxState(row_max, row_sum)
 
     @property
     def _words(self) -> int:
-        return self.tile.probability_columns * self.tile.warp_keys // KEYS
+        """Words of P of one row and key tile."""
+        return self.tile.p_columns * self.tile.warp_keys // KEYS
 
-    def _nothing(self) -> Weights:
-        return Weights([Uint32(0)] * self._words, Float32(0.0), Float32(0.0))
+    def _no_probabilities(self) -> Probabilities:
+        return Probabilities([Uint32(0)] * self._words, Float32(0.0), Float32(0.0))
 
-    def _factor(self, logits: Logits) -> Float32:
-        """Of what ``_capped`` leaves."""
+    def _log2_scale(self, logits: LogitScaling) -> Float32:
+        """Factor that turns what ``_soft_capped`` returns into logits in units of ln 2."""
         return (logits.soft_cap if self.variant.soft_cap else logits.scale) * LOG2_E
 
-    def _capped(self, scores: list[Float32], logits: Logits) -> list[Float32]:
+    def _soft_capped(self, scores: list[Float32], logits: LogitScaling) -> list[Float32]:
         if not self.variant.soft_cap:
             return scores
         return [tanh(score * (logits.scale / logits.soft_cap)) for score in scores]
 
-    def _shift(self, peak: Float32) -> Float32:
-        return Float32(self.tile.probability_shift) - peak
+    def _shift(self, row_max: Float32) -> Float32:
+        return Float32(self.tile.p_shift) - row_max
 
-    def _at_once(self, source: Int32, peak: Float32, logits: Logits) -> Weights:
-        """Some columns at a time: the next are on their way, the last ones' sums fill the gaps."""
-        factor, shift = self._factor(logits), self._shift(finite(peak))
+    def _exp_speculative(
+        self, source: Int32, row_max: Float32, logits: LogitScaling
+    ) -> Probabilities:
+        """P with the row_max of earlier tiles, software-pipelined over loads, exp2 and sums."""
+        factor, shift = self._log2_scale(logits), self._shift(finite(row_max))
         words: list[Uint32] = []
-        weights, tops = [], []
+        sums, maxima = [], []
         powers: list[Float32] = []
-        following = load_columns(source, LOADED)
-        for first in range(0, self.tile.warp_keys, LOADED):
+        following = load_columns(source, LOAD_COLUMNS)
+        for first in range(0, self.tile.warp_keys, LOAD_COLUMNS):
             ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
-            scores = self._capped(following, logits)
-            if first + LOADED < self.tile.warp_keys:
-                following = load_columns(source + first + LOADED, LOADED)
+            scores = self._soft_capped(following, logits)
+            if first + LOAD_COLUMNS < self.tile.warp_keys:
+                following = load_columns(source + first + LOAD_COLUMNS, LOAD_COLUMNS)
             if powers:
-                words += self._rounded(powers)
-                weights.append(total(powers))
-            powers = powers_of_two(multiply_add(scores, factor, shift), self.tile.polynomial)
-            tops.append(largest(scores))
-        words += self._rounded(powers)
-        weights.append(total(powers))
-        return Weights(words, _sum(weights), largest(tops) * factor)
+                words += self._converted(powers)
+                sums.append(fadd_reduce(powers))
+            powers = exp2_mixed(fma_packed(scores, factor, shift), self.tile.emulated_exp2)
+            maxima.append(fmax_reduce(scores))
+        words += self._converted(powers)
+        sums.append(fadd_reduce(powers))
+        return Probabilities(words, _sum(sums), fmax_reduce(maxima) * factor)
 
     @cute.jit
-    def _carefully(
-        self, source: Int32, peak: Float32, logits: Logits, row: Row, start: Int32
-    ) -> tuple[Weights, Float32]:
-        """All columns, masked; the peak rises first, if that is due."""
-        factor = self._factor(logits)
-        scores = self._capped(self._load(source), logits)
+    def _exp_masked(
+        self, source: Int32, row_max: Float32, logits: LogitScaling, row: QueryRow, start: Int32
+    ) -> tuple[Probabilities, Float32]:
+        """P of masked logits with a row_max that includes this tile, and that row_max."""
+        factor = self._log2_scale(logits)
+        scores = self._soft_capped(self._load(source), logits)
         if start < row.all_begin or start + self.tile.warp_keys > row.all_end:
             scores = self._mask(scores, row.begin - start, row.end - start)
-        peak = cute.arch.fmax(peak, largest(scores) * factor)
-        return self._weigh(scores, factor, peak), peak
+        row_max = cute.arch.fmax(row_max, fmax_reduce(scores) * factor)
+        return self._exp(scores, factor, row_max), row_max
 
     def _load(self, source: Int32) -> list[Float32]:
         scores: list[Float32] = []
-        for first in range(0, self.tile.warp_keys, LOADED):
-            scores += load_columns(source + first, LOADED)
+        for first in range(0, self.tile.warp_keys, LOAD_COLUMNS):
+            scores += load_columns(source + first, LOAD_COLUMNS)
         ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
         return scores
 
-    def _weigh(self, scores: list[Float32], factor: Float32, peak: Float32) -> Weights:
-        shift = self._shift(finite(peak))
+    def _exp(self, scores: list[Float32], factor: Float32, row_max: Float32) -> Probabilities:
+        shift = self._shift(finite(row_max))
         words: list[Uint32] = []
-        weights = []
-        for first in range(0, self.tile.warp_keys, LOADED):
-            scaled = multiply_add(scores[first : first + LOADED], factor, shift)
-            powers = powers_of_two(scaled, self.tile.polynomial)
-            weights.append(total(powers))
-            words += self._rounded(powers)
-        return Weights(words, _sum(weights), peak)
+        sums = []
+        for first in range(0, self.tile.warp_keys, LOAD_COLUMNS):
+            scaled = fma_packed(scores[first : first + LOAD_COLUMNS], factor, shift)
+            powers = exp2_mixed(scaled, self.tile.emulated_exp2)
+            sums.append(fadd_reduce(powers))
+            words += self._converted(powers)
+        return Probabilities(words, _sum(sums), row_max)
 
     def _mask(self, scores: list[Float32], begin: Int32, end: Int32) -> list[Float32]:
-        """−∞ for what this row does not see: columns before ``begin``, and from ``end`` on."""
+        """Set scores of keys that the row does not see, outside of [begin, end), to −∞."""
         masked = []
         for column, score in enumerate(scores):
             seen = end > column
@@ -209,38 +212,38 @@ class Softmax:
             masked.append(cutlass.select_(seen, score, Float32(NEGATIVE_INFINITY)))
         return masked
 
-    def _rounded(self, powers: list[Float32]) -> list[Uint32]:
-        """In the format of V."""
+    def _converted(self, powers: list[Float32]) -> list[Uint32]:
+        """Convert P to the element type of V, packed into words."""
         if self.tile.fp8:
             return to_e4m3(powers)
         values = Vector.from_elements(tuple(powers), Float32).to(TYPES[self.variant.dtype])
         return list(values.bitcast(Uint32).to_elements())
 
     def _store(self, target: Int32, words: list[Uint32], quarter: Int32) -> None:
-        """To the columns of this warp's keys; 0 to those of others', whose weight others have."""
-        if not self.tile.spread:
+        """Store P of this warp's keys; zeros for other warps' keys, whose lanes have those."""
+        if not self.tile.warp_split_kv:
             self._store_words(target, words)
             return
         for other in range(1, WARPS):
-            place = (quarter + other) % WARPS
-            self._store_words(target + place * len(words), [Uint32(0)] * len(words))
+            peer = (quarter + other) % WARPS
+            self._store_words(target + peer * len(words), [Uint32(0)] * len(words))
         self._store_words(target + quarter * len(words), words)
 
     def _store_words(self, target: Int32, words: list[Uint32]) -> None:
         ptx.tcgen05_st(SHAPE, tensor_pointer(target), Vector.from_elements(tuple(words), Uint32))
 
     @cute.jit
-    def _rescale(self, output: Int32, fade: Float32) -> None:
-        """O of this warp's rows, times a factor each."""
-        for first in cutlass.range_constexpr(0, self.tile.head_dim, LOADED):
-            values = load_columns(output + first, LOADED)
+    def _rescale(self, output: Int32, rescale: Float32) -> None:
+        """Multiply O of this warp's rows by ``rescale`` of each."""
+        for first in cutlass.range_constexpr(0, self.tile.head_dim, LOAD_COLUMNS):
+            values = load_columns(output + first, LOAD_COLUMNS)
             ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
-            faded = Vector.from_elements(tuple(multiply(values, fade)), Float32)
-            ptx.tcgen05_st(SHAPE, tensor_pointer(output + first), faded)
+            scaled = Vector.from_elements(tuple(mul_packed(values, rescale)), Float32)
+            ptx.tcgen05_st(SHAPE, tensor_pointer(output + first), scaled)
 
 
 def _sum(values: list[Float32]) -> Float32:
-    added = values[0]
+    total = values[0]
     for value in values[1:]:
-        added = added + value
-    return added
+        total = total + value
+    return total

@@ -1,4 +1,4 @@
-"""What a CTA of the attention kernel computes at a time, and where it keeps it. No CuTe in here.
+"""Tile of the attention kernel, its layout in shared and tensor memory, and variants. No CuTe.
 
 The rows of the M side are (token, query head of the group) pairs of one KV head: row ``r`` is head
 ``r % group`` of token ``r // group``, so that grouped queries of one token share every key.
@@ -18,9 +18,9 @@ from nvfp4_kernels.sm100.limits import (
 
 ROWS = 128  # of a query tile: one per lane of tensor memory
 KEYS = 128  # of a key tile
-WARPS = 4  # that share a query tile
+WARPS = 4  # softmax warps of a query tile
 MAX_STAGES = 8
-# Of a thread: 12 warps start with 168, as many as fit; the sum stays the same.
+# Registers per thread: 12 warps start with 168, as many as fit; the sum stays the same.
 SOFTMAX_REGISTERS = 216
 OTHER_REGISTERS = 72
 BARRIER_BYTES = 2048  # mbarriers, the tensor memory's address, and what alignment costs
@@ -31,52 +31,53 @@ Layout = Literal["dense", "varlen", "paged", "indexed"]
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """How the work is cut.
+    """Shape of a CTA's work.
 
     Attributes:
         head_dim: D, a multiple of 16.
-        query_tiles: of 128 rows, 1 or 2: with two, one's softmax runs under the other's MMAs.
+        query_tiles: of 128 rows, 1 or 2: with two, one's softmax overlaps with the other's MMAs.
         fp8: whether keys, values, quantised queries and probabilities are E4M3.
-        max_stages: bound on the depth of the ring of key and value tiles.
-        polynomial: of 16 exponentials, how many the FMA units compute instead of MUFU.
-        resident: CTAs that share an SM, 1 or 2: with two, one's softmax runs under the other's.
-        spread: whether a CTA has no more than 32 rows, of which each softmax warp has a copy: it
-            weighs a quarter of every key tile, and what the four have added up is put together at
-            the end. A softmax then takes a quarter of the time, and the MMAs what they took.
+        max_stages: upper bound on the stages of the ring of key and value tiles.
+        emulated_exp2: of 16 exponentials, how many the FMA units emulate instead of MUFU.
+        ctas_per_sm: resident CTAs, 1 or 2: with two, one's softmax overlaps with the other's MMAs.
+        warp_split_kv: whether the four softmax warps split the keys: a CTA has at most 32 rows,
+            each warp has a copy of them and a quarter of every key tile, and the epilogue combines
+            their results. The softmax takes a quarter of the time, the MMAs take the same.
     """
 
     head_dim: int
     query_tiles: int = 1
     fp8: bool = False
     max_stages: int = MAX_STAGES
-    polynomial: int = 0
-    resident: int = 1
-    spread: bool = False
+    emulated_exp2: int = 0
+    ctas_per_sm: int = 1
+    warp_split_kv: bool = False
 
     def __post_init__(self) -> None:
         assert self.head_dim % 16 == 0
         assert 16 <= self.head_dim <= 256
         assert self.row_bytes % MMA_BYTES == 0, "QK reduces over 32 bytes at a time"
         assert self.query_tiles in (1, 2)
-        assert 0 <= self.polynomial <= 16
-        assert self.resident in (1, 2)
-        assert self.query_tiles == 1 or not self.spread
-        assert self.tensor_columns <= TENSOR_COLUMNS // self.resident, "tensor memory"
+        assert 0 <= self.emulated_exp2 <= 16
+        assert self.ctas_per_sm in (1, 2)
+        assert self.query_tiles == 1 or not self.warp_split_kv
+        assert self.tensor_columns <= TENSOR_COLUMNS // self.ctas_per_sm, "tensor memory"
         assert self.stages >= 2, "shared memory"
 
     @property
     def element_bytes(self) -> int:
-        """Of keys, values and queries in shared memory."""
+        """Bytes of an element of Q, K and V in shared memory."""
         return 1 if self.fp8 else 2
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of a row of Q, K or V in shared memory."""
         return self.head_dim * self.element_bytes
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a query tile that differ."""
-        return WARP_ROWS if self.spread else ROWS
+        """Distinct rows of a query tile."""
+        return WARP_ROWS if self.warp_split_kv else ROWS
 
     @property
     def rows(self) -> int:
@@ -85,126 +86,133 @@ class AttentionTile:
 
     @property
     def warp_keys(self) -> int:
-        """Keys of a tile that one softmax warp weighs."""
-        return KEYS // WARPS if self.spread else KEYS
+        """Keys of a tile that one softmax warp processes."""
+        return KEYS // WARPS if self.warp_split_kv else KEYS
 
     @property
     def threads(self) -> int:
-        """Softmax warps, then the MMA and the load warp; two of a pair's warps only lend registers.
+        """Threads of softmax warps, the MMA warp, the load warp and any idle warps.
 
-        Registers move between groups of four warps (PTX ISA, setmaxnreg).
+        Registers are reallocated between warpgroups (PTX ISA, setmaxnreg); two idle warps complete
+        one.
         """
-        return 32 * (WARPS * self.query_tiles + (4 if self.moves_registers else 2))
+        return 32 * (WARPS * self.query_tiles + (4 if self.reallocates_registers else 2))
 
     @property
-    def moves_registers(self) -> bool:
-        """Whether softmax warps need more registers than an equal share."""
+    def reallocates_registers(self) -> bool:
+        """Whether softmax warps take registers of the others (setmaxnreg)."""
         return self.query_tiles == 2
 
     # --- shared memory: rows are cut into chunks as wide as a swizzle --------------------------
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a row side by side: the widest swizzle that divides it."""
+        """Bytes of a row in one chunk: the widest swizzle that divides the row."""
         return widest_swizzle(self.row_bytes)
 
     @property
     def chunks(self) -> int:
+        """Chunks of a row."""
         return self.row_bytes // self.chunk_bytes
 
     @property
     def chunk_elements(self) -> int:
+        """Elements of a row in one chunk."""
         return self.chunk_bytes // self.element_bytes
 
     @property
     def stage_bytes(self) -> int:
-        """Of one tile of keys or of values."""
+        """Bytes of one tile of keys or of values."""
         return KEYS * self.row_bytes
 
     @property
     def query_bytes(self) -> int:
-        """Of one query tile."""
+        """Bytes of one query tile."""
         return ROWS * self.row_bytes
 
     @property
     def stages(self) -> int:
-        """Depth of the ring that key and value tiles share."""
-        limit = SM_SHARED_BYTES // self.resident - CTA_RESERVED_BYTES
+        """Stages of the ring that key and value tiles share."""
+        limit = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
         left = limit - BARRIER_BYTES - self.query_tiles * self.query_bytes
         return min(left // self.stage_bytes, self.max_stages)
 
     # --- tensor memory: S of every query tile, then P where it has its own, then O -------------
 
     @property
-    def probability_columns(self) -> int:
-        """32-bit columns of P."""
+    def p_columns(self) -> int:
+        """32-bit columns of P of a query tile."""
         return KEYS * self.element_bytes // 4
 
     @property
-    def score_buffers(self) -> int:
-        """Tiles of S per query tile; a second one where nothing else runs under the softmax."""
-        return 2 if self.query_tiles == self.resident == 1 else 1
+    def s_stages(self) -> int:
+        """Stages of S per query tile; a second one where nothing else overlaps with the softmax."""
+        return 2 if self.query_tiles == self.ctas_per_sm == 1 else 1
 
     @property
-    def own_probabilities(self) -> bool:
-        """Whether P has columns of its own rather than S's: the next QK need not wait for PV."""
-        columns = KEYS + self.probability_columns + self.head_dim
+    def separate_p(self) -> bool:
+        """Whether P has columns of its own, not S's: the next QK then need not wait for PV."""
+        columns = KEYS + self.p_columns + self.head_dim
         return self.query_tiles == 2 and 2 * columns <= TENSOR_COLUMNS
 
     @property
-    def early(self) -> bool:
-        """Whether QK of the next tile goes before PV of this one."""
-        return self.own_probabilities or self.score_buffers == 2
+    def qk_before_pv(self) -> bool:
+        """Whether QK of the next key tile is issued before PV of this one."""
+        return self.separate_p or self.s_stages == 2
 
-    def score_column(self, tile: int, buffer: int = 0) -> int:
-        return (tile * self.score_buffers + buffer) * KEYS
+    def s_column(self, tile: int, stage: int = 0) -> int:
+        """First column of S of a query tile."""
+        return (tile * self.s_stages + stage) * KEYS
 
     @property
-    def _scores_end(self) -> int:
-        return self.query_tiles * self.score_buffers * KEYS
+    def _s_end(self) -> int:
+        return self.query_tiles * self.s_stages * KEYS
 
-    def probability_column(self, tile: int, buffer: int = 0) -> int:
-        if self.own_probabilities:
-            return self._scores_end + tile * self.probability_columns
-        return self.score_column(tile, buffer)
+    def p_column(self, tile: int, stage: int = 0) -> int:
+        """First column of P of a query tile."""
+        if self.separate_p:
+            return self._s_end + tile * self.p_columns
+        return self.s_column(tile, stage)
 
-    def output_column(self, tile: int) -> int:
-        own = self.query_tiles * self.probability_columns if self.own_probabilities else 0
-        return self._scores_end + own + tile * self.head_dim
+    def o_column(self, tile: int) -> int:
+        """First column of O of a query tile."""
+        own = self.query_tiles * self.p_columns if self.separate_p else 0
+        return self._s_end + own + tile * self.head_dim
 
     @property
     def columns_used(self) -> int:
-        return self.output_column(self.query_tiles)
+        """Columns of S, P and O together."""
+        return self.o_column(self.query_tiles)
 
     @property
     def tensor_columns(self) -> int:
-        """Columns to allocate: a power of two, at least 32."""
+        """Columns to allocate: a power of two, at least 32 (PTX ISA, tcgen05.alloc)."""
         return max(32, 1 << (self.columns_used - 1).bit_length())
 
     # --- numbers --------------------------------------------------------------------------------
 
     @property
-    def slack(self) -> int:
-        """O is rescaled only when a row's maximum has grown by more than this power of two."""
+    def rescale_threshold(self) -> int:
+        """Growth of a row's maximum, as a power of two, above which O is rescaled."""
         return 4 if self.fp8 else 8
 
     @property
-    def probability_shift(self) -> int:
-        """P is stored times this power of two: with the slack, E4M3 reaches 256 of its 448."""
+    def p_shift(self) -> int:
+        """P is stored times this power of two: with the threshold, E4M3 reaches 256 of its 448."""
         return 4 if self.fp8 else 0
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is computed; see ``attention``, ``paged_attention`` and ``sparse_attention``.
+    """Variant of the kernel; see ``attention``, ``paged_attention`` and ``sparse_attention``.
 
     Attributes:
         dtype: of queries and result.
-        layout: of keys and values; indexed: every token is a sequence of its own, whose keys are on
-            a list and in pages.
+        layout: of keys and values; indexed: every token is a sequence of its own, whose keys are
+            on a list and in pages.
         page_size: keys of a page; 0 unless paged or indexed.
         causal, window, soft_cap, sinks: whether there is one.
-        split: whether the keys are shared out over CTAs, whose float32 results are merged later.
+        split: whether CTAs split the keys; their float32 results are merged by another kernel.
     """
 
     dtype: Dtype = "bfloat16"
@@ -224,10 +232,10 @@ class Variant:
 
     @property
     def box_rows(self) -> int:
-        """Keys of one copy."""
+        """Keys of one TMA box."""
         return min(self.page_size, KEYS) if self.page_size else KEYS
 
     @property
     def boxes(self) -> int:
-        """Copies along a key tile."""
+        """TMA boxes along a key tile."""
         return KEYS // self.box_rows

@@ -1,0 +1,139 @@
+"""Epilogue where four warps split the keys of a row: their partial results are combined."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Float32, Int32, Uint8, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_o_full
+from nvfp4_kernels.attention.sm100.epilogue import AttentionResult, Epilogue
+from nvfp4_kernels.attention.sm100.rows import (
+    VECTOR_BYTES,
+    recomputed_lane,
+    store_vector,
+    swizzled_offset,
+)
+from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
+from nvfp4_kernels.attention.sm100.softmax import SoftmaxState
+from nvfp4_kernels.attention.sm100.tile import WARPS
+from nvfp4_kernels.device.math import exp2, finite
+from nvfp4_kernels.sm100.limits import WARP_ROWS
+
+SYNC_BARRIER = 1  # named barrier of the softmax warps
+THREADS = WARPS * WARP_ROWS
+STATE_BYTES = 8  # of a row's ``SoftmaxState`` in shared memory
+OUT_COLUMNS = 8  # that a thread adds up and stores at a time
+
+
+@dataclass(frozen=True)
+class WarpSplitEpilogue(Epilogue):
+    """Epilogue where a warp's lanes of O are sums over its quarters of the key tiles.
+
+    Partial sums are staged in shared memory as float32, as many columns at a time as the queries
+    left room for, and are added up in the order of the warps.
+    """
+
+    @property
+    def _staged_dtype(self) -> type[cutlass.Numeric]:
+        return Float32
+
+    @cute.jit
+    def run(
+        self,
+        result: AttentionResult,
+        shared: Array,
+        barriers: Barriers,
+        lanes: Int32,
+        query_tile: Int32,
+        tiles: Int32,
+        work: WorkTile,
+        row: QueryRow,
+        warp: Int32,
+        state: SoftmaxState,
+        v_scale: Float32,
+    ) -> None:
+        """See ``Epilogue.run``."""
+        tile = self.tile
+        head = work.kv_head * work.group + row.head
+        row_index = self._row_index(result, work, row, head)
+        combined, rescale = self._combine(shared, state, warp)
+        lse, factor = self._normalise(result, combined, head)
+        factor = factor * rescale * v_scale
+        if row.live and warp == 0:
+            Array(result.lse, shape=(1,)).store(lse, row_index)
+        units = self._row_units(row, tiles, row_index)
+        if tiles > 0:
+            wait_o_full(tile, barriers, query_tile, tiles - 1)
+        source = lanes + tile.o_column(query_tile)
+        for first in cutlass.range_constexpr(0, tile.head_dim, self._staged_columns):
+            self._sync()  # earlier contents have been read
+            self._stage_columns(shared, warp, source + first, tiles, factor)
+            self._sync()
+            self._store_combined(result, shared, units, warp, first)
+        # Tensor memory is freed only after the last reads of it.
+        ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
+
+    def _sync(self) -> None:
+        """Barrier over the softmax warps."""
+        ptx.barrier_cta_sync(SYNC_BARRIER, thread_count=THREADS)
+
+    def _combine(
+        self, shared: Array, state: SoftmaxState, warp: Int32
+    ) -> tuple[SoftmaxState, Float32]:
+        """State of a row over all four warps, and the factor that rescales this warp's O to it.
+
+        A warp in whose quarters the row sees no key has a row_sum of 0 and a row_max of −∞.
+        """
+        lane = cute.arch.lane_idx()
+        self._sync()
+        own = Vector.from_elements((state.row_max, state.row_sum), Float32).bitcast(Uint8)
+        shared.store(own, (warp * WARP_ROWS + lane) * STATE_BYTES, alignment=STATE_BYTES)
+        self._sync()
+        parts = [self._load_state(shared, other * WARP_ROWS + lane) for other in range(WARPS)]
+        row_max = parts[0].row_max
+        for part in parts[1:]:
+            row_max = cute.arch.fmax(row_max, part.row_max)
+        row_sum = Float32(0.0)
+        for part in parts:
+            row_sum = row_sum + part.row_sum * exp2(part.row_max - finite(row_max))
+        return SoftmaxState(row_max, row_sum), exp2(state.row_max - finite(row_max))
+
+    def _load_state(self, shared: Array, index: Int32) -> SoftmaxState:
+        data = shared.load(index * STATE_BYTES, STATE_BYTES, alignment=STATE_BYTES)
+        state = data.bitcast(Float32)
+        return SoftmaxState(state[0], state[1])
+
+    def _store_combined(
+        self, result: AttentionResult, shared: Array, units: Int32, warp: Int32, first: int
+    ) -> None:
+        """Add up and store columns from ``first`` on of all rows, divided over all threads."""
+        items = self._staged_columns // OUT_COLUMNS
+        thread = warp * WARP_ROWS + recomputed_lane()
+        for begin in range(0, WARP_ROWS * items, THREADS):
+            number = begin + thread
+            row, column = number // items % WARP_ROWS, number % items * OUT_COLUMNS
+            target = cute.arch.shuffle_sync(units, row)
+            live = (target >= 0) & (number < WARP_ROWS * items)
+            values = self._sum_warps(shared, row, column)
+            width = VECTOR_BYTES * 8 // self._dtype.width
+            for start in range(0, OUT_COLUMNS, width):
+                elements = tuple(values[start : start + width])
+                vector = Vector.from_elements(elements, Float32).to(self._dtype).bitcast(Uint8)
+                byte = (first + column + start) * (self._dtype.width // 8)
+                store_vector(result.out, target, byte, vector, live)
+
+    def _sum_warps(self, shared: Array, row: Int32, column: Int32) -> list[Float32]:
+        """Sums over the four warps of ``OUT_COLUMNS`` columns of a row, from ``column`` on."""
+        sums: list[Float32] = [Float32(0.0)] * OUT_COLUMNS
+        for warp in range(WARPS):
+            part: list[Float32] = []
+            for start in range(0, OUT_COLUMNS * 4, VECTOR_BYTES):
+                offset = swizzled_offset(
+                    self._staged_bytes, warp * WARP_ROWS + row, column * 4 + start
+                )
+                vector = shared.load(offset, VECTOR_BYTES, alignment=16)
+                part += vector.bitcast(Float32).to_elements()
+            sums = [a + b for a, b in zip(sums, part, strict=True)]
+        return sums
