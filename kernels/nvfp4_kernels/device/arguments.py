@@ -12,20 +12,23 @@ ALIGNMENT = 16  # bytes: what TMA asks of a pointer, and of a thread's widest lo
 
 
 def example(
-    bundle: type[Arguments], types: Mapping[str, Any], alignment: int = ALIGNMENT
+    bundle: type[Arguments],
+    types: Mapping[str, Any],
+    alignment: int | Mapping[str, int] = ALIGNMENT,
 ) -> Arguments:
     """Example of a bundle for ``cute.compile``: a null pointer or a zero in every field.
 
     Args:
         bundle: a ``NamedTuple`` whose fields are pointers, numbers, tuples of them, or bundles.
         types: element type of each pointer field, by the field's name.
-        alignment: of all pointers, in bytes.
+        alignment: bytes that all pointers are multiples of, or those of some by the field's name,
+            the others being multiples of ``ALIGNMENT``.
     """
 
     def one(name: str, hint: Any) -> Any:
         if hint is cute.Pointer:
-            gmem = cute.AddressSpace.gmem
-            return make_ptr(types[name], alignment, gmem, assumed_align=alignment)
+            align = alignment if isinstance(alignment, int) else alignment.get(name, ALIGNMENT)
+            return make_ptr(types[name], align, cute.AddressSpace.gmem, assumed_align=align)
         if hasattr(hint, "_fields"):
             return example(hint, types, alignment)
         if get_args(hint):
