@@ -22,12 +22,12 @@ def _cache_table(name: str, kernel: str) -> KernelTable:
     return _table(name, *_FORMATS, sm_90=found, sm_100=found)
 
 
-def _scorer(name: str) -> tuple[str, str]:
-    return "ScorerSm100", f"nvfp4_kernels.indexer.sm100.launch_logits:{name}"
+def _logits(name: str) -> tuple[str, str]:
+    return "IndexerLogitsSm100", f"nvfp4_kernels.indexer.sm100.launch_logits:{name}"
 
 
-def _best_keys(name: str) -> tuple[str, str]:
-    return "BestKeysSm100", f"nvfp4_kernels.indexer.sm100.best_keys.launch:{name}"
+def _score_topk(name: str) -> tuple[str, str]:
+    return "IndexerScoreTopkSm100", f"nvfp4_kernels.indexer.sm100.best_keys.launch:{name}"
 
 
 _TOPK = "TopK", "nvfp4_kernels.indexer.topk.kernel:topk"
@@ -35,10 +35,10 @@ _TOPK = "TopK", "nvfp4_kernels.indexer.topk.kernel:topk"
 QUANTIZE_Q_KERNELS = _cache_table("quantize_q", "StoreVectors")
 STORE_K_KERNELS = _cache_table("store_k", "StoreVectors")
 GATHER_K_KERNELS = _cache_table("gather_k", "GatherVectors")
-LOGITS_KERNELS = _table("logits", *_FORMATS, sm_100=_scorer("logits"))
-LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS, sm_100=_scorer("logits_paged"))
-SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS, sm_100=_best_keys("score_topk"))
+LOGITS_KERNELS = _table("logits", *_FORMATS, sm_100=_logits("logits"))
+LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS, sm_100=_logits("logits_paged"))
+SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS, sm_100=_score_topk("score_topk"))
 SCORE_TOPK_PAGED_KERNELS = _table(
-    "score_topk_paged", *_FORMATS, sm_100=_best_keys("score_topk_paged")
+    "score_topk_paged", *_FORMATS, sm_100=_score_topk("score_topk_paged")
 )
 TOPK_KERNELS = _table("topk", "float", sm_90=_TOPK, sm_100=_TOPK)
