@@ -65,8 +65,8 @@ def nothing(*arguments: Any) -> None:
 
 
 SYNCHRONISING = {
-    "begin", "end", "_make_room", "_write_in_order", "keep_best", "narrow", "settle",
-    "sum_before_in_cta",
+    "begin", "end", "_make_room", "_write_in_order", "keep_best", "histogram_pass", "rank_ties",
+    "group_exclusive_sum",
 }  # fmt: skip
 VISITOR = "indexer.sm100.best_keys.visitor"
 TOPK_VISITOR = f"{VISITOR}:TopkVisitor"
@@ -81,7 +81,7 @@ def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
     keys = import_module("nvfp4_kernels.indexer.topk.keys")
 
     def key_of(value: Any, column: Any) -> Any:
-        return (Uint64(keys.ordered(value)) << 32) | Uint64(column.bitcast(Uint32))
+        return (Uint64(keys.order_bits(value)) << 32) | Uint64(column.bitcast(Uint32))
 
     replaced(VISITOR, "key_of", key_of)(patch)
     replaced(RESULT, "column_of", lambda key: Uint32(key))(patch)
@@ -99,8 +99,8 @@ def one_key_later(patch: pytest.MonkeyPatch) -> None:
     from cutlass import Uint64
 
     def make(given: Any) -> Any:
-        def keep_best(cta: Any, *rest: Any) -> None:
-            cta.shared.threshold.store(given(cta, *rest) + (Uint64(1) << 32))
+        def keep_best(group: Any, *rest: Any) -> None:
+            group.shared.threshold.store(given(group, *rest) + (Uint64(1) << 32))
 
         return keep_best
 
@@ -111,13 +111,13 @@ def without_sync(method: str) -> Patch:
     """Leave out the barriers of a method of ``TopkVisitor`` itself, or of a function."""
 
     def make(given: Any) -> Any:
-        def meet(cta: Any) -> None:
+        def sync(group: Any) -> None:
             if _caller() != method:
-                given(cta)
+                given(group)
 
-        return meet
+        return sync
 
-    return swapped("indexer.topk.shared:Cta", "meet", make)
+    return swapped("indexer.topk.shared:ThreadGroup", "sync", make)
 
 
 def _caller() -> str:
@@ -133,11 +133,15 @@ MISTAKES = {
     "a threshold one too high": Mistake(one_key_later, ""),
     "one key too few is kept": Mistake(
         with_arguments(
-            "indexer.topk.select", "settle", lambda c, e, lo, hi, n, *r: (c, e, lo, hi, n - 1, *r)
+            "indexer.topk.select",
+            "rank_ties",
+            lambda g, e, lo, hi, n, *r: (g, e, lo, hi, n - 1, *r),
         ),
         "",
     ),
-    "NaN as it comes": Mistake(replaced(VISITOR, "known", lambda value: value), "wrong keys"),
+    "NaN as it comes": Mistake(
+        replaced(VISITOR, "nan_to_lowest", lambda value: value), "wrong keys"
+    ),
     "buffers never checked": Mistake(replaced(TOPK_VISITOR, "begin_phase", nothing), ""),
     "a check without waiting": Mistake(alone, ""),
     "buffers checked too rarely": Mistake(
@@ -167,7 +171,9 @@ MISTAKES = {
         "",
     ),
     "threads of one ping-pong set counted for all": Mistake(
-        with_result(VISITOR, "thread_group", lambda team: replace(team, thread=team.thread % 128)),
+        with_result(
+            VISITOR, "thread_group", lambda group: replace(group, thread=group.thread % 128)
+        ),
         "",
         "pingpong",
     ),
@@ -215,13 +221,13 @@ MISTAKES = {
     ),
     "positions in the place of keys": Mistake(
         with_arguments(
-            "indexer.topk.result:Result", "put", lambda r, c, p: (replace(r, names=None), c, p)
+            "indexer.topk.result:TopkResult", "store", lambda r, c, p: (replace(r, ids=None), c, p)
         ),
         "wrong keys",
         "split",
     ),
     "bitmaps run into one another": Mistake(
-        with_result(RESULT, "sum_before_in_cta", lambda sums: (sums[0], sums[1] * 0)), "", "long"
+        with_result(RESULT, "group_exclusive_sum", lambda sums: (sums[0], sums[1] * 0)), "", "long"
     ),
     "no dependency wait": Mistake(
         without("griddepcontrol", lambda action: str(action) == "wait"),

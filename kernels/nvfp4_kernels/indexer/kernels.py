@@ -30,7 +30,7 @@ def _score_topk(name: str) -> tuple[str, str]:
     return "IndexerScoreTopkSm100", f"nvfp4_kernels.indexer.sm100.best_keys.launch:{name}"
 
 
-_TOPK = "TopK", "nvfp4_kernels.indexer.topk.kernel:topk"
+_TOPK = "IndexerTopk", "nvfp4_kernels.indexer.topk.launch:topk"
 
 QUANTIZE_Q_KERNELS = _cache_table("quantize_q", "StoreVectors")
 STORE_K_KERNELS = _cache_table("store_k", "StoreVectors")

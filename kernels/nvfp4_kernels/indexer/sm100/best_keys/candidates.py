@@ -11,7 +11,7 @@ from nvfp4_kernels.indexer.sm100.best_keys.tile import Selection
 from nvfp4_kernels.indexer.sm100.scheduler import KeyRange, KeyRanges
 from nvfp4_kernels.indexer.sm100.tile import KEYS, ScoreTile
 from nvfp4_kernels.indexer.sm100.visitor import EpilogueCoord
-from nvfp4_kernels.indexer.topk.shared import CELLS, Cta, Shared
+from nvfp4_kernels.indexer.topk.shared import NUM_COUNTERS, SharedStorage, ThreadGroup
 from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP
 
 
@@ -38,47 +38,47 @@ class TopkState:
     """State of an epilogue thread.
 
     Attributes:
-        team: thread group of the queries' group; its ``buffer``, ``cells`` and ``threshold`` are
-            those of all of the group's queries.
+        group: thread group of a group of queries; its ``buffer``, ``counters`` and ``threshold``
+            are those of all of its queries.
         out: result of the launch.
         ranges: keys that all queries see.
         first: index of the group's first query in the CTA.
         seen: keys that each query of the group sees; none if it is not scored.
     """
 
-    team: Cta
+    group: ThreadGroup
     out: TopkOutput
     ranges: KeyRanges
     first: Int32
     seen: list[KeyRange]
 
-    def query(self, number: Int32 | int) -> Cta:
+    def query(self, number: Int32 | int) -> ThreadGroup:
         """Thread group with the memory of the ``number``-th query."""
-        shared, capacity = self.team.shared, self.team.config.buffer
+        shared, capacity = self.group.shared, self.group.tile.capacity
         memory = replace(
             shared,
             buffer=shared.buffer.subview(number * capacity),
-            cells=shared.cells.subview(number * CELLS),
+            counters=shared.counters.subview(number * NUM_COUNTERS),
             threshold=shared.threshold.subview(number),
         )
-        return replace(self.team, shared=memory)
+        return replace(self.group, shared=memory)
 
 
-def allocate(tile: ScoreTile, selection: Selection) -> Shared:
+def allocate(tile: ScoreTile, selection: Selection) -> SharedStorage:
     """Allocate shared memory of all groups."""
 
     def words(dtype: type[cutlass.Numeric], count: int) -> Array:
         # CuTe takes the array's alignment for that of every element stored.
         return Array(dtype, count, space=AddressSpace.smem, alignment=dtype.width // 8)
 
-    team, groups = selection.topk_tile(tile), tile.groups
-    return Shared(
+    topk, groups = selection.topk_tile(tile), tile.groups
+    return SharedStorage(
         buffer=words(Uint64, tile.queries * selection.capacity),
-        bitmap=words(Uint32, groups * team.words),
-        counts=words(Int32, groups * team.threads),
+        bitmap=words(Uint32, groups * topk.words),
+        counts=words(Int32, groups * topk.threads),
         histograms=words(Int32, groups * BINS),
         totals=words(Int32, groups * WARP),
-        cells=words(Int32, tile.queries * CELLS),
+        counters=words(Int32, tile.queries * NUM_COUNTERS),
         greater=words(Int32, groups * MAX_CLUSTER),
         ties=words(Uint64, groups * MAX_TIES),
         threshold=words(Uint64, tile.queries),
@@ -86,29 +86,29 @@ def allocate(tile: ScoreTile, selection: Selection) -> Shared:
 
 
 def thread_group(
-    tile: ScoreTile, selection: Selection, memory: Shared, coord: EpilogueCoord
-) -> Cta:
+    tile: ScoreTile, selection: Selection, memory: SharedStorage, coord: EpilogueCoord
+) -> ThreadGroup:
     """Thread group of a group of queries, with its part of ``memory``."""
-    group, team = coord.group, selection.topk_tile(tile)
-    first = group * tile.group_queries
-    shared = Shared(
+    number, topk = coord.group, selection.topk_tile(tile)
+    first = number * tile.group_queries
+    shared = SharedStorage(
         buffer=memory.buffer.subview(first * selection.capacity),
-        bitmap=memory.bitmap.subview(group * team.words),
-        counts=memory.counts.subview(group * team.threads),
-        histograms=memory.histograms.subview(group * BINS),
-        totals=memory.totals.subview(group * WARP),
-        cells=memory.cells.subview(first * CELLS),
-        greater=memory.greater.subview(group * MAX_CLUSTER),
-        ties=memory.ties.subview(group * MAX_TIES),
+        bitmap=memory.bitmap.subview(number * topk.words),
+        counts=memory.counts.subview(number * topk.threads),
+        histograms=memory.histograms.subview(number * BINS),
+        totals=memory.totals.subview(number * WARP),
+        counters=memory.counters.subview(first * NUM_COUNTERS),
+        greater=memory.greater.subview(number * MAX_CLUSTER),
+        ties=memory.ties.subview(number * MAX_TIES),
         threshold=memory.threshold.subview(first),
     )
     thread = coord.pingpong * KEYS + coord.lane
-    return Cta(
-        config=team,
+    return ThreadGroup(
+        tile=topk,
         shared=shared,
         thread=thread,
         warp=thread // WARP,
         lane=cute.arch.lane_idx(),
         rank=Int32(0),
-        barrier=group + 1,  # barrier 0 is that of all threads
+        barrier=number + 1,  # barrier 0 is that of all threads
     )

@@ -10,7 +10,7 @@ from nvfp4_kernels.indexer.sm100.best_keys.candidates import TopkOutput
 from nvfp4_kernels.indexer.sm100.best_keys.choose import MAX_KEYS, Choice, choose_config
 from nvfp4_kernels.indexer.sm100.best_keys.kernel import IndexerScoreTopkSm100, ScoreTopkArguments
 from nvfp4_kernels.indexer.sm100.launch import Scoring, contiguous, paged
-from nvfp4_kernels.indexer.topk.kernel import topk_named
+from nvfp4_kernels.indexer.topk.launch import topk_with_ids
 
 NO_KEY = -1
 
@@ -77,7 +77,7 @@ def _best(name: str, scoring: Scoring, like: Tensor, top_k: int) -> tuple[Tensor
     launch(kernel, ScoreTopkArguments(inputs=scoring.split(choice.splits), out=out))
     if whole:
         return out.keys, out.counts
-    return topk_named(out.scores, out.keys, out.counts, top_k)
+    return topk_with_ids(out.scores, out.keys, out.counts, top_k)
 
 
 def _choose(name: str, scoring: Scoring, top_k: int) -> Choice:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from nvfp4_kernels.indexer.sm100.tile import GROUP_WARPS, KEYS, ScoreTile
-from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP, Config
+from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP, TopkTile
 
 KEY_BYTES = 8
-QUERY_BYTES = 48  # cells and a threshold of a query, beside its buffer
+QUERY_BYTES = 48  # counters and a threshold of a query, beside its buffer
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Selection:
         """Candidates that a check leaves in a buffer, at most; ``top_k`` may be as many."""
         return self.capacity - self.max_appended(tile)
 
-    def topk_tile(self, tile: ScoreTile) -> Config:
+    def topk_tile(self, tile: ScoreTile) -> TopkTile:
         """Tile of the selection by the epilogue warps of a group of queries."""
-        return Config(group_threads(tile), 1, self.capacity, self.words)
+        return TopkTile(group_threads(tile), 1, self.capacity, self.words)
 
     def shared_bytes(self, tile: ScoreTile) -> int:
-        """Shared memory of all groups."""
+        """SharedStorage memory of all groups."""
         return query_bytes(tile, self.capacity) + group_bytes(tile, self.words)
 
 
@@ -48,11 +48,11 @@ def group_threads(tile: ScoreTile) -> int:
 
 
 def query_bytes(tile: ScoreTile, capacity: int) -> int:
-    """Shared memory of all queries, for ``capacity`` candidates of each."""
+    """SharedStorage memory of all queries, for ``capacity`` candidates of each."""
     return tile.queries * (KEY_BYTES * capacity + QUERY_BYTES)
 
 
 def group_bytes(tile: ScoreTile, words: int) -> int:
-    """Shared memory of all groups beside that of queries."""
+    """SharedStorage memory of all groups beside that of queries."""
     count = words + group_threads(tile) + BINS + WARP + MAX_CLUSTER
     return tile.groups * (4 * count + KEY_BYTES * MAX_TIES)

@@ -20,9 +20,17 @@ from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant
 from nvfp4_kernels.indexer.sm100.visitor import EpilogueCoord
 from nvfp4_kernels.indexer.topk.keep import keep_best
-from nvfp4_kernels.indexer.topk.keys import LEAST, MOST, key_of, known
-from nvfp4_kernels.indexer.topk.select import select_in_cta
-from nvfp4_kernels.indexer.topk.shared import CELLS, OFFERED, Cta, Shared, add, lanes_before, vote
+from nvfp4_kernels.indexer.topk.keys import MAX_KEY, MIN_KEY, key_of, nan_to_lowest
+from nvfp4_kernels.indexer.topk.select import select_in_group
+from nvfp4_kernels.indexer.topk.shared import (
+    APPENDED,
+    NUM_COUNTERS,
+    SharedStorage,
+    ThreadGroup,
+    ballot,
+    count_lanes_before,
+    fetch_add,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class TopkVisitor:
         """Score queries that see more than ``top_k`` keys; others choose all of theirs."""
         return out.top_k + 1
 
-    def allocate(self) -> Shared:
+    def allocate(self) -> SharedStorage:
         """Allocate shared memory of all groups."""
         return allocate(self.tile, self.selection)
 
@@ -50,7 +58,7 @@ class TopkVisitor:
     def begin(
         self,
         out: TopkOutput,
-        storage: Shared,
+        storage: SharedStorage,
         ranges: KeyRanges,
         scheduler: TileScheduler,
         coord: EpilogueCoord,
@@ -59,12 +67,12 @@ class TopkVisitor:
         count = self.tile.group_queries
         first = coord.group * count
         seen = [self._seen(out, ranges, scheduler, first + number) for number in range(count)]
-        team = thread_group(self.tile, self.selection, storage, coord)
-        if team.thread < count:
-            team.shared.threshold.store(Uint64(LEAST - 1), team.thread)
-            team.shared.cells.store(Int32(0), team.thread * CELLS + OFFERED)
-        team.meet()
-        return TopkState(team, out, ranges, first, seen)
+        group = thread_group(self.tile, self.selection, storage, coord)
+        if group.thread < count:
+            group.shared.threshold.store(Uint64(MIN_KEY - 1), group.thread)
+            group.shared.counters.store(Int32(0), group.thread * NUM_COUNTERS + APPENDED)
+        group.sync()
+        return TopkState(group, out, ranges, first, seen)
 
     def _seen(
         self, out: TopkOutput, ranges: KeyRanges, scheduler: TileScheduler, number: Int32
@@ -80,34 +88,36 @@ class TopkVisitor:
         self._append(state.query(number), state.seen[number], key, score)
 
     @cute.jit
-    def _append(self, cta: Cta, seen: KeyRange, key: Int32, score: Float32) -> None:
+    def _append(self, group: ThreadGroup, seen: KeyRange, key: Int32, score: Float32) -> None:
         """Append a key that the query sees and that exceeds its threshold."""
-        shared = cta.shared
-        candidate = key_of(known(score), key - seen.begin)
+        shared = group.shared
+        candidate = key_of(nan_to_lowest(score), key - seen.begin)
         # The score of a key that is not seen may be anything.
         better = (key >= seen.begin) & (key < seen.end) & (candidate > shared.threshold[0])
-        hits = vote(better)
+        hits = ballot(better)
         if hits != 0:
             at = Int32(0)
-            if cta.lane == 0:
-                at = add(shared.cells, OFFERED, cute.arch.popc(hits))
-            at = cute.arch.shuffle_sync(at, 0) + lanes_before(cta, hits)
+            if group.lane == 0:
+                at = fetch_add(shared.counters, APPENDED, cute.arch.popc(hits))
+            at = cute.arch.shuffle_sync(at, 0) + count_lanes_before(group, hits)
             if better:
                 shared.buffer.store(candidate, at)
 
     @cute.jit
     def begin_phase(self, state: TopkState, scheduler: TileScheduler, phase: Int32) -> None:
         """Make room, every few phases, for the candidates of the following ones."""
-        tile, team = self.tile, state.team
+        tile, group = self.tile, state.group
         max_entries = self.selection.max_entries(tile)
         if (phase > 0) & (phase % self.selection.sync_phases == 0):
             full = Boolean(False)
             # The lane that appended last sees that the buffer is full, whatever the others see.
-            if team.lane == 0:
+            if group.lane == 0:
                 for number in cutlass.range_constexpr(tile.group_queries):
-                    full = full | (add(state.query(number).shared.cells, OFFERED, 0) > max_entries)
-            threads = team.config.threads
-            if ptx.barrier_cta_red(full, team.barrier, "or", thread_count=threads):
+                    full = full | (
+                        fetch_add(state.query(number).shared.counters, APPENDED, 0) > max_entries
+                    )
+            threads = group.tile.threads
+            if ptx.barrier_cta_red(full, group.barrier, "or", thread_count=threads):
                 self._make_room(state)
 
     @cute.jit
@@ -115,23 +125,23 @@ class TopkVisitor:
         """Reduce full buffers, which were written before the last barrier, to their best."""
         max_entries = self.selection.max_entries(self.tile)
         for number in cutlass.range(self.tile.group_queries, unroll=1):
-            cta = state.query(number)
-            entries = cta.shared.cells[OFFERED]
+            group = state.query(number)
+            entries = group.shared.counters[APPENDED]
             if entries > max_entries:
-                keep_best(cta, entries, cta.shared.threshold[0], state.out.top_k)
-        state.team.meet()  # counts are read before anyone appends
+                keep_best(group, entries, group.shared.threshold[0], state.out.top_k)
+        state.group.sync()  # counts are read before anyone appends
 
     @cute.jit
     def end(self, state: TopkState, scheduler: TileScheduler) -> None:
         """Select the best keys of each query, and write them."""
-        state.team.meet()
+        state.group.sync()
         for number in cutlass.range(self.tile.group_queries, unroll=1):
-            cta = state.query(number)
-            entries = cta.shared.cells[OFFERED]
+            group = state.query(number)
+            entries = group.shared.counters[APPENDED]
             if entries > state.out.top_k:
-                low = cta.shared.threshold[0]
-                select_in_cta(cta, entries, low, Uint64(MOST), state.out.top_k)
+                low = group.shared.threshold[0]
+                select_in_group(group, entries, low, Uint64(MAX_KEY), state.out.top_k)
             if state.first + number < scheduler.num_queries:
                 query = scheduler.first_query + state.first + number
                 seen = key_range(self.variant, state.ranges, query, scheduler.num_keys)
-                write(cta, state.out, scheduler, query, seen, self.selection.whole)
+                write(group, state.out, scheduler, query, seen, self.selection.whole)
