@@ -5,12 +5,14 @@ from nvfp4_kernels.dispatch import KernelTable, Mode
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 32  # the largest block of a format
 MAX_TOP_K = 4096
+# Architecture families with instructions that convert to E2M1 (PTX ISA, cvt.e2m1x2).
+E2M1_CONVERSION_FAMILIES = {"sm_100"}
 
 _FORMATS: tuple[Mode, ...] = ("nvfp4", "mxfp4", "fp8", "bf16")
 
 
 def _table(name: str, *modes: Mode, **gpus: tuple[str, str]) -> KernelTable:
-    """``gpus``: kernels by architecture."""
+    """Kernel table of an op: the reference for ``modes``, and kernels by architecture family."""
     target = f"nvfp4_kernels.indexer.reference:{name}"
     kernels = {("cpu", mode): ("reference", target) for mode in modes}
     kernels |= {(arch, mode): gpu for arch, gpu in gpus.items() for mode in modes}
@@ -18,15 +20,18 @@ def _table(name: str, *modes: Mode, **gpus: tuple[str, str]) -> KernelTable:
 
 
 def _cache_table(name: str, kernel: str) -> KernelTable:
+    """Kernel table of an op of the cache, one kernel for all families."""
     found = kernel, f"nvfp4_kernels.indexer.vectors.launch:{name}"
     return _table(name, *_FORMATS, sm_90=found, sm_100=found)
 
 
 def _logits(name: str) -> tuple[str, str]:
+    """Variant and target of a kernel that stores logits."""
     return "IndexerLogitsSm100", f"nvfp4_kernels.indexer.sm100.launch_logits:{name}"
 
 
 def _score_topk(name: str) -> tuple[str, str]:
+    """Variant and target of a kernel that scores and chooses."""
     return "IndexerScoreTopkSm100", f"nvfp4_kernels.indexer.sm100.best_keys.launch:{name}"
 
 

@@ -36,9 +36,9 @@ class TopkArguments(NamedTuple):
         starts: int32 [rows], first column of each row; null: 0.
         indices: int32 [rows, top_k], result.
         valid: int32 [rows], how many of each row's ``indices`` are chosen; −1 follows.
-        rows: rows of the launch.
         stride: elements from one row to the next.
         top_k: columns to choose.
+        rows: rows of the launch.
     """
 
     logits: cute.Pointer
@@ -47,9 +47,9 @@ class TopkArguments(NamedTuple):
     starts: cute.Pointer
     indices: cute.Pointer
     valid: cute.Pointer
-    rows: Int32
     stride: Int64
     top_k: Int32
+    rows: Int32
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,9 @@ def _topk(
             starts=starts,
             indices=indices,
             valid=valid,
-            rows=rows,
             stride=logits.stride(0),
             top_k=top_k,
+            rows=rows,
         )
         launch(IndexerTopk(tile, starts is not None, ids is not None), arguments)
     return indices, valid
