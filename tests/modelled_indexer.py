@@ -111,8 +111,15 @@ class Modeller:
 
         from nvfp4_kernels.compile import launch
         from nvfp4_kernels.indexer.formats import format_of
-        from nvfp4_kernels.indexer.sm100.kernel import ScorerSm100
+        from nvfp4_kernels.indexer.sm100.kernel import (
+            IndexerLogitsSm100,
+            LogitsArguments,
+            ScoreArguments,
+        )
+        from nvfp4_kernels.indexer.sm100.operands import PageTable
+        from nvfp4_kernels.indexer.sm100.scheduler import KeyRanges, Sizes
         from nvfp4_kernels.indexer.sm100.variant import Variant
+        from nvfp4_kernels.indexer.sm100.weights import HeadWeights
 
         fmt, pages = format_of(shape.fmt), -(-shape.keys // PAGE)
         q, *scales = fmt.empty(torch.empty(0), (shape.queries, shape.heads), shape.head_dim)
@@ -133,11 +140,23 @@ class Modeller:
         self._gpu.finished = finished
         fp8 = shape.fmt == "fp8"
         factors = scales[0] if scales else None
-        launch(
-            ScorerSm100(tile, Variant(PAGE, query_factors=fp8)), q, None if fp8 else factors, cache,
-            cache[:, PAGE * fmt.data_bytes(shape.head_dim) :], weights, factors if fp8 else None,
-            None, ends, table, out, cache.stride(0), pages, pages, 1, shape.queries, shape.keys, 1,
-        )  # fmt: skip
+        inputs = ScoreArguments(
+            q=q,
+            k=cache,
+            q_scales=None if fp8 else factors,
+            page_table=PageTable(
+                table=table,
+                table_stride=pages,
+                pages=pages,
+                stride=cache.stride(0),
+                k_scales=cache[:, PAGE * fmt.data_bytes(shape.head_dim) :],
+            ),
+            weights=HeadWeights(weights=weights, query_factors=factors if fp8 else None),
+            ranges=KeyRanges(begins=None, ends=ends),
+            sizes=Sizes(sequences=1, queries=shape.queries, keys=shape.keys, splits=1),
+        )
+        kernel = IndexerLogitsSm100(tile, Variant(PAGE, query_factors=fp8))
+        launch(kernel, LogitsArguments(inputs=inputs, out=out))
         self._gpu.memory.clear()
         return found[0]
 
@@ -176,7 +195,8 @@ def report(modeller: Modeller, name: str, shape: Shape) -> None:
         tiles = math.ceil(math.ceil(shape.keys / KEYS) / splits)
         seconds = (fixed + tiles * each) / CLOCK
     limits = ", ".join(f"{unit} {1e6 * least:.1f}" for unit, least in shape.limits().items())
-    words = f"{tile.group_queries}×{tile.groups} queries, {tile.turns} turns, {splits} splits"
+    queries = f"{tile.group_queries}×{tile.groups} queries"
+    words = f"{queries}, {tile.pingpong} ping-pong sets, {splits} splits"
     print(
         f"{shape.fmt:6} {name:22} {1e6 * seconds:9.1f} us, least: {limits}; {words}, "
         f"{ctas} CTAs of {fixed:.0f} + {each:.0f} cycles per tile",

@@ -25,10 +25,12 @@ HEAD_DIM = 64
 Row = NDArray[np.float32]
 
 
-def chosen(tile: ScoreTile, room: int, laps: int = 1, words: int = 256, splits: int = 1) -> Choice:
-    """A choice of so many splits; several do not see the whole of any row."""
-    selection = Selection(room, laps, words, whole=splits == 1)
-    return Choice(replace(tile, consumer_bytes=selection.shared_bytes(tile)), selection, splits)
+def chosen(
+    tile: ScoreTile, capacity: int, sync_phases: int = 1, words: int = 256, splits: int = 1
+) -> Choice:
+    """Choice of a tile with as many splits; one of several does not see all keys of a row."""
+    selection = Selection(capacity, sync_phases, words, whole=splits == 1)
+    return Choice(replace(tile, visitor_bytes=selection.shared_bytes(tile)), selection, splits)
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Use:
     def __call__(self, problem: ScoreProblem, top_k: int, sms: int) -> Choice:
         tile = self.choice.tile
         assert (problem.fmt, problem.head_dim) == (tile.fmt, tile.head_dim)
-        assert problem.heads == tile.heads
-        assert top_k <= self.choice.selection.most(tile)
+        assert problem.num_heads == tile.num_heads
+        assert top_k <= self.choice.selection.max_entries(tile)
         return self.choice
 
 

@@ -53,7 +53,7 @@ class Chosen:
 
     def __call__(self, problem: ScoreProblem, sms: int) -> tuple[ScoreTile, int]:
         assert (problem.fmt, problem.head_dim) == (self.tile.fmt, self.tile.head_dim)
-        assert problem.heads == self.tile.heads
+        assert problem.num_heads == self.tile.num_heads
         return self.tile, self.splits
 
     def use(self, patch: pytest.MonkeyPatch) -> None:

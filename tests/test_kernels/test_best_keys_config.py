@@ -39,13 +39,13 @@ def test_everything_fits(head_dim: int, top_k: int) -> None:
         if (fmt, head_dim, heads > 64, top_k) == ("bf16", 256, True, MOST):
             continue  # refused, see below
         tile, selection = _parts(chosen(fmt, head_dim, heads, 1, queries, 5000, top_k))
-        used = tile.fixed_bytes + tile.consumer_bytes + tile.stages * tile.stage_bytes
+        used = tile.fixed_bytes + tile.visitor_bytes + tile.stages * tile.stage_bytes
         assert used <= SHARED
         assert tile.stages >= 2
-        assert tile.consumer_bytes >= 8 * tile.queries * selection.room
-        assert selection.most(tile) >= top_k
+        assert tile.visitor_bytes >= 8 * tile.queries * selection.capacity
+        assert selection.max_entries(tile) >= top_k
         assert tile.queries < 2 * queries or tile.queries == 1
-        assert selection.words % selection.team(tile).threads == 0
+        assert selection.words % selection.topk_tile(tile).threads == 0
 
 
 def _parts(choice: Choice) -> tuple[ScoreTile, Selection]:
@@ -58,16 +58,16 @@ def test_what_does_not_fit() -> None:
     assert choose_config(problem, 2048, SMS) is not None
 
 
-@pytest.mark.parametrize("turns", [1, 2])
-@pytest.mark.parametrize("laps", [1, 2, 4])
-def test_no_more_arrive_between_meetings(turns: int, laps: int) -> None:
+@pytest.mark.parametrize("pingpong", [1, 2])
+@pytest.mark.parametrize("sync_phases", [1, 2, 4])
+def test_no_more_are_appended_between_checks(pingpong: int, sync_phases: int) -> None:
     """However many key tiles there are; every one brings as many candidates as it has keys."""
-    tile = ScoreTile("nvfp4", 128, 64, turns=turns)
-    bound = Selection(4096, laps, 256, True).arriving(tile)
-    reached, lap = 0, tile.accumulators
+    tile = ScoreTile("nvfp4", 128, 64, pingpong=pingpong)
+    bound = Selection(4096, sync_phases, 256, True).max_appended(tile)
+    reached, phase = 0, tile.accumulators
     for tiles in range(1, 50):
-        meetings = list(range(lap * laps, tiles, lap * laps))
-        ends = itertools.pairwise([0, *meetings, tiles])
+        checks = list(range(phase * sync_phases, tiles, phase * sync_phases))
+        ends = itertools.pairwise([0, *checks, tiles])
         reached = max(reached, max(KEYS * (end - begin) for begin, end in ends))
     assert reached == bound
 

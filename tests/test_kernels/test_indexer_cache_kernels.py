@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import indexer_gather_k, indexer_quantize_q, indexer_store_k
+from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.indexer.formats import Format, format_of
 from nvfp4_kernels.indexer.vectors.layout import alignment
-from tests.emulator import STANDARD
+from tests import devices
+from tests.emulator import EAGER, STANDARD
 from tests.test_kernels.bits import check_equal
 from tests.test_kernels.indexer_oracle import FORMATS, quantize
 
@@ -86,7 +88,7 @@ def test_rounding(
     """All sixteenths up to 6, and what lies just beside the ties, in blocks whose scale is 1."""
     kernel = importlib.import_module("nvfp4_kernels.indexer.vectors.launch")
     if not native or op_device.type == "cpu":
-        monkeypatch.setattr(kernel, "_native", lambda x: native)
+        monkeypatch.setattr(kernel, "_converts_e2m1", lambda x: native)
     elif torch.cuda.get_device_capability()[0] < 10:
         pytest.skip("converts in software")
     x = torch.arange(-96, 97).float() / 16
@@ -99,6 +101,14 @@ def test_rounding(
         q.bfloat16().to(op_device), fmt, None if scale is None else scale.to(op_device)
     )
     check_equal([data], [expected])
+
+
+@pytest.mark.parametrize(("arch", "native"), [("sm_90", False), ("sm_100", True), ("sm_103", True)])
+def test_families_that_convert_to_e2m1(arch: str, native: bool) -> None:
+    devices.cutlass_or_skip()
+    with devices.emulated_ops(EAGER), standing_in("cpu", arch):
+        kernel = importlib.import_module("nvfp4_kernels.indexer.vectors.launch")
+        assert kernel._converts_e2m1(torch.zeros(1)) is native
 
 
 def indexer_quantize_q_on_cpu(q: Tensor, fmt: Format, scale: Tensor | None) -> list[Tensor]:

@@ -21,7 +21,7 @@ from tests.test_kernels.test_mutations_sm100 import Patch, changed, without
 
 # Rings and accumulators go round more than once; two words of scales, two groups of rows.
 NVFP4 = Chosen(ScoreTile("nvfp4", 128, 20, 1, 2, doubled=5, max_stages=3))
-FP8 = Chosen(ScoreTile("fp8", 64, 8, 2, 1, turns=2, max_stages=3))
+FP8 = Chosen(ScoreTile("fp8", 64, 8, 2, 1, pingpong=2, max_stages=3))
 # One sequence has key tiles that the other lacks.
 CASE = {"lens": ((650, 649), (100, 70)), "next_n": 2, "block_size": 64}
 NAN_KEY = 5
@@ -76,9 +76,14 @@ def codes_as_integers(patch: pytest.MonkeyPatch) -> None:
 
 
 def query_nibbles_swapped(patch: pytest.MonkeyPatch) -> None:
-    op = import_module("nvfp4_kernels.indexer.sm100.launch")
+    op = import_module("nvfp4_kernels.indexer.sm100.launch_logits")
     given = op.launch
-    patch.setattr(op, "launch", lambda kernel, q, *rest: given(kernel, q >> 4 | q << 4, *rest))
+
+    def launch(kernel: Any, arguments: Any) -> None:
+        q = arguments.inputs.q
+        given(kernel, arguments._replace(inputs=arguments.inputs._replace(q=q >> 4 | q << 4)))
+
+    patch.setattr(op, "launch", launch)
 
 
 def copies_not_waited_for(patch: pytest.MonkeyPatch) -> None:
@@ -106,7 +111,7 @@ MISTAKES = {
         "wrong numbers",
     ),
     "scales of the key tile before": Mistake(
-        with_arguments("scales.ScaleLoader", "_copy", lambda a, p, w, i, *r: (a, p, w, i - 1, *r)),
+        with_arguments("scales.ScaleLoader", "_copy", lambda a, p, s, i, *r: (a, p, s, i - 1, *r)),
         "",
     ),
     "signs of scales left": Mistake(
@@ -122,30 +127,30 @@ MISTAKES = {
         "wrong numbers",
     ),
     "weights of another query": Mistake(
-        with_arguments("weights.WeightLoader", "run", lambda g, w, first: (g, w, first + 1)),
+        with_arguments("weights.WeightLoader", "run", lambda w, s, first: (w, s, first + 1)),
         "wrong numbers",
     ),
     "factor of another key": Mistake(
         with_arguments(
             "epilogue.Epilogue",
             "_factor",
-            lambda f, b, i, place, leader: (f, b, i, replace(place, warp=place.warp ^ 1), leader),
+            lambda f, b, i, coord, leader: (f, b, i, replace(coord, warp=coord.warp ^ 1), leader),
         ),
         "wrong numbers",
         FP8,
     ),
     "a key too many is seen": Mistake(
-        with_result("logits", "range_of", lambda seen: replace(seen, end=seen.end + 1)),
+        with_result("logits", "key_range", lambda seen: replace(seen, end=seen.end + 1)),
         "wrong numbers",
     ),
-    "hidden key tiles left": Mistake(
-        replaced("logits.LogitRows", "_hide", nothing), "wrong numbers"
+    "masked key tiles left": Mistake(
+        replaced("logits.LogitsVisitor", "_store_masked", nothing), "wrong numbers"
     ),
     "scales read behind a context": Mistake(
         with_arguments(
             "scales.ScaleLoader",
             "_copy",
-            lambda a, p, work, *r: (a, p, replace(work, end=work.columns + 99), *r),
+            lambda a, p, s, *r: (a, p, replace(s, key_end=s.num_keys + 99), *r),
         ),
         "OutOfBounds",
     ),
@@ -175,7 +180,7 @@ MISTAKES = {
 def problem_of(chosen: Chosen) -> Problem:
     """One key has a NaN of negative sign for a scale."""
     tile = chosen.tile
-    problem = Case(**CASE, heads=tile.heads, head_dim=tile.head_dim).problem(tile.fmt)
+    problem = Case(**CASE, heads=tile.num_heads, head_dim=tile.head_dim).problem(tile.fmt)
     if tile.fmt == "nvfp4":
         keys = problem.keys[0]
         assert keys.scales is not None

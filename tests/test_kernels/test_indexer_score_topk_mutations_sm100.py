@@ -21,10 +21,10 @@ from tests.test_kernels.test_mutations_sm100 import Patch, without
 
 TOP_K = 100
 WHOLE = chosen(ScoreTile("bf16", HEAD_DIM, 2, group_queries=2, groups=2), 640, words=128)
-TURNS = chosen(ScoreTile("bf16", HEAD_DIM, 2, turns=2), 640)
-SPLIT = chosen(ScoreTile("bf16", HEAD_DIM, 2, turns=2), 640, splits=3)
+PINGPONG = chosen(ScoreTile("bf16", HEAD_DIM, 2, pingpong=2), 640)
+SPLIT = chosen(ScoreTile("bf16", HEAD_DIM, 2, pingpong=2), 640, splits=3)
 LONG = chosen(ScoreTile("bf16", HEAD_DIM, 2), 640, words=128)
-CHOICES = {"whole": WHOLE, "turns": TURNS, "split": SPLIT, "long": LONG}
+CHOICES = {"whole": WHOLE, "pingpong": PINGPONG, "split": SPLIT, "long": LONG}
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ def nothing(*arguments: Any) -> None:
     """Does what a mistaken kernel does instead."""
 
 
-MEETING = {
-    "open", "close", "_make_room", "_write_in_order", "keep_best", "narrow", "settle",
-    "sum_before_in_cta",
+SYNCHRONISING = {
+    "begin", "end", "_make_room", "_write_in_order", "keep_best", "histogram_pass", "rank_ties",
+    "group_exclusive_sum",
 }  # fmt: skip
-CONSUMER = "indexer.sm100.best_keys.consumer"
-BEST_KEYS = f"{CONSUMER}:BestKeys"
-KEPT = "indexer.sm100.best_keys.candidates:Kept"
+VISITOR = "indexer.sm100.best_keys.visitor"
+TOPK_VISITOR = f"{VISITOR}:TopkVisitor"
+STATE = "indexer.sm100.best_keys.candidates:TopkState"
 RESULT = "indexer.sm100.best_keys.result"
 
 
@@ -81,9 +81,9 @@ def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
     keys = import_module("nvfp4_kernels.indexer.topk.keys")
 
     def key_of(value: Any, column: Any) -> Any:
-        return (Uint64(keys.ordered(value)) << 32) | Uint64(column.bitcast(Uint32))
+        return (Uint64(keys.order_bits(value)) << 32) | Uint64(column.bitcast(Uint32))
 
-    replaced(CONSUMER, "key_of", key_of)(patch)
+    replaced(VISITOR, "key_of", key_of)(patch)
     replaced(RESULT, "column_of", lambda key: Uint32(key))(patch)
 
 
@@ -99,31 +99,31 @@ def one_key_later(patch: pytest.MonkeyPatch) -> None:
     from cutlass import Uint64
 
     def make(given: Any) -> Any:
-        def keep_best(cta: Any, *rest: Any) -> None:
-            cta.shared.threshold.store(given(cta, *rest) + (Uint64(1) << 32))
+        def keep_best(group: Any, *rest: Any) -> None:
+            group.shared.threshold.store(given(group, *rest) + (Uint64(1) << 32))
 
         return keep_best
 
-    swapped(CONSUMER, "keep_best", make)(patch)
+    swapped(VISITOR, "keep_best", make)(patch)
 
 
-def without_meeting(method: str) -> Patch:
-    """Leaves out where a method of ``BestKeys`` itself, or a function, has its threads meet."""
+def without_sync(method: str) -> Patch:
+    """Leave out the barriers of a method of ``TopkVisitor`` itself, or of a function."""
 
     def make(given: Any) -> Any:
-        def meet(cta: Any) -> None:
+        def sync(group: Any) -> None:
             if _caller() != method:
-                given(cta)
+                given(group)
 
-        return meet
+        return sync
 
-    return swapped("indexer.topk.shared:Cta", "meet", make)
+    return swapped("indexer.topk.shared:ThreadGroup", "sync", make)
 
 
 def _caller() -> str:
-    """The nearest function that has its threads meet; bodies of its loops are functions as well."""
+    """Nearest function that synchronises; bodies of its loops are functions as well."""
     frame: Any = sys._getframe(2)
-    while frame.f_code.co_name not in MEETING:
+    while frame.f_code.co_name not in SYNCHRONISING:
         frame = frame.f_back
     return frame.f_code.co_name
 
@@ -133,68 +133,77 @@ MISTAKES = {
     "a threshold one too high": Mistake(one_key_later, ""),
     "one key too few is kept": Mistake(
         with_arguments(
-            "indexer.topk.select", "settle", lambda c, e, lo, hi, n, *r: (c, e, lo, hi, n - 1, *r)
+            "indexer.topk.select",
+            "rank_ties",
+            lambda g, e, lo, hi, n, *r: (g, e, lo, hi, n - 1, *r),
         ),
         "",
     ),
-    "NaN as it comes": Mistake(replaced(CONSUMER, "known", lambda value: value), "wrong keys"),
-    "no meetings": Mistake(replaced(BEST_KEYS, "meet", nothing), ""),
-    "a meeting without waiting": Mistake(alone, ""),
-    "meetings too rarely": Mistake(
+    "NaN as it comes": Mistake(
+        replaced(VISITOR, "nan_to_lowest", lambda value: value), "wrong keys"
+    ),
+    "buffers never checked": Mistake(replaced(TOPK_VISITOR, "begin_phase", nothing), ""),
+    "a check without waiting": Mistake(alone, ""),
+    "buffers checked too rarely": Mistake(
         swapped(
-            "indexer.sm100.best_keys.tile:Selection", "arriving", lambda given: lambda *_: -512
+            "indexer.sm100.best_keys.tile:Selection", "max_appended", lambda given: lambda *_: -512
         ),
         "",
-        "turns",
+        "pingpong",
     ),
-    "no waiting before appending": Mistake(without_meeting("open"), ""),
-    "no waiting while counts are read": Mistake(without_meeting("_make_room"), "DataRace"),
-    "no waiting before the last choice": Mistake(without_meeting("close"), "DataRace"),
-    "no waiting for the bitmap": Mistake(without_meeting("_write_in_order"), "DataRace"),
+    "no waiting before appending": Mistake(without_sync("begin"), ""),
+    "no waiting while counts are read": Mistake(without_sync("_make_room"), "DataRace"),
+    "no waiting before the last choice": Mistake(without_sync("end"), "DataRace"),
+    "no waiting for the bitmap": Mistake(without_sync("_write_in_order"), "DataRace"),
     "a neighbour's candidates": Mistake(
-        with_arguments(KEPT, "of", lambda self, number: (self, number * 0)), ""
+        with_arguments(STATE, "query", lambda self, number: (self, number * 0)), ""
     ),
     "a neighbour's range": Mistake(
-        with_arguments(BEST_KEYS, "_seen", lambda s, o, r, w, n: (s, o, r, w, n + 1)), "wrong keys"
+        with_arguments(TOPK_VISITOR, "_seen", lambda s, o, r, w, n: (s, o, r, w, n + 1)),
+        "wrong keys",
     ),
     "another group's memory": Mistake(
         with_arguments(
-            CONSUMER,
-            "team_of",
-            lambda t, s, m, place: (t, s, m, replace(place, group=place.group * 0)),
+            VISITOR,
+            "thread_group",
+            lambda t, s, m, coord: (t, s, m, replace(coord, group=coord.group * 0)),
         ),
         "",
     ),
-    "threads of one turn counted for all": Mistake(
-        with_result(CONSUMER, "team_of", lambda team: replace(team, thread=team.thread % 128)),
+    "threads of one ping-pong set counted for all": Mistake(
+        with_result(
+            VISITOR, "thread_group", lambda group: replace(group, thread=group.thread % 128)
+        ),
         "",
-        "turns",
+        "pingpong",
     ),
     "memory not cleared": Mistake(
         swapped(
-            CONSUMER,
-            "team_of",
+            VISITOR,
+            "thread_group",
             lambda given: lambda *args: replace(given(*args), thread=given(*args).thread + 5),
         ),
         "UninitialisedRead",
-        "turns",
+        "pingpong",
     ),
     "keys behind a context": Mistake(
-        with_result(CONSUMER, "range_of", lambda seen: replace(seen, end=seen.end + 1)),
+        with_result(VISITOR, "key_range", lambda seen: replace(seen, end=seen.end + 1)),
         "wrong keys",
         "long",
     ),
     "a row of one key too many is not scored": Mistake(
-        with_result(BEST_KEYS, "least", lambda least: least + 1), "", "split"
+        with_result(TOPK_VISITOR, "min_keys", lambda keys: keys + 1), "", "split"
     ),
     "rows that need none are scored": Mistake(
-        with_result(BEST_KEYS, "least", lambda least: least - 1), "OutOfBounds", "nvfp4"
+        with_result(TOPK_VISITOR, "min_keys", lambda keys: keys - 1), "OutOfBounds", "nvfp4"
     ),
     "no offset of a split": Mistake(
         swapped(
             RESULT,
             "candidates_before",
-            lambda given: lambda work, seen, split, *rest: given(work, seen, split * 0, *rest),
+            lambda given: (
+                lambda scheduler, seen, split, *rest: given(scheduler, seen, split * 0, *rest)
+            ),
         ),
         "",
         "split",
@@ -203,20 +212,22 @@ MISTAKES = {
         swapped(
             RESULT,
             "candidates_before",
-            lambda given: lambda work, seen, split, *rest: given(work, seen, split - 1, *rest),
+            lambda given: (
+                lambda scheduler, seen, split, *rest: given(scheduler, seen, split - 1, *rest)
+            ),
         ),
         "",
         "split",
     ),
     "positions in the place of keys": Mistake(
         with_arguments(
-            "indexer.topk.result:Result", "put", lambda r, c, p: (replace(r, names=None), c, p)
+            "indexer.topk.result:TopkResult", "store", lambda r, c, p: (replace(r, ids=None), c, p)
         ),
         "wrong keys",
         "split",
     ),
     "bitmaps run into one another": Mistake(
-        with_result(RESULT, "sum_before_in_cta", lambda sums: (sums[0], sums[1] * 0)), "", "long"
+        with_result(RESULT, "group_exclusive_sum", lambda sums: (sums[0], sums[1] * 0)), "", "long"
     ),
     "no dependency wait": Mistake(
         without("griddepcontrol", lambda action: str(action) == "wait"),
@@ -251,7 +262,7 @@ def _run(on: str, gpu: Any) -> None:
     ties = topk_cases.some(rng, topk_cases.normal(rng, 1300).round(1), float("nan"))
     other = {
         "whole": topk_cases.normal(rng, 300),
-        "turns": np.arange(2600, dtype=np.float32),
+        "pingpong": np.arange(2600, dtype=np.float32),
         "split": topk_cases.normal(rng, 101),
         "long": topk_cases.normal(rng, 4700),
     }

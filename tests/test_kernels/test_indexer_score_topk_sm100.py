@@ -60,13 +60,13 @@ def test_128k_keys(op_device: torch.device) -> None:
 
 # --- values, with buffers that overflow -----------------------------------------------------------
 
-# 2600 scores and room for 640 candidates, of which 512 may come between meetings.
+# 2600 scores and buffers of 640 candidates, of which 512 may be appended between checks.
 LENGTH, TOP_K = 2600, 100
-ROOM = 640
+CAPACITY = 640
 TILE = ScoreTile("bf16", HEAD_DIM, 2)
-TURNS = ScoreTile("bf16", HEAD_DIM, 2, turns=2)
+PINGPONG = ScoreTile("bf16", HEAD_DIM, 2, pingpong=2)
 GROUPS = ScoreTile("bf16", HEAD_DIM, 2, group_queries=2, groups=2)
-OVERFLOWS = {"turns": chosen(TURNS, ROOM), "splits": chosen(TILE, ROOM, splits=3)}
+OVERFLOWS = {"pingpong": chosen(PINGPONG, CAPACITY), "splits": chosen(TILE, CAPACITY, splits=3)}
 VALUES = [
     "all equal", "ascending", "descending", "few values", "both zeros", "some NaN",
     "some infinite", "mostly NaN", "mostly -inf", "nothing but NaN and -inf", "nothing but inf",
@@ -80,7 +80,7 @@ SPLIT_VALUES = ["all equal", "ascending", "some NaN", "nothing but NaN and -inf"
 @ONE_SCHEDULE
 @pytest.mark.parametrize(
     ("on_what", "name"),
-    [("turns", name) for name in VALUES] + [("splits", name) for name in SPLIT_VALUES],
+    [("pingpong", name) for name in VALUES] + [("splits", name) for name in SPLIT_VALUES],
 )
 def test_values(on_what: str, name: str, op_device: torch.device, monkeypatch: Patch) -> None:
     use(monkeypatch, OVERFLOWS[on_what])
@@ -93,7 +93,7 @@ def some_rows(*lengths: int) -> list[topk_cases.Row]:
     return [topk_cases.normal(rng, length).round(1) for length in lengths]
 
 
-@pytest.mark.parametrize("on_what", ["turns", "splits"])
+@pytest.mark.parametrize("on_what", ["pingpong", "splits"])
 def test_every_schedule(on_what: str, op_device: torch.device, monkeypatch: Patch) -> None:
     use(monkeypatch, OVERFLOWS[on_what])
     run_paged(scored(some_rows(900), TOP_K), op_device)
@@ -105,7 +105,7 @@ def test_queries_of_a_group(
     splits: int, next_n: int, op_device: torch.device, monkeypatch: Patch
 ) -> None:
     """Neighbours choose opposite keys; the last group lacks queries."""
-    use(monkeypatch, chosen(GROUPS, ROOM, splits=splits))
+    use(monkeypatch, chosen(GROUPS, CAPACITY, splits=splits))
     run_paged(scored(some_rows(1100, 200), TOP_K, next_n), op_device)
 
 
@@ -116,14 +116,14 @@ LENGTHS = (0, 1, 100, 101, 128, 129, 256, 257, 513)
 @ONE_SCHEDULE
 @pytest.mark.parametrize("splits", [1, 4])
 def test_lengths(splits: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    use(monkeypatch, chosen(TURNS, ROOM, splits=splits))
+    use(monkeypatch, chosen(PINGPONG, CAPACITY, splits=splits))
     run_paged(scored(some_rows(*LENGTHS), TOP_K), op_device)
 
 
 @ONE_SCHEDULE
 @pytest.mark.parametrize("top_k", [1, 127, 128, 129])
 def test_top_k(top_k: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    use(monkeypatch, chosen(TURNS, 768, splits=2))
+    use(monkeypatch, chosen(PINGPONG, 768, splits=2))
     run_paged(scored(some_rows(128, 129, 1300), top_k), op_device)
 
 
@@ -133,7 +133,7 @@ def test_windows(splits: int, op_device: torch.device, monkeypatch: Patch) -> No
     """Queries of one CTA see overlapping, distant, few or no keys of the same row."""
     fmt, heads, count, keys, top_k = "nvfp4", 4, 9, 1300, 60
     tile = ScoreTile(fmt, HEAD_DIM, heads, 2, 2, doubled=5)
-    use(monkeypatch, chosen(tile, ROOM, words=128, splits=splits))
+    use(monkeypatch, chosen(tile, CAPACITY, words=128, splits=splits))
     rng = np.random.default_rng(1)
     q, k = grid(fmt, rng, count, heads, HEAD_DIM), grid(fmt, rng, keys, HEAD_DIM)
     weights = rng.integers(-3, 4, size=(count, heads)).astype(np.float64)
@@ -154,8 +154,8 @@ def test_windows(splits: int, op_device: torch.device, monkeypatch: Patch) -> No
 def test_a_longer_row(
     splits: int, length: int, op_device: torch.device, monkeypatch: Patch
 ) -> None:
-    """Put in order 4096 keys at a time; meetings every other lap."""
-    use(monkeypatch, chosen(TILE, 2048, laps=2, words=128, splits=splits))
+    """Ordered 4096 keys at a time; buffers are checked every other phase."""
+    use(monkeypatch, chosen(TILE, 2048, sync_phases=2, words=128, splits=splits))
     run_paged(scored(some_rows(length), 1000), op_device)
 
 
@@ -173,7 +173,7 @@ def test_short_rows_are_not_scored(splits: int, monkeypatch: Patch) -> None:
     """Their pages are not looked up; others of the launch are scored."""
     with devices.emulated_ops(EAGER) as gpu:
         tile = ScoreTile("nvfp4", HEAD_DIM, 8, 1, 2, doubled=5)
-        use(monkeypatch, chosen(tile, ROOM, splits=splits))
+        use(monkeypatch, chosen(tile, CAPACITY, splits=splits))
         case = Case(((80, 100), (50, 101)), heads=8, next_n=2, block_size=64, top_k=100)
         problem = case.problem("nvfp4")
         arguments = problem.paged()
@@ -191,10 +191,10 @@ def test_short_rows_are_not_scored(splits: int, monkeypatch: Patch) -> None:
 
 def test_no_logits_in_global_memory(monkeypatch: Patch) -> None:
     with devices.emulated_ops(EAGER) as gpu:
-        use(monkeypatch, chosen(TURNS, ROOM))
+        use(monkeypatch, chosen(PINGPONG, CAPACITY))
         run_paged(scored(some_rows(2000, 1000), TOP_K), torch.device("cpu"))
         assert gpu.launches[-1].counters.nbytes["global write"] == 2 * 4 * (TOP_K + 1)
-        use(monkeypatch, chosen(TURNS, ROOM, splits=4))
+        use(monkeypatch, chosen(PINGPONG, CAPACITY, splits=4))
         run_paged(scored(some_rows(2000, 1000), TOP_K), torch.device("cpu"))
         written = gpu.launches[-2].counters.nbytes["global write"]
         assert written == 2 * 4 * (4 * 2 * TOP_K + 1)

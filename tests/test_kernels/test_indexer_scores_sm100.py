@@ -102,14 +102,14 @@ def test_prefill(
 
 # --- the ring and the accumulators go round, keys are split ---------------------------------------
 
-TURNS = Chosen(ScoreTile("nvfp4", 64, 16, 1, 1, turns=2, doubled=5, max_stages=3), 2)
+PINGPONG = Chosen(ScoreTile("nvfp4", 64, 16, 1, 1, pingpong=2, doubled=5, max_stages=3), 2)
 GROUPS = Chosen(ScoreTile("fp8", 64, 8, 2, 3, max_stages=2))
 MANY = Chosen(ScoreTile("mxfp4", 128, 16, 1, 2, doubled=8, max_stages=4), 7)
 LONG = Case(((1300,), (0,), (700,)), heads=16, block_size=64)
 
 
 def test_every_schedule_paged(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    TURNS.use(monkeypatch)
+    PINGPONG.use(monkeypatch)
     run_paged(LONG.problem("nvfp4"), op_device)
 
 
@@ -228,7 +228,9 @@ def test_errors(op_device: torch.device) -> None:
     arguments = on(op_device, problem.paged())
     shifted = torch.zeros(arguments["cache"].numel() + 8, dtype=torch.uint8, device=op_device)
     moved = shifted[8:].view(arguments["cache"].shape)
-    with pytest.raises(InvalidArgument, match="cache: starts 8 bytes after a multiple of 16"):
+    with pytest.raises(
+        InvalidArgument, match="cache: is misaligned by 8 bytes, must be 16-byte aligned"
+    ):
         indexer_logits_paged(**arguments | {"cache": moved})
     arguments = on(op_device, Case(((20,),), heads=0).problem("nvfp4").contiguous())
     with pytest.raises(InvalidArgument, match="q: has 0 heads"):

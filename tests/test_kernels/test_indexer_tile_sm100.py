@@ -83,10 +83,10 @@ def test_queries_share_keys_as_far_as_there_are_any() -> None:
     assert [counts[128, n] for n in (1, 2, 3, 100)] == [1, 1, 1, 1]
 
 
-def test_a_single_group_takes_turns_with_another() -> None:
-    assert chosen(128, 64)[0][0].turns == 2
-    assert chosen(128, 64, 3)[0][0].turns == 1
-    assert chosen(128, 128)[0][0].turns == 1  # registers
+def test_a_single_group_has_two_pingpong_sets() -> None:
+    assert chosen(128, 64)[0][0].pingpong == 2
+    assert chosen(128, 64, 3)[0][0].pingpong == 1
+    assert chosen(128, 128)[0][0].pingpong == 1  # registers
 
 
 def test_sms_are_kept_busy() -> None:

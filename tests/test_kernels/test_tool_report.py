@@ -277,9 +277,9 @@ def test_scores_in_words() -> None:
     assert describe_scorer(tile, ScoreVariant(64)) == (
         "nvfp4, 64 heads, D 128, 3×1 queries, pages of 64"
     )
-    tile = ScoreTile("fp8", 64, 8, group_queries=4, turns=2)
+    tile = ScoreTile("fp8", 64, 8, group_queries=4, pingpong=2)
     assert describe_scorer(tile, ScoreVariant()) == (
-        "fp8, 8 heads, D 64, 1×4 queries, 2 turns, in a row"
+        "fp8, 8 heads, D 64, 1×4 queries, 2 ping-pong sets, contiguous"
     )
 
 

@@ -14,8 +14,8 @@ from nvfp4_kernels.indexer.topk.tile import (
     MAX_COLUMNS,
     MAX_SHARED_BYTES,
     MAX_SLICE,
-    Config,
-    words_of,
+    TopkTile,
+    bitmap_words,
 )
 from tests import devices
 from tests.emulator import EAGER, STANDARD
@@ -41,16 +41,16 @@ Patch = pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("top_k", [100, 1000], ids=["sampled", "whole"])
 def test_values(name: str, top_k: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    """A sample tells the bound for few keys; for many, the buffer overflows, again and again."""
+    """A sample gives the threshold for few keys; for many, the buffer overflows repeatedly."""
     use(monkeypatch, PAIR)
     check(rows_of(ROWS[name], rows=1), ints(COLUMNS), top_k, op_device)
 
 
 @pytest.mark.parametrize("name", ["normal", "few values", "ascending", "mostly NaN", "hot"])
-@pytest.mark.parametrize("config", [ALONE, EIGHT], ids=["one CTA", "8 CTAs"])
-def test_clusters(name: str, config: Config, op_device: torch.device, monkeypatch: Patch) -> None:
-    use(monkeypatch, config)
-    columns = COLUMNS if config is ALONE else 20_000
+@pytest.mark.parametrize("tile", [ALONE, EIGHT], ids=["one CTA", "8 CTAs"])
+def test_clusters(name: str, tile: TopkTile, op_device: torch.device, monkeypatch: Patch) -> None:
+    use(monkeypatch, tile)
+    columns = COLUMNS if tile is ALONE else 20_000
     check(rows_of(ROWS[name], 1, columns), ints(columns), 200, op_device)
 
 
@@ -91,7 +91,7 @@ def test_rows_anywhere(apart: int, op_device: torch.device, monkeypatch: Patch) 
 
 
 def test_most_keys(op_device: torch.device, monkeypatch: Patch) -> None:
-    use(monkeypatch, Config(1024, 2, 5248, words_of(12_000, 2, 1024)))
+    use(monkeypatch, TopkTile(1024, 2, 5248, bitmap_words(12_000, 2, 1024)))
     check(rows_of(ROWS["normal"], 1, 12_000), ints(12_000), 4096, op_device)
 
 
@@ -102,11 +102,13 @@ def test_own_configuration(top_k: int, op_device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("name", ["normal", "descending"])
-def test_a_bound_that_is_too_high(name: str, op_device: torch.device, monkeypatch: Patch) -> None:
+def test_a_threshold_that_is_too_high(
+    name: str, op_device: torch.device, monkeypatch: Patch
+) -> None:
     """Reads the row again."""
     use(monkeypatch, PAIR)
-    guess = import_module("nvfp4_kernels.indexer.topk.guess")
-    monkeypatch.setattr(guess, "_groups", lambda config, row, top_k: top_k * 0 + 1)
+    sample = import_module("nvfp4_kernels.indexer.topk.sample")
+    monkeypatch.setattr(sample, "_rank", lambda tile, row, top_k: top_k * 0 + 1)
     kernel_compile.compiled.cache_clear()
     try:
         check(rows_of(ROWS[name]), ints(COLUMNS, 8999), 100, op_device)
@@ -164,14 +166,14 @@ def test_too_many_columns(op_device: torch.device) -> None:
 @pytest.mark.parametrize("columns", [1, 4096, 131_072, 1 << 20, MAX_COLUMNS])
 @pytest.mark.parametrize("rows", [1, 8, 16, 17, 64, 67, 132, 5000])
 def test_configurations(rows: int, columns: int, top_k: int, sms: int) -> None:
-    config = choose_config(rows, columns, top_k, sms)
-    assert config.shared_bytes <= MAX_SHARED_BYTES
-    assert config.buffer >= top_k + 1024, "else a full buffer might never take a batch"
-    assert columns <= config.cluster * MAX_SLICE
-    if rows * config.cluster > sms:
-        assert config.cluster == 1 or columns > config.cluster // 2 * MAX_SLICE
-    elif 2 * rows * config.cluster <= sms:
-        assert config.cluster == MAX_CLUSTER
+    tile = choose_config(rows, columns, top_k, sms)
+    assert tile.shared_bytes <= MAX_SHARED_BYTES
+    assert tile.capacity >= top_k + 1024, "else a full buffer might never take a batch"
+    assert columns <= tile.cluster * MAX_SLICE
+    if rows * tile.cluster > sms:
+        assert tile.cluster == 1 or columns > tile.cluster // 2 * MAX_SLICE
+    elif 2 * rows * tile.cluster <= sms:
+        assert tile.cluster == MAX_CLUSTER
 
 
 def test_configurations_of_decode() -> None:
@@ -181,15 +183,15 @@ def test_configurations_of_decode() -> None:
 
 
 @pytest.mark.parametrize("top_k", [7, 500], ids=["sampled", "whole"])
-def test_named_columns(top_k: int, op_device: torch.device, monkeypatch: Patch) -> None:
-    """Rows of as many as are wanted have names too."""
+def test_columns_with_ids(top_k: int, op_device: torch.device, monkeypatch: Patch) -> None:
+    """Rows of no more than ``top_k`` columns have ids too."""
     use(monkeypatch, PAIR)
     logits, lens = rows_of(ROWS["few values"], 3), ints(COLUMNS, top_k, 3)
-    names = 3 * torch.arange(3 * COLUMNS, dtype=torch.int32).view(3, COLUMNS)
-    topk_named = import_module("nvfp4_kernels.indexer.topk.kernel").topk_named
-    given = logits, names, lens
-    indices, valid = topk_named(*(tensor.to(op_device) for tensor in given), top_k)
+    ids = 3 * torch.arange(3 * COLUMNS, dtype=torch.int32).view(3, COLUMNS)
+    topk_with_ids = import_module("nvfp4_kernels.indexer.topk.launch").topk_with_ids
+    given = logits, ids, lens
+    indices, valid = topk_with_ids(*(tensor.to(op_device) for tensor in given), top_k)
     assert valid.tolist() == [top_k, top_k, 3]
     for row, length in enumerate(lens.tolist()):
-        expected = names[row, best(logits[row, :length].numpy(), top_k)].tolist()
+        expected = ids[row, best(logits[row, :length].numpy(), top_k)].tolist()
         assert indices[row].tolist() == padded(expected, top_k)

@@ -74,7 +74,7 @@ def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
     from cutlass import Uint32, Uint64
 
     def key_of(value: Any, column: Any) -> Any:
-        return (Uint64(module("keys").ordered(value)) << 32) | Uint64(column.bitcast(Uint32))
+        return (Uint64(module("keys").order_bits(value)) << 32) | Uint64(column.bitcast(Uint32))
 
     patch.setattr(module("stream"), "key_of", key_of)
     patch.setattr(module("result"), "column_of", lambda key: Uint32(key))
@@ -93,42 +93,46 @@ def one_less(given: Any) -> Any:
 
 
 def rank_before(given: Any) -> Any:
-    return lambda cta, entries, low, high, need, *rest: given(
-        cta, entries, low, high, need - 1, *rest
+    return lambda group, entries, low, high, need, *rest: given(
+        group, entries, low, high, need - 1, *rest
     )
 
 
 MISTAKES = {
     "the last of equal ones": Mistake(last_of_equal_ones, "wrong keys"),
-    "only what exceeds the bound": Mistake(
+    "only what exceeds the threshold": Mistake(
         replaced("stream", "value_before", lambda given: module("keys").value_of), "wrong keys"
     ),
-    "-0 less than +0": Mistake(replaced("keys", "ordered", lambda given: by_bits), "wrong keys"),
-    "one key too few": Mistake(replaced("kernel", "settle", rank_before), ""),
+    "-0 less than +0": Mistake(replaced("keys", "order_bits", lambda given: by_bits), "wrong keys"),
+    "one key too few": Mistake(replaced("kernel", "rank_ties", rank_before), ""),
     "counts of this CTA alone": Mistake(
-        replaced("select", "_over_cluster", lambda given: lambda cta, at, _: given(cta, at, 1)),
+        replaced(
+            "select", "_cluster_count", lambda given: lambda group, at, _: given(group, at, 1)
+        ),
         "",
     ),
     "nothing before a slice": Mistake(
         replaced("result", "_before_slice", lambda given: lambda *_: 0), "DataRace"
     ),
     "elements of a batch one off": Mistake(replaced("stream", "_offset", one_less), ""),
-    "no barrier before the histogram": Mistake(without("barrier_cta_sync", "narrow"), "DataRace"),
+    "no barrier before the histogram": Mistake(
+        without("barrier_cta_sync", "histogram_pass"), "DataRace"
+    ),
     "no barrier before totals are read": Mistake(
-        without("barrier_cta_sync", "sum_before_in_cta"), "UninitialisedRead"
+        without("barrier_cta_sync", "group_exclusive_sum"), "UninitialisedRead"
     ),
     "no barrier around reading": Mistake(without("barrier_cta_sync", "stream"), "DataRace"),
     "no barrier before keys are overwritten": Mistake(
         without("barrier_cta_sync", "keep_best"), "DataRace"
     ),
     "no barrier before the threshold": Mistake(
-        without("barrier_cta_sync", "settle"), "UninitialisedRead"
+        without("barrier_cta_sync", "rank_ties"), "UninitialisedRead"
     ),
     "no barrier before places": Mistake(without("barrier_cta_sync", "write"), "DataRace"),
     "no barrier in the sample": Mistake(without("barrier_cta_sync", "_range"), "UninitialisedRead"),
-    "no wait for peers": Mistake(without("barrier_cluster_wait", "synchronise"), "DataRace"),
+    "no wait for peers": Mistake(without("barrier_cluster_wait", "sync_cluster"), "DataRace"),
     "peers are not told": Mistake(
-        without("barrier_cluster_arrive", "synchronise"), "BarrierMisuse"
+        without("barrier_cluster_arrive", "sync_cluster"), "BarrierMisuse"
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Rows to choose from, configurations that no small problem would get, and the oracle."""
+"""Rows to choose from, tiles that no small problem would get, and the oracle."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nvfp4_kernels import indexer_topk
-from nvfp4_kernels.indexer.topk.tile import Config, words_of
+from nvfp4_kernels.indexer.topk.tile import TopkTile, bitmap_words
 from tests.test_kernels.indexer_oracle import padded
 
 Row = NDArray[np.float32]
 Make = Callable[[np.random.Generator, int], Row]
 COLUMNS = 9000  # more than the buffers of PAIR hold, so that it guesses, and reads in rounds
 
-PAIR = Config(threads=256, cluster=2, buffer=2048, words=words_of(COLUMNS, 2, 256))
-ALONE = Config(threads=512, cluster=1, buffer=2048, words=words_of(COLUMNS, 1, 512))
-EIGHT = Config(threads=256, cluster=8, buffer=1280, words=words_of(20_000, 8, 256))
+PAIR = TopkTile(threads=256, cluster=2, capacity=2048, words=bitmap_words(COLUMNS, 2, 256))
+ALONE = TopkTile(threads=512, cluster=1, capacity=2048, words=bitmap_words(COLUMNS, 1, 512))
+EIGHT = TopkTile(threads=256, cluster=8, capacity=1280, words=bitmap_words(20_000, 8, 256))
 
 
 def some(rng: np.random.Generator, row: Row, value: float) -> Row:
@@ -74,10 +74,10 @@ ROWS: dict[str, Make] = {
 }
 
 
-def use(patch: pytest.MonkeyPatch, config: Config) -> None:
-    """Has the kernel use ``config``, whatever the problem; once CuTe DSL is bound to its device."""
+def use(patch: pytest.MonkeyPatch, tile: TopkTile) -> None:
+    """Make the kernel use ``tile``, whatever the problem; once CuTe DSL is bound to its device."""
     patch.setattr(
-        import_module("nvfp4_kernels.indexer.topk.kernel"), "choose_config", lambda *_: config
+        import_module("nvfp4_kernels.indexer.topk.launch"), "choose_config", lambda *_: tile
     )
 
 

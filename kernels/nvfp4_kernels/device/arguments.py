@@ -21,14 +21,14 @@ def example(
     Args:
         bundle: a ``NamedTuple`` whose fields are pointers, numbers, tuples of them, or bundles.
         types: element type of each pointer field, by the field's name.
-        alignment: of all pointers, in bytes; or of some, by the field's name, the rest having 16.
+        alignment: bytes that all pointers are multiples of, or those of some by the field's name,
+            the others being multiples of ``ALIGNMENT``.
     """
 
     def one(name: str, hint: Any) -> Any:
         if hint is cute.Pointer:
-            gmem, given = cute.AddressSpace.gmem, alignment
-            align = given if isinstance(given, int) else given.get(name, ALIGNMENT)
-            return make_ptr(types[name], align, gmem, assumed_align=align)
+            align = alignment if isinstance(alignment, int) else alignment.get(name, ALIGNMENT)
+            return make_ptr(types[name], align, cute.AddressSpace.gmem, assumed_align=align)
         if hasattr(hint, "_fields"):
             return example(hint, types, alignment)
         if get_args(hint):

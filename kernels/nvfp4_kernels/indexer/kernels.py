@@ -5,12 +5,14 @@ from nvfp4_kernels.dispatch import KernelTable, Mode
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 32  # the largest block of a format
 MAX_TOP_K = 4096
+# Architecture families with instructions that convert to E2M1 (PTX ISA, cvt.e2m1x2).
+E2M1_CONVERSION_FAMILIES = {"sm_100"}
 
 _FORMATS: tuple[Mode, ...] = ("nvfp4", "mxfp4", "fp8", "bf16")
 
 
 def _table(name: str, *modes: Mode, **gpus: tuple[str, str]) -> KernelTable:
-    """``gpus``: kernels by architecture."""
+    """Kernel table of an op: the reference for ``modes``, and kernels by architecture family."""
     target = f"nvfp4_kernels.indexer.reference:{name}"
     kernels = {("cpu", mode): ("reference", target) for mode in modes}
     kernels |= {(arch, mode): gpu for arch, gpu in gpus.items() for mode in modes}
@@ -18,27 +20,30 @@ def _table(name: str, *modes: Mode, **gpus: tuple[str, str]) -> KernelTable:
 
 
 def _cache_table(name: str, kernel: str) -> KernelTable:
+    """Kernel table of an op of the cache, one kernel for all families."""
     found = kernel, f"nvfp4_kernels.indexer.vectors.launch:{name}"
     return _table(name, *_FORMATS, sm_90=found, sm_100=found)
 
 
-def _scorer(name: str) -> tuple[str, str]:
-    return "ScorerSm100", f"nvfp4_kernels.indexer.sm100.launch_logits:{name}"
+def _logits(name: str) -> tuple[str, str]:
+    """Variant and target of a kernel that stores logits."""
+    return "IndexerLogitsSm100", f"nvfp4_kernels.indexer.sm100.launch_logits:{name}"
 
 
-def _best_keys(name: str) -> tuple[str, str]:
-    return "BestKeysSm100", f"nvfp4_kernels.indexer.sm100.best_keys.launch:{name}"
+def _score_topk(name: str) -> tuple[str, str]:
+    """Variant and target of a kernel that scores and chooses."""
+    return "IndexerScoreTopkSm100", f"nvfp4_kernels.indexer.sm100.best_keys.launch:{name}"
 
 
-_TOPK = "TopK", "nvfp4_kernels.indexer.topk.kernel:topk"
+_TOPK = "IndexerTopk", "nvfp4_kernels.indexer.topk.launch:topk"
 
 QUANTIZE_Q_KERNELS = _cache_table("quantize_q", "StoreVectors")
 STORE_K_KERNELS = _cache_table("store_k", "StoreVectors")
 GATHER_K_KERNELS = _cache_table("gather_k", "GatherVectors")
-LOGITS_KERNELS = _table("logits", *_FORMATS, sm_100=_scorer("logits"))
-LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS, sm_100=_scorer("logits_paged"))
-SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS, sm_100=_best_keys("score_topk"))
+LOGITS_KERNELS = _table("logits", *_FORMATS, sm_100=_logits("logits"))
+LOGITS_PAGED_KERNELS = _table("logits_paged", *_FORMATS, sm_100=_logits("logits_paged"))
+SCORE_TOPK_KERNELS = _table("score_topk", *_FORMATS, sm_100=_score_topk("score_topk"))
 SCORE_TOPK_PAGED_KERNELS = _table(
-    "score_topk_paged", *_FORMATS, sm_100=_best_keys("score_topk_paged")
+    "score_topk_paged", *_FORMATS, sm_100=_score_topk("score_topk_paged")
 )
 TOPK_KERNELS = _table("topk", "float", sm_90=_TOPK, sm_100=_TOPK)

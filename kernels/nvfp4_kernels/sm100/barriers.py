@@ -6,7 +6,7 @@ from cutlass.experimental import primitives as ptx
 
 
 @cute.jit
-def hand_over(barrier: Array, leader: Boolean) -> None:
+def fence_and_arrive(barrier: Array, leader: Boolean) -> None:
     """A warp's tensor memory accesses come before whatever waits for the barrier."""
     ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
     ptx.bar_warp_sync(cute.arch.FULL_MASK)

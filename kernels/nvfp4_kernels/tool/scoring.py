@@ -107,16 +107,16 @@ def choose_scorer(shape: ScoreShape, sms: int = SMS) -> ScoreChoice:
 def scorer_spec(tile: ScoreTile, variant: Variant) -> KernelSpec:
     """A scoring kernel."""
     op = "indexer_logits_paged" if variant.paged else "indexer_logits"
-    target = "nvfp4_kernels.indexer.sm100.kernel:ScorerSm100"
+    target = "nvfp4_kernels.indexer.sm100.kernel:IndexerLogitsSm100"
     return KernelSpec(op, target, (tile, variant))
 
 
 def describe_scorer(tile: ScoreTile, variant: Variant) -> str:
     """E.g. ``"nvfp4, 64 heads, D 128, 3×1 queries, pages of 64"``."""
-    words = [tile.fmt, f"{tile.heads} heads", f"D {tile.head_dim}"]
+    words = [tile.fmt, f"{tile.num_heads} heads", f"D {tile.head_dim}"]
     words.append(f"{tile.groups}×{tile.group_queries} queries")
-    words += [f"{tile.turns} turns"] if tile.turns > 1 else []
-    words.append(f"pages of {variant.page_size}" if variant.paged else "in a row")
+    words += [f"{tile.pingpong} ping-pong sets"] if tile.pingpong > 1 else []
+    words.append(f"pages of {variant.page_size}" if variant.paged else "contiguous")
     return ", ".join(words)
 
 

@@ -21,7 +21,7 @@ from nvfp4_kernels.attention.sm100.tile import KEYS, WARPS, AttentionTile, Varia
 from nvfp4_kernels.device.math import LOG2_E, NEGATIVE_INFINITY, exp2, finite, tanh
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.sm100.barriers import hand_over
+from nvfp4_kernels.sm100.barriers import fence_and_arrive
 from nvfp4_kernels.sm100.tensor_memory import SHAPE, load_columns, tensor_pointer
 
 LOAD_COLUMNS = 16  # of one tcgen05.ld, which overlaps with exponentials of the one before
@@ -120,12 +120,12 @@ class Softmax:
                     wait_o_full(tile, barriers, query_tile, index - 1)
                     self._rescale(lanes + tile.o_column(query_tile), rescale)
             if cutlass.const_expr(tile.separate_p):
-                hand_over(barriers.s_empty.subview(query_tile), leader)
+                fence_and_arrive(barriers.s_empty.subview(query_tile), leader)
                 if index > 0:
                     wait_o_full(tile, barriers, query_tile, index - 1)
             self._store(lanes + tile.p_column(query_tile, stage), p.words, quarter)
             ptx.tcgen05_wait(ptx.Tcgen05Wait.STORE)
-            hand_over(p_full, leader)
+            fence_and_arrive(p_full, leader)
             row_sum = row_sum * rescale + p.row_sum
         return SoftmaxState(row_max, row_sum)
 

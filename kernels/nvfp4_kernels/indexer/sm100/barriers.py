@@ -1,4 +1,4 @@
-"""The mbarriers by which the warps of a CTA hand key tiles to one another."""
+"""mbarriers by which the warps of a CTA pass key tiles to one another."""
 
 from dataclasses import dataclass
 
@@ -12,58 +12,71 @@ from nvfp4_kernels.indexer.sm100.tile import GROUP_WARPS, ScoreTile
 
 @dataclass(frozen=True)
 class Barriers:
-    """All of a CTA. Phases are counted from 0.
+    """All mbarriers of a CTA. Phases are counted from 0.
 
     | barrier | arrivals | by | phase |
     |---|---|---|---|
-    | ``asked`` | 1 and its bytes | copies of the queries | 0 |
-    | ``graded`` | 1 | scale warp: the queries' scales are in shared memory | 0 |
-    | ``full[stage]`` | 1 and its bytes | copies into the ring | turn of the stage |
-    | ``scaled[stage]`` | 1 | scale warp: the keys' scales are there | turn of the stage |
-    | ``empty[stage]`` | 1 | commit of the MMAs that read it | turn of the stage |
-    |  | and 4 per group | epilogue warps, if they read keys' factors | the same |
-    | ``ready[accumulator]`` | 1 | commit of its MMAs | turn of the accumulator |
-    | ``drained[accumulator]`` | 4 per group | epilogue warps: it is in registers | the same |
+    | ``q_full`` | 1 and its bytes | TMA: the queries are in shared memory | 0 |
+    | ``sfq_full`` | 1 | scale warp: the queries' scales are in shared memory | 0 |
+    | ``k_full[stage]`` | 1 and its bytes | TMA: a key tile is in the ring | that of the stage |
+    | ``sfk_full[stage]`` | 1 | scale warp: the tile's scales are in the ring | the same |
+    | ``k_empty[stage]`` | 1 | commit of the MMAs that read the stage | the same |
+    |  | and 4 per group | epilogue warps, if they read FP8 keys' factors | the same |
+    | ``acc_full[accumulator]`` | 1 | commit of its MMAs | that of the accumulator |
+    | ``acc_empty[accumulator]`` | 4 per group | epilogue warps: it is in registers | the same |
     """
 
-    asked: Array
-    graded: Array
-    full: Array
-    scaled: Array
-    empty: Array
-    ready: Array
-    drained: Array
+    q_full: Array
+    sfq_full: Array
+    k_full: Array
+    sfk_full: Array
+    k_empty: Array
+    acc_full: Array
+    acc_empty: Array
 
 
-def new_barriers(tile: ScoreTile) -> Barriers:
-    """Shared memory for them."""
+def arrive_counts(tile: ScoreTile) -> dict[str, int]:
+    """Arrivals that complete a phase of each field of ``Barriers``."""
+    group_warps = GROUP_WARPS * tile.groups
+    return {
+        "q_full": 1,
+        "sfq_full": 1,
+        "k_full": 1,
+        "sfk_full": 1,
+        "k_empty": 1 + (group_warps if tile.factored else 0),
+        "acc_full": 1,
+        "acc_empty": group_warps,
+    }
+
+
+def allocate_barriers(tile: ScoreTile) -> Barriers:
+    """Allocate shared memory for the mbarriers."""
 
     def barriers(count: int) -> Array:
         return Array(Int64, count, space=AddressSpace.smem, alignment=8)
 
     return Barriers(
-        asked=barriers(1),
-        graded=barriers(1),
-        full=barriers(tile.stages),
-        scaled=barriers(tile.stages),
-        empty=barriers(tile.stages),
-        ready=barriers(tile.accumulators),
-        drained=barriers(tile.accumulators),
+        q_full=barriers(1),
+        sfq_full=barriers(1),
+        k_full=barriers(tile.stages),
+        sfk_full=barriers(tile.stages),
+        k_empty=barriers(tile.stages),
+        acc_full=barriers(tile.accumulators),
+        acc_empty=barriers(tile.accumulators),
     )
 
 
 @cute.jit
 def initialise(tile: cutlass.Constexpr, barriers: Barriers) -> None:
-    """By one thread."""
-    warps = GROUP_WARPS * tile.groups
-    readers = warps if tile.factored else 0
-    ptx.mbarrier_init(barriers.asked, 1)
-    ptx.mbarrier_init(barriers.graded, 1)
+    """Initialise the mbarriers; one thread calls it."""
+    counts = arrive_counts(tile)
+    ptx.mbarrier_init(barriers.q_full, counts["q_full"])
+    ptx.mbarrier_init(barriers.sfq_full, counts["sfq_full"])
     for stage in cutlass.range_constexpr(tile.stages):
-        ptx.mbarrier_init(barriers.full.subview(stage), 1)
-        ptx.mbarrier_init(barriers.scaled.subview(stage), 1)
-        ptx.mbarrier_init(barriers.empty.subview(stage), 1 + readers)
+        ptx.mbarrier_init(barriers.k_full.subview(stage), counts["k_full"])
+        ptx.mbarrier_init(barriers.sfk_full.subview(stage), counts["sfk_full"])
+        ptx.mbarrier_init(barriers.k_empty.subview(stage), counts["k_empty"])
     for accumulator in cutlass.range_constexpr(tile.accumulators):
-        ptx.mbarrier_init(barriers.ready.subview(accumulator), 1)
-        ptx.mbarrier_init(barriers.drained.subview(accumulator), warps)
+        ptx.mbarrier_init(barriers.acc_full.subview(accumulator), counts["acc_full"])
+        ptx.mbarrier_init(barriers.acc_empty.subview(accumulator), counts["acc_empty"])
     ptx.fence_mbarrier_init()

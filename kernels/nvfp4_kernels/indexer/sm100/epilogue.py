@@ -1,4 +1,4 @@
-"""The epilogue warps: a key's score for each query, a weighted sum over the query's heads."""
+"""Epilogue warps: a key's score for each query, a weighted sum over the query's heads."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,16 +10,16 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.indexer.sm100.barriers import Barriers
-from nvfp4_kernels.indexer.sm100.consumer import Consumer, Place
-from nvfp4_kernels.indexer.sm100.scheduler import Ranges, Work
+from nvfp4_kernels.indexer.sm100.scheduler import KeyRanges, TileScheduler
 from nvfp4_kernels.indexer.sm100.tile import FACTOR_BYTES, GROUP_WARPS, KEYS, LANE_BYTES, ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant
-from nvfp4_kernels.indexer.sm100.weights import WeightLoader, Weights, is_doubled
-from nvfp4_kernels.sm100.barriers import hand_over
+from nvfp4_kernels.indexer.sm100.visitor import EpilogueCoord, ScoreVisitor
+from nvfp4_kernels.indexer.sm100.weights import HeadWeights, WeightLoader, is_doubled
+from nvfp4_kernels.sm100.barriers import fence_and_arrive
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import load_columns
 
-LOADED = 16  # most columns of one tcgen05.ld; the last ones are summed under the next
+MAX_LOAD = 16  # columns of one tcgen05.ld; the last ones are summed under the next
 CHAINS = 2  # of pairs of sums, so that an addition need not wait for the one before
 NEAREST = ptx.FPRoundingMode.RN
 
@@ -28,121 +28,127 @@ Pair = tuple[Float32, Float32]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Role of four warps per group. A thread has a key of each tile to itself."""
+    """Role of four warps per group. A thread has one key of each tile."""
 
     tile: ScoreTile
     variant: Variant
-    consumer: Consumer
+    visitor: ScoreVisitor
 
-    def place(self, warp: Int32) -> Place:
-        """Of a warp of the CTA. What there is only one of is known at compile time."""
-        number, groups, turns = warp // GROUP_WARPS, self.tile.groups, self.tile.turns
+    def coord(self, warp: Int32) -> EpilogueCoord:
+        """Coordinate of a warp of the CTA; an extent of one is known at compile time."""
+        number, groups, sets = warp // GROUP_WARPS, self.tile.groups, self.tile.pingpong
         group = number % groups if groups > 1 else Int32(0)
-        turn = number // groups if turns > 1 else Int32(0)
-        return Place(group, turn, warp % GROUP_WARPS)
+        pingpong = number // groups if sets > 1 else Int32(0)
+        return EpilogueCoord(group, pingpong, warp % GROUP_WARPS)
 
     @cute.jit
     def run(
         self,
-        given: Weights,
-        ranges: Ranges,
+        head_weights: HeadWeights,
+        ranges: KeyRanges,
         factors: Array,
         out: Any,
-        memory: Any,
+        storage: Any,
         barriers: Barriers,
         tensor: Int32,
-        work: Work,
-        place: Place,
+        scheduler: TileScheduler,
+        coord: EpilogueCoord,
     ) -> None:
-        """All key tiles of this warp's turn; ``factors``: ring of FP8 keys' scales."""
+        """Score all key tiles of this warp's ping-pong set; ``factors``: ring of FP8 factors."""
         tile = self.tile
         leader = ptx.elect_sync()
-        first = place.group * tile.group_queries
-        kept = self.consumer.open(out, memory, ranges, work, place)
-        weights = WeightLoader(tile, self.variant).run(given, work, first)
-        columns = tensor + ((place.warp * WARP_ROWS) << 16) + place.group * tile.group_columns
-        # One lap is round all accumulators, so that which it is, is known at compile time.
-        steps = tile.accumulators // tile.turns
-        for lap in cutlass.range(cute.ceil_div(work.tiles, tile.accumulators), unroll=1):
-            self.consumer.meet(kept, work, lap)
+        first = coord.group * tile.group_queries
+        state = self.visitor.begin(out, storage, ranges, scheduler, coord)
+        weights = WeightLoader(tile, self.variant).run(head_weights, scheduler, first)
+        columns = tensor + ((coord.warp * WARP_ROWS) << 16) + coord.group * tile.group_columns
+        # A phase fills every accumulator once, so that a step's accumulator is a constant.
+        steps = tile.accumulators // tile.pingpong
+        for phase in cutlass.range(cute.ceil_div(scheduler.num_tiles, tile.accumulators), unroll=1):
+            self.visitor.begin_phase(state, scheduler, phase)
             for step in cutlass.range_constexpr(steps):
-                accumulator = step * tile.turns + place.turn
-                index = lap * tile.accumulators + accumulator
-                if index < work.tiles:
-                    factor = self._factor(factors, barriers, index, place, leader)
-                    wait(barriers.ready.subview(accumulator), lap)
+                accumulator = step * tile.pingpong + coord.pingpong
+                index = phase * tile.accumulators + accumulator
+                if index < scheduler.num_tiles:
+                    factor = self._factor(factors, barriers, index, coord, leader)
+                    wait(barriers.acc_full.subview(accumulator), phase)
                     ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
-                    drained = barriers.drained.subview(accumulator)
+                    acc_empty = barriers.acc_empty.subview(accumulator)
                     source = columns + accumulator * tile.columns
-                    scores = self._scores(source, weights, drained, leader)
-                    key = (work.first_tile + index) * KEYS + place.lane
-                    self._put(kept, key, scores, factor)
-        self.consumer.close(kept, work)
+                    scores = self._scores(source, weights, acc_empty, leader)
+                    key = (scheduler.first_tile + index) * KEYS + coord.lane
+                    self._visit(state, key, scores, factor)
+        self.visitor.end(state, scheduler)
 
-    def _put(self, kept: Any, key: Int32, scores: list[Float32], factor: Float32) -> None:
+    def _visit(self, state: Any, key: Int32, scores: list[Float32], factor: Float32) -> None:
         for number, score in enumerate(scores):
-            self.consumer.put(kept, number, key, score * factor if self.tile.factored else score)
+            scaled = score * factor if self.tile.factored else score
+            self.visitor.visit(state, number, key, scaled)
 
     @cute.jit
     def _factor(
-        self, factors: Array, barriers: Barriers, index: Int32, place: Place, leader: Boolean
+        self,
+        factors: Array,
+        barriers: Barriers,
+        index: Int32,
+        coord: EpilogueCoord,
+        leader: Boolean,
     ) -> Float32:
-        """Of this thread's key, which FP8 keys have; its stage of the ring is then given back."""
+        """Factor of this thread's FP8 key, 1 in other formats; releases its stage of the ring."""
         tile = self.tile
         factor = Float32(1.0)
         if cutlass.const_expr(tile.factored):
             stage = index % tile.stages
-            wait(barriers.scaled.subview(stage), index // tile.stages)
+            wait(barriers.sfk_full.subview(stage), index // tile.stages)
             offset = stage * tile.key_scale_bytes + cute.arch.lane_idx() * LANE_BYTES
-            word = factors.load(offset + place.warp * FACTOR_BYTES, FACTOR_BYTES, alignment=4)
+            word = factors.load(offset + coord.warp * FACTOR_BYTES, FACTOR_BYTES, alignment=4)
             factor = word.bitcast(Float32)[0]
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
             if leader:
-                ptx.mbarrier_arrive(barriers.empty.subview(stage))
+                ptx.mbarrier_arrive(barriers.k_empty.subview(stage))
         return factor
 
     # --- sums over heads ------------------------------------------------------------------------
 
-    def _pieces(self) -> list[tuple[int, int, int]]:
-        """(query, head, columns) of each load: powers of two, none of heads that there are not."""
-        pieces = []
+    def _loads(self) -> list[tuple[int, int, int]]:
+        """Query, head and columns of each tcgen05.ld: powers of two, and no padding heads."""
+        loads = []
         for query in range(self.tile.group_queries):
             head = 0
-            while head < self.tile.heads:
-                left = self.tile.heads - head
-                width = min(LOADED, 1 << (left.bit_length() - 1))
-                pieces.append((query, head, width))
+            while head < self.tile.num_heads:
+                left = self.tile.num_heads - head
+                width = min(MAX_LOAD, 1 << (left.bit_length() - 1))
+                loads.append((query, head, width))
                 head += width
-        return pieces
+        return loads
 
     def _scores(
-        self, columns: Int32, weights: list[list[Float32]], drained: Array, leader: Boolean
+        self, columns: Int32, weights: list[list[Float32]], acc_empty: Array, leader: Boolean
     ) -> list[Float32]:
-        """Of each query; the accumulator is given back before the last columns are summed."""
-        tile, pieces = self.tile, self._pieces()
+        """Score of each query; releases the accumulator before the last columns are summed."""
+        tile, loads = self.tile, self._loads()
 
         def load(number: int) -> list[Float32]:
-            query, head, width = pieces[number]
+            query, head, width = loads[number]
             return load_columns(columns + query * tile.head_columns + head, width)
 
         sums = [_zeros() for _ in range(tile.group_queries)]
-        following = load(0)
-        for number, (query, head, width) in enumerate(pieces):
+        next_products = load(0)
+        for number, (query, head, width) in enumerate(loads):
             ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
-            products = following
-            if number + 1 < len(pieces):
-                following = load(number + 1)
+            products = next_products
+            if number + 1 < len(loads):
+                next_products = load(number + 1)
             else:
-                hand_over(drained, leader)
+                fence_and_arrive(acc_empty, leader)
             self._add(sums[query], products, weights[query][head : head + width], head)
         return [_total(chains) for chains in sums]
 
     def _add(
         self, chains: list[Pair], products: list[Float32], weights: list[Float32], head: int
     ) -> None:
-        """Two heads at a time; the last of an odd number has none beside it."""
-        nothing = [Float32(0.0)] * (len(products) % 2)
-        products, weights = products + nothing, weights + nothing
+        """Add two heads at a time; an odd number of heads is padded with a zero."""
+        padding = [Float32(0.0)] * (len(products) % 2)
+        products, weights = products + padding, weights + padding
         for first in range(0, len(products), 2):
             pair = (head + first) // 2
             positive = self._relu(products[first : first + 2], is_doubled(self.tile, pair))
@@ -151,7 +157,7 @@ class Epilogue:
             chains[chain] = ptx.fma_packed_f32x2(positive, factors, chains[chain], rnd=NEAREST)
 
     def _relu(self, values: list[Float32], doubled: bool) -> Pair:
-        """NaN stays NaN. Doubled, of finite values only: x + abs(x) of −∞ would be NaN."""
+        """ReLU of two values; NaN stays NaN. Doubled: x + abs(x), NaN for −∞, so finite x only."""
         if doubled:
             first, second = (value + cute.math.abs(value) for value in values)
         else:
@@ -160,10 +166,12 @@ class Epilogue:
 
 
 def _zeros() -> list[Pair]:
+    """Initial sums of a query."""
     return [(Float32(0.0), Float32(0.0))] * CHAINS
 
 
 def _total(chains: list[Pair]) -> Float32:
+    """Sum of all chains of a query."""
     while len(chains) > 1:
         halves = zip(chains[::2], chains[1::2], strict=True)
         chains = [ptx.add_packed_f32x2(a, b, rnd=NEAREST) for a, b in halves]

@@ -1,129 +1,118 @@
-"""The scoring kernel of sm_100: contiguous or paged keys, any number of queries and heads.
-
-Epilogue warps, of which the first also holds the tensor memory, then one warp that issues MMAs, one
-that loads data, and, where keys have scales, two that load those.
-
-    loads   --full-->    MMA  --ready-->    epilogue
-    scales  --scaled-->       <--drained--
-            <--empty--
-
-Each arrow is an mbarrier per stage of the ring, or per accumulator; see ``Barriers``.
-"""
+"""Scoring kernel of sm_100: contiguous or paged keys, any number of queries and heads."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
-from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Uint8
-from cutlass.cute.runtime import make_ptr
+from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Uint8
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
-from nvfp4_kernels.indexer.sm100.barriers import initialise, new_barriers
-from nvfp4_kernels.indexer.sm100.consumer import Consumer
+from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.indexer.sm100.barriers import allocate_barriers, initialise
 from nvfp4_kernels.indexer.sm100.epilogue import Epilogue
-from nvfp4_kernels.indexer.sm100.loader import Loader, Operands
-from nvfp4_kernels.indexer.sm100.logits import LogitRows
-from nvfp4_kernels.indexer.sm100.mma import Multiplier, Shared
-from nvfp4_kernels.indexer.sm100.operands import Pages, key_map, query_map
+from nvfp4_kernels.indexer.sm100.loader import TmaLoader, TmaOperands
+from nvfp4_kernels.indexer.sm100.logits import LogitsVisitor
+from nvfp4_kernels.indexer.sm100.mma import Mma, OperandStorage
+from nvfp4_kernels.indexer.sm100.operands import PageTable, key_map, query_map
 from nvfp4_kernels.indexer.sm100.scales import ScaleLoader
-from nvfp4_kernels.indexer.sm100.scheduler import Ranges, Sizes, work_of
+from nvfp4_kernels.indexer.sm100.scheduler import KeyRanges, Sizes, tile_scheduler
 from nvfp4_kernels.indexer.sm100.tile import (
     EPILOGUE_REGISTERS,
     OTHER_REGISTERS,
     ScoreTile,
 )
 from nvfp4_kernels.indexer.sm100.variant import Variant
-from nvfp4_kernels.indexer.sm100.weights import Weights
+from nvfp4_kernels.indexer.sm100.visitor import ScoreVisitor
+from nvfp4_kernels.indexer.sm100.weights import HeadWeights
+
+
+class ScoreArguments(NamedTuple):
+    """Queries, keys and sizes of a launch, whatever becomes of the scores.
+
+    Attributes:
+        q: bytes [sequences · queries, num_heads, row].
+        k: bytes [keys, row], or of pages that are ``page_table.stride`` apart.
+        q_scales: block scales of ``q``; null if there are none.
+        page_table: where keys and their scales lie.
+        weights: weights of the heads.
+        ranges: keys that each query sees.
+        sizes: host integers.
+    """
+
+    q: cute.Pointer
+    k: cute.Pointer
+    q_scales: cute.Pointer
+    page_table: PageTable
+    weights: HeadWeights
+    ranges: KeyRanges
+    sizes: Sizes
+
+
+# Element types and, where less than 16 bytes, alignments of the pointers in ``ScoreArguments``.
+POINTER_TYPES = {
+    **dict.fromkeys(("q", "k", "q_scales", "k_scales"), Uint8),
+    **dict.fromkeys(("weights", "query_factors"), Float32),
+    **dict.fromkeys(("table", "begins", "ends"), Int32),
+}
+ALIGNMENTS = dict.fromkeys(("table", "begins", "ends"), 4)
+
+
+class LogitsArguments(NamedTuple):
+    """Arguments of a launch that stores logits.
+
+    Attributes:
+        inputs: queries, keys and sizes.
+        out: float32 [sequences · queries, keys].
+    """
+
+    inputs: ScoreArguments
+    out: cute.Pointer
 
 
 @dataclass(frozen=True)
-class ScorerSm100:
-    """One compiled variant. One with another consumer of scores inherits from it."""
+class IndexerLogitsSm100:
+    """One compiled variant. A kernel with another visitor of scores inherits from it.
+
+    Warp roles: 4 epilogue warps per group of queries and ping-pong set, the first of which also
+    allocates tensor memory; then one MMA warp, one TMA warp and, where keys have scales, two warps
+    that load those.
+
+        TMA     --q_full, k_full-->     MMA  --acc_full-->   epilogue
+        scales  --sfq_full, sfk_full->       <--acc_empty--
+                <--------k_empty-------
+
+    The pipelines are rings: ``tile.stages`` key tiles in shared memory (k_full, sfk_full, k_empty)
+    and ``tile.accumulators`` in tensor memory (acc_full, acc_empty); queries are loaded once.
+    ``barriers.arrive_counts`` says how many arrivals complete a phase, ``Barriers`` whose.
+    """
 
     tile: ScoreTile
     variant: Variant
 
     @property
-    def consumer(self) -> Consumer:
-        """See ``consumer.py``."""
-        return LogitRows(self.tile, self.variant)
+    def visitor(self) -> ScoreVisitor:
+        """Visitor of the scores; see ``visitor.py``."""
+        return LogitsVisitor(self.tile, self.variant)
 
     def signature(self) -> tuple[Any, ...]:
-        """Arguments of ``__call__``, see there."""
-
-        def pointer(dtype: type[cutlass.Numeric], align: int) -> Any:
-            return make_ptr(dtype, 16, cute.AddressSpace.gmem, assumed_align=align)
-
-        operands = [pointer(Uint8, 16)] * 4
-        factors = [pointer(Float32, 16)] * 2
-        return (
-            *operands, *factors, *[pointer(Int32, 4)] * 3, pointer(Float32, 4),
-            Int64(0), *[Int32(0)] * 6,
-        )  # fmt: skip
+        """Example of ``__call__``'s bundle of arguments."""
+        types, alignments = {**POINTER_TYPES, "out": Float32}, {**ALIGNMENTS, "out": 4}
+        return (example(LogitsArguments, types, alignments),)
 
     @cute.jit
-    def __call__(
-        self,
-        q: cute.Pointer,
-        q_scales: cute.Pointer,
-        k: cute.Pointer,
-        k_scales: cute.Pointer,
-        weights: cute.Pointer,
-        query_factors: cute.Pointer,
-        begins: cute.Pointer,
-        ends: cute.Pointer,
-        table: cute.Pointer,
-        out: cute.Pointer,
-        page_stride: Int64,
-        pages: Int32,
-        table_stride: Int32,
-        sequences: Int32,
-        queries: Int32,
-        columns: Int32,
-        splits: Int32,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """Pointers are null where the variant has none.
-
-        ``q`` are bytes [sequences · queries, heads, row], ``k`` those of the first page, pages
-        being ``page_stride`` bytes apart, ``q_scales`` and ``k_scales`` their block scales; FP8
-        keys have float32 ``k_scales``, its queries ``query_factors``. ``weights`` and
-        ``query_factors`` are float32 [sequences · queries, heads], ``begins``, ``ends`` and
-        ``table`` as in ``Ranges`` and ``Pages``, ``out`` float32 [sequences · queries, columns].
-        """
-        pages_of = Pages(table, table_stride, pages, page_stride, k_scales)
-        weights_of = Weights(weights, query_factors)
-        sizes = Sizes(sequences, queries, columns, splits, self.consumer.least(out))
-        self.start(q, q_scales, k, pages_of, weights_of, Ranges(begins, ends), out, sizes, stream)
-
-    @cute.jit
-    def start(
-        self,
-        q: cute.Pointer,
-        q_scales: cute.Pointer,
-        k: cute.Pointer,
-        pages: Pages,
-        weights: Weights,
-        ranges: Ranges,
-        out: Any,
-        sizes: Sizes,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """Launches; ``out`` is the consumer's."""
-        tile = self.tile
+    def __call__(self, arguments: Any, stream: cuda_driver.CUstream) -> None:
+        """Launch; pointers in ``arguments`` are null where the variant has none."""
+        tile, inputs = self.tile, arguments.inputs
+        sizes, table = inputs.sizes, inputs.page_table
         blocks = cute.ceil_div(sizes.queries, tile.queries)
         self.kernel(
-            query_map(tile, q, sizes.sequences * sizes.queries),
-            key_map(tile, self.variant, k, sizes.columns, pages.count, pages.stride),
-            q_scales,
-            pages,
-            weights,
-            ranges,
-            out,
-            sizes,
+            query_map(tile, inputs.q, sizes.sequences * sizes.queries),
+            key_map(tile, self.variant, inputs.k, sizes.keys, table.pages, table.stride),
+            arguments,
+            self.visitor.min_keys(arguments.out),
         ).launch(
             grid=(sizes.sequences * blocks * sizes.splits, 1, 1),
             block=(tile.threads, 1, 1),
@@ -137,17 +126,13 @@ class ScorerSm100:
         self,
         queries_map: GridConstant[TensorMap],
         keys_map: GridConstant[TensorMap],
-        q_scales: cute.Pointer,
-        pages: Pages,
-        weights: Weights,
-        ranges: Ranges,
-        out: Any,
-        sizes: Sizes,
+        arguments: Any,
+        min_keys: Int32,
     ) -> None:
-        """Sets up, runs one role per warp, takes down."""
-        tile, variant = self.tile, self.variant
-        barriers = new_barriers(tile)
-        shared, memory = self._shared(), self.consumer.memory()
+        """Set up, run one role per warp, tear down."""
+        tile, variant, inputs = self.tile, self.variant, arguments.inputs
+        barriers = allocate_barriers(tile)
+        operands, storage = self._operands(), self.visitor.allocate()
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == 0:
@@ -158,41 +143,45 @@ class ScorerSm100:
         ptx.barrier_cta_sync()
         # Ranges, and everything else, may be what the kernel before this one has written.
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        work = work_of(tile, variant, sizes, ranges)
+        scheduler = tile_scheduler(tile, variant, inputs.sizes, inputs.ranges, min_keys)
         if warp < tile.epilogue_warps:
             if cutlass.const_expr(tile.moves_registers):
                 ptx.setmaxregister(EPILOGUE_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
-            epilogue = Epilogue(tile, variant, self.consumer)
-            place = epilogue.place(warp)
-            factors = shared.key_atoms
+            epilogue = Epilogue(tile, variant, self.visitor)
+            coord = epilogue.coord(warp)
             columns = tensor.load()
-            epilogue.run(weights, ranges, factors, out, memory, barriers, columns, work, place)
+            epilogue.run(
+                inputs.weights, inputs.ranges, operands.key_atoms, arguments.out, storage,
+                barriers, columns, scheduler, coord,
+            )  # fmt: skip
         else:
             if cutlass.const_expr(tile.moves_registers):
                 ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
             if warp == tile.mma_warp:
-                Multiplier(tile).run(shared, barriers, tensor.load(), work)
+                Mma(tile).run(operands, barriers, tensor.load(), scheduler)
             if warp == tile.load_warp:
-                operands = Operands(queries_map, keys_map, shared.queries, shared.keys)
-                Loader(tile, variant).run(operands, pages, barriers, work)
+                copied = TmaOperands(queries_map, keys_map, operands.queries, operands.keys)
+                TmaLoader(tile, variant).run(copied, inputs.page_table, barriers, scheduler)
             if cutlass.const_expr(tile.scaled):
                 if warp >= tile.scale_warp:
-                    loader = ScaleLoader(tile, variant)
-                    atoms = shared.query_atoms, shared.key_atoms
+                    atoms = operands.query_atoms, operands.key_atoms
                     number = warp - tile.scale_warp
-                    loader.run(q_scales, pages, *atoms, barriers, work, number)
+                    ScaleLoader(tile, variant).run(
+                        inputs.q_scales, inputs.page_table, *atoms, barriers, scheduler, number
+                    )
         ptx.barrier_cta_sync()
         if warp == 0:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             held = ptx.make_tmem_ptr(tensor.load(), Float32)
             ptx.tcgen05_dealloc(held, tile.tensor_columns)
 
-    def _shared(self) -> Shared:
+    def _operands(self) -> OperandStorage:
+        """Allocate shared memory for queries, keys and their scales."""
         tile = self.tile
         queries, keys = self._bytes(tile.query_bytes), self._bytes(tile.stages * tile.key_bytes)
         query_atoms = self._bytes(tile.query_scale_bytes, 128) if tile.block_scaled else None
         key_atoms = self._bytes(tile.stages * tile.key_scale_bytes, 128) if tile.scaled else None
-        return Shared(queries, keys, query_atoms, key_atoms)
+        return OperandStorage(queries, keys, query_atoms, key_atoms)
 
     def _bytes(self, count: int, alignment: int = 1024) -> Array:
         return Array(Uint8, count, space=AddressSpace.smem, alignment=alignment)

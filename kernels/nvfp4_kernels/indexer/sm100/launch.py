@@ -1,39 +1,41 @@
-"""What the scoring kernels of sm_100 are launched with, whatever becomes of the scores."""
+"""Launch arguments of the scoring kernels of sm_100, whatever becomes of the scores."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout
-from nvfp4_kernels.compile import launch
-from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.devices import device_arch, multiprocessors
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
+from nvfp4_kernels.indexer.sm100.kernel import ScoreArguments
+from nvfp4_kernels.indexer.sm100.operands import PageTable
+from nvfp4_kernels.indexer.sm100.scheduler import KeyRanges, Sizes
 from nvfp4_kernels.indexer.sm100.tile import HEAD_DIMS, MAX_HEADS
 from nvfp4_kernels.indexer.sm100.variant import Variant
+from nvfp4_kernels.indexer.sm100.weights import HeadWeights
 
-ALIGNMENT = 16  # bytes: of what a tensor map addresses
-LEAST_PAGE = 16  # keys: the scales behind them then begin on a multiple of 16 bytes
+ALIGNMENT = 16  # bytes: what a tensor map needs of addresses and strides
+MIN_PAGE = 16  # keys: the scales behind them then begin on a multiple of 16 bytes
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """Queries and keys, checked.
+    """Checked queries and keys.
 
     Attributes:
-        problem: their sizes.
-        variant: where keys lie.
-        operands: arguments of ``ScorerSm100`` before its result.
-        pages: those that follow it: bytes apart, how many, entries of a row of the table.
-        sms: of the GPU.
+        problem: sizes.
+        variant: layout of the keys.
+        inputs: arguments of a launch without splits.
+        sms: SMs of the GPU.
+        arch: architecture of the GPU, for messages.
     """
 
     problem: ScoreProblem
     variant: Variant
-    operands: tuple[Tensor | None, ...]
-    pages: tuple[int, int, int]
+    inputs: ScoreArguments
     sms: int
+    arch: str
 
     @property
     def rows(self) -> int:
@@ -43,14 +45,11 @@ class Scoring:
     @property
     def keyless(self) -> bool:
         """Whether there is not one key."""
-        keys = self.operands[2]
-        return keys is None or keys.numel() == 0
+        return self.inputs.k.numel() == 0
 
-    def launch(self, kernel: Any, *out: Tensor | int | None, splits: int) -> None:
-        """Starts ``kernel``, a ``ScorerSm100`` whose result is ``out``."""
-        problem = self.problem
-        sizes = problem.sequences, problem.queries, problem.columns, splits
-        launch(kernel, *self.operands, *out, *self.pages, *sizes)
+    def split(self, splits: int) -> ScoreArguments:
+        """Arguments of a launch that splits the keys among as many CTAs."""
+        return self.inputs._replace(sizes=self.inputs.sizes._replace(splits=splits))
 
 
 def contiguous(
@@ -63,7 +62,7 @@ def contiguous(
     ke: Tensor,
     fmt: Format,
 ) -> Scoring:
-    """Arguments as of ``nvfp4_kernels.indexer.score_op.indexer_logits``.
+    """Check contiguous keys; see ``nvfp4_kernels.indexer.score_op.indexer_logits``.
 
     Raises:
         InvalidArgument: a head size or a number of heads that the kernel lacks, or data that does
@@ -71,15 +70,9 @@ def contiguous(
     """
     problem = _problem(q, fmt, 1, q.shape[0], k.shape[0])
     _check_aligned(q=q, q_scales=q_scales, k=k, k_scales=k_scales, weights=weights)
-    fp8 = fmt.name == "fp8"
-    return Scoring(
-        problem,
-        Variant(query_factors=fp8 and q_scales is not None),
-        (q, None if fp8 else q_scales, k, k_scales, weights, q_scales if fp8 else None, ks, ke,
-         None),
-        (k.nbytes, 1, 0),
-        multiprocessors(q.device),
-    )  # fmt: skip
+    page_table = PageTable(table=None, table_stride=0, pages=1, stride=k.nbytes, k_scales=k_scales)
+    ranges = KeyRanges(begins=ks, ends=ke)
+    return _scoring(problem, 0, q, q_scales, k, page_table, weights, ranges)
 
 
 def paged(
@@ -93,67 +86,98 @@ def paged(
     fmt: Format,
     block_size: int,
 ) -> Scoring:
-    """Arguments as of ``nvfp4_kernels.indexer.score_op.indexer_logits_paged``.
+    """Check keys in a paged cache; see ``nvfp4_kernels.indexer.score_op.indexer_logits_paged``.
 
     Raises:
         InvalidArgument: as ``contiguous``; a page size that the kernel lacks, or pages that do not
             start at multiples of 16 bytes.
     """
     problem = _problem(q, fmt, q.shape[0], q.shape[1], max_context_len)
-    _check_page_size(block_size)
-    _check_cache(cache)
+    arch = device_arch(q.device)
+    _check_page_size(block_size, arch)
+    _check_cache(cache, arch)
     _check_aligned(q=q, q_scales=q_scales, weights=weights)
-    fp8 = fmt.name == "fp8"
-    k_scales = cache[:, block_size * fmt.data_bytes(problem.head_dim) :]
-    return Scoring(
-        problem,
-        Variant(block_size, query_factors=fp8 and q_scales is not None),
-        (q, None if fp8 else q_scales, cache, k_scales, weights, q_scales if fp8 else None, None,
-         context_lens, block_table),
-        (cache.stride(0), len(cache), block_table.stride(0)),
-        multiprocessors(q.device),
-    )  # fmt: skip
+    page_table = PageTable(
+        table=block_table,
+        table_stride=block_table.stride(0),
+        pages=len(cache),
+        stride=cache.stride(0),
+        k_scales=cache[:, block_size * fmt.data_bytes(problem.head_dim) :],
+    )
+    ranges = KeyRanges(begins=None, ends=context_lens)
+    return _scoring(problem, block_size, q, q_scales, cache, page_table, weights, ranges)
 
 
-def _problem(q: Tensor, fmt: Format, sequences: int, queries: int, columns: int) -> ScoreProblem:
-    heads, head_dim = q.shape[-2], q.shape[-1] * fmt.packed
+def _scoring(
+    problem: ScoreProblem,
+    page_size: int,
+    q: Tensor,
+    q_scales: Tensor | None,
+    k: Tensor,
+    page_table: PageTable,
+    weights: Tensor,
+    ranges: KeyRanges,
+) -> Scoring:
+    """Bundle the arguments of a launch; FP8 queries' scales multiply the weights."""
+    fp8 = problem.fmt == "fp8"
+    inputs = ScoreArguments(
+        q=q,
+        k=k,
+        q_scales=None if fp8 else q_scales,
+        page_table=page_table,
+        weights=HeadWeights(weights=weights, query_factors=q_scales if fp8 else None),
+        ranges=ranges,
+        sizes=Sizes(
+            sequences=problem.sequences, queries=problem.queries, keys=problem.keys, splits=1
+        ),
+    )
+    variant = Variant(page_size, query_factors=fp8 and q_scales is not None)
+    return Scoring(problem, variant, inputs, multiprocessors(q.device), device_arch(q.device))
+
+
+def _problem(q: Tensor, fmt: Format, sequences: int, queries: int, keys: int) -> ScoreProblem:
+    """Sizes of a launch, which the kernel must have."""
+    num_heads, head_dim = q.shape[-2], q.shape[-1] * fmt.packed
+    arch = device_arch(q.device)
     if head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
         raise InvalidArgument(
-            f"q: D is {head_dim}, must be one of {known} on sm_100; pad queries and keys with zeros"
+            f"q: D is {head_dim}, must be one of {known} on {arch}; pad queries and keys with zeros"
         )
-    if not 1 <= heads <= MAX_HEADS:
+    if not 1 <= num_heads <= MAX_HEADS:
         raise InvalidArgument(
-            f"q: has {heads} heads, must have from 1 to {MAX_HEADS} on sm_100; score parts of the "
-            "heads and add the scores"
+            f"q: has {num_heads} heads, must have from 1 to {MAX_HEADS} on {arch}; score parts of "
+            "the heads and add the scores"
         )
-    return ScoreProblem(fmt.name, head_dim, heads, sequences, queries, columns)
+    return ScoreProblem(fmt.name, head_dim, num_heads, sequences, queries, keys)
 
 
-def _check_page_size(block_size: int) -> None:
-    if block_size < LEAST_PAGE or block_size & (block_size - 1):
+def _check_page_size(block_size: int, arch: str) -> None:
+    """Raise unless pages consist of whole boxes of a tensor map."""
+    if block_size < MIN_PAGE or block_size & (block_size - 1):
         raise InvalidArgument(
-            f"block_size: is {block_size}, must be a power of two of at least {LEAST_PAGE} on "
-            "sm_100; 64 is usual"
+            f"block_size: is {block_size}, must be a power of two of at least {MIN_PAGE} on "
+            f"{arch}; 64 is usual"
         )
 
 
-def _check_cache(cache: Tensor) -> None:
-    """Pages as a tensor map addresses them."""
+def _check_cache(cache: Tensor, arch: str) -> None:
+    """Raise unless a tensor map can address the pages."""
     if cache.numel() == 0:
         return
     if cache.data_ptr() % ALIGNMENT:
         raise InvalidArgument(
-            f"cache: starts {cache.data_ptr() % ALIGNMENT} bytes after a multiple of {ALIGNMENT}, "
-            "must start at one on sm_100; allocate it so"
+            f"cache: is misaligned by {cache.data_ptr() % ALIGNMENT} bytes, must be "
+            f"{ALIGNMENT}-byte aligned on {arch}; allocate it so"
         )
     if len(cache) > 1 and cache.stride(0) % ALIGNMENT:
         raise InvalidArgument(
             f"cache: pages are {cache.stride(0)} bytes apart, must be a multiple of {ALIGNMENT} on "
-            "sm_100; pad them"
+            f"{arch}; pad them"
         )
 
 
 def _check_aligned(**tensors: Tensor | None) -> None:
+    """Raise unless each tensor is contiguous and aligned."""
     for name, x in tensors.items():
         check_layout(name, x)

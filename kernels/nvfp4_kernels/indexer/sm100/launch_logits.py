@@ -1,10 +1,11 @@
-"""``indexer_logits`` and ``indexer_logits_paged`` on sm_100."""
+"""Launches of the scoring kernel on sm_100: ``indexer_logits`` and ``indexer_logits_paged``."""
 
 from torch import Tensor
 
+from nvfp4_kernels.compile import launch
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.sm100.choose import choose_config
-from nvfp4_kernels.indexer.sm100.kernel import ScorerSm100
+from nvfp4_kernels.indexer.sm100.kernel import IndexerLogitsSm100, LogitsArguments
 from nvfp4_kernels.indexer.sm100.launch import Scoring, contiguous, paged
 from nvfp4_kernels.indexer.sm100.logits import NEGATIVE_INFINITY
 
@@ -22,7 +23,7 @@ def logits(
     """See ``nvfp4_kernels.indexer.score_op.indexer_logits``.
 
     Raises:
-        InvalidArgument: as ``scoring.contiguous``.
+        InvalidArgument: as ``launch.contiguous``.
     """
     return _logits(contiguous(q, q_scales, k, k_scales, weights, ks, ke, fmt), weights)
 
@@ -41,18 +42,20 @@ def logits_paged(
     """See ``nvfp4_kernels.indexer.score_op.indexer_logits_paged``.
 
     Raises:
-        InvalidArgument: as ``scoring.paged``.
+        InvalidArgument: as ``launch.paged``.
     """
     tensors = q, q_scales, cache, weights, context_lens, block_table
     return _logits(paged(*tensors, max_context_len, fmt, block_size), weights)
 
 
 def _logits(scoring: Scoring, like: Tensor) -> Tensor:
-    out = like.new_empty((scoring.rows, scoring.problem.columns))
+    """Allocate and compute the logits ``(rows, keys)``, float32 as ``like``."""
+    out = like.new_empty((scoring.rows, scoring.problem.keys))
     if out.numel() == 0:
         return out
     if scoring.keyless:
         return out.fill_(NEGATIVE_INFINITY)
     tile, splits = choose_config(scoring.problem, scoring.sms)
-    scoring.launch(ScorerSm100(tile, scoring.variant), out, splits=splits)
+    kernel = IndexerLogitsSm100(tile, scoring.variant)
+    launch(kernel, LogitsArguments(inputs=scoring.split(splits), out=out))
     return out

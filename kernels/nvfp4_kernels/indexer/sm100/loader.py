@@ -1,4 +1,4 @@
-"""The load warp: brings the queries, then key tiles into a ring."""
+"""TMA warp: loads the queries, then key tiles into a ring."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.indexer.sm100.barriers import Barriers
-from nvfp4_kernels.indexer.sm100.operands import PageFinder, Pages
-from nvfp4_kernels.indexer.sm100.scheduler import Work
+from nvfp4_kernels.indexer.sm100.operands import PageLookup, PageTable
+from nvfp4_kernels.indexer.sm100.scheduler import TileScheduler
 from nvfp4_kernels.indexer.sm100.tile import KEYS, ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 
 @dataclass(frozen=True)
-class Operands:
-    """Data in shared memory, and where it comes from.
+class TmaOperands:
+    """Source and destination of the TMA copies.
 
     Attributes:
-        query_map, key_map: tensor maps.
-        queries: [chunk, column, chunk bytes].
-        keys: ring of stages, [chunk, key, chunk bytes] each.
+        query_map, key_map: tensor maps of global memory.
+        queries: shared memory [chunk, column, chunk bytes].
+        keys: ring of stages in shared memory, [chunk, key, chunk bytes] each.
     """
 
     query_map: TensorMap
@@ -34,76 +34,84 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class Loader:
+class TmaLoader:
     """Role of one warp: each lane copies boxes of one page."""
 
     tile: ScoreTile
     variant: Variant
 
     @cute.jit
-    def run(self, operands: Operands, pages: Pages, barriers: Barriers, work: Work) -> None:
-        """All tiles; then waits until no commit will arrive here any more."""
-        tile, finder = self.tile, PageFinder(self.variant)
+    def run(
+        self,
+        operands: TmaOperands,
+        page_table: PageTable,
+        barriers: Barriers,
+        scheduler: TileScheduler,
+    ) -> None:
+        """Load all tiles, then drain: a CTA must not exit while commits can still arrive."""
+        tile, lookup = self.tile, PageLookup(self.variant)
         leader = ptx.elect_sync()
-        if work.tiles > 0:
-            self._queries(operands, barriers, work, leader)
-        looked_up, per = finder.look_up(pages, work, Int32(0)), finder.tiles
-        for batch in cutlass.range(cute.ceil_div(work.tiles, per), unroll=1):
-            following = finder.look_up(pages, work, batch + 1)
+        if scheduler.num_tiles > 0:
+            self._load_queries(operands, barriers, scheduler, leader)
+        pages, per = lookup.run(page_table, scheduler, Int32(0)), lookup.tiles
+        for batch in cutlass.range(cute.ceil_div(scheduler.num_tiles, per), unroll=1):
+            next_pages = lookup.run(page_table, scheduler, batch + 1)
             first = batch * per
-            for number in cutlass.range(cutlass.min(per, work.tiles - first), unroll=1):
-                page = finder.of_row(looked_up, number, self._box * self.variant.box_rows)
-                stage, turn = (first + number) % tile.stages, (first + number) // tile.stages
-                wait(barriers.empty.subview(stage), turn - 1)
-                self._keys(operands, barriers, work, first + number, stage, page, leader)
-            looked_up = following
+            for number in cutlass.range(cutlass.min(per, scheduler.num_tiles - first), unroll=1):
+                page = lookup.page_of_row(pages, number, self._box * self.variant.box_rows)
+                stage, phase = (first + number) % tile.stages, (first + number) // tile.stages
+                wait(barriers.k_empty.subview(stage), phase - 1)
+                self._load_keys(operands, barriers, scheduler, first + number, stage, page, leader)
+            pages = next_pages
         # From here on nothing is loaded that the next kernel would have to share bandwidth with.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(tile.stages):
-            number = work.tiles + last
-            wait(barriers.empty.subview(number % tile.stages), number // tile.stages - 1)
+            number = scheduler.num_tiles + last
+            wait(barriers.k_empty.subview(number % tile.stages), number // tile.stages - 1)
 
     @property
     def _box(self) -> Int32:
-        """Which box of keys a lane copies; always the same."""
+        """Index of the box of keys that a lane copies, the same in every tile."""
         return cute.arch.lane_idx() % self.variant.boxes
 
     @cute.jit
-    def _queries(self, operands: Operands, barriers: Barriers, work: Work, leader: Boolean) -> None:
-        """Rows of other sequences come along behind the last query; nobody reads their columns."""
+    def _load_queries(
+        self, operands: TmaOperands, barriers: Barriers, scheduler: TileScheduler, leader: Boolean
+    ) -> None:
+        """Load the queries; behind the last come rows whose columns nobody reads."""
         tile = self.tile
         if leader:
-            ptx.mbarrier_arrive_expect_tx(barriers.asked, tile.query_bytes)
+            ptx.mbarrier_arrive_expect_tx(barriers.q_full, tile.query_bytes)
             for chunk in cutlass.range_constexpr(tile.chunks):
                 ptx.cp_async_bulk_tensor_shared_cluster_global(
                     operands.queries.subview(chunk * tile.columns * tile.chunk_bytes),
                     operands.query_map.get_ptr(),
-                    [chunk * tile.chunk_bytes, 0, work.first_query],
-                    barriers.asked,
+                    [chunk * tile.chunk_bytes, 0, scheduler.first_query],
+                    barriers.q_full,
                     [],
                 )
 
     @cute.jit
-    def _keys(
+    def _load_keys(
         self,
-        operands: Operands,
+        operands: TmaOperands,
         barriers: Barriers,
-        work: Work,
+        scheduler: TileScheduler,
         index: Int32,
         stage: Int32,
         page: Int32,
         leader: Boolean,
     ) -> None:
-        """One tile, a box per lane at a time."""
+        """Load one key tile, one box per lane at a time."""
         tile, variant = self.tile, self.variant
-        full = barriers.full.subview(stage)
+        k_full = barriers.k_full.subview(stage)
         if leader:
-            ptx.mbarrier_arrive_expect_tx(full, tile.key_bytes)
-        row = (work.first_tile + index) * KEYS
+            ptx.mbarrier_arrive_expect_tx(k_full, tile.key_bytes)
+        row = (scheduler.first_tile + index) * KEYS
         if cutlass.const_expr(variant.paged):
             row = row % variant.page_size if variant.page_size > KEYS else Int32(0)
-        at_once = WARP_ROWS // variant.boxes
-        for first in cutlass.range_constexpr(0, tile.chunks, at_once):
+        chunks = WARP_ROWS // variant.boxes
+        for first in cutlass.range_constexpr(0, tile.chunks, chunks):
             chunk = first + cute.arch.lane_idx() // variant.boxes
             offset = (chunk * KEYS + self._box * variant.box_rows) * tile.chunk_bytes
             if chunk < tile.chunks:
@@ -111,6 +119,6 @@ class Loader:
                     operands.keys.subview(stage * tile.key_bytes + offset),
                     operands.key_map.get_ptr(),
                     [chunk * tile.chunk_bytes, row, page],
-                    full,
+                    k_full,
                     [],
                 )

@@ -1,4 +1,4 @@
-"""Where scores go: rows of logits in global memory."""
+"""Visitor that stores scores as rows of logits in global memory."""
 
 from dataclasses import dataclass
 
@@ -6,76 +6,88 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Int64
 
-from nvfp4_kernels.indexer.sm100.consumer import Place
-from nvfp4_kernels.indexer.sm100.scheduler import Range, Ranges, Work, range_of
+from nvfp4_kernels.indexer.sm100.scheduler import KeyRange, KeyRanges, TileScheduler, key_range
 from nvfp4_kernels.indexer.sm100.tile import KEYS, ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant
+from nvfp4_kernels.indexer.sm100.visitor import EpilogueCoord
 
 NEGATIVE_INFINITY = float("-inf")
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a thread keeps of a query.
+class LogitRow:
+    """Row of a query's logits.
 
     Attributes:
-        start: address of its logits.
-        columns: of the result; 0 for a query that there is not.
-        seen: keys that it sees.
+        start: address of the row.
+        columns: its length; 0 for a query that does not exist.
+        seen: keys that the query sees.
     """
 
     start: Int64
     columns: Int32
-    seen: Range
+    seen: KeyRange
 
 
 @dataclass(frozen=True)
-class LogitRows:
-    """Stores float32 [queries, columns]; neighbouring lanes have neighbouring keys."""
+class LogitsVisitor:
+    """Stores float32 [queries, keys]; neighbouring lanes have neighbouring keys."""
 
     tile: ScoreTile
     variant: Variant
 
-    def least(self, out: cute.Pointer) -> Int32:
+    def min_keys(self, out: cute.Pointer) -> Int32:
+        """Score every query that sees a key."""
         return Int32(1)
 
-    def memory(self) -> None:
+    def allocate(self) -> None:
+        """Allocate nothing."""
         return None
 
-    def open(
-        self, out: cute.Pointer, memory: None, ranges: Ranges, work: Work, place: Place
-    ) -> list[Row]:
-        """Also stores −∞ for the hidden key tiles."""
+    def begin(
+        self,
+        out: cute.Pointer,
+        storage: None,
+        ranges: KeyRanges,
+        scheduler: TileScheduler,
+        coord: EpilogueCoord,
+    ) -> list[LogitRow]:
+        """Rows of the group's queries; stores −∞ for the masked key tiles."""
         count = self.tile.group_queries
-        first = place.group * count
-        rows = [self._row(out, ranges, work, first + number) for number in range(count)]
-        self._hide(rows, work, place.turn, place.lane)
+        first = coord.group * count
+        rows = [self._row(out, ranges, scheduler, first + number) for number in range(count)]
+        self._store_masked(rows, scheduler, coord.pingpong, coord.lane)
         return rows
 
-    def _row(self, out: cute.Pointer, ranges: Ranges, work: Work, number: Int32) -> Row:
-        live = number < work.queries
-        query = work.first_query + cutlass.min(number, work.queries - 1)
-        return Row(
-            start=Int64(out.toint()) + Int64(query) * work.columns * 4,
-            columns=Int32(cutlass.select_(live, work.columns, Int32(0))),
-            seen=range_of(self.variant, ranges, query, work.columns),
+    def _row(
+        self, out: cute.Pointer, ranges: KeyRanges, scheduler: TileScheduler, number: Int32
+    ) -> LogitRow:
+        """Row of the ``number``-th query of the CTA."""
+        live = number < scheduler.num_queries
+        query = scheduler.first_query + cutlass.min(number, scheduler.num_queries - 1)
+        return LogitRow(
+            start=Int64(out.toint()) + Int64(query) * scheduler.num_keys * 4,
+            columns=Int32(cutlass.select_(live, scheduler.num_keys, Int32(0))),
+            seen=key_range(self.variant, ranges, query, scheduler.num_keys),
         )
 
     @cute.jit
-    def _hide(self, rows: list[Row], work: Work, turn: Int32, lane: Int32) -> None:
-        """``lane``: this thread's of a key tile."""
-        turns = self.tile.turns
-        for step in cutlass.range(cute.ceil_div(work.hidden - turn, turns), unroll=1):
-            key = work.hidden_tile(step * turns + turn) * KEYS + lane
+    def _store_masked(
+        self, rows: list[LogitRow], scheduler: TileScheduler, pingpong: Int32, lane: Int32
+    ) -> None:
+        """Store −∞ for the masked tiles of a ping-pong set; ``lane``: this thread's of a tile."""
+        sets = self.tile.pingpong
+        for step in cutlass.range(cute.ceil_div(scheduler.num_masked - pingpong, sets), unroll=1):
+            key = scheduler.masked_tile(step * sets + pingpong) * KEYS + lane
             for row in rows:
                 self._store(row, key, Float32(NEGATIVE_INFINITY))
 
-    def meet(self, kept: list[Row], work: Work, lap: Int32) -> None:
-        """Nothing is shared."""
+    def begin_phase(self, state: list[LogitRow], scheduler: TileScheduler, phase: Int32) -> None:
+        """Do nothing: warps share nothing."""
 
-    def put(self, kept: list[Row], number: int, key: Int32, score: Float32) -> None:
-        """Of a key of a tile that some query of the CTA sees, this one or another."""
-        row = kept[number]
+    def visit(self, state: list[LogitRow], number: int, key: Int32, score: Float32) -> None:
+        """Store the score, or −∞ for a key that only other queries of the CTA see."""
+        row = state[number]
         # Selected, not multiplied: what a key that is not seen scores may be NaN.
         seen = key < row.seen.end
         if not self.variant.paged:
@@ -83,11 +95,12 @@ class LogitRows:
         score = Float32(cutlass.select_(seen, score, Float32(NEGATIVE_INFINITY)))
         self._store(row, key, score)
 
-    def close(self, kept: list[Row], work: Work) -> None:
-        """All is stored."""
+    def end(self, state: list[LogitRow], scheduler: TileScheduler) -> None:
+        """Do nothing: all logits are stored."""
 
     @cute.jit
-    def _store(self, row: Row, key: Int32, score: Float32) -> None:
+    def _store(self, row: LogitRow, key: Int32, score: Float32) -> None:
+        """Store one logit, unless ``key`` is beyond the row."""
         if key < row.columns:
             address = row.start + Int64(key) * 4
             pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=4)

@@ -1,4 +1,4 @@
-"""The scale warps: from rows in global memory to the tensor core's atoms.
+"""Scale warps: copy scales from rows in global memory to the tensor core's atoms.
 
 An atom has a word of each of 128 rows: row ``r`` at ``r % 32 · 16 + r // 32 · 4``, so that a lane
 that has rows ``lane + 32·i`` writes 16 bytes (PTX ISA, tcgen05 block scaling; ``nvfp4.py``).
@@ -13,26 +13,26 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.indexer.sm100.barriers import Barriers
-from nvfp4_kernels.indexer.sm100.operands import PageFinder, Pages, scale_address
-from nvfp4_kernels.indexer.sm100.scheduler import Work
+from nvfp4_kernels.indexer.sm100.operands import PageLookup, PageTable, scale_address
+from nvfp4_kernels.indexer.sm100.scheduler import TileScheduler
 from nvfp4_kernels.indexer.sm100.tile import KEYS, LANE_BYTES, SCALE_WARPS, WORD, ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant
 from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, WARP_ROWS
 
-AHEAD = 4  # most tiles of a warp whose scales are on their way
+MAX_PREFETCH = 4  # key tiles of a warp whose copies are in flight
 ROWS = ATOM_ROWS // WARP_ROWS  # of a lane in an atom
 UNSIGNED = 0x7F7F7F7F  # UE4M3 is E4M3 without the sign, which NaN may have
 
-Words = list[list[Uint32]]  # of a lane's rows
+Words = list[list[Uint32]]  # scales of a lane's rows
 
 
 @dataclass(frozen=True)
 class ScaleLoader:
-    """Role of two warps, which take key tiles in turn, as one would be the slowest of a CTA.
+    """Role of two warps, which take key tiles alternately: one would be the slowest of a CTA.
 
-    Rows that nobody sees get zeros: what lies there may be anything.
+    Keys that no query sees get zeros: their scales may be anything.
 
-    Keys' scales are copied asynchronously, word by word to where they belong, and looked at by the
+    Keys' scales are copied by cp.async, word by word to their places in an atom, and masked by the
     lane that has copied them. FP8 keys' factors lie in the ring as an atom does, for the epilogue.
     """
 
@@ -40,91 +40,91 @@ class ScaleLoader:
     variant: Variant
 
     @property
-    def _ahead(self) -> int:
-        """Of this warp's tiles; what waits for a stage must have published what held it before."""
-        return min(AHEAD, (self.tile.stages - SCALE_WARPS) // SCALE_WARPS)
+    def _prefetch(self) -> int:
+        """Prefetch distance in tiles of this warp: a stage waited for must be published before."""
+        return min(MAX_PREFETCH, (self.tile.stages - SCALE_WARPS) // SCALE_WARPS)
 
     @cute.jit
     def run(
         self,
         queries: cute.Pointer,
-        pages: Pages,
+        page_table: PageTable,
         query_atoms: Array,
         key_atoms: Array,
         barriers: Barriers,
-        work: Work,
+        scheduler: TileScheduler,
         warp: Int32,
     ) -> None:
-        """Scales of key tiles into a ring of ``key_atoms``; the first warp begins with queries'."""
-        tile, finder = self.tile, PageFinder(self.variant)
+        """Load scales of key tiles into the ring ``key_atoms``; warp 0 begins with the queries'."""
+        tile, lookup = self.tile, PageLookup(self.variant)
         leader = ptx.elect_sync()
-        looked_up, per = finder.look_up(pages, work, Int32(0)), finder.tiles
+        pages, per = lookup.run(page_table, scheduler, Int32(0)), lookup.tiles
         if cutlass.const_expr(tile.block_scaled):
-            if work.tiles > 0 and warp == 0:
-                self._queries(queries, query_atoms, work)
-                self._publish(barriers.graded, leader)
-        # Copies run ahead of what is published, at the end without more to copy.
-        ahead = SCALE_WARPS * self._ahead
-        steps = work.tiles + ahead
+            if scheduler.num_tiles > 0 and warp == 0:
+                self._load_queries(queries, query_atoms, scheduler)
+                self._publish(barriers.sfq_full, leader)
+        # Copies run ahead of what is published; the last steps only publish.
+        distance = SCALE_WARPS * self._prefetch
+        steps = scheduler.num_tiles + distance
         for batch in cutlass.range(cute.ceil_div(steps, per), unroll=1):
-            following = finder.look_up(pages, work, batch + 1)
+            next_pages = lookup.run(page_table, scheduler, batch + 1)
             first = batch * per
             some = cutlass.min(per, steps - first)
             for step in cutlass.range(cute.ceil_div(some - warp, SCALE_WARPS), unroll=1):
                 number = step * SCALE_WARPS + warp
                 index = first + number
-                if index < work.tiles:
+                if index < scheduler.num_tiles:
                     stage = index % tile.stages
-                    wait(barriers.empty.subview(stage), index // tile.stages - 1)
+                    wait(barriers.k_empty.subview(stage), index // tile.stages - 1)
                     atoms = key_atoms.subview(stage * tile.key_scale_bytes)
-                    self._copy(atoms, pages, work, index, number, looked_up)
+                    self._copy(atoms, page_table, scheduler, index, number, pages)
                 cute.arch.cp_async_commit_group()
-                cute.arch.cp_async_wait_group(self._ahead)
-                done = index - ahead
+                cute.arch.cp_async_wait_group(self._prefetch)
+                done = index - distance
                 if done >= 0:
                     stage = done % tile.stages
-                    self._clean(key_atoms.subview(stage * tile.key_scale_bytes))
-                    self._publish(barriers.scaled.subview(stage), leader)
-            looked_up = following
+                    self._mask(key_atoms.subview(stage * tile.key_scale_bytes))
+                    self._publish(barriers.sfk_full.subview(stage), leader)
+            pages = next_pages
 
     @cute.jit
     def _copy(
         self,
         atoms: Array,
-        pages: Pages,
-        work: Work,
+        page_table: PageTable,
+        scheduler: TileScheduler,
         index: Int32,
         number: Int32,
-        looked_up: Int32,
+        pages: Int32,
     ) -> None:
-        """Scales of the ``index``-th tile, the ``number``-th of a lookup."""
+        """Copy the scales of the ``index``-th tile, the ``number``-th of a lookup."""
         tile, variant = self.tile, self.variant
         lane = cute.arch.lane_idx()
-        # Half a word comes with the one before it; rows of a lane are all odd or all even.
+        # A half word is copied with the half before it; rows of a lane are all odd or all even.
         odd = lane % 2 if tile.scale_bytes < WORD else Int32(0)
         size = min(tile.scale_bytes, WORD) * (1 + odd)
-        together = max(1, ROWS // variant.boxes)  # rows of a lane that are in the same page
+        rows = max(1, ROWS // variant.boxes)  # rows of a lane that are in the same page
         atoms = atoms.subview(lane * LANE_BYTES)
-        first = (work.first_tile + index) * KEYS + lane
-        for turn in cutlass.range_constexpr(0, ROWS, together):
-            page = PageFinder(variant).of_row(looked_up, number, turn * WARP_ROWS + lane)
-            key = first + turn * WARP_ROWS
-            start = scale_address(variant, pages, page, key - odd, tile.scale_bytes)
-            for row in cutlass.range_constexpr(together):
+        first = (scheduler.first_tile + index) * KEYS + lane
+        for base in cutlass.range_constexpr(0, ROWS, rows):
+            page = PageLookup(variant).page_of_row(pages, number, base * WARP_ROWS + lane)
+            key = first + base * WARP_ROWS
+            start = scale_address(variant, page_table, page, key - odd, tile.scale_bytes)
+            for row in cutlass.range_constexpr(rows):
                 beyond = row * WARP_ROWS
-                count = Int32(cutlass.select_(key + beyond < work.end, size, Int32(0)))
+                count = Int32(cutlass.select_(key + beyond < scheduler.key_end, size, Int32(0)))
                 for word in cutlass.range_constexpr(tile.scale_words):
                     source = start + (beyond * tile.scale_bytes + word * WORD)
                     ptx.cp_async_shared_global(
-                        atoms.subview(word * ATOM_BYTES + (turn + row) * WORD),
+                        atoms.subview(word * ATOM_BYTES + (base + row) * WORD),
                         cute.make_ptr(Uint8, source, cute.AddressSpace.gmem, assumed_align=WORD),
                         WORD,
                         ptx.LoadCacheModifier.CA,
                         cp_size=count,
                     )
 
-    def _clean(self, atoms: Array) -> None:
-        """What this lane has copied, as the tensor core takes it."""
+    def _mask(self, atoms: Array) -> None:
+        """Clear the bits of the words this lane has copied that the tensor core must not see."""
         tile = self.tile
         lane = cute.arch.lane_idx()
         if tile.fmt != "nvfp4" and tile.scale_bytes >= WORD:
@@ -138,36 +138,36 @@ class ScaleLoader:
                 # The rows of a lane are all odd or all even, as are the keys.
                 shift = Uint32(lane % 2 * 16)
                 words = [copied[row] >> shift & Uint32(0xFFFF) for row in range(ROWS)]
-            cleaned = Vector.from_elements(tuple(words), Uint32)
-            atoms.store(cleaned.bitcast(Uint8), offset, alignment=16)
+            masked = Vector.from_elements(tuple(words), Uint32)
+            atoms.store(masked.bitcast(Uint8), offset, alignment=16)
 
     @cute.jit
-    def _queries(self, queries: cute.Pointer, atoms: Array, work: Work) -> None:
-        """Row ``r`` is column ``r`` of the accumulator."""
+    def _load_queries(self, queries: cute.Pointer, atoms: Array, scheduler: TileScheduler) -> None:
+        """Load the scales of the queries: row ``r`` is column ``r`` of the accumulator."""
         tile = self.tile
         for atom in cutlass.range_constexpr(tile.query_atoms):
             words = []
             for row in cutlass.range_constexpr(ROWS):
                 column = atom * ATOM_ROWS + row * WARP_ROWS + cute.arch.lane_idx()
                 query, head = column // tile.head_columns, column % tile.head_columns
-                place = Int64(work.first_query + query) * tile.heads + head
-                address = Int64(queries.toint()) + place * tile.scale_bytes
-                live = (query < work.queries) & (head < tile.heads)
+                row_index = Int64(scheduler.first_query + query) * tile.num_heads + head
+                address = Int64(queries.toint()) + row_index * tile.scale_bytes
+                live = (query < scheduler.num_queries) & (head < tile.num_heads)
                 words.append(load_words(address, tile.scale_bytes, live))
             self._store(atoms, words, atom)
 
     def _store(self, atoms: Array, words: Words, atom: int) -> None:
-        """Rows of queries."""
+        """Store the words of this lane's rows of queries."""
         mask = Uint32(UNSIGNED if self.tile.fmt == "nvfp4" else 0xFFFFFFFF)
         for number in range(self.tile.scale_words):
             word = Vector.from_elements(tuple(row[number] & mask for row in words), Uint32)
-            place = number * self.tile.query_atoms + atom
-            offset = place * ATOM_BYTES + cute.arch.lane_idx() * LANE_BYTES
+            index = number * self.tile.query_atoms + atom
+            offset = index * ATOM_BYTES + cute.arch.lane_idx() * LANE_BYTES
             atoms.store(word.bitcast(Uint8), offset, alignment=16)
 
     @cute.jit
     def _publish(self, barrier: Array, leader: Boolean) -> None:
-        """What this warp has written, to the tensor core."""
+        """Publish what this warp has written to the tensor core."""
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if leader:
@@ -175,7 +175,7 @@ class ScaleLoader:
 
 
 def load_words(address: Int64, count: int, live: Boolean) -> list[Uint32]:
-    """``count`` bytes, 2 to 16, as words; zeros if not ``live``."""
+    """Load ``count`` bytes, 2 to 16, as words; zeros if not ``live``."""
     words = max(1, count // WORD)
     names = ", ".join(f"{{$w{n}}}" for n in range(words))
     zeros = " ".join(f"mov.b32 {{$w{n}}}, 0;" for n in range(words))

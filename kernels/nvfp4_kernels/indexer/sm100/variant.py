@@ -1,4 +1,4 @@
-"""Where the keys of a launch lie, and what multiplies scores. No CuTe in here."""
+"""Variants of a scoring kernel beside its tile: contiguous or paged keys. No CuTe in here."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from nvfp4_kernels.indexer.sm100.tile import KEYS
 
 @dataclass(frozen=True)
 class Variant:
-    """Where keys lie, and what is multiplied; see ``indexer_logits`` and ``indexer_logits_paged``.
+    """Layout of the keys, and scales; see ``indexer_logits`` and ``indexer_logits_paged``.
 
     Attributes:
-        page_size: keys of a page, a power of two of at least 16; 0: keys lie in a row.
-        query_factors: whether the weights are to be multiplied by FP8 queries' scales.
+        page_size: keys of a page, a power of two of at least 16; 0: keys are contiguous.
+        query_factors: whether FP8 queries' scales multiply the weights.
     """
 
     page_size: int = 0
@@ -23,14 +23,15 @@ class Variant:
 
     @property
     def paged(self) -> bool:
+        """Whether keys lie in pages."""
         return self.page_size > 0
 
     @property
     def box_rows(self) -> int:
-        """Keys of one copy."""
+        """Keys of one TMA copy."""
         return min(self.page_size, KEYS) if self.paged else KEYS
 
     @property
     def boxes(self) -> int:
-        """Copies along a key tile."""
+        """TMA copies along a key tile."""
         return KEYS // self.box_rows

@@ -1,188 +1,158 @@
-"""The kernel, and the op's function that launches it."""
+"""Top-k kernel of sm_90 and sm_100."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Boolean, Float32, Int32, Int64, Uint64
-from cutlass.cute.runtime import make_ptr
 from cutlass.experimental import primitives as ptx
-from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.compile import launch
-from nvfp4_kernels.devices import multiprocessors
-from nvfp4_kernels.indexer.topk.choose import choose_config
-from nvfp4_kernels.indexer.topk.guess import guess
-from nvfp4_kernels.indexer.topk.keys import LEAST, MOST
-from nvfp4_kernels.indexer.topk.result import Result, clear_bitmap, write
-from nvfp4_kernels.indexer.topk.row import Row, find
-from nvfp4_kernels.indexer.topk.select import narrow, settle
-from nvfp4_kernels.indexer.topk.shared import OF_CLUSTER, TOTAL, Cta, clear, enter
+from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.indexer.topk.keys import MAX_KEY, MIN_KEY
+from nvfp4_kernels.indexer.topk.result import TopkResult, clear_bitmap, write
+from nvfp4_kernels.indexer.topk.row import RowSlice, row_slice
+from nvfp4_kernels.indexer.topk.sample import sample_threshold
+from nvfp4_kernels.indexer.topk.select import histogram_pass, rank_ties
+from nvfp4_kernels.indexer.topk.shared import (
+    CLUSTER_HISTOGRAMS,
+    TOTAL,
+    ThreadGroup,
+    clear,
+    cta_group,
+)
 from nvfp4_kernels.indexer.topk.stream import stream
-from nvfp4_kernels.indexer.topk.tile import BATCH, MAX_COLUMNS, MAX_TIES, QUAD, Config
+from nvfp4_kernels.indexer.topk.tile import BATCH, MAX_TIES, QUAD, TopkTile
+
+
+class TopkArguments(NamedTuple):
+    """Arguments of a launch, in global memory.
+
+    Attributes:
+        logits: float32 [rows, stride].
+        ids: int32 [rows, stride], what to write instead of the numbers of columns; null: those.
+        lens: int32 [rows], elements of each row.
+        starts: int32 [rows], first column of each row; null: 0.
+        indices: int32 [rows, top_k], result.
+        valid: int32 [rows], how many of each row's ``indices`` are chosen; −1 follows.
+        stride: elements from one row to the next.
+        top_k: columns to choose.
+        rows: rows of the launch.
+    """
+
+    logits: cute.Pointer
+    ids: cute.Pointer
+    lens: cute.Pointer
+    starts: cute.Pointer
+    indices: cute.Pointer
+    valid: cute.Pointer
+    stride: Int64
+    top_k: Int32
+    rows: Int32
 
 
 @dataclass(frozen=True)
-class TopK:
+class IndexerTopk:
     """One compiled variant.
 
+    All threads of a cluster, one per row, have the same role. CTAs synchronise by ``bar.sync`` and
+    ``barrier.cluster`` alone, there are no mbarriers; candidates are in shared memory, and peers
+    exchange histograms and ties through distributed shared memory.
+
     Attributes:
-        config: how rows are cut.
-        windows: whether rows have starts of their own.
-        named: whether the result has other names for columns than their numbers.
+        tile: threads, cluster and shared memory.
+        has_starts: whether rows have first columns of their own.
+        has_ids: whether the result has ids instead of the numbers of columns.
     """
 
-    config: Config
-    windows: bool = False
-    named: bool = False
+    tile: TopkTile
+    has_starts: bool = False
+    has_ids: bool = False
 
     def __post_init__(self) -> None:
-        assert self.config.buffer > BATCH
+        assert self.tile.capacity > BATCH
 
-    def signature(self) -> tuple[Any, ...]:
-        def pointer(dtype: type[cutlass.Numeric]) -> Any:
-            return make_ptr(dtype, 4, cute.AddressSpace.gmem, assumed_align=4)
-
-        return (
-            pointer(Float32), *[pointer(Int32)] * 5, Int32(0), Int64(0), Int32(0)
-        )  # fmt: skip
+    def signature(self) -> tuple[TopkArguments]:
+        """Example of ``__call__``'s bundle of arguments."""
+        indices = dict.fromkeys(("ids", "lens", "starts", "indices", "valid"), Int32)
+        return (example(TopkArguments, {"logits": Float32, **indices}, alignment=4),)
 
     @cute.jit
-    def __call__(
-        self,
-        logits: cute.Pointer,
-        names: cute.Pointer,
-        lens: cute.Pointer,
-        starts: cute.Pointer,
-        indices: cute.Pointer,
-        valid: cute.Pointer,
-        rows: Int32,
-        stride: Int64,
-        top_k: Int32,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """Rows of ``logits`` and ``names`` lie ``stride`` elements apart.
-
-        Without windows, starts are null; without names, those are.
-        """
-        self.kernel(logits, names, lens, starts, indices, valid, stride, top_k).launch(
-            grid=(rows * self.config.cluster, 1, 1),
-            block=(self.config.threads, 1, 1),
-            cluster=(self.config.cluster, 1, 1),
+    def __call__(self, arguments: TopkArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch one cluster per row."""
+        self.kernel(arguments).launch(
+            grid=(arguments.rows * self.tile.cluster, 1, 1),
+            block=(self.tile.threads, 1, 1),
+            cluster=(self.tile.cluster, 1, 1),
             stream=stream,
             use_pdl=True,
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        logits: cute.Pointer,
-        names: cute.Pointer,
-        lens: cute.Pointer,
-        starts: cute.Pointer,
-        indices: cute.Pointer,
-        valid: cute.Pointer,
-        stride: Int64,
-        top_k: Int32,
-    ) -> None:
-        cta = enter(self.config)
-        index = cute.arch.block_idx()[0] // self.config.cluster
+    def kernel(self, arguments: TopkArguments) -> None:
+        """Choose among a row's elements, or all of them if there are no more than ``top_k``."""
+        top_k = arguments.top_k
+        group = cta_group(self.tile)
+        index = cute.arch.block_idx()[0] // self.tile.cluster
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
-        clear(cta)
+        clear(group)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        length = Array(lens, shape=(1,))[index]
-        start = index * stride
-        if cutlass.const_expr(self.windows):
-            start += Array(starts, shape=(1,))[index]
-        out = self._result(indices, names, index, start, top_k)
+        length = Array(arguments.lens, shape=(1,))[index]
+        start = index * arguments.stride
+        if cutlass.const_expr(self.has_starts):
+            start += Array(arguments.starts, shape=(1,))[index]
+        out = self._result(arguments, index, start)
         if length <= top_k:
-            self._choose_all(cta, out, length, top_k)
+            self._choose_all(group, out, length, top_k)
         else:
-            self._choose(cta, find(cta, logits, start, length), out, top_k)
-        if (cta.rank == 0) & (cta.thread == 0):
-            Array(valid, shape=(1,)).store(cutlass.min(length, top_k), index)
+            self._choose(group, row_slice(group, arguments.logits, start, length), out, top_k)
+        if (group.rank == 0) & (group.thread == 0):
+            Array(arguments.valid, shape=(1,)).store(cutlass.min(length, top_k), index)
 
-    def _result(
-        self, indices: cute.Pointer, names: cute.Pointer, row: Int32, start: Int64, top_k: Int32
-    ) -> Result:
-        out = Array(indices, shape=(1,)).subview(Int64(row) * top_k)
-        return Result(out, Array(names, shape=(1,)).subview(start) if self.named else None)
+    def _result(self, arguments: TopkArguments, row: Int32, start: Int64) -> TopkResult:
+        """Destination of a row's columns."""
+        out = Array(arguments.indices, shape=(1,)).subview(Int64(row) * arguments.top_k)
+        ids = Array(arguments.ids, shape=(1,)).subview(start) if self.has_ids else None
+        return TopkResult(out, ids)
 
     @cute.jit
-    def _choose_all(self, cta: Cta, result: Result, length: Int32, top_k: Int32) -> None:
-        first = cta.rank * self.config.threads + cta.thread
-        for at in range(first, top_k, self.config.threads * self.config.cluster):
+    def _choose_all(
+        self, group: ThreadGroup, result: TopkResult, length: Int32, top_k: Int32
+    ) -> None:
+        """Write all columns of a row, and −1 behind them."""
+        first = group.rank * self.tile.threads + group.thread
+        for at in range(first, top_k, self.tile.threads * self.tile.cluster):
             if at < length:
-                result.put(at, at)
+                result.store(at, at)
             else:
                 result.indices.store(Int32(-1), at)
 
     @cute.jit
-    def _choose(self, cta: Cta, row: Row, result: Result, top_k: Int32) -> None:
-        config = self.config
-        low, hint = Uint64(LEAST), Uint64(MOST)
-        if row.quads > config.cluster * config.buffer // QUAD:
-            low, hint = guess(cta, row, top_k)
-        high, need, within = Uint64(MOST), top_k, Int32(0)
-        entries, turn = Int32(0), Int32(OF_CLUSTER[0])
+    def _choose(self, group: ThreadGroup, row: RowSlice, result: TopkResult, top_k: Int32) -> None:
+        """Write the ``top_k`` best columns of a row."""
+        tile = self.tile
+        low, hint = Uint64(MIN_KEY), Uint64(MAX_KEY)
+        if row.quads > tile.cluster * tile.capacity // QUAD:
+            low, hint = sample_threshold(group, row, top_k)
+        high, need, within = Uint64(MAX_KEY), top_k, Int32(0)
+        entries, histogram = Int32(0), Int32(CLUSTER_HISTOGRAMS[0])
         reading = Boolean(True)
         while reading:
-            entries = stream(cta, row, low, top_k)
-            low, high, need, within = narrow(
-                cta, entries, low, Uint64(MOST), hint, top_k, turn, config.cluster
+            entries = stream(group, row, low, top_k)
+            low, high, need, within = histogram_pass(
+                group, entries, low, Uint64(MAX_KEY), hint, top_k, histogram, tile.cluster
             )
-            turn = sum(OF_CLUSTER) - turn
-            # The guess was too high.
-            reading = cta.shared.cells[TOTAL] < top_k
+            histogram = sum(CLUSTER_HISTOGRAMS) - histogram
+            # Too few elements reach a threshold that was too high: read the row again, without.
+            reading = group.shared.counters[TOTAL] < top_k
             if reading:
-                low, hint = Uint64(LEAST), Uint64(MOST)
+                low, hint = Uint64(MIN_KEY), Uint64(MAX_KEY)
         while within > MAX_TIES:
-            low, high, need, within = narrow(
-                cta, entries, low, high, high, need, turn, config.cluster
+            low, high, need, within = histogram_pass(
+                group, entries, low, high, high, need, histogram, tile.cluster
             )
-            turn = sum(OF_CLUSTER) - turn
-        clear_bitmap(cta, row)
-        least = settle(cta, entries, low, high, need, within, config.cluster)
-        write(cta, row, entries, least, within, result)
-
-
-def topk(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-    """See ``nvfp4_kernels.indexer.topk_op.indexer_topk``."""
-    columns = logits.shape[1]
-    if columns > MAX_COLUMNS:
-        raise InvalidArgument(
-            f"logits: has {columns} columns, must have at most {MAX_COLUMNS}; "
-            "choose among parts of the rows, then among what was chosen"
-        )
-    return _topk(logits, None, lens, starts, top_k)
-
-
-def topk_named(scores: Tensor, names: Tensor, lens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The names of the best of each row, in the order of columns.
-
-    Args:
-        scores: float32 ``(rows, columns)``, contiguous, at most ``MAX_COLUMNS`` columns.
-        names: int32, as many, contiguous.
-        lens: int32 ``(rows,)``: elements of each row.
-        top_k: names to choose.
-
-    Returns:
-        As ``indexer_topk``, with names in the place of indices.
-    """
-    return _topk(scores, names, lens, None, top_k)
-
-
-def _topk(
-    logits: Tensor, names: Tensor | None, lens: Tensor, starts: Tensor | None, top_k: int
-) -> tuple[Tensor, Tensor]:
-    rows, columns = logits.shape
-    indices, valid = lens.new_empty((rows, top_k)), lens.new_empty((rows,))
-    if rows:
-        config = choose_config(rows, columns, top_k, multiprocessors(logits.device))
-        kernel = TopK(config, windows=starts is not None, named=names is not None)
-        stride = logits.stride(0)
-        launch(kernel, logits, names, lens, starts, indices, valid, rows, stride, top_k)
-    return indices, valid
+            histogram = sum(CLUSTER_HISTOGRAMS) - histogram
+        clear_bitmap(group, row)
+        threshold = rank_ties(group, entries, low, high, need, within, tile.cluster)
+        write(group, row, entries, threshold, within, result)

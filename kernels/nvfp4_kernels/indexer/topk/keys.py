@@ -1,7 +1,7 @@
-"""Elements as integers: the greater the key, the better; no two elements of a row share one.
+"""Sort keys of elements: the greater, the better; no two elements of a row have equal ones.
 
 A key's upper half orders the values, its lower half prefers the lower column. −0 equals +0, and
-NaN, which ``loaded`` has replaced, equals −inf.
+NaN, which ``nan_to_lowest`` replaces, equals −inf.
 """
 
 import cutlass
@@ -10,29 +10,29 @@ from cutlass import Float32, Int32, Uint32, Uint64
 
 LOWEST = float("-inf")
 ANY_COLUMN = 0xFFFFFFFF
-LEAST = 0x007FFFFF_00000000  # no key is less; of −inf
-MOST = 0xFFFFFFFF_FFFFFFFF  # no key is greater
+MIN_KEY = 0x007FFFFF_00000000  # lower bound on all keys: that of −inf
+MAX_KEY = 0xFFFFFFFF_FFFFFFFF  # upper bound on all keys
 
 
-def known(value: Float32) -> Float32:
-    """NaN as −inf: a maximum ignores NaN (PTX ISA, max)."""
+def nan_to_lowest(value: Float32) -> Float32:
+    """Replace NaN by −inf: a maximum ignores NaN (PTX ISA, max)."""
     return cute.arch.fmax(value, Float32(LOWEST))
 
 
-def ordered(value: Float32) -> Uint32:
-    """Compares as the value does."""
+def order_bits(value: Float32) -> Uint32:
+    """Order-preserving integer of a value."""
     bits = (value + 0.0).bitcast(Int32)  # -0 + 0 is +0
     return (bits ^ ((bits >> 31) | Int32(-(1 << 31)))).bitcast(Uint32)
 
 
 def value_of(order: Uint32) -> Float32:
-    """The value that ``ordered`` maps to ``order``."""
+    """Value that ``order_bits`` maps to ``order``."""
     bits = order.bitcast(Int32)
     return (bits ^ (~(bits >> 31) | Int32(-(1 << 31)))).bitcast(Float32)
 
 
 def value_before(order: Uint32) -> Float32:
-    """The greatest value less than that of ``order``, which is not −inf."""
+    """Greatest value less than that of ``order``, which is not −inf."""
     before = order - 1
     # Of the two zeros, -0 comes before +0 but is no less.
     before = before - Uint32(cutlass.select_(before == Uint32(0x7FFFFFFF), Uint32(1), Uint32(0)))
@@ -40,20 +40,20 @@ def value_before(order: Uint32) -> Float32:
 
 
 def key_of(value: Float32, column: Int32) -> Uint64:
-    """Of an element."""
-    return least_of(ordered(value)) | Uint64(~column.bitcast(Uint32))
+    """Key of an element."""
+    return min_key(order_bits(value)) | Uint64(~column.bitcast(Uint32))
 
 
-def least_of(order: Uint32) -> Uint64:
-    """The least key of that order."""
+def min_key(order: Uint32) -> Uint64:
+    """Least key of the values with these order bits."""
     return Uint64(order) << 32
 
 
 def order_of(key: Uint64) -> Uint32:
-    """The upper half."""
+    """Order bits of a key, its upper half."""
     return Uint32(key >> 32)
 
 
 def column_of(key: Uint64) -> Uint32:
-    """The column of an element, or, of a bound, the last column that it admits."""
+    """Column of a key's element; of a threshold, the last column that it admits."""
     return ~Uint32(key)

@@ -1,4 +1,4 @@
-"""Where the elements of a row are."""
+"""Rows in global memory, and slices of them."""
 
 from dataclasses import dataclass
 
@@ -7,24 +7,24 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Float32, Int32, Int64, Uint32
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.indexer.topk.keys import known
-from nvfp4_kernels.indexer.topk.shared import Cta
+from nvfp4_kernels.indexer.topk.keys import nan_to_lowest
+from nvfp4_kernels.indexer.topk.shared import ThreadGroup
 from nvfp4_kernels.indexer.topk.tile import LINE, QUAD
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row, and this CTA's slice of it.
+class RowSlice:
+    """Row, and this CTA's slice of it.
 
-    A row is up to 3 elements, quads that lie on a multiple of 16 bytes, and up to 3 elements.
+    A row is up to 3 elements, 16-byte aligned quads, and up to 3 elements.
 
     Attributes:
-        elements: of the row.
-        length: elements of the row.
+        elements: elements of the row.
+        length: number of elements of the row.
         head: elements before the first quad.
-        quads: of the row.
-        first: quad of the slice.
-        last: the quad after the slice.
+        quads: quads of the row.
+        first: first quad of the slice.
+        last: quad after the slice.
     """
 
     elements: Array
@@ -36,29 +36,29 @@ class Row:
 
     @property
     def end(self) -> Int32:
-        """The column after the last quad."""
+        """Column after the last quad."""
         return self.head + QUAD * self.quads
 
     @property
     def origin(self) -> Int32:
-        """A column before all of the slice's, the head among those of the first CTA."""
+        """Column before all of the slice, which for the first CTA includes the head."""
         return self.head + QUAD * (self.first - 1)
 
 
-def find(cta: Cta, logits: cute.Pointer, start: Int64, length: Int32) -> Row:
-    """A row that starts at element ``start``: slices are whole lines, in the order of ranks."""
-    beyond = ((logits.toint() >> 2) + start).to(Int32) % QUAD
+def row_slice(group: ThreadGroup, logits: cute.Pointer, start: Int64, length: Int32) -> RowSlice:
+    """Slice of the row from element ``start`` on: whole lines, in the order of ranks."""
+    misaligned = ((logits.toint() >> 2) + start).to(Int32) % QUAD
     elements = Array(logits, shape=(1,)).subview(start)
-    head = cutlass.min((QUAD - beyond) % QUAD, length)
+    head = cutlass.min((QUAD - misaligned) % QUAD, length)
     quads = (length - head) // QUAD
-    lines = cute.ceil_div(quads, cta.config.cluster * LINE)
-    first = cutlass.min(cta.rank * lines * LINE, quads)
+    lines = cute.ceil_div(quads, group.tile.cluster * LINE)
+    first = cutlass.min(group.rank * lines * LINE, quads)
     last = cutlass.min(first + lines * LINE, quads)
-    return Row(elements, length, head, quads, first, last)
+    return RowSlice(elements, length, head, quads, first, last)
 
 
-def load_quad(row: Row, quad: Int32, inside: Boolean | None = None) -> list[Float32]:
-    """Its 4 elements; anything if not ``inside``."""
+def load_quad(row: RowSlice, quad: Int32, inside: Boolean | None = None) -> list[Float32]:
+    """Load the 4 elements of a quad; anything if not ``inside``."""
     # Predicated rather than branched around, so that a thread's loads all start before it waits.
     names = ", ".join(f"{{$w{n}}}" for n in range(QUAD))
     load = f"ld.global.v4.b32 {{ {names} }}, [{{$r0}}];"
@@ -71,15 +71,16 @@ def load_quad(row: Row, quad: Int32, inside: Boolean | None = None) -> list[Floa
     return [word.bitcast(Float32) for word in words]
 
 
-def load_element(row: Row, column: Int32) -> Float32:
-    """One of them, NaN as −inf."""
-    return known(row.elements[column])
+def load_element(row: RowSlice, column: Int32) -> Float32:
+    """Load one element, NaN as −inf."""
+    return nan_to_lowest(row.elements[column])
 
 
-def prefetch_quads(row: Row, quad: Int32, count: Int32) -> None:
-    """Has L2 fetch them; ``count`` is positive."""
+def prefetch_quads(row: RowSlice, quad: Int32, count: Int32) -> None:
+    """Prefetch quads to L2; ``count`` is positive."""
     ptx.cp_async_bulk_prefetch(_address(row, row.head + QUAD * quad), count * (4 * QUAD))
 
 
-def _address(row: Row, column: Int32) -> Array:
+def _address(row: RowSlice, column: Int32) -> Array:
+    """Address of an element."""
     return row.elements.data_ptr(column)

@@ -1,4 +1,4 @@
-"""The key of a given rank, exactly, by histograms over ever narrower intervals of keys."""
+"""Exact selection of the key of a given rank: radix select by histograms of intervals."""
 
 import cutlass
 import cutlass.cute as cute
@@ -9,17 +9,17 @@ from nvfp4_kernels.indexer.topk.shared import (
     ABOVE,
     BEFORE,
     BIN,
+    CTA_HISTOGRAM,
     LISTED,
-    OF_CTA,
     TOTAL,
     WITHIN,
-    Cta,
-    add,
-    count,
-    of_peer,
-    sum_before_in_cta,
-    sum_of_warp,
-    synchronise,
+    ThreadGroup,
+    fetch_add,
+    group_exclusive_sum,
+    increment,
+    map_shared_rank,
+    sync_cluster,
+    warp_sum,
 )
 from nvfp4_kernels.indexer.topk.tile import BINS, MAX_TIES
 
@@ -27,76 +27,77 @@ DIGIT = BINS.bit_length() - 1
 
 
 @cute.jit
-def narrow(
-    cta: Cta,
+def histogram_pass(
+    group: ThreadGroup,
     entries: Int32,
     low: Uint64,
     high: Uint64,
     hint: Uint64,
     need: Int32,
-    turn: Int32 | int,
+    histogram: Int32 | int,
     cluster: cutlass.Constexpr,
 ) -> tuple[Uint64, Uint64, Int32, Int32]:
-    """Finds the part of the interval that holds its key of rank ``need``; the greatest has rank 1.
+    """Narrow an interval to the bin that holds its key of rank ``need``; the greatest has rank 1.
 
-    All threads of the cluster, or of the CTA, take part; buffers were written before the last
-    barrier. If there are fewer keys than ``need``, which ``TOTAL`` tells, the result means nothing.
+    All threads of the cluster, or of the group, take part; buffers were written before the last
+    barrier. If there are fewer than ``need`` keys, as the counter ``TOTAL`` says, the result is
+    meaningless.
 
     Args:
-        cta: this thread.
-        entries: of the buffer.
-        low: the interval's least key.
-        high: its greatest.
-        hint: the same, or a lower one that few keys exceed: they share the last bin.
-        need: the rank.
-        turn: the histogram to use, which nobody reads any more.
+        group: thread group.
+        entries: keys in the buffer.
+        low: least key of the interval.
+        high: greatest key of the interval.
+        hint: ``high``, or a lower key that few keys exceed: they share the last bin.
+        need: rank of the key.
+        histogram: index of the histogram to use, which no thread reads any more.
         cluster: CTAs whose buffers count: all of the cluster, or 1.
 
     Returns:
-        The part's low, high and rank, and how many keys it holds.
+        Low, high and rank within the bin, and the number of its keys.
     """
-    shared, threads = cta.shared, cta.config.threads
-    bins, histogram = BINS // threads, BINS * turn
+    shared, threads = group.shared, group.tile.threads
+    bins, base = BINS // threads, BINS * histogram
     for n in cutlass.range_constexpr(bins):
-        shared.histograms.store(Int32(0), histogram + cta.thread + n * threads)
-    cta.meet()
+        shared.histograms.store(Int32(0), base + group.thread + n * threads)
+    group.sync()
     shift = _shift(hint - low)
-    for at in range(cta.thread, entries, threads):
+    for at in range(group.thread, entries, threads):
         distance = shared.buffer[at] - low
         if distance <= high - low:
-            count(shared.histograms, histogram + _digit(distance, shift))
-    synchronise(cta, cluster)
-    mine = Int32(0)
+            increment(shared.histograms, base + _digit(distance, shift))
+    sync_cluster(group, cluster)
+    thread_total = Int32(0)
     counted = []
     for n in cutlass.range_constexpr(bins):
-        here, before = _over_cluster(cta, histogram + _bin(cta, n, bins), cluster)
+        here, before = _cluster_count(group, base + _bin(group, n, bins), cluster)
         counted.append((here, before))
-        mine += here
-    above, total = sum_before_in_cta(cta, mine)
+        thread_total += here
+    above, total = group_exclusive_sum(group, thread_total)
     for n in cutlass.range_constexpr(bins):
         here, before = counted[n]
         if (above < need) & (need <= above + here):
-            shared.cells.store(_bin(cta, n, bins), BIN)
-            shared.cells.store(here, WITHIN)
-            shared.cells.store(above, ABOVE)
-            shared.cells.store(before, BEFORE)
+            shared.counters.store(_bin(group, n, bins), BIN)
+            shared.counters.store(here, WITHIN)
+            shared.counters.store(above, ABOVE)
+            shared.counters.store(before, BEFORE)
         above += here
-    if cta.thread == 0:
-        shared.cells.store(total, TOTAL)
-        shared.cells.store(Int32(0), LISTED)
-    cta.meet()
-    found = shared.cells[BIN]
-    part = low + (Uint64(found) << shift)
-    rest = high - part
+    if group.thread == 0:
+        shared.counters.store(total, TOTAL)
+        shared.counters.store(Int32(0), LISTED)
+    group.sync()
+    found = shared.counters[BIN]
+    bin_low = low + (Uint64(found) << shift)
+    rest = high - bin_low
     width = (Uint64(1) << shift) - 1
     if (found < BINS - 1) & (width < rest):
         rest = width
-    return part, part + rest, need - shared.cells[ABOVE], shared.cells[WITHIN]
+    return bin_low, bin_low + rest, need - shared.counters[ABOVE], shared.counters[WITHIN]
 
 
 @cute.jit
-def settle(
-    cta: Cta,
+def rank_ties(
+    group: ThreadGroup,
     entries: Int32,
     low: Uint64,
     high: Uint64,
@@ -104,70 +105,78 @@ def settle(
     within: Int32,
     cluster: cutlass.Constexpr,
 ) -> Uint64:
-    """The key itself, of an interval with at most ``MAX_TIES`` keys that ``narrow`` has found."""
-    shared = cta.shared
-    before = shared.cells[BEFORE]
+    """Key of rank ``need`` in an interval of ``within`` keys, at most ``MAX_TIES``, by counting.
+
+    ``low``, ``high``, ``need`` and ``within`` are those that the last ``histogram_pass`` returned.
+    """
+    shared = group.shared
+    before = shared.counters[BEFORE]
     greater = Int32(0)
-    for at in range(cta.thread, entries, cta.config.threads):
+    for at in range(group.thread, entries, group.tile.threads):
         key = shared.buffer[at]
         if key > high:
             greater += 1
         elif key >= low:
-            slot = before + add(shared.cells, LISTED, 1)
+            slot = before + fetch_add(shared.counters, LISTED, 1)
             for rank in cutlass.range_constexpr(cluster):
-                of_peer(shared.ties, rank, cluster).store(key, slot)
+                map_shared_rank(shared.ties, rank, cluster).store(key, slot)
     if cutlass.const_expr(cluster > 1):
-        greater = sum_of_warp(greater)
-        if cta.lane < cluster and greater > 0:
-            counts = of_peer(shared.greater, cta.lane, cluster)
-            pointer = counts.data_ptr(cta.rank)
+        greater = warp_sum(greater)
+        if group.lane < cluster and greater > 0:
+            counts = map_shared_rank(shared.greater, group.lane, cluster)
+            pointer = counts.data_ptr(group.rank)
             ptx.red("add", "s32", pointer, greater, mem_order="relaxed", mem_scope="cluster")
-    synchronise(cta, cluster)
-    if cta.thread < within:
-        mine = shared.ties[cta.thread]
+    sync_cluster(group, cluster)
+    if group.thread < within:
+        key = shared.ties[group.thread]
         rank = Int32(1)
         for at in range(within):
-            if shared.ties[at] > mine:
+            if shared.ties[at] > key:
                 rank += 1
         if rank == need:
-            shared.threshold.store(mine)
-    cta.meet()
+            shared.threshold.store(key)
+    group.sync()
     return shared.threshold[0]
 
 
 @cute.jit
-def select_in_cta(cta: Cta, entries: Int32, low: Uint64, high: Uint64, need: Int32) -> Uint64:
-    """The key of rank ``need`` among those of this CTA's buffer, which are at least ``low``."""
+def select_in_group(
+    group: ThreadGroup, entries: Int32, low: Uint64, high: Uint64, need: Int32
+) -> Uint64:
+    """Key of rank ``need`` among those in this group's buffer, which are at least ``low``."""
     within = Int32(MAX_TIES + 1)
     while within > MAX_TIES:
-        low, high, need, within = narrow(cta, entries, low, high, high, need, OF_CTA, 1)
-    return settle(cta, entries, low, high, need, within, 1)
+        low, high, need, within = histogram_pass(
+            group, entries, low, high, high, need, CTA_HISTOGRAM, 1
+        )
+    return rank_ties(group, entries, low, high, need, within, 1)
 
 
 def _shift(span: Uint64) -> Uint64:
-    """How many bits to drop so that what is up to ``span`` is a bin's number."""
+    """Bits to drop of a distance up to ``span`` to get a bin's number."""
     bits = 64 - cute.arch.clz(span).to(Int32)
     return Uint64(cutlass.max(bits - DIGIT, 0))
 
 
 def _digit(distance: Uint64, shift: Uint64) -> Int32:
+    """Bin of a key at a distance from the interval's least."""
     bin = distance >> shift
     return Int32(cutlass.select_(bin < Uint64(BINS), bin, Uint64(BINS - 1)))
 
 
-def _bin(cta: Cta, n: int, bins: int) -> Int32:
-    """The ``n``-th bin of a thread; threads and their bins go down from the highest."""
-    return BINS - 1 - n - cta.thread * bins
+def _bin(group: ThreadGroup, n: int, bins: int) -> Int32:
+    """The ``n``-th bin of a thread; bins are assigned from the highest down."""
+    return BINS - 1 - n - group.thread * bins
 
 
-def _over_cluster(cta: Cta, index: Int32, cluster: int) -> tuple[Int32, Int32]:
-    """The count of a bin over all CTAs that count, and over those of lower rank."""
-    histograms = cta.shared.histograms
+def _cluster_count(group: ThreadGroup, index: Int32, cluster: int) -> tuple[Int32, Int32]:
+    """Count of a bin over all CTAs that take part, and over those of lower rank."""
+    histograms = group.shared.histograms
     if cluster == 1:
         return histograms[index], Int32(0)
     total, before = Int32(0), Int32(0)
     for rank in range(cluster):
-        count = of_peer(histograms, rank, cluster)[index]
+        count = map_shared_rank(histograms, rank, cluster)[index]
         total += count
-        before += Int32(cutlass.select_(Boolean(cta.rank > rank), count, Int32(0)))
+        before += Int32(cutlass.select_(Boolean(group.rank > rank), count, Int32(0)))
     return total, before

@@ -1,4 +1,4 @@
-"""What the threads of a row share."""
+"""Thread groups that select together: shared memory, barriers, sums."""
 
 from dataclasses import dataclass
 
@@ -7,31 +7,31 @@ import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Boolean, Int32, Uint32, Uint64
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP, Config
+from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP, TopkTile
 
-# Of ``cells``: candidates that were offered room; those that got it before it was used up; keys
-# listed as ties; of a histogram, the bin that holds the wanted rank, its keys, those in bins above,
-# those of it that CTAs of lower rank hold, and the keys of all bins.
-OFFERED, FILLED, LISTED, BIN, WITHIN, ABOVE, BEFORE, TOTAL = range(8)
-CELLS = 8
-OF_CTA = 0  # the histogram that peers do not read; the others take turns
-OF_CLUSTER = 1, 2
+# Indices into ``counters``: candidates appended, or refused by a full buffer; those stored until it
+# was full; keys listed as ties; of a histogram, the bin that holds the wanted rank, its keys, those
+# in bins above, those of it that CTAs of lower rank hold, and the keys of all bins.
+APPENDED, FILLED, LISTED, BIN, WITHIN, ABOVE, BEFORE, TOTAL = range(8)
+NUM_COUNTERS = 8
+CTA_HISTOGRAM = 0  # not read by peers; passes over the cluster alternate between the others
+CLUSTER_HISTOGRAMS = 1, 2
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedStorage:
     """Shared memory of a CTA; peers write to ``ties`` and ``greater``, and read histograms.
 
     Attributes:
         buffer: keys of candidates.
-        bitmap: of the columns that are chosen.
-        counts: chosen columns of each chunk of the bitmap, later of those before it.
-        histograms: of ``BINS`` each: one for this CTA alone, two for the cluster in turn.
-        totals: a number per warp.
-        cells: single numbers.
-        greater: of each CTA of the cluster, the keys above the interval that holds the last one.
-        ties: keys of that interval, all of the cluster.
-        threshold: the least key that is chosen.
+        bitmap: bit of each chosen column.
+        counts: chosen columns of each chunk of the bitmap, later those of all chunks before it.
+        histograms: ``BINS`` counts each: one for this CTA alone, two for the cluster.
+        totals: sum of each warp.
+        counters: single numbers, see above.
+        greater: keys of each CTA of the cluster above the interval of the threshold.
+        ties: keys of that interval, of all CTAs.
+        threshold: least key that is chosen.
     """
 
     buffer: Array
@@ -39,61 +39,63 @@ class Shared:
     counts: Array
     histograms: Array
     totals: Array
-    cells: Array
+    counters: Array
     greater: Array
     ties: Array
     threshold: Array
 
 
 @dataclass(frozen=True)
-class Cta:
-    """Who a thread is, and what it shares.
+class ThreadGroup:
+    """Thread group that selects together, a CTA or some of its warps, seen from one thread.
 
     Attributes:
-        config: of the launch.
-        shared: memory.
-        thread: index in the CTA, or among those of it that select together.
-        warp: the same of the warp.
-        lane: index in the warp.
-        rank: of the CTA in the cluster.
-        barrier: where they meet; 0 is that of the whole CTA.
+        tile: tile of the group.
+        shared: its shared memory.
+        thread: index of the thread in the group.
+        warp: index of the warp in the group.
+        lane: index of the thread in the warp.
+        rank: rank of the CTA in the cluster.
+        barrier: named barrier of the group; 0 is that of the whole CTA.
     """
 
-    config: Config
-    shared: Shared
+    tile: TopkTile
+    shared: SharedStorage
     thread: Int32
     warp: Int32
     lane: Int32
     rank: Int32
     barrier: Int32 | int = 0
 
-    def meet(self) -> None:
-        """Waits for all of them."""
+    def sync(self) -> None:
+        """Barrier over all threads of the group."""
         if isinstance(self.barrier, int):
             ptx.barrier_cta_sync(self.barrier)
         else:
-            ptx.barrier_cta_sync(self.barrier, thread_count=self.config.threads)
+            ptx.barrier_cta_sync(self.barrier, thread_count=self.tile.threads)
 
 
-def enter(config: Config) -> Cta:
-    """This thread; allocates its CTA's shared memory."""
+def cta_group(tile: TopkTile) -> ThreadGroup:
+    """Thread group of the whole CTA; allocates its shared memory."""
     thread = cute.arch.thread_idx()[0]
-    rank = cute.arch.block_idx()[0] % config.cluster
-    return Cta(config, _allocate(config), thread, thread // WARP, thread % WARP, rank)
+    rank = cute.arch.block_idx()[0] % tile.cluster
+    return ThreadGroup(tile, _allocate(tile), thread, thread // WARP, thread % WARP, rank)
 
 
-def _allocate(config: Config) -> Shared:
+def _allocate(tile: TopkTile) -> SharedStorage:
+    """Allocate the shared memory of a CTA."""
+
     def words(dtype: type[cutlass.Numeric], count: int) -> Array:
-        # The alignment is taken for that of every element that is stored.
+        # CuTe takes the array's alignment for that of every element stored.
         return Array(dtype, count, space=AddressSpace.smem, alignment=dtype.width // 8)
 
-    return Shared(
-        buffer=words(Uint64, config.buffer),
-        bitmap=words(Uint32, config.words),
-        counts=words(Int32, config.threads),
+    return SharedStorage(
+        buffer=words(Uint64, tile.capacity),
+        bitmap=words(Uint32, tile.words),
+        counts=words(Int32, tile.threads),
         histograms=words(Int32, 3 * BINS),
         totals=words(Int32, WARP),
-        cells=words(Int32, CELLS),
+        counters=words(Int32, NUM_COUNTERS),
         greater=words(Int32, MAX_CLUSTER),
         ties=words(Uint64, MAX_TIES),
         threshold=words(Uint64, 1),
@@ -101,77 +103,77 @@ def _allocate(config: Config) -> Shared:
 
 
 @cute.jit
-def clear(cta: Cta) -> None:
-    """Zeros for what is added to or may be read before it is written."""
-    shared = cta.shared
-    if cta.thread < CELLS:
-        shared.cells.store(Int32(0), cta.thread)
-    if cta.thread < MAX_CLUSTER:
-        shared.greater.store(Int32(0), cta.thread)
+def clear(group: ThreadGroup) -> None:
+    """Clear what is added to, or may be read before it is written."""
+    shared = group.shared
+    if group.thread < NUM_COUNTERS:
+        shared.counters.store(Int32(0), group.thread)
+    if group.thread < MAX_CLUSTER:
+        shared.greater.store(Int32(0), group.thread)
 
 
-def synchronise(cta: Cta, cluster: int) -> None:
-    """All threads of the cluster, or those that select together if it is one CTA."""
+def sync_cluster(group: ThreadGroup, cluster: int) -> None:
+    """Barrier over all threads of the cluster, or of the group if ``cluster`` is 1."""
     if cluster == 1:
-        cta.meet()
+        group.sync()
     else:
         ptx.barrier_cluster_arrive()
         ptx.barrier_cluster_wait()
 
 
-def of_peer(array: Array, rank: Int32 | int, cluster: int) -> Array:
-    """The same array of another CTA."""
+def map_shared_rank(array: Array, rank: Int32 | int, cluster: int) -> Array:
+    """Array at the same shared memory address of another CTA."""
     return array if cluster == 1 else ptx.mapa(array, rank)
 
 
-def add(array: Array, index: Int32 | int, number: Int32 | int) -> Int32:
-    """Adds to an element of this CTA's shared memory; what it was before."""
+def fetch_add(array: Array, index: Int32 | int, number: Int32 | int) -> Int32:
+    """Add to an element of this CTA's shared memory; return what it was before."""
     pointer = array.data_ptr(index)
     return cute.arch.atomic_add(pointer, Int32(number), sem="relaxed", scope="cta")
 
 
-def count(array: Array, index: Int32 | int) -> None:
-    """Adds one to an element of this CTA's shared memory."""
-    one, place = Int32(1), array.data_ptr(index)
-    ptx.red("add", "s32", place, one, mem_order="relaxed", mem_scope="cta")
+def increment(array: Array, index: Int32 | int) -> None:
+    """Add one to an element of this CTA's shared memory."""
+    one, address = Int32(1), array.data_ptr(index)
+    ptx.red("add", "s32", address, one, mem_order="relaxed", mem_scope="cta")
 
 
-def sum_of_warp(number: Int32) -> Int32:
-    """Over all lanes, for each of them."""
+def warp_sum(number: Int32) -> Int32:
+    """Sum over all lanes, in each of them."""
     return cute.arch.warp_redux_sync(number, "add")
 
 
-def lanes_before(cta: Cta, flags: Int32) -> Int32:
-    """How many lanes before this one have their bit set."""
-    return cute.arch.popc(flags & ((Int32(1) << cta.lane) - 1))
+def count_lanes_before(group: ThreadGroup, flags: Int32) -> Int32:
+    """Number of lower lanes that have their bit set."""
+    return cute.arch.popc(flags & ((Int32(1) << group.lane) - 1))
 
 
-def vote(flag: Boolean) -> Int32:
-    """A bit per lane."""
+def ballot(flag: Boolean) -> Int32:
+    """Ballot: one bit per lane."""
     return cute.arch.vote_ballot_sync(flag)
 
 
 @cute.jit
-def sum_before(cta: Cta, number: Int32) -> tuple[Int32, Int32]:
-    """Over the threads before this one in its warp and over the warp."""
+def warp_exclusive_sum(group: ThreadGroup, number: Int32) -> tuple[Int32, Int32]:
+    """Sum over the lower lanes of the warp, and over all."""
     included = number
     for step in cutlass.range_constexpr(5):
         earlier = cute.arch.shuffle_sync_up(included, 1 << step)
-        if cta.lane >= 1 << step:
+        if group.lane >= 1 << step:
             included += earlier
     return included - number, cute.arch.shuffle_sync(included, WARP - 1)
 
 
 @cute.jit
-def sum_before_in_cta(cta: Cta, number: Int32) -> tuple[Int32, Int32]:
-    """Over the threads before this one and over all. A barrier must come before the next call."""
-    totals = cta.shared.totals
-    before, total = sum_before(cta, number)
-    if cta.lane == 0:
-        totals.store(total, cta.warp)
-    cta.meet()
+def group_exclusive_sum(group: ThreadGroup, number: Int32) -> tuple[Int32, Int32]:
+    """Sum over the lower threads of the group, and over all; sync before the next call."""
+    totals = group.shared.totals
+    before, total = warp_exclusive_sum(group, number)
+    if group.lane == 0:
+        totals.store(total, group.warp)
+    group.sync()
     other = Int32(0)
-    if cta.lane < cta.config.warps:
-        other = totals[cta.lane]
-    earlier = Int32(cutlass.select_(cta.lane < cta.warp, other, Int32(0)))
-    return sum_of_warp(earlier) + before, sum_of_warp(other)
+    if group.lane < group.tile.warps:
+        other = totals[group.lane]
+    earlier = Int32(cutlass.select_(group.lane < group.warp, other, Int32(0)))
+    return warp_sum(earlier) + before, warp_sum(other)

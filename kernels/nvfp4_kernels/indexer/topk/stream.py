@@ -1,4 +1,4 @@
-"""Reading a slice, and keeping what may be among the best."""
+"""Streaming of a slice through registers; candidates are appended to the buffer."""
 
 import cutlass
 import cutlass.cute as cute
@@ -10,71 +10,71 @@ from nvfp4_kernels.indexer.topk.keys import (
     LOWEST,
     column_of,
     key_of,
-    known,
+    nan_to_lowest,
     order_of,
     value_before,
     value_of,
 )
-from nvfp4_kernels.indexer.topk.row import Row, load_element, load_quad
+from nvfp4_kernels.indexer.topk.row import RowSlice, load_element, load_quad
 from nvfp4_kernels.indexer.topk.shared import (
+    APPENDED,
     FILLED,
-    OFFERED,
-    Cta,
-    add,
-    sum_before,
+    ThreadGroup,
+    fetch_add,
+    warp_exclusive_sum,
 )
 from nvfp4_kernels.indexer.topk.tile import QUAD, QUADS, WARP
 
-FIRST_BIT = 1 << 31  # of the elements that a lane looks at at a time
+FIRST_BIT = 1 << 31  # of a lane's elements of a batch, the highest is the first
 
 
 @cute.jit
-def stream(cta: Cta, row: Row, low: Uint64, top_k: Int32) -> Int32:
-    """Fills the buffer with the slice's keys from ``low`` on; returns how many there are.
+def stream(group: ThreadGroup, row: RowSlice, low: Uint64, top_k: Int32) -> Int32:
+    """Fill the buffer with the slice's keys from ``low`` on; return how many there are.
 
-    Should they be too many, the ``top_k`` best so far stay, and ``low`` rises to the last of them.
-    All threads take part; the buffer may be read after it.
+    If the buffer fills up, the ``top_k`` best so far stay, and ``low`` rises to the last of them.
+    All threads take part; the buffer may be read afterwards.
     """
-    cells, config = cta.shared.cells, cta.config
-    if cta.thread == 0:
-        cells.store(Int32(0), OFFERED)
-    cta.meet()
-    if cta.warp == 0:
-        _offer_ends(cta, row, low)
+    counters, tile = group.shared.counters, group.tile
+    if group.thread == 0:
+        counters.store(Int32(0), APPENDED)
+    group.sync()
+    if group.warp == 0:
+        _append_ends(group, row, low)
     quads = row.last - row.first
-    batch, batches = cta.warp, cute.ceil_div(quads, WARP * QUADS)
+    batch, batches = group.warp, cute.ceil_div(quads, WARP * QUADS)
     reading = Boolean(True)
     while reading:
         fits = Boolean(True)
         while (batch < batches) & fits:
-            fits = _offer_batch(cta, row, batch * (WARP * QUADS) + cta.lane, low)
+            fits = _append_batch(group, row, batch * (WARP * QUADS) + group.lane, low)
             if fits:
-                batch += config.warps
-        cta.meet()
-        reading = cells[OFFERED] > config.buffer
+                batch += tile.warps
+        group.sync()
+        reading = counters[APPENDED] > tile.capacity
         if reading:
-            low = keep_best(cta, cells[FILLED], low, top_k)
-    return cells[OFFERED]
+            low = keep_best(group, counters[FILLED], low, top_k)
+    return counters[APPENDED]
 
 
 @cute.jit
-def _offer_ends(cta: Cta, row: Row, low: Uint64) -> None:
-    """The elements before the first quad and behind the last: lanes 0 to 3, and 4 to 7."""
-    column = cta.lane
-    inside = (cta.rank == 0) & (column < row.head)
-    if cta.lane >= QUAD:
-        column = row.end + cta.lane - QUAD
-        inside = (cta.rank == cta.config.cluster - 1) & (column < row.length)
+def _append_ends(group: ThreadGroup, row: RowSlice, low: Uint64) -> None:
+    """Append elements before the first quad, by lanes 0 to 3, and after the last, by 4 to 7."""
+    column = group.lane
+    inside = (group.rank == 0) & (column < row.head)
+    if group.lane >= QUAD:
+        column = row.end + group.lane - QUAD
+        inside = (group.rank == group.tile.cluster - 1) & (column < row.length)
     key = Uint64(0)
-    if inside & (cta.lane < 2 * QUAD):
+    if inside & (group.lane < 2 * QUAD):
         key = key_of(load_element(row, column), column)
     hits = Uint32(cutlass.select_(key >= low, Uint32(FIRST_BIT), Uint32(0)))
-    _offer(cta, row, column, hits)
+    _append(group, row, column, hits)
 
 
 @cute.jit
-def _offer_batch(cta: Cta, row: Row, quad: Int32, low: Uint64) -> Boolean:
-    """The batch that ``quad`` of the slice belongs to: this lane's first. Whether it had room."""
+def _append_batch(group: ThreadGroup, row: RowSlice, quad: Int32, low: Uint64) -> Boolean:
+    """Append a batch's candidates, ``quad`` being this lane's first; return whether they fit."""
     values: list[Float32] = []
     left = row.last - row.first - quad
     for n in cutlass.range_constexpr(QUADS):
@@ -82,8 +82,8 @@ def _offer_batch(cta: Cta, row: Row, quad: Int32, low: Uint64) -> Boolean:
     bound, last_column = value_of(order_of(low)), column_of(low)
     hits = _above(values, value_before(order_of(low)))
     if bound == LOWEST:
-        hits = Uint32(0xFFFFFFFF)  # NaN too, which is above nothing
-    # Lanes in which quads are missing lack the last ones.
+        hits = Uint32(0xFFFFFFFF)  # NaN included, which compares as not greater
+    # A lane at the end of the slice lacks its last quads.
     have = cutlass.min(cutlass.max((left + WARP - 1) // WARP, 0), QUADS)
     if have < QUADS:
         hits &= ~(Uint32(0xFFFFFFFF) >> Uint32(QUAD * have))
@@ -91,15 +91,15 @@ def _offer_batch(cta: Cta, row: Row, quad: Int32, low: Uint64) -> Boolean:
     if last_column != Uint32(ANY_COLUMN):
         for n in cutlass.range_constexpr(QUAD * QUADS):
             column = first + _offset(n)
-            if (known(values[n]) == bound) & (column.bitcast(Uint32) > last_column):
+            if (nan_to_lowest(values[n]) == bound) & (column.bitcast(Uint32) > last_column):
                 hits &= Uint32(0xFFFFFFFF ^ (FIRST_BIT >> n))
-    return _offer(cta, row, first, hits)
+    return _append(group, row, first, hits)
 
 
 def _above(values: list[Float32], bound: Float32) -> Uint32:
-    """A bit for each value greater than ``bound``, the first the highest; none for NaN.
+    """Bits of the values greater than ``bound``, the first value's the highest; 0 for NaN.
 
-    The sign of a difference is that of the comparison, subnormal ones included, and NaN has none
+    The sign of a difference is that of the comparison, subnormal ones included, and NaN's is clear
     (PTX ISA, add). An addition and a funnel shift take half the ALU's time of comparing.
     """
     hits = Uint32(0)
@@ -109,42 +109,42 @@ def _above(values: list[Float32], bound: Float32) -> Uint32:
 
 
 def _offset(n: Int32 | int) -> Int32 | int:
-    """Columns from a lane's first element of a batch to its ``n``-th."""
+    """Offset in columns from a lane's first element of a batch to its ``n``-th."""
     return n // QUAD * (QUAD * WARP) + n % QUAD
 
 
 @cute.jit
-def _offer(cta: Cta, row: Row, column: Int32, hits: Uint32) -> Boolean:
-    """Appends the elements that have their bit set, those of the whole warp or none.
+def _append(group: ThreadGroup, row: RowSlice, column: Int32, hits: Uint32) -> Boolean:
+    """Append the elements whose bits are set, those of the whole warp or none.
 
     Args:
-        cta: this thread; those of a warp take part.
-        row: theirs.
-        column: of the lane's first element.
-        hits: the highest bit is the first element's.
+        group: thread group; whole warps take part.
+        row: slice of the row.
+        column: column of the lane's first element.
+        hits: bits of the lane's elements, the first element's the highest.
 
     Returns:
-        Whether there was room.
+        Whether they fitted into the buffer.
     """
-    shared, room = cta.shared, cta.config.buffer
-    at, total = sum_before(cta, cute.arch.popc(hits).to(Int32))
+    shared, capacity = group.shared, group.tile.capacity
+    at, total = warp_exclusive_sum(group, cute.arch.popc(hits).to(Int32))
     fits = Boolean(True)
     if total > 0:
         first = Int32(0)
-        if cta.lane == 0:
-            first = add(shared.cells, OFFERED, total)
+        if group.lane == 0:
+            first = fetch_add(shared.counters, APPENDED, total)
         first = cute.arch.shuffle_sync(first, 0)
-        fits = first + total <= room
+        fits = first + total <= capacity
         if fits:
             at += first
-            # Few: reading them again takes less than finding them among registers.
+            # Candidates are few: loading them again is faster than selecting registers dynamically.
             while hits != 0:
                 n = cute.arch.clz(hits)
                 hits ^= Uint32(FIRST_BIT) >> n
                 hit = column + _offset(n.to(Int32))
                 shared.buffer.store(key_of(load_element(row, hit), hit), at)
                 at += 1
-        elif (first <= room) & (cta.lane == 0):
-            # Whoever came before has written below, nobody will write from here on.
-            shared.cells.store(first, FILLED)
+        elif (first <= capacity) & (group.lane == 0):
+            # Warps that appended before have written up to here, later ones write nothing.
+            shared.counters.store(first, FILLED)
     return fits

@@ -1,4 +1,4 @@
-"""How rows are cut, and what shared memory is set aside. No CuTe in here."""
+"""Tile of the top-k kernel: slices of a row, and shared memory. No CuTe in here."""
 
 from dataclasses import dataclass
 
@@ -6,33 +6,33 @@ from nvfp4_kernels.sm90.limits import MAX_SHARED_BYTES  # sm_100 has as much
 
 WARP = 32
 QUAD = 4  # elements that a thread loads at once: 16 bytes
-QUADS = 8  # that a thread has on their way at a time
+QUADS = 8  # that a thread has in flight at a time
 assert QUAD * QUADS == 32, "a lane's elements are the bits of a word"
-BATCH = WARP * QUAD * QUADS  # elements that a warp looks at at a time
-LINE = 8  # quads that are sampled side by side: 128 bytes
-SAMPLE = 8192  # elements of a row that are sampled
+BATCH = WARP * QUAD * QUADS  # elements of a warp's iteration
+LINE = 8  # adjacent quads of a sample: 128 bytes
+SAMPLE = 8192  # elements of a row's sample
 BINS = 1024  # of a histogram
 MAX_TIES = 128  # keys that are ranked by comparing each with all
 MAX_CLUSTER = 8  # larger clusters are not portable
 MAX_TOP_K = 4096
-MAX_SLICE = 3 << 18  # columns of a CTA: the bitmap of those that are chosen has 96 KiB
+MAX_SLICE = 3 << 18  # columns of a CTA: the bitmap of the chosen ones has 96 KiB
 MAX_COLUMNS = MAX_CLUSTER * MAX_SLICE
 
 
 @dataclass(frozen=True)
-class Config:
-    """One compiled variant.
+class TopkTile:
+    """Tile of a launch.
 
     Attributes:
-        threads: that select together: of a CTA, or some of its warps.
+        threads: threads that select together: those of a CTA, or of some of its warps.
         cluster: CTAs that share a row.
-        buffer: candidates that they have room for; what is chosen must fit, and more.
-        words: of the bitmap, one bit per column.
+        capacity: candidates that their buffer holds, more than ``top_k``.
+        words: words of the bitmap, one bit per column.
     """
 
     threads: int
     cluster: int
-    buffer: int
+    capacity: int
     words: int
 
     def __post_init__(self) -> None:
@@ -43,31 +43,32 @@ class Config:
 
     @property
     def warps(self) -> int:
+        """Warps that select together."""
         return self.threads // WARP
 
     @property
-    def group(self) -> int:
-        """Sampled elements of which a thread keeps the largest."""
+    def thread_sample(self) -> int:
+        """Sampled elements of a thread, which keeps the largest."""
         return SAMPLE // self.threads
 
     @property
     def chunk(self) -> int:
-        """Words of the bitmap whose bits are counted together."""
+        """Words of a chunk of the bitmap, whose bits are counted together."""
         return self.words // self.threads
 
     @property
     def shared_bytes(self) -> int:
-        """A few more than there are."""
+        """Upper bound on the shared memory of a CTA."""
         words = self.words + self.threads + 3 * BINS + WARP + 2 * MAX_TIES + 64
-        return 8 * self.buffer + 4 * words
+        return 8 * self.capacity + 4 * words
 
 
 def slice_quads(quads: int, cluster: int) -> int:
-    """Quads of a row that each CTA but the last takes: whole lines."""
+    """Quads of a row that each CTA but the last takes, whole lines."""
     return -(-quads // (cluster * LINE)) * LINE
 
 
-def words_of(columns: int, cluster: int, threads: int) -> int:
-    """Of the bitmap: for the slice and up to 8 columns at the row's ends."""
+def bitmap_words(columns: int, cluster: int, threads: int) -> int:
+    """Words of the bitmap of a slice and of up to 8 columns at the row's ends."""
     bits = QUAD * slice_quads(columns // QUAD, cluster) + 2 * QUAD
     return threads * -(-bits // (WARP * threads))

@@ -1,5 +1,5 @@
-"""Kernels for single vectors: they are quantised, stored in a paged cache, and read from it.
+"""Kernels that quantise vectors, store them in a paged cache, and gather them from it.
 
-``layout`` says how threads are laid over vectors, ``encode`` what becomes of 16 elements; Hopper
-and Blackwell run the same kernels.
+``layout`` assigns threads to vectors, ``encode`` quantises 16 elements; one source for sm_90 and
+sm_100.
 """

@@ -1,13 +1,14 @@
-"""``indexer_quantize_q``, ``indexer_store_k`` and ``indexer_gather_k`` on GPUs."""
+"""Launches of the vectors' kernels: ``indexer_quantize_q``, ``_store_k`` and ``_gather_k``."""
 
 from torch import Tensor
 
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.devices import device_arch
+from nvfp4_kernels.devices import device_family
 from nvfp4_kernels.indexer.formats import Format
-from nvfp4_kernels.indexer.vectors.gather import GatherVectors
-from nvfp4_kernels.indexer.vectors.layout import VectorLayout, alignment
-from nvfp4_kernels.indexer.vectors.store import StoreVectors
+from nvfp4_kernels.indexer.kernels import E2M1_CONVERSION_FAMILIES
+from nvfp4_kernels.indexer.vectors.gather import GatherArguments, GatherVectors
+from nvfp4_kernels.indexer.vectors.layout import CHUNK, VectorLayout, alignment
+from nvfp4_kernels.indexer.vectors.store import StoreArguments, StoreVectors
 
 
 def quantize_q(q: Tensor, fmt: Format, global_scale: Tensor | None) -> list[Tensor]:
@@ -15,14 +16,22 @@ def quantize_q(q: Tensor, fmt: Format, global_scale: Tensor | None) -> list[Tens
     tokens, heads, head_dim = q.shape
     out = fmt.empty(q, (tokens, heads), head_dim)
     if tokens and heads:
-        kernel = StoreVectors(
-            VectorLayout(fmt.name, head_dim), False, _native(q), _read_alignment(q), 16
+        layout = VectorLayout(fmt.name, head_dim)
+        kernel = StoreVectors(layout, False, _converts_e2m1(q), _read_alignment(q), CHUNK)
+        arguments = StoreArguments(
+            x=q,
+            data=out[0],
+            scales=out[1] if len(out) > 1 else None,
+            slots=None,
+            page_stride=0,
+            block_size=1,
+            global_scale=global_scale,
+            token_stride=q.stride(0),
+            head_stride=q.stride(1),
+            tokens=tokens,
+            num_heads=heads,
         )
-        scales = out[1] if len(out) > 1 else None
-        launch(
-            kernel, q, out[0], scales, None, global_scale,
-            q.stride(0), q.stride(1), 0, tokens, heads, 1,
-        )  # fmt: skip
+        launch(kernel, arguments)
     return out
 
 
@@ -37,14 +46,22 @@ def store_k(
     """See ``nvfp4_kernels.indexer.cache_op.indexer_store_k``."""
     tokens, head_dim = k.shape
     if tokens:
-        align = alignment(cache.data_ptr(), cache.stride(0))
-        kernel = StoreVectors(
-            VectorLayout(fmt.name, head_dim), True, _native(k), _read_alignment(k), align
+        layout, align = VectorLayout(fmt.name, head_dim), alignment(*_page_offsets(cache))
+        kernel = StoreVectors(layout, True, _converts_e2m1(k), _read_alignment(k), align)
+        arguments = StoreArguments(
+            x=k,
+            data=cache,
+            scales=None,
+            slots=slot_mapping,
+            page_stride=cache.stride(0),
+            block_size=block_size,
+            global_scale=global_scale,
+            token_stride=k.stride(0),
+            head_stride=0,
+            tokens=tokens,
+            num_heads=1,
         )
-        launch(
-            kernel, k, cache, None, slot_mapping, global_scale,
-            k.stride(0), 0, cache.stride(0), tokens, 1, block_size,
-        )  # fmt: skip
+        launch(kernel, arguments)
 
 
 def gather_k(
@@ -60,21 +77,34 @@ def gather_k(
     out = fmt.empty(cache, (total_keys,), head_dim)
     batch = len(key_start) - 1
     if total_keys and batch:
-        kernel = GatherVectors(
-            VectorLayout(fmt.name, head_dim), alignment(cache.data_ptr(), cache.stride(0))
+        layout = VectorLayout(fmt.name, head_dim)
+        arguments = GatherArguments(
+            cache=cache,
+            page_stride=cache.stride(0),
+            block_size=block_size,
+            table=block_table,
+            table_stride=block_table.stride(0),
+            starts=key_start,
+            batch=batch,
+            data=out[0],
+            scales=out[1] if len(out) > 1 else None,
+            rows=total_keys,
         )
-        launch(
-            kernel, cache, block_table, key_start, out[0], out[1] if len(out) > 1 else None,
-            cache.stride(0), block_size, block_table.stride(0), batch, total_keys,
-        )  # fmt: skip
+        launch(GatherVectors(layout, alignment(*_page_offsets(cache))), arguments)
     return out
 
 
-def _native(x: Tensor) -> bool:
-    """Whether the device itself converts to E2M1."""
-    return device_arch(x.device) == "sm_100"
+def _converts_e2m1(x: Tensor) -> bool:
+    """Whether the device has instructions that convert to E2M1."""
+    return device_family(x.device) in E2M1_CONVERSION_FAMILIES
+
+
+def _page_offsets(cache: Tensor) -> tuple[int, int]:
+    """Address and stride in bytes of the pages."""
+    return cache.data_ptr(), cache.stride(0)
 
 
 def _read_alignment(x: Tensor) -> int:
-    apart = [s for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True) if n > 1]
-    return alignment(x.data_ptr(), *(s * x.element_size() for s in apart))
+    """Bytes to which all vectors of ``x`` are aligned, up to 16."""
+    strides = [s for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True) if n > 1]
+    return alignment(x.data_ptr(), *(s * x.element_size() for s in strides))

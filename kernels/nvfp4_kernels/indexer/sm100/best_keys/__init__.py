@@ -1,6 +1,6 @@
-"""Scores whose best are chosen where they arise: a consumer of the scoring kernel on sm_100.
+"""Top-k of scores where they arise: a visitor of the scoring kernel's epilogue on sm_100.
 
-Each query's candidates are in shared memory, as keys that order them. A score joins them if it
-exceeds the last of the best that are known; when they become too many, the best stay, and the bound
-rises. Where the keys of a query are split among CTAs, each writes its best, and ``TopK`` chooses.
+Each query's candidates are in shared memory, as sort keys. A score is appended if it exceeds the
+query's threshold; when the buffer fills up, the best ``top_k`` are kept, and the threshold rises.
+Where the keys of a query are split among CTAs, each writes its best, and ``IndexerTopk`` chooses.
 """

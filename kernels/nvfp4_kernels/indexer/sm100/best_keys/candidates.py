@@ -1,28 +1,28 @@
-"""What the warps of a group of queries share while they choose."""
+"""State and shared memory of the warps that choose among a group's candidates."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Int32, Uint32, Uint64
 
 from nvfp4_kernels.indexer.sm100.best_keys.tile import Selection
-from nvfp4_kernels.indexer.sm100.consumer import Place
-from nvfp4_kernels.indexer.sm100.scheduler import Range, Ranges
+from nvfp4_kernels.indexer.sm100.scheduler import KeyRange, KeyRanges
 from nvfp4_kernels.indexer.sm100.tile import KEYS, ScoreTile
-from nvfp4_kernels.indexer.topk.shared import CELLS, Cta, Shared
+from nvfp4_kernels.indexer.sm100.visitor import EpilogueCoord
+from nvfp4_kernels.indexer.topk.shared import NUM_COUNTERS, SharedStorage, ThreadGroup
 from nvfp4_kernels.indexer.topk.tile import BINS, MAX_CLUSTER, MAX_TIES, WARP
 
 
-@dataclass(frozen=True)
-class Output:
-    """Global memory for results.
+class TopkOutput(NamedTuple):
+    """Result of a launch in global memory.
 
     Attributes:
-        scores: float32 [queries, stride] of candidates; null if CTAs see all keys.
-        keys: int32 [queries, stride], numbers of the candidates, or of the best.
-        counts: int32 [queries] of the candidates, or of the best.
-        stride: elements from one query's to the next's.
+        scores: float32 [queries, stride], scores of candidates; null if keys are not split.
+        keys: int32 [queries, stride], numbers of the candidates, or of the best keys.
+        counts: int32 [queries], how many there are.
+        stride: elements from one query's row to the next.
         top_k: keys to choose.
     """
 
@@ -34,79 +34,81 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a thread keeps.
+class TopkState:
+    """State of an epilogue thread.
 
     Attributes:
-        team: this thread among those of the group, and their shared memory; ``buffer``, ``cells``
-            and ``threshold`` are those of all of the group's queries.
-        out: the result.
-        ranges: of all queries.
-        first: query of the group, among the CTA's.
-        seen: of each, if it is scored; otherwise empty.
+        group: thread group of a group of queries; its ``buffer``, ``counters`` and ``threshold``
+            are those of all of its queries.
+        out: result of the launch.
+        ranges: keys that all queries see.
+        first: index of the group's first query in the CTA.
+        seen: keys that each query of the group sees; none if it is not scored.
     """
 
-    team: Cta
-    out: Output
-    ranges: Ranges
+    group: ThreadGroup
+    out: TopkOutput
+    ranges: KeyRanges
     first: Int32
-    seen: list[Range]
+    seen: list[KeyRange]
 
-    def of(self, number: Int32 | int) -> Cta:
-        """The team with the memory of the ``number``-th query."""
-        shared, room = self.team.shared, self.team.config.buffer
-        mine = replace(
+    def query(self, number: Int32 | int) -> ThreadGroup:
+        """Thread group with the memory of the ``number``-th query."""
+        shared, capacity = self.group.shared, self.group.tile.capacity
+        memory = replace(
             shared,
-            buffer=shared.buffer.subview(number * room),
-            cells=shared.cells.subview(number * CELLS),
+            buffer=shared.buffer.subview(number * capacity),
+            counters=shared.counters.subview(number * NUM_COUNTERS),
             threshold=shared.threshold.subview(number),
         )
-        return replace(self.team, shared=mine)
+        return replace(self.group, shared=memory)
 
 
-def allocate(tile: ScoreTile, selection: Selection) -> Shared:
-    """Shared memory of all groups."""
+def allocate(tile: ScoreTile, selection: Selection) -> SharedStorage:
+    """Allocate shared memory of all groups."""
 
     def words(dtype: type[cutlass.Numeric], count: int) -> Array:
-        # The alignment is taken for that of every element that is stored.
+        # CuTe takes the array's alignment for that of every element stored.
         return Array(dtype, count, space=AddressSpace.smem, alignment=dtype.width // 8)
 
-    team, groups = selection.team(tile), tile.groups
-    return Shared(
-        buffer=words(Uint64, tile.queries * selection.room),
-        bitmap=words(Uint32, groups * team.words),
-        counts=words(Int32, groups * team.threads),
+    topk, groups = selection.topk_tile(tile), tile.groups
+    return SharedStorage(
+        buffer=words(Uint64, tile.queries * selection.capacity),
+        bitmap=words(Uint32, groups * topk.words),
+        counts=words(Int32, groups * topk.threads),
         histograms=words(Int32, groups * BINS),
         totals=words(Int32, groups * WARP),
-        cells=words(Int32, tile.queries * CELLS),
+        counters=words(Int32, tile.queries * NUM_COUNTERS),
         greater=words(Int32, groups * MAX_CLUSTER),
         ties=words(Uint64, groups * MAX_TIES),
         threshold=words(Uint64, tile.queries),
     )
 
 
-def team_of(tile: ScoreTile, selection: Selection, memory: Shared, place: Place) -> Cta:
-    """This thread in its group, with the group's part of ``memory``."""
-    group, team = place.group, selection.team(tile)
-    first = group * tile.group_queries
-    shared = Shared(
-        buffer=memory.buffer.subview(first * selection.room),
-        bitmap=memory.bitmap.subview(group * team.words),
-        counts=memory.counts.subview(group * team.threads),
-        histograms=memory.histograms.subview(group * BINS),
-        totals=memory.totals.subview(group * WARP),
-        cells=memory.cells.subview(first * CELLS),
-        greater=memory.greater.subview(group * MAX_CLUSTER),
-        ties=memory.ties.subview(group * MAX_TIES),
+def thread_group(
+    tile: ScoreTile, selection: Selection, memory: SharedStorage, coord: EpilogueCoord
+) -> ThreadGroup:
+    """Thread group of a group of queries, with its part of ``memory``."""
+    number, topk = coord.group, selection.topk_tile(tile)
+    first = number * tile.group_queries
+    shared = SharedStorage(
+        buffer=memory.buffer.subview(first * selection.capacity),
+        bitmap=memory.bitmap.subview(number * topk.words),
+        counts=memory.counts.subview(number * topk.threads),
+        histograms=memory.histograms.subview(number * BINS),
+        totals=memory.totals.subview(number * WARP),
+        counters=memory.counters.subview(first * NUM_COUNTERS),
+        greater=memory.greater.subview(number * MAX_CLUSTER),
+        ties=memory.ties.subview(number * MAX_TIES),
         threshold=memory.threshold.subview(first),
     )
-    thread = place.turn * KEYS + place.lane
-    return Cta(
-        config=team,
+    thread = coord.pingpong * KEYS + coord.lane
+    return ThreadGroup(
+        tile=topk,
         shared=shared,
         thread=thread,
         warp=thread // WARP,
         lane=cute.arch.lane_idx(),
         rank=Int32(0),
-        barrier=group + 1,  # barrier 0 is all threads'
+        barrier=number + 1,  # barrier 0 is that of all threads
     )

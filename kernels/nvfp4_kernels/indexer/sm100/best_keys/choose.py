@@ -1,4 +1,4 @@
-"""How many candidates a query has room for, and which tile and splits go with it. No CuTe here."""
+"""Choice of the candidates' buffers, the tile and the splits. No CuTe in here."""
 
 import functools
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from nvfp4_kernels.indexer.sm100.best_keys.tile import (
     KEY_BYTES,
     QUERY_BYTES,
     Selection,
-    team_bytes,
+    group_bytes,
 )
 from nvfp4_kernels.indexer.sm100.choose import (
+    CTA_CYCLES,
     DOUBLED,
-    MEMORY_BYTES,
-    START,
+    DRAM_BYTES_PER_CYCLE,
     ScoreProblem,
     stored_bytes,
     tile_cycles,
@@ -26,22 +26,22 @@ from nvfp4_kernels.indexer.sm100.tile import (
 )
 from nvfp4_kernels.sm100.limits import MAX_SHARED_BYTES
 
-WORDS = 1024  # of a bitmap: 32768 keys are put in order at a time
-MAX_LAPS = 4
-MAX_GROUPS = 2  # a third would leave too few registers to choose with
+BITMAP_WORDS = 1024  # of a bitmap: it orders 32768 keys at a time
+MAX_SYNC_PHASES = 4
+MAX_GROUPS = 2  # a third would leave too few registers for the selection
 MAX_SPLITS = 256
-MAX_KEYS = 1 << 30  # of a query: their numbers are int32, as is what is computed from them
-STAGES = (4, 3, 2)  # of the ring of key tiles, at the least
-# Assumed, in cycles, of choosing among candidates of several splits: about a launch.
-MERGE = 20000
-CACHE_BYTES = 100 << 20  # of a B200's L2, which has 126 MB
-# A split sees so many times as many keys as are wanted, so that most of them are no candidates.
-SHARE = 2
+MAX_KEYS = 1 << 30  # of a query: their numbers, and sums of two, are int32
+STAGE_COUNTS = (4, 3, 2)  # of the ring of key tiles, at least; the first that fits
+# Assumed cycles of choosing among the candidates of several splits: about a launch.
+MERGE_CYCLES = 20000
+L2_BYTES = 100 << 20  # of a B200's L2, which has 126 MB
+# Keys of a split, at least, in units of top_k, so that most of them are no candidates.
+MIN_SPLIT_RATIO = 2
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What ``choose_config`` finds."""
+    """Choice of a tile, its buffers, and splits of the keys."""
 
     tile: ScoreTile
     selection: Selection
@@ -50,18 +50,18 @@ class Choice:
 
 @functools.lru_cache(maxsize=1024)
 def choose_config(problem: ScoreProblem, top_k: int, sms: int) -> Choice | None:
-    """The tile, the room and the splits with the least time, of those that fit into shared memory.
+    """Choice with the least estimated time, of those that fit into shared memory.
 
     Args:
-        problem: to score.
+        problem: sizes.
         top_k: keys to choose for each query.
-        sms: of the GPU.
+        sms: SMs of the GPU.
 
     Returns:
-        None if not even a single query's candidates fit.
+        The choice; None if not even a single query's candidates fit.
     """
-    for room in (top_k + max(top_k // 2, 1024), top_k):
-        found = [fitted for tile in _tiles(problem) if (fitted := _fit(tile, top_k, room))]
+    for capacity in (top_k + max(top_k // 2, 1024), top_k):
+        found = [fitted for tile in _tiles(problem) if (fitted := _fit(tile, top_k, capacity))]
         if found:
             choices = (
                 Choice(tile, replace(selection, whole=splits == 1), splits)
@@ -73,11 +73,11 @@ def choose_config(problem: ScoreProblem, top_k: int, sms: int) -> Choice | None:
 
 
 def _tiles(problem: ScoreProblem) -> Iterator[ScoreTile]:
-    """As many queries as there are share a CTA's keys, or fewer; those of most queries come first.
+    """Tiles whose queries share a CTA's keys; those of most queries come first.
 
-    Of a single group there are two sets, which take key tiles in turn, where registers allow.
+    A single group gets two ping-pong sets where registers allow.
     """
-    columns = head_columns(problem.heads)
+    columns = head_columns(problem.num_heads)
     fit = min(max(1, GROUP_COLUMNS // columns), problem.queries)
     doubled = DOUBLED if problem.fmt in ("nvfp4", "mxfp4") else 0
     narrow = columns <= GROUP_COLUMNS
@@ -88,48 +88,60 @@ def _tiles(problem: ScoreProblem) -> Iterator[ScoreTile]:
         if group_queries * (groups - 1) < problem.queries
     ]
     for group_queries, groups in sorted(shapes, key=lambda s: (s[0] * s[1], s[1]), reverse=True):
-        turns = 2 if groups == 1 and narrow else 1
+        pingpong = 2 if groups == 1 and narrow else 1
         yield ScoreTile(
-            problem.fmt, problem.head_dim, problem.heads, group_queries, groups, turns, doubled
+            problem.fmt,
+            problem.head_dim,
+            problem.num_heads,
+            group_queries,
+            groups,
+            pingpong,
+            doubled,
         )
 
 
-def _fit(tile: ScoreTile, top_k: int, least: int) -> tuple[ScoreTile, Selection] | None:
-    """The tile beside candidates of its queries, ``least`` of each and what may arrive."""
-    for stages in STAGES:
+def _fit(tile: ScoreTile, top_k: int, min_entries: int) -> tuple[ScoreTile, Selection] | None:
+    """Fit buffers beside a tile: ``min_entries`` candidates of each query, and those appended."""
+    for stages in STAGE_COUNTS:
         left = MAX_SHARED_BYTES - tile.fixed_bytes - stages * tile.stage_bytes
-        each = (left - team_bytes(tile, WORDS)) // tile.queries - QUERY_BYTES
-        # More would take longer to choose from, and the ring can have it.
-        room = min(each // KEY_BYTES, 2 * top_k + 2048) // KEYS * KEYS
-        laps = MAX_LAPS
-        while laps > 1 and 2 * Selection(room, laps, WORDS, True).arriving(tile) > room - top_k:
-            laps //= 2
-        selection = Selection(room, laps, WORDS, True)
-        if selection.most(tile) >= least:
-            return replace(tile, consumer_bytes=selection.shared_bytes(tile)), selection
+        each = (left - group_bytes(tile, BITMAP_WORDS)) // tile.queries - QUERY_BYTES
+        # A larger buffer would take longer to select from, and the ring can have the memory.
+        capacity = min(each // KEY_BYTES, 2 * top_k + 2048) // KEYS * KEYS
+        sync_phases = MAX_SYNC_PHASES
+        while (
+            sync_phases > 1
+            and 2 * Selection(capacity, sync_phases, BITMAP_WORDS, True).max_appended(tile)
+            > capacity - top_k
+        ):
+            sync_phases //= 2
+        selection = Selection(capacity, sync_phases, BITMAP_WORDS, True)
+        if selection.max_entries(tile) >= min_entries:
+            return replace(tile, visitor_bytes=selection.shared_bytes(tile)), selection
     return None
 
 
 def _splits(problem: ScoreProblem, tile: ScoreTile, top_k: int, sms: int) -> set[int]:
-    """Worth a look: those that fill the SMs a few times."""
+    """Candidate splits: those that fill the SMs a few times."""
     ctas = problem.sequences * -(-problem.queries // tile.queries)
-    most = min(problem.columns // (SHARE * top_k), -(-problem.columns // KEYS), MAX_SPLITS)
+    max_splits = min(
+        problem.keys // (MIN_SPLIT_RATIO * top_k), -(-problem.keys // KEYS), MAX_SPLITS
+    )
     waves = range(1, 5)
-    return {1} | {max(1, min(wave * sms // ctas, most)) for wave in waves}
+    return {1} | {max(1, min(wave * sms // ctas, max_splits)) for wave in waves}
 
 
 def _cycles(problem: ScoreProblem, choice: Choice, sms: int) -> float:
-    """Of waves of CTAs, of which the last may leave SMs idle; bytes come at their own rate.
+    """Estimated cycles of waves of CTAs, the last of which may leave SMs idle.
 
-    CTAs of the same sequence read its keys from L2, unless those of all are more than it holds.
+    CTAs of the same sequence read its keys from L2, unless the keys of all exceed its size.
     """
     tile, splits = choice.tile, choice.splits
     blocks = -(-problem.queries // tile.queries)
     ctas = problem.sequences * blocks
     waves = -(-ctas * splits // sms)
-    tiles = -(-problem.columns // KEYS)
+    tiles = -(-problem.keys // KEYS)
     computed = waves * -(-tiles // splits) * tile_cycles(tile)
     stored = problem.sequences * tiles * stored_bytes(tile)
-    read = stored * (blocks if stored > CACHE_BYTES else 1)
-    scored = waves * START + max(computed, read / MEMORY_BYTES)
-    return scored + (MERGE if splits > 1 else 0)
+    read = stored * (blocks if stored > L2_BYTES else 1)
+    scored = waves * CTA_CYCLES + max(computed, read / DRAM_BYTES_PER_CYCLE)
+    return scored + (MERGE_CYCLES if splits > 1 else 0)

@@ -1,14 +1,16 @@
-"""``indexer_score_topk`` and ``indexer_score_topk_paged`` on sm_100."""
+"""Launches that score and choose on sm_100: ``indexer_score_topk`` and its paged form."""
 
 import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.compile import launch
 from nvfp4_kernels.indexer.formats import Format
+from nvfp4_kernels.indexer.sm100.best_keys.candidates import TopkOutput
 from nvfp4_kernels.indexer.sm100.best_keys.choose import MAX_KEYS, Choice, choose_config
-from nvfp4_kernels.indexer.sm100.best_keys.kernel import BestKeysSm100
+from nvfp4_kernels.indexer.sm100.best_keys.kernel import IndexerScoreTopkSm100, ScoreTopkArguments
 from nvfp4_kernels.indexer.sm100.launch import Scoring, contiguous, paged
-from nvfp4_kernels.indexer.topk.kernel import topk_named
+from nvfp4_kernels.indexer.topk.launch import topk_with_ids
 
 NO_KEY = -1
 
@@ -27,8 +29,8 @@ def score_topk(
     """See ``nvfp4_kernels.indexer.topk_op.indexer_score_topk``.
 
     Raises:
-        InvalidArgument: as ``scoring.contiguous``; too many keys, or too large queries and keys to
-            leave shared memory for so many of the best.
+        InvalidArgument: as ``launch.contiguous``; too many keys, or queries and keys so large that
+            they leave too little shared memory for ``top_k`` candidates.
     """
     scoring = contiguous(q, q_scales, k, k_scales, weights, ks, ke, fmt)
     return _best("k", scoring, ks, top_k)
@@ -49,7 +51,7 @@ def score_topk_paged(
     """See ``nvfp4_kernels.indexer.topk_op.indexer_score_topk_paged``.
 
     Raises:
-        InvalidArgument: as ``scoring.paged`` and ``score_topk``.
+        InvalidArgument: as ``launch.paged`` and ``score_topk``.
     """
     tensors = q, q_scales, cache, weights, context_lens, block_table
     scoring = paged(*tensors, max_context_len, fmt, block_size)
@@ -57,35 +59,40 @@ def score_topk_paged(
 
 
 def _best(name: str, scoring: Scoring, like: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    rows, columns = scoring.rows, scoring.problem.columns
-    if rows == 0 or columns == 0 or scoring.keyless:
+    """Choose the best keys of each query; ``name``: argument that says how many keys there are."""
+    rows, keys = scoring.rows, scoring.problem.keys
+    if rows == 0 or keys == 0 or scoring.keyless:
         return like.new_full((rows, top_k), NO_KEY), like.new_zeros((rows,))
     choice = _choose(name, scoring, top_k)
-    splits = choice.splits
-    kernel = BestKeysSm100(choice.tile, scoring.variant, choice.selection)
-    if choice.selection.whole:
-        indices, valid = like.new_empty((rows, top_k)), like.new_empty((rows,))
-        scoring.launch(kernel, None, indices, valid, top_k, top_k, splits=splits)
-        return indices, valid
-    width = min(splits * top_k, columns)
-    keys, counts = like.new_empty((rows, width)), like.new_empty((rows,))
-    scores = keys.new_empty((rows, width), dtype=torch.float32)
-    scoring.launch(kernel, scores, keys, counts, width, top_k, splits=splits)
-    return topk_named(scores, keys, counts, top_k)
+    whole = choice.selection.whole
+    width = top_k if whole else min(choice.splits * top_k, keys)
+    out = TopkOutput(
+        scores=None if whole else like.new_empty((rows, width), dtype=torch.float32),
+        keys=like.new_empty((rows, width)),
+        counts=like.new_empty((rows,)),
+        stride=width,
+        top_k=top_k,
+    )
+    kernel = IndexerScoreTopkSm100(choice.tile, scoring.variant, choice.selection)
+    launch(kernel, ScoreTopkArguments(inputs=scoring.split(choice.splits), out=out))
+    if whole:
+        return out.keys, out.counts
+    return topk_with_ids(out.scores, out.keys, out.counts, top_k)
 
 
 def _choose(name: str, scoring: Scoring, top_k: int) -> Choice:
+    """Choose a configuration, or raise if there is none."""
     problem = scoring.problem
-    if problem.columns > MAX_KEYS:
+    if problem.keys > MAX_KEYS:
         raise InvalidArgument(
-            f"{name}: {problem.columns} keys, must be at most {MAX_KEYS} on sm_100; choose among "
-            "parts of them, then among what was chosen"
+            f"{name}: {problem.keys} keys, must be at most {MAX_KEYS} on {scoring.arch}; choose "
+            "among parts of them, then among what was chosen"
         )
     choice = choose_config(problem, top_k, scoring.sms)
     if choice is None:
         raise InvalidArgument(
-            f"top_k: is {top_k}, for which {problem.heads} {problem.fmt} heads of "
-            f"{problem.head_dim} leave too little shared memory on sm_100; take indexer_topk of "
-            "the logits"
+            f"top_k: is {top_k}, for which {problem.num_heads} {problem.fmt} heads of "
+            f"{problem.head_dim} leave too little shared memory on {scoring.arch}; take "
+            "indexer_topk of the logits"
         )
     return choice

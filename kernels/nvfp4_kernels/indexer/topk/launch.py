@@ -1,0 +1,63 @@
+"""Launches of the top-k kernel: ``indexer_topk``, and the choice among candidates of splits."""
+
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.compile import launch
+from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.indexer.topk.choose import choose_config
+from nvfp4_kernels.indexer.topk.kernel import IndexerTopk, TopkArguments
+from nvfp4_kernels.indexer.topk.tile import MAX_COLUMNS
+
+
+def topk(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    """See ``nvfp4_kernels.indexer.topk_op.indexer_topk``.
+
+    Raises:
+        InvalidArgument: rows are too long.
+    """
+    columns = logits.shape[1]
+    if columns > MAX_COLUMNS:
+        raise InvalidArgument(
+            f"logits: has {columns} columns, must have at most {MAX_COLUMNS}; "
+            "choose among parts of the rows, then among what was chosen"
+        )
+    return _topk(logits, None, lens, starts, top_k)
+
+
+def topk_with_ids(scores: Tensor, ids: Tensor, lens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Ids of the best elements of each row, in the order of columns.
+
+    Args:
+        scores: float32 ``(rows, columns)``, contiguous, at most ``MAX_COLUMNS`` columns.
+        ids: int32 ``(rows, columns)``, contiguous.
+        lens: int32 ``(rows,)``: elements of each row.
+        top_k: ids to choose.
+
+    Returns:
+        As ``indexer_topk``, with ids instead of indices.
+    """
+    return _topk(scores, ids, lens, None, top_k)
+
+
+def _topk(
+    logits: Tensor, ids: Tensor | None, lens: Tensor, starts: Tensor | None, top_k: int
+) -> tuple[Tensor, Tensor]:
+    """Allocate ``(rows, top_k)`` and ``(rows,)``, int32, and launch."""
+    rows, columns = logits.shape
+    indices, valid = lens.new_empty((rows, top_k)), lens.new_empty((rows,))
+    if rows:
+        tile = choose_config(rows, columns, top_k, multiprocessors(logits.device))
+        arguments = TopkArguments(
+            logits=logits,
+            ids=ids,
+            lens=lens,
+            starts=starts,
+            indices=indices,
+            valid=valid,
+            stride=logits.stride(0),
+            top_k=top_k,
+            rows=rows,
+        )
+        launch(IndexerTopk(tile, starts is not None, ids is not None), arguments)
+    return indices, valid
