@@ -205,7 +205,7 @@ def mbarrier_arrive(
     """Every active lane arrives; returns the state words."""
     state = np.zeros(32, np.uint64)
     if not relaxed:
-        w.fence_and_arrive(mask)
+        w.hand_over(mask)
     clocks = w.actor.relaxed() if relaxed else w.actor.release()
     flipped: set[tuple[object, ...]] = set()
     for lane in w.active(mask):

@@ -144,7 +144,7 @@ class Warp:
         else:
             self.unordered[event] = self.unordered.get(event, 0) | self.mask_bits(mask)
 
-    def fence_and_arrive(self, mask: Mask) -> None:
+    def hand_over(self, mask: Mask) -> None:
         """Lanes release what they have written themselves, by arriving on an mbarrier."""
         if self.unordered:
             others = self.mask_bits(None) & ~self.mask_bits(mask)
