@@ -24,8 +24,8 @@ class Mistake:
     on: tuple[Chosen, Case] = ALONE
 
 
-SYNC = "ptx.bar_warp_sync(cute.arch.FULL_MASK)"
-MEETING = """            ptx.barrier_cluster_arrive()
+WARP_SYNC = "ptx.bar_warp_sync(cute.arch.FULL_MASK)"
+SYNC_CLUSTER = """            ptx.barrier_cluster_arrive()
             ptx.barrier_cluster_wait()
 """
 MISTAKES = {
@@ -39,7 +39,7 @@ MISTAKES = {
     "bytes expected twice": Mistake(
         "loader", "(full, tile.stage_bytes)", "(full, 2 * tile.stage_bytes)", "Deadlock"
     ),
-    "first row of a page alone": Mistake(
+    "first row of a page only": Mistake(
         "loader",
         "self._key(work, index, box) % self.variant.page_size",
         "0",
@@ -58,16 +58,19 @@ MISTAKES = {
     # The token.
     "stale key kept": Mistake(
         "token",
-        "stage.store(key.bitcast(Float32), self._place(lane, row), alignment=16)",
+        "stage.store(key.bitcast(Float32), self._stage_word(lane, row), alignment=16)",
         "pass",
         WRONG,
     ),
     "value not stored": Mistake(
-        "token", "target.store(value, place + (lane + pieces) * PIECE, alignment=16)", "pass", WRONG
+        "token",
+        "target.store(value, offset + (lane + vectors) * VECTOR, alignment=16)",
+        "pass",
+        WRONG,
     ),
     "values past the last kept": Mistake(
         "token",
-        "stage.store(zeros, self._place(lane + pieces, after), alignment=16)",
+        "stage.store(zeros, self._stage_word(lane + vectors, after), alignment=16)",
         "pass",
         WRONG,
     ),
@@ -77,7 +80,7 @@ MISTAKES = {
     "token of a full step": Mistake(
         "scheduler", "tile.boxes >= last", "tile.boxes > last", WRONG, WIDE
     ),
-    "lanes do not meet after the token": Mistake("token", SYNC, "pass", "DataRace"),
+    "lanes do not sync after the token": Mistake("token", WARP_SYNC, "pass", "DataRace"),
     # Softmax.
     "keys past the last seen": Mistake(
         "mainloop", "seen = key < work.end", "seen = key >= 0", WRONG
@@ -85,16 +88,16 @@ MISTAKES = {
     "a key before the window seen": Mistake(
         "mainloop", "key >= work.begin", "key >= work.begin - 1", WRONG
     ),
-    "peaks of two lanes of four": Mistake(
+    "maxima of two lanes of four": Mistake(
         "mainloop", "for distance in (1, 2):", "for distance in (1,):", WRONG
     ),
     "factors of other heads": Mistake("mainloop", "lane + 4 * c", "lane", WRONG),
-    "no swizzle": Mistake("token", "(inside ^ (row % of_chunk))", "inside", WRONG),
+    "no swizzle": Mistake("token", "(inside ^ (row % per_chunk))", "inside", WRONG),
     # The merge.
-    "parts not waited for": Mistake("merge", "        self._meet()\n", "", "DataRace"),
+    "parts not waited for": Mistake("merge", "        self._sync()\n", "", "DataRace"),
     "parts of a cluster not waited for": Mistake(
         "merge",
-        f"if self.tile.splits > 1:\n{MEETING}",
+        f"if self.tile.splits > 1:\n{SYNC_CLUSTER}",
         f"if self.tile.splits > 1:\n{' ' * 12}ptx.barrier_cta_sync()\n",
         "DataRace",
         CLUSTER,
@@ -106,7 +109,7 @@ MISTAKES = {
         "ExitedPeer",
         CLUSTER,
     ),
-    "weights of a lane's own keys": Mistake(
+    "sums of a lane's own keys": Mistake(
         "merge", "range_constexpr(1, 3)", "range_constexpr(1, 2)", WRONG
     ),
     "sink left out": Mistake(

@@ -1,4 +1,4 @@
-"""Softmax attention: dense or ragged tensors, vLLM's paged KV cache, and chosen keys of that."""
+"""Softmax attention over dense or ragged tensors, a paged KV cache, and listed keys of one."""
 
 from nvfp4_kernels.attention.op import attention, paged_attention
 from nvfp4_kernels.attention.sparse_op import sparse_attention

@@ -1,4 +1,4 @@
-"""What ``attention`` and ``paged_attention`` accept, and ``sparse_attention`` like them."""
+"""Argument checks of ``attention`` and ``paged_attention``, some shared with other ops."""
 
 import itertools
 import math
@@ -110,7 +110,7 @@ def check_paged(
 
 
 def check_out(out: Tensor, q: Tensor) -> None:
-    """Check where the result goes."""
+    """Raise unless ``out`` fits ``q`` and is contiguous."""
     check_dtype("out", out, (q.dtype,))
     check_shape("out", out, q.shape, "one row per row of q")
     check_same_device(q=q, out=out)
@@ -122,7 +122,7 @@ def check_out(out: Tensor, q: Tensor) -> None:
 
 
 def check_queries(q: Tensor, form: str) -> None:
-    """Queries of the dimensions that ``form`` names."""
+    """Raise unless ``q`` has a supported dtype, the dimensions of ``form`` and a supported D."""
     check_dtype("q", q, DTYPES)
     _check_form("q", q, form)
     head_dim = q.shape[-1]
@@ -148,7 +148,7 @@ def _check_keys(q: Tensor, k: Tensor, v: Tensor, form: str) -> None:
 def check_cache(
     q: Tensor, kv_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
 ) -> Mode:
-    """A cache that goes with ``q``, and the scales that it needs; return the mode."""
+    """Raise unless ``kv_cache`` and its scales fit ``q``; return the mode."""
     check_dtype("kv_cache", kv_cache, (q.dtype, torch.float8_e4m3fn))
     _check_form("kv_cache", kv_cache, "(pages, Hkv, page_size, 2·D)")
     if kv_cache.shape[-1] != 2 * q.shape[-1]:
@@ -195,7 +195,7 @@ def _check_heads(name: str, query_heads: int, key_heads: int) -> None:
 
 
 def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
-    """A sink per head, if there are any."""
+    """Raise unless ``sinks`` is None or has one sink per head of ``q``."""
     if sinks is not None:
         check_dtype("sinks", sinks, (torch.float32,))
         check_shape("sinks", sinks, (q.shape[-2],), "one logit per head of q")
@@ -206,7 +206,7 @@ def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
 
 
 def check_scoring(scoring: Scoring) -> None:
-    """Scale, soft cap and window."""
+    """Raise unless scale, soft cap and window are in range."""
     if not (math.isfinite(scoring.scale) and scoring.scale > 0):
         raise InvalidArgument(
             f"scale: is {scoring.scale}, must be positive and finite; D ** -0.5 is usual"
@@ -231,7 +231,7 @@ def check_scoring(scoring: Scoring) -> None:
 
 
 def check_indices(name: str, x: Tensor, dims: int) -> None:
-    """An int32 tensor of ``dims`` dimensions, the last without gaps."""
+    """Raise unless ``x`` is int32, of ``dims`` dimensions, the last of stride 1."""
     check_dtype(name, x, (torch.int32,))
     if x.ndim != dims:
         raise InvalidArgument(
@@ -244,7 +244,7 @@ def check_indices(name: str, x: Tensor, dims: int) -> None:
 
 
 def check_start_shape(query_start: Tensor) -> None:
-    """Starts of no sequence are still one end."""
+    """Raise if ``query_start`` is empty: without sequences it still holds one end."""
     if query_start.shape[0] == 0:
         raise InvalidArgument(
             "query_start: is empty, must hold B + 1 starts; for no sequence pass one 0"
@@ -257,7 +257,7 @@ def _check_length(name: str, length: int) -> None:
 
 
 def check_starts(name: str, given: Tensor, rows: int) -> None:
-    """The contents of starts: they begin with 0, do not fall, and end within the rows."""
+    """Raise unless starts begin with 0, do not decrease, and end within the rows."""
     starts = given.tolist()
     if starts[0] != 0:
         raise InvalidArgument(f"{name}: begins with {starts[0]}, must begin with 0; prepend it")
@@ -271,15 +271,15 @@ def check_starts(name: str, given: Tensor, rows: int) -> None:
 
 
 def _check_longest(limit: str, longest: int, name: str, starts: Tensor) -> None:
-    most = max(starts.diff().tolist(), default=0)
-    if most > longest:
+    needed = max(starts.diff().tolist(), default=0)
+    if needed > longest:
         raise InvalidArgument(
-            f"{limit}: is {longest}, must be at least {most}, the longest in {name}"
+            f"{limit}: is {longest}, must be at least {needed}, the longest in {name}"
         )
 
 
 def _check_lengths(seq_lens: Tensor, room: int, longest: int) -> None:
-    """The contents of lengths: from 0 to what the table has room for, none above the longest."""
+    """Raise unless every length is from 0 to ``room``, and at most ``longest``."""
     for sequence, length in enumerate(seq_lens.tolist()):
         if not 0 <= length <= room:
             raise InvalidArgument(
@@ -295,7 +295,7 @@ def _check_lengths(seq_lens: Tensor, room: int, longest: int) -> None:
 def _check_pages(
     kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, query_start: Tensor, window: int | None
 ) -> None:
-    """The contents of the table, for pages that hold a key that some query sees."""
+    """Raise unless all pages with a key that some query sees are pages of the cache."""
     size = kv_cache.shape[2]
     first_keys = torch.arange(block_table.shape[1]) * size
     needed = first_keys < seq_lens.unsqueeze(1)

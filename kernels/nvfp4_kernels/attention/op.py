@@ -25,9 +25,9 @@ def attention(
     max_query_len: int | None = None,
     max_key_len: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of queries to keys that lie in memory as they come, dense or ragged.
+    """Attention of queries to keys in dense or ragged tensors.
 
-    On sm_100 D is 16, 64, 96, 128, 192 or 256, and rows start on multiples of 16 bytes.
+    On sm_100 rows of ``k`` and ``v``, and those of ``q``, start on multiples of 16 bytes.
 
     Query i of n stands at position ``keys - n + i``: the last query sees the last key. Logits and
     softmax are float32. A row that sees no key gives 0 and −inf, or its sink.
@@ -36,7 +36,7 @@ def attention(
         q: bfloat16 or float16 ``(B, Tq, Hq, D)``, or ``(total_q, Hq, D)`` with ``query_start``. D a
             multiple of 16 up to 256, its elements side by side; other strides are free.
         k: ``(B, Tk, Hkv, D)`` or ``(total_k, Hkv, D)`` of ``q``'s dtype; Hq a multiple of Hkv.
-        v: as ``k``.
+        v: of ``k``'s shape and dtype.
         scale: factor of ``q · k``; None: ``D ** -0.5``.
         causal: a query sees no key after its own position.
         window: with ``causal``, a query sees this many keys up to its own; None: all.
@@ -46,8 +46,8 @@ def attention(
             including, ``query_start[b + 1]``; results of rows after the last sequence's mean
             nothing.
         key_start: int32 ``(B + 1,)``, the same for keys.
-        max_query_len: most queries of a sequence, or more; with ``query_start`` only.
-        max_key_len: most keys of a sequence, or more; with ``key_start`` only.
+        max_query_len: upper bound on the queries of a sequence; with ``query_start`` only.
+        max_key_len: upper bound on the keys of a sequence; with ``key_start`` only.
 
     Returns:
         ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(B, Tq, Hq)`` or
@@ -83,39 +83,42 @@ def paged_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention of each sequence's last tokens to its keys in a paged cache.
 
-    Prefill, decode and both mixed. Nothing waits for the device, and nothing depends on the
-    contents of index tensors but the result: a CUDA graph may hold the call. Slots of a page beyond
-    a sequence's length, and entries of its row in ``block_table`` for pages without a key that any
-    of its queries sees, may hold anything.
+    For prefill, decode and batches of both. The call does not synchronise with the device, and only
+    the result depends on the contents of index tensors: a CUDA graph may capture it. Slots of a
+    page beyond a sequence's length, and entries of its row in ``block_table`` for pages without a
+    key that any of its queries sees, may hold anything.
 
     Args:
         q: bfloat16 or float16 ``(T, Hq, D)``, D a multiple of 16 up to 256, its elements side by
             side; other strides are free.
         kv_cache: ``(pages, Hkv, page_size, 2·D)``, a key and then its value, of ``q``'s dtype or
             float8_e4m3fn; strides are free but for the last. Hq is a multiple of Hkv. On sm_100
-            ``page_size`` is a power of two of at least 16, and D as for ``attention``.
+            ``page_size`` is a power of two of at least 16, and with float8_e4m3fn D a multiple of
+            32.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
             sequence b.
         seq_lens: int32 ``(B,)``, the keys of each sequence, those of its queries included.
         query_start: int32 ``(B + 1,)``: rows ``query_start[b]`` up to, not including,
             ``query_start[b + 1]`` of ``q`` are the last tokens of sequence b; results of rows after
             the last sequence's mean nothing.
-        max_query_len: most queries of a sequence, or more.
-        max_seq_len: most keys of a sequence, or more.
-        scale: as for ``attention``.
-        causal: as for ``attention``.
-        window: as for ``attention``.
-        soft_cap: as for ``attention``.
-        sinks: as for ``attention``.
+        max_query_len: upper bound on the queries of a sequence.
+        max_seq_len: upper bound on the keys of a sequence.
+        scale: see ``attention``.
+        causal: see ``attention``.
+        window: see ``attention``.
+        soft_cap: see ``attention``.
+        sinks: see ``attention``.
         k_scale: float32 ``()``, with a float8_e4m3fn cache: a key is what is stored times this.
         v_scale: the same for values.
-        out: where to put the result, contiguous, of ``q``'s dtype and shape; None: in a new tensor.
+        out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.
 
     Returns:
-        ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(T, Hq)``; as ``attention``.
+        ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(T, Hq)``; see ``attention``.
 
     Raises:
-        InvalidArgument, NoKernelError: as ``attention``.
+        InvalidArgument: an argument that does not fit, named. The contents of tensors are
+            checked on CPU only.
+        NoKernelError: no kernel for this device.
     """
     arguments = (
         q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale,
@@ -222,12 +225,12 @@ def _paged(out: Tensor | None, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 def scoring_of(
     q: Tensor, scale: float | None, causal: bool, window: int | None, soft_cap: float | None
 ) -> Scoring:
-    """From an op's arguments."""
+    """Scoring that an op's arguments ask for."""
     if scale is None:
         scale = max(1, q.shape[-1:].numel()) ** -0.5  # D is yet to be checked
     return Scoring(scale, causal, window, soft_cap)
 
 
 def new_result(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Tensors for ``out`` and ``lse``."""
+    """New tensors for ``out`` and ``lse``."""
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from nvfp4_kernels.attention.scoring import Scoring
 
-# What is computed at a time stays in a core's cache, more or less.
+# Block sizes: chosen to keep a block in a core's cache.
 ROWS = 1024  # queries times heads
 BLOCK = 512  # keys
-ELEMENTS = 1 << 20  # of keys and values
+ELEMENTS = 1 << 20  # keys and values, in elements
 
 LOG2_E = math.log2(math.e)
 # For a row without keys: finite, so that its distance to −inf is no NaN.
@@ -28,7 +28,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True)
 class Tile:
-    """Some queries of a sequence, and the keys that any of them sees.
+    """Queries of one sequence, and the keys that any of them sees.
 
     Attributes:
         sequence: its index.
@@ -36,7 +36,7 @@ class Tile:
         rows: how many queries.
         position: of the first query among the sequence's keys; below 0 if it has too few.
         first: the first key; the first of a page where there are pages.
-        last: the key after the last.
+        last: one past the last key.
     """
 
     sequence: int
@@ -48,14 +48,15 @@ class Tile:
 
     @property
     def keys(self) -> int:
+        """Number of keys."""
         return self.last - self.first
 
 
 class KeyValues(Protocol):
-    """Where keys and values lie.
+    """Keys and values, however they are stored.
 
     Attributes:
-        heads: of them.
+        heads: KV heads.
         page_size: a tile's first key is a multiple of it.
     """
 
@@ -72,7 +73,7 @@ class KeyValues(Protocol):
 
 @dataclass(frozen=True)
 class RaggedKeyValues:
-    """K and V ``(total, heads, D)``; ``starts``: of each sequence."""
+    """K and V ``(total, heads, D)``, with the start of each sequence."""
 
     k: Tensor
     v: Tensor
@@ -99,7 +100,7 @@ class RaggedKeyValues:
 
 @dataclass(frozen=True)
 class PagedKeyValues:
-    """``cache`` ``(pages, heads, page_size, 2·D)``, and ``table``, the pages of each sequence."""
+    """Paged cache ``(pages, heads, page_size, 2·D)``, with a table of each sequence's pages."""
 
     cache: Tensor
     table: Tensor
@@ -120,9 +121,9 @@ class PagedKeyValues:
         return k, v
 
     def _pages(self, tiles: Sequence[Tile], start: int, count: int) -> Tensor:
-        """``(tiles, heads, count, page_size, 2·D)``, copied in the order in which the cache lies.
+        """Pages ``(tiles, heads, count, page_size, 2·D)``, copied in the cache's memory order.
 
-        Where a tile has no more pages, its last one again.
+        A tile's last page is repeated past its end.
         """
         size = self.page_size
         places = [((t.first + start) // size, (t.last - 1) // size, t.sequence) for t in tiles]
@@ -194,15 +195,18 @@ def attend(
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Queries ``(T, Hq, D)``, those of sequence b from ``starts[b]``, with ``lengths[b]`` keys."""
+    """Attend queries ``(T, Hq, D)``; sequence b starts at ``starts[b]``, with ``lengths[b]`` keys.
+
+    Returns ``out`` of ``q``'s dtype and shape, and the LSE, float32 ``(T, Hq)``.
+    """
     out = q.new_empty(q.shape) if out is None else out
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     size = max(1, ROWS // q.shape[1])
-    most = max(1, ELEMENTS // (key_values.heads * 2 * q.shape[2] * BLOCK))
+    max_tiles = max(1, ELEMENTS // (key_values.heads * 2 * q.shape[2] * BLOCK))
     tiles = _tiles(starts, lengths, size, key_values.page_size, scoring)
-    for some in _side_by_side(tiles, size, most):
-        rows = [t.row + n for t in some for n in range(t.rows)]
-        values, sums = _attend_tiles(q[rows], key_values, some, sinks, scoring)
+    for batch in _batches(tiles, size, max_tiles):
+        rows = [t.row + n for t in batch for n in range(t.rows)]
+        values, sums = _attend_tiles(q[rows], key_values, batch, sinks, scoring)
         if v_scale is not None:
             values *= v_scale
         out[rows], lse[rows] = values.to(q.dtype), sums
@@ -212,7 +216,7 @@ def attend(
 def _tiles(
     starts: Sequence[int], lengths: Sequence[int], size: int, page_size: int, scoring: Scoring
 ) -> Iterator[Tile]:
-    """All queries, in tiles of ``size``."""
+    """Tiles of up to ``size`` queries that cover all of them."""
     for sequence, keys in enumerate(lengths):
         start, end = starts[sequence], starts[sequence + 1]
         for row in range(start, end, size):
@@ -225,20 +229,20 @@ def _tiles(
             yield Tile(sequence, row, rows, position, min(first, last), last)
 
 
-def _side_by_side(tiles: Iterator[Tile], rows: int, most: int) -> Iterator[list[Tile]]:
-    """Tiles of equal size together, up to ``rows`` in all and ``most``.
+def _batches(tiles: Iterator[Tile], rows: int, max_tiles: int) -> Iterator[list[Tile]]:
+    """Batches of tiles of equal size, of up to ``rows`` rows and ``max_tiles`` tiles.
 
-    Those with most keys come first: once one lacks a block, all after it do.
+    Tiles are sorted by keys, longest first: once one lacks a block, all after it do.
     """
-    some: list[Tile] = []
+    batch: list[Tile] = []
     for tile in sorted(tiles, key=lambda t: (t.rows, t.keys), reverse=True):
-        full = len(some) == min(most, max(1, rows // tile.rows))
-        if some and (full or some[0].rows != tile.rows):
-            yield some
-            some = []
-        some.append(tile)
-    if some:
-        yield some
+        full = len(batch) == min(max_tiles, max(1, rows // tile.rows))
+        if batch and (full or batch[0].rows != tile.rows):
+            yield batch
+            batch = []
+        batch.append(tile)
+    if batch:
+        yield batch
 
 
 def _attend_tiles(
@@ -248,7 +252,7 @@ def _attend_tiles(
     sinks: Tensor | None,
     scoring: Scoring,
 ) -> tuple[Tensor, Tensor]:
-    """Queries ``(tiles · rows, Hq, D)`` of these tiles; results and logs of sums, float32, alike.
+    """Attend queries ``(tiles · rows, Hq, D)`` of these tiles; return out and LSE, float32.
 
     Logits are in units of ln 2 here: torch takes a hundred times longer over an ``exp`` that
     underflows, but not over an ``exp2``.
@@ -258,7 +262,7 @@ def _attend_tiles(
     factor = scoring.scale * (LOG2_E if scoring.soft_cap is None else 1 / scoring.soft_cap)
     q = q.reshape(-1, rows, heads, group, head_dim).transpose(1, 2).float() * factor
     q = q.reshape(-1, heads, rows * group, head_dim)
-    largest, total = _sums_of_sinks(q, sinks, rows)
+    row_max, row_sum = _initial_state(q, sinks, rows)
     values = torch.zeros_like(q)
     size = key_values.page_size
     block = max(BLOCK // size, 1) * size
@@ -273,15 +277,15 @@ def _attend_tiles(
         bias = _bias(tiles[:n], start, keys, scoring)
         if bias is not None:
             logits.view(n, heads, rows, group, keys).add_(bias)
-        before = largest[:n].clone()
-        largest[:n] = before.maximum(logits.amax(-1, keepdim=True))
-        weights = logits.sub_(largest[:n]).exp2_()
-        rescale = before.sub_(largest[:n]).exp2_()
-        total[:n].mul_(rescale).add_(weights.sum(-1, keepdim=True))
-        values[:n].mul_(rescale).add_(weights @ v)
+        before = row_max[:n].clone()
+        row_max[:n] = before.maximum(logits.amax(-1, keepdim=True))
+        p = logits.sub_(row_max[:n]).exp2_()
+        rescale = before.sub_(row_max[:n]).exp2_()
+        row_sum[:n].mul_(rescale).add_(p.sum(-1, keepdim=True))
+        values[:n].mul_(rescale).add_(p @ v)
     # A row without keys has values of 0; its sum is that of its sink, or 0.
-    values /= total.where(total > 0, 1)
-    lse = (largest + total.log2()) / LOG2_E
+    values /= row_sum.where(row_sum > 0, 1)
+    lse = (row_max + row_sum.log2()) / LOG2_E
     out, lse = (
         x.view(len(tiles), heads, rows, group, -1).transpose(1, 2).reshape(*shape, -1)
         for x in (values, lse)
@@ -290,26 +294,26 @@ def _attend_tiles(
 
 
 def _clear(k: Tensor, v: Tensor, keys: Sequence[int]) -> None:
-    """Zeros past the last key, where NaN may lie: a weight of 0 does not make it 0."""
+    """Zero keys and values past the last key: P = 0 times NaN is NaN."""
     for tile, count in enumerate(keys):
         if count < k.shape[2]:
             k[tile, :, count:] = 0
             v[tile, :, count:] = 0
 
 
-def _sums_of_sinks(q: Tensor, sinks: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
-    """Of each row of ``q``, before any key: its largest logit, and the sum relative to that."""
-    largest = q.new_full((*q.shape[:-1], 1), LOWEST)
+def _initial_state(q: Tensor, sinks: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
+    """Initial row_max and row_sum of each row of ``q``: those of its sink."""
+    row_max = q.new_full((*q.shape[:-1], 1), LOWEST)
     if sinks is None:
-        return largest, torch.zeros_like(largest)
+        return row_max, torch.zeros_like(row_max)
     by_head = (sinks * LOG2_E).view(q.shape[1], 1, -1).expand(-1, rows, -1)
     sink = by_head.reshape(q.shape[1], -1, 1)
-    largest = largest.maximum(sink)
-    return largest, (sink - largest).exp2_()
+    row_max = row_max.maximum(sink)
+    return row_max, (sink - row_max).exp2_()
 
 
 def _bias(tiles: Sequence[Tile], start: int, keys: int, scoring: Scoring) -> Tensor | None:
-    """−inf for keys that a row does not see, else 0: ``(tiles, 1, rows, 1, keys)``; None: all 0."""
+    """Mask ``(tiles, 1, rows, 1, keys)``: −inf for keys that a row does not see; None: all 0."""
     firsts = [t.first + start for t in tiles]
     places = list(zip(firsts, tiles, strict=True))
     ragged = any(first + keys > t.last for first, t in places)
@@ -331,7 +335,7 @@ def _bias(tiles: Sequence[Tile], start: int, keys: int, scoring: Scoring) -> Ten
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """Widened, and contiguous."""
+    """Convert to float32, contiguous."""
     if x.dtype == torch.float8_e4m3fn:
         # torch converts float8 one by one, which takes five times longer.
         codes = x.view(torch.uint8).to(torch.int32, memory_format=torch.contiguous_format)

@@ -1,11 +1,11 @@
-"""How a query scores a key, and which keys it sees."""
+"""Scoring: the logit of a query and a key, and the keys that a query sees."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """From ``q · k`` to a logit, and which keys a query sees.
+    """Scale, soft cap and mask that turn ``q · k`` into a logit.
 
     Attributes:
         scale: factor of ``q · k``.
@@ -21,5 +21,5 @@ class Scoring:
 
     @property
     def window_keys(self) -> int:
-        """The window as kernels take it, 0 for none: an int32, which no sequence is longer than."""
+        """Window as kernels take it: 0 for none, clamped to int32, which bounds all lengths."""
         return min(self.window or 0, 2**31 - 1)

@@ -1,4 +1,4 @@
-"""What ``sparse_attention`` accepts."""
+"""Argument checks of ``sparse_attention``."""
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def check_sparse(
 def _check_lists(
     kv_cache: Tensor, indices: Tensor, lens: Tensor, block_table: Tensor, query_start: Tensor
 ) -> None:
-    """The contents of lists, and of the table where they need it, for rows that a sequence has."""
+    """Raise unless lists of all sequences' rows hold valid positions, whose pages are valid."""
     rows, width = int(query_start[-1]), indices.shape[1]
     wrong = (lens < 0) | (lens > width)
     row = _first(wrong[:rows])
@@ -90,5 +90,5 @@ def _check_lists(
 
 
 def _first(wrong: Tensor) -> int | None:
-    """The first that is."""
+    """Index of the first true element, None without any."""
     return int(wrong.int().argmax()) if wrong.any() else None

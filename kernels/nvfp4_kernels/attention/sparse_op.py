@@ -37,13 +37,13 @@ def sparse_attention(
     result is merged with that of ``paged_attention`` with a window, keys within the window must be
     off the lists, or they count twice. Only one of the segments, or the merge, may have the sinks.
 
-    Nothing waits for the device, and nothing depends on the contents of index tensors but the
-    result: a CUDA graph may hold the call.
+    The call does not synchronise with the device, and only the result depends on the contents of
+    index tensors: a CUDA graph may capture it.
 
     Args:
-        q: as for ``paged_attention``.
-        kv_cache: as there; on sm_100 of any ``page_size``, and so laid out that its pages, heads
-            and rows are whole steps of one length apart, which is at least a key's.
+        q: see ``paged_attention``.
+        kv_cache: see there; on sm_100 of any ``page_size``, and the strides of its pages, heads and
+            rows are multiples of one stride of at least D elements.
         indices: int32 ``(T, k)``: positions of keys in the row's sequence, as
             ``indexer_score_topk_paged`` returns them; entries after the first ``lens`` of a row may
             hold anything. The last dimension must not have gaps.
@@ -59,7 +59,7 @@ def sparse_attention(
         sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
         k_scale: float32 ``()``, with a float8_e4m3fn cache: a key is what is stored times this.
         v_scale: the same for values.
-        out: where to put the result, contiguous, of ``q``'s dtype and shape; None: in a new tensor.
+        out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.
 
     Returns:
         ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(T, Hq)``: the natural logarithm

@@ -12,13 +12,13 @@ from nvfp4_kernels.attention.scoring import Scoring
 
 @dataclass(frozen=True)
 class IndexedKeyValues:
-    """The keys of every token's list.
+    """Keys and values of every token's list.
 
     Attributes:
         cache: ``(pages, heads, page_size, 2·D)``.
         table: the pages of each sequence.
         indices: ``(T, k)``, positions in the token's sequence.
-        sequences: ``(T,)``, that of each token.
+        sequences: ``(T,)``, sequence of each token.
     """
 
     cache: Tensor
@@ -35,7 +35,7 @@ class IndexedKeyValues:
         return 1  # a list may begin anywhere
 
     def block(self, tiles: Sequence[Tile], start: int, count: int) -> tuple[Tensor, Tensor]:
-        """See ``KeyValues``; where a list has no more, its last key again."""
+        """See ``KeyValues.block``; the last key is repeated past the end of a list."""
         places = torch.tensor([(t.row, t.last - 1) for t in tiles])
         row, last = places.view(-1, 2, 1).unbind(1)
         positions = self.indices[row, (start + torch.arange(count)).minimum(last)]

@@ -1,4 +1,4 @@
-"""Attention of one token of each sequence, which its cache gets on the way."""
+"""Attention of one new token per sequence, whose key and value are stored in the KV cache."""
 
 from nvfp4_kernels.decode_attention.op import decode_attention
 

@@ -1,4 +1,4 @@
-"""What ``decode_attention`` accepts."""
+"""Argument checks of ``decode_attention``."""
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ def check_decode(
 def _check_contents(
     kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, window: int | None
 ) -> None:
-    """Lengths that the table has room for, and pages that there are."""
+    """Raise unless every length fits the table, and every used page is one of the cache."""
     pages, _, size, _ = kv_cache.shape
     room = block_table.shape[1] * size
     for sequence, length in enumerate(seq_lens.tolist()):
@@ -94,13 +94,13 @@ def _check_contents(
 
 
 def _check_slots(size: int, block_table: Tensor, seq_lens: Tensor, slot_mapping: Tensor) -> None:
-    """Each in the last page that its token sees, or negative."""
+    """Raise unless each slot is where ``block_table`` has the sequence's last key, or negative."""
     lengths = seq_lens.tolist()
     for sequence, slot in enumerate(slot_mapping.tolist()):
         page, row = divmod(lengths[sequence] - 1, size)
-        place = -1 if page < 0 else int(block_table[sequence, page]) * size + row
-        if slot >= 0 and slot != place:
+        expected = -1 if page < 0 else int(block_table[sequence, page]) * size + row
+        if slot >= 0 and slot != expected:
             raise InvalidArgument(
-                f"slot_mapping: is {slot} for row {sequence}, must be {place}, where block_table "
-                "has the last of seq_lens, or negative for a token that is not stored"
+                f"slot_mapping: is {slot} for row {sequence}, must be {expected}, where "
+                "block_table has the last of seq_lens, or negative for a token that is not stored"
             )

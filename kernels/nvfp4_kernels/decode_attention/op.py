@@ -1,4 +1,4 @@
-"""``decode_attention``: stores a token's key and value, then softmax(scale · Q · Kᵀ) · V."""
+"""``decode_attention``: store a token's key and value, then softmax(scale · Q · Kᵀ) · V."""
 
 import torch
 from torch import Tensor
@@ -23,31 +23,31 @@ def decode_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each sequence's last token to all its keys; the cache gets this token's own.
+    """Attention of each sequence's last token to all its keys; stores this token's own.
 
-    One launch in the place of a store into the cache, ``paged_attention`` over splits of the keys
-    and their merge. Nothing waits for the device, and nothing depends on the contents of index
-    tensors but the result: a CUDA graph may hold the call. Slots of a page beyond a sequence's
+    One launch instead of a store into the cache, ``paged_attention`` over splits of the keys and
+    their merge. The call does not synchronise with the device, and only the result depends on the
+    contents of index tensors: a CUDA graph may capture it. Slots of a page beyond a sequence's
     length, and entries of its row in ``block_table`` for pages without a key that its token sees,
-    may hold anything.
+    may hold anything. The result is deterministic: the same arguments give the same bits.
 
     On sm_90 ``kv_cache`` and the index tensors are read while kernels before this one in the stream
     may still run, where those let it start early: none of these may write them.
-    Nor does the result depend on how fast anything is: the same arguments give the same bits.
 
     Args:
         q: bfloat16 or float16 ``(B, Hq, D)``: one token of each sequence. D a multiple of 16 up to
             256, its elements side by side; other strides are free, as in a slice of the projection
             of all three. On sm_90 D is 64, 128 or 256, and all rows start on multiples of 16 bytes.
-        key: ``(B, Hkv, D)`` of ``q``'s dtype, as ``q``; Hq is a multiple of Hkv, 16 times at most.
-        value: as ``key``.
+        key: ``(B, Hkv, D)`` of ``q``'s dtype, strides as for ``q``; Hq is a multiple of Hkv, at
+            most 16 times that.
+        value: of ``key``'s dtype and shape.
         kv_cache: ``(pages, Hkv, page_size, 2·D)`` of ``q``'s dtype, a key and then its value;
             strides are free but for the last. On sm_90 ``page_size`` is a power of two of at least
             16. Written: the slots of ``slot_mapping``.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · page_size`` on of
             sequence b.
         seq_lens: int32 ``(B,)``, the keys of each sequence, this token's included. 0 for a row that
-            is there for its place only, as in a padded CUDA graph: its result is 0.
+            is padding, as in a CUDA graph: its result is 0.
         slot_mapping: int64 ``(B,)``: where the token's key and value are stored, ``page · page_size
             + offset``, which is where ``block_table`` has key ``seq_lens[b] - 1``; negative: they
             are attended to and not stored.
@@ -55,7 +55,7 @@ def decode_attention(
         window: the token sees this many keys, its own included; None: all.
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
         sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
-        out: where to put the result, contiguous, of ``q``'s dtype and shape; None: in a new tensor.
+        out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.
 
     Returns:
         ``out``.

@@ -1,4 +1,4 @@
-"""``decode_attention`` in torch, a store and then attention: the formula, and CPU's kernel."""
+"""``decode_attention`` in torch, a store and then attention: the formula, and the CPU kernel."""
 
 import torch
 from torch import Tensor
@@ -21,15 +21,15 @@ def decode_attention(
 ) -> None:
     """See ``nvfp4_kernels.decode_attention.op.decode_attention``."""
     size, lengths = kv_cache.shape[2], seq_lens.tolist()
-    before = []
+    restored = []
     for sequence, length in enumerate(lengths):
         if length:
             page = block_table[sequence, (length - 1) // size]
-            place = kv_cache[page, :, (length - 1) % size]
+            slot = kv_cache[page, :, (length - 1) % size]
             if slot_mapping[sequence] < 0:
-                before.append((place, place.clone()))
-            place.copy_(torch.cat([key[sequence], value[sequence]], -1))
+                restored.append((slot, slot.clone()))
+            slot.copy_(torch.cat([key[sequence], value[sequence]], -1))
     starts = range(len(lengths) + 1)
     attend(q, PagedKeyValues(kv_cache, block_table), starts, lengths, sinks, scoring, out=out)
-    for place, content in before:
-        place.copy_(content)
+    for slot, content in restored:
+        slot.copy_(content)

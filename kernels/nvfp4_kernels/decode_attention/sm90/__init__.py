@@ -1,1 +1,1 @@
-"""Attention on sm_90: one token per sequence."""
+"""Decode attention on sm_90: one token per sequence."""

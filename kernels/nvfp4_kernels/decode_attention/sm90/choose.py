@@ -1,4 +1,4 @@
-"""Over how many CTAs the keys of a sequence are spread, and in what steps. Pure, and no CuTe.
+"""Choice of the number of splits and of the keys per step. Pure, and no CuTe.
 
 Measured on an H200 at 128 to 32768 keys, with 1 to 64 sequences of 2 and of 8 KV heads.
 """
@@ -7,23 +7,23 @@ from nvfp4_kernels.decode_attention.sm90.tile import KEYS, MAX_SPLITS, WARPS, De
 from nvfp4_kernels.sm90.limits import SMS
 
 LONG_STEP = 2 * KEYS
-LONG_STEP_HEAD_DIM = 128  # at most: with more, a warp has no memory for a ring
+LONG_STEP_HEAD_DIM = 128  # maximum: with more, shared memory holds no ring of long steps
 
 
 def choose_config(
-    batch: int, kv_heads: int, group: int, head_dim: int, most: int, sms: int = SMS
+    batch: int, kv_heads: int, group: int, head_dim: int, max_keys: int, sms: int = SMS
 ) -> DecodeTile:
-    """As many splits as find SMs of their own at once, each of whose warps has keys.
+    """Choose as many splits as SMs are idle otherwise, while each of their warps has keys.
 
-    Steps are long where SMs have one CTA: bytes on their way, and independent work, are scarce
-    there. Where there are more CTAs than SMs, two share one.
+    Steps are long where an SM has one CTA: loads in flight and independent work are scarce there.
+    With more CTAs than SMs, two share an SM.
 
     Args:
         batch: sequences.
         kv_heads: KV heads.
-        group: query heads of each.
+        group: query heads of each KV head.
         head_dim: D.
-        most: keys that a token can see: those that a row of the block table holds, or the window.
+        max_keys: upper bound on a token's keys: those of a row of the block table, or the window.
         sms: of the device.
     """
     clusters = batch * kv_heads
@@ -32,12 +32,12 @@ def choose_config(
     while (
         splits < MAX_SPLITS
         and 2 * splits * clusters <= _reachable(2 * splits, sms)
-        and splits * WARPS * keys < most
+        and splits * WARPS * keys < max_keys
     ):
         splits *= 2
     return DecodeTile(head_dim, group, splits, keys)
 
 
 def _reachable(splits: int, sms: int) -> int:
-    """SMs that clusters of so many CTAs fill at once: they lie within a GPC, and leave gaps."""
+    """SMs that clusters of ``splits`` CTAs can fill: a cluster lies within one GPC."""
     return sms if splits <= 2 else sms // 2

@@ -1,146 +1,135 @@
-"""Decode attention of sm_90: one token of each sequence, its store, splits and their merge at once.
-
-    page of a step  --full-->  Q·Kᵀ, softmax, Vᵀ·Pᵀ  -->  merge over the cluster
-
-Each warp has all of this to itself up to the merge, so that nobody waits for anybody else.
-"""
+"""The decode attention kernel of sm_90: store of one token, attention over split keys, merge."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64
-from cutlass.cute.runtime import make_ptr
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
-from nvfp4_kernels.decode_attention.sm90.loader import Cache, Loader, Ring, Strides, cache_map
-from nvfp4_kernels.decode_attention.sm90.mainloop import Decoder, Logits
-from nvfp4_kernels.decode_attention.sm90.merge import Merge, Result
-from nvfp4_kernels.decode_attention.sm90.scheduler import work_of
+from nvfp4_kernels.decode_attention.sm90.loader import Cache, Ring, Strides, TmaLoader, cache_map
+from nvfp4_kernels.decode_attention.sm90.mainloop import LogitScaling, Mainloop
+from nvfp4_kernels.decode_attention.sm90.merge import DecodeResult, Merge
+from nvfp4_kernels.decode_attention.sm90.scheduler import work_tile
 from nvfp4_kernels.decode_attention.sm90.tile import THREADS, WARPS, DecodeTile, Variant
-from nvfp4_kernels.decode_attention.sm90.token import Rows, Token
+from nvfp4_kernels.decode_attention.sm90.token import NewToken, TokenTensor
+from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
+
+
+class DecodeArguments(NamedTuple):
+    """Arguments of a launch.
+
+    Attributes:
+        q, key, value: of each sequence's new token.
+        kv_cache: pages of keys and values side by side.
+        cache_strides: its strides.
+        block_table: int32 [sequences, table_stride], pages.
+        table_stride: elements between rows of the block table.
+        seq_lens: int32 [sequences], the new token included.
+        slot_mapping: int64 [sequences], slots of the new tokens; negative: not stored.
+        result: output and sinks.
+        logits: scale and soft cap, the latter 0 without one.
+        window: keys a token sees; 0 without one.
+        batch, kv_heads, pages: sizes.
+    """
+
+    q: TokenTensor
+    key: TokenTensor
+    value: TokenTensor
+    kv_cache: cute.Pointer
+    cache_strides: Strides
+    block_table: cute.Pointer
+    table_stride: Int64
+    seq_lens: cute.Pointer
+    slot_mapping: cute.Pointer
+    result: DecodeResult
+    logits: LogitScaling
+    window: Int32
+    batch: Int32
+    kv_heads: Int32
+    pages: Int32
 
 
 @dataclass(frozen=True)
 class DecodeAttentionSm90:
-    """One compiled variant."""
+    """Decode attention with mma.sync: a cluster per KV head of a sequence, whose CTAs split keys.
+
+        leader's TMA  --full-->  Q·Kᵀ, softmax, Vᵀ·Pᵀ  -->  merge over the cluster
+
+    All 4 warps of a CTA have the same role: each has a ring of its own, which its leader fills, and
+    needs no other warp before the merge. ``full`` is an mbarrier per stage and warp, with an
+    arrive count of ``TMA_ARRIVALS`` and the bytes of a step; a warp barrier releases a stage. The
+    merge starts and ends with a barrier over the cluster.
+    """
 
     tile: DecodeTile
     variant: Variant
 
-    def signature(self) -> tuple[Any, ...]:
-        """Arguments of ``__call__``, see there."""
+    def signature(self) -> tuple[DecodeArguments]:
+        """Example of ``__call__``'s arguments."""
         dtype = TYPES[self.variant.dtype]
-        types = [*[dtype] * 5, Float32, Int32, Int32, Int64]
-        aligned = [*[16] * 5, 4, 4, 4, 8]
-        pointers = [
-            make_ptr(t, 16, cute.AddressSpace.gmem, assumed_align=a)
-            for t, a in zip(types, aligned, strict=True)
-        ]
-        return (*pointers, *[Int64(0)] * 10, *[Float32(0.0)] * 2, *[Int32(0)] * 4)
+        types = dict.fromkeys(("data", "kv_cache", "out"), dtype) | {
+            "sinks": Float32,
+            "block_table": Int32,
+            "seq_lens": Int32,
+            "slot_mapping": Int64,
+        }
+        alignment = {"sinks": 4, "block_table": 4, "seq_lens": 4, "slot_mapping": 8}
+        return (example(DecodeArguments, types, alignment),)
 
     @cute.jit
-    def __call__(
-        self,
-        q: cute.Pointer,
-        key: cute.Pointer,
-        value: cute.Pointer,
-        kv_cache: cute.Pointer,
-        out: cute.Pointer,
-        sinks: cute.Pointer,
-        block_table: cute.Pointer,
-        seq_lens: cute.Pointer,
-        slot_mapping: cute.Pointer,
-        q_token: Int64,
-        q_head: Int64,
-        key_token: Int64,
-        key_head: Int64,
-        value_token: Int64,
-        value_head: Int64,
-        cache_row: Int64,
-        cache_head: Int64,
-        cache_page: Int64,
-        table_stride: Int64,
-        scale: Float32,
-        soft_cap: Float32,
-        batch: Int32,
-        kv_heads: Int32,
-        pages: Int32,
-        window: Int32,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """Strides count elements; ``sinks`` is null, ``soft_cap`` and ``window`` 0 without one."""
-        tile, variant = self.tile, self.variant
-        strides = Strides(cache_row, cache_head, cache_page)
-        self.kernel(
-            cache_map(variant, tile, kv_cache, strides, kv_heads, pages),
-            Rows(q, q_token, q_head),
-            Rows(key, key_token, key_head),
-            Rows(value, value_token, value_head),
-            kv_cache,
-            strides,
-            block_table,
-            table_stride,
-            seq_lens,
-            slot_mapping,
-            Result(out, sinks),
-            Logits(scale, soft_cap),
-            window,
-        ).launch(
-            grid=(tile.splits, kv_heads, batch),
+    def __call__(self, arguments: DecodeArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch a cluster of ``splits`` CTAs per sequence and KV head."""
+        tile, kv_heads = self.tile, arguments.kv_heads
+        cache, strides = arguments.kv_cache, arguments.cache_strides
+        tensor_map = cache_map(self.variant, tile, cache, strides, kv_heads, arguments.pages)
+        self.kernel(tensor_map, arguments).launch(
+            grid=(tile.splits, kv_heads, arguments.batch),
             block=(THREADS, 1, 1),
             cluster=(tile.splits, 1, 1),
             stream=stream,
             use_pdl=True,
-            min_blocks_per_mp=tile.resident,
-            preferred_smem_carveout=100,
+            min_blocks_per_mp=tile.ctas_per_sm,
+            preferred_smem_carveout=100,  # percent
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        tensor_map: GridConstant[TensorMap],
-        queries: Rows,
-        keys: Rows,
-        values: Rows,
-        kv_cache: cute.Pointer,
-        strides: Strides,
-        block_table: cute.Pointer,
-        table_stride: Int64,
-        seq_lens: cute.Pointer,
-        slot_mapping: cute.Pointer,
-        result: Result,
-        logits: Logits,
-        window: Int32,
-    ) -> None:
-        """Every warp: settled keys first, then the token, then all steps."""
+    def kernel(self, tensor_map: GridConstant[TensorMap], arguments: DecodeArguments) -> None:
+        """Start loads of earlier tokens' keys, then load the token, run all steps, merge."""
         tile, variant = self.tile, self.variant
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         leader = ptx.elect_sync()
         if leader and warp == 0:
             ptx.prefetch_tensormap(tensor_map.get_ptr())
-        cache = Cache(kv_cache, tensor_map, strides, block_table, table_stride, slot_mapping)
-        merge, token = Merge(tile, variant), Token(tile, variant)
+        cache = Cache(
+            arguments.kv_cache,
+            tensor_map,
+            arguments.cache_strides,
+            arguments.block_table,
+            arguments.table_stride,
+            arguments.slot_mapping,
+        )
+        merge, token = Merge(tile, variant), NewToken(tile, variant)
         rings = Array(Float32, WARPS * merge.part_words, space=AddressSpace.smem, alignment=1024)
         barriers = Array(Int64, WARPS * tile.stages, space=AddressSpace.smem, alignment=8)
         ring = Ring(rings.subview(warp * merge.part_words), barriers.subview(warp * tile.stages))
         # Lengths, table and keys of earlier tokens are older than the kernel before this one.
-        work = work_of(tile, variant, seq_lens, window, warp)
-        Loader(tile, variant).start(cache, ring, work, leader)
+        work = work_tile(tile, variant, arguments.seq_lens, arguments.window, warp)
+        TmaLoader(tile, variant).start(cache, ring, work, leader)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        # Not before this kernel has waited: the next one may read without waiting what ran earlier.
+        # After the wait: the next kernel may read, without waiting, what ran before this one.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
-        part = Decoder(tile, variant).run(
+        part = Mainloop(tile, variant).run(
             cache,
             ring,
             work,
-            token.queries(queries, work),
-            token.piece(keys, work),
-            token.piece(values, work),
-            logits,
+            token.queries(arguments.q, work),
+            token.vector(arguments.key, work),
+            token.vector(arguments.value, work),
+            arguments.logits,
             leader,
         )
-        merge.run(part, rings, result, work, warp)
+        merge.run(part, rings, arguments.result, work, warp)

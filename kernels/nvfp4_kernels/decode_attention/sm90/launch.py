@@ -1,18 +1,20 @@
-"""``decode_attention`` on sm_90."""
+"""Launch of decode attention on sm_90."""
 
-import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import InvalidArgument, check_rows
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.decode_attention.sm90.choose import choose_config
-from nvfp4_kernels.decode_attention.sm90.kernel import DecodeAttentionSm90
+from nvfp4_kernels.decode_attention.sm90.kernel import DecodeArguments, DecodeAttentionSm90
+from nvfp4_kernels.decode_attention.sm90.loader import Strides
+from nvfp4_kernels.decode_attention.sm90.mainloop import LogitScaling
+from nvfp4_kernels.decode_attention.sm90.merge import DecodeResult
 from nvfp4_kernels.decode_attention.sm90.tile import HEAD_DIMS, KEYS, Variant
-from nvfp4_kernels.devices import multiprocessors
-from nvfp4_kernels.sm90.limits import ActDtype
+from nvfp4_kernels.decode_attention.sm90.token import TokenTensor
+from nvfp4_kernels.devices import device_arch, dtype_name, multiprocessors
 
-MAX_BATCH = 65535  # CTAs of a grid in that direction
+MAX_BATCH = 65535  # CTAs along a grid's z dimension
 
 
 def decode_attention(
@@ -30,45 +32,61 @@ def decode_attention(
     """See ``nvfp4_kernels.decode_attention.op.decode_attention``.
 
     Raises:
-        InvalidArgument: a D or a page size that the kernel lacks, too many sequences, or rows that
-            start on no multiples of 16 bytes.
+        InvalidArgument: an unsupported D or page size, too many sequences, or rows that are
+            misaligned.
     """
-    batch, heads, head_dim = q.shape
+    batch, num_heads, head_dim = q.shape
     pages, kv_heads, page_size, _ = kv_cache.shape
+    arch = device_arch(q.device)
     if head_dim not in HEAD_DIMS:
         raise InvalidArgument(
-            f"q: D is {head_dim}, must be one of {', '.join(map(str, HEAD_DIMS))} on sm_90; pad q, "
-            "key, value and the cache with zeros and pass scale"
+            f"q: D is {head_dim}, must be one of {', '.join(map(str, HEAD_DIMS))} on {arch}; pad "
+            "q, key, value and the cache with zeros and pass scale"
         )
     if page_size < KEYS or page_size & (page_size - 1):
         raise InvalidArgument(
             f"kv_cache: page_size is {page_size}, must be a power of two of at least {KEYS} on "
-            "sm_90; set vLLM's block size to 16, 32, 64 or 128"
+            f"{arch}; set vLLM's block size to 16, 32, 64 or 128"
         )
     if batch > MAX_BATCH:
         raise InvalidArgument(
-            f"q: has {batch} sequences, must have at most {MAX_BATCH} on sm_90; split the batch"
+            f"q: has {batch} sequences, must have at most {MAX_BATCH} on {arch}; split the batch"
         )
-    check_rows("sm_90", q=q, key=key, value=value, kv_cache=kv_cache, out=out)
+    check_rows(arch, q=q, key=key, value=value, kv_cache=kv_cache, out=out)
     if batch == 0:
         return
-    most = block_table.shape[1] * page_size
+    max_keys = block_table.shape[1] * page_size
     if scoring.window is not None:
-        most = min(most, scoring.window)
-    tile = choose_config(
-        batch, kv_heads, heads // kv_heads, head_dim, most, multiprocessors(q.device)
-    )
-    dtype: ActDtype = "bfloat16" if q.dtype == torch.bfloat16 else "float16"
+        max_keys = min(max_keys, scoring.window)
+    group, sms = num_heads // kv_heads, multiprocessors(q.device)
+    tile = choose_config(batch, kv_heads, group, head_dim, max_keys, sms)
     variant = Variant(
-        dtype=dtype,
+        dtype=dtype_name(q.dtype),  # type: ignore[arg-type]
         page_size=page_size,
         window=scoring.window is not None,
         soft_cap=scoring.soft_cap is not None,
         sinks=sinks is not None,
     )
-    launch(
-        DecodeAttentionSm90(tile, variant), q, key, value, kv_cache, out, sinks, block_table,
-        seq_lens, slot_mapping, *q.stride()[:2], *key.stride()[:2], *value.stride()[:2],
-        kv_cache.stride(2), kv_cache.stride(1), kv_cache.stride(0), block_table.stride(0),
-        scoring.scale, scoring.soft_cap or 0.0, batch, kv_heads, pages, scoring.window_keys,
-    )  # fmt: skip
+    page, head, row, _ = kv_cache.stride()
+    arguments = DecodeArguments(
+        q=_token_tensor(q),
+        key=_token_tensor(key),
+        value=_token_tensor(value),
+        kv_cache=kv_cache,
+        cache_strides=Strides(row=row, head=head, page=page),
+        block_table=block_table,
+        table_stride=block_table.stride(0),
+        seq_lens=seq_lens,
+        slot_mapping=slot_mapping,
+        result=DecodeResult(out, sinks),
+        logits=LogitScaling(scoring.scale, scoring.soft_cap or 0.0),
+        window=scoring.window_keys,
+        batch=batch,
+        kv_heads=kv_heads,
+        pages=pages,
+    )
+    launch(DecodeAttentionSm90(tile, variant), arguments)
+
+
+def _token_tensor(x: Tensor) -> TokenTensor:
+    return TokenTensor(x, token_stride=x.stride(0), head_stride=x.stride(1))

@@ -1,6 +1,7 @@
-"""Keys and values of a warp's steps, from the cache's pages into its ring."""
+"""TMA loads of keys and values of a warp's steps from the cache's pages into its ring."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -8,15 +9,16 @@ from cutlass import Array, Boolean, Int32, Int64
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
-from nvfp4_kernels.decode_attention.sm90.scheduler import Work
+from nvfp4_kernels.decode_attention.sm90.scheduler import WorkTile
 from nvfp4_kernels.decode_attention.sm90.tile import CHUNK, KEYS, DecodeTile, Variant
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm90.limits import ROW_BYTES
 
+TMA_ARRIVALS = 1  # arrive.expect_tx of the warp's leader
 
-@dataclass(frozen=True)
-class Strides:
-    """Elements from one to the next, in the cache: multiples of 16 bytes."""
+
+class Strides(NamedTuple):
+    """Strides of the cache in elements: multiples of 16 bytes."""
 
     row: Int64
     head: Int64
@@ -25,7 +27,7 @@ class Strides:
 
 @dataclass(frozen=True)
 class Cache:
-    """The paged cache in global memory, a map of it, the table of its pages, the tokens' slots."""
+    """Paged cache in global memory, its tensor map, the block table, and the new tokens' slots."""
 
     data: cute.Pointer
     tensor_map: TensorMap
@@ -37,12 +39,12 @@ class Cache:
 
 @dataclass(frozen=True)
 class Ring:
-    """A warp's own stages.
+    """Ring of one warp.
 
     Attributes:
         data: float32 words [stage, box, chunk, key, 32], 128-byte swizzle: chunks of the key,
             then of the value.
-        full: mbarrier of each stage.
+        full: mbarrier of each stage, completed by ``TMA_ARRIVALS`` and the copies' bytes.
     """
 
     data: Array
@@ -50,14 +52,19 @@ class Ring:
 
 
 def cache_map(
-    variant: Variant, tile: DecodeTile, data: cute.Pointer, strides: Strides, heads: Int32, n: Int32
+    variant: Variant,
+    tile: DecodeTile,
+    data: cute.Pointer,
+    strides: Strides,
+    kv_heads: Int32,
+    pages: Int32,
 ) -> TensorMap:
-    """[chunk's elements, row of a page, chunk, head, page], ``n`` pages; 16 keys of a box."""
+    """Tensor map [chunk's elements, row of a page, chunk, head, page]; a box has 16 keys."""
     units = 16 // 2
     return create_tensor_map_tiled(
         data.toint(),
         TYPES[variant.dtype],
-        [CHUNK, variant.page_size, tile.chunks, heads, n],
+        [CHUNK, variant.page_size, tile.chunks, kv_heads, pages],
         [
             strides.row // units,
             Int64(ROW_BYTES // 16),
@@ -70,53 +77,48 @@ def cache_map(
 
 
 @dataclass(frozen=True)
-class Loader:
-    """What the leader of a warp does for it.
-
-    | barrier | arrivals | by |
-    |---|---|---|
-    | ``full[stage]`` | 1 and its bytes | the copy |
-    """
+class TmaLoader:
+    """Loads of a warp, issued by its leader; a stage is refilled once all lanes have read it."""
 
     tile: DecodeTile
     variant: Variant
 
     @cute.jit
-    def start(self, cache: Cache, ring: Ring, work: Work, leader: Boolean) -> None:
-        """The first steps, as many as there are stages."""
+    def start(self, cache: Cache, ring: Ring, work: WorkTile, leader: Boolean) -> None:
+        """Initialise the ring's barriers and load the first steps, one per stage."""
         stages = self.tile.stages
         pages = [self.pages(cache, work, Int32(index)) for index in range(stages)]
         if leader:
             for stage in cutlass.range_constexpr(stages):
-                ptx.mbarrier_init(ring.full.subview(stage), 1)
+                ptx.mbarrier_init(ring.full.subview(stage), TMA_ARRIVALS)
             ptx.fence_mbarrier_init()
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         for index in cutlass.range_constexpr(stages):
-            self.bring(cache, ring, work, Int32(index), pages[index], leader)
+            self.load_step(cache, ring, work, Int32(index), pages[index], leader)
 
-    def pages(self, cache: Cache, work: Work, index: Int32) -> list[Int32]:
-        """Where the boxes of the warp's ``index``-th step lie."""
+    def pages(self, cache: Cache, work: WorkTile, index: Int32) -> list[Int32]:
+        """Pages of the boxes of the warp's ``index``-th step."""
         return [self._page(cache, work, index, box) for box in range(self.tile.boxes)]
 
     @cute.jit
-    def _page(self, cache: Cache, work: Work, index: Int32, box: cutlass.Constexpr) -> Int32:
-        """−1 for a box past the last key: out of the map, whose copy is all zeros."""
+    def _page(self, cache: Cache, work: WorkTile, index: Int32, box: cutlass.Constexpr) -> Int32:
+        """Page of a box; −1 past the last key, out of the tensor map: TMA fills it with zeros."""
         page = Int32(-1)
-        if self._has(work, index, box):
-            page = page_of(cache, work, self._key(work, index, box) // self.variant.page_size)
+        if self._has_keys(work, index, box):
+            page = load_page(cache, work, self._key(work, index, box) // self.variant.page_size)
         return page
 
     @cute.jit
-    def bring(
+    def load_step(
         self,
         cache: Cache,
         ring: Ring,
-        work: Work,
+        work: WorkTile,
         index: Int32,
         pages: list[Int32],
         leader: Boolean,
     ) -> None:
-        """The warp's ``index``-th step, if it has one, into a stage that nobody reads any more."""
+        """Load the warp's ``index``-th step, if any; no lane may still read its stage."""
         tile = self.tile
         if leader and index < work.steps:
             stage = index % tile.stages
@@ -132,16 +134,16 @@ class Loader:
                     [],
                 )
 
-    def _has(self, work: Work, index: Int32, box: int) -> Boolean:
-        """Whether there are keys in a step's box: in the first one of each step."""
+    def _has_keys(self, work: WorkTile, index: Int32, box: int) -> Boolean:
+        """Whether a step's box has keys: the first box of each step always has."""
         return self._key(work, index, box) < work.end if box else index < work.steps
 
-    def _key(self, work: Work, index: Int32, box: int) -> Int32:
-        """The first one of a step's box."""
-        return (work.first + index * self.tile.round + box) * KEYS
+    def _key(self, work: WorkTile, index: Int32, box: int) -> Int32:
+        """First key of a step's box."""
+        return (work.first + index * self.tile.step_stride + box) * KEYS
 
 
-def page_of(cache: Cache, work: Work, entry: Int32) -> Int32:
-    """An entry of the sequence's row of the table."""
+def load_page(cache: Cache, work: WorkTile, entry: Int32) -> Int32:
+    """Entry of the sequence's row of the block table."""
     row = Int64(work.sequence) * cache.table_stride
     return Int32(Array(cache.table, shape=(1,)).load(row + entry))

@@ -1,25 +1,25 @@
-"""A warp's main loop: flash attention of one token's heads to every step's keys."""
+"""Main loop of a warp: flash attention of one token's heads to the keys of every step."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Boolean, Float32, Int32, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.decode_attention.sm90.loader import Cache, Loader, Ring
-from nvfp4_kernels.decode_attention.sm90.scheduler import Work
+from nvfp4_kernels.decode_attention.sm90.loader import Cache, Ring, TmaLoader
+from nvfp4_kernels.decode_attention.sm90.scheduler import WorkTile
 from nvfp4_kernels.decode_attention.sm90.tile import KEYS, DecodeTile, Variant
-from nvfp4_kernels.decode_attention.sm90.token import Token, place_of
+from nvfp4_kernels.decode_attention.sm90.token import NewToken, swizzled_word
 from nvfp4_kernels.device.math import LOG2_E, NEGATIVE_INFINITY, exp2, finite, tanh
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm90.warp_mma import multiply
 
 
-@dataclass(frozen=True)
-class Logits:
-    """From products to logits in units of ln 2.
+class LogitScaling(NamedTuple):
+    """Factors that turn Q·Kᵀ into logits in units of ln 2.
 
     Attributes:
         scale: of ``q · k``.
@@ -31,29 +31,29 @@ class Logits:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some keys' part of the result, not yet divided by its sum.
+class PartialResult:
+    """Partial result of a warp's keys, not yet divided by row_sum.
 
-    Of each eight heads, lane L has peak and weight of head L // 4, the weight of its own keys only,
-    and sums of heads 2 (L % 4) and the next.
+    Of each tile of 8 heads, lane L has row_max of head L // 4, row_sum of that head over its own
+    keys only, and O of heads 2 (L % 4) and the next.
 
     Attributes:
-        peaks: the largest logits so far.
-        weights: Σ 2^(logit − peak).
-        sums: Σ 2^(logit − peak) · V, fragments of ``mma.sync`` [eight, 16 of D, 4].
+        row_max: largest logit so far, per head tile.
+        row_sum: Σ 2^(logit − row_max), per head tile.
+        o: Σ 2^(logit − row_max) · V, accumulators of ``mma.sync`` [head tile, 16 of D, 4].
     """
 
-    peaks: list[Float32]
-    weights: list[Float32]
-    sums: list[list[Float32]]
+    row_max: list[Float32]
+    row_sum: list[Float32]
+    o: list[list[Float32]]
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """Role of every warp.
+class Mainloop:
+    """Main loop of every warp.
 
-    Heads are rows of Q·Kᵀ, and columns of Vᵀ·Pᵀ: that way round what ``mma.sync`` leaves is what it
-    takes next, and eight heads cost no more than they need.
+    Heads are the M side of Q·Kᵀ and the N side of Vᵀ·Pᵀ: the accumulators of one ``mma.sync`` are
+    then operands of the next, and 8 heads need no padding to 16.
     """
 
     tile: DecodeTile
@@ -64,95 +64,98 @@ class Decoder:
         self,
         cache: Cache,
         ring: Ring,
-        work: Work,
+        work: WorkTile,
         queries: list[list[Uint32]],
         key: Vector,
         value: Vector,
-        logits: Logits,
+        logits: LogitScaling,
         leader: Boolean,
-    ) -> Part:
-        """All steps of a warp; ``key`` and ``value`` are the token's own, as ``Token.piece``."""
+    ) -> PartialResult:
+        """Process all steps; ``key`` and ``value`` are this lane's, see ``NewToken.vector``."""
         tile, stages = self.tile, self.tile.stages
-        loader, token = Loader(tile, self.variant), Token(tile, self.variant)
-        peaks = [Float32(NEGATIVE_INFINITY)] * tile.eights
-        weights = [Float32(0.0)] * tile.eights
-        sums = [[Float32(0.0)] * (4 * tile.steps) for _ in range(tile.eights)]
+        loader, token = TmaLoader(tile, self.variant), NewToken(tile, self.variant)
+        row_max = [Float32(NEGATIVE_INFINITY)] * tile.head_tiles
+        row_sum = [Float32(0.0)] * tile.head_tiles
+        o = [[Float32(0.0)] * (4 * tile.steps) for _ in range(tile.head_tiles)]
         pages = loader.pages(cache, work, Int32(stages))
         for index in cutlass.range(work.steps, unroll=1):
             following = loader.pages(cache, work, index + (stages + 1))
             stage = ring.data.subview(index % stages * (tile.stage_bytes // 4))
-            start = (work.first + index * tile.round) * KEYS
+            start = (work.first + index * tile.step_stride) * KEYS
             wait(ring.full.subview(index % stages), index // stages)
             if work.stores and index == work.steps - 1:
-                token.put(cache, stage, key, value, work, work.end - 1 - start)
+                token.store(cache, stage, key, value, work, work.end - 1 - start)
             boxes = [stage.subview(box * (tile.box_bytes // 4)) for box in range(tile.boxes)]
             scores = self._scores(boxes, queries)
-            words = []
-            for eight in cutlass.range_constexpr(tile.eights):
-                own = [each[2 * eight + c] for each in scores for c in range(2)]
+            p = []
+            for head_tile in cutlass.range_constexpr(tile.head_tiles):
+                own = [each[2 * head_tile + c] for each in scores for c in range(2)]
                 own = self._masked(self._scaled(own, logits), work, start)
-                peak = cute.arch.fmax(peaks[eight], self._largest(own))
-                powers = [exp2(logit - finite(peak)) for logit in own]
-                fade = exp2(peaks[eight] - finite(peak))
-                peaks[eight] = peak
-                weights[eight] = weights[eight] * fade + _sum(powers)
-                sums[eight] = self._faded(sums[eight], fade)
-                words.append(self._rounded(powers))
-            sums = self._add(boxes, words, sums)
+                new_max = cute.arch.fmax(row_max[head_tile], self._row_max(own))
+                powers = [exp2(logit - finite(new_max)) for logit in own]
+                rescale = exp2(row_max[head_tile] - finite(new_max))
+                row_max[head_tile] = new_max
+                row_sum[head_tile] = row_sum[head_tile] * rescale + _sum(powers)
+                o[head_tile] = self._rescaled(o[head_tile], rescale)
+                p.append(self._converted(powers))
+            o = self._accumulate(boxes, p, o)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
-            loader.bring(cache, ring, work, index + stages, pages, leader)
+            loader.load_step(cache, ring, work, index + stages, pages, leader)
             pages = following
-        return Part(peaks, weights, sums)
+        return PartialResult(row_max, row_sum, o)
 
     def _scores(self, boxes: list[Array], queries: list[list[Uint32]]) -> list[list[Float32]]:
-        """Of each eight keys: two of head L // 4, then of the head eight on."""
-        # Even and odd steps apart: a sum waits half as often for the one before.
-        eights = 2 * len(boxes)
-        chains = [[Float32(0.0)] * 4 for _ in range(2 * eights)]
+        """Q·Kᵀ of 8 keys each: two scores of head L // 4, then two of head L // 4 + 8."""
+        # Even and odd steps have accumulators of their own: shorter chains of dependent MMAs.
+        key_tiles = 2 * len(boxes)
+        chains = [[Float32(0.0)] * 4 for _ in range(2 * key_tiles)]
         for step in range(self.tile.steps):
             words = [word for box in boxes for word in self._load(box, step, "")]
-            for eight in range(eights):
-                own, chain = words[2 * eight : 2 * eight + 2], step % 2 * eights + eight
+            for key_tile in range(key_tiles):
+                own = words[2 * key_tile : 2 * key_tile + 2]
+                chain = step % 2 * key_tiles + key_tile
                 chains[chain] = multiply(chains[chain], queries[step], own, self.variant.dtype)
-        pairs = (zip(chains[eight], chains[eights + eight], strict=True) for eight in range(eights))
+        pairs = (zip(chains[n], chains[key_tiles + n], strict=True) for n in range(key_tiles))
         return [[even + odd for even, odd in pair] for pair in pairs]
 
-    def _add(
-        self, boxes: list[Array], words: list[list[Uint32]], sums: list[list[Float32]]
+    def _accumulate(
+        self, boxes: list[Array], p: list[list[Uint32]], o: list[list[Float32]]
     ) -> list[list[Float32]]:
-        added: list[list[Float32]] = [[] for _ in sums]
+        """O + Vᵀ·Pᵀ of a step."""
+        results: list[list[Float32]] = [[] for _ in o]
         for step in range(self.tile.steps):
             values = [self._load(box, self.tile.steps + step, ".trans") for box in boxes]
-            for eight, before in enumerate(sums):
+            for head_tile, before in enumerate(o):
                 own = before[4 * step : 4 * step + 4]
                 for box, value in enumerate(values):
-                    powers = words[eight][2 * box : 2 * box + 2]
-                    own = multiply(own, value, powers, self.variant.dtype)
-                added[eight] += own
-        return added
+                    words = p[head_tile][2 * box : 2 * box + 2]
+                    own = multiply(own, value, words, self.variant.dtype)
+                results[head_tile] += own
+        return results
 
-    def _load(self, box: Array, step: int, turned: str) -> list[Uint32]:
-        """16 of D of a box, halves of the first eight keys, then of the rest: B; or turned, A."""
+    def _load(self, box: Array, step: int, transposed: str) -> list[Uint32]:
+        """Load 16 of D of a box, keys 0–7, then 8–15: B fragments, or A if transposed."""
         lane = cute.arch.lane_idx()
         row = lane % 8 + lane // 16 * 8
-        address = box.subview(place_of(2 * step + lane // 8 % 2, row)).data_ptr().toint()
+        address = box.subview(swizzled_word(2 * step + lane // 8 % 2, row)).data_ptr().toint()
         return list(
             ptx.inline_ptx(
-                f"ldmatrix.sync.aligned.m8n8.x4{turned}.shared.b16 "
+                f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 "
                 "{{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
                 write_only_types=[Uint32] * 4,
                 read_only_args=[Int32(address)],
             )
         )
 
-    def _scaled(self, scores: list[Float32], logits: Logits) -> list[Float32]:
+    def _scaled(self, scores: list[Float32], logits: LogitScaling) -> list[Float32]:
+        """Logits in units of ln 2."""
         if not self.variant.soft_cap:
             return [score * (logits.scale * LOG2_E) for score in scores]
         inner, outer = logits.scale / logits.soft_cap, logits.soft_cap * LOG2_E
         return [tanh(score * inner) * outer for score in scores]
 
-    def _masked(self, logits: list[Float32], work: Work, start: Int32) -> list[Float32]:
-        """−∞ for keys that the token does not see."""
+    def _masked(self, logits: list[Float32], work: WorkTile, start: Int32) -> list[Float32]:
+        """Logits, those of keys that the token does not see set to −∞."""
         first = start + cute.arch.lane_idx() % 4 * 2
         masked = []
         for index, logit in enumerate(logits):
@@ -163,30 +166,31 @@ class Decoder:
             masked.append(cutlass.select_(seen, logit, Float32(NEGATIVE_INFINITY)))
         return masked
 
-    def _largest(self, logits: list[Float32]) -> Float32:
-        """Of a head, in all four of its lanes."""
-        top = logits[0]
+    def _row_max(self, logits: list[Float32]) -> Float32:
+        """Largest logit of a head, in all four of its lanes."""
+        largest = logits[0]
         for logit in logits[1:]:
-            top = cute.arch.fmax(top, logit)
+            largest = cute.arch.fmax(largest, logit)
         for distance in (1, 2):
-            top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, distance))
-        return top
+            peer = cute.arch.shuffle_sync_bfly(largest, distance)
+            largest = cute.arch.fmax(largest, peer)
+        return largest
 
-    def _faded(self, sums: list[Float32], fade: Float32) -> list[Float32]:
-        """Times the factors of their heads, which other lanes have."""
+    def _rescaled(self, o: list[Float32], rescale: Float32) -> list[Float32]:
+        """O times ``rescale`` of its heads, which other lanes have."""
         lane = cute.arch.lane_idx() % 4 * 8
-        fades = [cute.arch.shuffle_sync(fade, lane + 4 * c) for c in range(2)]
-        return [each * fades[index % 2] for index, each in enumerate(sums)]
+        factors = [cute.arch.shuffle_sync(rescale, lane + 4 * c) for c in range(2)]
+        return [each * factors[index % 2] for index, each in enumerate(o)]
 
-    def _rounded(self, powers: list[Float32]) -> list[Uint32]:
-        """B of the values' product."""
+    def _converted(self, powers: list[Float32]) -> list[Uint32]:
+        """P as B fragments of Vᵀ·Pᵀ."""
         dtype = TYPES[self.variant.dtype]
         values = Vector.from_elements(tuple(powers), Float32).to(dtype)
         return [Uint32(word) for word in values.bitcast(Uint32).to_elements()]
 
 
 def _sum(values: list[Float32]) -> Float32:
-    added = values[0]
+    total = values[0]
     for each in values[1:]:
-        added = added + each
-    return added
+        total = total + each
+    return total

@@ -1,4 +1,4 @@
-"""Which keys a warp attends to."""
+"""Scheduler: the keys of a warp."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from nvfp4_kernels.decode_attention.sm90.tile import KEYS, WARPS
 
 
 @dataclass(frozen=True)
-class Work:
-    """What one warp does.
+class WorkTile:
+    """Work tile of a warp: one KV head of one sequence, and steps along its keys.
 
     Attributes:
-        sequence, kv_head: whose keys.
+        sequence, kv_head: indices.
         rank: of the CTA in its cluster.
-        begin, end: the keys that the token sees; its own is the last.
-        first: the first box of the warp's first step, counted from the sequence's first key.
-        steps: how many it has, a round apart.
+        begin, end: keys that the token sees, ``begin <= key < end``; its own is the last.
+        first: first box of the warp's first step, counted from the sequence's first key.
+        steps: number of steps, ``step_stride`` boxes apart.
         stores: whether the token's own key is in the warp's last step.
     """
 
@@ -34,14 +34,14 @@ class Work:
 
 
 @cute.jit
-def work_of(
+def work_tile(
     tile: cutlass.Constexpr,
     variant: cutlass.Constexpr,
     seq_lens: cute.Pointer,
     window: Int32,
     warp: Int32,
-) -> Work:
-    """This warp's ``Work``."""
+) -> WorkTile:
+    """Work tile of this warp."""
     _, kv_head, sequence = cute.arch.block_idx()
     rank = ptx.cluster_ctarank()
     end = Int32(Array(seq_lens, shape=(1,)).load(Int64(sequence)))
@@ -50,8 +50,8 @@ def work_of(
         begin = cutlass.max(end - window, Int32(0))
     last = cute.ceil_div(end, KEYS)
     first = begin // KEYS + (rank * WARPS + warp) * tile.boxes
-    steps = cutlass.max(cute.ceil_div(last - first, tile.round), Int32(0))
-    return Work(
+    steps = cutlass.max(cute.ceil_div(last - first, tile.step_stride), Int32(0))
+    return WorkTile(
         sequence=sequence,
         kv_head=kv_head,
         rank=rank,
@@ -59,5 +59,5 @@ def work_of(
         end=end,
         first=first,
         steps=steps,
-        stores=(steps > 0) & (first + (steps - 1) * tile.round + tile.boxes >= last),
+        stores=(steps > 0) & (first + (steps - 1) * tile.step_stride + tile.boxes >= last),
     )

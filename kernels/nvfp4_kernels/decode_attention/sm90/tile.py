@@ -1,8 +1,7 @@
-"""What a CTA of decode attention computes, and where it keeps it. No CuTe in here.
+"""Tile of decode attention, its layout in shared memory, and variants. No CuTe.
 
-A cluster has one KV head of one sequence. Every warp of it decodes on its own, with a ring of its
-own: it takes 16 or 32 keys and their values at a time, and what it has in the end is merged with
-what the others have.
+A cluster has one KV head of one sequence. Every warp runs a main loop of its own over a ring of its
+own, 16 or 32 keys and their values at a time; the warps' partial results are merged at the end.
 """
 
 import math
@@ -11,28 +10,28 @@ from dataclasses import dataclass
 from nvfp4_kernels.gemm.sm90.tile import BARRIER_BYTES
 from nvfp4_kernels.sm90.limits import CTA_RESERVED_BYTES, ROW_BYTES, SM_SHARED_BYTES, ActDtype
 
-KEYS = 16  # of a box, brought at once: the smallest page, the K of an mma.sync with the values
+KEYS = 16  # of a TMA box: the smallest page, and the K of the values' mma.sync
 WARPS = 4  # of a CTA
 THREADS = 32 * WARPS
-EIGHT = 8  # heads of an mma.sync with the values: its N
+MMA_HEADS = 8  # heads of the values' mma.sync: its N
 MAX_SPLITS = 8  # larger clusters are not portable
-MIN_STAGES = 3  # of each warp, where an SM has two CTAs
+MIN_STAGES = 3  # of each warp's ring where an SM has two CTAs
 MAX_STAGES = 4
 HEAD_DIMS = (64, 128, 256)
 ROW_WORDS = ROW_BYTES // 4  # of a chunk
-CHUNK = ROW_BYTES // 2  # elements
+CHUNK = ROW_BYTES // 2  # elements of a chunk
 
 
 @dataclass(frozen=True)
 class DecodeTile:
-    """How the work is cut.
+    """Shape of a CTA's work.
 
     Attributes:
         head_dim: D.
         group: query heads of a KV head, up to 16.
-        splits: CTAs of a cluster, which share the keys of a sequence.
-        keys: of a warp's step: 16, or 32, which hide more of each other's latency.
-        max_stages: bound on the depth of a warp's ring, which otherwise takes the memory left.
+        splits: CTAs of a cluster, which split the keys of a sequence.
+        keys: of a warp's step: 16, or 32, which hides more latency.
+        max_stages: upper bound on the stages of a warp's ring, which else takes the memory left.
     """
 
     head_dim: int
@@ -43,99 +42,100 @@ class DecodeTile:
 
     def __post_init__(self) -> None:
         assert self.head_dim in HEAD_DIMS, self.head_dim
-        assert 1 <= self.group <= 2 * EIGHT, self.group
+        assert 1 <= self.group <= 2 * MMA_HEADS, self.group
         assert self.splits in (1, 2, 4, MAX_SPLITS), self.splits
         assert self.keys in (KEYS, 2 * KEYS), self.keys
         assert self.stages >= 2, "a warp loads while it computes"
         assert self.part_bytes <= self.stages * self.stage_bytes, "a part lies in its warp's ring"
 
     @property
-    def eights(self) -> int:
-        """Tiles of 8 heads."""
-        return math.ceil(self.group / EIGHT)
+    def head_tiles(self) -> int:
+        """MMA tiles of 8 heads."""
+        return math.ceil(self.group / MMA_HEADS)
 
     @property
     def steps(self) -> int:
-        """Of 16 elements of D each."""
+        """MMA steps along D, of 16 elements each."""
         return self.head_dim // 16
 
     @property
     def warps(self) -> int:
-        """Of the cluster."""
+        """Warps of the cluster."""
         return WARPS * self.splits
 
     @property
     def boxes(self) -> int:
-        """Of a step."""
+        """TMA boxes of a step."""
         return self.keys // KEYS
 
     @property
-    def round(self) -> int:
-        """Boxes that the cluster takes at once: from a warp's step to its next."""
+    def step_stride(self) -> int:
+        """Stride of a warp's steps in boxes: those of all warps of the cluster."""
         return self.warps * self.boxes
 
     # --- shared memory ------------------------------------------------------------------------
 
     @property
     def chunks(self) -> int:
-        """Of a key and its value, each as wide as the widest swizzle."""
+        """Chunks of a key and its value, each as wide as the widest swizzle."""
         return 4 * self.head_dim // ROW_BYTES
 
     @property
     def box_bytes(self) -> int:
-        """Of 16 keys and their values."""
+        """Bytes of 16 keys and their values."""
         return KEYS * self.chunks * ROW_BYTES
 
     @property
     def stage_bytes(self) -> int:
-        """Of a step."""
+        """Bytes of a step."""
         return self.boxes * self.box_bytes
 
     @property
-    def resident(self) -> int:
-        """CTAs of an SM."""
+    def ctas_per_sm(self) -> int:
+        """Resident CTAs."""
         return 2 if self._stages(2) >= MIN_STAGES else 1
 
     @property
     def stages(self) -> int:
-        """Of each warp's ring."""
-        return min(self._stages(self.resident), self.max_stages)
+        """Stages of each warp's ring."""
+        return min(self._stages(self.ctas_per_sm), self.max_stages)
 
-    def _stages(self, resident: int) -> int:
-        """For which there is memory."""
-        left = SM_SHARED_BYTES // resident - CTA_RESERVED_BYTES - BARRIER_BYTES
+    def _stages(self, ctas_per_sm: int) -> int:
+        """Stages that shared memory has room for."""
+        left = SM_SHARED_BYTES // ctas_per_sm - CTA_RESERVED_BYTES - BARRIER_BYTES
         return left // (WARPS * self.stage_bytes)
 
-    # --- what a warp has in the end, as float32 in the place of its ring ------------------------
+    # --- partial result of a warp, float32, in its ring's memory --------------------------------
 
     @property
-    def pitch(self) -> int:
-        """From a head's sums to the next one's: a fragment's heads start in different banks."""
+    def o_stride(self) -> int:
+        """Stride of O's heads in words: a fragment's heads start in different banks."""
         return self.head_dim + 4
 
     @property
-    def sums_at(self) -> int:
-        """Where, after O, peak and weight of each head lie."""
-        return EIGHT * self.eights * self.pitch
+    def state_offset(self) -> int:
+        """Offset of row_max and row_sum of each head, after O, in words."""
+        return MMA_HEADS * self.head_tiles * self.o_stride
 
     @property
     def part_bytes(self) -> int:
-        return 4 * (self.sums_at + 2 * EIGHT * self.eights)
+        """Bytes of a partial result."""
+        return 4 * (self.state_offset + 2 * MMA_HEADS * self.head_tiles)
 
     @property
-    def share(self) -> int:
-        """Groups of 4 elements of the result that each CTA of the cluster finishes."""
+    def split_vectors(self) -> int:
+        """Vectors of 4 elements of the result that each CTA of the cluster writes."""
         return math.ceil(self.group * self.head_dim // 4 / self.splits)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is compiled in.
+    """Variant of the kernel.
 
     Attributes:
         dtype: of queries, keys, values and result.
         page_size: keys of a page, a power of two.
-        window: whether tokens see some keys only.
+        window: whether a token sees only the last keys.
         soft_cap: whether logits are capped.
         sinks: whether heads have sinks.
     """
