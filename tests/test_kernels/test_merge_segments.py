@@ -16,7 +16,7 @@ from nvfp4_kernels.attention import reference as attention_reference
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.merge_segments import op as merge_op
 from nvfp4_kernels.merge_segments import reference
-from nvfp4_kernels.merge_segments.choose import choose_ahead
+from nvfp4_kernels.merge_segments.choose import choose_prefetch
 from tests import devices
 from tests.emulator import EAGER, STANDARD
 from tests.test_kernels.compilation import check_compiled, check_op
@@ -294,10 +294,10 @@ def test_same_bits_whatever_the_schedule() -> None:
         assert torch.equal(lse, results[0][1])
 
 
-def test_choose_ahead() -> None:
-    chosen = [choose_ahead(n, 256, 512) for n in (1, 2, 3, 4, 5, 16, 17, 64)]
+def test_choose_prefetch() -> None:
+    chosen = [choose_prefetch(n, 256, 512) for n in (1, 2, 3, 4, 5, 16, 17, 64)]
     assert chosen == [1, 2, 4, 4, 8, 16, 16, 16]
-    by_rows = [choose_ahead(16, rows, 512) for rows in (1, 1000, 4096, 8192, 100_000)]
+    by_rows = [choose_prefetch(16, rows, 512) for rows in (1, 1000, 4096, 8192, 100_000)]
     assert by_rows == [16, 16, 8, 4, 1]
 
 

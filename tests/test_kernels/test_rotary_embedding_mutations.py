@@ -50,34 +50,40 @@ MISTAKES = {
         "(low * cos).to(TYPES[self.dtype]).to(Float32) - high * sin",
     ),
     "partner 8 elements off": Mistake(
-        "row.source.load(at + half,", "row.source.load(at + half - PIECE,"
+        "head.source.load(at + half,", "head.source.load(at + half - PIECE,"
     ),
     "partner stored 8 elements off": Mistake(
-        "store(turned_high, at + half,", "store(turned_high, at + half + PIECE,", "DataRace"
+        "store(rotated_high, at + half,", "store(rotated_high, at + half + PIECE,", "DataRace"
     ),
     "partners D/2 apart": Mistake(
         "half = self.tile.rotary_dim //", "half = self.tile.head_dim //", "DataRace"
     ),
     "sines 8 elements off": Mistake(
-        "place + tile.rotary_dim // 2", "place + tile.rotary_dim // 2 - PIECE"
+        "start + tile.rotary_dim // 2", "start + tile.rotary_dim // 2 - PIECE"
     ),
-    "cosines of the first piece for all": Mistake("piece % tile.pairs * PIECE", "0"),
+    "cosines of the first vector for all": Mistake("vector % tile.rotary_threads * PIECE", "0"),
     "position taken for the token": Mistake(
         "position * tile.rotary_dim", "Int64(token) * tile.rotary_dim"
     ),
     "position of the first token for all": Mistake("load(Int64(token))", "load(Int64(0))"),
-    "k's rows by q's token stride": Mistake("Heads(k, k_out, k_token,", "Heads(k, k_out, q_head,"),
-    "k's heads by q's count": Mistake("inside - queries.count,", "inside,", "OutOfBounds"),
+    "k's rows by q's token stride": Mistake(
+        "k=_heads(k, k_out)", "k=_heads(k, k_out)._replace(token_stride=q.stride(1))"
+    ),
+    "k's heads by q's number": Mistake("inside - queries.num_heads,", "inside,", "OutOfBounds"),
     "k's results as far apart as the rows read": Mistake(
-        "Int64(token) * Int64(self.count)", "Int64(token) * Int64(self.count + 1)", "OutOfBounds"
+        "Int64(token) * Int64(self.num_heads)",
+        "Int64(token) * Int64(self.num_heads + 1)",
+        "OutOfBounds",
     ),
     "a head more": Mistake("head < heads)", "head <= heads)", "DataRace"),
     "the last head left out": Mistake("head < heads)", "head < heads - 1)"),
     "tail from 0 on": Mistake(
-        "tile.rotary_dim + (piece - tile.pairs)", "(piece - tile.pairs)", "DataRace"
+        "tile.rotary_dim + (vector - tile.rotary_threads)",
+        "(vector - tile.rotary_threads)",
+        "DataRace",
     ),
     "tail not copied": Mistake(
-        "rows[step].target.store(pieces[step], at, alignment=ALIGNMENT)", "pass"
+        "heads[step].target.store(vectors[step], at, alignment=ALIGNMENT)", "pass"
     ),
     "second head of a thread beside the first": Mistake(
         "first + step * tile.slots", "first + step", on=MANY
@@ -170,15 +176,15 @@ def test_the_kernel_before_must_not_write_the_cache() -> None:
             rotary_embedding(positions.clamp(max=1), q, k, written[:, 0])
 
 
-turned = reference._turn
+rotated = reference._rotate
 REFERENCE_MISTAKES: dict[str, Callable[..., Any]] = {
-    "sine negated": lambda x, cos, sin: turned(x, cos, -sin),
-    "cosine and sine exchanged": lambda x, cos, sin: turned(x, sin, cos),
-    "neighbours for partners": lambda x, cos, sin: turned(
+    "sine negated": lambda x, cos, sin: rotated(x, cos, -sin),
+    "cosine and sine exchanged": lambda x, cos, sin: rotated(x, sin, cos),
+    "neighbours for partners": lambda x, cos, sin: rotated(
         x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), cos, sin
     ),
     "tail left out": lambda x, cos, sin: torch.cat(
-        (turned(x, cos, sin)[..., : 2 * cos.shape[-1]], 0 * x[..., 2 * cos.shape[-1] :]), -1
+        (rotated(x, cos, sin)[..., : 2 * cos.shape[-1]], 0 * x[..., 2 * cos.shape[-1] :]), -1
     ),
 }
 
@@ -191,7 +197,7 @@ def test_caught_in_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     )
     for test in tests:
         test()
-    monkeypatch.setattr(reference, "_turn", REFERENCE_MISTAKES[name])
+    monkeypatch.setattr(reference, "_rotate", REFERENCE_MISTAKES[name])
     for test in tests:
         with pytest.raises(AssertionError):
             test()
