@@ -19,7 +19,7 @@ from nvfp4_kernels.devices import (
 )
 from nvfp4_kernels.dispatch import KernelTable
 from tests.emulator import Gpu
-from tests.test_kernels.linear_cases import Case, check_exact
+from tests.test_kernels.gemm.linear_cases import Case, check_exact
 
 CPU = torch.device("cpu")
 

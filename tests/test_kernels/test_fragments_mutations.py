@@ -15,7 +15,8 @@ from torch import Tensor
 
 from nvfp4_kernels import fragments
 from nvfp4_kernels.dispatch import Kernel
-from tests.test_kernels import test_fragments, test_fragments_product
+from tests.test_kernels import test_fragments
+from tests.test_kernels.gemm import test_fragments_product
 
 # The functions as they are, whatever is put in their places.
 exact = SimpleNamespace(**vars(fragments))

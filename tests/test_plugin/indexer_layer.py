@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.test_kernels.indexer_oracle import quantize, scores
+from tests.test_kernels.indexer.indexer_oracle import quantize, scores
 from tests.test_kernels.oracle import Float64
 
 BLOCK_SIZE, PAGES, MAX_MODEL_LEN = 64, 12, 640

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.test_kernels.indexer_oracle import dequantize, quantize
+from tests.test_kernels.indexer.indexer_oracle import dequantize, quantize
 from tests.test_kernels.oracle import Float64
 from tests.test_plugin.indexer_layer import (
     CACHE,

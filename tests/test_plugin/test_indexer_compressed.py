@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import indexer_quantize_q, indexer_store_k
-from tests.test_kernels.indexer_oracle import quantize
+from tests.test_kernels.indexer.indexer_oracle import quantize
 from tests.test_plugin.indexer_layer import (
     BLOCK_SIZE,
     CACHE,

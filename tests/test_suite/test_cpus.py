@@ -45,7 +45,7 @@ def test_processes_take_this_machine_for_it(cpu: cpus.Cpu) -> None:
 
 
 def test_the_suite_skips_what_its_library_lacks() -> None:
-    test = "tests/test_kernels/test_indexer_against_vllm.py::test_top_k"
+    test = "tests/test_kernels/indexer/test_indexer_against_vllm.py::test_top_k"
     command = [sys.executable, "-m", "pytest", "--cpu", "avx2", test]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""A residual added and the sum normalised, in 16 bits."""
+"""Residual addition and RMS norm, in 16 bits."""
 
 from nvfp4_kernels.add_rms_norm.op import add_rms_norm
 

@@ -1,19 +1,11 @@
-"""Layout of rows for ``add_rms_norm``. No CuTe in here."""
+"""Choice of the tile of ``add_rms_norm``. No CuTe."""
 
 from nvfp4_kernels.add_rms_norm.tile import MAX_K, MAX_STEPS, THREADS, VECTOR, WARP, NormTile
-from nvfp4_kernels.checks import InvalidArgument
 
 
 def choose_config(k: int) -> NormTile:
-    """The layout for rows of ``k`` elements. Pure.
-
-    Raises:
-        InvalidArgument: the row is too long for one CTA's registers.
-    """
-    if k > MAX_K:
-        raise InvalidArgument(
-            f"x: K is {k}, must be at most {MAX_K} on sm_90; normalise longer rows with torch"
-        )
+    """Choose the tile for rows of ``k`` elements. Pure."""
+    assert k <= MAX_K, "one CTA's registers hold a row"
     vectors = -(-k // VECTOR)
     steps = min(MAX_STEPS, -(-vectors // THREADS))
     threads = -(-vectors // steps)

@@ -1,4 +1,4 @@
-"""``add_rms_norm``: what a layer's projection is added to, and what the next one takes."""
+"""``add_rms_norm``: add a residual and normalise the sum."""
 
 import math
 
@@ -23,7 +23,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     Args:
         x: bfloat16 or float16 ``(M, K)``. On sm_90 K is a multiple of 8, at most 24576; rows start
             on multiples of 16 bytes, and their elements lie side by side.
-        residual: as ``x`` in dtype and shape; its rows may be spaced differently.
+        residual: of ``x``'s dtype and shape; its row stride may differ.
         weight: ``(K,)`` of ``x``'s dtype, contiguous.
         eps: added to the mean square, 0 or more.
 

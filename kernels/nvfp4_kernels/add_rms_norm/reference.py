@@ -2,7 +2,7 @@
 
 Roundings are those of vLLM 0.32's ``ir.ops.fused_add_rms_norm``: the float32 sum is what is
 normalised, while its rounded form is the new residual; the normalised value is rounded to the
-weight's dtype before it meets the weight, and to the input's dtype after.
+weight's dtype before it is multiplied by the weight, and to the input's dtype after.
 """
 
 import torch
@@ -16,6 +16,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """``x`` float32, normalised: of ``dtype``."""
+    """Normalise float32 ``x``; return ``dtype``."""
     inverse = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
     return ((x * inverse).to(weight.dtype) * weight).to(dtype)

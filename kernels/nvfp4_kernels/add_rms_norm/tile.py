@@ -1,21 +1,21 @@
-"""How a CTA of ``add_rms_norm`` cuts a row. No CuTe in here."""
+"""Tile of ``add_rms_norm``: the thread layout of a row. No CuTe."""
 
 from dataclasses import dataclass
 
 WARP = 32
-VECTOR = 8  # elements of 16 bytes
-THREADS, MAX_THREADS = 256, 768  # of a CTA, usually and at most
+VECTOR = 8  # elements: 16 bytes
+THREADS, MAX_THREADS = 256, 768  # per CTA, usual and maximum
 MAX_STEPS = 4  # 32 float32 sums stay in a thread's registers
 MAX_K = MAX_THREADS * MAX_STEPS * VECTOR
 
 
 @dataclass(frozen=True)
 class NormTile:
-    """A row is one CTA's: its threads read ``VECTOR`` elements each, ``steps`` times.
+    """Thread layout of a CTA over one row: a thread has ``steps`` vectors of ``VECTOR`` elements.
 
     Attributes:
-        threads: of a CTA, whole warps.
-        steps: of each thread, all loaded before the first is used.
+        threads: per CTA, a multiple of 32.
+        steps: vectors per thread, all loaded before the first is used.
     """
 
     threads: int
@@ -23,4 +23,5 @@ class NormTile:
 
     @property
     def warps(self) -> int:
+        """Warps per CTA."""
         return self.threads // WARP

@@ -195,7 +195,10 @@ def attend(
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attend queries ``(T, Hq, D)``: sequence b from ``starts[b]`` on, with ``lengths[b]`` keys."""
+    """Attend queries ``(T, Hq, D)``; sequence b starts at ``starts[b]``, with ``lengths[b]`` keys.
+
+    Returns ``out`` of ``q``'s dtype and shape, and the LSE, float32 ``(T, Hq)``.
+    """
     out = q.new_empty(q.shape) if out is None else out
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     size = max(1, ROWS // q.shape[1])

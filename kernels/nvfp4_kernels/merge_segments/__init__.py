@@ -1,4 +1,4 @@
-"""One result from those of attention over parts of the keys."""
+"""Merge of attention results over disjoint segments of the keys."""
 
 from nvfp4_kernels.merge_segments.op import merge_segments
 

@@ -1,27 +1,32 @@
-"""How many segments a thread of ``merge_segments`` has on their way. No CuTe in here."""
+"""Choice of the prefetch distance of ``merge_segments``. No CuTe."""
 
 from nvfp4_kernels.devices import SM_COUNTS
 
-THREADS = 128  # of a CTA
-LOAD = 16  # bytes that a thread takes of a segment
-MOST_AHEAD = 16
-IN_FLIGHT = 64 * 1024  # bytes for an SM: 8 TB/s times a microsecond, and some more
+THREADS = 128  # per CTA
+VECTOR_BYTES = 16  # of a segment that a thread merges
+MAX_PREFETCH = 16  # segments
+BYTES_IN_FLIGHT = 64 * 1024  # per SM: 8 TB/s times a microsecond, and some more
 
 
-def choose_ahead(segments: int, rows: int, row_bytes: int, sms: int = SM_COUNTS["sm_100"]) -> int:
-    """How many segments' bytes a thread has on their way: a power of two up to 16. Pure.
+def choose_prefetch(
+    segments: int, rows: int, row_bytes: int, sms: int = SM_COUNTS["sm_100"]
+) -> int:
+    """Choose the number of segments whose copies a thread has in flight. Pure.
 
-    A decoding batch has few rows, and then only many loads of each thread fill the memory's pipe.
+    A decoding batch has few rows: only many copies per thread then saturate memory bandwidth.
 
     Args:
-        segments: how many there are.
-        rows: of a segment.
-        row_bytes: of a row.
-        sms: of the device.
+        segments: number of segments.
+        rows: rows of a segment.
+        row_bytes: bytes of a row.
+        sms: SMs of the device.
+
+    Returns:
+        A power of two up to ``MAX_PREFETCH``.
     """
-    ctas = rows * row_bytes // (THREADS * LOAD)
-    wanted = IN_FLIGHT / (THREADS * LOAD * max(1, ctas / sms))
-    ahead = 1
-    while ahead < min(segments, wanted, MOST_AHEAD):
-        ahead *= 2
-    return ahead
+    ctas = rows * row_bytes // (THREADS * VECTOR_BYTES)
+    wanted = BYTES_IN_FLIGHT / (THREADS * VECTOR_BYTES * max(1, ctas / sms))
+    prefetch = 1
+    while prefetch < min(segments, wanted, MAX_PREFETCH):
+        prefetch *= 2
+    return prefetch

@@ -1,4 +1,4 @@
-"""``merge_segments``: attention over disjoint sets of keys, put together."""
+"""``merge_segments``: merge results of attention over disjoint sets of keys."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def merge_segments(
     sinks: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over all keys, from attention over each of S segments of them.
+    """Merge attention over each of S segments of the keys into attention over all keys.
 
     ``out = Σ exp(lse_s − lse) · out_s`` with ``lse = ln(Σ exp(lse_s) + exp(sink))``, in float32,
     added up in the order of the segments. A segment without keys has an ``lse`` of −inf, +inf
@@ -24,8 +24,8 @@ def merge_segments(
     its sink.
 
     Args:
-        outs: float32, bfloat16 or float16 ``(S, ..., D)``, S at least 1; on sm_100 contiguous, from
-            a multiple of 16 bytes on, and D elements a multiple of 16 bytes.
+        outs: float32, bfloat16 or float16 ``(S, ..., D)``, S at least 1; on sm_100 contiguous,
+            16-byte aligned, and D elements a multiple of 16 bytes.
         lses: float32 ``(S, ...)``, natural logarithms of the sums of exponentials of the logits;
             on sm_100 contiguous.
         sinks: float32 ``(H,)``, H the last dimension of ``lses``: a logit of each head that no

@@ -1,7 +1,7 @@
-"""``merge_segments`` on sm_100: every byte of a segment that has keys is read once, no other."""
+"""The kernel of ``merge_segments`` on sm_100, and its launch."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass
@@ -13,28 +13,50 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
+from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.math import LOG2_E
-from nvfp4_kernels.device.rowwise.operands import dtype_name
-from nvfp4_kernels.device.rowwise.place import pointer
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.merge_segments.choose import LOAD, THREADS, choose_ahead
+from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.merge_segments.choose import THREADS, VECTOR_BYTES, choose_prefetch
 
 LN_2 = 0.6931471805599453
 INFINITY = float("inf")
 EMPTY = float("-inf")  # lse of a segment without keys
 
 
+class MergeArguments(NamedTuple):
+    """Arguments of a launch.
+
+    Attributes:
+        outs: results [segments, rows, D].
+        lses: float32 [segments, rows].
+        sinks: float32 [num_heads], or null.
+        out: merged result [rows, D].
+        lse: float32 [rows].
+        segments, rows, num_heads: sizes; row r is of head ``r % num_heads``.
+    """
+
+    outs: cute.Pointer
+    lses: cute.Pointer
+    sinks: cute.Pointer
+    out: cute.Pointer
+    lse: cute.Pointer
+    segments: Int32
+    rows: Int32
+    num_heads: Int32
+
+
 @dataclass(frozen=True)
 class Segments:
-    """What is merged.
+    """Segments, and what a thread merges of them.
 
     Attributes:
         outs, lses: of all segments.
-        count: how many segments.
+        count: number of segments.
         rows: of a segment.
         row: this thread's.
-        inside: whether there is that row.
-        index: of this thread's first element in a segment.
+        inside: whether the row exists.
+        index: this thread's first element in a segment.
     """
 
     outs: cute.Pointer
@@ -48,48 +70,42 @@ class Segments:
 
 @dataclass(frozen=True)
 class MergeSegmentsSm100:
-    """One configuration. A thread merges 16 bytes of a row, ``ahead`` segments at a time.
+    """Merge with a running maximum: a thread merges 16 bytes of a row.
+
+    All threads have the same role. Each copies ``prefetch`` segments at a time to shared memory
+    with cp.async and reads only what it has copied itself. Segments without keys are not read.
 
     Attributes:
         dtype: of the segments, e.g. ``"float32"``.
         out_dtype: of the result.
         head_dim: D.
-        sinks: whether there are any.
-        ahead: segments whose bytes are all on their way before a thread uses any.
+        sinks: whether heads have sinks.
+        prefetch: segments whose copies are in flight before a thread uses the first.
     """
 
     dtype: str
     out_dtype: str
     head_dim: int
     sinks: bool
-    ahead: int
+    prefetch: int
 
     @property
     def width(self) -> int:
         """Elements that a thread merges."""
-        return 8 * LOAD // TYPES[self.dtype].width
+        return 8 * VECTOR_BYTES // TYPES[self.dtype].width
 
-    def signature(self) -> tuple[Any, ...]:
-        rows, out = pointer(TYPES[self.dtype], LOAD), pointer(TYPES[self.out_dtype], LOAD)
-        word = pointer(Float32, 4)
-        return (rows, word, word, out, word, Int32(0), Int32(0), Int32(0))
+    def signature(self) -> tuple[MergeArguments]:
+        """Example of ``__call__``'s arguments."""
+        scalars = ("lses", "sinks", "lse")
+        types = {"outs": TYPES[self.dtype], "out": TYPES[self.out_dtype]}
+        types |= dict.fromkeys(scalars, Float32)
+        return (example(MergeArguments, types, dict.fromkeys(scalars, 4)),)
 
     @cute.jit
-    def __call__(
-        self,
-        outs: cute.Pointer,
-        lses: cute.Pointer,
-        sinks: cute.Pointer,
-        out: cute.Pointer,
-        lse: cute.Pointer,
-        segments: Int32,
-        rows: Int32,
-        heads: Int32,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """``outs`` [segments, rows, D]; row r is of head ``r % heads``."""
-        threads = Int64(rows) * (self.head_dim // self.width)
-        self.kernel(outs, lses, sinks, out, lse, segments, rows, heads).launch(
+    def __call__(self, arguments: MergeArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch a thread per 16 bytes of a segment."""
+        threads = Int64(arguments.rows) * (self.head_dim // self.width)
+        self.kernel(arguments).launch(
             grid=(cute.ceil_div(threads, THREADS).to(Int32), 1, 1),
             block=(THREADS, 1, 1),
             stream=stream,
@@ -97,88 +113,89 @@ class MergeSegmentsSm100:
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        outs: cute.Pointer,
-        lses: cute.Pointer,
-        sinks: cute.Pointer,
-        out: cute.Pointer,
-        lse: cute.Pointer,
-        segments: Int32,
-        rows: Int32,
-        heads: Int32,
-    ) -> None:
-        pieces = self.head_dim // self.width
+    def kernel(self, arguments: MergeArguments) -> None:
+        """Merge this thread's vector of a row; the row's first thread also stores its LSE."""
+        vectors = self.head_dim // self.width
         thread = Int64(cute.arch.block_idx()[0]) * THREADS + cute.arch.thread_idx()[0]
-        row, index = (thread // pieces).to(Int32), thread * self.width
+        row, index = (thread // vectors).to(Int32), thread * self.width
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        inside = row < rows
+        inside = row < arguments.rows
         sink = Float32(EMPTY)
         if cutlass.const_expr(self.sinks):
-            sink = Array(sinks, shape=(1,)).load(row % heads)
-        merged, found = self._merge(Segments(outs, lses, segments, rows, row, inside, index), sink)
+            sink = Array(arguments.sinks, shape=(1,)).load(row % arguments.num_heads)
+        segments = Segments(
+            arguments.outs,
+            arguments.lses,
+            arguments.segments,
+            arguments.rows,
+            row,
+            inside,
+            index,
+        )
+        merged, lse = self._merge(segments, sink)
         if inside:
-            Array(out, shape=(1,)).store(
+            Array(arguments.out, shape=(1,)).store(
                 merged.to(TYPES[self.out_dtype]), index, alignment=self._store_alignment
             )
-            if thread % pieces == 0:
-                Array(lse, shape=(1,)).store(found, row)
+            if thread % vectors == 0:
+                Array(arguments.lse, shape=(1,)).store(lse, row)
 
     @property
     def _store_alignment(self) -> int:
-        return min(LOAD, self.width * TYPES[self.out_dtype].width // 8)
+        return min(VECTOR_BYTES, self.width * TYPES[self.out_dtype].width // 8)
 
     @cute.jit
     def _merge(self, segments: Segments, sink: Float32) -> tuple[Vector, Float32]:
-        """The result, and the logarithm of the sum; logarithms are natural.
+        """Merged vector and LSE of this thread's row.
 
-        Copies to shared memory are in flight without a register each: of loads to registers, ptxas
-        starts three and waits. A thread reads what it has copied itself.
+        Copies to shared memory need no registers while in flight; of loads to registers, ptxas
+        issues three and waits.
         """
-        elements = self.ahead * THREADS * self.width
-        slots = Array(TYPES[self.dtype], elements, space=AddressSpace.smem, alignment=LOAD)
-        largest = sink
-        total = cutlass.select_(sink == EMPTY, Float32(0.0), Float32(1.0))
-        sums = Vector.from_elements((0.0,) * self.width, Float32)
-        coming = self._load_logs(segments, Int32(0))
-        for first in cutlass.range(0, segments.count, self.ahead, unroll=1):
-            logs = [
-                cutlass.select_(coming[n] == INFINITY, Float32(EMPTY), coming[n])
-                for n in range(self.ahead)
+        elements = self.prefetch * THREADS * self.width
+        slots = Array(TYPES[self.dtype], elements, space=AddressSpace.smem, alignment=VECTOR_BYTES)
+        row_max = sink
+        row_sum = cutlass.select_(sink == EMPTY, Float32(0.0), Float32(1.0))
+        out = Vector.from_elements((0.0,) * self.width, Float32)
+        following = self._load_lses(segments, Int32(0))
+        for first in cutlass.range(0, segments.count, self.prefetch, unroll=1):
+            lses = [
+                cutlass.select_(following[n] == INFINITY, Float32(EMPTY), following[n])
+                for n in range(self.prefetch)
             ]
-            # Of a slot, what was read before the next copy may come.
+            # The slots have been read before the next copies overwrite them.
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
-            for n in cutlass.range_constexpr(self.ahead):
-                self._copy_part(segments, first, n, logs[n], self._slot(slots, n))
+            for n in cutlass.range_constexpr(self.prefetch):
+                self._copy_part(segments, first, n, lses[n], self._slot(slots, n))
             ptx.cp_async_commit_group()
-            coming = self._load_logs(segments, first + self.ahead)
-            before = largest
-            for log in logs:
-                largest = cute.arch.fmax(largest, log)
-            # Without any key: finite, so that its distance to −inf is no NaN.
-            top = cutlass.select_(largest == EMPTY, Float32(0.0), largest)
-            rescale = _exp(before - top)
-            total, sums = total * rescale, sums * rescale
-            weights = [_exp(log - top) for log in logs]
+            following = self._load_lses(segments, first + self.prefetch)
+            before = row_max
+            for lse in lses:
+                row_max = cute.arch.fmax(row_max, lse)
+            # Finite without any key, so that its distance to −inf is no NaN.
+            finite_max = cutlass.select_(row_max == EMPTY, Float32(0.0), row_max)
+            rescale = _exp(before - finite_max)
+            row_sum, out = row_sum * rescale, out * rescale
+            weights = [_exp(lse - finite_max) for lse in lses]
             ptx.cp_async_wait_group(0)
             for n, weight in enumerate(weights):
-                part = self._slot(slots, n).load(0, self.width, alignment=LOAD)
-                total, sums = total + weight, sums + part.to(Float32) * weight
-        found = largest + cute.math.log2(total) * LN_2
-        return sums * (1.0 / cutlass.select_(total == 0.0, Float32(1.0), total)), found
+                part = self._slot(slots, n).load(0, self.width, alignment=VECTOR_BYTES)
+                row_sum, out = row_sum + weight, out + part.to(Float32) * weight
+        merged_lse = row_max + cute.math.log2(row_sum) * LN_2
+        divisor = cutlass.select_(row_sum == 0.0, Float32(1.0), row_sum)
+        return out * (1.0 / divisor), merged_lse
 
     def _slot(self, slots: Array, segment: int) -> Array:
-        """This thread's 16 bytes of a segment; threads side by side."""
+        """This thread's 16 bytes of a segment in shared memory."""
         return slots.subview((segment * THREADS + cute.arch.thread_idx()[0]) * self.width)
 
-    def _load_logs(self, segments: Segments, first: Int32) -> Vector:
-        """Of ``ahead`` segments; −inf where there is none."""
-        # Strides times a constant stay in registers from one round to the next.
+    def _load_lses(self, segments: Segments, first: Int32) -> Vector:
+        """LSEs of ``prefetch`` segments from ``first`` on; −inf past the last."""
+        # Multiples of the stride stay in registers from one iteration to the next.
         step = Int64(segments.rows)
         start = step * first + segments.row
         load = "mov.b32 {$w0}, 0fFF800000; @{$r1} ld.global.f32 {$w0}, [{$r0}];"
-        logs = [
+        lses = [
             ptx.inline_ptx(
                 load,
                 write_only_types=[Float32],
@@ -187,18 +204,20 @@ class MergeSegmentsSm100:
                     segments.inside & (first + n < segments.count),
                 ],
             )
-            for n in range(self.ahead)
+            for n in range(self.prefetch)
         ]
-        return Vector.from_elements(tuple(logs), Float32)
+        return Vector.from_elements(tuple(lses), Float32)
 
     def _copy_part(
-        self, segments: Segments, first: Int32, n: int, log: Float32, slot: Array
+        self, segments: Segments, first: Int32, n: int, lse: Float32, slot: Array
     ) -> None:
-        """16 bytes; zeros if the segment has no keys, whatever lies there."""
+        """Copy 16 bytes of a segment; zeros, without reading, if it has no keys."""
         step = Int64(segments.rows) * self.head_dim
         source = Array(segments.outs, shape=(1,)).subview(step * first + segments.index + step * n)
-        size = cutlass.select_(log == EMPTY, Int32(0), Int32(LOAD))
-        ptx.cp_async_shared_global(slot, source, LOAD, ptx.LoadCacheModifier.CG, cp_size=size)
+        size = cutlass.select_(lse == EMPTY, Int32(0), Int32(VECTOR_BYTES))
+        ptx.cp_async_shared_global(
+            slot, source, VECTOR_BYTES, ptx.LoadCacheModifier.CG, cp_size=size
+        )
 
 
 def _exp(x: Float32) -> Float32:
@@ -212,21 +231,36 @@ def merge_segments(
     out_dtype: torch.dtype,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See ``nvfp4_kernels.merge_segments.op.merge_segments``; the result goes to ``out``."""
+    """See ``nvfp4_kernels.merge_segments.op.merge_segments``; writes to ``out`` if it is given.
+
+    Raises:
+        InvalidArgument: a tensor that is not contiguous or misaligned, or D elements that are no
+            multiple of 16 bytes.
+    """
     segments, *_, head_dim = outs.shape
     for name, x in (("outs", outs), ("lses", lses), ("sinks", sinks)):
         check_layout(name, x)
-    if head_dim * outs.element_size() % LOAD:
+    if head_dim * outs.element_size() % VECTOR_BYTES:
         raise InvalidArgument(
-            f"outs: D is {head_dim}, must be a multiple of {LOAD // outs.element_size()}, "
-            f"{LOAD} bytes; pad it with zeros"
+            f"outs: D is {head_dim}, must be a multiple of {VECTOR_BYTES // outs.element_size()}, "
+            f"{VECTOR_BYTES} bytes; pad it with zeros"
         )
     out = outs.new_empty(outs.shape[1:], dtype=out_dtype) if out is None else out
     lse = lses.new_empty(lses.shape[1:])
     if lse.numel():
-        rows, heads = lse.numel(), 1 if sinks is None else len(sinks)
-        ahead = choose_ahead(segments, rows, head_dim * outs.element_size())
-        dtypes = dtype_name(outs), dtype_name(out)
-        kernel = MergeSegmentsSm100(*dtypes, head_dim, sinks is not None, ahead)
-        launch(kernel, outs, lses, sinks, out, lse, segments, rows, heads)
+        rows = lse.numel()
+        prefetch = choose_prefetch(segments, rows, head_dim * outs.element_size())
+        dtypes = dtype_name(outs.dtype), dtype_name(out.dtype)
+        kernel = MergeSegmentsSm100(*dtypes, head_dim, sinks is not None, prefetch)
+        arguments = MergeArguments(
+            outs=outs,
+            lses=lses,
+            sinks=sinks,
+            out=out,
+            lse=lse,
+            segments=segments,
+            rows=rows,
+            num_heads=1 if sinks is None else len(sinks),
+        )
+        launch(kernel, arguments)
     return out, lse

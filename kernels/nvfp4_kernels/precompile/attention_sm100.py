@@ -1,4 +1,4 @@
-"""Kernels that a model's attention needs on sm_100. No CuTe in here."""
+"""Kernels that a model's attention needs on sm_100. No CuTe."""
 
 from itertools import product
 from typing import Literal
@@ -7,7 +7,7 @@ from nvfp4_kernels.attention.kernels import HEAD_DIMS
 from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.dispatch import Mode
-from nvfp4_kernels.merge_segments.choose import MOST_AHEAD
+from nvfp4_kernels.merge_segments.choose import MAX_PREFETCH
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm100.limits import SMS
@@ -26,7 +26,7 @@ def attention_kernels(
     page_size: int = PAGE_SIZE,
     sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:
-    """Kernels of every batch, prefill or decode: each tile that may be chosen, split or not."""
+    """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not."""
     found: list[KernelSpec] = []
     for window, cache in product(attention.windows, caches):
         arch_mode: tuple[str, Mode] = ("sm_100", "fp8_kv" if cache == "fp8" else "float")
@@ -46,19 +46,19 @@ def attention_kernels(
             found.append(attention_spec(tile, variant))
     if found:
         sizes = dtype, attention.head_dim, attention.sinks
-        found += [merge_spec(*sizes, 2**i) for i in range(MOST_AHEAD.bit_length())]
+        found += [merge_spec(*sizes, 2**i) for i in range(MAX_PREFETCH.bit_length())]
     return {spec: ["attention"] for spec in dict.fromkeys(found)}
 
 
 def attention_spec(tile: AttentionTile, variant: Variant) -> KernelSpec:
-    """An attention kernel."""
+    """Spec of an attention kernel."""
     op = "paged_attention" if variant.layout == "paged" else "attention"
     return KernelSpec(op, "nvfp4_kernels.attention.sm100.kernel:FmhaSm100", (tile, variant))
 
 
-def merge_spec(dtype: Dtype, head_dim: int, sinks: bool, ahead: int) -> KernelSpec:
-    """The kernel that merges split keys."""
-    fields = "float32", dtype, head_dim, sinks, ahead
+def merge_spec(dtype: Dtype, head_dim: int, sinks: bool, prefetch: int) -> KernelSpec:
+    """Spec of the kernel that merges splits."""
+    fields = "float32", dtype, head_dim, sinks, prefetch
     target = "nvfp4_kernels.merge_segments.sm100:MergeSegmentsSm100"
     return KernelSpec("merge_segments", target, fields)
 

@@ -1,6 +1,6 @@
-"""Kernels that a model's attention needs on sm_90, for any batch. No CuTe in here.
+"""Kernels that a model's attention needs on sm_90, for any batch. No CuTe.
 
-Steps that only decode have them, with a cache of the model's dtype; all else is vLLM's own.
+They run steps that only decode, with a cache of the model's dtype; vLLM runs all else.
 """
 
 from itertools import product
@@ -19,7 +19,7 @@ _LENGTHS = [1 << power for power in range(21)]  # keys, between which no choice 
 def decode_kernels(
     attention: Attention, dtype: Dtype, *, page_size: int = PAGE_SIZE, sms: int = SMS
 ) -> dict[KernelSpec, list[str]]:
-    """Kernels of every batch and every length; none for attention that the kernel does not take."""
+    """Kernels of all batches and lengths; none for attention that the kernel does not take."""
     group = attention.query_heads // attention.kv_heads
     if attention.head_dim not in HEAD_DIMS["sm_90", "float"] or group > MAX_GROUP:
         return {}  # served by another backend of vLLM's, as it says at start
@@ -38,18 +38,18 @@ def decode_kernels(
 
 
 def decode_spec(tile: DecodeTile, variant: Variant) -> KernelSpec:
-    """A kernel of decode attention."""
+    """Spec of a decode attention kernel."""
     target = "nvfp4_kernels.decode_attention.sm90.kernel:DecodeAttentionSm90"
     return KernelSpec("decode_attention", target, (tile, variant))
 
 
 def _tiles(attention: Attention, group: int, window: int, sms: int) -> list[DecodeTile]:
-    """Tiles of all batches that leave room on the GPU, and of one that does not."""
+    """Tiles of all batches that leave SMs idle, and of one that does not."""
     head_dim = attention.head_dim
     unsplit = DecodeTile(head_dim, group).ctas_per_sm * sms  # sequences, which fill the GPU
-    lengths = sorted({min(most, window or most) for most in _LENGTHS}, reverse=True)
+    lengths = sorted({min(keys, window or keys) for keys in _LENGTHS}, reverse=True)
     chosen = [
-        choose_config(batch, attention.kv_heads, group, head_dim, most, sms)
-        for batch, most in product(range(1, unsplit + 1), lengths)
+        choose_config(batch, attention.kv_heads, group, head_dim, keys, sms)
+        for batch, keys in product(range(1, unsplit + 1), lengths)
     ]
     return list(dict.fromkeys(chosen))

@@ -1,19 +1,19 @@
-"""Kernels between a model's products on sm_90, for any number of tokens. No CuTe in here.
+"""Kernels of norms with a residual and of rotary embeddings on sm_90, for any number of tokens.
 
-Norms with a residual, and rotary embeddings.
+No CuTe.
 """
 
 from nvfp4_kernels.add_rms_norm.choose import choose_config as choose_norm
 from nvfp4_kernels.add_rms_norm.tile import MAX_K, VECTOR
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.rotary_embedding.choose import MANY
+from nvfp4_kernels.rotary_embedding.choose import MANY_TOKENS
 from nvfp4_kernels.rotary_embedding.choose import choose_config as choose_rotary
 from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE
 
 
 def small_kernels(hidden: int, attention: Attention, dtype: Dtype) -> dict[KernelSpec, list[str]]:
-    """Kernels that take a model's sizes; vLLM runs by itself what they do not take.
+    """Kernels that take a model's sizes; vLLM runs what they do not take.
 
     Args:
         hidden: elements of a token between layers.
@@ -31,7 +31,7 @@ def small_kernels(hidden: int, attention: Attention, dtype: Dtype) -> dict[Kerne
     head_dim, rotary_dim = attention.head_dim, attention.rotary_dim or attention.head_dim
     fits = head_dim % PIECE == 0 and head_dim <= MAX_HEAD_DIM and rotary_dim % (2 * PIECE) == 0
     heads = attention.query_heads + attention.kv_heads
-    for tokens in (1, MANY) if fits else ():
+    for tokens in (1, MANY_TOKENS) if fits else ():
         tile = choose_rotary(tokens, heads, head_dim, rotary_dim)
         target = "nvfp4_kernels.rotary_embedding.sm90:RotaryEmbeddingSm90"
         found[KernelSpec("rotary_embedding", target, (dtype, tile))] = ["rotary embedding"]

@@ -1,19 +1,19 @@
-"""How ``rotary_embedding`` divides tokens and heads over CTAs. No CuTe in here."""
+"""Choice of the tile of ``rotary_embedding``. No CuTe."""
 
 from nvfp4_kernels.rotary_embedding.tile import RotaryTile
 
-THREADS = 128  # of a CTA, at the most, where tokens are few
-MANY_THREADS = 256  # where they are many
-MANY = 512  # tokens that fill the GPU even if a thread takes several heads
+MAX_THREADS = 128  # per CTA, for few tokens
+MANY_MAX_THREADS = 256  # per CTA, for many tokens
+MANY_TOKENS = 512  # fill the GPU even if a thread has several heads
 
 
 def choose_config(m: int, heads: int, head_dim: int, rotary_dim: int) -> RotaryTile:
-    """For ``m`` tokens with so many heads, queries' and keys' together. Pure.
+    """Choose the tile for ``m`` tokens of ``heads`` heads, of queries and keys together. Pure.
 
-    A few tokens are spread over SMs, a head per thread. Of many, a thread takes two heads: more
-    bytes are on their way, and cosines and sines are read half as often.
+    Few tokens are spread over SMs, one head per thread. Of many tokens, a thread has two heads:
+    more loads are in flight, and cosines and sines are read half as often.
     """
-    steps, threads = (1, THREADS) if m < MANY else (2, MANY_THREADS)
-    pieces = RotaryTile(head_dim, rotary_dim, 1, 1).pieces
-    ctas = -(-heads // (max(1, threads // pieces) * steps))
+    steps, threads = (1, MAX_THREADS) if m < MANY_TOKENS else (2, MANY_MAX_THREADS)
+    head_threads = RotaryTile(head_dim, rotary_dim, 1, 1).head_threads
+    ctas = -(-heads // (max(1, threads // head_threads) * steps))
     return RotaryTile(head_dim, rotary_dim, -(-heads // (ctas * steps)), steps)

@@ -1,4 +1,4 @@
-"""``rotary_embedding``: turns queries and keys by their tokens' positions."""
+"""``rotary_embedding``: rotate queries and keys by their tokens' positions."""
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from nvfp4_kernels.rotary_embedding.kernels import DTYPES, KERNELS
 def rotary_embedding(
     positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys of every token, turned by its position; inputs stay as they are.
+    """Rotate queries and keys of every token by its position; inputs are not changed.
 
-    Element i < R/2 of a head goes with element i + R/2, as in GPT-NeoX, and in vLLM's
+    Element i < R/2 of a head is paired with element i + R/2, as in GPT-NeoX, and in vLLM's
     ``RotaryEmbedding`` with ``is_neox_style``::
 
         out[i]       = x[i]       · cos[i] - x[i + R/2] · sin[i]
@@ -30,7 +30,7 @@ def rotary_embedding(
         q: bfloat16 or float16 ``(M, Hq, D)``, elements of a head side by side; other strides are
             free, as in a slice of the projection of queries, keys and values. On sm_90 D is a
             multiple of 8 up to 1024, and all rows start on multiples of 16 bytes.
-        k: ``(M, Hkv, D)`` of ``q``'s dtype, as ``q``.
+        k: ``(M, Hkv, D)`` of ``q``'s dtype, strides as for ``q``.
         cos_sin_cache: ``(P, R)`` of ``q``'s dtype, contiguous: R/2 cosines and then R/2 sines. R is
             even, from 2 to D. On sm_90 it is a multiple of 16, and the cache starts on a multiple
             of 16 bytes.

@@ -8,10 +8,10 @@ def rotary_embedding(
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.rotary_embedding.op.rotary_embedding``."""
     cos, sin = cos_sin_cache[positions].float().unsqueeze(1).chunk(2, -1)
-    return _turn(q, cos, sin), _turn(k, cos, sin)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
     low, high = x[..., :half].float(), x[..., half : 2 * half].float()
     out = x.new_empty(x.shape)

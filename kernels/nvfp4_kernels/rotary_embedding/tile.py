@@ -1,19 +1,19 @@
-"""What a CTA of ``rotary_embedding`` takes of a token. No CuTe in here."""
+"""Tile of ``rotary_embedding``: the heads of a token that a CTA has. No CuTe."""
 
 from dataclasses import dataclass
 
-PIECE = 8  # elements of 16 bytes, which a thread loads at once
-MAX_HEAD_DIM = 1024  # of sm_90: a CTA has room for a whole head
+PIECE = 8  # elements of a vector: 16 bytes, which a thread loads at once
+MAX_HEAD_DIM = 1024  # a CTA has enough threads for a whole head
 
 
 @dataclass(frozen=True)
 class RotaryTile:
-    """What a CTA takes of one token.
+    """Heads of one token that a CTA has, and its thread layout.
 
     Attributes:
         head_dim: D.
         rotary_dim: R.
-        slots: heads that threads work on side by side.
+        slots: heads side by side over threads.
         steps: heads of a thread, one after the other.
     """
 
@@ -23,19 +23,21 @@ class RotaryTile:
     steps: int
 
     @property
-    def pairs(self) -> int:
-        """Threads of a head with a piece of its first R/2 elements, and its partner."""
+    def rotary_threads(self) -> int:
+        """Threads per head that rotate a vector of the first R/2 elements and its partner."""
         return self.rotary_dim // (2 * PIECE)
 
     @property
-    def pieces(self) -> int:
-        """Threads of a head: those with pairs, and those that copy a piece."""
-        return self.pairs + (self.head_dim - self.rotary_dim) // PIECE
+    def head_threads(self) -> int:
+        """Threads per head: those that rotate, and those that copy a vector."""
+        return self.rotary_threads + (self.head_dim - self.rotary_dim) // PIECE
 
     @property
     def heads(self) -> int:
+        """Heads per CTA."""
         return self.slots * self.steps
 
     @property
     def threads(self) -> int:
-        return self.slots * self.pieces
+        """Threads per CTA."""
+        return self.slots * self.head_threads

@@ -3,7 +3,7 @@
 The estimate counts cycles of one SM. Rates are B200's: 16384 multiply-accumulates of NVFP4 per SM
 and cycle, 64 bytes from L2 per SM, 7.2 TB/s of memory at 1.85 GHz for the chip. The rest was fitted
 to the times that the discrete-event model of the tests gives 23 problems on every tile that fits
-(``python -m tests.modelled``): a mean error of 8 %, and a mean loss of 2 % against the best tile.
+(``python -m tests.modelled.gemm``): a mean error of 8 %, a mean loss of 2 % against the best tile.
 None of it was measured on a B200.
 """
 

@@ -3,7 +3,7 @@
 Both were measured on an H200, on the layers of Llama 8B and of Llama 70B on four GPUs, in bfloat16:
 the table by what made a whole layer fastest, the estimate by products alone, where of all tiles
 tried at 80 to 1024 tokens what it chooses is at most 3 % behind. ``python -m
-examples.kernel_bench`` times what is chosen, ``python -m tests.bench_layer`` a layer of it.
+examples.kernel_bench`` times what is chosen, ``python -m examples.kernel_bench.layer`` a layer.
 """
 
 import functools
@@ -33,8 +33,8 @@ class _Cut(NamedTuple):
 
 # Few tokens: every CTA is there at once, so that each SM has loads under way. By weights, rows of
 # 64 and K / 64, what was fastest with up to 8, 16, 32 and 64 tokens; the nearest one counts. It was
-# so in a layer (``tests/bench_layer.py``), where weights come while the kernel before ends: a ring
-# shorter than memory allows leaves the next kernel room to start.
+# so in a layer (``examples/kernel_bench/layer.py``), where weights come while the kernel before
+# ends: a ring shorter than memory allows leaves the next kernel room to start.
 _FEW_TOKEN_CUTS = {
     (1, 40, 128): (
         _Cut(1, 4, 8),

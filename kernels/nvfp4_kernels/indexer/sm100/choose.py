@@ -16,7 +16,7 @@ from nvfp4_kernels.sm100.limits import SMS
 DOUBLED = 5  # of 8 pairs of heads: ALU and FMA units are then about equally busy
 MAX_SPLITS = 256
 MAX_WAVES = 8
-# Estimates of the discrete-event model of the tests (``python -m tests.modelled_indexer``), not
+# Estimates of the discrete-event model of the tests (``python -m tests.modelled.indexer``), not
 # measured on a B200: cycles of one SM to start and end a CTA, for a key tile at least, and for each
 # column of one; columns of an MMA per cycle; bytes per cycle from memory, of the chip and of an SM.
 CTA_CYCLES = 5000

@@ -1,0 +1,176 @@
+"""Decode attention on this machine's Hopper, beside vLLM's store and FlashAttention 3.
+
+    python -m examples.kernel_bench.decode_attention
+    python -m examples.kernel_bench.decode_attention --heads 16 --kv-heads 2 --batch 1 --context 512
+
+Both are captured as vLLM captures a decoding step: rows of the block table, and the bound on
+lengths, are as long as the model's context; FlashAttention has its schedule made before. Results
+and caches are compared first. Launches are in CUDA graphs, which replay in turn; medians. Caches
+rotate, so that L2 holds none of the next.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from vllm._custom_ops import reshape_and_cache_flash
+from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
+
+from examples.timed_graphs import Step, captured, timed
+from nvfp4_kernels import decode_attention
+
+PAGE_SIZE = 16
+COLD_BYTES = 256 << 20  # of the caches that rotate: several times L2
+MAX_SPLITS = 32  # vLLM's bound in CUDA graphs
+BOUND = 0.01
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences of one length."""
+
+    batch: int
+    context: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_context: int
+
+    @property
+    def bytes(self) -> int:
+        """Of keys and values."""
+        return self.batch * self.context * self.kv_heads * 2 * self.head_dim * 2
+
+    @property
+    def pages(self) -> int:
+        return self.batch * -(-self.context // PAGE_SIZE)
+
+    @property
+    def copies(self) -> int:
+        """Of the cache."""
+        return min(32, max(2, -(-COLD_BYTES // self.bytes)))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the layers of a step share."""
+
+    table: Tensor
+    seq_lens: Tensor
+    slots: Tensor
+    query_start: Tensor
+    schedule: Tensor
+    scales: tuple[Tensor, Tensor]
+
+
+def step_of(case: Case) -> Shared:
+    """Metadata of a decoding step, as vLLM makes it."""
+    per_sequence = case.pages // case.batch
+    table = torch.zeros(case.batch, case.max_context // PAGE_SIZE, dtype=torch.int32)
+    table[:, :per_sequence] = torch.randperm(case.pages).view(case.batch, -1)
+    last = case.context - 1
+    slots = table[:, last // PAGE_SIZE].long() * PAGE_SIZE + last % PAGE_SIZE
+    seq_lens = torch.full((case.batch,), case.context, dtype=torch.int32).cuda()
+    query_start = torch.arange(case.batch + 1, dtype=torch.int32).cuda()
+    schedule = get_scheduler_metadata(
+        case.batch, 1, case.max_context, case.heads, case.kv_heads, case.head_dim, seq_lens,
+        cu_seqlens_q=query_start, page_size=PAGE_SIZE, causal=True, num_splits=MAX_SPLITS,
+    )  # fmt: skip
+    one = torch.ones((), device="cuda")
+    return Shared(table.cuda(), seq_lens, slots.cuda(), query_start, schedule, (one, one))
+
+
+def ours(qkv: list[Tensor], cache: Tensor, shared: Shared, out: Tensor) -> None:
+    """One launch of ``decode_attention``."""
+    q, key, value = qkv
+    decode_attention(q, key, value, cache, shared.table, shared.seq_lens, shared.slots, out=out)
+
+
+def theirs(qkv: list[Tensor], cache: Tensor, case: Case, shared: Shared, out: Tensor) -> None:
+    """VLLM's store into the cache, and FlashAttention 3."""
+    q, key, value = qkv
+    keys, values = cache.unbind(1)
+    reshape_and_cache_flash(key, value, keys, values, shared.slots, "auto", *shared.scales)
+    flash_attn_varlen_func(
+        q, keys, values, max_seqlen_q=1, cu_seqlens_q=shared.query_start,
+        max_seqlen_k=case.max_context, seqused_k=shared.seq_lens, causal=True,
+        softmax_scale=case.head_dim**-0.5, block_table=shared.table, out=out, fa_version=3,
+        scheduler_metadata=shared.schedule, num_splits=MAX_SPLITS,
+    )  # fmt: skip
+
+
+def contenders(case: Case) -> dict[str, list[Step]]:
+    """Compared on the first cache."""
+    torch.manual_seed(0)
+    shared = step_of(case)
+    width = (case.heads + 2 * case.kv_heads) * case.head_dim
+    rows = torch.randn(case.batch, width, device="cuda", dtype=torch.bfloat16)
+    heads = [case.heads, case.kv_heads, case.kv_heads]
+    qkv = [
+        part.view(case.batch, -1, case.head_dim)
+        for part in rows.split([h * case.head_dim for h in heads], 1)
+    ]
+    shape = case.pages, case.kv_heads, PAGE_SIZE, 2 * case.head_dim
+    caches = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(case.copies)]
+    flash = [
+        torch.stack([half.transpose(1, 2) for half in cache.chunk(2, -1)], 1) for cache in caches
+    ]
+    out, rival_out = (rows.new_zeros(case.batch, case.heads, case.head_dim) for _ in range(2))
+    ours(qkv, caches[0], shared, out)
+    theirs(qkv, flash[0], case, shared, rival_out)
+    apart = float((out.float() - rival_out.float()).abs().max())
+    assert apart < BOUND, f"{case}: {apart} from FlashAttention's result"
+    stored = torch.stack([half.transpose(1, 2) for half in caches[0].chunk(2, -1)], 1)
+    assert torch.equal(stored, flash[0]), f"{case}: the caches differ"
+    return {
+        "ours": [partial(ours, qkv, cache, shared, out) for cache in caches],
+        "FA3": [partial(theirs, qkv, cache, case, shared, rival_out) for cache in flash],
+    }
+
+
+def cases(given: argparse.Namespace) -> Iterator[Case]:
+    """Cases that fit into the GPU's memory."""
+    for batch in given.batch:
+        for context in given.context:
+            case = Case(
+                batch, context, given.heads, given.kv_heads, given.head_dim,
+                max(context, given.max_context),
+            )  # fmt: skip
+            if case.bytes <= given.gigabytes * 1e9:
+                yield case
+
+
+def main() -> None:
+    """Print a table of all cases."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--context", type=int, nargs="+", default=[128, 1024, 4096, 32768])
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--max-context", type=int, default=8192, help="the model's")
+    parser.add_argument("--gigabytes", type=float, default=5, help="of a cache, at most")
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"{given.heads} heads, {given.kv_heads} of keys, D = {given.head_dim}")
+    print(" batch  keys     ours us  TB/s     store + FA3 us  TB/s      x")
+    for case in cases(given):
+        graphs = {name: captured(steps, 32) for name, steps in contenders(case).items()}
+        times = timed(graphs, given.rounds)
+        mine, rival = (statistics.median(times[name]) for name in ("ours", "FA3"))
+        speeds = [case.bytes / us / 1e6 for us in (mine, rival)]
+        print(
+            f"{case.batch:6} {case.context:6}  {mine:9.2f}  {speeds[0]:5.2f}  {rival:15.2f}  "
+            f"{speeds[1]:5.2f}  {rival / mine:5.2f}",
+            flush=True,
+        )
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

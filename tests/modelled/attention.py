@@ -1,0 +1,218 @@
+"""The modelled time of the attention kernel on a B200, beside the least time there is.
+
+    python -m tests.modelled.attention                      prefill and decode of a Llama 8B's heads
+
+CTAs of a few lengths run in the emulator, and the time model (``tests/emulator/timing``) times
+them: a CTA's time is a constant and a constant per key tile. Prefill is those times, longest first,
+on the SMs of the chip; decode is the model's own answer for as many CTAs as there are, all of
+them simulated as they share HBM. Nothing here was measured on a B200, launches are left out.
+"""
+
+import heapq
+import math
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tests.emulator.machine.launch import Launch
+from tests.emulator.runtime import shim
+from tests.emulator.timing import Timing, model
+from tests.emulator.timing.device import TimedGpu
+
+if TYPE_CHECKING:
+    from nvfp4_kernels.attention.sm100.choose import AttentionProblem
+    from nvfp4_kernels.attention.sm100.tile import AttentionTile
+
+CLOCK = 1.85e9
+SMS = 148
+FLOPS = {False: 2.25e15, True: 4.5e15}  # dense, of 16-bit and of E4M3 operands
+BYTES = 8e12  # per second
+INDEXED_OF = 4  # keys of a sequence for each that is on a list
+LINE = "{name:34} {us:9.1f} us, least {least:9.1f} ({share:4.0%}) {rate}; {tile}, {splits} splits"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sequences that are all alike; if ``indexed``, tokens with ``keys`` each on their lists."""
+
+    batch: int
+    queries: int
+    keys: int
+    head_dim: int
+    fp8: bool = False
+    kv_heads: int = 8
+    group: int = 4
+    indexed: bool = False
+
+    def problem(self) -> "AttentionProblem":
+        from nvfp4_kernels.attention.sm100.choose import AttentionProblem
+
+        return AttentionProblem(
+            self.batch, self.queries, self.keys, self.kv_heads, self.group, self.head_dim, self.fp8,
+            indexed=self.indexed,
+        )  # fmt: skip
+
+
+SHAPES = {
+    f"{name}, D = {head_dim}{', fp8' if fp8 else ''}": Shape(batch, queries, keys, head_dim, fp8)
+    for head_dim in (64, 128)
+    for fp8 in (False, True)
+    for name, batch, queries, keys in (
+        ("prefill 4096", 1, 4096, 4096),
+        ("prefill 16384", 1, 16384, 16384),
+        ("decode 64 × 4096", 64, 1, 4096),
+        ("decode 4 × 16384", 4, 1, 16384),
+        ("decode 1 × 131072", 1, 1, 131072),
+    )
+} | {
+    f"{tokens} × 2048 listed, D = 128{', fp8' if fp8 else ''}": Shape(
+        tokens, 1, 2048, 128, fp8, kv_heads=1, group=64, indexed=True
+    )
+    for fp8 in (False, True)
+    for tokens in (1, 32, 256, 2048)
+}
+
+
+class Modeller:
+    """Installs the emulator for this process and runs CTAs."""
+
+    def __init__(self) -> None:
+        os.environ["NVFP4_KERNELS_CACHE"] = ""
+        self._gpu = TimedGpu()
+        shim.install(self._gpu)
+        import torch
+
+        torch.set_num_threads(1)
+
+    def run(
+        self, tile: "AttentionTile", shape: Shape, split: bool, clusters: int | None = None
+    ) -> Timing:
+        """One KV head of one sequence, paged; of ``clusters`` that share the chip."""
+        import torch
+
+        from nvfp4_kernels.attention.sm100.epilogue import AttentionResult
+        from nvfp4_kernels.attention.sm100.kernel import AttentionArguments, FmhaSm100
+        from nvfp4_kernels.attention.sm100.operands import Strides
+        from nvfp4_kernels.attention.sm100.queries import Queries
+        from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
+        from nvfp4_kernels.attention.sm100.tile import Layout, Variant
+        from nvfp4_kernels.compile import launch
+
+        page, size = 16, 1 if shape.fp8 else 2
+        stored = INDEXED_OF * shape.keys if shape.indexed else shape.keys
+        pages = -(-stored // page)
+        heads, head_dim = shape.group, shape.head_dim
+        q = torch.zeros(shape.queries, heads, head_dim, dtype=torch.bfloat16)
+        dtype = torch.float8_e4m3fn if shape.fp8 else torch.bfloat16
+        cache = torch.zeros(pages, 1, page, 2 * head_dim, dtype=torch.float32).to(dtype)
+        table = torch.randperm(pages, dtype=torch.int32).unsqueeze(0)
+        listed = torch.randperm(stored, dtype=torch.int32)[: shape.keys].unsqueeze(0)
+        out = torch.empty(q.shape, dtype=torch.float32 if split else torch.bfloat16)
+        lse, one = torch.empty(q.shape[:-1]), torch.ones(())
+        lens = torch.tensor([shape.keys], dtype=torch.int32)
+        starts = torch.tensor([0, shape.queries], dtype=torch.int32)
+        for tensor in (q, cache, table, listed, out, lse, one, lens, starts):
+            self._gpu.memory.register(tensor.data_ptr(), tensor.nbytes, keep=tensor)
+        found: list[Timing] = []
+
+        def finished(launched: Launch) -> None:
+            if clusters is None:
+                found.append(model(launched))
+            else:
+                moved = float(clusters * shape.keys * 2 * head_dim * size)
+                found.append(model(launched, clusters=clusters, footprint=moved, exact=True))
+
+        self._gpu.finished = finished
+        layout: Layout = "indexed" if shape.indexed else "paged"
+        variant = Variant(layout=layout, page_size=page, causal=not shape.indexed, split=split)
+        scale = one if shape.fp8 else None
+        strides = Strides(row=cache.stride(2), head=cache.stride(1), page=cache.stride(0))
+        arguments = AttentionArguments(
+            queries=Queries(q, batch_stride=0, token_stride=q.stride(0), head_stride=q.stride(1)),
+            k=cache,
+            v=cache[..., head_dim:],
+            k_strides=strides,
+            v_strides=strides,
+            map_stride=2 * head_dim,
+            map_rows=pages * page,
+            result=AttentionResult(out, lse, sinks=None, rows=shape.queries, num_heads=heads),
+            lengths=SequenceLengths(starts, key_start=None, seq_lens=lens),
+            block_table=table,
+            table_stride=pages,
+            indices=listed,
+            list_stride=shape.keys,
+            scale=0.1,
+            soft_cap=0.0,
+            k_scale=scale,
+            v_scale=scale,
+            sizes=Sizes(
+                batch=1,
+                queries=shape.queries,
+                keys=shape.keys if shape.indexed else page,
+                pages=pages,
+                kv_heads=1,
+                group=heads,
+                splits=1,
+                window=0,
+            ),
+        )
+        launch(FmhaSm100(tile, variant), arguments)
+        self._gpu.memory.clear()
+        return found[0]
+
+
+def prefill(modeller: Modeller, tile: "AttentionTile", shape: Shape) -> float:
+    """Seconds: CTAs of every length, longest first, each on the SM that is free first."""
+    tokens = tile.rows // shape.group
+    few, many = (
+        modeller.run(tile, replace(shape, queries=tokens, keys=128 * n), split=False).cycles
+        for n in (8, 12)
+    )
+    each = (many - few) / 4
+    fixed = few - 8 * each
+    blocks = range(math.ceil(shape.queries / tokens), 0, -1)
+    before = shape.keys - shape.queries
+    lengths = [math.ceil((before + min(n * tokens, shape.queries)) / 128) for n in blocks]
+    free = [0.0] * SMS
+    for length in lengths:
+        for _ in range(shape.batch * shape.kv_heads):
+            heapq.heapreplace(free, free[0] + fixed + length * each)
+    return max(free) / CLOCK
+
+
+def decode(modeller: Modeller, tile: "AttentionTile", shape: Shape, splits: int) -> float:
+    """Seconds, without the merge of splits."""
+    keys = 128 * math.ceil(math.ceil(shape.keys / 128) / splits)
+    clusters = shape.batch * shape.kv_heads * splits
+    timing = modeller.run(tile, replace(shape, keys=keys), splits > 1, clusters)
+    return timing.microseconds * 1e-6
+
+
+def report(modeller: Modeller, name: str, shape: Shape) -> None:
+    from nvfp4_kernels.attention.sm100.choose import choose_config
+
+    tile, splits = choose_config(shape.problem())
+    heads = shape.batch * shape.kv_heads
+    moved = 2 * heads * shape.keys * shape.head_dim * (1 if shape.fp8 else 2)
+    pairs = shape.queries * shape.keys - shape.queries**2 / 2
+    flops = 4 * heads * shape.group * pairs * shape.head_dim
+    least = max(moved / BYTES, flops / FLOPS[shape.fp8])
+    if shape.queries > 1:
+        seconds = prefill(modeller, tile, shape)
+        rate = f"{flops / seconds / 1e12:.0f} TFLOP/s"
+    else:
+        seconds = decode(modeller, tile, shape, splits)
+        rate = f"{moved / seconds / 1e12:.2f} TB/s"
+    us, least = seconds * 1e6, least * 1e6
+    share = least / us
+    print(LINE.format(**locals()), flush=True)
+
+
+def main() -> None:
+    modeller = Modeller()
+    for name, shape in SHAPES.items():
+        report(modeller, name, shape)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The modelled time of the block-scaled GEMM on a B200, beside the least time there is.
+
+    python -m tests.modelled.gemm                  a contest's shapes, a Llama 8B's layers
+    python -m tests.modelled.gemm --shape 128,7168,2048 --all    every tile, fastest first
+
+One cluster runs in the emulator, with as many tiles as the busiest one has; the time model
+(``tests/emulator/timing``) makes the whole grid of it. Nothing here was measured on a B200.
+"""
+
+import argparse
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.emulator.machine.launch import Launch
+from tests.emulator.runtime import shim
+from tests.emulator.timing import Timing, model, speed_of_light
+from tests.emulator.timing.device import TimedGpu
+
+if TYPE_CHECKING:
+    from nvfp4_kernels.gemm.sm100.choose import Problem
+    from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
+
+# M, N, K, batch, weights.
+SHAPES = {
+    "GEMV 7168×16384": (1, 7168, 16384, 1, 1),
+    "GEMV 4096×7168 ×8": (1, 4096, 7168, 8, 1),
+    "GEMV 7168×2048 ×4": (1, 7168, 2048, 4, 1),
+    "GEMM 128×7168×16384": (128, 7168, 16384, 1, 1),
+    "GEMM 128×4096×7168": (128, 4096, 7168, 1, 1),
+    "GEMM 128×7168×2048": (128, 7168, 2048, 1, 1),
+    "pair 256×4096×7168": (256, 4096, 7168, 1, 2),
+    "pair 512×4096×7168": (512, 4096, 7168, 1, 2),
+    "pair 256×3072×4096": (256, 3072, 4096, 1, 2),
+    "pair 512×3072×7168": (512, 3072, 7168, 1, 2),
+    "qkv, 1 token": (1, 6144, 4096, 1, 1),
+    "gate and up, 1 token": (1, 14336, 4096, 1, 2),
+    "down, 1 token": (1, 4096, 14336, 1, 1),
+    "qkv, 8192 tokens": (8192, 6144, 4096, 1, 1),
+    "gate and up, 8192 tokens": (8192, 14336, 4096, 1, 2),
+    "down, 8192 tokens": (8192, 4096, 14336, 1, 1),
+}
+BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
+CYCLES_PER_US = 1850  # cycles, at the model's clock
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one cluster does of a product.
+
+    Attributes:
+        clusters: that work at a time.
+        tiles: of the busiest one, which are laid side by side along the weights.
+    """
+
+    clusters: int
+    tiles: int
+
+
+def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swap_ab: bool = False) -> Part:
+    """``problem`` in tiles of a cluster of ``cluster`` CTAs; ``swap_ab``: rows are weights."""
+    from nvfp4_kernels.sm100.limits import SMS
+
+    rows, columns = (problem.n, problem.m) if swap_ab else (problem.m, problem.n)
+    total = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1]) * problem.batch
+    clusters = min(total, SMS // cluster)
+    return Part(clusters, math.ceil(total / clusters))
+
+
+class Modeller:
+    """Installs the emulator for this process; runs one cluster of a product, models all of it."""
+
+    def __init__(self) -> None:
+        os.environ["NVFP4_KERNELS_CACHE"] = ""
+        self._gpu = TimedGpu()
+        shim.install(self._gpu)
+        import torch
+
+        torch.set_num_threads(1)
+
+    def time(self, problem: "Problem", tile: "Tile", output: "EpilogueConfig") -> Timing:
+        """The time of ``problem`` on ``tile``, without the launch."""
+        from nvfp4_kernels.compile import launch
+        from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
+
+        down = tile.rows * max(1, tile.cluster_m // tile.ctas)
+        across = tile.columns * tile.cluster_n
+        part = part_of(problem, (down, across), tile.cluster, tile.swap_ab)
+        if tile.swap_ab:
+            m, n = problem.m, part.tiles * down
+        else:
+            m, n = min(problem.m, down), part.tiles * across
+
+        moved = operand_bytes(problem)
+        found: list[Timing] = []
+
+        def finished(launched: Launch) -> None:
+            found.append(model(launched, clusters=part.clusters, footprint=moved))
+
+        self._gpu.finished = finished
+        arguments = self._arguments(m, n, problem)
+        sizes = (m, n, problem.k, 1, 1, tile.cluster)
+        launch(BlockScaledGemm(tile, output), GemmArguments(*arguments, *sizes, (0,) * 7))
+        self._gpu.memory.clear()
+        return found[0]
+
+    def _arguments(self, m: int, n: int, problem: "Problem") -> list[object]:
+        """Zeros: the time does not depend on values."""
+        import torch
+
+        from nvfp4_kernels.nvfp4 import blocked_shape
+
+        def operand(rows: int) -> list[torch.Tensor]:
+            scales = torch.zeros(blocked_shape(rows, problem.k // 16), dtype=torch.uint8)
+            return [torch.zeros(rows, problem.k // 2, dtype=torch.uint8), scales]
+
+        x, w1 = operand(m), operand(n)
+        w2 = operand(n) if problem.weights == 2 else w1
+        out = torch.zeros(m, n, dtype=torch.bfloat16)
+        alpha = torch.ones(2)
+        unique = {t.data_ptr(): t for t in (*x, *w1, *w2, out, alpha)}
+        for address, tensor in unique.items():
+            self._gpu.memory.register(address, tensor.nbytes, keep=tensor)
+        return [*x, *w1, *w2, out, None, None, alpha, None, None]
+
+
+def operand_bytes(problem: "Problem") -> float:
+    """Of the operands, each read once."""
+    rows = problem.weights * problem.n + problem.m
+    return problem.batch * rows * problem.k * BYTES
+
+
+def report(modeller: Modeller, name: str, shape: tuple[int, ...], every: bool) -> None:
+    """Prints a line for the tile that is chosen, or for every tile that fits."""
+    from nvfp4_kernels.gemm.sm100.choose import Problem, candidates, choose_config, estimate
+    from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
+
+    problem, output = Problem(*shape), EpilogueConfig("bfloat16")
+    results = problem.batch * problem.m * problem.n
+    least = speed_of_light(
+        2.0 * results * problem.k * problem.weights, operand_bytes(problem), 2.0 * results
+    )
+    tiles = candidates(problem, output) if every else [choose_config(problem, output)]
+    timed = [(modeller.time(problem, tile, out), tile, out) for tile, out in tiles]
+    for timing, tile, out in sorted(timed, key=lambda row: row[0].cycles):
+        unit, share = timing.limit
+        reached = least.microseconds / timing.microseconds
+        estimated = estimate(problem, tile) / CYCLES_PER_US
+        print(
+            f"{name:25} {timing.microseconds:7.2f} us, least {least.microseconds:7.2f} "
+            f"({reached:4.0%}), estimated {estimated:7.2f}; {unit} {share:.0%}; {tile} {out.store}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", help="M,N,K[,batch[,weights]]")
+    parser.add_argument("--all", action="store_true", help="every tile that fits")
+    given = parser.parse_args()
+    shapes: dict[str, tuple[int, ...]] = dict(SHAPES)
+    if given.shape:
+        shapes = {given.shape: tuple(int(x) for x in given.shape.split(","))}
+    modeller = Modeller()
+    for name, shape in shapes.items():
+        report(modeller, name, shape, given.all)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What the sm_100 attention kernel may be off by, and how tests give it a tile of their choice."""
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention.sm100.choose import AttentionProblem
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
+from tests.test_kernels.attention.attention_cases import FP8, Problem, check_values
+
+Result = tuple[Tensor, Tensor]
+E4M3_HALF_ULP = 2.0**-4
+E4M3_MAX = 448.0
+
+
+def quantized_queries(problem: Problem) -> Tensor:
+    """Q as the kernel rounds it for an E4M3 cache: with a scale per row."""
+    largest = problem.q.float().abs().amax(-1, keepdim=True)
+    scale = torch.where(largest > 0, largest * (1 / E4M3_MAX), 1.0)
+    codes = (problem.q.float() * (1.0 / scale)).clamp(-E4M3_MAX, E4M3_MAX).to(FP8)
+    return codes.double() * scale.double()
+
+
+def check(found: Result, problem: Problem) -> None:
+    """Against the formula; LSE is as exact as float32 sums are, up to 3e-6 of an exponential."""
+    out, lse = found
+    if problem.case.fp8:
+        problem = replace(problem, q=quantized_queries(problem))
+    _, log = problem.formula()
+    assert not lse.isnan().any()
+    torch.testing.assert_close(lse.double().view(log.shape), log, rtol=1e-6, atol=1e-5)
+    weight = E4M3_HALF_ULP if problem.case.fp8 else torch.finfo(problem.case.dtype).eps / 2
+    check_values(out, problem, weight)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A tile and a number of splits, in the place of ``choose_config``."""
+
+    tile: AttentionTile
+    splits: int = 1
+
+    def __call__(self, problem: AttentionProblem, sms: int) -> tuple[AttentionTile, int]:
+        assert problem.head_dim == self.tile.head_dim
+        assert problem.fp8 == self.tile.fp8
+        return self.tile, self.splits
+
+    def use(self, patch: pytest.MonkeyPatch) -> None:
+        """Makes the ops take it; within the emulator, to which CuTe DSL is bound as it comes."""
+        patch.setattr(import_module("nvfp4_kernels.attention.sm100.launch"), "choose_config", self)

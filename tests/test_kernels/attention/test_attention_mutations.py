@@ -1,0 +1,253 @@
+"""Classic mistakes, put into attention's reference: each fails the tests named for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention import reference
+from nvfp4_kernels.attention.reference import KeyValues, Tile
+from nvfp4_kernels.attention.scoring import Scoring
+from tests.test_kernels.attention import test_attention
+from tests.test_kernels.attention.attention_cases import CASES, LARGE_CASES
+
+attend, attend_tiles, tiles_of = reference.attend, reference._attend_tiles, reference._tiles
+bias_of, paged_attention = reference._bias, reference.paged_attention
+
+
+def scored(**changes: Callable[[Scoring], Any]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The reference with another scoring."""
+
+    def mutant(*arguments: Any) -> tuple[Tensor, Tensor]:
+        *others, scoring = arguments[:6]
+        changed = replace(scoring, **{name: change(scoring) for name, change in changes.items()})
+        return attend(*others, changed, *arguments[6:])
+
+    return mutant
+
+
+def finished(
+    change: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]],
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The reference with its float32 results changed."""
+
+    def mutant(
+        q: Tensor, key_values: KeyValues, tiles: list[Tile], sinks: Tensor | None, scoring: Scoring
+    ) -> tuple[Tensor, Tensor]:
+        return change(*attend_tiles(q, key_values, tiles, sinks, scoring), sinks)
+
+    return mutant
+
+
+def moved(by: Callable[[Tile], int]) -> Callable[..., Any]:
+    """The reference with queries at other positions."""
+
+    def mutant(*arguments: Any) -> Any:
+        for tile in tiles_of(*arguments):
+            yield replace(tile, position=tile.position + by(tile))
+
+    return mutant
+
+
+def top_left(starts: list[int], lengths: list[int], *rest: Any) -> Any:
+    """The first query sees the first key only."""
+    for tile in tiles_of(starts, lengths, *rest):
+        yield replace(tile, position=tile.row - starts[tile.sequence])
+
+
+def paged(**changes: Callable[[dict[str, Any]], Any]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The reference with other arguments."""
+    names = paged_attention.__code__.co_varnames[: paged_attention.__code__.co_argcount]
+
+    def mutant(*arguments: Any) -> tuple[Tensor, Tensor]:
+        named = dict(zip(names, arguments, strict=True))
+        return paged_attention(**named | {n: change(named) for n, change in changes.items()})
+
+    return mutant
+
+
+def sink_with_a_value(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    if sinks is None:
+        return out, lse
+    return out + (sinks - lse).exp().unsqueeze(-1), lse
+
+
+def sink_outside_of_the_sum(
+    out: Tensor, lse: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if sinks is None:
+        return out, lse
+    share = 1 - (sinks - lse).exp()
+    return out / share.unsqueeze(-1), lse
+
+
+def lse_without_sink(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    return out, lse if sinks is None else (lse.exp() - sinks.exp()).log()
+
+
+def no_rescaling(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The running maximum is that of the last block."""
+    exp2_ = Tensor.exp2_
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "exp2_", lambda x: exp2_(x) if x.shape[-1] > 1 else x.fill_(1))
+        return attend_tiles(*arguments)
+
+
+def heads_dealt_out(q: Tensor, key_values: KeyValues, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Query head h with key head h % Hkv."""
+    heads = key_values.heads
+    order = torch.arange(q.shape[1]).view(-1, heads).T.flatten()
+    out, lse = attend(q[:, order], key_values, *rest)
+    back = order.argsort()
+    return out[:, back], lse[:, back]
+
+
+def soft_cap_before_scale(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *others, scoring = arguments
+    if scoring.soft_cap is not None:
+        scoring = replace(scoring, scale=1.0)
+    return attend_tiles(*others, scoring)
+
+
+def one_after_the_other(arguments: dict[str, Any]) -> Tensor:
+    """As if every sequence had its pages in a row."""
+    table = arguments["block_table"]
+    return (table[:, :1] + torch.arange(table.shape[1])) % len(arguments["kv_cache"])
+
+
+def no_bias(tiles: list[Tile], start: int, keys: int, scoring: Scoring) -> None:
+    return None
+
+
+def swapped(block: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    return lambda *arguments: block(*arguments)[::-1]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``mutant`` takes the place of what ``owner`` calls ``name``; every test must fail."""
+
+    name: str
+    mutant: Callable[..., Any]
+    tests: tuple[Callable[[], None], ...]
+    owner: object = reference
+
+
+def on_pages(*names: str) -> tuple[Callable[[], None], ...]:
+    cases = CASES | LARGE_CASES
+    return tuple(partial(test_attention.test_paged, cases[name]) for name in names)
+
+
+def ragged(name: str) -> Callable[[], None]:
+    return partial(test_attention.test_ragged, name)
+
+
+PAGED = reference.PagedKeyValues
+MUTATIONS = {
+    "window one too wide": Mutation(
+        "attend",
+        scored(window=lambda s: s.window and s.window + 1),
+        (*on_pages("window", "window of one", "long window"), ragged("window")),
+    ),
+    "window one too narrow": Mutation(
+        "attend",
+        scored(window=lambda s: s.window and max(1, s.window - 1)),
+        (*on_pages("window", "window of a page"), ragged("everything")),
+    ),
+    "window left out": Mutation(
+        "attend", scored(window=lambda _: None), on_pages("window", "everything")
+    ),
+    "causal aligned to the first key": Mutation(
+        "_tiles",
+        top_left,
+        (*on_pages("after a prefix", "mixed", "more queries than keys"), ragged("mixed")),
+    ),
+    "the next key seen": Mutation(
+        "_tiles", moved(lambda _: 1), (*on_pages("prefill", "mixed"), ragged("prefill of two"))
+    ),
+    "its own key not seen": Mutation(
+        "_tiles", moved(lambda _: -1), (*on_pages("one token", "decode", "prefill"),)
+    ),
+    "causal left out": Mutation(
+        "attend", scored(causal=lambda _: False), on_pages("prefill", "long prefill")
+    ),
+    "scale applied twice": Mutation(
+        "attend",
+        scored(scale=lambda s: s.scale**2),
+        (*on_pages("decode", "large scale", "fp8"), ragged("mixed")),
+    ),
+    "soft cap before scale": Mutation(
+        "_attend_tiles", soft_cap_before_scale, on_pages("soft cap", "everything")
+    ),
+    "soft cap left out": Mutation(
+        "attend", scored(soft_cap=lambda _: None), on_pages("soft cap", "fp8 everything")
+    ),
+    "LSE of base 2": Mutation(
+        "_attend_tiles",
+        finished(lambda out, lse, _: (out, lse * reference.LOG2_E)),
+        (*on_pages("decode", "sinks"), ragged("prefill")),
+    ),
+    "sink with a value": Mutation(
+        "_attend_tiles", finished(sink_with_a_value), on_pages("sinks", "no keys but sinks")
+    ),
+    "sink outside of the sum": Mutation(
+        "_attend_tiles", finished(sink_outside_of_the_sum), on_pages("sinks", "everything")
+    ),
+    "LSE without the sink": Mutation(
+        "_attend_tiles", finished(lse_without_sink), on_pages("sinks", "no keys but sinks")
+    ),
+    "sinks of the neighbouring head": Mutation(
+        "paged_attention",
+        paged(sinks=lambda a: a["sinks"] if a["sinks"] is None else a["sinks"].roll(1)),
+        on_pages("sinks", "everything"),
+    ),
+    "blocks not rescaled": Mutation(
+        "_attend_tiles", no_rescaling, on_pages("long decode", "long prefill after a prefix")
+    ),
+    "heads dealt out": Mutation(
+        "attend", heads_dealt_out, (*on_pages("decode", "groups of 8"), ragged("mixed"))
+    ),
+    "pages one after the other": Mutation(
+        "paged_attention",
+        paged(block_table=one_after_the_other),
+        on_pages("decode", "prefill", "long decode"),
+    ),
+    "key scale left out": Mutation(
+        "paged_attention", paged(k_scale=lambda _: None), on_pages("fp8", "fp8 everything")
+    ),
+    "value scale left out": Mutation(
+        "paged_attention", paged(v_scale=lambda _: None), on_pages("fp8", "long fp8")
+    ),
+    "key scale for values": Mutation(
+        "paged_attention",
+        paged(v_scale=lambda a: a["k_scale"]),
+        on_pages("fp8", "fp8 everything"),
+    ),
+    "keys and values exchanged": Mutation(
+        "block", swapped(PAGED.block), on_pages("decode", "fp8"), owner=PAGED
+    ),
+    "keys past the end": Mutation(
+        "_bias", no_bias, (*on_pages("decode", "mixed"), ragged("mixed"))
+    ),
+    "garbage not cleared": Mutation("_clear", lambda *_: None, on_pages("mixed", "fp8")),
+    "a row without keys": Mutation("LOWEST", -torch.inf, on_pages("more queries than keys")),
+}
+
+
+@pytest.mark.parametrize(
+    ("mutation", "position"),
+    [(m, i) for m in MUTATIONS.values() for i in range(len(m.tests))],
+    ids=[f"{name}-{i}" for name, m in MUTATIONS.items() for i in range(len(m.tests))],
+)
+def test_mutation_is_found(
+    mutation: Mutation, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = mutation.tests[position]
+    test()
+    monkeypatch.setattr(mutation.owner, mutation.name, mutation.mutant)
+    with pytest.raises(AssertionError):
+        test()

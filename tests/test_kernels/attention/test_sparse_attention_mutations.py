@@ -1,0 +1,77 @@
+"""Mistakes put into ``sparse_attention``'s reference: each fails the tests named for it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention import sparse_reference
+from tests.test_kernels.attention import test_sparse_attention
+from tests.test_kernels.attention.sparse_cases import CASES, LARGE_CASES
+
+NAMES = (
+    *("q", "kv_cache", "indices", "lens", "block_table", "query_start", "sinks"),
+    *("k_scale", "v_scale", "scoring", "out"),
+)
+sparse_attention = sparse_reference.sparse_attention
+Arguments = dict[str, Any]
+
+
+def given(**changes: Callable[[Arguments], Any]) -> Callable[..., Any]:
+    """The reference with other arguments; pages that are not there are others that are."""
+
+    def mutant(*arguments: Any) -> Any:
+        named = dict(zip(NAMES, arguments, strict=True))
+        named |= {name: change(named) for name, change in changes.items()}
+        named["block_table"] = named["block_table"] % len(named["kv_cache"])
+        return sparse_attention(**named)
+
+    return mutant
+
+
+def without_offset(named: Arguments) -> Tensor:
+    size = named["kv_cache"].shape[2]
+    return named["indices"] // size * size
+
+
+def one_after_the_other(named: Arguments) -> Tensor:
+    table = named["block_table"]
+    return table.min(1, keepdim=True).values + torch.arange(table.shape[1])
+
+
+MISTAKES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "offset in the page dropped": (
+        given(indices=without_offset),
+        ("decode", "mixed", "pages of 64"),
+    ),
+    "pages one after the other": (
+        given(block_table=one_after_the_other),
+        ("decode", "mixed", "4096 keys"),
+    ),
+    "the first sequence's pages": (
+        given(block_table=lambda a: a["block_table"][:1].expand_as(a["block_table"])),
+        ("decode", "mixed"),
+    ),
+    "a key too few": (given(lens=lambda a: (a["lens"] - 1).clamp(0)), ("one key", "mixed")),
+    "the list of the next token": (
+        given(indices=lambda a: a["indices"].roll(1, 0), lens=lambda a: a["lens"].roll(1, 0)),
+        ("decode", "many tokens"),
+    ),
+    "key scale left out": (given(k_scale=lambda _: None), ("fp8", "fp8 everything")),
+    "value scale left out": (given(v_scale=lambda _: None), ("fp8", "fp8, long")),
+    "the sink left out": (given(sinks=lambda _: None), ("sinks", "empty lists but sinks")),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name, (_, cases) in MISTAKES.items() for case in cases]
+)
+def test_mutation_is_found(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant, _ = MISTAKES[name]
+    chosen = (CASES | LARGE_CASES)[case]
+    test_sparse_attention.test_cases(chosen)
+    monkeypatch.setattr(sparse_reference, "sparse_attention", mutant)
+    with pytest.raises(AssertionError):
+        test_sparse_attention.test_cases(chosen)

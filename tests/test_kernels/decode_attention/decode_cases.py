@@ -1,0 +1,99 @@
+"""Problems of decode attention: those of paged attention, the last token of each not yet stored."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import decode_attention
+from tests.test_kernels.attention.attention_cases import FP16, Case, Problem, check_values
+
+LENGTHS = (17, 1, 0, 16, 70)
+
+
+def case(*lengths: int, **rest: Any) -> Case:
+    """Sequences of so many keys, the last of which asks."""
+    lengths = lengths or LENGTHS
+    return Case((1,) * len(lengths), lengths, **rest)
+
+
+CASES = {
+    "MHA": case(query_heads=2),
+    "groups of 4, D = 128": case(query_heads=8, head_dim=128),
+    "groups of 7, D = 128": case(query_heads=7, heads=1, head_dim=128),
+    "groups of 16": case(query_heads=32),
+    "groups of 12, D = 128, fp16": case(query_heads=12, heads=1, head_dim=128, dtype=FP16),
+    "groups of 2, D = 256": case(33, 0, query_heads=2, heads=1, head_dim=256),
+    "groups of 16, D = 256": case(40, query_heads=16, heads=1, head_dim=256, dtype=FP16),
+    "fp16, heads after tokens": case(dtype=FP16, by_token=True),
+    "pages of 64": case(page_size=64),
+    "pages of 64, heads after tokens": case(page_size=64, by_token=True, head_dim=128),
+    "window": case(window=12),
+    "window of one": case(window=1),
+    "long window": case(17, 400, window=250, page_size=32),
+    "soft cap": case(soft_cap=2.0),
+    "sinks": case(sinks=True, query_heads=18),
+    "everything": case(
+        window=21, soft_cap=3.0, sinks=True, scale=0.2, page_size=32, dtype=FP16, by_token=True
+    ),
+    "large scale": case(scale=1.5),
+    "more than a round": case(600, 5, query_heads=2, heads=1),
+}
+EVERY_CASE = pytest.mark.parametrize("given", CASES.values(), ids=CASES)
+
+
+def arguments(problem: Problem, device: torch.device, garbage: float = math.nan) -> dict[str, Any]:
+    """Of ``decode_attention``: one projection's slices, ``garbage`` wherever no older key is."""
+    paged = problem.paged(garbage)
+    q, heads = problem.q, problem.case.heads
+    key, value = torch.zeros(2, len(q), heads, q.shape[2], dtype=q.dtype)
+    row, size, slots = 0, problem.case.page_size, []
+    for sequence, length in enumerate(problem.case.keys):
+        row += length
+        slots.append(-1)
+        if length:
+            key[sequence], value[sequence] = problem.k[row - 1], problem.v[row - 1]
+            page = paged["block_table"][sequence, (length - 1) // size]
+            paged["kv_cache"][page, :, (length - 1) % size] = garbage
+            slots[-1] = int(page) * size + (length - 1) % size
+    projected = torch.cat([q, key, value], 1).to(device)
+    parts = projected.split([q.shape[1], heads, heads], 1)
+    names = "kv_cache", "block_table", "seq_lens", "scale", "window", "soft_cap", "sinks"
+    rest = {name: paged[name] for name in names} | {"slot_mapping": torch.tensor(slots)}
+    rest = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in rest.items()}
+    return dict(zip(("q", "key", "value"), parts, strict=True)) | rest
+
+
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """NaN is equal to itself here."""
+    return torch.equal(x.view(torch.int16), y.view(torch.int16))
+
+
+def stored(given: dict[str, Any]) -> Tensor:
+    """The cache as it should be afterwards."""
+    cache = given["kv_cache"].clone()
+    for sequence, slot in enumerate(given["slot_mapping"].tolist()):
+        if slot >= 0:
+            page, row = divmod(slot, cache.shape[2])
+            cache[page, :, row] = torch.cat([given["key"][sequence], given["value"][sequence]], -1)
+    return cache
+
+
+def solve(given: Case, device: torch.device) -> tuple[Tensor, Problem]:
+    """The result, on CPU; checks the cache."""
+    torch.manual_seed(0)
+    problem = given.problem()
+    args = arguments(problem, device)
+    expected = stored(args)
+    out = decode_attention(**args, out=torch.full_like(args["q"], math.nan).contiguous())
+    assert out.shape == args["q"].shape
+    assert same_bits(args["kv_cache"], expected), "the cache is not as it should be"
+    return out.cpu(), problem
+
+
+def check_kernel(given: Case, device: torch.device) -> None:
+    """Values, and the cache."""
+    out, problem = solve(given, device)
+    check_values(out, problem, torch.finfo(given.dtype).eps / 2)

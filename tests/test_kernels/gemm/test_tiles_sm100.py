@@ -1,0 +1,121 @@
+"""Every family of tiles of the block-scaled GEMM, in every schedule, whatever would be chosen."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from nvfp4_kernels import gemm, silu_mul_gemm
+from nvfp4_kernels.gemm.sm100.choose import Problem, fits, with_store
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
+from tests.test_kernels.gemm.linear_cases import Case, check_exact
+from tests.test_kernels.gemm.test_sm100 import check_quantized, on
+from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
+
+pytestmark = pytest.mark.arch("sm_100")
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclass(frozen=True)
+class TileCase:
+    """A product on a given tile, on few SMs: several tiles each."""
+
+    tile: Tile
+    case: Case
+    sms: int
+    direct: bool = False
+
+
+ALL = Case(300, 208, 1312, shards=(100, 60, 48), bias=FP32, row_scale=True, out_dtype=BF16)
+GEMM = {
+    "128x128": TileCase(Tile(128), Case(300, 264, 1568, out_dtype=BF16), 3),
+    "128x128, one K step": TileCase(Tile(128), Case(130, 128, 64), 1),
+    "128x128, everything": TileCase(Tile(128), ALL, 3),
+    "128x128, from registers": TileCase(Tile(128), ALL, 3, direct=True),
+    "128x128, N of 203": TileCase(Tile(128), Case(130, 203, 96, out_dtype=FP16), 3),
+    "128x256, overlapping": TileCase(Tile(256), Case(384, 512, 768, out_dtype=FP32), 1),
+    "128x64, half atoms": TileCase(Tile(64), Case(150, 328, 832, out_dtype=BF16), 2),
+    "256x256": TileCase(
+        Tile(256, two_cta=True, cluster_m=2), Case(600, 520, 1312, out_dtype=FP32), 4
+    ),
+    "256x128, everything": TileCase(Tile(128, two_cta=True, cluster_m=2), ALL, 4),
+    "256x64": TileCase(Tile(64, two_cta=True, cluster_m=2), Case(300, 136, 832, out_dtype=BF16), 2),
+    "multicast 2x2": TileCase(
+        Tile(128, cluster_m=2, cluster_n=2), Case(400, 400, 1536, out_dtype=BF16), 4
+    ),
+    "multicast 1x4": TileCase(Tile(128, cluster_n=4), Case(200, 1040, 832, out_dtype=BF16), 4),
+    "256x256, multicast 4x2": TileCase(
+        Tile(256, two_cta=True, cluster_m=4, cluster_n=2), Case(600, 1040, 832, out_dtype=BF16), 8
+    ),
+    "split 4": TileCase(Tile(128, split_k=4), Case(200, 304, 2080, out_dtype=BF16), 8),
+    "split 2, everything": TileCase(Tile(128, split_k=2), ALL, 4),
+    "128x64, batched": TileCase(Tile(64), Case(200, 200, 832, batch=(2,), out_dtype=BF16), 2),
+    "128x64, two groups of rows": TileCase(
+        Tile(64), Case(1200, 130, 64, batch=(2,), out_dtype=BF16), 7
+    ),
+    "swapped 32, everything": TileCase(
+        Tile(32, swap_ab=True),
+        Case(29, 300, 1312, shards=(100, 200), bias=FP16, row_scale=True, out_dtype=BF16),
+        2,
+    ),
+    "swapped 8, split 4": TileCase(
+        Tile(8, swap_ab=True, split_k=4),
+        Case(5, 300, 2080, row_scale=True, batch=(2,), out_dtype=BF16),
+        8,
+    ),
+    "swapped 8, split 8": TileCase(
+        Tile(8, swap_ab=True, split_k=8), Case(7, 130, 2304, batch=(2,), batched_weight=True), 16
+    ),
+    "swapped 128x256": TileCase(Tile(256, swap_ab=True), Case(256, 130, 832, out_dtype=BF16), 1),
+}
+PAIRS = {
+    "128x128": TileCase(Tile(128, 2), Case(300, 208, 1312, row_scale=True), 2),
+    "128x64": TileCase(Tile(64, 2), Case(140, 208, 832), 2),
+    "256x128": TileCase(Tile(128, 2, two_cta=True, cluster_m=2), Case(300, 208, 1312), 4),
+    "split 2": TileCase(Tile(64, 2, split_k=2), Case(140, 144, 832), 4),
+    "swapped 16, split 2": TileCase(
+        Tile(16, 2, swap_ab=True, split_k=2), Case(9, 304, 1312, row_scale=True), 4
+    ),
+    "swapped 32": TileCase(Tile(32, 2, swap_ab=True), Case(30, 208, 832), 1),
+}
+
+
+def use(tile_case: TileCase, patch: pytest.MonkeyPatch) -> None:
+    """Makes the ops take the case's tile, and as many SMs as it says."""
+    from nvfp4_kernels.gemm.sm100 import launch as product
+
+    def configured(
+        problem: Problem, output: EpilogueConfig, sms: int
+    ) -> tuple[Tile, EpilogueConfig]:
+        tile = tile_case.tile
+        out = with_store(output, tile, problem.n)
+        if tile_case.direct:
+            out = replace(out, store="vector")
+        assert fits(problem, tile, out)
+        return tile, out
+
+    patch.setattr(product, "choose_config", configured)
+    patch.setattr(product, "multiprocessors", lambda device: tile_case.sms)
+
+
+@pytest.mark.parametrize("name", GEMM)
+def test_gemm(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(GEMM[name], monkeypatch)
+    check_exact(on(op_device, gemm), GEMM[name].case)
+
+
+def pair_case(case: Case) -> test_silu_mul_gemm.Case:
+    return test_silu_mul_gemm.Case(case.m, case.n, case.k, case.batch, row_scale=case.row_scale)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(PAIRS[name], monkeypatch)
+    test_silu_mul_gemm.check_exact(on(op_device, silu_mul_gemm), pair_case(PAIRS[name].case))
+
+
+# Halves of 64 columns are less than what goes out at once.
+@pytest.mark.parametrize("name", sorted(PAIRS.keys() - {"split 2"}))
+def test_quantized(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(PAIRS[name], monkeypatch)
+    check_quantized(pair_case(PAIRS[name].case), op_device)
