@@ -196,7 +196,7 @@ def report(modeller: Modeller, name: str, shape: Shape) -> None:
         seconds = (fixed + tiles * each) / CLOCK
     limits = ", ".join(f"{unit} {1e6 * least:.1f}" for unit, least in shape.limits().items())
     queries = f"{tile.group_queries}×{tile.groups} queries"
-    words = f"{queries}, {tile.pingpong} ping-pong sets, {splits} splits"
+    words = f"{queries}, ping-pong sets: {tile.pingpong}, splits: {splits}"
     print(
         f"{shape.fmt:6} {name:22} {1e6 * seconds:9.1f} us, least: {limits}; {words}, "
         f"{ctas} CTAs of {fixed:.0f} + {each:.0f} cycles per tile",

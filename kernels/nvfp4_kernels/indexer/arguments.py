@@ -1,4 +1,4 @@
-"""What several of the indexer's ops accept: vectors, caches of them, and indices."""
+"""Checks of arguments that several of the indexer's ops take: vectors, caches and indices."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def check_head_dim(name: str, head_dim: int) -> None:
 
 
 def check_unquantized(name: str, x: Tensor, form: str) -> None:
-    """Vectors to quantise, such as ``(T, H, D)``: their elements side by side."""
+    """Raise unless ``x`` is bfloat16 in a form such as ``(T, H, D)``, the last stride 1."""
     check_dtype(name, x, (torch.bfloat16,))
     check_form(name, x, form)
     check_head_dim(name, x.shape[-1])
@@ -29,7 +29,7 @@ def check_unquantized(name: str, x: Tensor, form: str) -> None:
 
 
 def check_global_scale(fmt: Format, global_scale: Tensor | None) -> None:
-    """NVFP4 has one, positive and finite; no other format does."""
+    """Raise unless NVFP4, and only NVFP4, has a global scale, positive and finite."""
     if fmt.name != "nvfp4":
         if global_scale is not None:
             raise InvalidArgument(
@@ -54,7 +54,10 @@ def check_global_scale(fmt: Format, global_scale: Tensor | None) -> None:
 def check_stored(
     fmt: Format, name: str, data: Tensor, scales: Tensor | None, form: str, optional: bool = False
 ) -> int:
-    """Vectors in ``fmt``, such as ``(T, H, D)``, and their scales, if not optional; return D."""
+    """Raise unless data, in a form such as ``(T, H, D)``, and scales are as in ``fmt``; return D.
+
+    Scales may be None if the format has none or they are ``optional``.
+    """
     check_dtype(name, data, (fmt.data_dtype,))
     check_form(name, data, form if fmt.packed == 1 else form.replace("D)", "D/2)"))
     head_dim = data.shape[-1] * fmt.packed
@@ -72,14 +75,14 @@ def check_stored(
         check_contiguous(f"{name}_scales", scales)
     elif not optional:
         raise InvalidArgument(
-            f"{name}_scales: are missing, must be given with {fmt.name}; pass those that "
-            f"{name} was quantised with"
+            f"{name}_scales: are missing, must be given with {fmt.name}; pass the "
+            f"scales that {name} was quantised with"
         )
     return head_dim
 
 
 def check_cache(cache: Tensor, fmt: Format, head_dim: int, block_size: int) -> None:
-    """A cache ``(pages, page_bytes)`` of such keys."""
+    """Raise unless ``cache`` is ``(pages, page_bytes)`` of ``block_size`` keys each."""
     check_dtype("cache", cache, (torch.uint8,))
     check_form("cache", cache, "(pages, page_bytes)")
     if block_size < 1:
@@ -101,7 +104,7 @@ def check_cache(cache: Tensor, fmt: Format, head_dim: int, block_size: int) -> N
 
 
 def check_block_table(block_table: Tensor, sequences: int) -> None:
-    """A row of pages per sequence."""
+    """Raise unless ``block_table`` has a row of pages per sequence."""
     check_dtype("block_table", block_table, (torch.int32,))
     check_form("block_table", block_table, "(B, P)")
     expected = (sequences, block_table.shape[1])
@@ -114,7 +117,7 @@ def check_block_table(block_table: Tensor, sequences: int) -> None:
 
 
 def check_pages(cache: Tensor, block_table: Tensor, block_size: int, lengths: Tensor) -> None:
-    """The contents of the table, for pages that hold a sequence's first ``lengths`` keys."""
+    """Raise unless the table's pages for each sequence's first ``lengths`` keys exist."""
     room = block_table.shape[1] * block_size
     if len(lengths) and int(lengths.max()) > room:
         raise InvalidArgument(
@@ -132,14 +135,14 @@ def check_pages(cache: Tensor, block_table: Tensor, block_size: int, lengths: Te
 
 
 def check_indices(name: str, x: Tensor, shape: tuple[int, ...], remedy: str) -> None:
-    """Contiguous int32 of this shape."""
+    """Raise unless ``x`` is contiguous int32 of this shape."""
     check_dtype(name, x, (torch.int32,))
     check_shape(name, x, shape, remedy)
     check_contiguous(name, x)
 
 
 def check_top_k(top_k: int) -> None:
-    """Raise unless as many keys can be chosen."""
+    """Raise unless ``top_k`` keys can be chosen."""
     if not 1 <= top_k <= MAX_TOP_K:
         raise InvalidArgument(
             f"top_k: is {top_k}, must be from 1 to {MAX_TOP_K}; choose in several calls"
@@ -147,7 +150,7 @@ def check_top_k(top_k: int) -> None:
 
 
 def check_count(name: str, count: int, remedy: str) -> None:
-    """Raise if it is negative."""
+    """Raise if a count is negative."""
     if count < 0:
         raise InvalidArgument(f"{name}: is {count}, must be 0 or more; {remedy}")
 
@@ -159,7 +162,7 @@ def check_form(name: str, x: Tensor, form: str) -> None:
 
 
 def check_contiguous(name: str, x: Tensor) -> None:
-    """Raise unless ``x`` lies in memory without gaps."""
+    """Raise unless ``x`` is contiguous."""
     if not x.is_contiguous():
         raise InvalidArgument(
             f"{name}: strides are {x.stride()} for shape {tuple(x.shape)}, must be contiguous; "

@@ -1,4 +1,4 @@
-"""``indexer_quantize_q``, ``indexer_store_k`` and ``indexer_gather_k``: vectors in few bits."""
+"""Ops of quantised vectors: ``indexer_quantize_q``, ``indexer_store_k``, ``indexer_gather_k``."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from nvfp4_kernels.indexer.arguments import (
 from nvfp4_kernels.indexer.formats import format_of
 from nvfp4_kernels.indexer.kernels import GATHER_K_KERNELS, QUANTIZE_Q_KERNELS, STORE_K_KERNELS
 
-SKIPPED = -1  # in a slot mapping
+SKIPPED = -1  # slot of a key that is not stored
 
 
 def indexer_quantize_q(
@@ -27,18 +27,18 @@ def indexer_quantize_q(
     """Quantise queries, each head by itself.
 
     Args:
-        q: bfloat16 ``(T, H, D)``, D a multiple of 32 up to 256, its elements side by side; other
-            strides are free.
+        q: bfloat16 ``(T, H, D)``, D a multiple of 32 up to 256; the last stride is 1, others are
+            arbitrary.
         fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"`` (a copy).
-        global_scale: float32 ``()``, with nvfp4 only: the factor that multiplies what is stored,
-            ``max|q| / 2688`` over calibration data. Scoring leaves it out; multiply the heads'
-            weights by it, and by that of the keys, to get the scores themselves.
+        global_scale: float32 ``()``, with nvfp4 only: the factor of all stored values,
+            ``max|q| / 2688`` over calibration data. Scoring ignores it; multiply the heads' weights
+            by it, and by that of the keys, for scores in the units of the inputs.
 
     Returns:
         Data and scales: uint8 ``(T, H, D/2)`` and float8_e4m3fn ``(T, H, D/16)`` for nvfp4, or
         float8_e8m0fnu ``(T, H, D/32)`` for mxfp4; float8_e4m3fn ``(T, H, D)`` and float32
         ``(T, H)``, powers of two, for fp8; ``q`` and None for bf16. mxfp4 and fp8 are bit for bit
-        what vLLM 0.32's DeepSeek V4 makes of finite queries.
+        those of vLLM 0.32's DeepSeek V4 for finite queries.
 
     Raises:
         InvalidArgument: an argument that does not fit, named. The contents of tensors are
@@ -57,14 +57,15 @@ def indexer_store_k(
     block_size: int,
     global_scale: Tensor | None = None,
 ) -> None:
-    """Quantise keys and put them into a paged cache, in place.
+    """Quantise keys, and store them in a paged cache, in place.
 
     Args:
         k: bfloat16 ``(T, D)``, as ``q`` of ``indexer_quantize_q``.
         cache: uint8 ``(pages, page_bytes)``, ``block_size`` keys a page: their data and then their
-            scales (see ``formats.py``). Pages may be any distance apart; what lies between stays.
+            scales (see ``formats.py``). Pages may have any stride; the bytes between them are not
+            written.
         slot_mapping: int64 ``(T,)``: key t goes to slot ``slot_mapping[t] % block_size`` of page
-            ``slot_mapping[t] // block_size``, no two to the same one; −1: nowhere.
+            ``slot_mapping[t] // block_size``, no two to the same one; −1 skips it.
         fmt: as for ``indexer_quantize_q``.
         block_size: keys of a page.
         global_scale: as for ``indexer_quantize_q``, of the keys.
@@ -84,9 +85,9 @@ def indexer_gather_k(
     fmt: str,
     block_size: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Keys of several sequences from a paged cache, one after the other, as they are stored.
+    """Gather the stored keys of several sequences from a paged cache to contiguous rows.
 
-    What ``cp_gather_indexer_k_quant_cache`` does in vLLM, before a prefill is scored.
+    Corresponds to ``cp_gather_indexer_k_quant_cache`` of vLLM, which precedes a prefill's scores.
 
     Args:
         cache: as for ``indexer_store_k``.
@@ -95,7 +96,7 @@ def indexer_gather_k(
         key_start: int32 ``(B + 1,)``: the first ``key_start[b + 1] - key_start[b]`` keys of
             sequence b become rows ``key_start[b]`` on.
         total_keys: rows of the result, ``key_start[B]`` or more; those after it are unspecified.
-        head_dim: D.
+        head_dim: elements of a key, D.
         fmt: as for ``indexer_quantize_q``.
         block_size: keys of a page.
 
@@ -114,6 +115,7 @@ def indexer_gather_k(
 
 @torch.library.custom_op("nvfp4::indexer_quantize_q", mutates_args=())
 def _quantize_q(q: Tensor, fmt: str, global_scale: Tensor | None) -> list[Tensor]:
+    """Check the arguments of ``indexer_quantize_q``, and run its kernel."""
     known = format_of(fmt)
     check_unquantized("q", q, "(T, H, D)")
     check_global_scale(known, global_scale)
@@ -137,6 +139,7 @@ def _store_k(
     block_size: int,
     global_scale: Tensor | None,
 ) -> None:
+    """Check the arguments of ``indexer_store_k``, and run its kernel."""
     known = format_of(fmt)
     check_unquantized("k", k, "(T, D)")
     check_cache(cache, known, k.shape[1], block_size)
@@ -173,6 +176,7 @@ def _gather_k(
     fmt: str,
     block_size: int,
 ) -> list[Tensor]:
+    """Check the arguments of ``indexer_gather_k``, and run its kernel."""
     known = format_of(fmt)
     check_head_dim("head_dim", head_dim)
     check_cache(cache, known, head_dim, block_size)
@@ -207,6 +211,7 @@ def _(
 
 
 def _check_slots(slot_mapping: Tensor, slots: int) -> None:
+    """Raise unless slots are in the cache, or skipped, and none is named twice."""
     wrong = slot_mapping[(slot_mapping < SKIPPED) | (slot_mapping >= slots)]
     if wrong.numel():
         raise InvalidArgument(
@@ -222,6 +227,7 @@ def _check_slots(slot_mapping: Tensor, slots: int) -> None:
 
 
 def _check_starts(key_start: Tensor, total_keys: int) -> None:
+    """Raise unless starts ascend from 0 to ``total_keys`` at most."""
     first, last = int(key_start[0]), int(key_start[-1])
     if first != 0:
         raise InvalidArgument(f"key_start: begins with {first}, must begin with 0; prepend it")

@@ -1,4 +1,4 @@
-"""How the indexer stores a vector: a query of one head, or a key, which all heads share.
+"""Formats of the indexer's vectors: queries of one head, and keys, which all heads share.
 
 ======  ==============  ==================================  ======================
 format  data of a D     scales                              bytes of a key, D = 128
@@ -11,13 +11,13 @@ bf16    bfloat16        none                                256
 
 E2M1 codes lie two per byte, the low nibble first, and scales in the order of their blocks.
 
-A page of a cache holds the data of its keys, one after the other, and then their scales:
-``[block_size · data bytes][block_size · scale bytes]``, as vLLM's indexer caches do. Those of mxfp4
-and fp8 are vLLM's byte for byte; nvfp4's is laid out in the same way.
+A page of a cache holds the data of all its keys, and then their scales:
+``[block_size · data bytes][block_size · scale bytes]``, as in vLLM's indexer caches. Pages of mxfp4
+and fp8 are vLLM's byte for byte; nvfp4's have the same layout.
 
-NVFP4's global scale is not applied here: a vector is what is stored times that. One for all queries
-and one for all keys multiply every score alike, so the order of scores does without them; who wants
-the scores themselves multiplies the heads' weights by both.
+NVFP4's global scale is not applied here: a vector is the stored one times the scale. One for all
+queries and one for all keys scale every score alike and leave the order of scores as it is; for
+scores in the units of the inputs, multiply the heads' weights by both.
 """
 
 from dataclasses import dataclass
@@ -40,20 +40,20 @@ Name = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 
 MXFP4_BLOCK = 32
 E8M0_BIAS = 127
-# Where vLLM's kernels stop a maximum from falling further, which gives a zero block its scale.
+# Lower bounds on a block's maximum, as in vLLM's kernels, which give a block of zeros its scale.
 MXFP4_LEAST = E2M1_MAX * 2.0**-126
 FP8_LEAST = 1e-4
 
 
 @dataclass(frozen=True)
 class Format:
-    """One of the formats.
+    """Format of vectors.
 
     Attributes:
-        name: also the dispatcher's mode.
-        data_dtype: of the stored elements.
-        packed: elements per stored element.
-        scale_dtype: None: there are no scales.
+        name: name, also the dispatcher's mode.
+        data_dtype: dtype of the stored data.
+        packed: elements of a vector per stored one.
+        scale_dtype: dtype of the scales; None: there are none.
         block: elements per scale; 0: one scale for the whole vector.
     """
 
@@ -64,29 +64,29 @@ class Format:
     block: int = 0
 
     def data_shape(self, head_dim: int) -> tuple[int, ...]:
-        """Of one vector's data."""
+        """Shape of one vector's data."""
         return (head_dim // self.packed,)
 
     def scale_shape(self, head_dim: int) -> tuple[int, ...]:
-        """Of one vector's scales, if it has any."""
+        """Shape of one vector's scales, if it has any."""
         return (head_dim // self.block,) if self.block else ()
 
     def data_bytes(self, head_dim: int) -> int:
-        """Of one vector."""
+        """Bytes of one vector's data."""
         return head_dim // self.packed * self.data_dtype.itemsize
 
     def scale_bytes(self, head_dim: int) -> int:
-        """Of one vector."""
+        """Bytes of one vector's scales."""
         if self.scale_dtype is None:
             return 0
         return (head_dim // self.block if self.block else 1) * self.scale_dtype.itemsize
 
     def page_bytes(self, head_dim: int, block_size: int) -> int:
-        """Of ``block_size`` keys."""
+        """Bytes of a page of ``block_size`` keys."""
         return block_size * (self.data_bytes(head_dim) + self.scale_bytes(head_dim))
 
     def empty(self, like: Tensor, shape: tuple[int, ...], head_dim: int) -> list[Tensor]:
-        """Data and, if there are any, scales of as many vectors, unwritten."""
+        """Allocate data and, if there are any, scales of ``shape`` vectors on ``like``'s device."""
         data = like.new_empty((*shape, *self.data_shape(head_dim)), dtype=self.data_dtype)
         if self.scale_dtype is None:
             return [data]
@@ -106,10 +106,10 @@ _FORMATS = {
 
 
 def format_of(name: str) -> Format:
-    """The format of this name.
+    """Format of this name.
 
     Raises:
-        InvalidArgument: there is none.
+        InvalidArgument: there is no such format.
     """
     for known, found in _FORMATS.items():
         if known == name:
@@ -118,9 +118,9 @@ def format_of(name: str) -> Format:
 
 
 def quantize(fmt: Format, x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Vectors ``(..., D)`` in ``fmt``: data and scales.
+    """Quantise vectors ``(..., D)``: data and scales in ``fmt``.
 
-    A NaN makes a scale NaN, or in bfloat16 stays, so that it shows in the scores; infinity
+    A NaN makes a scale NaN, or stays in bfloat16, and so shows in the scores; infinity
     saturates in E2M1 and becomes NaN in FP8.
     """
     if fmt.name == "bf16":
@@ -134,9 +134,10 @@ def quantize(fmt: Format, x: Tensor, global_scale: Tensor | None) -> tuple[Tenso
 
 
 def decode(fmt: Format, data: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Values ``(..., D)``, float32, and what is to multiply each vector's products: ``(...,)``.
+    """Decode to float32 values ``(..., D)``, and factors ``(...,)`` of the vectors' products.
 
-    The values are exact: E2M1 times a block's scale has at most six significant bits.
+    FP8's scales are the factors. Values are exact: E2M1 times a block's scale has six significant
+    bits at most.
     """
     if fmt.packed == 1:
         return _widen(data), scales
@@ -146,20 +147,20 @@ def decode(fmt: Format, data: Tensor, scales: Tensor | None) -> tuple[Tensor, Te
 
 
 def _widen(x: Tensor) -> Tensor:
-    """As float32."""
+    """Convert to float32."""
     if x.dtype != torch.float8_e4m3fn:
         return x.float()
-    # torch converts E4M3 on CPU one by one, which takes seven times longer.
+    # torch converts E4M3 on CPU element by element, seven times slower than a table.
     codes = torch.arange(256, dtype=torch.uint8, device=x.device)
     values = codes.view(torch.float8_e4m3fn).float()
     return values.index_select(0, x.view(torch.uint8).flatten().int()).view(x.shape)
 
 
 def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As ``indexer_k_quant_and_cache`` of vLLM 0.32 with "ue8m0", which all of its indexers pass.
+    """Quantise as ``indexer_k_quant_and_cache`` of vLLM 0.32 does with "ue8m0", its only use.
 
-    The scale is ``2^ceil(log2(max(max|x|, 1e-4) / 448))``, kept as float32. Its DeepSeek V3.2 puts
-    1e-10 there for queries, which changes the scale of those below 1e-4, but hardly their values.
+    The scale is ``2^ceil(log2(max(max|x|, 1e-4) / 448))`` in float32. vLLM's DeepSeek V3.2 has
+    1e-10 there for queries, which changes the scale of smaller ones, but hardly their values.
     """
     amax = x.abs().amax(-1)
     exponent = _exponent(amax.clamp(min=FP8_LEAST), E4M3_MAX)
@@ -168,10 +169,10 @@ def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As ``_quantize_mxfp4_pair`` of vLLM 0.32's DeepSeek V4, in whose caches its keys must fit.
+    """Quantise as ``_quantize_mxfp4_pair`` of vLLM 0.32, whose DeepSeek V4 shares the cache.
 
     The scale is ``2^ceil(log2(max|x| / 6))``, so that nothing saturates; the floor of OCP's MX
-    specification 1.0, section 6.3, would clip what lies between 6 and 8 times it.
+    specification 1.0, section 6.3, would clip values from 6 to 8 times the scale.
     """
     blocks = x.unflatten(-1, (-1, MXFP4_BLOCK))
     amax = blocks.abs().amax(-1)
@@ -183,12 +184,12 @@ def _quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _exponent(amax: Tensor, largest: float) -> Tensor:
-    """The least n with ``amax <= largest · 2^n``: int32, and exact, as logarithms are not."""
+    """Least n with ``amax <= largest · 2^n``, int32; exact, which logarithms are not."""
     bound = torch.frexp(amax.new_tensor(largest))
     mantissa, exponent = torch.frexp(amax)
     return exponent - bound.exponent + (mantissa > bound.mantissa)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """``2^exponent``, from −126 to 127, put together from its bits."""
+    """Float32 ``2^exponent``, from −126 to 127, assembled from bits."""
     return ((exponent + 127) << 23).to(torch.int32).view(torch.float32)

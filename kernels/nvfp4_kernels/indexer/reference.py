@@ -1,7 +1,7 @@
-"""The indexer in torch: the formulas, and the kernels on CPU.
+"""References of the indexer's ops in torch, which are the kernels on CPU.
 
-Scores are formed for a tile of queries and a block of keys at a time: memory does not grow with the
-length of a sequence, but for a tile's row of scores.
+Scores are computed for a tile of queries and a block of keys at a time: of all that is allocated,
+only a tile's scores grow with the length of a sequence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from nvfp4_kernels.indexer.formats import Format, decode, quantize
 
-# What is computed at a time stays in a core's cache, more or less.
+# Sizes of a tile, so that operands stay in a core's cache.
 ROWS = 1024  # queries times heads
 BLOCK = 1024  # keys
-SCORES = 1 << 22  # of a tile
+SCORES = 1 << 22  # of a tile, at most
 
 
 class Keys(Protocol):
-    """Where the keys of one sequence lie."""
+    """Keys of one sequence."""
 
     def stored(self, first: int, count: int) -> tuple[Tensor, Tensor | None]:
         """Data and scales of ``count`` keys from ``first`` on."""
@@ -28,19 +28,20 @@ class Keys(Protocol):
 
 @dataclass(frozen=True)
 class ContiguousKeys:
-    """Data and scales as ``indexer_gather_k`` returns them."""
+    """Contiguous keys: data and scales as ``indexer_gather_k`` returns them."""
 
     data: Tensor
     scales: Tensor | None
 
     def stored(self, first: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """Data and scales of ``count`` keys from ``first`` on."""
         some = slice(first, first + count)
         return self.data[some], None if self.scales is None else self.scales[some]
 
 
 @dataclass(frozen=True)
 class PagedKeys:
-    """``cache`` ``(pages, page_bytes)``, and ``table`` ``(P,)``, the pages of the sequence."""
+    """Paged keys: ``cache`` ``(pages, page_bytes)``, and ``table`` ``(P,)``, a sequence's pages."""
 
     cache: Tensor
     table: Tensor
@@ -49,6 +50,7 @@ class PagedKeys:
     block_size: int
 
     def stored(self, first: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """Data and scales of ``count`` keys from ``first`` on."""
         fmt, size, head_dim = self.fmt, self.block_size, self.head_dim
         pages = self.cache.index_select(0, self.table[first // size : -(-(first + count) // size)])
         data, scales = _parts(pages, fmt, head_dim, size)
@@ -62,16 +64,16 @@ class PagedKeys:
 
 @dataclass(frozen=True)
 class Queries:
-    """Queries in a row, and what they see.
+    """Queries, and the keys that they see.
 
     Attributes:
         data: ``(rows, H, ·)``.
-        scales: of the data.
+        scales: scales of the data.
         weights: ``(rows, H)``.
-        starts: int32 ``(rows,)``, the first key that each sees.
-        lens: int32 ``(rows,)``, how many it sees from there on.
-        keys: one for all rows, or one per sequence, with as many rows each.
-        fmt: of queries and keys.
+        starts: int32 ``(rows,)``, first key that each query sees.
+        lens: int32 ``(rows,)``, number of keys that it sees from there on.
+        keys: keys of all rows, or of each sequence, all of which have equally many rows.
+        fmt: format of queries and keys.
     """
 
     data: Tensor
@@ -82,26 +84,28 @@ class Queries:
     keys: Sequence[Keys]
     fmt: Format
 
-    def scored(self, least: int) -> Iterator[tuple[Tensor, int, Tensor]]:
-        """Scores of the queries that see ``least`` keys or more, tile by tile.
+    def scored(self, min_keys: int) -> Iterator[tuple[Tensor, int, Tensor]]:
+        """Scores of the queries that see at least ``min_keys`` keys, tile by tile.
 
         Yields:
-            Numbers of the queries, the first key, and scores ``(queries, keys)`` from it on: −inf
-            where a query does not see the key.
+            Indices of the queries, the first key, and scores ``(queries, keys)`` from that on, −inf
+            where a query does not see a key.
         """
         each = len(self.lens) // max(1, len(self.keys))
         for number, keys in enumerate(self.keys):
             lens = self.lens[number * each : (number + 1) * each]
-            rows = (lens >= least).nonzero().flatten() + number * each
+            rows = (lens >= min_keys).nonzero().flatten() + number * each
             if len(rows):
                 for some in rows.split(self._tile_rows(rows)):
                     yield some, *self._score(some, keys)
 
     def _tile_rows(self, rows: Tensor) -> int:
+        """Queries of a tile."""
         first, last = _window(self.starts[rows], self.lens[rows])
         return max(1, min(ROWS // max(1, self.data.shape[1]), SCORES // (last - first)))
 
     def _score(self, rows: Tensor, keys: Keys) -> tuple[int, Tensor]:
+        """First key, and scores of a tile's queries from that on."""
         starts, lens = self.starts[rows], self.lens[rows]
         first, last = _window(starts, lens)
         scales = None if self.scales is None else _take(self.scales, rows)
@@ -132,12 +136,12 @@ def store_k(
     """See ``nvfp4_kernels.indexer.cache_op.indexer_store_k``."""
     kept = slot_mapping >= 0
     slots = slot_mapping[kept]
-    place = slots // block_size, slots % block_size
+    index = slots // block_size, slots % block_size
     quantized = quantize(fmt, k[kept], global_scale)
     for stored, given in zip(_parts(cache, fmt, k.shape[1], block_size), quantized, strict=True):
         if given is not None:
             elements = stored.shape[2] // given.element_size()
-            stored[place] = given.view(len(slots), elements).view(torch.uint8)
+            stored[index] = given.view(len(slots), elements).view(torch.uint8)
 
 
 def gather_k(
@@ -243,6 +247,7 @@ def _contiguous(
     ke: Tensor,
     fmt: Format,
 ) -> Queries:
+    """Queries of contiguous keys."""
     return Queries(q, q_scales, weights, ks, ke - ks, [ContiguousKeys(k, k_scales)], fmt)
 
 
@@ -256,6 +261,7 @@ def _paged(
     fmt: Format,
     block_size: int,
 ) -> Queries:
+    """Queries of paged keys."""
     head_dim = q.shape[-1] * fmt.packed
     keys = [PagedKeys(cache, pages, fmt, head_dim, block_size) for pages in block_table]
     lens = context_lens.flatten()
@@ -264,41 +270,43 @@ def _paged(
 
 
 def _logits(queries: Queries, columns: int) -> Tensor:
+    """Scores ``(rows, columns)``, −inf where a query does not see a key."""
     out = queries.weights.new_full((len(queries.lens), columns), -torch.inf)
-    for rows, first, scores in queries.scored(least=1):
+    for rows, first, scores in queries.scored(min_keys=1):
         out[rows, first : first + scores.shape[1]] = scores
     return out
 
 
 def _score_topk(queries: Queries, top_k: int) -> tuple[Tensor, Tensor]:
+    """Best keys of each query."""
     indices, valid = _all_keys(queries.lens, top_k)
-    for rows, first, scores in queries.scored(least=top_k + 1):
+    for rows, first, scores in queries.scored(min_keys=top_k + 1):
         indices[rows] = _best(scores, queries.starts[rows] - first, queries.lens[rows], top_k)
     return indices, valid
 
 
 def _all_keys(lens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The result where no row sees more than ``top_k`` keys."""
+    """Result for rows that see no more than ``top_k`` keys."""
     keys = torch.arange(top_k, dtype=torch.int32).expand(len(lens), -1)
     return keys.where(keys < lens.unsqueeze(1), -1), lens.clamp(max=top_k)
 
 
 def _best(scores: Tensor, starts: Tensor, lens: Tensor, top_k: int) -> Tensor:
-    """The best keys of rows that see more than ``top_k``, counted from ``starts``."""
+    """Best keys of rows that see more than ``top_k``, counted from ``starts``."""
     seen = _seen(starts, lens, scores.shape[1])
     scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf).masked_fill_(~seen, -torch.inf)
-    least = scores.topk(top_k, sorted=False).values.amin(1, keepdim=True)
-    above = scores > least
-    equal = (scores == least) & seen
+    threshold = scores.topk(top_k, sorted=False).values.amin(1, keepdim=True)
+    above = scores > threshold
+    equal = (scores == threshold) & seen
     missing = top_k - above.sum(1, keepdim=True)
     equal &= equal.cumsum(1, dtype=torch.int32) <= missing
-    # In the order of rows and then columns; each row has exactly top_k.
+    # nonzero() is in the order of rows, then columns; each row has exactly top_k.
     chosen = (above | equal).nonzero()[:, 1].view(-1, top_k)
     return (chosen - starts.unsqueeze(1)).to(torch.int32)
 
 
 def _products(q: Tensor, weights: Tensor, k: Tensor, factors: Tensor | None) -> Tensor:
-    """``Σ_h weights · relu(q · k)`` of queries ``(n, H, D)`` and keys ``(m, D)``: ``(n, m)``."""
+    """Scores ``(n, m)``, ``Σ_h weights · relu(q · k)``, of q ``(n, H, D)`` and k ``(m, D)``."""
     products = q.flatten(0, 1) @ k.T
     scores = weights.unsqueeze(1) @ products.relu_().view(*q.shape[:2], len(k))
     scores = scores.squeeze(1)
@@ -306,23 +314,24 @@ def _products(q: Tensor, weights: Tensor, k: Tensor, factors: Tensor | None) -> 
 
 
 def _seen(starts: Tensor, lens: Tensor, columns: int) -> Tensor:
+    """Mask ``(rows, columns)`` of the keys that each row sees."""
     column = torch.arange(columns)
     starts = starts.unsqueeze(1)
     return (column >= starts) & (column < starts + lens.unsqueeze(1))
 
 
 def _window(starts: Tensor, lens: Tensor) -> tuple[int, int]:
-    """What any of the rows sees."""
+    """First key that any of the rows sees, and the key after the last."""
     return int(starts.min()), int((starts + lens).max())
 
 
 def _parts(pages: Tensor, fmt: Format, head_dim: int, block_size: int) -> tuple[Tensor, Tensor]:
-    """Views of the bytes of data and scales: each ``(pages, block_size, bytes of a key)``."""
+    """Views of pages' data and scales as bytes, each ``(pages, block_size, bytes of a key)``."""
     data, scales = fmt.data_bytes(head_dim), fmt.scale_bytes(head_dim)
     parts = pages.split([block_size * data, block_size * scales], dim=1)
     return parts[0].unflatten(1, (block_size, data)), parts[1].unflatten(1, (block_size, scales))
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:
-    """``x[rows]``, also of float8, which has no indexing."""
+    """Rows of ``x``; float8, which cannot be indexed, is viewed as bytes."""
     return x.view(torch.uint8)[rows].view(x.dtype) if x.element_size() == 1 else x[rows]

@@ -1,4 +1,4 @@
-"""What the ops accept that score keys, contiguous or paged, and those that choose the best."""
+"""Checks of arguments of the ops that score keys, contiguous or paged, and choose the best."""
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def check_scored(
     ke: Tensor,
     fmt: Format,
 ) -> None:
-    """Check queries against contiguous keys."""
+    """Raise unless ``indexer_logits`` can take the arguments."""
     head_dim = _check_queries(fmt, q, q_scales, "(T, H, D)")
     key_dim = check_stored(fmt, "k", k, k_scales, "(Tk, D)")
     if key_dim != head_dim:
@@ -51,9 +51,12 @@ def check_scored_paged(
     max_context_len: int,
     fmt: Format,
     block_size: int,
-    least: int,
+    min_keys: int,
 ) -> None:
-    """Check queries against a cache, but not the pages of those with fewer than ``least`` keys."""
+    """Raise unless ``indexer_logits_paged`` can take the arguments.
+
+    Pages of queries that see fewer than ``min_keys`` keys are not checked.
+    """
     head_dim = _check_queries(fmt, q, q_scales, "(B, next_n, H, D)")
     check_cache(cache, fmt, head_dim, block_size)
     batch, next_n, heads = q.shape[:3]
@@ -67,12 +70,12 @@ def check_scored_paged(
     )  # fmt: skip
     if q.device.type == "cpu" and context_lens.numel():
         _check_lengths("context_lens", context_lens.flatten(), max_context_len)
-        scored = context_lens.where(context_lens >= least, 0).amax(1)
+        scored = context_lens.where(context_lens >= min_keys, 0).amax(1)
         check_pages(cache, block_table, block_size, scored)
 
 
 def check_logits(logits: Tensor, lens: Tensor, starts: Tensor | None) -> None:
-    """Check rows of scores to choose from."""
+    """Raise unless ``indexer_topk`` can take rows of scores."""
     check_dtype("logits", logits, (torch.float32,))
     check_form("logits", logits, "(rows, columns)")
     if logits.numel() and logits.stride(1) != 1:
@@ -92,18 +95,20 @@ def check_logits(logits: Tensor, lens: Tensor, starts: Tensor | None) -> None:
 
 
 def _check_queries(fmt: Format, q: Tensor, q_scales: Tensor | None, form: str) -> int:
-    # The weights may have taken in FP8's scales, one of which is a whole head's.
+    """Raise unless queries are as in ``fmt``; return D."""
+    # FP8's scales, one per head, may have been multiplied into the weights.
     return check_stored(fmt, "q", q, q_scales, form, optional=fmt.name == "fp8")
 
 
 def _check_weights(weights: Tensor, shape: tuple[int, int]) -> None:
+    """Raise unless there is a float32 weight per query and head."""
     check_dtype("weights", weights, (torch.float32,))
     check_shape("weights", weights, shape, "one weight per query and head")
     check_contiguous("weights", weights)
 
 
 def _check_range(ks: Tensor, ke: Tensor, keys: int) -> None:
-    """From 0 to the number of keys, and no end before its start."""
+    """Raise unless ranges lie within the keys, and none ends before its start."""
     outside = (ks < 0) | (ks > keys)
     if outside.any():
         row = int(outside.int().argmax())
@@ -120,6 +125,7 @@ def _check_range(ks: Tensor, ke: Tensor, keys: int) -> None:
 
 
 def _check_windows(lens: Tensor, starts: Tensor, columns: int) -> None:
+    """Raise unless ``lens`` columns from ``starts`` on exist."""
     _check_lengths("starts", starts, columns, "the columns of logits")
     outside = (lens < 0) | (lens > columns - starts)
     if outside.any():
@@ -130,10 +136,11 @@ def _check_windows(lens: Tensor, starts: Tensor, columns: int) -> None:
         )
 
 
-def _check_lengths(name: str, lengths: Tensor, most: int, what: str = "max_context_len") -> None:
-    outside = (lengths < 0) | (lengths > most)
+def _check_lengths(name: str, lengths: Tensor, limit: int, what: str = "max_context_len") -> None:
+    """Raise unless lengths are from 0 to ``limit``, which is ``what``."""
+    outside = (lengths < 0) | (lengths > limit)
     if outside.any():
         row = int(outside.int().argmax())
         raise InvalidArgument(
-            f"{name}: is {int(lengths[row])} for row {row}, must be from 0 to {most}, {what}"
+            f"{name}: is {int(lengths[row])} for row {row}, must be from 0 to {limit}, {what}"
         )

@@ -1,4 +1,4 @@
-"""``indexer_logits`` and ``indexer_logits_paged``: how well each key fits each query."""
+"""Ops that score keys for queries: ``indexer_logits`` and ``indexer_logits_paged``."""
 
 import torch
 from torch import Tensor
@@ -18,22 +18,23 @@ def indexer_logits(
     ke: Tensor,
     fmt: str,
 ) -> Tensor:
-    """``I[t, s] = Σ_h weights[t, h] · relu(q[t, h] · k[s])`` for ``ks[t] <= s < ke[t]``, else −inf.
+    """Scores of contiguous keys for queries.
 
+    ``I[t, s] = Σ_h weights[t, h] · relu(q[t, h] · k[s])`` for ``ks[t] <= s < ke[t]``, else −inf.
     Sums are float32, in any order; ``q · k`` must be in float32's range. A key that holds NaN
     scores NaN, and leaves other keys' scores as they are. On sm_100 D is 64, 128 or 256, H from 1
-    to 128, tensors start at multiples of 16 bytes, and the signs of nvfp4's scales, which
-    ``indexer_quantize_q`` makes positive, are not looked at.
+    to 128, tensors are 16-byte aligned, and the signs of nvfp4's scales, which
+    ``indexer_quantize_q`` makes positive, are ignored.
 
     Args:
         q: ``(T, H, D)`` as ``indexer_quantize_q`` returns it (packed formats: D/2); D a multiple of
             32 up to 256. Every tensor must be contiguous.
-        q_scales: its scales. None for bf16, and for fp8 if ``weights`` has been multiplied by them
-            already, as vLLM's fused kernel does; these are positive, so relu lets them through.
+        q_scales: scales of ``q``. None for bf16, and for fp8 if they have been multiplied into
+            ``weights``, as vLLM's fused kernel does; they are positive, so relu commutes.
         k: ``(Tk, D)`` in the same format, as ``indexer_gather_k`` returns it.
-        k_scales: its scales.
-        weights: float32 ``(T, H)``. For the scores in the units of the inputs, nvfp4's global
-            scales of queries and keys are to be multiplied in; the order of scores is the same.
+        k_scales: scales of ``k``; None for bf16.
+        weights: float32 ``(T, H)``. For scores in the units of the inputs, multiply nvfp4's global
+            scales of queries and keys into them; the order of scores is the same without.
         ks: int32 ``(T,)``, the first key that a query sees, from 0 to Tk.
         ke: int32 ``(T,)``, the key after the last, from ``ks`` to Tk.
         fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"``.
@@ -60,10 +61,9 @@ def indexer_logits_paged(
     fmt: str,
     block_size: int,
 ) -> Tensor:
-    """The same for keys in a paged cache, and for several queries of each sequence.
+    """Scores of keys in a paged cache, for several queries of each sequence.
 
-    Nothing waits for the device, and nothing depends on the contents of index tensors but the
-    result: a CUDA graph may hold the call.
+    The host neither waits for the device nor reads index tensors: a CUDA graph may capture it.
 
     Args:
         q: ``(B, next_n, H, D)``, otherwise as for ``indexer_logits``.
@@ -71,13 +71,13 @@ def indexer_logits_paged(
         cache: uint8 ``(pages, page_bytes)`` as ``indexer_store_k`` writes it; slots beyond a
             context may hold anything.
         weights: float32 ``(B · next_n, H)``, otherwise as for ``indexer_logits``.
-        context_lens: int32 ``(B, next_n)``: a query sees the first so many keys of its sequence.
+        context_lens: int32 ``(B, next_n)``: number of its sequence's first keys that a query sees.
         block_table: int32 ``(B, P)``: page ``block_table[b, i]`` holds keys ``i · block_size`` on
             of sequence b. Entries after a sequence's last page may hold anything.
-        max_context_len: columns of the result, the longest context or more.
+        max_context_len: columns of the result, at least the longest context.
         fmt: as for ``indexer_logits``.
-        block_size: keys of a page; on sm_100 a power of two of at least 16, of pages that start at
-            multiples of 16 bytes.
+        block_size: keys of a page; on sm_100 a power of two of at least 16, and pages are 16-byte
+            aligned.
 
     Returns:
         float32 ``(B · next_n, max_context_len)``, −inf after a query's context.
@@ -101,6 +101,7 @@ def _logits(
     ke: Tensor,
     fmt: str,
 ) -> Tensor:
+    """Check the arguments of ``indexer_logits``, and run its kernel."""
     arguments = q, q_scales, k, k_scales, weights, ks, ke, format_of(fmt)
     check_scored(*arguments)
     kernel = LOGITS_KERNELS.select(q.device, arguments[-1].name).load()
@@ -124,9 +125,10 @@ def _logits_paged(
     fmt: str,
     block_size: int,
 ) -> Tensor:
+    """Check the arguments of ``indexer_logits_paged``, and run its kernel."""
     known = format_of(fmt)
     tensors = q, q_scales, cache, weights, context_lens, block_table
-    check_scored_paged(*tensors, max_context_len, known, block_size, least=1)
+    check_scored_paged(*tensors, max_context_len, known, block_size, min_keys=1)
     kernel = LOGITS_PAGED_KERNELS.select(q.device, known.name).load()
     return kernel(*tensors, max_context_len, known, block_size)
 

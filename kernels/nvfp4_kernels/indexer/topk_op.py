@@ -1,13 +1,13 @@
-"""``indexer_topk`` and ``indexer_score_topk``: the keys that sparse attention reads.
+"""Ops that choose the keys sparse attention reads: ``indexer_topk``, ``indexer_score_topk``.
 
-What all of them return: ``indices`` int32 ``(rows, top_k)`` and ``valid`` int32 ``(rows,)``. Row r
-begins with ``valid[r] = min(top_k, keys of the row)`` different keys, in ascending order, counted
-from the first that the row sees; −1 follows. They are the keys of the highest scores, of equal ones
-the first. NaN counts as −inf, +inf is the highest, and −0 equals +0.
+All of them return ``indices`` int32 ``(rows, top_k)`` and ``valid`` int32 ``(rows,)``. Row r begins
+with ``valid[r] = min(top_k, keys of the row)`` distinct keys in ascending order, counted from the
+first that the row sees; −1 follows. They are the keys of the highest scores, of equal scores the
+first. NaN counts as −inf, +inf is the highest, and −0 equals +0.
 
-Ascending, because what reads the keys takes any order with −1 at the end and reads memory in this
-one, and because a row that sees no more than ``top_k`` keys is then 0, 1, 2, … whatever the scores:
-nobody has to compute or read them. Counted from the row's first key, as vLLM counts.
+The order is ascending because attention takes any order with −1 at the end and reads memory in this
+one, and because a row that sees no more than ``top_k`` keys is then 0, 1, 2, … whatever the scores,
+which need not be computed. Keys are counted from the row's first, as vLLM counts.
 """
 
 import torch
@@ -26,15 +26,15 @@ from nvfp4_kernels.indexer.score_arguments import check_logits, check_scored, ch
 def indexer_topk(
     logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The keys of the highest scores of each row, exactly, and the same in every run.
+    """Keys of the highest scores of each row, exact and deterministic.
 
     Args:
-        logits: float32 ``(rows, columns)``, the elements of a row side by side. Columns that a row
-            does not see may hold anything.
+        logits: float32 ``(rows, columns)``, the last stride 1. Columns that a row does not see may
+            hold anything.
         lens: int32 ``(rows,)``, the keys that each row sees.
         top_k: keys to choose, 1 to 4096; there may be fewer columns.
-        starts: int32 ``(rows,)``: row r sees columns ``starts[r]`` up to, not including,
-            ``starts[r] + lens[r]``; None: from 0 on.
+        starts: int32 ``(rows,)``: row r sees columns ``starts[r] <= c < starts[r] + lens[r]``;
+            None: from 0 on.
 
     Returns:
         ``indices`` and ``valid``; see the module.
@@ -58,11 +58,11 @@ def indexer_score_topk(
     top_k: int,
     fmt: str,
 ) -> tuple[Tensor, Tensor]:
-    """``indexer_topk`` of ``indexer_logits``, which are never all in memory.
+    """Fused ``indexer_topk`` of ``indexer_logits``, whose logits are not stored.
 
     Keys of queries that see no more than ``top_k`` of them are not read. On sm_100 candidates are
-    in shared memory, beside queries and keys: there is not enough for a ``top_k`` of 2433 and more
-    with over 112 heads of 256 in bf16, nor for 3457 and more with over 96.
+    in shared memory, beside queries and keys, and these are refused: ``top_k`` of 2433 or more with
+    over 112 heads of 256 in bf16, and of 3457 or more with over 96.
 
     Args:
         q: as for ``indexer_logits``, as are the others but ``top_k``.
@@ -96,10 +96,10 @@ def indexer_score_topk_paged(
     fmt: str,
     block_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """``indexer_topk`` of ``indexer_logits_paged``, which are never all in memory.
+    """Fused ``indexer_topk`` of ``indexer_logits_paged``, whose logits are not stored.
 
     Keys of queries that see no more than ``top_k`` of them are not read, nor are their pages looked
-    up. A CUDA graph may hold the call. On sm_100 the same is refused as by ``indexer_score_topk``.
+    up. A CUDA graph may capture it. On sm_100 the same is refused as by ``indexer_score_topk``.
 
     Args:
         q: as for ``indexer_logits_paged``, as are the others but ``top_k``.
@@ -127,6 +127,7 @@ def indexer_score_topk_paged(
 
 @torch.library.custom_op("nvfp4::indexer_topk", mutates_args=())
 def _topk(logits: Tensor, lens: Tensor, top_k: int, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Check the arguments of ``indexer_topk``, and run its kernel."""
     check_top_k(top_k)
     check_logits(logits, lens, starts)
     kernel = TOPK_KERNELS.select(logits.device, "float").load()
@@ -150,6 +151,7 @@ def _score_topk(
     top_k: int,
     fmt: str,
 ) -> tuple[Tensor, Tensor]:
+    """Check the arguments of ``indexer_score_topk``, and run its kernel."""
     known = format_of(fmt)
     check_top_k(top_k)
     tensors = q, q_scales, k, k_scales, weights, ks, ke
@@ -186,10 +188,11 @@ def _score_topk_paged(
     fmt: str,
     block_size: int,
 ) -> tuple[Tensor, Tensor]:
+    """Check the arguments of ``indexer_score_topk_paged``, and run its kernel."""
     known = format_of(fmt)
     check_top_k(top_k)
     tensors = q, q_scales, cache, weights, context_lens, block_table
-    check_scored_paged(*tensors, max_context_len, known, block_size, least=top_k + 1)
+    check_scored_paged(*tensors, max_context_len, known, block_size, min_keys=top_k + 1)
     kernel = SCORE_TOPK_PAGED_KERNELS.select(q.device, known.name).load()
     return kernel(*tensors, max_context_len, top_k, known, block_size)
 
@@ -211,5 +214,6 @@ def _(
 
 
 def _new_result(like: Tensor, rows: int, top_k: int) -> tuple[Tensor, Tensor]:
+    """Unwritten ``indices`` and ``valid``."""
     indices = like.new_empty((rows, top_k), dtype=torch.int32)
     return indices, like.new_empty((rows,), dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Are the indexer's scores right? The GPU's kernel against the reference on CPU."""
+"""Correctness of the indexer's scores: the GPU's kernel against the reference on CPU."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -13,22 +13,22 @@ from nvfp4_kernels.indexer import reference
 from nvfp4_kernels.indexer.formats import Format, format_of
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
 
-# Of the largest score, for each head: both sides add float32, in orders of their own.
-MOST_OFF = 1e-6
+# Tolerance per head, relative to the largest score: both sides add float32, in different orders.
+TOLERANCE = 1e-6
 FORMATS: tuple[Mode, ...] = ("nvfp4", "mxfp4", "fp8", "bf16")
 GLOBAL_SCALE = 0.002
 
 
 @dataclass(frozen=True)
 class IndexerCase:
-    """Scores of the last ``next_n`` tokens of sequences, from a paged cache or keys in a row.
+    """Scores of the last ``next_n`` tokens of sequences, from paged or contiguous keys.
 
     Attributes:
-        fmt: of queries and keys.
+        fmt: format of queries and keys.
         lengths: keys that the last query of each sequence sees; each before it sees one less.
-        next_n: queries of each.
-        heads, head_dim: as usual.
-        page_size: keys of a page; 0: the keys of all sequences lie in a row.
+        next_n: queries of each sequence.
+        heads, head_dim: sizes of a query.
+        page_size: keys of a page; 0: the keys of all sequences are contiguous.
     """
 
     fmt: str
@@ -40,16 +40,19 @@ class IndexerCase:
 
     @property
     def section(self) -> str:
+        """Section of the report."""
         return "correctness"
 
     @property
     def name(self) -> str:
-        place = f"pages of {self.page_size}" if self.page_size else "in a row"
+        """Name in the report."""
+        keys_in = f"pages of {self.page_size}" if self.page_size else "contiguous"
         keys = ", ".join(map(str, self.lengths))
         heads = f"heads {self.heads}×{self.head_dim}"
-        return f"indexer, {self.fmt}, {self.next_n} of {keys}, {heads}, {place}"
+        return f"indexer, {self.fmt}, {self.next_n} of {keys}, {heads}, {keys_in}"
 
     def run(self, machine: Machine) -> Figures:
+        """Compare the scores; raise ``Mismatch`` if they differ."""
         fmt, given = format_of(self.fmt), self.tensors()
         there: dict[str, Any] = {
             name: x.to(machine.device) if isinstance(x, Tensor) else x for name, x in given.items()
@@ -60,10 +63,10 @@ class IndexerCase:
         else:
             expected = reference.logits(**given, fmt=fmt)
             actual = indexer_logits(**there, fmt=fmt.name)
-        return _compare(actual.cpu(), expected, MOST_OFF * self.heads)
+        return _compare(actual.cpu(), expected, TOLERANCE * self.heads)
 
     def tensors(self) -> dict[str, Any]:
-        """Arguments of the op but the format, on the CPU."""
+        """Arguments of the op, except for the format, on the CPU."""
         fmt, seeded = format_of(self.fmt), torch.Generator().manual_seed(0)
         rows = len(self.lengths) * self.next_n
         q = torch.randn(rows, self.heads, self.head_dim, generator=seeded).bfloat16()
@@ -78,9 +81,10 @@ class IndexerCase:
                 if given[name] is not None:
                     given[name] = given[name].unflatten(0, by_sequence)
             return given | self._pages(fmt, keys, scale)
-        return given | self._row(fmt, keys, scale)
+        return given | self._contiguous(fmt, keys, scale)
 
     def _pages(self, fmt: Format, keys: Tensor, scale: Tensor | None) -> dict[str, Any]:
+        """Arguments of paged keys."""
         size = self.page_size
         counts = [-(-length // size) for length in self.lengths]
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1)).int()
@@ -91,8 +95,8 @@ class IndexerCase:
         for row, (count, length) in enumerate(zip(counts, self.lengths, strict=True)):
             pages = order[used : used + count]
             table[row, :count] = pages
-            place = torch.arange(length)
-            slots.append(pages.long()[place // size] * size + place % size)
+            key = torch.arange(length)
+            slots.append(pages.long()[key // size] * size + key % size)
             used += count
         reference.store_k(keys, cache, torch.cat(slots), fmt, size, scale)
         lens = torch.tensor(self.lengths).unsqueeze(1) - self._missing
@@ -104,7 +108,8 @@ class IndexerCase:
             "block_size": size,
         }
 
-    def _row(self, fmt: Format, keys: Tensor, scale: Tensor | None) -> dict[str, Any]:
+    def _contiguous(self, fmt: Format, keys: Tensor, scale: Tensor | None) -> dict[str, Any]:
+        """Arguments of contiguous keys."""
         data, *scales = reference.quantize_q(keys.unsqueeze(1), fmt, scale)
         ends = torch.tensor(self.lengths).cumsum(0)
         starts = (ends - torch.tensor(self.lengths)).repeat_interleave(self.next_n)
@@ -118,23 +123,24 @@ class IndexerCase:
 
     @property
     def _missing(self) -> Tensor:
-        """Keys that a query of a sequence sees less than its last one."""
+        """Keys of the last query of a sequence that each of its queries does not see."""
         return torch.arange(self.next_n - 1, -1, -1)
 
 
-def _compare(actual: Tensor, expected: Tensor, most: float) -> Figures:
+def _compare(actual: Tensor, expected: Tensor, tolerance: float) -> Figures:
+    """Compare logits, relative to the largest."""
     seen = expected.isfinite()
     if not torch.equal(seen, actual.isfinite()):
         raise Mismatch("logits: not finite where the reference is, or the other way round")
     largest = float(expected[seen].abs().max())
     off = float((actual - expected)[seen].abs().max()) / largest
-    if not off <= most:
-        raise Mismatch(f"logits: off by {off:.2g} of the largest, may be {most:.2g} at the most")
+    if not off <= tolerance:
+        raise Mismatch(f"logits: off by {off:.2g} of the largest, must be {tolerance:.2g} at most")
     return {"values": float(expected.numel()), "off": off}
 
 
 def indexer_cases(quick: bool) -> list[IndexerCase]:
-    """Every format, head size and kind of page, few and many heads."""
+    """Cases of every format, head size and page size, with few and many heads."""
     lengths = (1, 63, 64, 129, 700)
     cases = [
         IndexerCase(fmt, lengths, next_n, head_dim=d)

@@ -1,4 +1,4 @@
-"""What the indexer's scoring asks of a B200, and the kernels that DeepSeek's shapes get."""
+"""Work of the indexer's scoring, its limits on a B200, and the kernels of DeepSeek's shapes."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,18 +13,18 @@ from nvfp4_kernels.tool.limits import BF16_FLOPS, CLOCK, FLOPS, FP8_FLOPS, Work
 
 PAGE_SIZE = 64  # keys: that of vLLM's indexer caches
 RATES: dict[Name, float] = {"nvfp4": FLOPS, "mxfp4": FLOPS, "fp8": FP8_FLOPS, "bf16": BF16_FLOPS}
-# Of each product: relu is one instruction, half an FMA of two products another half.
+# Instructions per product: one for relu, and half an FMA, which adds two products.
 ISSUES, ISSUED_LANES = 1.5, 128
 
 
 @dataclass(frozen=True)
 class ScoreShape:
-    """Queries at the end of sequences that are all alike.
+    """Shape of a launch: queries at the end of sequences of equal length.
 
     Attributes:
         name: for tables.
-        fmt: of queries and keys.
-        sequences, queries, keys: queries of each sequence, the last of which sees all its keys.
+        fmt: format of queries and keys.
+        sequences, queries, keys: queries and keys of each sequence; the last query sees all keys.
         paged: whether the keys are in pages.
         heads, head_dim: DeepSeek's.
     """
@@ -40,19 +40,20 @@ class ScoreShape:
 
     @property
     def problem(self) -> ScoreProblem:
+        """Sizes that the choice of a kernel is made by."""
         return ScoreProblem(
             self.fmt, self.head_dim, self.heads, self.sequences, self.queries, self.keys
         )
 
     @property
     def pairs(self) -> int:
-        """Queries and keys that they see."""
+        """Pairs of a query and a key that it sees."""
         seen = self.queries * self.keys - self.queries * (self.queries - 1) // 2
         return self.sequences * seen
 
     @property
     def work(self) -> Work:
-        """Each key and query moved once, each row of scores whole, and the products."""
+        """Bytes of each key and query once, and of whole rows of scores; products of pairs."""
         fmt = format_of(self.fmt)
         each = fmt.data_bytes(self.head_dim) + fmt.scale_bytes(self.head_dim)
         rows = self.sequences * self.queries
@@ -61,18 +62,18 @@ class ScoreShape:
         return Work(each * stored + 4 * rows * (self.keys + self.heads), flops, RATES[self.fmt])
 
     def relu_seconds(self, sms: int = SMS) -> float:
-        """The least that relu and the sums over heads take."""
+        """Lower bound on the time of relu and the sums over heads, in seconds."""
         return ISSUES * self.pairs * self.heads / (ISSUED_LANES * sms * CLOCK)
 
 
 @dataclass(frozen=True)
 class ScoreChoice:
-    """A shape, and the kernel that it gets.
+    """Kernel chosen for a shape.
 
     Attributes:
-        shape: above.
-        tile, splits: as ``choose_config`` has them.
-        estimate: seconds, as the choice was made by.
+        shape: the shape.
+        tile, splits: result of ``choose_config``.
+        estimate: estimated seconds that the choice was made by.
     """
 
     shape: ScoreShape
@@ -82,12 +83,13 @@ class ScoreChoice:
 
     @property
     def spec(self) -> KernelSpec:
+        """Specification of the kernel."""
         fp8 = self.shape.fmt == "fp8"
         variant = Variant(PAGE_SIZE if self.shape.paged else 0, query_factors=fp8)
         return scorer_spec(self.tile, variant)
 
     def json(self, kernel: int) -> dict[str, Any]:
-        """All there is to say, for programs; its kernel is the one of that number."""
+        """Everything about the choice, for JSON; ``kernel``: index of its kernel in the report."""
         work = self.shape.work
         return asdict(self.shape) | {
             "tile": asdict(self.tile), "splits": self.splits, "stages": self.tile.stages,
@@ -99,20 +101,20 @@ class ScoreChoice:
 
 
 def choose_scorer(shape: ScoreShape, sms: int = SMS) -> ScoreChoice:
-    """The kernel for ``shape`` on a GPU of ``sms`` multiprocessors."""
+    """Choose the kernel for ``shape`` on a GPU of ``sms`` SMs."""
     tile, splits = choose_config(shape.problem, sms)
     return ScoreChoice(shape, tile, splits, estimate(shape.problem, tile, splits, sms) / CLOCK)
 
 
 def scorer_spec(tile: ScoreTile, variant: Variant) -> KernelSpec:
-    """A scoring kernel."""
+    """Specification of a scoring kernel."""
     op = "indexer_logits_paged" if variant.paged else "indexer_logits"
     target = "nvfp4_kernels.indexer.sm100.kernel:IndexerLogitsSm100"
     return KernelSpec(op, target, (tile, variant))
 
 
 def describe_scorer(tile: ScoreTile, variant: Variant) -> str:
-    """E.g. ``"nvfp4, 64 heads, D 128, 3×1 queries, pages of 64"``."""
+    """Describe a kernel, e.g. ``"nvfp4, 64 heads, D 128, 3×1 queries, pages of 64"``."""
     words = [tile.fmt, f"{tile.num_heads} heads", f"D {tile.head_dim}"]
     words.append(f"{tile.groups}×{tile.group_queries} queries")
     words += [f"{tile.pingpong} ping-pong sets"] if tile.pingpong > 1 else []
@@ -121,7 +123,7 @@ def describe_scorer(tile: ScoreTile, variant: Variant) -> str:
 
 
 def deepseek_shapes() -> list[ScoreShape]:
-    """Decode, with and without a drafted token, and prefill, in every format."""
+    """Shapes of decode, with and without a drafted token, and of prefill, in every format."""
     return [
         ScoreShape(name, fmt, sequences, queries, keys, paged)
         for fmt in RATES

@@ -1,4 +1,4 @@
-"""How long the indexer's scoring takes."""
+"""Time of the indexer's scoring."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,18 +23,20 @@ DATA_BYTE = 0x33  # two E2M1 codes of 1.5, an E4M3 scale of 1.375; as numbers of
 
 @dataclass(frozen=True)
 class TimedScoring:
-    """One shape; torch has nothing to compare with."""
+    """Timing of one shape; torch has no kernel to compare with."""
 
     section: str
     shape: ScoreShape
 
     @property
     def name(self) -> str:
+        """Name in the report."""
         shape = self.shape
         sizes = f"{shape.sequences} × {shape.queries} of {shape.keys}"
         return f"{shape.name}, {shape.fmt}, {sizes}, heads {shape.heads}×{shape.head_dim}"
 
     def run(self, machine: Machine) -> Figures:
+        """Time the launches, with caches cold."""
         sets = cold_sets(self.shape.work.nbytes, machine.l2_bytes())
         make = self._paged if self.shape.paged else self._contiguous
         calls = [make(machine.device) for _ in range(sets)]
@@ -46,13 +48,14 @@ class TimedScoring:
         }
 
     def _queries(self, device: torch.device) -> tuple[list[Tensor | None], Tensor]:
-        """Data and scales, by row, and weights."""
+        """Data and scales of queries, one row each, and weights."""
         shape = self.shape
         rows = shape.sequences * shape.queries
         weights = torch.randn(rows, shape.heads, device=device)
         return self._vectors(device, rows, shape.heads), weights
 
     def _vectors(self, device: torch.device, *counts: int) -> list[Tensor | None]:
+        """Data and scales, or None, of vectors."""
         fmt = format_of(self.shape.fmt)
         empty = fmt.empty(torch.empty(0, device=device), counts, self.shape.head_dim)
         for tensor in empty:
@@ -60,6 +63,7 @@ class TimedScoring:
         return [*empty, None][:2]
 
     def _paged(self, device: torch.device) -> Callable[[], object]:
+        """Call for paged keys."""
         shape, fmt = self.shape, format_of(self.shape.fmt)
         pages = -(-shape.keys // PAGE_SIZE)
         cache = torch.full(
@@ -78,6 +82,7 @@ class TimedScoring:
         )
 
     def _contiguous(self, device: torch.device) -> Callable[[], object]:
+        """Call for contiguous keys."""
         shape = self.shape
         (q, q_scales), weights = self._queries(device)
         k, k_scales = self._vectors(device, shape.keys)

@@ -205,7 +205,10 @@ def test_refused_by_gather(changed: dict[str, Any], message: str) -> None:
 
 # Of all ops that score.
 OPERANDS = [
-    ({"q_scales": None}, "q_scales: are missing, must be given with nvfp4; pass those that q was"),
+    (
+        {"q_scales": None},
+        "q_scales: are missing, must be given with nvfp4; pass the scales that q was",
+    ),
     ({"weights": DENSE["weights"].double()}, "weights: dtype is float64, must be float32"),
     ({"weights": DENSE["weights"][:, :4]}, r"weights: shape is \(9, 4\), must be \(9, 8\); one"),
     ({"weights": spread(DENSE["weights"])}, "weights: strides are .*, must be contiguous; call"),
@@ -230,7 +233,10 @@ OPERANDS = [
             "k: D is 32, must be 64 as q's; pad it",
         ),
         ({"k": spread(K)}, "k: strides are .*, must be contiguous"),
-        ({"k_scales": None}, "k_scales: are missing, must be given with nvfp4; pass those that k"),
+        (
+            {"k_scales": None},
+            "k_scales: are missing, must be given with nvfp4; pass the scales that k",
+        ),
         ({"k_scales": DENSE["k_scales"][:5]}, r"k_scales: shape is \(5, 4\), must be \(42, 4\)"),
         ({"k_scales": DENSE["k_scales"].half()}, "k_scales: dtype is float16, must be float8"),
         ({"k_scales": spread(DENSE["k_scales"])}, "k_scales: strides are .*, must be contiguous"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nvfp4_kernels import InvalidArgument, indexer_logits, indexer_logits_paged
+from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from tests.test_kernels.indexer.indexer_cases import Case
 from tests.test_kernels.indexer.indexer_oracle import FORMATS, any_values, grid, scores
@@ -223,6 +224,9 @@ def test_errors(op_device: torch.device) -> None:
     refuses("q: has 129 heads, must have from 1 to 128 on sm_100", heads=129)
     refuses("block_size: is 24, must be a power of two of at least 16 on sm_100", block_size=24)
     refuses("block_size: is 8, must be a power of two of at least 16 on sm_100", block_size=8)
+    if op_device.type == "cpu":
+        with standing_in("cpu", "sm_103"):
+            refuses("q: D is 96, must be one of 64, 128, 256 on sm_103", head_dim=96)
     refuses("cache: pages are 581 bytes apart, must be a multiple of 16 on sm_100", gap=5)
     problem = Case(((20,),)).problem("nvfp4")
     arguments = on(op_device, problem.paged())

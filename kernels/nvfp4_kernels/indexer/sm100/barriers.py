@@ -12,7 +12,7 @@ from nvfp4_kernels.indexer.sm100.tile import GROUP_WARPS, ScoreTile
 
 @dataclass(frozen=True)
 class Barriers:
-    """All mbarriers of a CTA. Phases are counted from 0.
+    """mbarriers of a CTA. Phases are counted from 0.
 
     | barrier | arrivals | by | phase |
     |---|---|---|---|

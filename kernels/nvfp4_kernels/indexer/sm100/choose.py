@@ -106,4 +106,5 @@ def tile_cycles(tile: ScoreTile) -> float:
 
 
 def _ceil_div(a: int, b: int) -> int:
+    """Quotient, rounded up."""
     return -(-a // b)

@@ -80,6 +80,7 @@ class Epilogue:
         self.visitor.end(state, scheduler)
 
     def _visit(self, state: Any, key: Int32, scores: list[Float32], factor: Float32) -> None:
+        """Pass a key's scores to the visitor."""
         for number, score in enumerate(scores):
             scaled = score * factor if self.tile.factored else score
             self.visitor.visit(state, number, key, scaled)

@@ -184,4 +184,5 @@ class IndexerLogitsSm100:
         return OperandStorage(queries, keys, query_atoms, key_atoms)
 
     def _bytes(self, count: int, alignment: int = 1024) -> Array:
+        """Allocate shared memory."""
         return Array(Uint8, count, space=AddressSpace.smem, alignment=alignment)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout
@@ -26,16 +27,31 @@ class Scoring:
     Attributes:
         problem: sizes.
         variant: layout of the keys.
-        inputs: arguments of a launch without splits.
-        sms: SMs of the GPU.
-        arch: architecture of the GPU, for messages.
+        q, q_scales: queries, and their block scales or None.
+        k: keys, or a cache of them.
+        page_table: where keys and their scales lie.
+        weights: weights of the heads.
+        ranges: keys that each query sees.
     """
 
     problem: ScoreProblem
     variant: Variant
-    inputs: ScoreArguments
-    sms: int
-    arch: str
+    q: Tensor
+    q_scales: Tensor | None
+    k: Tensor
+    page_table: PageTable
+    weights: HeadWeights
+    ranges: KeyRanges
+
+    @property
+    def sms(self) -> int:
+        """SMs of the GPU."""
+        return multiprocessors(self.q.device)
+
+    @property
+    def arch(self) -> str:
+        """Architecture of the GPU."""
+        return device_arch(self.q.device)
 
     @property
     def rows(self) -> int:
@@ -45,11 +61,25 @@ class Scoring:
     @property
     def keyless(self) -> bool:
         """Whether there is not one key."""
-        return self.inputs.k.numel() == 0
+        return self.k.numel() == 0
 
-    def split(self, splits: int) -> ScoreArguments:
+    def arguments(self, splits: int) -> ScoreArguments:
         """Arguments of a launch that splits the keys among as many CTAs."""
-        return self.inputs._replace(sizes=self.inputs.sizes._replace(splits=splits))
+        problem = self.problem
+        return ScoreArguments(
+            q=self.q,
+            k=self.k,
+            q_scales=self.q_scales,
+            page_table=self.page_table,
+            weights=self.weights,
+            ranges=self.ranges,
+            sizes=Sizes(
+                sequences=problem.sequences,
+                queries=problem.queries,
+                keys=problem.keys,
+                splits=splits,
+            ),
+        )
 
 
 def contiguous(
@@ -93,9 +123,8 @@ def paged(
             start at multiples of 16 bytes.
     """
     problem = _problem(q, fmt, q.shape[0], q.shape[1], max_context_len)
-    arch = device_arch(q.device)
-    _check_page_size(block_size, arch)
-    _check_cache(cache, arch)
+    _check_page_size(block_size, q.device)
+    _check_cache(cache)
     _check_aligned(q=q, q_scales=q_scales, weights=weights)
     page_table = PageTable(
         table=block_table,
@@ -118,62 +147,59 @@ def _scoring(
     weights: Tensor,
     ranges: KeyRanges,
 ) -> Scoring:
-    """Bundle the arguments of a launch; FP8 queries' scales multiply the weights."""
+    """Bundle what a launch needs; FP8 queries' scales multiply the weights."""
     fp8 = problem.fmt == "fp8"
-    inputs = ScoreArguments(
+    return Scoring(
+        problem=problem,
+        variant=Variant(page_size, query_factors=fp8 and q_scales is not None),
         q=q,
-        k=k,
         q_scales=None if fp8 else q_scales,
+        k=k,
         page_table=page_table,
         weights=HeadWeights(weights=weights, query_factors=q_scales if fp8 else None),
         ranges=ranges,
-        sizes=Sizes(
-            sequences=problem.sequences, queries=problem.queries, keys=problem.keys, splits=1
-        ),
     )
-    variant = Variant(page_size, query_factors=fp8 and q_scales is not None)
-    return Scoring(problem, variant, inputs, multiprocessors(q.device), device_arch(q.device))
 
 
 def _problem(q: Tensor, fmt: Format, sequences: int, queries: int, keys: int) -> ScoreProblem:
     """Sizes of a launch, which the kernel must have."""
     num_heads, head_dim = q.shape[-2], q.shape[-1] * fmt.packed
-    arch = device_arch(q.device)
     if head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
         raise InvalidArgument(
-            f"q: D is {head_dim}, must be one of {known} on {arch}; pad queries and keys with zeros"
+            f"q: D is {head_dim}, must be one of {known} on {device_arch(q.device)}; pad "
+            "queries and keys with zeros"
         )
     if not 1 <= num_heads <= MAX_HEADS:
         raise InvalidArgument(
-            f"q: has {num_heads} heads, must have from 1 to {MAX_HEADS} on {arch}; score parts of "
-            "the heads and add the scores"
+            f"q: has {num_heads} heads, must have from 1 to {MAX_HEADS} on "
+            f"{device_arch(q.device)}; score parts of the heads and add the scores"
         )
     return ScoreProblem(fmt.name, head_dim, num_heads, sequences, queries, keys)
 
 
-def _check_page_size(block_size: int, arch: str) -> None:
+def _check_page_size(block_size: int, device: torch.device) -> None:
     """Raise unless pages consist of whole boxes of a tensor map."""
     if block_size < MIN_PAGE or block_size & (block_size - 1):
         raise InvalidArgument(
             f"block_size: is {block_size}, must be a power of two of at least {MIN_PAGE} on "
-            f"{arch}; 64 is usual"
+            f"{device_arch(device)}; 64 is usual"
         )
 
 
-def _check_cache(cache: Tensor, arch: str) -> None:
+def _check_cache(cache: Tensor) -> None:
     """Raise unless a tensor map can address the pages."""
     if cache.numel() == 0:
         return
     if cache.data_ptr() % ALIGNMENT:
         raise InvalidArgument(
             f"cache: is misaligned by {cache.data_ptr() % ALIGNMENT} bytes, must be "
-            f"{ALIGNMENT}-byte aligned on {arch}; allocate it so"
+            f"{ALIGNMENT}-byte aligned on {device_arch(cache.device)}; allocate it so"
         )
     if len(cache) > 1 and cache.stride(0) % ALIGNMENT:
         raise InvalidArgument(
             f"cache: pages are {cache.stride(0)} bytes apart, must be a multiple of {ALIGNMENT} on "
-            f"{arch}; pad them"
+            f"{device_arch(cache.device)}; pad them"
         )
 
 

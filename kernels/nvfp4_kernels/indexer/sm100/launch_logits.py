@@ -57,5 +57,5 @@ def _logits(scoring: Scoring, like: Tensor) -> Tensor:
         return out.fill_(NEGATIVE_INFINITY)
     tile, splits = choose_config(scoring.problem, scoring.sms)
     kernel = IndexerLogitsSm100(tile, scoring.variant)
-    launch(kernel, LogitsArguments(inputs=scoring.split(splits), out=out))
+    launch(kernel, LogitsArguments(inputs=scoring.arguments(splits), out=out))
     return out

@@ -165,7 +165,7 @@ def _digit(distance: Uint64, shift: Uint64) -> Int32:
 
 
 def _bin(group: ThreadGroup, n: int, bins: int) -> Int32:
-    """The ``n``-th bin of a thread; bins are assigned from the highest down."""
+    """Index of a thread's ``n``-th bin; bins are assigned from the highest down."""
     return BINS - 1 - n - group.thread * bins
 
 

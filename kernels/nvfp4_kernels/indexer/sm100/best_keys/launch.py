@@ -74,7 +74,7 @@ def _best(name: str, scoring: Scoring, like: Tensor, top_k: int) -> tuple[Tensor
         top_k=top_k,
     )
     kernel = IndexerScoreTopkSm100(choice.tile, scoring.variant, choice.selection)
-    launch(kernel, ScoreTopkArguments(inputs=scoring.split(choice.splits), out=out))
+    launch(kernel, ScoreTopkArguments(inputs=scoring.arguments(choice.splits), out=out))
     if whole:
         return out.keys, out.counts
     return topk_with_ids(out.scores, out.keys, out.counts, top_k)
@@ -85,14 +85,14 @@ def _choose(name: str, scoring: Scoring, top_k: int) -> Choice:
     problem = scoring.problem
     if problem.keys > MAX_KEYS:
         raise InvalidArgument(
-            f"{name}: {problem.keys} keys, must be at most {MAX_KEYS} on {scoring.arch}; choose "
-            "among parts of them, then among what was chosen"
+            f"{name}: {problem.keys} keys, must be at most {MAX_KEYS} on "
+            f"{scoring.arch}; choose among parts of them, then among what was chosen"
         )
     choice = choose_config(problem, top_k, scoring.sms)
     if choice is None:
         raise InvalidArgument(
             f"top_k: is {top_k}, for which {problem.num_heads} {problem.fmt} heads of "
-            f"{problem.head_dim} leave too little shared memory on {scoring.arch}; take "
-            "indexer_topk of the logits"
+            f"{problem.head_dim} leave too little shared memory on "
+            f"{scoring.arch}; take indexer_topk of the logits"
         )
     return choice
