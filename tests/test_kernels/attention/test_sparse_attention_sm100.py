@@ -61,7 +61,7 @@ SIZES = {
 @pytest.fixture(autouse=True)
 def exponentials_by_mufu(monkeypatch: pytest.MonkeyPatch) -> None:
     """They compile in less time, and do not depend on where keys come from."""
-    monkeypatch.setattr(choose, "POLYNOMIAL", 0)
+    monkeypatch.setattr(choose, "EMULATED_EXP2", 0)
 
 
 def run(problem: SparseProblem, device: torch.device) -> None:
