@@ -69,7 +69,7 @@ class Shape:
         return fmt.data_bytes(self.head_dim) + fmt.scale_bytes(self.head_dim)
 
     def limits(self) -> dict[str, float]:
-        """Lower bounds in seconds: keys and scores moved once, products, relu, and relu with its FMA.
+        """Lower bounds in seconds: moved bytes, products, relu, and relu with its FMA.
 
         A maximum takes the ALU, which has half as many lanes as are issued. With the FMA, which
         does two heads at once, a product takes one and a half issues, wherever relu is computed.
