@@ -1,4 +1,4 @@
-"""The indexer's cache on this machine's GPU: storing and gathering keys, quantising queries.
+"""Benchmark of the indexer's cache on this machine's GPU: store, gather, quantise queries.
 
     python -m examples.kernel_bench.indexer_cache
     python -m examples.kernel_bench.indexer_cache --tokens 1 64 8192 --keys 131072
@@ -80,7 +80,7 @@ def store(tokens: int) -> dict[str, tuple[list[Step], int]]:
 
 
 def gather(keys: int) -> dict[str, tuple[list[Step], int]]:
-    """Of four sequences."""
+    """Steps that gather the keys of four sequences, by contender, and the bytes that one moves."""
     starts = torch.arange(0, keys + 1, keys // 4, dtype=torch.int32, device="cuda")
     pages = keys // BLOCK_SIZE
     found: dict[str, tuple[list[Step], int]] = {}

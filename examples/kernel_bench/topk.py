@@ -1,4 +1,4 @@
-"""``indexer_topk`` beside ``torch.topk`` and vLLM's kernels, on this machine's GPU.
+"""Benchmark of ``indexer_topk`` against ``torch.topk`` and vLLM's kernels on this machine's GPU.
 
     python -m examples.kernel_bench.topk           decode: 64 rows, k = 2048
     python -m examples.kernel_bench.topk --rows 1 8 --columns 32768 --k 512
@@ -42,7 +42,7 @@ class Problem:
 
 
 def contenders(problem: Problem) -> dict[str, Contender]:
-    """What this machine has."""
+    """Contenders that this machine has."""
     lens = torch.full((problem.rows,), problem.columns, dtype=torch.int32, device="cuda")
     return {
         "ours": lambda logits: indexer_topk(logits, lens, problem.k)[0],
@@ -52,7 +52,7 @@ def contenders(problem: Problem) -> dict[str, Contender]:
 
 
 def vllm_contenders(problem: Problem, lens: Tensor) -> dict[str, Contender]:
-    """The decode kernels of vLLM, called as its ``IndexerTopK`` does."""
+    """Decode kernels of vLLM, called as its ``IndexerTopK`` does."""
     try:
         import_module("vllm._custom_ops")  # registers the ops
     except ImportError as missing:
@@ -85,7 +85,7 @@ def vllm_contenders(problem: Problem, lens: Tensor) -> dict[str, Contender]:
 
 
 def check(name: str, chosen: Tensor, logits: Tensor, k: int) -> str:
-    """Whether the columns are the best; ours, which ones of equal values and in what order too."""
+    """Compare columns with the best; ours also in the choice among equal values and in order."""
     order = logits.sort(dim=1, descending=True, stable=True)
     if name == "ours":
         right = torch.equal(chosen.long(), order.indices[:, :k].sort(dim=1).values)
@@ -96,7 +96,7 @@ def check(name: str, chosen: Tensor, logits: Tensor, k: int) -> str:
 
 
 def measure(problem: Problem, warm: bool, launches: int, rounds: int) -> None:
-    """Prints the table of one problem."""
+    """Print the table of one problem."""
     copies = 1 if warm else max(2, -(-COLD_BYTES // problem.nbytes))
     inputs = [torch.randn(problem.rows, problem.columns, device="cuda") for _ in range(copies)]
     checks, graphs = {}, {}

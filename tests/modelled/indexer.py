@@ -1,4 +1,4 @@
-"""The modelled time of the indexer's scoring kernel on a B200, beside the least times there are.
+"""Modelled time of the indexer's scoring kernel on a B200, beside lower bounds.
 
     python -m tests.modelled.indexer              decode and prefill of DeepSeek's indexer, 64 heads
     python -m tests.modelled.indexer nvfp4        of one format
@@ -37,7 +37,7 @@ REGISTERS = 128  # of a thread, or more: one CTA to an SM
 
 @dataclass(frozen=True)
 class Shape:
-    """Sequences that are all alike; a query of the last ``queries`` sees what comes before it."""
+    """Shape of equal sequences, whose last ``queries`` tokens each see those before them."""
 
     fmt: "Format"
     sequences: int
@@ -59,7 +59,7 @@ class Shape:
 
     @property
     def pairs(self) -> float:
-        """Queries and keys that they see."""
+        """Pairs of a query and a key that it sees."""
         return self.sequences * self.queries * (self.keys - self.queries / 2)
 
     def key_bytes(self) -> int:
@@ -69,7 +69,7 @@ class Shape:
         return fmt.data_bytes(self.head_dim) + fmt.scale_bytes(self.head_dim)
 
     def limits(self) -> dict[str, float]:
-        """Seconds: moving keys and scores once, the products, relu, and relu with its FMA.
+        """Lower bounds in seconds: moved bytes, products, relu, and relu with its FMA.
 
         A maximum takes the ALU, which has half as many lanes as are issued. With the FMA, which
         does two heads at once, a product takes one and a half issues, wherever relu is computed.
@@ -95,7 +95,7 @@ SHAPES = {
 
 
 class Modeller:
-    """Installs the emulator for this process and runs CTAs."""
+    """Time model of CTAs; installs the emulator for this process."""
 
     def __init__(self) -> None:
         os.environ["NVFP4_KERNELS_CACHE"] = ""
@@ -106,7 +106,7 @@ class Modeller:
         torch.set_num_threads(1)
 
     def run(self, tile: "ScoreTile", shape: Shape, clusters: int, shared: bool) -> Timing:
-        """One CTA, paged; ``clusters`` such share the chip, and, if ``shared``, the keys."""
+        """Time one CTA on pages; ``clusters`` such share the chip, and, if ``shared``, the keys."""
         import torch
 
         from nvfp4_kernels.compile import launch
@@ -172,7 +172,7 @@ class Modeller:
 
 
 def prefill(fixed: float, each: float, tile: "ScoreTile", shape: Shape, splits: int) -> float:
-    """Seconds: CTAs of every length, longest first, each on the SM that is free first."""
+    """Seconds of CTAs of every length, longest first, each on the SM that is free first."""
     free = [0.0] * SMS
     for block in range(math.ceil(shape.queries / tile.queries), 0, -1):
         last = min(block * tile.queries, shape.queries)

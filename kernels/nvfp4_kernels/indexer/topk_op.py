@@ -65,15 +65,15 @@ def indexer_score_topk(
     over 112 heads of 256 in bf16, and of 3457 or more with over 96.
 
     Args:
-        q: as for ``indexer_logits``, as are the others but ``top_k``.
-        q_scales: as there.
-        k: as there.
-        k_scales: as there.
-        weights: as there.
-        ks: as there.
-        ke: as there.
+        q: ``(T, H, D)`` in ``fmt``; see ``indexer_logits`` for this and all but ``top_k``.
+        q_scales: scales of ``q``, or None.
+        k: ``(Tk, D)`` in ``fmt``.
+        k_scales: scales of ``k``; None for bf16.
+        weights: float32 ``(T, H)``.
+        ks: int32 ``(T,)``, first key that each query sees.
+        ke: int32 ``(T,)``, key after the last.
         top_k: keys to choose, 1 to 4096.
-        fmt: as there.
+        fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"``.
 
     Returns:
         ``indices`` and ``valid``, indices counted from ``ks``; see the module.
@@ -102,16 +102,17 @@ def indexer_score_topk_paged(
     up. A CUDA graph may capture it. On sm_100 the same is refused as by ``indexer_score_topk``.
 
     Args:
-        q: as for ``indexer_logits_paged``, as are the others but ``top_k``.
-        q_scales: as there.
-        cache: as there.
-        weights: as there.
-        context_lens: as there.
-        block_table: as there.
+        q: ``(B, next_n, H, D)`` in ``fmt``; see ``indexer_logits_paged`` for this and all but
+            ``top_k``.
+        q_scales: scales of ``q``, or None.
+        cache: uint8 ``(pages, page_bytes)``.
+        weights: float32 ``(B · next_n, H)``.
+        context_lens: int32 ``(B, next_n)``, keys that each query sees.
+        block_table: int32 ``(B, P)``, pages of each sequence.
         max_context_len: the longest context or more.
         top_k: keys to choose, 1 to 4096.
-        fmt: as there.
-        block_size: as there.
+        fmt: ``"nvfp4"``, ``"mxfp4"``, ``"fp8"`` or ``"bf16"``.
+        block_size: keys of a page.
 
     Returns:
         ``indices`` and ``valid`` of ``B · next_n`` rows; see the module.

@@ -1,4 +1,4 @@
-"""Scores to choose from on sm_100, small buffers to choose with, and the comparison."""
+"""Cases of scoring with top-k on sm_100, with small buffers, and the comparison."""
 
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -35,7 +35,7 @@ def chosen(
 
 @dataclass(frozen=True)
 class Use:
-    """A choice in the place of the own one."""
+    """Choice that replaces the result of ``choose_config``."""
 
     choice: Choice
 
@@ -48,7 +48,7 @@ class Use:
 
 
 def use(patch: pytest.MonkeyPatch, choice: Choice) -> None:
-    """Makes the ops take it, and few threads choose among the candidates of several splits.
+    """Make the ops take it, and few threads choose among the candidates of several splits.
 
     Within the emulator, to which CuTe DSL is bound as it comes.
     """
@@ -58,7 +58,7 @@ def use(patch: pytest.MonkeyPatch, choice: Choice) -> None:
 
 
 def scored(rows: list[Row], top_k: int, next_n: int = 1, scale: float = 1.0) -> Problem:
-    """Sequences whose keys score just those values, rounded to bfloat16.
+    """Problem whose keys score just those values, rounded to bfloat16.
 
     Two heads see the same element with either sign: their relus are a number's two halves. The
     queries of a sequence see its keys with the weight 1, -1, 1, ... and ``scale``, the first of
@@ -80,14 +80,14 @@ def _stored(values: Row) -> Stored:
 
 
 def best(row: Float64, top_k: int) -> list[int]:
-    """As the oracle's, of longer rows."""
+    """Best keys of a row, as the oracle's, for longer rows."""
     values = np.where(np.isnan(row), -np.inf, row)
     order = np.lexsort((np.arange(len(row)), -values))
     return sorted(order[:top_k].tolist())
 
 
 def check(found: tuple[Tensor, Tensor], rows: list[Float64], top_k: int) -> None:
-    """Against the scores of the keys that each row sees."""
+    """Compare with the best scores of the keys that each row sees."""
     indices, valid = found
     assert indices.dtype == valid.dtype == torch.int32
     assert indices.shape == (len(rows), top_k)
@@ -99,7 +99,7 @@ def check(found: tuple[Tensor, Tensor], rows: list[Float64], top_k: int) -> None
 
 
 def run_paged(problem: Problem, device: torch.device, **changed: Any) -> None:
-    """Returns nothing: compares."""
+    """Run a problem with paged keys, and compare."""
     top_k = problem.case.top_k
     arguments = on(device, problem.paged() | changed)
     with np.errstate(invalid="ignore"):
@@ -107,7 +107,7 @@ def run_paged(problem: Problem, device: torch.device, **changed: Any) -> None:
 
 
 def run_contiguous(problem: Problem, device: torch.device) -> None:
-    """The same."""
+    """Run a problem with contiguous keys, and compare."""
     top_k = problem.case.top_k
     arguments = on(device, problem.contiguous())
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Problems of the indexer, paged and contiguous, and what solves them."""
+"""Problems of the indexer, paged and contiguous, and their solutions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ NO_PAGE = 1 << 30
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences, each of ``next_n`` queries that see so many keys."""
+    """Case of sequences, each of ``next_n`` queries that see as many keys as ``lens`` says."""
 
     lens: tuple[tuple[int, ...], ...]
     heads: int = 8
@@ -34,7 +34,7 @@ class Case:
     next_n: int = 1
 
     def problem(self, fmt: str, make: Any = grid) -> "Problem":
-        """Random values."""
+        """Problem with random values."""
         rng = np.random.default_rng(0)
         shape = len(self.lens), self.next_n, self.heads, self.head_dim
         keys = [make(fmt, rng, max(lens, default=0), self.head_dim) for lens in self.lens]
@@ -54,7 +54,7 @@ class Problem:
 
     @property
     def lens(self) -> list[int]:
-        """Of each row."""
+        """Keys that each row sees."""
         return [length for lens in self.case.lens for length in lens]
 
     def expected(self) -> list[Float64]:
@@ -66,7 +66,7 @@ class Problem:
         ]
 
     def expected_best(self) -> list[list[int]]:
-        """Of each row."""
+        """Best keys of each row."""
         top_k = self.case.top_k
         return [padded(best(row, top_k), top_k) for row in self.expected()]
 
@@ -101,7 +101,7 @@ class Problem:
         }
 
     def contiguous(self) -> dict[str, Any]:
-        """Arguments of ``indexer_logits``: the keys of all sequences one after the other."""
+        """Arguments of ``indexer_logits``: the keys of all sequences, concatenated."""
         counts = [len(keys.values) for keys in self.keys]
         starts = [sum(counts[: row // self.case.next_n]) for row in range(len(self.lens))]
         ends = [start + length for start, length in zip(starts, self.lens, strict=True)]
@@ -121,7 +121,7 @@ class Problem:
 
 
 def joined(parts: list[Tensor]) -> Tensor:
-    """One after the other, also of dtypes that torch does not join."""
+    """Concatenate tensors, also of dtypes that torch does not concatenate."""
     if parts[0].element_size() > 1:
         return torch.cat(parts)
     return torch.cat([p.view(torch.uint8) for p in parts]).view(parts[0].dtype)

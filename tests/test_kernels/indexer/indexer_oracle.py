@@ -1,4 +1,4 @@
-"""The indexer a second time, in NumPy and float64, key by key: shares nothing with the package."""
+"""Oracle of the indexer in NumPy and float64, key by key: shares nothing with the package."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ KEY_BYTES = {
 
 @dataclass(frozen=True)
 class Stored:
-    """Vectors as they are stored, and what they stand for, but for NVFP4's global scale.
+    """Stored vectors, and their values, without NVFP4's global scale.
 
     Attributes:
         data: ``(..., D)`` or ``(..., D/2)``.
@@ -55,7 +55,7 @@ def dequantize(fmt: str, data: Tensor, scales: Tensor | None) -> Float64:
 
 
 def stored(fmt: str, elements: Float64, exponents: np.ndarray) -> Stored:
-    """Elements ``(..., D)`` on the format's grid, and as many powers of two as it has scales."""
+    """Store elements ``(..., D)`` on the format's grid, and powers of two as their scales."""
     scales: Tensor | None
     if fmt == "bf16":
         data, scales = torch.from_numpy(elements).bfloat16(), None
@@ -69,7 +69,7 @@ def stored(fmt: str, elements: Float64, exponents: np.ndarray) -> Stored:
 
 
 def scale_shape(fmt: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the scales of vectors ``(..., D)``."""
+    """Shape of the scales of vectors ``(..., D)``."""
     *vectors, head_dim = shape
     blocks = {"nvfp4": (head_dim // 16,), "mxfp4": (head_dim // 32,), "fp8": (), "bf16": (0,)}
     return (*vectors, *blocks[fmt])
@@ -82,7 +82,7 @@ def grid(fmt: str, rng: np.random.Generator, *shape: int) -> Stored:
 
 
 def any_values(fmt: str, rng: np.random.Generator, *shape: int) -> Stored:
-    """All mantissas that the format has, scales over eight octaves."""
+    """Values of all mantissas that the format has, with scales over eight octaves."""
     if fmt in ("nvfp4", "mxfp4"):
         elements = np.arange(16, dtype=np.uint8).view(E2M1).astype(np.float64)
         elements = rng.choice(elements, size=shape)
@@ -92,7 +92,7 @@ def any_values(fmt: str, rng: np.random.Generator, *shape: int) -> Stored:
 
 
 def write_page(fmt: str, keys: Stored, cache: Tensor, pages: list[int], block_size: int) -> None:
-    """Keys ``(L, D)`` to pages of ``cache`` ``(pages, page_bytes)``, byte by byte as documented."""
+    """Write keys ``(L, D)`` to pages of ``cache`` ``(pages, page_bytes)``, byte by byte."""
     data_bytes, scale_bytes = KEY_BYTES[fmt](keys.values.shape[-1])
     for s in range(len(keys.values)):
         page, at = cache[pages[s // block_size]], s % block_size
@@ -104,18 +104,18 @@ def write_page(fmt: str, keys: Stored, cache: Tensor, pages: list[int], block_si
 
 
 def scores(q: Float64, k: Float64, weights: Float64) -> Float64:
-    """Of one query ``(H, D)`` and keys ``(L, D)``: ``(L,)``."""
+    """Scores ``(L,)`` of one query ``(H, D)`` and keys ``(L, D)``."""
     return weights @ np.maximum(q @ k.T, 0.0)
 
 
 def best(row: Float64, top_k: int) -> list[int]:
-    """The indices of the highest, the first of equal ones, in ascending order."""
+    """Indices of the highest scores, the first of equal ones, in ascending order."""
     order = sorted(range(len(row)), key=lambda s: (math.inf if row[s] != row[s] else -row[s], s))
     return sorted(order[:top_k])
 
 
 def padded(chosen: list[int], top_k: int) -> list[int]:
-    """With −1 behind."""
+    """Pad with −1."""
     return chosen + [-1] * (top_k - len(chosen))
 
 
@@ -123,7 +123,7 @@ def padded(chosen: list[int], top_k: int) -> list[int]:
 
 
 def quantize(fmt: str, x: Tensor, global_scale: float = 1.0) -> Stored:
-    """Finite bfloat16 vectors ``(..., D)``, from the definitions in rational arithmetic or float64.
+    """Quantise finite bfloat16 vectors ``(..., D)`` in rational arithmetic or float64.
 
     NVFP4 as the runtime quantiser: its scale and step are rounded to float32 at each operation.
     """
@@ -153,7 +153,7 @@ def quantize(fmt: str, x: Tensor, global_scale: float = 1.0) -> Stored:
 
 
 def least_exponents(amax: Float64, largest: float) -> np.ndarray:
-    """The least n with ``amax <= largest · 2^n``, by trying."""
+    """Least n with ``amax <= largest · 2^n``, by trying."""
     exponents = np.full(amax.shape, -160)
     while (short := amax > largest * 2.0**exponents).any():
         exponents[short] += 1

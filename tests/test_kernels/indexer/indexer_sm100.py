@@ -1,4 +1,4 @@
-"""How tests run the sm_100 scoring kernel, what they compare, and how they give it a tile."""
+"""Runs of the sm_100 scoring kernel with a given tile, and comparisons of the scores."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,7 +20,7 @@ def on(device: torch.device, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(found: Tensor, problem: Problem, firsts: list[int] | None = None) -> None:
-    """Bit for bit: rows hold the scores from their first key on, and −inf elsewhere."""
+    """Compare bit for bit: rows hold the scores from their first key on, and −inf elsewhere."""
     expected = problem.expected()
     wanted = np.full(found.shape, -np.inf)
     for row, values in enumerate(expected):
@@ -30,14 +30,14 @@ def check(found: Tensor, problem: Problem, firsts: list[int] | None = None) -> N
 
 
 def run_paged(problem: Problem, device: torch.device, **changed: Any) -> Tensor:
-    """Returns the scores, checked."""
+    """Run a problem with paged keys; return the scores, compared."""
     found = indexer_logits_paged(**on(device, problem.paged(**changed)))
     check(found, problem)
     return found
 
 
 def run_contiguous(problem: Problem, device: torch.device) -> Tensor:
-    """The same."""
+    """Run a problem with contiguous keys; return the scores, compared."""
     arguments = problem.contiguous()
     found = indexer_logits(**on(device, arguments))
     check(found, problem, arguments["ks"].tolist())
@@ -46,7 +46,7 @@ def run_contiguous(problem: Problem, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A tile and a number of splits, in the place of ``choose_config``."""
+    """Tile and number of splits that replace the result of ``choose_config``."""
 
     tile: ScoreTile
     splits: int = 1
@@ -57,7 +57,7 @@ class Chosen:
         return self.tile, self.splits
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Makes the ops take it; within the emulator, to which CuTe DSL is bound as it comes."""
+        """Make the ops take it; within the emulator, to which CuTe DSL is bound as it comes."""
         patch.setattr(
             import_module("nvfp4_kernels.indexer.sm100.launch_logits"), "choose_config", self
         )

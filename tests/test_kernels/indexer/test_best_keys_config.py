@@ -1,4 +1,4 @@
-"""Room for candidates: what is chosen for a problem, and that nothing runs over."""
+"""Choice of candidates' buffers for a problem; nothing overflows."""
 
 import itertools
 from typing import get_args

@@ -20,7 +20,7 @@ NO_ROTATION = torch.cat([torch.ones(8, ROTATED // 2), torch.zeros(8, ROTATED // 
 
 
 def vectors(*shape: int) -> Tensor:
-    """Of sizes octaves apart, with zeros, whole vectors of them too."""
+    """Vectors of sizes octaves apart, with zeros, whole vectors of them too."""
     x = torch.randn(*shape, HEAD_DIM) * 2.0 ** torch.randint(-20, 12, (*shape, 1))
     x[torch.rand(x.shape) < 0.1] = 0
     x[torch.rand(shape) < 0.05] = 0

@@ -1,4 +1,4 @@
-"""What the indexer's ops refuse, and what they say then."""
+"""Arguments that the indexer's ops refuse, and their messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -58,7 +58,7 @@ TOPK = {"logits": torch.zeros(3, 9), "lens": ints(9, 0, 4), "top_k": 2, "starts"
 
 
 def spread(x: Tensor) -> Tensor:
-    """The same, its last dimension with gaps."""
+    """Tensor of the same values whose last stride is not 1."""
     return torch.stack([x, x], -1)[..., 0]
 
 
@@ -347,7 +347,7 @@ def test_refused_by_topk(changed: dict[str, Any], message: str) -> None:
 
 
 def call(op: Any, arguments: dict[str, Any]) -> None:
-    """Past the dispatcher, which takes no tensors of two devices."""
+    """Call past the dispatcher, which takes no tensors of two devices."""
     op._init_fn(*(arguments.get(argument.name) for argument in op._opoverload._schema.arguments))
 
 

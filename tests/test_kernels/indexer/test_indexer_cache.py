@@ -1,4 +1,4 @@
-"""Quantising queries and keys, and the paged cache of keys."""
+"""Quantisation of queries and keys, and the paged cache of keys."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The kernels that quantise queries and keys, and that write and read the cache."""
+"""Kernels that quantise queries and keys, and that write and read the cache."""
 
 import importlib
 
@@ -27,7 +27,7 @@ def scale_of(fmt: str, device: torch.device) -> Tensor | None:
 
 
 def spread_out(*shape: int) -> Tensor:
-    """Sizes octaves apart, zeros and whole blocks of zeros among them."""
+    """Vectors of sizes octaves apart, with zeros and whole blocks of zeros."""
     x = torch.randn(*shape) * 2.0 ** torch.randint(-12, 12, (*shape[:-1], 1))
     x[torch.rand(shape) < 0.1] = 0
     blocks = x.unflatten(-1, (-1, 16))
@@ -45,7 +45,7 @@ def check_quantized(q: Tensor, fmt: str, device: torch.device) -> None:
 
 
 def on(x: Tensor, device: torch.device) -> Tensor:
-    """With the same strides."""
+    """Move to a device with the same strides."""
     if x.device == device:
         return x
     moved = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)

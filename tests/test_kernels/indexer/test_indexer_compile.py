@@ -1,4 +1,4 @@
-"""What the indexer's ops owe ``torch.compile``, and which kernels run them."""
+"""Indexer's ops under ``torch.compile``, and the kernels that run them."""
 
 from typing import Any
 

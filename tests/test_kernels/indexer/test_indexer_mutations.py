@@ -1,4 +1,4 @@
-"""Classic mistakes, put into the indexer's reference: each fails the tests named for it."""
+"""Mutations of the indexer's reference: each fails the tests named for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ Test = Callable[[], None]
 
 @dataclass(frozen=True)
 class Mutation:
-    """``mutant`` takes the place of what ``owner`` calls ``name``; every test must fail."""
+    """Mutation: ``mutant`` replaces ``owner``'s ``name``; every test must fail."""
 
     name: str
     mutant: Any
@@ -38,14 +38,14 @@ class Mutation:
 
 
 def rolled(x: Tensor, dim: int) -> Tensor:
-    """Each where its neighbour was, also of float8."""
+    """Roll by one, also float8."""
     if x.element_size() > 1:
         return x.roll(1, dim)
     return x.view(torch.uint8).roll(1, dim).view(x.dtype)
 
 
 def swapped(data: Tensor) -> Tensor:
-    """Its nibbles."""
+    """Swap the nibbles of each byte."""
     return (data >> 4) | (data << 4)
 
 
@@ -57,7 +57,7 @@ def integers(data: Tensor) -> Tensor:
 def of_keys(
     change: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]], dims: int = 2
 ) -> Callable[..., Any]:
-    """The reference with other data and scales of keys, or, of three dimensions, of queries."""
+    """Reference with changed data and scales of keys, or, of three dimensions, of queries."""
 
     def mutant(fmt: Any, data: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return decode(fmt, *(change(data, scales) if data.ndim == dims else (data, scales)))
@@ -93,7 +93,7 @@ def last_of_ties(scores: Tensor, starts: Tensor, lens: Tensor, top_k: int) -> Te
 
 
 def by_bits(scores: Tensor, *rest: Any) -> Tensor:
-    """Negative zero below zero."""
+    """Order negative zero below zero."""
     negative = (scores == 0) & torch.signbit(scores)
     return best(scores.masked_fill(negative, -1e-45), *rest)
 
@@ -109,7 +109,7 @@ def from_the_first_column(scores: Tensor, starts: Tensor, *rest: Any) -> Tensor:
 
 
 def row_by_row_of_the_tile(scores: Tensor, starts: Tensor, lens: Tensor, top_k: int) -> Tensor:
-    """All rows with the range of the first."""
+    """Give all rows the range of the first."""
     return best(scores, starts[:1].expand_as(starts), lens, top_k)
 
 
@@ -134,7 +134,7 @@ def last_slot_for_none(k: Tensor, cache: Tensor, slot_mapping: Tensor, *rest: An
 
 
 def in_order(k: Tensor, cache: Tensor, slot_mapping: Tensor, *rest: Any) -> None:
-    """Keys one after the other from the first slot on."""
+    """Store keys contiguously from the first slot on."""
     store_k(k, cache, slot_mapping.min() + torch.arange(len(k)), *rest)
 
 

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in the scoring kernel, each reported or seen in the numbers."""
+"""Mutations of the scoring kernel, each reported or seen in the numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ NAN_KEY = 5
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is changed, on which tile, and what says so: a finding's class, or "wrong numbers"."""
+    """Mutation, its tile, and what catches it: a finding's class, or "wrong numbers"."""
 
     patch: Patch
     caught: str
@@ -37,7 +37,7 @@ class Mistake:
 
 
 def swapped(owner: str, name: str, make: Callable[[Any], Any]) -> Patch:
-    """What ``make`` makes of a module's or class's ``name``, in its place."""
+    """Patch that replaces a module's or class's ``name`` by what ``make`` returns for it."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         module, _, kind = owner.partition(".")
@@ -57,16 +57,16 @@ def with_result(owner: str, name: str, change: Callable[[Any], Any]) -> Patch:
 
 
 def with_arguments(owner: str, name: str, change: Callable[..., tuple[Any, ...]]) -> Patch:
-    """Of a method."""
+    """Patch that changes the arguments of a method."""
     return swapped(owner, name, lambda given: lambda self, *args: given(self, *change(*args)))
 
 
 def nothing(*arguments: Any) -> None:
-    """Does what a mistaken kernel does instead."""
+    """Do nothing instead."""
 
 
 def codes_as_integers(patch: pytest.MonkeyPatch) -> None:
-    """A tensor core that is told of another format."""
+    """Decode E2M1 as an integer."""
     from tests.emulator.tcgen05 import formats
 
     codes = np.arange(256, dtype=np.uint8)
@@ -178,7 +178,7 @@ MISTAKES = {
 
 
 def problem_of(chosen: Chosen) -> Problem:
-    """One key has a NaN of negative sign for a scale."""
+    """Problem in which one key has a scale of −NaN."""
     tile = chosen.tile
     problem = Case(**CASE, heads=tile.num_heads, head_dim=tile.head_dim).problem(tile.fmt)
     if tile.fmt == "nvfp4":
@@ -190,7 +190,7 @@ def problem_of(chosen: Chosen) -> Problem:
 
 
 def outcome(chosen: Chosen) -> str:
-    """The first thing that is noticed, over all schedules."""
+    """First finding over all schedules."""
     problem = problem_of(chosen)
     for schedule in STANDARD:
         with devices.emulated_ops(schedule):
@@ -232,7 +232,7 @@ def test_the_kernel_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) ->
     devices.cutlass_or_skip()
 
     def twice() -> None:
-        """The second launch's weights are the first one's scores."""
+        """Launch twice: the second launch's weights are the first one's scores."""
         arguments = Case(((20,), (20,)), heads=40).problem("nvfp4").contiguous()
         scores = indexer_logits(**arguments)
         indexer_logits(**arguments | {"weights": scores})

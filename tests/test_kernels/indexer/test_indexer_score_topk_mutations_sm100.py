@@ -1,4 +1,4 @@
-"""Mistakes made on purpose where the best scores are kept, each reported or seen in the keys."""
+"""Mutations of the visitor that keeps the best keys, each reported or seen in the keys."""
 
 import sys
 from collections.abc import Callable
@@ -29,7 +29,7 @@ CHOICES = {"whole": WHOLE, "pingpong": PINGPONG, "split": SPLIT, "long": LONG}
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is changed, with what choice, and what says so: a finding's class, or "wrong keys"."""
+    """Mutation, its choice, and what catches it: a finding's class, or "wrong keys"."""
 
     patch: Patch
     caught: str
@@ -37,7 +37,7 @@ class Mistake:
 
 
 def swapped(owner: str, name: str, make: Callable[[Any], Any]) -> Patch:
-    """What ``make`` makes of a module's or class's ``name``, in its place."""
+    """Patch that replaces a module's or class's ``name`` by what ``make`` returns for it."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         module, _, kind = owner.partition(":")
@@ -61,7 +61,7 @@ def with_result(owner: str, name: str, change: Callable[[Any], Any]) -> Patch:
 
 
 def nothing(*arguments: Any) -> None:
-    """Does what a mistaken kernel does instead."""
+    """Do nothing instead."""
 
 
 SYNCHRONISING = {
@@ -75,7 +75,7 @@ RESULT = "indexer.sm100.best_keys.result"
 
 
 def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
-    """Keys whose lower half grows with the column."""
+    """Make the keys' lower half grow with the column."""
     from cutlass import Uint32, Uint64
 
     keys = import_module("nvfp4_kernels.indexer.topk.keys")
@@ -88,14 +88,14 @@ def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
 
 
 def alone(patch: pytest.MonkeyPatch) -> None:
-    """Each thread goes by what it knows itself."""
+    """Let each thread decide by what it knows itself."""
     from cutlass.experimental import primitives as ptx
 
     patch.setattr(ptx, "barrier_cta_red", lambda full, *rest, **more: full)
 
 
 def one_key_later(patch: pytest.MonkeyPatch) -> None:
-    """Equal scores that exceed the threshold by their column alone, and one more, are left."""
+    """Raise thresholds beyond equal scores that exceed them by their column alone."""
     from cutlass import Uint64
 
     def make(given: Any) -> Any:
@@ -238,7 +238,7 @@ MISTAKES = {
 
 
 def outcome(on: str) -> str:
-    """The first thing that is noticed."""
+    """First finding over two schedules."""
     for schedule in (EAGER, randomised(1)):
         with devices.emulated_ops(schedule) as gpu:
             try:
@@ -251,7 +251,7 @@ def outcome(on: str) -> str:
 
 
 def _run(on: str, gpu: Any) -> None:
-    """Ties, NaN, rows that grow, of one key more than are wanted, of fewer, of two bitmaps."""
+    """Run ties, NaN, ascending rows, ``top_k`` + 1 keys, fewer, and rows of two bitmaps."""
     device = torch.device("cpu")
     if on == "nvfp4":
         # Nobody looks for the pages of queries that see no more than are wanted.

@@ -1,4 +1,4 @@
-"""``indexer_logits``, ``indexer_logits_paged`` and both fused with top-k, against the oracle.
+"""Scores of ``indexer_logits`` and its paged form, alone and fused with top-k: the oracle's.
 
 On the grid every float32 sum is exact, so scores are equal bit for bit and ties are ties.
 """
@@ -201,7 +201,7 @@ def test_garbage_in_unused_keys(fmt: str) -> None:
 
 
 def joined_with_garbage(x: Tensor) -> Tensor:
-    """With NaN in seven rows after the last."""
+    """Append seven rows of NaN."""
     garbage = torch.full((7, *x[0].reshape(-1).view(torch.uint8).shape), 0xFF, dtype=torch.uint8)
     rows = x.reshape(len(x), -1).view(torch.uint8)
     return torch.cat([rows, garbage]).view(x.dtype).view(len(x) + 7, *x.shape[1:])

@@ -52,7 +52,7 @@ def test_paged(name: str, fmt: str, op_device: torch.device) -> None:
 
 
 def ranges(count: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random ones; some empty, one of a key, one of all keys."""
+    """Random ranges of keys; some are empty, one has one key, one all keys."""
     rng = np.random.default_rng(2)
     ks, ke = np.sort(rng.integers(0, keys + 1, size=(2, count)), axis=0).astype(np.int32)
     ke[1] = ks[1]

@@ -1,4 +1,4 @@
-"""Where the scoring kernel of sm_100 keeps things, and what is chosen for a problem."""
+"""Layout of the scoring kernel's tiles on sm_100, and their choice for a problem."""
 
 import itertools
 from typing import get_args

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in the kernel of ``indexer_topk``, each reported or seen in the keys."""
+"""Mutations of the kernel of ``indexer_topk``, each reported or seen in the keys."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is changed, and what says so: a finding's class, or "wrong keys"."""
+    """Mutation, and what catches it: a finding's class, or "wrong keys"."""
 
     patch: Patch
     caught: str
@@ -33,7 +33,7 @@ def module(name: str) -> Any:
 
 
 def without(name: str, caller: str) -> Patch:
-    """Leaves out a primitive where ``caller`` uses it."""
+    """Patch that leaves out a primitive where ``caller`` uses it."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         from cutlass.experimental import primitives as ptx
@@ -49,7 +49,7 @@ def without(name: str, caller: str) -> Patch:
 
 
 def _caller() -> str:
-    """The nearest function of the kernel's modules; bodies of its loops are functions as well."""
+    """Nearest function of the kernel's modules; bodies of its loops are functions as well."""
     frame: Any = sys._getframe(2)
     while True:
         name, owner = frame.f_code.co_name, frame.f_globals.get("__name__", "")
@@ -61,7 +61,7 @@ def _caller() -> str:
 
 
 def replaced(owner: str, name: str, make: Callable[[Any], Any]) -> Patch:
-    """Gives a function's place in a module to what ``make`` makes of it."""
+    """Patch that replaces a module's function by what ``make`` returns for it."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module(owner), name, make(getattr(module(owner), name)))
@@ -70,7 +70,7 @@ def replaced(owner: str, name: str, make: Callable[[Any], Any]) -> Patch:
 
 
 def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
-    """Keys whose lower half grows with the column."""
+    """Make the keys' lower half grow with the column."""
     from cutlass import Uint32, Uint64
 
     def key_of(value: Any, column: Any) -> Any:
@@ -81,7 +81,7 @@ def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
 
 
 def by_bits(value: Any) -> Any:
-    """Orders the two zeros as well."""
+    """Order the two zeros as well."""
     from cutlass import Int32, Uint32
 
     bits = value.bitcast(Int32)
@@ -147,7 +147,7 @@ def compiled_anew() -> Iterator[None]:
 
 
 def outcome() -> str:
-    """The first thing that is noticed: a sampled row, one of ties, one of zeros."""
+    """First finding in a sampled row, one of ties and one of zeros."""
     for schedule in (EAGER, randomised(1)):
         with devices.emulated_ops(schedule):
             try:

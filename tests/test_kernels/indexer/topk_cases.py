@@ -23,7 +23,7 @@ EIGHT = TopkTile(threads=256, cluster=8, capacity=1280, words=bitmap_words(20_00
 
 
 def some(rng: np.random.Generator, row: Row, value: float) -> Row:
-    """A tenth of it is ``value``."""
+    """Row of which a tenth is replaced by ``value``."""
     return np.where(rng.random(len(row)) < 0.1, np.float32(value), row)
 
 
@@ -32,19 +32,19 @@ def normal(rng: np.random.Generator, columns: int) -> Row:
 
 
 def bits(rng: np.random.Generator, columns: int) -> Row:
-    """Every kind of float32, NaN with either sign among them."""
+    """Row of arbitrary float32 bits, NaN of either sign included."""
     return rng.integers(0, 1 << 32, columns, dtype=np.uint32).view(np.float32)
 
 
 def hot(rng: np.random.Generator, columns: int) -> Row:
-    """All of the best next to one another, and between lines that a sample sees."""
+    """Row whose best values are adjacent, between lines of the sample."""
     row = normal(rng, columns)
     row[columns // 3 :][: columns // 5] += 10
     return row
 
 
 def of(*values: float) -> Make:
-    """Each about as often."""
+    """Rows that draw uniformly from ``values``."""
     return lambda rng, columns: rng.choice(np.array(values, dtype=np.float32), columns)
 
 
@@ -91,7 +91,7 @@ def ints(*values: int) -> Tensor:
 
 
 def best(row: Row, top_k: int) -> list[int]:
-    """The columns of the highest values, the first of equal ones, in ascending order."""
+    """Columns of the highest values, the first of equal ones, in ascending order."""
     values = np.where(np.isnan(row), np.float32(-np.inf), row)
     order = np.lexsort((np.arange(len(row)), -values))
     return sorted(order[:top_k].tolist())
@@ -104,7 +104,7 @@ def check(
     device: torch.device,
     starts: Tensor | None = None,
 ) -> None:
-    """The op against the oracle; ``logits`` may be a view, which the device's then is too."""
+    """Compare the op with the oracle; if ``logits`` is a view, the device's tensor is one too."""
     wide = logits if logits._base is None else logits._base
     there = wide.to(device).as_strided(logits.shape, logits.stride(), logits.storage_offset())
     window = None if starts is None else starts.to(device)

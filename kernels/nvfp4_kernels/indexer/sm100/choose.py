@@ -29,7 +29,7 @@ class ScoreProblem:
     """Host integers that a launch knows.
 
     Attributes:
-        fmt: of queries and keys.
+        fmt: format of queries and keys.
         head_dim, num_heads: sizes of a query.
         sequences: sequences, whose queries see keys of their own.
         queries: queries of each sequence.

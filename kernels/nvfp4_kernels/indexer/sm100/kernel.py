@@ -36,7 +36,7 @@ class ScoreArguments(NamedTuple):
         q: bytes [sequences · queries, num_heads, row].
         k: bytes [keys, row], or of pages that are ``page_table.stride`` apart.
         q_scales: block scales of ``q``; null if there are none.
-        page_table: where keys and their scales lie.
+        page_table: addresses of keys' pages and scales.
         weights: weights of the heads.
         ranges: keys that each query sees.
         sizes: host integers.

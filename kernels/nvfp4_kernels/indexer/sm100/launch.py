@@ -29,7 +29,7 @@ class Scoring:
         variant: layout of the keys.
         q, q_scales: queries, and their block scales or None.
         k: keys, or a cache of them.
-        page_table: where keys and their scales lie.
+        page_table: addresses of keys' pages and scales.
         weights: weights of the heads.
         ranges: keys that each query sees.
     """

@@ -54,7 +54,7 @@ class ScoreTile:
     """One tile of scores: keys times the heads of some queries.
 
     Attributes:
-        fmt: of queries and keys.
+        fmt: format of queries and keys.
         head_dim: elements of a key, and of a query's head.
         num_heads: heads of a query.
         group_queries: queries of a group of four epilogue warps.
