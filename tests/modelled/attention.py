@@ -1,4 +1,4 @@
-"""The modelled time of the attention kernel on a B200, beside the least time there is.
+"""Modelled time of the attention kernel on a B200, beside the roofline.
 
     python -m tests.modelled.attention                      prefill and decode of a Llama 8B's heads
 
@@ -28,7 +28,10 @@ SMS = 148
 FLOPS = {False: 2.25e15, True: 4.5e15}  # dense, of 16-bit and of E4M3 operands
 BYTES = 8e12  # per second
 INDEXED_OF = 4  # keys of a sequence for each that is on a list
-LINE = "{name:34} {us:9.1f} us, least {least:9.1f} ({share:4.0%}) {rate}; {tile}, {splits} splits"
+LINE = (
+    "{name:34} {us:9.1f} us, roofline {bound:9.1f} ({fraction:4.0%}) {rate}; {tile}, "
+    "{splits} splits"
+)
 
 
 @dataclass(frozen=True)
@@ -196,15 +199,15 @@ def report(modeller: Modeller, name: str, shape: Shape) -> None:
     moved = 2 * heads * shape.keys * shape.head_dim * (1 if shape.fp8 else 2)
     pairs = shape.queries * shape.keys - shape.queries**2 / 2
     flops = 4 * heads * shape.group * pairs * shape.head_dim
-    least = max(moved / BYTES, flops / FLOPS[shape.fp8])
+    bound = max(moved / BYTES, flops / FLOPS[shape.fp8])
     if shape.queries > 1:
         seconds = prefill(modeller, tile, shape)
         rate = f"{flops / seconds / 1e12:.0f} TFLOP/s"
     else:
         seconds = decode(modeller, tile, shape, splits)
         rate = f"{moved / seconds / 1e12:.2f} TB/s"
-    us, least = seconds * 1e6, least * 1e6
-    share = least / us
+    us, bound = seconds * 1e6, bound * 1e6
+    fraction = bound / us
     print(LINE.format(**locals()), flush=True)
 
 

@@ -22,7 +22,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
     Args:
         x: bfloat16 or float16 ``(M, K)``. On sm_90 K is a multiple of 8, at most 24576; rows start
-            on multiples of 16 bytes, and their elements lie side by side.
+            on multiples of 16 bytes, and the last stride is 1.
         residual: of ``x``'s dtype and shape; its row stride may differ.
         weight: ``(K,)`` of ``x``'s dtype, contiguous.
         eps: added to the mean square, 0 or more.

@@ -34,7 +34,7 @@ def attention(
 
     Args:
         q: bfloat16 or float16 ``(B, Tq, Hq, D)``, or ``(total_q, Hq, D)`` with ``query_start``. D a
-            multiple of 16 up to 256, its elements side by side; other strides are free.
+            multiple of 16 up to 256, its last stride 1; other strides are free.
         k: ``(B, Tk, Hkv, D)`` or ``(total_k, Hkv, D)`` of ``q``'s dtype; Hq a multiple of Hkv.
         v: of ``k``'s shape and dtype.
         scale: factor of ``q · k``; None: ``D ** -0.5``.
@@ -43,8 +43,8 @@ def attention(
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
         sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.
         query_start: int32 ``(B + 1,)``: sequence b has queries ``query_start[b]`` up to, not
-            including, ``query_start[b + 1]``; results of rows after the last sequence's mean
-            nothing.
+            including, ``query_start[b + 1]``; results of rows after the last sequence's are
+            undefined.
         key_start: int32 ``(B + 1,)``, the same for keys.
         max_query_len: upper bound on the queries of a sequence; with ``query_start`` only.
         max_key_len: upper bound on the keys of a sequence; with ``key_start`` only.
@@ -89,8 +89,8 @@ def paged_attention(
     key that any of its queries sees, may hold anything.
 
     Args:
-        q: bfloat16 or float16 ``(T, Hq, D)``, D a multiple of 16 up to 256, its elements side by
-            side; other strides are free.
+        q: bfloat16 or float16 ``(T, Hq, D)``, D a multiple of 16 up to 256, its last stride 1;
+            other strides are free.
         kv_cache: ``(pages, Hkv, page_size, 2·D)``, a key and then its value, of ``q``'s dtype or
             float8_e4m3fn; strides are free but for the last. Hq is a multiple of Hkv. On sm_100
             ``page_size`` is a power of two of at least 16, and with float8_e4m3fn D a multiple of
@@ -100,7 +100,7 @@ def paged_attention(
         seq_lens: int32 ``(B,)``, the keys of each sequence, those of its queries included.
         query_start: int32 ``(B + 1,)``: rows ``query_start[b]`` up to, not including,
             ``query_start[b + 1]`` of ``q`` are the last tokens of sequence b; results of rows after
-            the last sequence's mean nothing.
+            the last sequence's are undefined.
         max_query_len: upper bound on the queries of a sequence.
         max_seq_len: upper bound on the keys of a sequence.
         scale: see ``attention``.

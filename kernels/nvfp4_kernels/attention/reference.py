@@ -89,8 +89,8 @@ class RaggedKeyValues:
 
     def block(self, tiles: Sequence[Tile], start: int, count: int) -> tuple[Tensor, Tensor]:
         starts = [self.starts[t.sequence] for t in tiles]
-        places = [(s + t.first + start, s + t.last - 1) for s, t in zip(starts, tiles, strict=True)]
-        first, last = torch.tensor(places).view(-1, 2, 1).unbind(1)
+        bounds = [(s + t.first + start, s + t.last - 1) for s, t in zip(starts, tiles, strict=True)]
+        first, last = torch.tensor(bounds).view(-1, 2, 1).unbind(1)
         rows = (first + torch.arange(count)).minimum(last).flatten()
         shape = (len(tiles), count, *self.k.shape[1:])
         both = (x.index_select(0, rows).view(shape) for x in (self.k, self.v))
@@ -126,15 +126,15 @@ class PagedKeyValues:
         A tile's last page is repeated past its end.
         """
         size = self.page_size
-        places = [((t.first + start) // size, (t.last - 1) // size, t.sequence) for t in tiles]
-        first, last, sequence = torch.tensor(places).view(-1, 3, 1).unbind(1)
+        bounds = [((t.first + start) // size, (t.last - 1) // size, t.sequence) for t in tiles]
+        first, last, sequence = torch.tensor(bounds).view(-1, 3, 1).unbind(1)
         indices = self.table[sequence, (first + torch.arange(count)).minimum(last)]
         by_token = self.cache.stride(1) < self.cache.stride(2)
-        lying = self.cache.transpose(1, 2) if by_token else self.cache
-        if lying.dtype == torch.float8_e4m3fn:
-            lying = lying.view(torch.uint8)  # float8 has no index_select
-        found = lying.index_select(0, indices.flatten()).view(self.cache.dtype)
-        pages = found.view(*indices.shape, *lying.shape[1:])
+        stored = self.cache.transpose(1, 2) if by_token else self.cache
+        if stored.dtype == torch.float8_e4m3fn:
+            stored = stored.view(torch.uint8)  # float8 has no index_select
+        found = stored.index_select(0, indices.flatten()).view(self.cache.dtype)
+        pages = found.view(*indices.shape, *stored.shape[1:])
         return pages.movedim(-2, 1) if by_token else pages.transpose(1, 2)
 
 
@@ -315,14 +315,14 @@ def _initial_state(q: Tensor, sinks: Tensor | None, rows: int) -> tuple[Tensor, 
 def _bias(tiles: Sequence[Tile], start: int, keys: int, scoring: Scoring) -> Tensor | None:
     """Mask ``(tiles, 1, rows, 1, keys)``: −inf for keys that a row does not see; None: all 0."""
     firsts = [t.first + start for t in tiles]
-    places = list(zip(firsts, tiles, strict=True))
-    ragged = any(first + keys > t.last for first, t in places)
-    after = scoring.causal and any(first + keys - 1 > t.position for first, t in places)
+    starts = list(zip(firsts, tiles, strict=True))
+    ragged = any(first + keys > t.last for first, t in starts)
+    after = scoring.causal and any(first + keys - 1 > t.position for first, t in starts)
     lost = math.inf if scoring.window is None else scoring.window
-    before = any(first <= t.position + t.rows - 1 - lost for first, t in places)
+    before = any(first <= t.position + t.rows - 1 - lost for first, t in starts)
     if not (ragged or after or before):
         return None
-    numbers = torch.tensor([[first, t.position, t.last] for first, t in places])
+    numbers = torch.tensor([[first, t.position, t.last] for first, t in starts])
     first, position, last = numbers.view(-1, 3, 1, 1, 1, 1).unbind(1)
     key = first + torch.arange(keys)
     position = position + torch.arange(tiles[0].rows).view(-1, 1, 1)

@@ -53,7 +53,7 @@ def sparse_attention(
             sequence b.
         query_start: int32 ``(B + 1,)``: rows ``query_start[b]`` up to, not including,
             ``query_start[b + 1]`` belong to sequence b; results of rows after the last sequence's
-            mean nothing.
+            are undefined.
         scale: factor of ``q · k``; None: ``D ** -0.5``.
         soft_cap: logits become ``soft_cap · tanh(logit / soft_cap)``.
         sinks: float32 ``(Hq,)``, a logit per head that adds to the softmax's sum and has no value.

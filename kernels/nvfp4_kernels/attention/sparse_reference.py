@@ -36,8 +36,8 @@ class IndexedKeyValues:
 
     def block(self, tiles: Sequence[Tile], start: int, count: int) -> tuple[Tensor, Tensor]:
         """See ``KeyValues.block``; the last key is repeated past the end of a list."""
-        places = torch.tensor([(t.row, t.last - 1) for t in tiles])
-        row, last = places.view(-1, 2, 1).unbind(1)
+        bounds = torch.tensor([(t.row, t.last - 1) for t in tiles])
+        row, last = bounds.view(-1, 2, 1).unbind(1)
         positions = self.indices[row, (start + torch.arange(count)).minimum(last)]
         size = self.cache.shape[2]
         pages = self.table[self.sequences[row], positions // size]

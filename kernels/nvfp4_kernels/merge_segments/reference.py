@@ -9,15 +9,15 @@ def merge_segments(
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.merge_segments.op.merge_segments``."""
     lses = lses.masked_fill(lses == torch.inf, -torch.inf)
-    largest = lses.amax(0)
+    row_max = lses.amax(0)
     if sinks is not None:
-        largest = largest.maximum(sinks)
-    # Without any key: finite, so that its distance to −inf is no NaN.
-    largest = largest.clamp_min(torch.finfo(torch.float32).min)
-    weights = (lses - largest).exp()
-    total = weights.sum(0)
+        row_max = row_max.maximum(sinks)
+    # Finite without any key, so that its distance to −inf is no NaN.
+    row_max = row_max.clamp_min(torch.finfo(torch.float32).min)
+    weights = (lses - row_max).exp()
+    row_sum = weights.sum(0)
     if sinks is not None:
-        total = total + (sinks - largest).exp()
-    found = outs.float().masked_fill((lses == -torch.inf).unsqueeze(-1), 0)
-    out = (weights.unsqueeze(-1) * found).sum(0) / total.where(total != 0, 1).unsqueeze(-1)
-    return out.to(out_dtype), largest + total.log()
+        row_sum = row_sum + (sinks - row_max).exp()
+    outs = outs.float().masked_fill((lses == -torch.inf).unsqueeze(-1), 0)
+    out = (weights.unsqueeze(-1) * outs).sum(0) / row_sum.where(row_sum != 0, 1).unsqueeze(-1)
+    return out.to(out_dtype), row_max + row_sum.log()

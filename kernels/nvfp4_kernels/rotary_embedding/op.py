@@ -27,8 +27,8 @@ def rotary_embedding(
     Args:
         positions: int64 ``(M,)``, contiguous: the row of ``cos_sin_cache`` for each token. That
             all are from 0 to P - 1 is checked on CPU only.
-        q: bfloat16 or float16 ``(M, Hq, D)``, elements of a head side by side; other strides are
-            free, as in a slice of the projection of queries, keys and values. On sm_90 D is a
+        q: bfloat16 or float16 ``(M, Hq, D)``, the last stride 1; other strides are free, as in a
+            slice of the QKV projection. On sm_90 D is a
             multiple of 8 up to 1024, and all rows start on multiples of 16 bytes.
         k: ``(M, Hkv, D)`` of ``q``'s dtype, strides as for ``q``.
         cos_sin_cache: ``(P, R)`` of ``q``'s dtype, contiguous: R/2 cosines and then R/2 sines. R is

@@ -13,7 +13,7 @@ class RotaryTile:
     Attributes:
         head_dim: D.
         rotary_dim: R.
-        slots: heads side by side over threads.
+        slots: heads that threads process at once.
         steps: heads of a thread, one after the other.
     """
 

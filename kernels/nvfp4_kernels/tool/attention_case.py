@@ -1,4 +1,4 @@
-"""Is attention right? The GPU's kernel against the reference on CPU, on the same values."""
+"""Correctness cases of attention: a GPU's kernel against the reference on CPU, same inputs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +11,11 @@ from nvfp4_kernels.attention import reference
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.tool.task import Figures, Machine, Mismatch
 
-# Of the largest value: probabilities are rounded to 8 bits with BF16, and quantised queries,
-# keys and probabilities have 4 with E4M3.
-MOST_OFF, MOST_OFF_FP8 = 2.0**-6, 2.0**-3
-# Of the log of the sum, whose logits E4M3 queries are part of.
-MOST_LSE, MOST_LSE_FP8 = 1e-4, 0.1
+# Relative to the largest value: BF16 rounds probabilities to 8 bits, E4M3 rounds queries, keys and
+# probabilities to 4.
+MAX_ERROR, MAX_ERROR_FP8 = 2.0**-6, 2.0**-3
+# Absolute, of the LSE; E4M3 queries enter its logits.
+MAX_LSE_ERROR, MAX_LSE_ERROR_FP8 = 1e-4, 0.1
 
 TENSORS = (
     *("q", "kv_cache", "block_table", "seq_lens", "query_start"),
@@ -25,11 +25,11 @@ TENSORS = (
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Paged attention of sequences whose last tokens ask.
+    """Paged attention of the last tokens of some sequences.
 
     Attributes:
         lengths: queries and keys of every sequence.
-        query_heads, kv_heads, head_dim: as usual.
+        query_heads, kv_heads, head_dim: sizes.
         page_size: keys of a page.
         dtype: of queries and result.
         fp8: whether the cache is E4M3.
@@ -70,19 +70,19 @@ class AttentionCase:
         largest = float(expected.float().abs().max())
         off = float((actual.cpu().float() - expected.float()).abs().max()) / largest
         lse_off = float((actual_lse.cpu() - expected_lse).abs().max())
-        _compare("out", off, MOST_OFF_FP8 if self.fp8 else MOST_OFF, "of the largest value")
-        _compare("lse", lse_off, MOST_LSE_FP8 if self.fp8 else MOST_LSE, "")
+        _compare("out", off, MAX_ERROR_FP8 if self.fp8 else MAX_ERROR, "of the largest value")
+        _compare("lse", lse_off, MAX_LSE_ERROR_FP8 if self.fp8 else MAX_LSE_ERROR, "")
         return {"values": float(expected.numel()), "off": off, "lse_off": lse_off}
 
     def expected(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Of the reference."""
+        """Result of the reference."""
         scoring = Scoring(self.head_dim**-0.5, True, self.window, self.soft_cap)
         arguments: list[Any] = [given.get(name) for name in TENSORS]
         arguments += [*self._longest(), scoring]
         return reference.paged_attention(*arguments)
 
     def actual(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Of the op."""
+        """Result of the op."""
         queries, keys = self._longest()
         return paged_attention(
             **given,
@@ -97,7 +97,7 @@ class AttentionCase:
         return queries, keys
 
     def tensors(self) -> dict[str, Tensor]:
-        """Of the op, on the CPU; slots without a key hold NaN."""
+        """Arguments of the op, on the CPU; slots without a key hold NaN."""
         seeded = torch.Generator().manual_seed(0)
         pages = [-(-keys // self.page_size) for _, keys in self.lengths]
         order = torch.randperm(sum(pages), generator=seeded).int()
@@ -128,13 +128,13 @@ class AttentionCase:
         return given
 
 
-def _compare(name: str, off: float, most: float, unit: str) -> None:
-    if not off <= most:
-        raise Mismatch(f"{name}: off by {off:.2g} {unit}, may be {most:.2g} at the most")
+def _compare(name: str, off: float, limit: float, unit: str) -> None:
+    if not off <= limit:
+        raise Mismatch(f"{name}: off by {off:.2g} {unit}, may be {limit:.2g} at the most")
 
 
 def attention_cases(quick: bool) -> list[AttentionCase]:
-    """Every head dimension, and what else attention may have."""
+    """Cases of head dimensions, dtypes, page sizes, groups, and options."""
     mixed = ((1, 300), (70, 200), (200, 200), (1, 1))
     cases = [
         AttentionCase(mixed, head_dim=d, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Is sparse attention right? As for attention, each token with a list of some of its keys."""
+"""Correctness cases of sparse attention: each token has a list of some of its keys."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ TENSORS = (
 
 @dataclass(frozen=True)
 class SparseAttentionCase(AttentionCase):
-    """Random lists of up to ``width`` keys, at least one; windows are not looked at."""
+    """Sparse attention to random lists of 1 to ``width`` keys; ``window`` is ignored."""
 
     width: int = 100
 
@@ -42,8 +42,8 @@ class SparseAttentionCase(AttentionCase):
         indices = torch.full((len(tokens), self.width), -1, dtype=torch.int32)
         lens = torch.zeros(len(tokens), dtype=torch.int32)
         for token, keys in enumerate(tokens):
-            most = min(keys, self.width)
-            count = int(torch.randint(1, most + 1, (), generator=seeded))
+            longest = min(keys, self.width)
+            count = int(torch.randint(1, longest + 1, (), generator=seeded))
             indices[token, :count] = torch.randperm(keys, generator=seeded)[:count]
             lens[token] = count
         del given["seq_lens"]
@@ -51,7 +51,7 @@ class SparseAttentionCase(AttentionCase):
 
 
 def sparse_attention_cases(quick: bool) -> list[SparseAttentionCase]:
-    """Some head dimensions, groups and caches, lists short and long."""
+    """Cases of head dimensions, groups, caches, and lists short and long."""
     mixed = ((1, 300), (7, 200), (20, 20), (1, 1))
     cases = [
         SparseAttentionCase(mixed, head_dim=d, fp8=fp8)

@@ -1,4 +1,4 @@
-"""How long attention takes, beside torch's own on dense tensors of the same sizes."""
+"""Timings of attention beside torch's on dense tensors of the same sizes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +14,13 @@ from nvfp4_kernels.tool.timed import cold_sets, figures
 
 @dataclass(frozen=True)
 class TimedAttention:
-    """``batch`` sequences of ``queries`` last tokens and ``keys`` keys, in BF16, causal.
+    """Causal BF16 attention of sequences of equal length.
 
     Attributes:
         section: of the report.
-        batch, queries, keys: above.
+        batch: sequences.
+        queries: last tokens of each.
+        keys: of each.
         query_heads, kv_heads, head_dim: those of Llama 3 8B.
         fp8: whether the cache is E4M3.
     """
@@ -40,7 +42,7 @@ class TimedAttention:
 
     @property
     def work(self) -> Work:
-        """Multiplications of what is seen, and each key, value, query and result moved once."""
+        """FLOPs of keys that are seen; each key, value, query and result moved once."""
         pairs = self.queries * self.keys - self.queries * (self.queries - 1) // 2
         stored = 2 * self.keys * self.kv_heads * self.head_dim * (1 if self.fp8 else 2)
         moved = stored + 2 * 2 * self.queries * self.query_heads * self.head_dim

@@ -25,10 +25,10 @@ from tests.test_kernels.attention.attention_sm100 import Chosen, check
 pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 
-# More than a query tile, more than a pair of them, group sizes that share no tile evenly.
+# More than a query tile, more than two of them, group sizes that share no tile evenly.
 PREFILL = {
-    "a pair, D = 64": Case((300, 40), (420, 130), 2, 1),
-    "a pair, D = 128": Case((300, 40), (420, 130), 2, 1, head_dim=128),
+    "two query tiles, D = 64": Case((300, 40), (420, 130), 2, 1),
+    "two query tiles, D = 128": Case((300, 40), (420, 130), 2, 1, head_dim=128),
     "groups of 3": Case((70, 5), (300, 5), 3, 1, head_dim=128),
     "groups of 7": Case((45, 20), (190, 20), 7, 1, page_size=32),
     "one tile of 192": Case((70,), (300,), 2, 1, head_dim=192),
@@ -37,11 +37,12 @@ PREFILL = {
     "fp8": Case((150, 20), (300, 257), 2, 1, head_dim=128, fp8=True),
     "fp8, D = 256": Case((20,), (257,), 4, 1, head_dim=256, fp8=True, page_size=64),
     "pages larger than a tile": Case((20, 3), (400, 257), 2, 1, page_size=256),
-    "spread": Case((2, 1, 5), (300, 129, 40), 4, 1),
-    "spread, fp8": Case((1, 3, 8), (300, 257, 9), 4, 1, fp8=True, sinks=True, page_size=32),
+    "warp split": Case((2, 1, 5), (300, 129, 40), 4, 1),
+    "warp split, fp8": Case((1, 3, 8), (300, 257, 9), 4, 1, fp8=True, sinks=True, page_size=32),
 }
 EVERY_SCHEDULE = (
-    "a pair, D = 64", "a pair, D = 128", "one tile of 192", "fp8", "spread", "spread, fp8"
+    "two query tiles, D = 64", "two query tiles, D = 128", "one tile of 192", "fp8", "warp split",
+    "warp split, fp8",
 )  # fmt: skip
 
 
@@ -109,27 +110,33 @@ FEW = {"queries": (16, 1, 3), "heads": 2}  # blocks of 32 rows
 TILES = {
     "three splits": (Chosen(AttentionTile(64, 1), 3), {"sinks": True}),
     "more splits than key tiles": (Chosen(AttentionTile(128, 1), 7), {}),
-    "two splits of pairs": (Chosen(AttentionTile(64, 2), 2), {"window": 300}),
+    "two splits of two query tiles": (Chosen(AttentionTile(64, 2), 2), {"window": 300}),
     "splits, fp8": (Chosen(AttentionTile(64, 1, fp8=True, ctas_per_sm=2), 2), {"dtype": FP16}),
     "splits, fp8, D = 96": (Chosen(AttentionTile(96, 1, fp8=True), 2), {}),
     "splits, D = 80": (Chosen(AttentionTile(80, 1), 2), {}),
-    "a pair, D = 112": (Chosen(AttentionTile(112, 2)), {}),
+    "two query tiles, D = 112": (Chosen(AttentionTile(112, 2)), {}),
     "two to an SM": (Chosen(AttentionTile(64, 1, ctas_per_sm=2)), {}),
     "two to an SM, D = 128": (Chosen(AttentionTile(128, 1, ctas_per_sm=2)), {"sinks": True}),
     "a ring of two": (Chosen(AttentionTile(96, 2, max_stages=2)), {}),
     "exponentials by FMA": (Chosen(AttentionTile(64, 2, emulated_exp2=16)), {"window": 90}),
     "exponentials by MUFU": (Chosen(AttentionTile(64, 2, emulated_exp2=0)), {"sinks": True}),
-    "spread, three splits": (Chosen(AttentionTile(64, warp_split_kv=True), 3), {"sinks": True}),
-    "spread over blocks of rows": (Chosen(AttentionTile(80, warp_split_kv=True)), {}),
-    "spread, window": (Chosen(AttentionTile(128, warp_split_kv=True), 2), FEW | {"window": 77}),
-    "spread, soft cap": (Chosen(AttentionTile(48, warp_split_kv=True)), FEW | {"soft_cap": 3.0}),
-    "spread, fp8, D = 96": (
+    "warp split, three splits": (Chosen(AttentionTile(64, warp_split_kv=True), 3), {"sinks": True}),
+    "warp split, blocks of rows": (Chosen(AttentionTile(80, warp_split_kv=True)), {}),
+    "warp split, window": (Chosen(AttentionTile(128, warp_split_kv=True), 2), FEW | {"window": 77}),
+    "warp split, soft cap": (
+        Chosen(AttentionTile(48, warp_split_kv=True)),
+        FEW | {"soft_cap": 3.0},
+    ),
+    "warp split, fp8, D = 96": (
         Chosen(AttentionTile(96, fp8=True, warp_split_kv=True), 2),
         {"dtype": FP16},
     ),
-    "spread, D = 256": (Chosen(AttentionTile(256, warp_split_kv=True)), FEW),
-    "spread, one warp's rows": (Chosen(AttentionTile(16, warp_split_kv=True, ctas_per_sm=2)), FEW),
-    "not spread": (Chosen(AttentionTile(64)), FEW),
+    "warp split, D = 256": (Chosen(AttentionTile(256, warp_split_kv=True)), FEW),
+    "warp split, one warp's rows": (
+        Chosen(AttentionTile(16, warp_split_kv=True, ctas_per_sm=2)),
+        FEW,
+    ),
+    "no warp split": (Chosen(AttentionTile(64)), FEW),
 }
 
 

@@ -87,7 +87,7 @@ SHARED = AttentionTile(64, 1, ctas_per_sm=2)
 TILES = {
     "three splits": (Chosen(SHARED, 3), {"sinks": True}),
     "more splits than key tiles": (Chosen(SHARED, 7), {}),
-    "a pair": (Chosen(AttentionTile(64, 2)), {"query_heads": 200}),
+    "two query tiles": (Chosen(AttentionTile(64, 2)), {"query_heads": 200}),
 }
 
 

@@ -1,1 +1,1 @@
-"""Attention on sm_100: loads, two matrix products and a softmax, each by warps of its own."""
+"""Attention on sm_100: warp-specialised loads, MMAs and softmax."""

@@ -18,8 +18,8 @@ SOFTMAX_ARRIVALS = WARPS
 class Barriers:
     """All mbarriers of a CTA; phases are counted from 0.
 
-    With two stages of S, a softmax may be a key tile ahead of PV, and QK one ahead of both: what
-    they signal has a barrier per stage, so that nobody waits for a phase but the next.
+    With two stages of S, the softmax may run one key tile ahead of PV, and QK one ahead of both:
+    a barrier per stage keeps every wait within one phase of its barrier.
 
     | barrier | arrive count | completed by | phase |
     |---|---|---|---|

@@ -1,4 +1,4 @@
-"""Epilogue: O of tensor memory, normalised by the row sums, goes to global memory."""
+"""Epilogue: normalise O in tensor memory by the row sums, store it and the LSE."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

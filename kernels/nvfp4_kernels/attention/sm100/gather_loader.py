@@ -50,7 +50,7 @@ class KeyLists:
 
 @dataclass(frozen=True)
 class GatherLoader(TmaLoader):
-    """Role of one warp: each lane gathers four rows of a chunk at a time, wherever they lie.
+    """Role of one warp: each lane gathers four rows of a chunk at a time.
 
     Attributes:
         lists: of this launch.

@@ -97,8 +97,10 @@ class FmhaSm100:
                                   <--p_full---
                                   ---o_full-->
 
-    Each arrow is an mbarrier per stage of the ring, or per query tile and stage of S; ``Barriers``
-    tells the arrive counts. ``s_empty`` is waited for only where P has columns of its own.
+    Each arrow is an mbarrier per stage of the ring, or per query tile and stage of S. Arrive counts
+    are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for all others: an
+    arrive.expect_tx or a tcgen05.commit; see ``Barriers``. The MMA warp waits for ``s_empty`` only
+    where P has columns of its own.
     """
 
     tile: AttentionTile

@@ -71,7 +71,7 @@ class Mma:
             if leader:
                 ptx.tcgen05_commit(barriers.kv_empty)
         for index in cutlass.range(tiles, unroll=1):
-            # Tiles lie in the ring in the order in which MMAs first read them.
+            # The ring holds tiles in the order in which MMAs first read them.
             more = Int32(index + 1 < tiles)
             if cutlass.const_expr(tile.qk_before_pv):
                 keys, values = count + 1, count + 1 + more

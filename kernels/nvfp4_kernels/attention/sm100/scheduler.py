@@ -90,7 +90,7 @@ class WorkTile:
 def work_tile(
     tile: cutlass.Constexpr, variant: cutlass.Constexpr, sizes: Sizes, lengths: SequenceLengths
 ) -> WorkTile:
-    """Work tile of this CTA. Blocks of queries run from the last on, which sees the most keys."""
+    """Work tile of this CTA; the longest first, since the last block of queries sees most keys."""
     head_split, batch, block = cute.arch.block_idx()
     if cutlass.const_expr(variant.layout == "indexed"):
         head_split, batch = batch, head_split

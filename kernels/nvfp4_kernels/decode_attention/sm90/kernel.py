@@ -24,7 +24,7 @@ class DecodeArguments(NamedTuple):
 
     Attributes:
         q, key, value: of each sequence's new token.
-        kv_cache: pages of keys and values side by side.
+        kv_cache: [page, head, row, 2·D], a key and then its value.
         cache_strides: its strides.
         block_table: int32 [sequences, table_stride], pages.
         table_stride: elements between rows of the block table.

@@ -46,7 +46,9 @@ class DecodeTile:
         assert self.splits in (1, 2, 4, MAX_SPLITS), self.splits
         assert self.keys in (KEYS, 2 * KEYS), self.keys
         assert self.stages >= 2, "a warp loads while it computes"
-        assert self.part_bytes <= self.stages * self.stage_bytes, "a part lies in its warp's ring"
+        assert self.part_bytes <= self.stages * self.stage_bytes, (
+            "a partial result fits its warp's ring"
+        )
 
     @property
     def head_tiles(self) -> int:
