@@ -95,11 +95,12 @@ def model_report(model: str, **engine_args: Any) -> Report:
         from vllm.utils.torch_utils import set_default_torch_dtype
 
         from vllm_fp4_plugin.config import Nvfp4TcConfig
-        from vllm_fp4_plugin.options import METHOD
+        from vllm_fp4_plugin.options import METHOD, Options
         from vllm_fp4_plugin.startup import idle
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
     args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
+    Options.of(args)  # refused here in one line, and in many where vLLM builds its config
     config = args.create_engine_config()
     with tempfile.TemporaryDirectory() as rendezvous, set_current_vllm_config(config):
         init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")

@@ -281,5 +281,5 @@ def test_foreign_quantization_stops_the_engine(modelopt: Path, tmp_path: Path) -
     config = json.loads((copy / "config.json").read_text())
     config["quantization_config"]["quant_algo"] = "FP8"
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="quant_algo: is 'FP8', nvfp4-tc reads NVFP4"):
+    with pytest.raises(ValueError, match="quant_algo: is 'FP8', must be NVFP4"):
         run(str(copy))
