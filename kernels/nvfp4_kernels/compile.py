@@ -62,7 +62,7 @@ def launch(kernel: DeviceKernel, *arguments: Any) -> None:
             tuples of them.
     """
     tensors: list[Tensor] = []
-    words = [_word(each, tensors) for each in arguments]
+    words = _words(arguments, tensors)
     for watch in watchers:
         watch(tensors)
     if not tensors[0].is_cuda:
@@ -72,14 +72,18 @@ def launch(kernel: DeviceKernel, *arguments: Any) -> None:
         compiled(kernel, arch())(*words, torch.cuda.current_stream().cuda_stream)
 
 
-def _word(given: Any, tensors: list[Tensor]) -> Any:
-    """An argument as compiled host code takes it; its tensors are added to ``tensors``."""
-    if isinstance(given, Tensor):
-        tensors.append(given)
-        return given.data_ptr()
-    if isinstance(given, tuple):
-        return tuple([_word(each, tensors) for each in given])
-    return 0 if given is None else given
+def _words(given: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:
+    """Arguments as compiled host code takes them; their tensors are added to ``tensors``."""
+    words: list[Any] = []
+    for each in given:
+        if isinstance(each, Tensor):
+            tensors.append(each)
+            words.append(each.data_ptr())
+        elif isinstance(each, tuple):
+            words.append(_words(each, tensors))
+        else:
+            words.append(0 if each is None else each)
+    return tuple(words)
 
 
 @functools.cache
