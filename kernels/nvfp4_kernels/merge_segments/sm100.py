@@ -16,7 +16,7 @@ from nvfp4_kernels.compile import launch
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.math import LOG2_E
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.merge_segments.choose import THREADS, VECTOR_BYTES, choose_prefetch
 
 LN_2 = 0.6931471805599453
@@ -249,7 +249,8 @@ def merge_segments(
     lse = lses.new_empty(lses.shape[1:])
     if lse.numel():
         rows = lse.numel()
-        prefetch = choose_prefetch(segments, rows, head_dim * outs.element_size())
+        sms = multiprocessors(outs.device)
+        prefetch = choose_prefetch(segments, rows, head_dim * outs.element_size(), sms)
         dtypes = dtype_name(outs.dtype), dtype_name(out.dtype)
         kernel = MergeSegmentsSm100(*dtypes, head_dim, sinks is not None, prefetch)
         arguments = MergeArguments(

@@ -1,35 +1,47 @@
 """``quantize`` and ``quantize_per_token`` for sm_100: one pass over memory."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Vector
+from cutlass import Int64, Vector
 from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.device.rowwise.operands import dtype_name, new_operand, new_row_scale, rows_of
-from nvfp4_kernels.device.rowwise.output import Output
+from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, new_operand, new_row_scale, rows_of
+from nvfp4_kernels.device.rowwise.output import (
+    OUTPUT_ALIGNMENT,
+    OUTPUT_TYPES,
+    QuantizedRows,
+    RowQuantizer,
+)
 from nvfp4_kernels.device.rowwise.place import (
     Place,
     ctas,
     find,
     load_block,
-    output_pointers,
-    pointer,
     store_padding,
 )
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.quantize.choose import choose_config
+
+
+class QuantizeArguments(NamedTuple):
+    """Arguments of a launch: rows to read, ``stride`` elements apart, and rows to write."""
+
+    x: cute.Pointer
+    stride: Int64
+    out: QuantizedRows
 
 
 @dataclass(frozen=True)
 class QuantizeSm100:
-    """One configuration.
+    """One configuration; each thread quantises 16 elements of a row at a time.
 
     Attributes:
         dtype: of the input, e.g. ``"bfloat16"``.
@@ -41,53 +53,37 @@ class QuantizeSm100:
     per_token: bool
     tile: RowTile
 
-    def signature(self) -> tuple[Any, ...]:
-        x = pointer(TYPES[self.dtype], 32)
-        return (x, *output_pointers(), Int32(0), Int32(0), Int32(0), Int64(0))
+    def signature(self) -> tuple[QuantizeArguments]:
+        """One example of ``__call__``'s bundle of arguments."""
+        types = {"x": TYPES[self.dtype], **OUTPUT_TYPES}
+        return (example(QuantizeArguments, types, {"x": ALIGNMENT, **OUTPUT_ALIGNMENT}),)
 
     @cute.jit
-    def __call__(
-        self,
-        x: cute.Pointer,
-        data: cute.Pointer,
-        scales: cute.Pointer,
-        scale: cute.Pointer,
-        m: Int32,
-        k: Int32,
-        batch: Int32,
-        stride: Int64,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """``batch`` matrices of ``m`` × ``k``, all rows ``stride`` elements apart."""
-        self.kernel(x, data, scales, scale, m, k, stride).launch(
-            grid=(ctas(self.tile, m, k, batch), 1, 1),
+    def __call__(self, arguments: QuantizeArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch a CTA for each tile of rows that have scales, padding included."""
+        out = arguments.out
+        self.kernel(arguments).launch(
+            grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
             block=(self.tile.threads, 1, 1),
             stream=stream,
             use_pdl=True,
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        x: cute.Pointer,
-        data: cute.Pointer,
-        scales: cute.Pointer,
-        scale: cute.Pointer,
-        m: Int32,
-        k: Int32,
-        stride: Int64,
-    ) -> None:
-        place = find(self.tile, m, k)
+    def kernel(self, arguments: QuantizeArguments) -> None:
+        """Quantise one CTA's rows, or zero the scales of padding."""
+        out = arguments.out
+        place = find(self.tile, out.m, out.k)
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         if place.live:
-            output = Output(data, scales, scale, self.per_token)
-            output.write(place, self._rows(x, place, stride))
+            quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
+            quantizer.write(place, self._rows(arguments, place))
         else:
-            store_padding(place, scales)
+            store_padding(place, out.scales)
 
-    def _rows(self, x: cute.Pointer, place: Place, stride: Int64) -> list[Vector]:
-        start = place.row * stride
+    def _rows(self, arguments: QuantizeArguments, place: Place) -> list[Vector]:
+        x, start = arguments.x, place.row * arguments.stride
         return [load_block(x, start + place.element(s), place.has(s)) for s in place.steps]
 
 
@@ -109,6 +105,7 @@ def _run(x: Tensor, scale: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
         tile = choose_config(
             rows.count, rows.k, x.element_size(), per_token, multiprocessors(x.device)
         )
-        kernel = QuantizeSm100(dtype_name(x), per_token, tile)
-        launch(kernel, x, data, scales, scale, rows.m, rows.k, rows.batch, rows.stride)
+        kernel = QuantizeSm100(dtype_name(x.dtype), per_token, tile)
+        out = QuantizedRows(data, scales, scale, rows.m, rows.k, rows.batch)
+        launch(kernel, QuantizeArguments(x, rows.stride, out))
     return data, scales

@@ -1,7 +1,7 @@
 """``rms_norm_quantize`` and its siblings for sm_100: rows stay in registers between the passes."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass
@@ -11,21 +11,25 @@ from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.compile import launch
+from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.rowwise.operands import (
+    ALIGNMENT,
     check_vector,
-    dtype_name,
     new_operand,
     new_row_scale,
     rows_of,
 )
-from nvfp4_kernels.device.rowwise.output import Output
+from nvfp4_kernels.device.rowwise.output import (
+    OUTPUT_ALIGNMENT,
+    OUTPUT_TYPES,
+    QuantizedRows,
+    RowQuantizer,
+)
 from nvfp4_kernels.device.rowwise.place import (
     Place,
     ctas,
     find,
     load_block,
-    output_pointers,
-    pointer,
     prefetch_block,
     steps_ahead,
     store_elements,
@@ -34,13 +38,15 @@ from nvfp4_kernels.device.rowwise.place import (
 from nvfp4_kernels.device.rowwise.reduction import reduce_row, total
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.rms_norm_quantize.choose import choose_config
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Rows to read, and the residual to write; ``stride`` counts elements between rows."""
+class Inputs(NamedTuple):
+    """Rows to read, and the residual to write; ``stride`` counts elements between rows.
+
+    Without a residual, its pointers are null.
+    """
 
     x: cute.Pointer
     residual: cute.Pointer
@@ -48,6 +54,14 @@ class Inputs:
     residual_out: cute.Pointer
     stride: Int64
     residual_stride: Int64
+
+
+class RmsNormQuantizeArguments(NamedTuple):
+    """Arguments of a launch."""
+
+    inputs: Inputs
+    out: QuantizedRows
+    eps: Float32
 
 
 @dataclass(frozen=True)
@@ -68,60 +82,39 @@ class RmsNormQuantizeSm100:
     per_token: bool
     tile: RowTile
 
-    def signature(self) -> tuple[Any, ...]:
-        rows, weight = pointer(TYPES[self.dtype], 32), pointer(TYPES[self.weight_dtype], 32)
-        sizes = (Int32(0), Int32(0), Int32(0), Int64(0), Int64(0))
-        return (rows, rows, weight, rows, *output_pointers(), *sizes, Float32(0.0))
+    def signature(self) -> tuple[RmsNormQuantizeArguments]:
+        """One example of ``__call__``'s bundle of arguments."""
+        rows = dict.fromkeys(("x", "residual", "residual_out"), TYPES[self.dtype])
+        types = {**rows, "weight": TYPES[self.weight_dtype], **OUTPUT_TYPES}
+        alignment = {**dict.fromkeys((*rows, "weight"), ALIGNMENT), **OUTPUT_ALIGNMENT}
+        return (example(RmsNormQuantizeArguments, types, alignment),)
 
     @cute.jit
-    def __call__(
-        self,
-        x: cute.Pointer,
-        residual: cute.Pointer,
-        weight: cute.Pointer,
-        residual_out: cute.Pointer,
-        data: cute.Pointer,
-        scales: cute.Pointer,
-        scale: cute.Pointer,
-        m: Int32,
-        k: Int32,
-        batch: Int32,
-        stride: Int64,
-        residual_stride: Int64,
-        eps: Float32,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """``batch`` matrices of ``m`` × ``k``; without a residual, its pointers are null."""
-        inputs = Inputs(x, residual, weight, residual_out, stride, residual_stride)
-        self.kernel(inputs, data, scales, scale, m, k, eps).launch(
-            grid=(ctas(self.tile, m, k, batch), 1, 1),
+    def __call__(self, arguments: RmsNormQuantizeArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch a CTA for each tile of rows that have scales, padding included."""
+        out = arguments.out
+        self.kernel(arguments).launch(
+            grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
             block=(self.tile.threads, 1, 1),
             stream=stream,
             use_pdl=True,
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        inputs: Inputs,
-        data: cute.Pointer,
-        scales: cute.Pointer,
-        scale: cute.Pointer,
-        m: Int32,
-        k: Int32,
-        eps: Float32,
-    ) -> None:
-        place = find(self.tile, m, k)
+    def kernel(self, arguments: RmsNormQuantizeArguments) -> None:
+        """Normalise and quantise one CTA's rows, or zero the scales of padding."""
+        inputs, out = arguments.inputs, arguments.out
+        place = find(self.tile, out.m, out.k)
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for step in cutlass.range_constexpr(self.tile.steps):
             wanted = place.live & (place.slot == 0) & (place.block(step) < place.blocks)
             prefetch_block(inputs.weight, place.element(step), wanted)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         if place.live:
-            output = Output(data, scales, scale, self.per_token)
-            output.write(place, self._normalise(inputs, place, k, eps))
+            quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
+            quantizer.write(place, self._normalise(inputs, place, out.k, arguments.eps))
         else:
-            store_padding(place, scales)
+            store_padding(place, out.scales)
 
     def _normalise(self, inputs: Inputs, place: Place, k: Int32, eps: Float32) -> list[Vector]:
         rows = self._sums(inputs, place) if self.adds else self._inputs(inputs, place)
@@ -215,10 +208,9 @@ def _run(
     data, scales = new_operand(x, rows.k)
     if x.numel():
         tile = choose_config(rows.count, rows.k, multiprocessors(x.device))
-        dtypes = dtype_name(x), dtype_name(weight)
+        dtypes = dtype_name(x.dtype), dtype_name(weight.dtype)
         kernel = RmsNormQuantizeSm100(*dtypes, residual is not None, per_token, tile)
-        launch(
-            kernel, x, residual, weight, residual_out, data, scales, scale,
-            rows.m, rows.k, rows.batch, rows.stride, residual_rows.stride, eps,
-        )  # fmt: skip
+        inputs = Inputs(x, residual, weight, residual_out, rows.stride, residual_rows.stride)
+        out = QuantizedRows(data, scales, scale, rows.m, rows.k, rows.batch)
+        launch(kernel, RmsNormQuantizeArguments(inputs, out, eps))
     return data, scales

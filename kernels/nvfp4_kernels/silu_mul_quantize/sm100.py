@@ -1,37 +1,49 @@
 """``silu_mul_quantize`` for sm_100: gate and up are read once, nothing else leaves but NVFP4."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Vector
+from cutlass import Float32, Int64, Vector
 from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.compile import launch
+from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.math import LOG2_E
-from nvfp4_kernels.device.rowwise.operands import dtype_name, new_operand, new_row_scale, rows_of
-from nvfp4_kernels.device.rowwise.output import Output
+from nvfp4_kernels.device.rowwise.operands import ALIGNMENT, new_operand, new_row_scale, rows_of
+from nvfp4_kernels.device.rowwise.output import (
+    OUTPUT_ALIGNMENT,
+    OUTPUT_TYPES,
+    QuantizedRows,
+    RowQuantizer,
+)
 from nvfp4_kernels.device.rowwise.place import (
     Place,
     ctas,
     find,
     load_block,
-    output_pointers,
-    pointer,
     steps_ahead,
     store_padding,
 )
 from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.silu_mul_quantize.choose import choose_config
+
+
+class SiluMulQuantizeArguments(NamedTuple):
+    """Arguments of a launch: rows [gate, up] to read, ``stride`` elements apart, rows to write."""
+
+    gate_up: cute.Pointer
+    stride: Int64
+    out: QuantizedRows
 
 
 @dataclass(frozen=True)
 class SiluMulQuantizeSm100:
-    """One configuration.
+    """One configuration; each thread activates and quantises 16 elements at a time.
 
     Attributes:
         dtype: of the input, e.g. ``"bfloat16"``.
@@ -43,54 +55,40 @@ class SiluMulQuantizeSm100:
     per_token: bool
     tile: RowTile
 
-    def signature(self) -> tuple[Any, ...]:
-        x = pointer(TYPES[self.dtype], 32)
-        return (x, *output_pointers(), Int32(0), Int32(0), Int32(0), Int64(0))
+    def signature(self) -> tuple[SiluMulQuantizeArguments]:
+        """One example of ``__call__``'s bundle of arguments."""
+        types = {"gate_up": TYPES[self.dtype], **OUTPUT_TYPES}
+        return (
+            example(SiluMulQuantizeArguments, types, {"gate_up": ALIGNMENT, **OUTPUT_ALIGNMENT}),
+        )
 
     @cute.jit
-    def __call__(
-        self,
-        gate_up: cute.Pointer,
-        data: cute.Pointer,
-        scales: cute.Pointer,
-        scale: cute.Pointer,
-        m: Int32,
-        k: Int32,
-        batch: Int32,
-        stride: Int64,
-        stream: cuda_driver.CUstream,
-    ) -> None:
-        """``m`` × ``k`` values per matrix; rows of ``gate_up`` are ``stride`` elements apart."""
-        self.kernel(gate_up, data, scales, scale, m, k, stride).launch(
-            grid=(ctas(self.tile, m, k, batch), 1, 1),
+    def __call__(self, arguments: SiluMulQuantizeArguments, stream: cuda_driver.CUstream) -> None:
+        """Launch a CTA for each tile of rows that have scales, padding included."""
+        out = arguments.out
+        self.kernel(arguments).launch(
+            grid=(ctas(self.tile, out.m, out.k, out.batch), 1, 1),
             block=(self.tile.threads, 1, 1),
             stream=stream,
             use_pdl=True,
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        gate_up: cute.Pointer,
-        data: cute.Pointer,
-        scales: cute.Pointer,
-        scale: cute.Pointer,
-        m: Int32,
-        k: Int32,
-        stride: Int64,
-    ) -> None:
-        place = find(self.tile, m, k)
+    def kernel(self, arguments: SiluMulQuantizeArguments) -> None:
+        """Quantise one CTA's rows, or zero the scales of padding."""
+        out = arguments.out
+        place = find(self.tile, out.m, out.k)
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         if place.live:
-            output = Output(data, scales, scale, self.per_token)
-            output.write(place, self._rows(gate_up, place, k, stride))
+            quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
+            quantizer.write(place, self._rows(arguments, place))
         else:
-            store_padding(place, scales)
+            store_padding(place, out.scales)
 
-    def _rows(self, gate_up: cute.Pointer, place: Place, k: Int32, stride: Int64) -> list[Vector]:
-        gate = place.row * stride
-        halves, ahead = (gate, gate + k), steps_ahead(gate_up.dtype, inputs=2)
+    def _rows(self, arguments: SiluMulQuantizeArguments, place: Place) -> list[Vector]:
+        gate_up, gate = arguments.gate_up, place.row * arguments.stride
+        halves, ahead = (gate, gate + arguments.out.k), steps_ahead(gate_up.dtype, inputs=2)
         rows: list[Vector] = []
         for first in place.steps[::ahead]:
             pairs = [
@@ -136,6 +134,7 @@ def _run(gate_up: Tensor, scale: Tensor, per_token: bool) -> tuple[Tensor, Tenso
         tile = choose_config(
             rows.count, k, gate_up.element_size(), per_token, multiprocessors(gate_up.device)
         )
-        kernel = SiluMulQuantizeSm100(dtype_name(gate_up), per_token, tile)
-        launch(kernel, gate_up, data, scales, scale, rows.m, k, rows.batch, rows.stride)
+        kernel = SiluMulQuantizeSm100(dtype_name(gate_up.dtype), per_token, tile)
+        out = QuantizedRows(data, scales, scale, rows.m, k, rows.batch)
+        launch(kernel, SiluMulQuantizeArguments(gate_up, rows.stride, out))
     return data, scales

@@ -97,8 +97,3 @@ def new_operand(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def new_row_scale(x: Tensor) -> Tensor:
     """Memory for one global scale per row of ``x``."""
     return x.new_empty(x.shape[:-1], dtype=torch.float32)
-
-
-def dtype_name(x: Tensor) -> str:
-    """E.g. ``"bfloat16"``."""
-    return str(x.dtype).removeprefix("torch.")

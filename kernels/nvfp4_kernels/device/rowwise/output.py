@@ -2,9 +2,10 @@
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Array, Float32, Uint32, Vector
+from cutlass import Array, Float32, Int32, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.nvfp4_block import GlobalScale, amax, global_scale, quantize, row_scale
@@ -12,15 +13,38 @@ from nvfp4_kernels.device.rowwise.place import Place, store_block
 from nvfp4_kernels.device.rowwise.reduction import largest, reduce_row
 
 
+class QuantizedRows(NamedTuple):
+    """Rows to write, in global memory; part of a kernel's arguments.
+
+    Attributes:
+        data: bytes of codes [batch, m, k/2].
+        scales: bytes, blocked.
+        scale: float32 [1], the global scale to read; or [batch, m], those of the rows to write.
+        m, k, batch: sizes.
+    """
+
+    data: cute.Pointer
+    scales: cute.Pointer
+    scale: cute.Pointer
+    m: Int32
+    k: Int32
+    batch: Int32
+
+
+# Element types and alignments of a bundle's pointers; the rows to read come beside them.
+OUTPUT_TYPES = {"data": Uint8, "scales": Uint8, "scale": Float32}
+OUTPUT_ALIGNMENT = {"scale": 4}
+
+
 @dataclass(frozen=True)
-class Output:
-    """Destination of the result.
+class RowQuantizer:
+    """Quantisation of one CTA's rows.
 
     Attributes:
         data: bytes of codes.
         scales: bytes, blocked.
         scale: the global scale: read, or written per row.
-        per_token: which of the two.
+        per_token: whether each row has its own.
     """
 
     data: cute.Pointer
@@ -29,7 +53,7 @@ class Output:
     per_token: bool
 
     def write(self, place: Place, rows: list[Vector]) -> None:
-        """Quantises ``rows``: this thread's 16 elements of every step, of the input's dtype."""
+        """Quantise ``rows``: this thread's 16 elements of every step, of the input's dtype."""
         largest_of = [amax(elements) for elements in rows]
         scale = self._scale(place, largest_of)
         for step, elements in enumerate(rows):
@@ -46,7 +70,7 @@ class Output:
 
 
 def again(elements: Vector) -> Vector:
-    """The same elements, as if read anew: what was computed from them need not be kept."""
+    """Elements as if read anew: what was computed from them need not be kept."""
     words = elements.bitcast(Uint32)
     names = range(words.numel())
     kept = ptx.inline_ptx(

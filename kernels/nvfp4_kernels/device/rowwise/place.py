@@ -1,12 +1,10 @@
 """Positions of a thread's blocks, and loads and stores of them."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Int64, Uint8, Uint32, Vector
-from cutlass.cute.runtime import make_ptr
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.nvfp4_block import Block
@@ -67,16 +65,6 @@ class Place:
     def has(self, step: int) -> Boolean:
         """Whether there is a block to read and write in ``step``."""
         return self.inside & (self.block(step) < self.blocks)
-
-
-def pointer(dtype: type[cutlass.Numeric], alignment: int) -> Any:
-    """Stands for a tensor in a kernel's signature."""
-    return make_ptr(dtype, alignment, cute.AddressSpace.gmem, assumed_align=alignment)
-
-
-def output_pointers() -> tuple[Any, Any, Any]:
-    """Data, scales, and the global scale or scales in a kernel's signature."""
-    return pointer(cutlass.Uint8, 16), pointer(cutlass.Uint8, 16), pointer(cutlass.Float32, 4)
 
 
 def steps_ahead(element: type[cutlass.Numeric], inputs: int) -> int:
