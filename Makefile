@@ -33,9 +33,10 @@ quick: venv ## Run the tests that need no emulator, no engine and no other proce
 	OMP_NUM_THREADS=1 $(RUN) pytest --quick -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 0 --durations 15
 
-check: venv ## Lint, check the format, the types and the import contracts
+check: venv ## Lint, check the format, the docstrings, the types and the import contracts
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
+	$(RUN) python .ci/docstrings.py
 	$(RUN) mypy
 	$(RUN) lint-imports --no-logo --cache-dir .cache/import-linter
 

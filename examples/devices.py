@@ -1,4 +1,4 @@
-"""Where torch runs."""
+"""Device that torch runs on."""
 
 import torch
 
@@ -19,5 +19,5 @@ def choose_device(given: str | None) -> str:
 
 
 def device_name(device: str) -> str:
-    """What the GPU is called; ``cpu`` for a CPU."""
+    """Name of the GPU; ``cpu`` for a CPU."""
     return torch.cuda.get_device_name() if device == "cuda" else device

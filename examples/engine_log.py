@@ -1,4 +1,4 @@
-"""What the log of an engine says of its kernels, and of why it failed."""
+"""Kernels, and reasons of failure, in the log of an engine."""
 
 import re
 
@@ -20,6 +20,6 @@ def root_cause(log: str) -> str:
 
 
 def kernel_lines(log: str) -> list[str]:
-    """What a log says of the kernels that run, each line once."""
+    """Lines of a log that name the kernels that run, each once."""
     found = [match[1] for line in log.splitlines() if (match := _KERNELS.search(line.rstrip()))]
     return list(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""What a causal model of transformers gives text."""
+"""Log-probabilities that a causal model of transformers gives text."""
 
 from typing import Any
 
@@ -22,5 +22,5 @@ def log_probabilities(model: Any, windows: Tensor) -> Tensor:
 
 
 def of_next_tokens(logprobs: Tensor, windows: Tensor) -> np.ndarray:
-    """Those of the tokens that did come: float64 ``(windows, tokens - 1)``."""
+    """Log-probabilities of the tokens that did come: float64 ``(windows, tokens - 1)``."""
     return logprobs.gather(-1, windows[:, 1:, None]).squeeze(-1).double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""What vLLM calls the ways to serve a model that examples compare."""
+"""Names in vLLM of the ways to serve a model that examples compare."""
 
 # For ``--quantization``; ModelOpt's NVFP4 has a name of its own there.
 METHODS = {

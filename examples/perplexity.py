@@ -37,7 +37,7 @@ def perplexity(logprobs: np.ndarray) -> float:
 def log_perplexity_difference(
     logprobs: np.ndarray, reference: np.ndarray, resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    """How much higher the log-perplexity is than that of a reference on the same windows.
+    """Increase of the log-perplexity over that of a reference on the same windows.
 
     Args:
         logprobs: log-probabilities ``(windows, tokens)``.

@@ -1,4 +1,4 @@
-"""What a run depends on: versions, machine, commit, optional modules."""
+"""Environment of a run: versions, machine, commit, optional modules."""
 
 import platform
 import subprocess

@@ -175,7 +175,7 @@ def demo(
 
 
 def _start() -> None:
-    """Before torch is loaded, hence the late imports of the commands."""
+    """Set signals and variables before torch is loaded, hence the late imports of the commands."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Threads that spin while they wait halve the speed where anything else runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,4 +1,4 @@
-"""What the comparison shows on the terminal."""
+"""Terminal output of the comparison."""
 
 import sys
 from collections.abc import Callable, Iterator

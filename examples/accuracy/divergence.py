@@ -1,4 +1,4 @@
-"""How far one model's next-token distributions are from another's; exact, over the vocabulary."""
+"""Divergence of two models' next-token distributions; exact, over the vocabulary."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ _ROWS = 64  # at a time: 128k float64 values each are 64 MB
 
 @dataclass(frozen=True)
 class Divergence:
-    """Of each token of a window.
+    """Divergence at each token of a window.
 
     Attributes:
         kl: Kullback-Leibler divergence, reference ‖ other, nats; float64 ``(tokens,)``.
@@ -53,7 +53,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """In float64.
+    """Log-softmax in float64.
 
     Raises:
         ValueError: if a logit is NaN.

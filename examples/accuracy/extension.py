@@ -1,4 +1,4 @@
-"""What is added to vLLM's worker, and called through ``/collective_rpc``.
+"""Extension of vLLM's worker, called through ``/collective_rpc``.
 
 ``vllm serve --worker-extension-cls examples.accuracy.extension.Extension`` adds it; a server in
 development mode lets it be called.

@@ -1,4 +1,4 @@
-"""Which variants are further from the reference than their format can explain.
+"""Variants that are further from the reference than their format can explain.
 
 Weights: rounding to NVFP4 puts a weight 8 to 10 % off, in random directions. One that is more than
 20 % off, or that is 3 % larger or smaller as a whole, has wrong scales.

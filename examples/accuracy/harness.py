@@ -109,7 +109,7 @@ def score(
 
 
 def unknown_tasks(tasks: Sequence[str], made: Path | None = None) -> list[str]:
-    """Those of ``tasks`` that neither the harness, nor ``made``, nor we have; needs no server.
+    """Names in ``tasks`` that neither the harness, nor ``made``, nor we have; needs no server.
 
     Takes seconds where a task is not one of ours: the harness reads all its task files.
 

@@ -22,7 +22,7 @@ from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
 @dataclass
 class Comparison:
-    """What is compared, where, and what is known by now.
+    """Comparison of variants: its subject, its bench, and the results so far.
 
     Attributes:
         model: 16-bit checkpoint.

@@ -1,4 +1,4 @@
-"""What was measured, kept as JSON, and the figures made of it."""
+"""Results of a comparison, kept as JSON, and the figures made of them."""
 
 import json
 import math
@@ -21,7 +21,7 @@ _Z = 1.96  # of 95% of a normal distribution
 
 @dataclass
 class VariantResult:
-    """What is known of one variant.
+    """Results of one variant.
 
     Attributes:
         name, title, rounds: of the ``Variant``.
@@ -49,7 +49,7 @@ class VariantResult:
 
     @property
     def perplexity(self) -> float | None:
-        """Of the text."""
+        """Perplexity of the text."""
         return math.exp(-float(np.mean(self.windows.logprob))) if self.windows else None
 
     @property
@@ -101,7 +101,7 @@ class Results:
         return next((variant for variant in self.variants if variant.name == name), None)
 
     def difference(self, variant: VariantResult) -> Interval | None:
-        """How much higher its log-perplexity is than the reference's."""
+        """Increase of the variant's log-perplexity over the reference's."""
         reference = self.named(REFERENCE)
         if variant.windows is None or reference is None or reference.windows is None:
             return None

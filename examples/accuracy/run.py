@@ -25,7 +25,7 @@ _BEGINNING = 1 << 20  # characters
 
 @dataclass(frozen=True)
 class Options:
-    """What to compare, and how.
+    """Options of a comparison.
 
     Attributes:
         model: folder of the 16-bit checkpoint.

@@ -32,7 +32,7 @@ _FIGURES = "figures.json"
 
 @dataclass(frozen=True)
 class Settings:
-    """How every variant is measured.
+    """Settings that every variant is measured with.
 
     Attributes:
         windows: token ids, ``(windows, tokens)``.
@@ -53,7 +53,7 @@ class Settings:
 
 @dataclass
 class Bench:
-    """Where variants are measured.
+    """Bench that variants are measured on.
 
     Attributes:
         stages: what was measured before.
@@ -194,12 +194,12 @@ def _round_activations(server: Server) -> None:
 
 
 def windows_of(stage: Stage) -> tuple[Windows, list[str], float]:
-    """What ``AtServer.windows`` has kept: figures, kernels' lines, seconds to readiness."""
+    """Results that ``AtServer.windows`` has kept: figures, kernels' lines, seconds to readiness."""
     kept = json.loads((stage.folder / _FIGURES).read_text())
     return Windows(**kept["windows"]), kept["kernels"], kept["ready_seconds"]
 
 
 def environment() -> dict[str, str]:
-    """What a server needs for ``/collective_rpc``, its extension, and tasks."""
+    """Environment of a server with ``/collective_rpc``, its extension, and tasks."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**ENVIRONMENT, **SERVER_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path}

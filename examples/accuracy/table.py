@@ -24,7 +24,7 @@ class Table(NamedTuple):
 
 
 def tables(results: Results) -> list[Table]:
-    """Of the text, and of the tasks if there are any."""
+    """Table of the text, and of the tasks if there are any."""
     made = [_text(results)]
     if results.tasks:
         made.append(_tasks(results))
@@ -32,7 +32,7 @@ def tables(results: Results) -> list[Table]:
 
 
 def heading(results: Results) -> list[str]:
-    """What was measured, and with what."""
+    """Heading: model, windows, device and versions."""
     about = results.about
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return [
@@ -52,7 +52,7 @@ def kernels(results: Results) -> list[str]:
 
 
 def remarks(results: Results) -> list[str]:
-    """What failed, what is wrong, and what could not be judged."""
+    """Remarks: variants that failed, that are wrong, and that could not be judged."""
     lines = [f"{v.name} failed: {error}" for v in results.variants for error in v.errors]
     lines += [f"{v.name} is wrong: {flag}" for v in results.variants for flag in v.flags]
     found = [v for v in map(results.named, YARDSTICKS) if v is not None]

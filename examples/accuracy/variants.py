@@ -1,4 +1,4 @@
-"""What is compared: ways to make a model's files, and to serve them."""
+"""Variants compared: ways to make a model's files, and to serve them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

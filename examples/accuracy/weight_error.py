@@ -1,4 +1,4 @@
-"""How far a checkpoint's NVFP4 weights are from the 16-bit ones they should stand for."""
+"""Error of a checkpoint's NVFP4 weights against the 16-bit ones they should stand for."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from vllm_fp4_plugin.quantizer.source import Source, open_source
 
 @dataclass(frozen=True)
 class WeightError:
-    """Of one linear.
+    """Error of one linear's weight.
 
     Attributes:
         layer: its name.

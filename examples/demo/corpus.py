@@ -107,7 +107,7 @@ def installed_roots() -> list[Path]:
 
 
 def bounded(documents: Iterable[Document], max_characters: int) -> list[Document]:
-    """As many documents as fit, spread over all by a hash of their paths, sorted by path."""
+    """Choose as many documents as fit, spread by a hash of their paths, sorted by path."""
     kept, characters = [], 0
     for document in sorted(documents, key=lambda d: hashlib.sha256(d.path.encode()).digest()[8:]):
         characters += len(document.text)

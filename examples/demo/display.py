@@ -1,4 +1,4 @@
-"""What the demo shows on the terminal."""
+"""Terminal output of the demo."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,14 +75,14 @@ def rule(title: str) -> None:
 
 
 def corpus(text: Corpus) -> None:
-    """How much text there is on each side."""
+    """Print the amount of text on each side."""
     for side, documents in (("training", text.train), ("held-out", text.held_out)):
         characters = sum(len(document.text) for document in documents)
         console.print(f"{side} text: {len(documents)} files, {characters / 1e6:.2f} M characters")
 
 
 def trained(parameters: int, last: TrainProgress) -> None:
-    """How a training run ended."""
+    """Print the outcome of a training run."""
     console.print(
         f"{parameters / 1e6:.2f} M parameters, {last.steps} steps, "
         f"{last.tokens / 1e6:.2f} M tokens, "
@@ -91,7 +91,7 @@ def trained(parameters: int, last: TrainProgress) -> None:
 
 
 def stage(finished: Stage) -> None:
-    """Where a stage is, and whether it was made now."""
+    """Print the folder of a stage, and whether it was made now."""
     how = "found in the cache" if finished.reused else f"made in {finished.seconds:.1f} s"
     console.print(f"{finished.name}: {how}, {finished.folder}")
 
@@ -104,7 +104,7 @@ def completions(shown: Sequence[Completion]) -> None:
 
 
 def kernels(report: Sequence[LayerKernel]) -> None:
-    """Which kernel each layer got, as the server told it."""
+    """Print the kernel of each layer, as the server told it."""
     for row in report:
         console.print(f"nvfp4-tc: {row.layer} ×{row.count}: {row.kernel}", markup=False)
 

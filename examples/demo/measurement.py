@@ -29,7 +29,7 @@ WINDOWS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one server gave.
+    """Measurements of one server.
 
     Attributes:
         completions: greedy, of the prompts sent one at a time.

@@ -25,7 +25,7 @@ QUANTIZATION = "nvfp4-tc"
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """How models are measured.
+    """Settings that models are measured with.
 
     Attributes:
         windows, window_length: held-out windows, and tokens in each.

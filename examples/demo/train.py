@@ -57,7 +57,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is: ``done`` from 0 to 1, steps and tokens so far, smoothed loss in nats."""
+    """Progress of a run: ``done`` from 0 to 1, steps and tokens so far, smoothed loss in nats."""
 
     done: float
     steps: int

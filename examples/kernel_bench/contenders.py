@@ -1,4 +1,4 @@
-"""What computes a layer: our kernels, vLLM's Marlin, and cuBLAS in bfloat16."""
+"""Contenders for a layer: our kernels, vLLM's Marlin, and cuBLAS in bfloat16."""
 
 from collections.abc import Callable
 from importlib import import_module

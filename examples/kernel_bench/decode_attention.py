@@ -42,7 +42,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Of keys and values."""
+        """Size of keys and values."""
         return self.batch * self.context * self.kv_heads * 2 * self.head_dim * 2
 
     @property
@@ -51,13 +51,13 @@ class Case:
 
     @property
     def copies(self) -> int:
-        """Of the cache."""
+        """Number of copies of the cache."""
         return min(32, max(2, -(-COLD_BYTES // self.bytes)))
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What the layers of a step share."""
+    """Tensors that the layers of a step share."""
 
     table: Tensor
     seq_lens: Tensor

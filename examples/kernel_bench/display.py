@@ -16,7 +16,7 @@ console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 def tables(results: Results) -> None:
-    """What was measured, a table for each layer, and what refused."""
+    """Print the heading, a table for each layer, and the refusals."""
     for line in heading(results):
         console.print(line, markup=False, soft_wrap=True)
     for layer in layer_tables(results):

@@ -83,7 +83,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Step:
-    """What layers share."""
+    """Tensors that layers share."""
 
     positions: Tensor
     cos_sin: Tensor
@@ -137,7 +137,7 @@ def step_of(shape: Shape, tokens: int, keys: int) -> Step:
 
 
 def forward(layer: Layer, step: Step) -> None:
-    """As vLLM runs it, with the residual stream that came in."""
+    """Run the layer in vLLM's order, with the residual stream that came in."""
     shape, alpha, tokens = layer.shape, layer.alpha[:1], len(step.x)
 
     def times(name: str, x: Tensor) -> Tensor:

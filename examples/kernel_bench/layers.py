@@ -1,4 +1,4 @@
-"""What is multiplied: the linear layers of a model, at some numbers of tokens."""
+"""Layers that are multiplied: the linear layers of a model, at some numbers of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class BenchLayer:
 
     @property
     def elements(self) -> int:
-        """Of all its matrices."""
+        """Number of elements of all its matrices."""
         return self.weights * self.n * self.k
 
     def flops(self, m: int) -> float:

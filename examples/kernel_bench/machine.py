@@ -23,7 +23,7 @@ DISTRIBUTIONS = (
 
 
 class NoGpu(RuntimeError):
-    """There is nothing to measure on."""
+    """Absence of a GPU to measure on."""
 
 
 def cuda_device() -> torch.device:

@@ -5,7 +5,7 @@ from examples.kernel_bench.table import LayerTable, footnote, heading, layer_tab
 
 
 def markdown(results: Results) -> str:
-    """What was measured, a table for each layer, and what refused."""
+    """Render the heading, a table for each layer, and the refusals."""
     parts = ["  \n".join(heading(results))]
     parts += [_table(layer) for layer in layer_tables(results)]
     parts.append(footnote(results))

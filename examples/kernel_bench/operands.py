@@ -38,7 +38,7 @@ def checked_rows(m: int) -> list[int]:
 
 
 def expected_rows(layer: BenchLayer, x: Tensor, weights: tuple[Nvfp4Tensor, ...]) -> Tensor:
-    """What the layer gives for tokens ``x``: float64 ``(rows, N)``, from dequantised weights."""
+    """Result for tokens ``x``: float64 ``(rows, N)``, from dequantised weights."""
     products = [x.double() @ weight.dequantize().double().mT for weight in weights]
     if not layer.pair:
         return products[0]

@@ -1,4 +1,4 @@
-"""What was measured, as JSON, and what follows from it."""
+"""Results of a run, as JSON, and the figures made of them."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -107,16 +107,16 @@ class Results:
         return found
 
     def read_share(self, sample: Sample) -> float:
-        """Of the memory's measured rate."""
+        """Share of the memory's measured rate."""
         return sample.nbytes / (sample.median_us * 1e-6) / self.read_bytes_per_second
 
     def flops_share(self, sample: Sample) -> float:
-        """Of the measured rate of cuBLAS in bfloat16."""
+        """Share of the measured rate of cuBLAS in bfloat16."""
         return sample.flops / (sample.median_us * 1e-6) / self.bf16_flops_per_second
 
 
 def speed_up(of: Sample | None, over: Sample | None) -> float | None:
-    """How many times faster one sample is than another; None where either is missing or wrong."""
+    """Speed-up of one sample over another; None where either is missing or wrong."""
     if any(s is None or s.refused or s.wrong for s in (of, over)):
         return None
     assert of is not None

@@ -41,7 +41,7 @@ def layer_title(layer: BenchLayer) -> str:
 
 
 def heading(results: Results) -> list[str]:
-    """What was measured, with what, and what is left out."""
+    """Heading: model, GPU, versions, measured rates, notes."""
     about = results.about
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return [
@@ -54,7 +54,7 @@ def heading(results: Results) -> list[str]:
 
 
 def footnote(results: Results) -> str:
-    """What the columns mean."""
+    """Legend of the columns."""
     return (
         f"Median microseconds of a launch over {results.about['rounds']} alternating replays of "
         "CUDA graphs; twice L2 lies between two uses of a weight. cuBLAS's weights are bfloat16. "

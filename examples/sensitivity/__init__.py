@@ -1,1 +1,1 @@
-"""Which layers of a model lose most in NVFP4, and which to leave in 16 bits."""
+"""Choose the layers that lose most in NVFP4, to be left in 16 bits."""

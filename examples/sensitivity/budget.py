@@ -1,4 +1,4 @@
-"""How long a list of layers may get."""
+"""Budget of a list of layers."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Which groups to leave in 16 bits; pure."""
+"""Choose the groups to leave in 16 bits; pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -37,7 +37,7 @@ def worth_their_bytes(groups: Sequence[Group], kl: Mapping[str, float]) -> list[
 
 
 def within_bits(ranked: Sequence[Group], bits: float) -> list[Group]:
-    """As many of ``ranked`` as fit, in order, where weights may take ``bits`` in the mean."""
+    """Choose as many of ``ranked`` as fit, in order, if weights may take ``bits`` in the mean."""
     chosen: list[Group] = []
     for group in ranked:
         if bits_per_weight(ranked, [*chosen, group]) <= bits:

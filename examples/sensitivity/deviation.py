@@ -1,4 +1,4 @@
-"""How far a model with quantised layers is from itself in 16 bits."""
+"""Deviation of a model with quantised layers from itself in 16 bits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +17,7 @@ Quantised = Callable[[Sequence[str]], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Deviation:
-    """What a variant gave; float64 ``(windows, tokens - 1)`` each.
+    """Log-probabilities and divergence of a variant; float64 ``(windows, tokens - 1)`` each.
 
     Attributes:
         logprobs: natural log-probabilities of the tokens that came next.
@@ -40,7 +40,7 @@ class Deviation:
 
     @property
     def log_perplexity(self) -> Interval:
-        """By how much the log-perplexity is above that of the 16-bit model."""
+        """Increase of the log-perplexity over that of the 16-bit model."""
         return log_perplexity_difference(self.logprobs, self.reference)
 
 

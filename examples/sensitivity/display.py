@@ -1,4 +1,4 @@
-"""What a run shows on the terminal."""
+"""Terminal output of a run."""
 
 import sys
 from collections.abc import Callable, Iterator

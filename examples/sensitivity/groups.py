@@ -32,7 +32,7 @@ class Group:
 
     @property
     def extra_bytes(self) -> int:
-        """What it takes more in 16 bits."""
+        """Bytes that leaving it in 16 bits adds."""
         return BYTES_IN_16_BITS * self.weights - self.quantised_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""What a run found, as it is written to JSON."""
+"""Results of a run, as written to JSON."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,7 +45,7 @@ class Whole:
 
     @classmethod
     def of(cls, deviation: Deviation, bits: float, nbytes: int) -> "Whole":
-        """From what was measured."""
+        """Summarise a measured deviation."""
         return cls(bits, nbytes, deviation.kl, deviation.log_perplexity)
 
 
@@ -81,5 +81,5 @@ class Results:
         return [row for row in self.groups if row.ignored]
 
     def as_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Plain values, for JSON."""
         return asdict(self)

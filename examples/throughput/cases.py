@@ -1,4 +1,4 @@
-"""What an engine is asked for."""
+"""Cases: batches that an engine is asked for."""
 
 import re
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Title for people."""
         if self.prefill:
             return f"prefill {self.batch} × {self.prompt_tokens}"
         return f"decode batch {self.batch}"

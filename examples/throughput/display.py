@@ -1,4 +1,4 @@
-"""What the comparison shows on the terminal."""
+"""Terminal output of the comparison."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -99,7 +99,7 @@ def results(measured: Results) -> None:
 
 
 def heading(measured: Results) -> list[str]:
-    """What was measured, and with what."""
+    """Heading: model, device, versions, tokens of prompt and output."""
     about = measured.about
     devices = dict.fromkeys(v.device for v in measured.variants if v.device)
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())

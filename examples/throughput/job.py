@@ -1,4 +1,4 @@
-"""What one engine's process is told, and what it tells: two JSON files."""
+"""Job of one engine's process, and its progress: two JSON files."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -11,7 +11,7 @@ from examples.throughput.cases import Case
 
 @dataclass(frozen=True)
 class Job:
-    """What an engine's process is to do.
+    """Job of an engine's process.
 
     Attributes:
         engine_args: of ``vllm.LLM``, the model among them.
@@ -39,7 +39,7 @@ class Job:
 
 @dataclass
 class Progress:
-    """How far an engine's process is; written again and again, each time whole.
+    """Progress of an engine's process; written again and again, each time whole.
 
     Attributes:
         state: what it does now.
@@ -66,5 +66,5 @@ class Progress:
 
     @classmethod
     def read(cls, file: Path) -> "Progress":
-        """What was last written; nothing done, if nothing was."""
+        """Read the progress last written; nothing done, if none was."""
         return cls(**json.loads(file.read_text())) if file.is_file() else cls()

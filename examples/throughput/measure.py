@@ -24,7 +24,7 @@ _SET_BY = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How variants are measured.
+    """Settings that variants are measured with.
 
     Attributes:
         repeats: timed, of each case in each round.

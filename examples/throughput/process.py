@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an engine's process.
+    """Outcome of an engine's process.
 
     Attributes:
         progress: what it last told.
@@ -92,7 +92,7 @@ def _watch(
     time_limit: float,
     on_progress: Callable[[Progress], None],
 ) -> str:
-    """Until the process has ended, or has told that it is done; why it was given up, if it was."""
+    """Wait until the process has ended or is done; return why it was given up, if it was."""
     until = time.monotonic() + time_limit
     while True:
         ended = process.poll() is not None

@@ -1,4 +1,4 @@
-"""What was measured, as JSON, and what follows from it."""
+"""Results of a comparison, as JSON, and the figures made of them."""
 
 import json
 import statistics
@@ -44,7 +44,7 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class Rate:
-    """Of one variant in one case.
+    """Rate of one variant in one case.
 
     Attributes:
         median: tokens per second.

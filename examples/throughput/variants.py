@@ -1,4 +1,4 @@
-"""What is compared: a model in 16 bits, or in NVFP4 as one method or another serves it."""
+"""Variants compared: a model in 16 bits, or in NVFP4 as one method or another serves it."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Variant:
 
     @property
     def method(self) -> str | None:
-        """For vLLM's ``quantization``."""
+        """Value for vLLM's ``quantization``."""
         return METHODS[self.name]
 
     @property
@@ -45,7 +45,7 @@ class Variant:
         return str(write_config(made, self.model, shape_quantization(self.name)))
 
     def engine_args(self) -> dict[str, Any]:
-        """What this variant asks of the engine, but for the model."""
+        """Arguments of the engine for this variant, but for the model."""
         args: dict[str, Any] = {"quantization": self.method}
         return args | ({"load_format": "dummy"} if self.shape else {})
 
@@ -96,7 +96,7 @@ def _resolved(model: str) -> str:
 
 
 def _check_checkpoint(variant: Variant) -> None:
-    """Of a local checkpoint, whether it is quantised as the variant needs it."""
+    """Check that a local checkpoint is quantised as the variant needs it."""
     folder = Path(variant.model)
     if variant.shape or not folder.is_dir():
         return

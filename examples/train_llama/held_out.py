@@ -1,4 +1,4 @@
-"""How well a checkpoint predicts text that it was not trained on."""
+"""Quality of a checkpoint's predictions on text it was not trained on."""
 
 from pathlib import Path
 

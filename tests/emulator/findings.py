@@ -1,4 +1,4 @@
-"""What the emulator reports: one exception class per mistake, each naming where it was made.
+"""Findings of the emulator: one exception class per mistake, each naming where it was made.
 
 Everything a kernel can do wrong is an :class:`EmulatorError`. The parts of the machine raise it
 with the fact alone; the warp that was executing adds where (:meth:`EmulatorError.at`), so that

@@ -58,7 +58,7 @@ Rule = Callable[[Statement], list[Change]]
 
 
 def _split(operands: str) -> tuple[str, ...]:
-    """At the commas outside of brackets."""
+    """Split at the commas outside of brackets."""
     parts, depth = [""], 0
     for character in operands.strip():
         depth += (character in "[{") - (character in "]}")

@@ -1,4 +1,4 @@
-"""How the generated code holds each virtual register, and how it presents one as another type."""
+"""Storage of virtual registers in the generated code, and their presentation as other types."""
 
 from dataclasses import dataclass
 

@@ -57,7 +57,7 @@ def endings(text: HeldOut) -> list[Pair]:
 
 
 def questions(pairs: Iterable[Pair], text: HeldOut, count: int) -> list[dict[str, Any]]:
-    """At most ``count`` documents for the harness, in whole groups of four.
+    """Choose at most ``count`` documents for the harness, in whole groups of four.
 
     Left out are answers whose words a training file has, too, and those that come twice. The
     answers of a group are of about the same length, and of different files and definitions.

@@ -23,7 +23,7 @@ _QUOTES = re.compile(r'[ \t]+"""(?=[A-Z])')
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What tasks may be made of.
+    """Text that tasks may be made of.
 
     Attributes:
         documents: held-out files, sorted by path; no training file has the same text.
@@ -34,7 +34,7 @@ class HeldOut:
     train: tuple[str, ...]
 
     def new(self, answers: Iterable[str]) -> set[str]:
-        """Those of ``answers`` whose words no training file has in a row, three or more."""
+        """Answers whose words no training file has in a row, three or more."""
         by_start: dict[tuple[str, ...], dict[str, list[str]]] = {}
         for answer in answers:
             if len(words := _words(answer)) >= _START:

@@ -16,7 +16,7 @@ ONCE_IN = 50
 
 
 def questions(text: HeldOut, count: int) -> list[dict[str, str]]:
-    """At most ``count`` documents for the harness; no word of a file is asked for twice."""
+    """Choose at most ``count`` documents for the harness; no word of a file is asked for twice."""
     places = (place for document in text.documents for place in _places(document))
     seen: set[tuple[str, str]] = set()
     words: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What a GPU binary says of itself: registers, local memory, shared memory, threads.
+"""Resources that a GPU binary states: registers, local memory, shared memory, threads.
 
 A compiled kernel is a *fat binary*, a container of images, of which one is the *cubin*, an ELF
 file. Its ``.nv.info`` sections hold attributes, of which CUDA's ``cuobjdump -elf`` shows the names.

@@ -14,7 +14,7 @@ from nvfp4_kernels.precompile.spec import KernelSpec
 
 @dataclass(frozen=True)
 class Built:
-    """What became of one kernel.
+    """Outcome of building one kernel.
 
     Attributes:
         spec: the kernel.

@@ -39,7 +39,7 @@ ARCHS = ", ".join(targets())
 
 
 class CacheName(StrEnum):
-    """What the KV cache holds."""
+    """Data type of the KV cache."""
 
     auto = "auto"
     fp8 = "fp8"
@@ -47,7 +47,7 @@ class CacheName(StrEnum):
 
 
 class ActivationName(StrEnum):
-    """How activations are scaled."""
+    """Scaling of activations."""
 
     static = "static"
     per_token = "per-token"

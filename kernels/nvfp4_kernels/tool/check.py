@@ -39,7 +39,7 @@ class WrongDevice(RuntimeError):
 
 @dataclass(frozen=True)
 class Device:
-    """What a report is of."""
+    """Device that a report describes."""
 
     name: str
     arch: str

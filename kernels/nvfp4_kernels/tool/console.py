@@ -1,4 +1,4 @@
-"""How the commands speak."""
+"""Terminal output of the commands: text, refusals, progress."""
 
 import sys
 from collections.abc import Iterator
@@ -26,6 +26,6 @@ def refusals(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def progress_bar() -> Progress:
-    """With a count and the time, on standard error."""
+    """Progress bar with a count and the elapsed time, on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)

@@ -16,11 +16,11 @@ class CudaMachine:
         self.device = torch.device("cuda", torch.cuda.current_device())
 
     def l2_bytes(self) -> int:
-        """Of the device."""
+        """Size of the device's L2 cache, in bytes."""
         return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
 
     def sms(self) -> int:
-        """Of the device."""
+        """Number of the device's SMs."""
         return int(torch.cuda.get_device_properties(self.device).multi_processor_count)
 
     def seconds(self, calls: Sequence[Callable[[], object]]) -> float:

@@ -1,4 +1,4 @@
-"""Where commands write: found to be unusable before anything is compiled or run."""
+"""Destinations of commands' files, checked before anything is compiled or run."""
 
 import os
 from pathlib import Path

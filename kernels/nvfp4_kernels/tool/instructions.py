@@ -1,4 +1,4 @@
-"""Which instructions a kernel is made of, as CUDA's ``nvdisasm`` prints them."""
+"""Instructions of a kernel, as CUDA's ``nvdisasm`` prints them."""
 
 import importlib.util
 import os
@@ -60,7 +60,7 @@ def find_nvdisasm() -> Path:
 
 
 def disassemble(cubin: bytes, nvdisasm: Path) -> str:
-    """Its listing.
+    """Listing of ``cubin``.
 
     Raises:
         NoDisassembler: the program cannot read it, for instance because it is too old.
@@ -79,6 +79,6 @@ def disassemble(cubin: bytes, nvdisasm: Path) -> str:
 
 
 def count(listing: str) -> dict[str, int]:
-    """How often each instruction appears, modifiers left out."""
+    """Count each instruction's occurrences, modifiers left out."""
     matches = filter(None, map(_LINE.match, listing.splitlines()))
     return dict(Counter(match[1] for match in matches).most_common())

@@ -1,4 +1,4 @@
-"""What a B200 can do at best, and what a product asks of it.
+"""Peak rates of a B200, and the work of a product.
 
 NVIDIA's data sheet: 148 SMs, 8 TB/s of memory, 9 PFLOP/s of dense FP4, which is 32768 FLOP per
 clock and SM at 1.85 GHz, half of that of FP8, a quarter of BF16.
@@ -19,7 +19,7 @@ FP8_FLOPS, BF16_FLOPS = FLOPS / 2, FLOPS / 4
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel moves and computes.
+    """Work of a kernel: bytes moved and operations computed.
 
     Attributes:
         nbytes: each operand once, and the result.
@@ -38,7 +38,7 @@ class Work:
 
 
 def work_of(problem: Problem, dtype: str, weight_batch: int | None = None) -> Work:
-    """Of ``problem`` with results of ``dtype``.
+    """Work of ``problem`` with results of ``dtype``.
 
     Args:
         problem: sizes.
@@ -54,5 +54,5 @@ def work_of(problem: Problem, dtype: str, weight_batch: int | None = None) -> Wo
 
 
 def estimated_seconds(problem: Problem, tile: Tile, sms: int = SMS) -> float:
-    """What ``sm100.choose`` ranks tiles by, as a time: a model, not a measurement."""
+    """Time by which ``sm100.choose`` ranks tiles, in seconds: a model, not a measurement."""
     return estimate(problem, tile, sms) / CLOCK

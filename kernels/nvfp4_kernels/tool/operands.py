@@ -24,7 +24,7 @@ class Operand:
 
 
 def operand(codes: Tensor, scales: Tensor) -> Operand:
-    """Of E2M1 values ``(..., rows, K)`` and their scales ``(..., rows, K/16)``."""
+    """Operand of E2M1 values ``(..., rows, K)`` and their scales ``(..., rows, K/16)``."""
     small = scales.to(torch.float8_e4m3fn)
     values = codes.double() * small.double().repeat_interleave(BLOCK_SIZE, -1)
     return Operand(encode_e2m1(codes), to_blocked(small), values)

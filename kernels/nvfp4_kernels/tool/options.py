@@ -12,7 +12,7 @@ CPUS = os.cpu_count() or 1
 
 
 class DtypeName(StrEnum):
-    """Of activations and results."""
+    """Dtype of activations and results."""
 
     bfloat16 = "bfloat16"
     float16 = "float16"

@@ -1,4 +1,4 @@
-"""Is a product right? Exactly on grid values, within a derived bound on random ones."""
+"""Cases of products: exact on grid values, within a derived bound on random ones."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -142,7 +142,7 @@ def _compare_pair(
 
 
 def _compare_quantized(operands: tuple[Any, ...], rows: Tensor | None) -> Figures:
-    """What leaves quantised is what leaves in float32, quantised."""
+    """Compare the quantised result with the float32 result, quantised."""
     full = silu_mul_gemm(*operands, row_scale=rows, out_dtype=torch.float32)
     scale = (full.abs().amax() / 2688).float()
     arguments: Any = (*operands, scale)
@@ -153,7 +153,7 @@ def _compare_quantized(operands: tuple[Any, ...], rows: Tensor | None) -> Figure
 
 
 def compare_exact(actual: Tensor, expected: Tensor) -> Figures:
-    """Bit by bit, but for the sign of zero.
+    """Compare bit by bit, but for the sign of zero.
 
     Raises:
         Mismatch: anything differs; the message says how much, and where first.
@@ -169,7 +169,7 @@ def compare_exact(actual: Tensor, expected: Tensor) -> Figures:
 
 
 def compare_bound(actual: Tensor, expected: Tensor, error: Tensor) -> Figures:
-    """Within ``error`` and one rounding to the result's dtype; both float64.
+    """Compare within ``error`` and one rounding to ``actual``'s dtype; the others are float64.
 
     Raises:
         Mismatch: anything is further off, or is no number.

@@ -1,4 +1,4 @@
-"""Are the quantising ops right? Bit by bit where no approximation comes before them."""
+"""Cases of the quantising ops: compared bit by bit where no approximation comes before them."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -64,7 +64,7 @@ class QuantizeCase:
         return self._compare(actual, list(expected))
 
     def arguments(self) -> list[Tensor | float]:
-        """Of the op, on the CPU."""
+        """Arguments of the op, on the CPU."""
         seeded = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> Tensor:

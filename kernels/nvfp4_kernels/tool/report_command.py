@@ -145,7 +145,7 @@ def _refuse_options_of_nothing(
     tensor_parallel: int,
     dtype: DtypeName | None,
 ) -> None:
-    """What options change must be among what is reported on."""
+    """Refuse options that change nothing in the report."""
     if pair and not shape:
         raise UnusableModel("--pair: goes with --shape; name one")
     if tensor_parallel != 1 and model is None:
@@ -219,7 +219,7 @@ def _kernels(found: dict[KernelSpec, Static], numbers: dict[KernelSpec, int]) ->
 
 
 def _configuration(spec: KernelSpec) -> tuple[str, str, str]:
-    """In words, and the stages and columns of tensor memory of what has any."""
+    """Description, stages and columns of tensor memory; a dash where a kernel has none."""
     tile, output = spec.fields[:2]
     if isinstance(tile, AttentionTile) and isinstance(output, Variant):
         return describe_attention(tile, output), str(tile.stages), str(tile.tensor_columns)

@@ -1,4 +1,4 @@
-"""What can be told of a kernel without running it."""
+"""Properties of a kernel that are known without running it."""
 
 import re
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def _cubin(module: Any) -> Cubin:
 
 
 def dynamic_shared_bytes(host_code: str) -> int:
-    """What the only launch in the host code's text asks for.
+    """Dynamic shared memory, in bytes, of the only launch in the host code's text.
 
     Raises:
         UnreadableBinary: there is no launch, or several that differ.

@@ -15,7 +15,7 @@ Figures = dict[str, float | str]
 
 
 class Machine(Protocol):
-    """Where tasks run.
+    """Machine that tasks run on.
 
     Attributes:
         device: for tensors.
@@ -24,13 +24,13 @@ class Machine(Protocol):
     device: torch.device
 
     def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
-        """What one of ``calls`` takes; they do the same, each on operands of its own."""
+        """Time of one of ``calls``; they do the same, each on operands of its own."""
 
     def l2_bytes(self) -> int:
         """Size of the cache that operands must not be found in."""
 
     def sms(self) -> int:
-        """Its multiprocessors."""
+        """Number of SMs."""
 
 
 class Task(Protocol):
@@ -46,7 +46,7 @@ class Task(Protocol):
     @property
     def name(self) -> str: ...
     def run(self, machine: Machine) -> Figures:
-        """What was seen.
+        """Run the task and return its figures.
 
         Raises:
             Exception: any; it is what went wrong.
@@ -59,7 +59,7 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task.
+    """Outcome of a task.
 
     Attributes:
         section, name: of the task.

@@ -1,4 +1,4 @@
-"""How long products and quantisations take, beside torch's own."""
+"""Times of products and quantisations, beside torch's own."""
 
 import math
 from collections.abc import Callable

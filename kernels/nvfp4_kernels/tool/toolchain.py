@@ -1,4 +1,4 @@
-"""What compiles kernels: is it installed?"""
+"""Check that the packages that compile kernels are installed."""
 
 from importlib.util import find_spec
 

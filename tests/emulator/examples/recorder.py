@@ -66,4 +66,4 @@ class Recorder:
             path.write_text(json.dumps(own, indent=1))
 
     def synchronise(self, stream: int | None = None) -> None:
-        """Nothing is in flight."""
+        """Return at once: launches are recorded, so none is in flight."""

@@ -26,7 +26,7 @@ _RULE = "| --- | --- | --- | --- | --- | --- |"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one example did in one schedule."""
+    """Outcome of one example in one schedule."""
 
     schedule: str
     result: str

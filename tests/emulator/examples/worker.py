@@ -50,7 +50,7 @@ class _Watched(io.TextIOBase):
 
 
 def _run(case: Case, root: Path) -> str:
-    """What the example's own check says: "pass" or the reason why not."""
+    """Run the example's own check: "pass" or the reason why not."""
     script = root / "examples/python/CuTeDSL" / case.path
     sys.argv = [str(script), *shlex.split(case.arguments)]
     sys.path.insert(0, str(script.parent))

@@ -32,7 +32,7 @@ _SWAPPED = frozenset({"b16", "b32", "b64", "b128"})  # of exch and cas (PTX ISA,
 
 
 def _result(operation: str, kind: str, old: Bytes, operands: list[Bytes], flush: bool) -> Bytes:
-    """What an atomic leaves: one row of bytes for each lane, as in ``old``."""
+    """Value that an atomic leaves: one row of bytes for each lane, as in ``old``."""
     if operation == "exch":
         return operands[0]
     if operation == "cas":

@@ -73,7 +73,7 @@ def await_prerequisites(w: "Warp") -> None:
 
 @runtime
 def release_dependents(w: "Warp") -> None:
-    """Which warp of a CTA does so first is open, so that any that has not waited counts."""
+    """Note an early release if this warp has not waited: any warp of a CTA may be the first."""
     if PREREQUISITE not in w.actor.clocks.generic:
         w.launch.order.released_early = True
 

@@ -34,7 +34,7 @@ def part(
 
 @runtime
 def meet(stack: Stack, w: "Warp", here: int, running: Lanes) -> tuple[int, Lanes]:
-    """At a meeting point: the next lanes to bring here, or all of them once they are."""
+    """Lanes to bring to a meeting point next, or all of them once they are there."""
     while stack and stack[-1][0] == here:
         _, pc, lanes = stack.pop()
         lanes = lanes & w.live

@@ -271,7 +271,7 @@ def _unpack(e: "Emitter", kind: str, target: Vector, source: Operand) -> None:
 
 @family("cvta")
 def convert_address(e: "Emitter", i: Instruction) -> None:
-    """Between a state space's addresses and generic ones: windows, see ``codegen``."""
+    """Convert a state space's addresses to generic ones or back: windows, see ``codegen``."""
     target, source = i.operands
     bits = TYPE_BITS[i.parts[-1]]
     value = e.address_of(source) if isinstance(source, Symbol) else e.value(source, f"u{bits}")

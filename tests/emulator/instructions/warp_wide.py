@@ -66,7 +66,7 @@ def shuffle(e: "Emitter", i: Instruction) -> None:
 
 
 def _segments(clamp: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per lane: segment mask, lowest and highest lane (PTX ISA, shfl.sync)."""
+    """Segment mask, lowest and highest lane, lane by lane (PTX ISA, shfl.sync)."""
     clamp = clamp.astype(np.int64)
     segment = clamp >> 8 & 31
     high = (_LANE & segment) | (clamp & 31 & ~segment)

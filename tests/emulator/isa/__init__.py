@@ -1,1 +1,1 @@
-"""What each lane-wise PTX instruction computes, and nothing about warps, memory or time."""
+"""Semantics of each lane-wise PTX instruction, and nothing about warps, memory or time."""

@@ -67,7 +67,7 @@ def _presented(kind: str) -> str:
 
 
 def _opened(kind: str, flush: bool) -> Function | None:
-    """From what is presented to what numpy compares; None where that is the same."""
+    """Conversion of presented values to those numpy compares; None where they are the same."""
     if kind in ("f16", "f16x2"):
         if kind == "f16":
             return flush_f16 if flush else None
@@ -82,7 +82,7 @@ def _halves(a: Any) -> Lanes:
 
 
 def _true(kind: str, template: str, flush: bool) -> str | Function:
-    """What is true in each lane (in each half, for packed types)."""
+    """Outcome of a comparison in each lane (in each half, for packed types)."""
     opened = _opened(kind, flush)
     if opened is None:
         return template

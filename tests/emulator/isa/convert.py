@@ -129,7 +129,7 @@ def _integers_to_f64(rounding: str) -> Function:
 
 
 def _opened(kind: str) -> Function:
-    """From what is presented to float64."""
+    """Conversion of presented values to float64."""
     if kind == "bf16":
         return lambda values: from_bf16(values).astype(np.float64)
     if kind == "f16":  # float32 on the way makes signalling NaN quiet
@@ -138,7 +138,7 @@ def _opened(kind: str) -> Function:
 
 
 def _closed(kind: str, rounding: str, *, keeps_nan: bool = False) -> Function:
-    """From float64, exact or odd, to the values or patterns given back.
+    """Conversion of float64, exact or odd, to the values or patterns given back.
 
     NaN becomes canonical, but for that of float64 sources, which keeps its upper bits.
     """

@@ -1,4 +1,4 @@
-"""What an opcode means: the one entrance to the lane-wise instructions."""
+"""Lookup of an opcode's meaning: the one entrance to the lane-wise instructions."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -33,7 +33,7 @@ def _arithmetic(op: Opcode) -> Mapping[str, _Builder]:
 
 @cache
 def lookup(opcode: str, sources: int | None = None, results: int | None = None) -> Lanewise | None:
-    """What a lane-wise instruction computes; None where the opcode is of no lane-wise family.
+    """Semantics of a lane-wise instruction; None where the opcode is of no lane-wise family.
 
     Args:
         opcode: with its modifiers, ``"setp.lt.and.s32"``.

@@ -27,7 +27,7 @@ DTYPES: dict[str, type[np.generic]] = {
 
 @dataclass(frozen=True)
 class Lanewise:
-    """What one instruction computes in each lane.
+    """Semantics of one instruction in each lane.
 
     A register wider than its source's name is presented by its low bits; a result narrower than its
     register is extended by its sign (``s``) or with zeros. ``bf16`` comes as ``b16``, packed pairs

@@ -1,4 +1,4 @@
-"""What a launch did, counted: instructions by family and warp, bytes by path, MMAs by shape."""
+"""Counters of a launch: instructions by family and warp, bytes by path, MMAs by shape."""
 
 from collections import Counter
 from typing import TYPE_CHECKING

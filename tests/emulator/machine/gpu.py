@@ -19,7 +19,7 @@ from tests.emulator.ptx.syntax import Module
 
 @dataclass(frozen=True)
 class Limits:
-    """What one chip offers.
+    """Limits of one chip.
 
     Attributes:
         sms: streaming multiprocessors.

@@ -1,4 +1,4 @@
-"""Which legal order a run takes: who goes on next, and when asynchronous work completes."""
+"""Legal order of a run: who goes on next, and when asynchronous work completes."""
 
 import random
 from dataclasses import dataclass

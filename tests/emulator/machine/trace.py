@@ -1,4 +1,4 @@
-"""What every warp did, in its own order: the input of the timing model.
+"""Record of what every warp did, in its own order: the input of the timing model.
 
 A warp's trace is a list of basic block numbers and of events. Events follow the block they happened
 in, in program order, and name the PTX line; an instruction that no lane ran leaves none.

@@ -32,7 +32,7 @@ class Units:
         return not self._queues
 
     def may_step(self) -> bool:
-        """Under a random schedule: whether something completes now, before anybody needs it."""
+        """Whether, under a random schedule, something completes now, before anybody needs it."""
         return (
             bool(self._queues) and "random" in self._policy.values() and self._random.random() < 0.5
         )

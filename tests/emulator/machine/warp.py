@@ -152,7 +152,7 @@ class Warp:
                 self.unordered[event] = lanes & others
 
     def take_over(self, handed: Clocks) -> None:
-        """What lanes have released is visible to those that waited for it."""
+        """Drop the unordered accesses that a release ordered: lanes that waited for it see them."""
         if self.unordered:
             clock, reached = self.launch.events.clock, handed.generic.get(self.actor.component, 0)
             for event in [e for e, lanes in self.unordered.items() if not lanes]:
@@ -225,7 +225,7 @@ class Warp:
         return (np.flatnonzero(self.live if mask is None else mask)).tolist()
 
     def require_all(self, mask: Mask, what: str) -> None:
-        """For ``.aligned`` instructions: every lane that has not exited must be here."""
+        """Require, for ``.aligned`` instructions, that every lane that has not exited is here."""
         if mask is not None and not (mask | ~self.live).all():
             missing = np.flatnonzero(self.live & ~mask).tolist()
             self.launch.report(

@@ -247,7 +247,7 @@ class Warpgroup:
         return access
 
     def _before_all(self, multiply: Multiply) -> Snapshot:
-        """What comes before the wgmma in all four warps."""
+        """Snapshot of what precedes the wgmma in all four warps."""
         parts = tuple(multiply.before[warp] for warp in range(WARPS))
         if self._merged is None or any(
             a is not b for a, b in zip(self._merged[0], parts, strict=True)

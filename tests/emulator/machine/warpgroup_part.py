@@ -1,4 +1,4 @@
-"""What one warp of a warpgroup knows of its wgmma: groups, and registers that are in flight."""
+"""View of its wgmma from one warp of a warpgroup: groups, and registers in flight."""
 
 from typing import TYPE_CHECKING
 

@@ -64,7 +64,7 @@ class Clocks:
         )
 
     def join(self, other: "Clocks") -> None:
-        """What an acquire learns. tcgen05 accesses do not come after it by that alone."""
+        """Merge what an acquire learns. tcgen05 accesses do not come after it by that alone."""
         join(self.generic, other.generic)
         join(self.proxy, other.proxy)
         if other.inits:
@@ -85,7 +85,7 @@ class Snapshot(Clocks):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who made an access, for reports and for the rules that depend on it.
+    """Origin of an access, for reports and for the rules that depend on it.
 
     Attributes:
         verb: "generic write", "TMA read" ...
@@ -206,7 +206,7 @@ class Actor:
         return self._snapshot
 
     def release(self) -> Clocks:
-        """What a release at this point hands over; later accesses are not part of it."""
+        """Clocks that a release at this point hands over; later accesses are not part of it."""
         handed = self.clocks.copy()
         self.advance()
         return handed
@@ -256,7 +256,7 @@ class Actor:
         self.advance()
 
     def relaxed(self) -> Clocks:
-        """What a relaxed arrival hands over: what fences before it have published."""
+        """Clocks that a relaxed arrival hands over: what fences before it have published."""
         handed = self._fence_released.copy() if self._fence_released else Clocks()
         join(handed.inits, self.clocks.inits)
         join(handed.fenced, self.clocks.fenced)
@@ -285,7 +285,7 @@ class Actor:
         self._fence_released = self.release()
 
     def strong_write(self, releasing: bool) -> Clocks | None:
-        """What a strong write publishes at its address."""
+        """Clocks that a strong write publishes at its address."""
         return self.release() if releasing else self._fence_released
 
     def strong_read(self, published: Clocks, acquiring: bool) -> None:

@@ -63,7 +63,7 @@ class Grid:
 
 
 class History:
-    """What the launches so far have done to global memory, access by access of their PTX.
+    """Record of what launches so far have done to global memory, access by access of their PTX.
 
     Args:
         memory: global memory. Its shadow holds, between launches, numbers of these accesses.

@@ -1,4 +1,4 @@
-"""Who last wrote and read each granule of memory, and whether that precedes an access."""
+"""Shadow of memory: who last wrote and read each granule, and whether that precedes an access."""
 
 import functools
 from collections.abc import Collection
@@ -222,7 +222,7 @@ class Shadow:
         return np.full(self.writer.shape, ANY_LANE, np.int8)
 
     def _check_lanes(self, event: int, writers: Events32, access: Access, where: Selection) -> None:
-        """What the same warp has written, and nothing has ordered since, only its own lane sees."""
+        """Check that no lane reads an unordered write of another lane of its warp."""
         written = self.lane[where]
         foreign = (writers == event) & (written != ANY_LANE) & (written != access.lanes)
         if foreign.any():
@@ -237,7 +237,7 @@ class Shadow:
             )
 
     def _place(self, where: Selection, writers: Events32) -> str:
-        """Where the first granule is that nothing has written, for a report."""
+        """Place of the first granule that nothing has written, for a report."""
         number = int(np.flatnonzero(writers.reshape(-1) == NEVER)[0])
         if isinstance(where, slice):
             return f" at {self.base + (where.start + number) * self.step:#x}"

@@ -12,7 +12,7 @@ GRANULE = 4
 
 
 class GlobalMemory:
-    """What the kernels may touch of the host's memory, allocation by allocation."""
+    """Global memory: what the kernels may touch of the host's, allocation by allocation."""
 
     def __init__(self) -> None:
         self._bases: list[int] = []
@@ -120,7 +120,7 @@ class GlobalMemory:
 
     @property
     def nbytes(self) -> int:
-        """Of all registered ranges."""
+        """Total bytes of all registered ranges."""
         return sum(memory.nbytes for memory in self._memories)
 
     def used(self) -> list[LinearMemory]:

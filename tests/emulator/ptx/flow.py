@@ -49,7 +49,7 @@ _EXIT = -1
 
 
 def results(instruction: Instruction) -> int:
-    """How many of the leading operands are destinations."""
+    """Number of leading operands that are destinations."""
     parts = instruction.parts
     family = parts[0]
     if family in ("bar", "barrier"):

@@ -1,4 +1,4 @@
-"""What can be seen wrong in a kernel without running it.
+"""Lint of a kernel: mistakes that can be seen without running it.
 
 ``tcgen05.ld`` is asynchronous: its registers hold nothing until ``tcgen05.wait::ld`` (PTX ISA,
 tcgen05.wait). Compilers move arithmetic on them across the wait, which ptxas puts right, so that

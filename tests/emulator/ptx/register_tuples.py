@@ -35,7 +35,7 @@ class RegisterTuples:
         return self.number[names]
 
     def touched(self, instruction: Instruction) -> list[tuple[int, str, str]]:
-        """What an ordinary instruction does to them: (tuple, "read" or "write", register).
+        """Uses of tuples by an ordinary instruction: (tuple, "read" or "write", register).
 
         Reading A is no concern of a wgmma that reads it too.
         """

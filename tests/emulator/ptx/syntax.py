@@ -1,4 +1,4 @@
-"""What PTX text says, as values: modules, kernels, instructions and their operands."""
+"""Syntax of PTX text, as values: modules, kernels, instructions and their operands."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Which registers hold one value for the whole warp, and which blocks all lanes run together.
+"""Uniformity: registers with one value for the whole warp, blocks that all lanes run together.
 
 The generated code keeps a uniform register as one Python integer and runs a convergent block
 without masks; everything else is 32 lanes wide. The analysis is optimistic and repeated until

@@ -1,4 +1,4 @@
-"""Which of the host's memory kernels may touch: torch's live storages, looked up at each launch."""
+"""Host memory that kernels may touch: torch's live storages, looked up at each launch."""
 
 import gc
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What the runtime asks of whatever runs the kernels."""
+"""Interface that the runtime asks of whatever runs the kernels."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol

@@ -1,4 +1,4 @@
-"""What CUDA would do for CuTe's host code: load libraries, answer questions, launch."""
+"""Driver that CuTe's host code calls: load libraries, answer questions, launch."""
 
 import ctypes
 import struct

@@ -22,7 +22,7 @@ DispatchFunction = Callable[[bytes, Any, int], int]
 
 
 def cache_directory() -> Path:
-    """Where what is built once is kept: ``XDG_CACHE_HOME``, else the user's temporary directory."""
+    """Folder of what is built once: ``XDG_CACHE_HOME``, else the user's temporary directory."""
     home = os.environ.get("XDG_CACHE_HOME")
     root = Path(home) if home else Path(tempfile.gettempdir(), f"cache-{os.getuid()}")
     return root / "blackwell-emulator"

@@ -52,7 +52,7 @@ class Runtime:
 
     @property
     def device(self) -> Device:
-        """What runs the kernels; may be replaced at any time, compiled functions stay good."""
+        """Device that runs the kernels; replaceable at any time, compiled functions stay good."""
         return self._driver.device
 
     @device.setter

@@ -136,7 +136,7 @@ def _decompress(raw: Bytes, source: str | None) -> Bytes:
 
 
 def source_words(shared: Bytes, copy: Copy, descriptor: SharedDescriptor) -> Words:
-    """What is copied, uint32 [rows, columns], decompressed.
+    """Words copied, uint32 [rows, columns], decompressed.
 
     Raises:
         IndexError: the source lies beyond the end of shared memory.

@@ -200,7 +200,7 @@ def execute(mma: Mma, ctas: Sequence[CtaMemory]) -> None:
 
 
 class Footprint(NamedTuple):
-    """What a tcgen05.mma touches in each of its CTAs (the same in both).
+    """Footprint of a tcgen05.mma in each of its CTAs (the same in both).
 
     Attributes:
         shared_reads: arrays of byte addresses in shared memory.

@@ -16,7 +16,7 @@ _F8F6F4 = {0: Element.E4M3, 1: Element.E5M2, 3: Element.E2M3, 4: Element.E3M2, 5
 # Compared by identity: there is one of each.
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """What a ``.kind`` accepts, whatever the instruction descriptor says.
+    """Formats and modifiers a ``.kind`` accepts, whatever the instruction descriptor says.
 
     Attributes:
         name: as in PTX, without ``kind::``.

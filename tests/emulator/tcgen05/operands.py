@@ -136,7 +136,7 @@ def _chunks(
 def chunk_index(
     descriptor: SharedDescriptor, shape: OperandShape
 ) -> tuple[int, npt.NDArray[np.intp]]:
-    """Where the operand lies: a byte address, and indices of 16-byte chunks counted from there.
+    """Place of the operand: a byte address, and indices of 16-byte chunks counted from there.
 
     Returns:
         The address (a multiple of 1024) and a read-only index [lines, chunks]. A line is a row of a
@@ -179,7 +179,7 @@ def gather(shared: Bytes, descriptor: SharedDescriptor, shape: OperandShape) -> 
 
 
 def decode_operand(raw: Bytes, shape: OperandShape) -> npt.NDArray[np.float32]:
-    """What :func:`gather` fetched, as float32 [rows, k]."""
+    """Decode what :func:`gather` fetched, to float32 [rows, k]."""
     matrix = decode(raw, shape.element)
     return matrix.T if shape.mn_major else matrix
 

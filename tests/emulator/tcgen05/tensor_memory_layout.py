@@ -1,4 +1,4 @@
-"""Where D, A and block scales lie in tensor memory (PTX ISA 9.7.16.10.5 and 9.7.16.10.7.2).
+"""Layout of D, A and block scales in tensor memory (PTX ISA 9.7.16.10.5 and 9.7.16.10.7.2).
 
 Matrices lie in rectangles of lanes x columns, so they are described as few blocks of slices rather
 than as index arrays. Which rectangle holds what is in figures of the PTX ISA; they were checked
@@ -253,7 +253,7 @@ class ScaleRegion(NamedTuple):
 def scale_regions(
     instruction: MmaInstruction, address: Address, *, for_a: bool
 ) -> tuple[ScaleRegion, ...]:
-    """Where one CTA finds its scales of A (its own rows) or of B (all n rows).
+    """Regions of one CTA's scales of A (its own rows) or of B (all n rows).
 
     Raises:
         IllegalInstruction: the address is not at lane 0.

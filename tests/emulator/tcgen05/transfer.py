@@ -20,7 +20,7 @@ _MAX_REGISTERS = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fragment:
-    """How a warp's registers map to tensor memory.
+    """Mapping of a warp's registers to tensor memory.
 
     Attributes:
         shape: as in PTX.

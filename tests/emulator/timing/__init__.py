@@ -1,4 +1,4 @@
-"""How long a launch would take on a B200: a discrete-event model replayed from a functional run."""
+"""Time of a launch on a B200: a discrete-event model replayed from a functional run."""
 
 from tests.emulator.timing.errors import TimingError
 from tests.emulator.timing.model import model

@@ -113,7 +113,7 @@ class Columns:
 
 
 def expected_arrivals(ctas: Iterable[CtaTrace]) -> dict[Key, int]:
-    """How many arrivals make a phase of each mbarrier."""
+    """Number of arrivals in a phase of each mbarrier."""
     return {
         item.key: item.amount
         for cta in ctas

@@ -1,4 +1,4 @@
-"""What is read again: L1 in time, and the distinct bytes of a launch that come from HBM."""
+"""Caches: L1 in time, and the distinct bytes of a launch that come from HBM."""
 
 from collections import OrderedDict
 from collections.abc import Iterable

@@ -88,7 +88,7 @@ class Banks:
         self.work = 0.0
 
     def serve(self, at: float, nbytes: float) -> float:
-        """When bytes asked for at ``at`` have all been served."""
+        """Cycle when bytes asked for at ``at`` have all been served."""
         self.work += nbytes
         pieces = math.ceil(nbytes / self._piece)
         pairs = self._chance.choices(self._banks, k=2 * pieces)
@@ -100,7 +100,7 @@ class Banks:
 
 
 class Hits(NamedTuple):
-    """What part of the bytes read comes from where.
+    """Shares of the bytes read, by where they come from.
 
     Attributes:
         miss: of loads' bytes, from HBM.
@@ -149,7 +149,7 @@ class Chip:
         self.flops = 0.0
 
     def fetch(self, sm: Sm, at: float, nbytes: float, filled: float = 0.0) -> float:
-        """When bytes asked for at ``at`` have all come from L2 and HBM.
+        """Cycle when bytes asked for at ``at`` have all come from L2 and HBM.
 
         A part of them waits for the oldest prefetches of the SM that nobody has waited for.
 
@@ -188,7 +188,7 @@ class Chip:
         sm.prefetched.append([end + self.hits.prefetch_miss * self.p.hbm_latency, nbytes])
 
     def write(self, at: float, nbytes: float) -> float:
-        """When bytes sent at ``at`` have been taken; what is written goes on to HBM.
+        """Cycle when bytes sent at ``at`` have been taken; what is written goes on to HBM.
 
         L2 takes them when a bank begins with them: nobody waits until it has ended.
         """

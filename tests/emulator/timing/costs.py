@@ -1,4 +1,4 @@
-"""What one PTX instruction costs the warp that issues it: pipe, occupancy, latency."""
+"""Costs of one PTX instruction to the warp that issues it: pipe, occupancy, latency."""
 
 import re
 from typing import NamedTuple

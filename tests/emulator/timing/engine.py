@@ -41,7 +41,7 @@ class Server:
     work: float = 0.0
 
     def serve(self, at: float, work: float) -> tuple[float, float]:
-        """When a request of ``work`` begins and ends."""
+        """Begin and end, in cycles, of a request of ``work``."""
         start = max(at, self.free)
         cycles = work / self.rate
         self.free = start + cycles

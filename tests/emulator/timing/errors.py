@@ -1,4 +1,4 @@
-"""What can go wrong."""
+"""Errors of the timing model."""
 
 
 class TimingError(Exception):

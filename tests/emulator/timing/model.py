@@ -1,4 +1,4 @@
-"""From a traced launch to a :class:`Timing`: residency, waves, and which clusters to simulate."""
+"""Model of a traced launch: residency, waves, and which clusters to simulate."""
 
 import math
 from collections import Counter, defaultdict
@@ -125,7 +125,7 @@ class Model:
         )
 
     def _shortcomings(self) -> Iterator[str]:
-        """What this launch does that the model cannot follow."""
+        """Actions of this launch that the model cannot follow."""
         ctas = [cta for cluster in self._traced for cta in cluster]
         if any(e.kind == "launch_control" for cta in ctas for e in self._events(cta)):
             yield "clusterlaunchcontrol gave out work in the order of the functional run"
@@ -315,7 +315,7 @@ class Model:
 
 
 def list_schedule(times: list[float], slots: int, between: float) -> float:
-    """When the last of ``times`` ends; they start in order, each in the first free slot."""
+    """Cycle when the last of ``times`` ends; they start in order, each in the first free slot."""
     free = [-between] * slots
     for time in times:
         heapreplace(free, free[0] + between + time)

@@ -20,7 +20,7 @@ Process = Generator[float | None, None, None]
 
 @dataclass(frozen=True)
 class Script:
-    """What is the same for all clusters of a launch.
+    """Script shared by all clusters of a launch.
 
     Attributes:
         program: the kernel.
@@ -127,7 +127,7 @@ class ClusterReplay:
 
 @dataclass
 class _Groups:
-    """When each group of copies has been read, and written."""
+    """Cycles when each group of copies has been read, and written."""
 
     read: dict[int, float] = field(default_factory=dict)
     written: dict[int, float] = field(default_factory=dict)
@@ -527,7 +527,7 @@ class WarpReplay:
             self._arriving[name] = max(self._arriving.get(name, 0.0), ready)
 
     def _from_global(self, event: Event, sectors: int, at: float) -> float:
-        """When a load's sectors are there, from L1 as far as it has them."""
+        """Cycle when a load's sectors are there, from L1 as far as it has them."""
         sm, chip, now = self.sm, self._chip, self._engine.now
         if event.line not in self.cluster.script.cached:
             nbytes = sectors * SECTOR
@@ -567,7 +567,7 @@ class WarpReplay:
 
 
 def _nothing(warp: WarpReplay, event: Event) -> None:
-    """Only says something about others."""
+    """Do nothing: the event only says something about others."""
 
 
 _HANDLERS: dict[str, Callable[[WarpReplay, Event], Process | None]] = {

@@ -1,4 +1,4 @@
-"""What the timing model says."""
+"""Results of the timing model."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from tests.emulator.timing.timeline import Timeline
 
 @dataclass(frozen=True)
 class WarpTime:
-    """How a warp spent its life, in cycles.
+    """Cycles of a warp's life, by what they went to.
 
     Attributes:
         name: CTA rank and warp index.
@@ -92,7 +92,7 @@ class Timing:
 
 @dataclass
 class Simulated:
-    """What one simulation found.
+    """Findings of one simulation.
 
     Attributes:
         cycles: until its last cluster ended.

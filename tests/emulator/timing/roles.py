@@ -1,4 +1,4 @@
-"""What to call a warp and a wait: by what it does, and where the kernel's source says so."""
+"""Names of warps and waits: what they do, and where the kernel's source says so."""
 
 from tests.emulator.codegen import Program
 from tests.emulator.machine.trace import Event, WarpTrace

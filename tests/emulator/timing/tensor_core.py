@@ -1,4 +1,4 @@
-"""How long the tensor core takes for an instruction."""
+"""Time of the tensor core for an instruction."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class MmaShape(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of A, in each SM."""
+        """Rows of A in each SM."""
         return self.m // self.ctas
 
 

@@ -1,4 +1,4 @@
-"""What one SM did when, for people to look at."""
+"""Timeline of one SM, for people to look at."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

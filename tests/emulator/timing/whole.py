@@ -1,4 +1,4 @@
-"""From small runs to a whole problem: its time from a few steps, and the least that is possible."""
+"""Time of a whole problem from a few steps' small runs, and the least that is possible."""
 
 from dataclasses import dataclass, replace
 

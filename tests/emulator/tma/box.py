@@ -13,7 +13,7 @@ SHARED_ALIGNMENT = 128
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What one tile copy moves.
+    """Box that one tile copy moves.
 
     Attributes:
         counts: elements moved along each dimension, innermost first.
@@ -29,7 +29,7 @@ class Box:
 
     @property
     def transaction_bytes(self) -> int:
-        """What complete_tx counts: the bytes moved, out of bounds or not, paddings not."""
+        """Bytes that complete_tx counts: those moved, out of bounds or not, paddings not."""
         return self.rows * self.packed_row_bytes
 
 
@@ -57,7 +57,7 @@ def box_of(tensor_map: TensorMap, rows_gathered: int | None = None) -> Box:
 
 
 def place(tensor_map: TensorMap, box: Box, shared_address: int) -> Placement:
-    """Where the box lies in shared memory from ``shared_address``.
+    """Placement of the box in shared memory from ``shared_address``.
 
     Raises:
         Misaligned: an address that is no multiple of 128 (seen on an H200, for loads and stores).

@@ -64,7 +64,7 @@ def check_reduction(operation: str, kind: str, destination: str, noftz: bool = F
 
 @lru_cache(maxsize=256)
 def byte_mask(mask: int, nbytes: int) -> npt.NDArray[np.bool_]:
-    """Which of ``nbytes`` bytes a copy with .cp_mask writes: bit i is byte i of every 16."""
+    """Mask of ``nbytes`` bytes that a copy with .cp_mask writes: bit i is byte i of every 16."""
     chosen = np.tile((mask >> np.arange(16) & 1).astype(bool), nbytes // 16)
     chosen.setflags(write=False)
     return chosen

@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class ElementType(Enum):
-    """What a tensor map's elements are.
+    """Type of a tensor map's elements.
 
     Attributes:
         driver: number in the driver's argument list (CUtensorMapDataType).

@@ -46,7 +46,7 @@ class Swizzle(IntEnum):
 
 
 def swizzled(swizzle: Swizzle, addresses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where the bytes of linear shared ``addresses`` go (PTX ISA 5.5.7, its tables)."""
+    """Places of the bytes of linear shared ``addresses`` (PTX ISA 5.5.7, its tables)."""
     line = addresses >> 7
     if swizzle == Swizzle.B32:
         return addresses ^ (line & 1) << 4
@@ -65,7 +65,7 @@ def swizzled(swizzle: Swizzle, addresses: npt.NDArray[np.int64]) -> npt.NDArray[
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Placement:
-    """Where the rows of a box lie in shared memory, relative to the copy's shared address.
+    """Placement of a box's rows in shared memory, relative to the copy's shared address.
 
     Attributes:
         nbytes: from the shared address to the end of what the copy touches.

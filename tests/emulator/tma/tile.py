@@ -26,7 +26,7 @@ _OOB_NAN = 0x7FF7  # in every 16 bits, whatever the type (seen on an H200)
 
 
 class Direction(StrEnum):
-    """What a copy does to global memory."""
+    """Effect of a copy on global memory."""
 
     LOAD = "load"
     PREFETCH = "prefetch"

@@ -17,7 +17,7 @@ _F32_DIGITS, _F32_LEAST = 24, -149
 
 
 def _exponents(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Of 1.x times a power of two."""
+    """Exponents of values, as 1.x times a power of two."""
     return np.where(values == 0, _OF_ZERO, np.frexp(values)[1] - 1).astype(np.int64)
 
 
