@@ -110,6 +110,8 @@ def compile_kernels(specs: Iterable[KernelSpec], whose: str) -> str:
         What was done, in a line; empty if there was nothing to compile.
     """
     kernels = [spec.kernel() for spec in specs]
+    if not kernels:
+        return ""
     places = [object_path(kernel) for kernel in kernels]
     missing = [k for k, at in zip(kernels, places, strict=True) if at is None or not at.exists()]
     rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()

@@ -67,7 +67,7 @@ def launched(
     attention = model.attention
     assert attention is not None
     sm90 = import_module("nvfp4_kernels.decode_attention.sm90.launch")
-    config = import_module("nvfp4_kernels.attention.kernels")
+    config = import_module("nvfp4_kernels.attention.scoring")
     kernels: set[DeviceKernel] = set()
     monkeypatch.setattr(sm90, "launch", lambda kernel, *_: kernels.add(kernel))
     monkeypatch.setattr(sm90, "multiprocessors", lambda _: sms)
