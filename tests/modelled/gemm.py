@@ -126,7 +126,7 @@ class Modeller:
 
 
 def operand_bytes(problem: "Problem") -> float:
-    """Of the operands, each read once."""
+    """Bytes of the operands, each read once."""
     rows = problem.weights * problem.n + problem.m
     return problem.batch * rows * problem.k * BYTES
 

@@ -31,7 +31,7 @@ _PATTERNS = {
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """As the machine runs instructions: numpy's warnings off."""
+    """Context in which the machine runs instructions: numpy's warnings are off."""
     with np.errstate(all="ignore"):
         yield
 

@@ -157,7 +157,7 @@ def test_ftz(name: str) -> None:
     ],
 )
 def test_flushing_looks_at_all_bits(opcode: str, sources: tuple[int, ...], expected: int) -> None:
-    """As recorded on an H200."""
+    """Bits recorded on an H200."""
     dtype = np.uint16 if opcode.endswith("f16") else np.uint32
     assert run(opcode, *(np.array([s], dtype) for s in sources)).tolist() == [expected]
 

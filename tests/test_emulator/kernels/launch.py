@@ -23,7 +23,7 @@ _TYPES = {
 
 
 def _pointer(address: int, dtype: torch.dtype) -> Any:
-    """As global memory: a CPU tensor's own pointer would be of the generic space."""
+    """Example in global memory: a CPU tensor's own pointer would be of the generic space."""
     return make_ptr(_TYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=16)
 
 

@@ -234,7 +234,7 @@ class Written:
 
 
 def written_subjects() -> list[Written]:
-    """Those that need nothing but the emulator."""
+    """Subjects that need nothing but the emulator."""
     from tests.test_emulator.test_machine_hazards import KERNELS
 
     own = {"store": _STORE, "cluster": _CLUSTER}
