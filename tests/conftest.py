@@ -8,6 +8,8 @@ itself to one runtime for the life of a process, so ``both`` is two runs, one af
 ``--cpu``: the run as on a lesser x86-64 CPU, in a process started as if it were one.
 
 ``--quick``: only what needs no emulator, no engine and no other process.
+
+``--source-lines``: findings of the emulator name lines of the kernel's source, which takes longer.
 """
 
 import os
@@ -46,6 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="leave out whatever needs the emulator, an engine or another process",
     )
+    parser.addoption(
+        "--source-lines",
+        action="store_true",
+        help="compile kernels so that the emulator's findings name their own lines, not the PTX's",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -73,6 +80,7 @@ def _run_again(config: pytest.Config, environment: Mapping[str, str], *options: 
 def pytest_configure(config: pytest.Config) -> None:
     devices.on_cuda = config.getoption("--device") == "cuda"
     devices.is_quick = config.getoption("--quick")
+    devices.source_lines = config.getoption("--source-lines")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -20,6 +20,7 @@ from tests.emulator import B200, GB300, H200, Gpu, Schedule
 EMULATED_CHIPS = {"sm_90": H200, "sm_100": B200, "sm_103": GB300}
 on_cuda = False  # whether this run's kernels go to the GPU: with --device cuda
 is_quick = False  # whether this run does without the emulator: with --quick
+source_lines = True  # whether findings name the kernel's own lines: in tests with --source-lines
 
 
 class KernelDevice(Protocol):
@@ -125,7 +126,7 @@ def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
         )
     gpu = _emulated_gpu(arch)
     gpu.schedule = schedule
-    shim.install(gpu, f"{arch}a")
+    shim.install(gpu, f"{arch}a").keep_source_lines(source_lines)
     device = Emulated(gpu, arch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVFP4_KERNELS_CACHE", "")  # nothing is kept, nothing from before is used
@@ -133,7 +134,7 @@ def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
             yield device
         finally:
             device.free()
-            shim.install(gpu)  # tests without a device compile for sm_100
+            shim.install(gpu).keep_source_lines(True)  # tests without a device compile for sm_100
 
 
 @contextmanager

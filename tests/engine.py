@@ -5,6 +5,7 @@
 
 import gc
 import json
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner, Result
 
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests import tiny_llama
@@ -31,6 +33,13 @@ class Run:
     logprobs: list[float]
     generated: list[int]
     report: list[str]
+
+
+def inspect_models_here() -> None:
+    """Have vLLM look at architectures without the processes that keep CUDA out of its own."""
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def run(model: str, **engine_args: Any) -> Run:
@@ -64,6 +73,19 @@ def run(model: str, **engine_args: Any) -> Run:
         cleanup_dist_env_and_memory()
 
 
+def report_command(*arguments: str | Path) -> Result:
+    """What ``python -m vllm_fp4_plugin report`` does, in this process, which keeps its logging."""
+    from vllm_fp4_plugin.__main__ import app
+
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    try:
+        environment = {"VLLM_LOGGING_LEVEL": "ERROR"}
+        return CliRunner().invoke(app, ["report", *map(str, arguments)], env=environment)
+    finally:
+        logger.setLevel(level)
+
+
 def dequantized(checkpoint: Path) -> Run:
     """What transformers says on the CPU, in float32, with weights we dequantise one by one."""
     tensors = load_file(checkpoint / "model.safetensors")
@@ -93,5 +115,6 @@ def distance(a: Run, b: Run) -> float:
 
 
 if __name__ == "__main__":
+    inspect_models_here()
     result = run(sys.argv[1], **json.loads(sys.argv[2]))
     print("\n" + json.dumps({"logprobs": result.logprobs, "generated": result.generated}))

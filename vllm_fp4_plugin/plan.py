@@ -109,7 +109,7 @@ def product_of(layer: Any, plan: LinearPlan, dtype: torch.dtype) -> Product | No
         "",  # layers of a size share kernels
         plan.weight_rows[0],
         plan.k,
-        pair=plan.gate_up,
+        gate_up=plan.gate_up,
         shards=1 if plan.gate_up else len(plan.shard_sizes),
         bias=added,
     )

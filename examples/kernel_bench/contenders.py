@@ -52,8 +52,8 @@ class OursW4A16:
         return (*laid_out, _alpha(layer, weights, 1.0))
 
     def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
-        op: Any = silu_mul_gemm if layer.pair else gemm
-        sizes = {"n": layer.n} if layer.pair else {"shard_sizes": layer.shard_sizes}
+        op: Any = silu_mul_gemm if layer.gate_up else gemm
+        sizes = {"n": layer.n} if layer.gate_up else {"shard_sizes": layer.shard_sizes}
         return op(x, None, *operands, **sizes)
 
     def seen(self, x: Tensor) -> Tensor:
@@ -74,8 +74,8 @@ class OursW4A4:
         return (*laid_out, _alpha(layer, weights, float(self._input_scale)))
 
     def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
-        op: Any = silu_mul_gemm if layer.pair else gemm
-        sizes = {} if layer.pair else {"shard_sizes": layer.shard_sizes}
+        op: Any = silu_mul_gemm if layer.gate_up else gemm
+        sizes = {} if layer.gate_up else {"shard_sizes": layer.shard_sizes}
         return op(*quantize(x, self._input_scale), *operands, **sizes)
 
     def seen(self, x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Marlin:
             size_n=layer.weights * layer.n,
             size_k=layer.k,
         )
-        return self._silu_and_mul(out) if layer.pair else out
+        return self._silu_and_mul(out) if layer.gate_up else out
 
     def seen(self, x: Tensor) -> Tensor:
         return x
@@ -145,7 +145,7 @@ class CublasBf16:
 
     def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
         out = torch.matmul(x, operands[0].mT)
-        return self._silu_and_mul(out) if layer.pair else out
+        return self._silu_and_mul(out) if layer.gate_up else out
 
     def seen(self, x: Tensor) -> Tensor:
         return x
@@ -200,7 +200,7 @@ def torch_silu_and_mul(gate_up: Tensor) -> Tensor:
 
 def _alpha(layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...], input_scale: float) -> Tensor:
     """A factor for each shard, or for each of a pair: float32."""
-    factors = 2 if layer.pair else len(layer.shard_sizes)
+    factors = 2 if layer.gate_up else len(layer.shard_sizes)
     return (weights[0].global_scale * input_scale).repeat(factors)
 
 

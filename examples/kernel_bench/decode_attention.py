@@ -20,8 +20,8 @@ from torch import Tensor
 from vllm._custom_ops import reshape_and_cache_flash
 from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
 
-from examples.timed_graphs import Step, captured, timed
 from nvfp4_kernels import decode_attention
+from nvfp4_kernels.tool.timed_graphs import Step, captured, timed
 
 PAGE_SIZE = 16
 COLD_BYTES = 256 << 20  # of the caches that rotate: several times L2

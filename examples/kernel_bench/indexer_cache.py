@@ -17,9 +17,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from examples.timed_graphs import Step, captured, timed
 from nvfp4_kernels import indexer_gather_k, indexer_quantize_q, indexer_store_k
 from nvfp4_kernels.indexer.formats import Format, format_of
+from nvfp4_kernels.tool.timed_graphs import Step, captured, timed
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 64, 128, 64
 FORMATS = ("nvfp4", "mxfp4", "fp8", "bf16")

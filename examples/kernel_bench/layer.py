@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from examples.llama_shapes import SHAPES
-from examples.timed_graphs import captured, timed
 from nvfp4_kernels import (
     add_rms_norm,
     decode_attention,
@@ -41,6 +40,7 @@ from nvfp4_kernels.gemm.sm90 import launch as product
 from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config, fits, with_store
 from nvfp4_kernels.gemm.sm90.tile import MAX_STAGES, EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import SMS
+from nvfp4_kernels.tool.timed_graphs import captured, timed
 
 MODELS = ("llama-8b", "llama-70b-tp4")
 PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")

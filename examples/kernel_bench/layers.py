@@ -19,21 +19,21 @@ class BenchLayer:
 
     Attributes:
         name: as models call it.
-        n, k: rows of the weight, of each of a pair, and elements of one.
-        pair: whether it is gate and up projection.
+        n, k: rows of the weight, or of gate and of up alone, and elements of one.
+        gate_up: whether it is gate and up projection, fused.
         shard_sizes: rows of the projections that lie side by side in it, e.g. of q, k and v.
     """
 
     name: str
     n: int
     k: int
-    pair: bool
+    gate_up: bool
     shard_sizes: tuple[int, ...]
 
     @property
     def weights(self) -> int:
         """Matrices of ``n`` rows."""
-        return 2 if self.pair else 1
+        return 2 if self.gate_up else 1
 
     @property
     def elements(self) -> int:
@@ -86,4 +86,4 @@ def _bench_layer(model: Model, name: str) -> BenchLayer:
     if name == "qkv_proj" and attention is not None:
         q, kv = (h * attention.head_dim for h in (attention.query_heads, attention.kv_heads))
         sizes = (q, kv, kv)
-    return BenchLayer(name, layer.n, layer.k, layer.pair, sizes)
+    return BenchLayer(name, layer.n, layer.k, layer.gate_up, sizes)

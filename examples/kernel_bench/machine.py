@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from examples.timed_graphs import Step, captured, timed
 from examples.versions import commit, installed, machine
+from nvfp4_kernels.tool.timed_graphs import Step, captured, timed
 
 READ_BYTES = 2 << 30
 SQUARE = 8192

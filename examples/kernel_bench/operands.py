@@ -40,7 +40,7 @@ def checked_rows(m: int) -> list[int]:
 def expected_rows(layer: BenchLayer, x: Tensor, weights: tuple[Nvfp4Tensor, ...]) -> Tensor:
     """Result for tokens ``x``: float64 ``(rows, N)``, from dequantised weights."""
     products = [x.double() @ weight.dequantize().double().mT for weight in weights]
-    if not layer.pair:
+    if not layer.gate_up:
         return products[0]
     gate, up = products
     return torch.nn.functional.silu(gate) * up

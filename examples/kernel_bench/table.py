@@ -35,7 +35,7 @@ def layer_tables(results: Results) -> list[LayerTable]:
 
 def layer_title(layer: BenchLayer) -> str:
     """The layer's name and ``N × K``."""
-    if layer.pair:
+    if layer.gate_up:
         return f"{layer.name} and SiLU-mul, 2·{layer.n} × {layer.k}"
     return f"{layer.name}, {layer.n} × {layer.k}"
 

@@ -19,8 +19,8 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from examples.timed_graphs import captured, timed
 from nvfp4_kernels import indexer_topk
+from nvfp4_kernels.tool.timed_graphs import captured, timed
 
 COLD_BYTES = 256 << 20  # of the inputs that rotate: several times L2
 VLLM_WORKSPACE = 1 << 20

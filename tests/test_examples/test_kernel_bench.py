@@ -28,9 +28,9 @@ from examples.kernel_bench.operands import (
 )
 from examples.kernel_bench.results import Results, Sample, speed_up
 from examples.kernel_bench.table import layer_tables, refusals
-from examples.timed_graphs import LaunchGraph
 from nvfp4_kernels.fragments import decode_fragments
 from nvfp4_kernels.tool.model import UnusableModel
+from nvfp4_kernels.tool.timed_graphs import LaunchGraph
 from tests.test_examples import fake_cuda
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ LAYERS = [pytest.param(QKV, id="qkv"), pytest.param(PAIR, id="pair")]
 )
 def test_built_in_shapes(model, sizes):
     layers = read_layers(model)
-    assert {x.name: (x.n, x.k, x.pair, x.shard_sizes) for x in layers} == sizes
+    assert {x.name: (x.n, x.k, x.gate_up, x.shard_sizes) for x in layers} == sizes
 
 
 def test_layers_of_a_config_file(tmp_path):

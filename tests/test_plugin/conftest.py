@@ -14,6 +14,12 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from tests import tiny_llama
+from tests.engine import inspect_models_here
+
+
+@pytest.fixture(scope="session", autouse=True)
+def models_are_inspected_here() -> None:
+    inspect_models_here()
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,13 @@
 """vLLM on CPU as on sm_90: linear layers keep their weights in fragments and multiply 16 bits."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
+from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.rotary_embedding import reference
-from tests import limits
-from tests.engine import run
+from tests.engine import report_command, run
 from tests.sm90_product import sm90_ops
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
@@ -66,22 +64,11 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
     assert max(product.rows) > 32  # the prompt
 
 
-ON_SM_90 = """
-from nvfp4_kernels.devices import standing_in
-from vllm_fp4_plugin.__main__ import app
-
-with standing_in("cpu", "sm_90"):
-    app()
-"""
-
-
 def test_report_command(modelopt: Path) -> None:
     """Before anything is loaded; attention is vLLM's."""
-    command = [sys.executable, "-c", ON_SM_90, "report", str(modelopt)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=limits.PROCESS, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    with standing_in("cpu", "sm_90"):
+        done = report_command(modelopt)
+    assert done.exit_code == 0, done.stderr
     text = " ".join(done.stdout.replace("│", " ").split())
     assert text.count(f"nvfp4_gemm_w4a16/wgmma (sm_90) W4A16 {WHY}") == 3
     assert text.count(f"nvfp4_silu_mul_gemm_w4a16/wgmma (sm_90) W4A16 {WHY}") == 1

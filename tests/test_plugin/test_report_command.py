@@ -1,29 +1,20 @@
 """``python -m vllm_fp4_plugin report``: the table, without loading a weight."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests import limits
+from tests.engine import report_command as report
 
 pytestmark = pytest.mark.slow
-
-
-def report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vllm_fp4_plugin", "report", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=limits.PROCESS, check=False
-    )
 
 
 def test_table(modelopt: Path) -> None:
     done = report(
         modelopt, "--every-layer", "--additional-config", '{"nvfp4_tc":{"fuse_mlp":false}}'
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     text = " ".join(done.stdout.replace("│", " ").split())
     assert "model.layers.1.self_attn.qkv_proj" in done.stdout
     assert text.count("W4A4 static") == 8  # 2 layers of 4 projections
@@ -36,7 +27,7 @@ def test_table(modelopt: Path) -> None:
 
 def test_refusal_is_one_line_and_a_status(bf16: Path) -> None:
     done = report(bf16, "--additional-config", '{"nvfp4_tc":{"fuse":false}}')
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "\nnvfp4_tc.fuse: is unknown, must be one of fuse_mlp, " in "\n" + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
@@ -45,25 +36,25 @@ def test_brackets_are_shown_as_they_are(bf16: Path) -> None:
     """A regex in the table, a list in a message of vLLM's, and a pattern that covers nothing."""
     patterns = ["re:.*[qkv]_proj", "re:.*[/o]_proj", "q_prj"]
     done = report(bf16, "--additional-config", json.dumps({"nvfp4_tc": {"ignore": patterns}}))
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "ignored by 're:.*[qkv]_proj'" in done.stdout
     assert "ignored by 're:.*[/o]_proj'" in done.stdout
     assert "nvfp4_tc.ignore: 'q_prj' covers no layer of this process" in done.stderr
     assert done.stderr.count("covers no layer") == 1
     refused = report(bf16, "--dtype", "float32")
-    assert refused.returncode == 1
+    assert refused.exit_code == 1
     assert "Supported dtypes: [torch.bfloat16, torch.float16]" in " ".join(refused.stderr.split())
 
 
 def test_a_config_that_vllm_stumbles_over(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     done = report(tmp_path)
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert f"{tmp_path}: vLLM cannot read it (" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_additional_config_must_be_json(bf16: Path) -> None:
     done = report(bf16, "--additional-config", "{nvfp4_tc}")
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "additional-config: is no JSON" in done.stderr

@@ -55,7 +55,7 @@ LAYERS: dict[str, tuple[Any, str, Layer]] = {
     "gate and up": (
         lambda **o: MergedColumnParallelLinear(K, [160, 160], bias=False, **o),
         "gate_up_proj",
-        Layer("", 160, K, pair=True),
+        Layer("", 160, K, gate_up=True),
     ),
     "gate and up, not fused for their bias": (
         lambda **o: MergedColumnParallelLinear(K, [160, 160], bias=True, **o),
@@ -135,7 +135,7 @@ def gpu(bound: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[An
 
 PRODUCTS = [
     Product("sm_90", Layer("", 4096, 4096), "bfloat16", "16-bit"),
-    Product("sm_90", Layer("", 14336, 4096, pair=True), "bfloat16", "16-bit"),
+    Product("sm_90", Layer("", 14336, 4096, gate_up=True), "bfloat16", "16-bit"),
 ]
 CUDA = torch.device("cuda")
 
@@ -258,7 +258,7 @@ def test_kernels_on_blackwell_are_those_that_layers_launch(
                 else:
                     single = data[0], weight_scales[0], torch.ones(3), [96, 32, 32]
                     linear(x[:m], *single, input_scale, bias, kernel, quantizer)
-        layer = Layer("", N, K, pair=True) if pair else LINEAR
+        layer = Layer("", N, K, gate_up=True) if pair else LINEAR
         assert warmed_up("sm_100", layer, activation) == launches.kernels
 
 

@@ -14,7 +14,7 @@ from nvfp4_kernels.add_rms_norm.choose import choose_config
 from nvfp4_kernels.add_rms_norm.tile import MAX_K, VECTOR, WARP, NormTile
 from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import device_arch, dtype_name
 
@@ -66,7 +66,7 @@ class AddRmsNormSm90:
     @cute.jit
     def __call__(self, arguments: NormArguments, stream: cuda_driver.CUstream) -> None:
         """Launch a CTA per row."""
-        self.kernel(arguments).launch(
+        self.kernel(without_unread(arguments, ["m"])).launch(
             grid=(arguments.m, 1, 1), block=(self.tile.threads, 1, 1), stream=stream, use_pdl=True
         )
 

@@ -1,6 +1,6 @@
 """Bundles of launch arguments: a ``NamedTuple`` for each kernel, of pointers and host integers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import cutlass.cute as cute
@@ -36,3 +36,19 @@ def example(
         return hint(0)
 
     return bundle(*(one(name, hint) for name, hint in get_type_hints(bundle).items()))
+
+
+def without_unread(bundle: Arguments, unread: Collection[str]) -> Arguments:
+    """A bundle for a kernel, with None for the fields, its bundles' too, that it does not read.
+
+    Every pointer and number of a bundle is a parameter of the kernel, which each launch copies; a
+    None is none.
+    """
+
+    def read(name: str, value: Any) -> Any:
+        if name in unread:
+            return None
+        return without_unread(value, unread) if hasattr(value, "_fields") else value
+
+    names = get_type_hints(type(bundle))
+    return type(bundle)(*(read(*field) for field in zip(names, bundle, strict=True)))

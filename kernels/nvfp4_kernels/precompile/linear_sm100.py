@@ -59,7 +59,7 @@ def _product_kernels(
     dtype: Dtype, layer: Layer, max_tokens: int, per_token: bool, sms: int
 ) -> list[KernelSpec]:
     output = layer_epilogue(layer, dtype, per_token)
-    op = "silu_mul_gemm" if layer.pair else "gemm"
+    op = "silu_mul_gemm" if layer.gate_up else "gemm"
     tokens = range(1, max_tokens + 1)
     problems = (Problem(m, layer.n, layer.k, 1, layer.weights) for m in tokens)
     chosen = [choose_config(problem, output, sms) for problem in problems]

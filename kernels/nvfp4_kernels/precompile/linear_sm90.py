@@ -23,7 +23,7 @@ def weight_only_kernels(
     found: dict[KernelSpec, list[str]] = {}
     for layer in model.layers:
         output = weight_only_epilogue(layer, model.dtype)
-        op = "silu_mul_gemm" if layer.pair else "gemm"
+        op = "silu_mul_gemm" if layer.gate_up else "gemm"
         sizes = layer.n, layer.k, layer.weights
         for tile_and_output in all_configs(*sizes, output, max_tokens, sms):
             users = found.setdefault(weight_only_spec(op, *tile_and_output), [])

@@ -13,8 +13,8 @@ class Layer:
 
     Attributes:
         name: as models call it, e.g. ``"qkv_proj"``.
-        n, k: rows of the weight, of each of a pair, and elements of one.
-        pair: whether it is gate and up projection.
+        n, k: rows of the weight, or of gate and of up alone, and elements of one.
+        gate_up: whether it is gate and up projection, fused.
         shards: projections side by side in the weight, each with a scale of its own.
         bias: whether one is added.
     """
@@ -22,13 +22,13 @@ class Layer:
     name: str
     n: int
     k: int
-    pair: bool = False
+    gate_up: bool = False
     shards: int = 1
     bias: bool = False
 
     @property
     def weights(self) -> int:
-        return 2 if self.pair else 1
+        return 2 if self.gate_up else 1
 
 
 @dataclass(frozen=True)

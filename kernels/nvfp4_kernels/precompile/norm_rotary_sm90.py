@@ -12,7 +12,9 @@ from nvfp4_kernels.rotary_embedding.choose import choose_config as choose_rotary
 from nvfp4_kernels.rotary_embedding.tile import MAX_HEAD_DIM, PIECE
 
 
-def small_kernels(hidden: int, attention: Attention, dtype: Dtype) -> dict[KernelSpec, list[str]]:
+def norm_rotary_kernels(
+    hidden: int, attention: Attention, dtype: Dtype
+) -> dict[KernelSpec, list[str]]:
     """Kernels that take a model's sizes; vLLM runs what they do not take.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import device_arch, dtype_name
 from nvfp4_kernels.rotary_embedding.choose import choose_config
@@ -90,7 +90,7 @@ class RotaryEmbeddingSm90:
     def __call__(self, arguments: RotaryArguments, stream: cuda_driver.CUstream) -> None:
         """Launch CTAs over tokens and groups of heads."""
         heads = arguments.q.num_heads + arguments.k.num_heads
-        self.kernel(arguments).launch(
+        self.kernel(without_unread(arguments, ["m"])).launch(
             grid=(arguments.m, cute.ceil_div(heads, self.tile.heads), 1),
             block=(self.tile.threads, 1, 1),
             stream=stream,

@@ -19,7 +19,7 @@ from nvfp4_kernels.precompile.attention_sm100 import CACHES, PAGE_SIZE, attentio
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import ACTIVATIONS, block_scaled_kernels
 from nvfp4_kernels.precompile.model import Model
-from nvfp4_kernels.precompile.norm_rotary_sm90 import small_kernels
+from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.tool.build import Built, build_all
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
@@ -64,7 +64,7 @@ def build(
     linear: Annotated[
         list[str], typer.Option(help="N,K of a linear layer, instead of a model.")
     ] = [],  # noqa: B006  typer wants a list
-    pair: Annotated[
+    gate_up: Annotated[
         list[str], typer.Option(help="N,K of a fused gate and up projection, instead of a model.")
     ] = [],  # noqa: B006
     arch: Annotated[
@@ -108,7 +108,7 @@ def build(
                 f"--arch: is {arch!r}, must be one of {ARCHS}; the kernels of other GPUs are "
                 "compiled when they are first launched"
             )
-        chosen = _which_model(model, linear, pair, tensor_parallel, dtype, fuse_mlp)
+        chosen = _which_model(model, linear, gate_up, tensor_parallel, dtype, fuse_mlp)
         page_size = _page_size(block_size)
         started = time.monotonic()
         wanted = _Wanted(
@@ -165,7 +165,7 @@ def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
     model, sms = wanted.model, wanted.sms
     specs = weight_only_kernels(model, max_tokens=wanted.max_tokens, sms=sms)
     if model.attention is not None:
-        specs |= small_kernels(model.hidden, model.attention, model.dtype)
+        specs |= norm_rotary_kernels(model.hidden, model.attention, model.dtype)
         specs |= decode_kernels(model.attention, model.dtype, page_size=wanted.page_size, sms=sms)
     return specs
 
@@ -192,23 +192,23 @@ _KERNELS = {"sm_90": _sm90_kernels, "sm_100": _sm100_kernels}
 def _which_model(
     model: Path | None,
     linear: list[str],
-    pair: list[str],
+    gate_up: list[str],
     tensor_parallel: int,
     dtype: DtypeName | None,
     fuse_mlp: bool,
 ) -> Model:
     """The model, or the sizes, that the command is given."""
-    if (model is None) == (not linear and not pair):
+    if (model is None) == (not linear and not gate_up):
         raise UnusableModel(
-            "MODEL: give a model's config.json, or sizes with --linear N,K and --pair N,K; one of "
-            "the two"
+            "MODEL: give a model's config.json, or sizes with --linear N,K and --gate-up N,K; one "
+            "of the two"
         )
     if model is None:
         if tensor_parallel != 1:
             raise UnusableModel(
-                "--tensor-parallel: goes with a model; give --linear and --pair one GPU's sizes"
+                "--tensor-parallel: goes with a model; give --linear and --gate-up one GPU's sizes"
             )
-        return explicit(linear, pair, dtype_of(dtype))
+        return explicit(linear, gate_up, dtype_of(dtype))
     return read_model(
         model, tensor_parallel=tensor_parallel, dtype=dtype_of(dtype), fuse_mlp=fuse_mlp
     )

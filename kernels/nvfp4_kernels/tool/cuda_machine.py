@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from nvfp4_kernels.tool.timed_graphs import captured, timed
+
 LAUNCHES = 40  # in a graph, at least
 REPLAYS = 15
 
@@ -29,23 +31,5 @@ class CudaMachine:
         Args:
             calls: each on operands of its own, so that none finds its own in L2.
         """
-        for call in calls:
-            call()
-        torch.cuda.synchronize()
-        rounds = -(-LAUNCHES // len(calls))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(rounds):
-                for call in calls:
-                    call()
-        graph.replay()
-        torch.cuda.synchronize()
-        times = []
-        for _ in range(REPLAYS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3)  # milliseconds
-        return statistics.median(times) / (rounds * len(calls))
+        times = timed({"": captured(calls, LAUNCHES)}, REPLAYS)[""]
+        return statistics.median(times) / 1e6  # microseconds

@@ -35,7 +35,7 @@ def read_model(
     if experts:
         raise UnusableModel(
             f"{name}: has experts ({experts[0]}), must be a dense decoder; name the sizes of its "
-            "dense layers with --linear and --pair"
+            "dense layers with --linear and --gate-up"
         )
     hidden, heads, inner = (
         _size(config, key, name)
@@ -56,7 +56,7 @@ def read_model(
     biased = bool(config.get("attention_bias"))
     mlp_bias = bool(config.get("mlp_bias"))
     if fuse_mlp and not mlp_bias:
-        gate_up = Layer("gate_up_proj", inner, hidden, pair=True)
+        gate_up = Layer("gate_up_proj", inner, hidden, gate_up=True)
     else:
         gate_up = Layer("gate_up_proj", 2 * inner, hidden, shards=2, bias=mlp_bias)
     layers = (
@@ -108,14 +108,14 @@ def _windows(config: dict[str, Any], name: str) -> tuple[int, ...]:
     return (0, window) if "full_attention" in kinds else (window,)
 
 
-def explicit(linear: list[str], pair: list[str], dtype: Dtype | None = None) -> Model:
+def explicit(linear: list[str], gate_up: list[str], dtype: Dtype | None = None) -> Model:
     """Layers of given sizes, each written ``"N,K"``.
 
     Raises:
         UnusableModel: something else is written, or sizes that no kernel takes.
     """
-    layers = [Layer(f"linear {s}", *_pair_of(s, "--linear")) for s in linear]
-    layers += [Layer(f"pair {s}", *_pair_of(s, "--pair"), pair=True) for s in pair]
+    layers = [Layer(f"linear {s}", *_rows_and_k(s, "--linear")) for s in linear]
+    layers += [Layer(f"gate_up {s}", *_rows_and_k(s, "--gate-up"), gate_up=True) for s in gate_up]
     for layer in layers:
         check_sizes(layer)
     return Model("given sizes", dtype or "bfloat16", tuple(layers))
@@ -154,7 +154,7 @@ def numbers(text: str, option: str, form: str) -> list[int]:
     return [int(p) for p in parts]
 
 
-def _pair_of(text: str, option: str) -> tuple[int, int]:
+def _rows_and_k(text: str, option: str) -> tuple[int, int]:
     n, k = numbers(text, option, "N,K")
     return n, k
 
@@ -187,7 +187,7 @@ def _size(config: dict[str, Any], key: str, name: str, default: int | None = Non
 def _malformed(name: str, key: str, value: object, accepted: str) -> UnusableModel:
     return UnusableModel(
         f"{name}: {key} is {value!r}, must be {accepted}; give the config.json of a decoder such "
-        "as Llama, Mistral or Qwen, or sizes with --linear and --pair"
+        "as Llama, Mistral or Qwen, or sizes with --linear and --gate-up"
     )
 
 

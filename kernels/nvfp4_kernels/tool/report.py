@@ -38,7 +38,7 @@ class Choice:
 
     @property
     def spec(self) -> KernelSpec:
-        op = "silu_mul_gemm" if self.shape.layer.pair else "gemm"
+        op = "silu_mul_gemm" if self.shape.layer.gate_up else "gemm"
         return product_spec(op, self.tile, self.output)
 
     @property
@@ -50,7 +50,7 @@ class Choice:
         shape = self.shape
         return {
             "name": shape.name, "m": shape.m, "n": shape.layer.n, "k": shape.layer.k,
-            "batch": shape.batch, "pair": shape.layer.pair, "dtype": shape.dtype,
+            "batch": shape.batch, "gate_up": shape.layer.gate_up, "dtype": shape.dtype,
             "tile": asdict(self.tile), "output": asdict(self.output), "stages": self.stages,
             "tensor_columns": self.tile.tensor_columns, "bytes": self.work.nbytes,
             "flops": self.work.flops, "speed_of_light_us": 1e6 * self.work.speed_of_light,
@@ -85,17 +85,17 @@ def _measure(spec: KernelSpec, nvdisasm: Path | None) -> Static:
 
 
 def describe(tile: Tile) -> str:
-    """E.g. ``"256×256 2SM 2×1"``: rows × columns of a tile, pairs of SMs, cluster; splits."""
-    sides = f"{tile.columns}×{tile.rows} swapped" if tile.swap_ab else f"{tile.rows}×{tile.columns}"
+    """E.g. ``"256×256 2cta cluster 2×1"``: rows × columns, CTA pair, cluster, parts of K."""
+    sides = f"{tile.columns}×{tile.rows} swap_ab" if tile.swap_ab else f"{tile.rows}×{tile.columns}"
     words = [sides]
     if tile.weights == 2:
-        words.append("pair")
+        words.append("gate_up")
     if tile.two_cta:
-        words.append("2SM")
+        words.append("2cta")
     if tile.cluster_m * tile.cluster_n > tile.ctas:
         words.append(f"cluster {tile.cluster_m}×{tile.cluster_n}")
     if tile.split_k > 1:
-        words.append(f"split {tile.split_k}")
+        words.append(f"split-K {tile.split_k}")
     return " ".join(words)
 
 

@@ -59,8 +59,8 @@ def report(
     shape: Annotated[
         list[str], typer.Option(help="M,N,K or M,N,K,L, instead of the contest's shapes.")
     ] = [],  # noqa: B006  typer wants a list
-    pair: Annotated[
-        bool, typer.Option("--pair", help="The shapes are gate and up projections, fused.")
+    gate_up: Annotated[
+        bool, typer.Option("--gate-up", help="The shapes are gate and up projections, fused.")
     ] = False,
     model: Annotated[
         Path | None, typer.Option(help="config.json of a model: its layers, at several M.")
@@ -91,10 +91,10 @@ def report(
                 f"--arch: is {arch!r}, must be {ARCHS}; kernels of other GPUs are not reported on"
             )
         sms = sms or SM_COUNTS[target_arch(arch)]
-        _refuse_options_of_nothing(shape, pair, model, tensor_parallel, dtype)
+        _refuse_options_of_nothing(shape, gate_up, model, tensor_parallel, dtype)
         if json_file:
             check_file("--json", json_file)
-        shapes = [given_shape(text, pair, dtype_of(dtype)) for text in shape]
+        shapes = [given_shape(text, gate_up, dtype_of(dtype)) for text in shape]
         others: list[KernelSpec] = []
         if model is not None:
             chosen = read_model(model, tensor_parallel=tensor_parallel, dtype=dtype_of(dtype))
@@ -140,14 +140,14 @@ def report(
 
 def _refuse_options_of_nothing(
     shape: list[str],
-    pair: bool,
+    gate_up: bool,
     model: Path | None,
     tensor_parallel: int,
     dtype: DtypeName | None,
 ) -> None:
     """Refuse options that change nothing in the report."""
-    if pair and not shape:
-        raise UnusableModel("--pair: goes with --shape; name one")
+    if gate_up and not shape:
+        raise UnusableModel("--gate-up: goes with --shape; name one")
     if tensor_parallel != 1 and model is None:
         raise UnusableModel("--tensor-parallel: goes with --model; give --shape one GPU's sizes")
     if dtype is not None and not shape and model is None:

@@ -50,9 +50,9 @@ class Shape:
 
 
 def _contest(
-    name: str, m: int, n: int, k: int, published: float, batch: int = 1, pair: bool = False
+    name: str, m: int, n: int, k: int, published: float, batch: int = 1, gate_up: bool = False
 ) -> Shape:
-    return Shape(name, Layer(name, n, k, pair), m, batch, "float16", published)
+    return Shape(name, Layer(name, n, k, gate_up), m, batch, "float16", published)
 
 
 # NVFP4 kernel contest on B200 (GPU MODE and NVIDIA, 2025), with its speed of light at 1.5 GHz.
@@ -63,10 +63,10 @@ CONTEST = (
     _contest("GEMM", 128, 7168, 16384, 8.994),
     _contest("GEMM", 128, 4096, 7168, 2.354),
     _contest("GEMM", 128, 7168, 2048, 1.333),
-    _contest("dual GEMM", 256, 4096, 7168, 4.708, pair=True),
-    _contest("dual GEMM", 512, 4096, 7168, 8.714, pair=True),
-    _contest("dual GEMM", 256, 3072, 4096, 2.125, pair=True),
-    _contest("dual GEMM", 512, 3072, 7168, 6.535, pair=True),
+    _contest("dual GEMM", 256, 4096, 7168, 4.708, gate_up=True),
+    _contest("dual GEMM", 512, 4096, 7168, 8.714, gate_up=True),
+    _contest("dual GEMM", 256, 3072, 4096, 2.125, gate_up=True),
+    _contest("dual GEMM", 512, 3072, 7168, 6.535, gate_up=True),
 )
 
 LLAMA_8B = Model(
@@ -75,7 +75,7 @@ LLAMA_8B = Model(
     (
         Layer("qkv_proj", 6144, 4096, shards=3),
         Layer("o_proj", 4096, 4096),
-        Layer("gate_up_proj", 14336, 4096, pair=True),
+        Layer("gate_up_proj", 14336, 4096, gate_up=True),
         Layer("down_proj", 4096, 14336),
     ),
 )
@@ -88,14 +88,14 @@ def model_shapes(model: Model, tokens: Iterable[int] = TOKENS) -> list[Shape]:
     ]
 
 
-def given_shape(text: str, pair: bool, dtype: Dtype | None = None) -> Shape:
+def given_shape(text: str, gate_up: bool, dtype: Dtype | None = None) -> Shape:
     """The shape written ``"M,N,K"`` or ``"M,N,K,L"``; in bfloat16, unless ``dtype`` is given.
 
     Raises:
         UnusableModel: something else is written, or N or K that no kernel takes.
     """
     m, n, k, *rest = numbers(text, "--shape", "M,N,K[,L]")
-    name = "pair" if pair else "linear"
-    layer = Layer(f"{name} {n},{k}", n, k, pair)
+    name = "gate_up" if gate_up else "linear"
+    layer = Layer(f"{name} {n},{k}", n, k, gate_up)
     check_sizes(layer)
     return Shape(name, layer, m, batch=rest[0] if rest else 1, dtype=dtype or "bfloat16")

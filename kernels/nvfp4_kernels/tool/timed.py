@@ -100,7 +100,7 @@ def _ours(shape: Shape, device: torch.device) -> Callable[[], object]:
     layer, out = shape.layer, getattr(torch, shape.dtype)
     a = _random_operand(shape, shape.m, device)
     weights = [_random_operand(shape, layer.n, device) for _ in range(layer.weights)]
-    if layer.pair:
+    if layer.gate_up:
         alpha = torch.full((2,), 1e-4, device=device)
         return lambda: silu_mul_gemm(*a, *weights[0], *weights[1], alpha, out_dtype=out)
     alpha = torch.full((layer.shards,), 1e-4, device=device)
@@ -110,7 +110,7 @@ def _ours(shape: Shape, device: torch.device) -> Callable[[], object]:
 
 
 def _torch_nvfp4(shape: Shape, device: torch.device) -> Callable[[], object]:
-    """The product that cuBLAS has; of a pair, both products, without what follows them."""
+    """The product that cuBLAS has; of gate and up, both products, without what follows them."""
     if _FP4 is None:
         raise NotImplementedError(f"torch {torch.__version__} has no float4_e2m1fn_x2")
     if shape.batch > 1:

@@ -50,6 +50,16 @@ class Runtime:
         for dsl in (CuTeDSL._get_dsl(), CuteExperimentalDSL._get_dsl()):
             dsl.envar.arch = arch
 
+    def keep_source_lines(self, kept: bool) -> None:
+        """Makes CuTe tell, or not, which lines the PTX of what it compiles comes from.
+
+        Findings then name the kernel's own lines; following them takes a third of a compilation.
+        """
+        from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
+
+        for dsl in (CuTeDSL._get_dsl(), CuteExperimentalDSL._get_dsl()):
+            dsl.envar.lineinfo = kept
+
     @property
     def device(self) -> Device:
         """Device that runs the kernels; replaceable at any time, compiled functions stay good."""

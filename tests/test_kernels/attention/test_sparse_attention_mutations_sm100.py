@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from nvfp4_kernels import compile as kernel_compile
 from nvfp4_kernels import sparse_attention
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
-from tests import devices
-from tests.emulator import STANDARD, EmulatorError
 from tests.test_kernels.attention.attention_sm100 import Chosen, check
 from tests.test_kernels.attention.sparse_cases import SparseCase
-from tests.test_kernels.attention.test_attention_mutations_sm100 import replaced, with_arguments
-from tests.test_kernels.gemm.test_mutations_sm100 import Patch
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    WRONG,
+    Mistake,
+    Room,
+    check_caught,
+    check_nothing_to_catch,
+)
+
+KERNEL = Room("nvfp4_kernels.attention.sm100")
 
 # Five key tiles, so that all that is prefetched is used; lists that end within a gather.
 CASE = SparseCase(
@@ -25,94 +30,59 @@ CASE = SparseCase(
 CHOSEN = Chosen(AttentionTile(16))
 
 
-def through(module: str, name: str, change: Callable[..., Any]) -> Patch:
-    """``change`` of a module's function, and of what that is given, in its place."""
-
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        found = import_module(f"nvfp4_kernels.attention.sm100.{module}")
-        given = getattr(found, name)
-        patch.setattr(found, name, lambda *arguments: change(given, *arguments))
-
-    return apply
+def without_row_step(lists: Any) -> Any:
+    strides = lists.map_strides
+    return replace(lists, map_strides=strides._replace(row=type(strides.row)(0)))
 
 
-def without_row_step(lists: Callable[..., Any], *given: Any) -> Any:
-    right = lists(*given)
-    strides = right.map_strides
-    return replace(right, map_strides=strides._replace(row=type(strides.row)(0)))
+def all_columns(work_tile: Callable[..., Any]) -> Callable[..., Any]:
+    def whole(tile: Any, variant: Any, sizes: Any, *rest: Any) -> Any:
+        return replace(work_tile(tile, variant, sizes, *rest), keys=sizes.keys)
 
-
-def all_columns(
-    work_tile: Callable[..., Any], tile: Any, variant: Any, sizes: Any, *rest: Any
-) -> Any:
-    return replace(work_tile(tile, variant, sizes, *rest), keys=sizes.keys)
+    return whole
 
 
 def tokens_for_sequences(patch: pytest.MonkeyPatch) -> None:
     loader = import_module("nvfp4_kernels.attention.sm100.loader").TmaLoader
-    replaced("gather_loader.GatherLoader", "_page_table", loader._page_table)(patch)
+    KERNEL.replaced(GATHER_LOADER, "_page_table", loader._page_table)(patch)
 
 
-GATHER_LOADER = "gather_loader.GatherLoader"
-# What is changed, and what says so: a finding's class, or "wrong numbers".
-MISTAKES: dict[str, tuple[Patch, str]] = {
-    "the token's row of the table": (tokens_for_sequences, ""),
-    "offset in the page dropped": (
-        through("kernel", "KeyLists", without_row_step),
-        "wrong numbers",
+GATHER_LOADER = "gather_loader:GatherLoader"
+MISTAKES = {
+    "the token's row of the table": Mistake(tokens_for_sequences, ANYTHING),
+    "offset in the page dropped": Mistake(
+        KERNEL.with_result("kernel", "KeyLists", without_row_step), WRONG
     ),
-    "values in another order than keys": (
-        with_arguments(GATHER_LOADER, "_load_values", lambda *a: (*a[:5], a[5][::-1], a[6])),
-        "wrong numbers",
+    "values in another order than keys": Mistake(
+        KERNEL.with_arguments(GATHER_LOADER, "_load_values", lambda *a: (*a[:5], a[5][::-1], a[6])),
+        WRONG,
     ),
-    "prefetch of a tile too many": (replaced("loader", "PREFETCH", 4), "wrong numbers"),
-    "rows past the end read": (replaced("gather_loader", "OUT_OF_BOUNDS", 0), "wrong numbers"),
-    "lens ignored": (through("kernel", "work_tile", all_columns), "OutOfBounds"),
-    "the tail not masked": (
-        with_arguments("softmax.Softmax", "_mask", lambda scores, b, e: (scores, b, e + 999)),
-        "wrong numbers",
+    "prefetch of a tile too many": Mistake(KERNEL.replaced("loader", "PREFETCH", 4), WRONG),
+    "rows past the end read": Mistake(KERNEL.replaced("gather_loader", "OUT_OF_BOUNDS", 0), WRONG),
+    "lens ignored": Mistake(KERNEL.swapped("kernel", "work_tile", all_columns), "OutOfBounds"),
+    "the tail not masked": Mistake(
+        KERNEL.with_arguments(
+            "softmax:Softmax", "_mask", lambda scores, b, e: (scores, b, e + 999)
+        ),
+        WRONG,
     ),
 }
 
 
-def outcome() -> str:
-    """The first thing that is noticed, over all schedules."""
+def check_sparse() -> None:
     problem = CASE.problem()
     arguments = problem.sparse()
     # The first page is nobody's.
     cache = arguments["kv_cache"]
     arguments["kv_cache"] = torch.cat([torch.full_like(cache[:1], torch.nan), cache])
     arguments["block_table"] += 1
-    for schedule in STANDARD:
-        with devices.emulated_ops(schedule):
-            try:
-                check(sparse_attention(**arguments), problem)
-            except EmulatorError as finding:
-                return type(finding).__name__
-            except AssertionError:
-                return "wrong numbers"
-    return "nothing"
+    check(sparse_attention(**arguments), problem)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    patch, caught = MISTAKES[name]
-    with devices.emulated_ops(STANDARD[0]):
-        patch(monkeypatch)
-        CHOSEN.use(monkeypatch)
-    kernel_compile.compiled.cache_clear()
-    try:
-        noticed = outcome()
-    finally:
-        kernel_compile.compiled.cache_clear()
-    print(f"{name}: {noticed}")
-    assert noticed != "nothing"
-    assert noticed.startswith(caught)
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, check_sparse, CHOSEN.use)
 
 
-def test_nothing_to_catch(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    with devices.emulated_ops(STANDARD[0]):
-        CHOSEN.use(monkeypatch)
-    assert outcome() == "nothing"
+def test_nothing_to_catch() -> None:
+    check_nothing_to_catch(check_sparse, CHOSEN.use)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tests.test_kernels.decode_attention.decode_cases import Case, case
 from tests.test_kernels.decode_attention.decode_shapes import Chosen
-from tests.test_kernels.noticed import WRONG
+from tests.test_kernels.mistakes import WRONG
 
 # Rings of two stages go round more than once; the last page has room, filled with NaN.
 ALONE = Chosen(1, max_stages=2), case(277, 3, query_heads=4, heads=1, window=270)

@@ -7,13 +7,12 @@ import torch
 
 from nvfp4_kernels import decode_attention
 from tests import devices
-from tests.emulator import STANDARD, Gpu
+from tests.emulator import STANDARD
 from tests.emulator.findings import MissingDependencyWait
 from tests.test_kernels.decode_attention.decode_cases import Case, arguments, case, check_kernel
 from tests.test_kernels.decode_attention.decode_shapes import Chosen
 from tests.test_kernels.decode_attention.mutants import ALONE, CLUSTER, MISTAKES, WIDE
-from tests.test_kernels.gemm.test_mutations_sm90 import source
-from tests.test_kernels.noticed import NOTHING, noticed
+from tests.test_kernels.mistakes import NOTHING, changed_source, first_noticed, loaded_ptx
 
 PACKAGE = "nvfp4_kernels.decode_attention.sm90"
 CPU = torch.device("cpu")
@@ -22,27 +21,27 @@ CPU = torch.device("cpu")
 def outcome(on: tuple[Chosen, Case]) -> str:
     """The first thing that is noticed, over all schedules."""
     chosen, given = on
-    for schedule in STANDARD:
-        with devices.emulated_ops(schedule, "sm_90"), pytest.MonkeyPatch.context() as patch:
+
+    def check() -> None:
+        with pytest.MonkeyPatch.context() as patch:
             chosen.use(patch)
-            found = noticed(lambda: check_kernel(given, CPU))
-            if found != NOTHING:
-                return found
-    return NOTHING
+            check_kernel(given, CPU)
+
+    return first_noticed(check, arch="sm_90")
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_caught(name: str, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     mistake = MISTAKES[name]
-    with source(PACKAGE, tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
+    with changed_source(PACKAGE, tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
         assert outcome(mistake.on) == mistake.caught
 
 
 @pytest.mark.parametrize("on", [ALONE, CLUSTER, WIDE], ids=["alone", "cluster", "wide"])
 def test_nothing_to_catch(on: tuple[Chosen, Case], tmp_path: Path) -> None:
     devices.cutlass_or_skip()
-    with source(PACKAGE, tmp_path / "sm90"):
+    with changed_source(PACKAGE, tmp_path / "sm90"):
         assert outcome(on) == NOTHING
 
 
@@ -58,27 +57,21 @@ WAIT = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
 
 def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
     devices.cutlass_or_skip()
-    with source(PACKAGE, tmp_path / "right"):
+    with changed_source(PACKAGE, tmp_path / "right"):
         two_layers()
     with (
-        source(PACKAGE, tmp_path / "wrong", "kernel", WAIT, "pass"),
+        changed_source(PACKAGE, tmp_path / "wrong", "kernel", WAIT, "pass"),
         pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"),
     ):
         two_layers()
 
 
-def test_the_next_kernel_starts_after_the_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_kernel_starts_after_the_wait(tmp_path: Path) -> None:
     devices.cutlass_or_skip()
-    seen: list[str] = []
-    load = Gpu.load
-    monkeypatch.setattr(Gpu, "load", lambda gpu, ptx: (seen.append(ptx), load(gpu, ptx))[1])
-    with source(PACKAGE, tmp_path / "right"):
-        two_layers()
-    assert seen
-    for ptx in seen:
-        assert ptx.rfind("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents")
+    with changed_source(PACKAGE, tmp_path / "right"):
+        for ptx in loaded_ptx(two_layers):
+            launches = ptx.index("griddepcontrol.launch_dependents")
+            assert ptx.rfind("griddepcontrol.wait") < launches
 
 
 def test_the_kernel_before_must_not_write_the_cache() -> None:

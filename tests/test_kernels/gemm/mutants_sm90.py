@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
-from tests.test_kernels.noticed import WRONG
+from tests.test_kernels.mistakes import WRONG
 
 ELEMENTS, BOXES = EpilogueConfig(), EpilogueConfig(boxes=True)
 

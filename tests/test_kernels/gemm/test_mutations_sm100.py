@@ -1,7 +1,7 @@
 """Mistakes made on purpose in the block-scaled GEMM, each reported or seen in the numbers."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,18 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import compile as kernel_compile
 from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.gemm.sm100.tile import Tile
-from tests import devices
-from tests.emulator import STANDARD, EmulatorError
-from tests.emulator.findings import MissingDependencyWait
-from tests.test_kernels import oracle
+from tests.test_kernels import mistakes, oracle
 from tests.test_kernels.gemm.linear_cases import Case
 from tests.test_kernels.gemm.test_tiles_sm100 import TileCase, pair_case, use
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    WRONG,
+    Room,
+    changed,
+    check_caught,
+    check_dependency_wait,
+    check_nothing_to_catch,
+    without,
+)
 from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
-Patch = Callable[[pytest.MonkeyPatch], None]
+KERNEL = Room("nvfp4_kernels.gemm.sm100")
 
 # Both rings go round more than once, and results leave in boxes.
 PAIR = TileCase(Tile(64, 2, max_stages=2), Case(200, 80, 1312, out_dtype=torch.bfloat16), 1)
@@ -29,112 +35,56 @@ TWO_CTA = TileCase(Tile(128, 2, two_cta=True, cluster_m=2), Case(300, 208, 800),
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """What is changed, on which tile, and what says so: a finding's class, or "wrong numbers"."""
+class Mistake(mistakes.Mistake):
+    """And the tile and product that it shows on."""
 
-    patch: Patch
-    caught: str
     on: TileCase = PAIR
 
 
-def without(name: str, when: Callable[..., bool] = lambda *a, **k: True) -> Patch:
-    """Leaves out every use of a primitive for which ``when`` holds."""
-
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        from cutlass.experimental import primitives as ptx
-
-        given = getattr(ptx, name)
-
-        def maybe(*args: Any, **kwargs: Any) -> Any:
-            return None if when(*args, **kwargs) else given(*args, **kwargs)
-
-        patch.setattr(ptx, name, maybe)
-
-    return apply
-
-
-def changed(name: str, change: Callable[..., tuple[Any, ...]]) -> Patch:
-    """Changes the positional arguments of every use of a primitive."""
-
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        from cutlass.experimental import primitives as ptx
-
-        given = getattr(ptx, name)
-        patch.setattr(ptx, name, lambda *args, **kwargs: given(*change(*args), **kwargs))
-
-    return apply
-
-
-def swap_weight_scales(patch: pytest.MonkeyPatch) -> None:
-    from nvfp4_kernels.gemm.sm100.mma import Mma
-
-    given = Mma._copy_scales
-
-    def swapped(self: Any, descriptors: list[Any], *rest: Any) -> None:
-        given(self, [descriptors[0], descriptors[2], descriptors[1]], *rest)
-
-    patch.setattr(Mma, "_copy_scales", swapped)
-
-
-def accumulate_always(patch: pytest.MonkeyPatch) -> None:
-    from nvfp4_kernels.gemm.sm100.mma import Mma
-
-    given = Mma._multiply
-    patch.setattr(Mma, "_multiply", lambda self, *args: given(self, *args[:-1], True))
-
-
-def one_alpha(patch: pytest.MonkeyPatch) -> None:
-    from nvfp4_kernels.gemm.sm100.scaling import Scaling
-
-    given = Scaling.apply
+def one_alpha(given: Any) -> Any:
+    """Scale up's product by gate's alpha."""
 
     def apply(self: Any, sums: Any, row: Any, *rest: Any) -> Any:
         return given(self, sums, type(row)([row.scales[0]] * 2, row.bias), *rest)
 
-    patch.setattr(Scaling, "apply", apply)
-
-
-def keep_another(patch: pytest.MonkeyPatch) -> None:
-    from cutlass.experimental import primitives as ptx
-
-    from nvfp4_kernels.gemm.sm100.mma import Mma
-
-    last = ptx.Tcgen05MMACollectorOp.LASTUSE
-    patch.setattr(Mma, "_collector", lambda self, product: last if product else None)
-
-
-def two_readers(patch: pytest.MonkeyPatch) -> None:
-    from nvfp4_kernels.gemm.sm100 import barriers
-
-    given = barriers.arrive_counts
-    patch.setattr(barriers, "arrive_counts", lambda tile: replace(given(tile), empty=2))
-
-
-def attribute(owner: str, name: str, value: Any) -> Patch:
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        from importlib import import_module
-
-        module, _, kind = owner.rpartition(".")
-        patch.setattr(
-            getattr(import_module(f"nvfp4_kernels.gemm.sm100.{module}"), kind), name, value
-        )
-
     return apply
 
 
+def keep_another(self: Any, product: int) -> Any:
+    """Keep activations in the collector where the second product takes its own."""
+    from cutlass.experimental import primitives as ptx
+
+    return ptx.Tcgen05MMACollectorOp.LASTUSE if product else None
+
+
 MISTAKES = {
-    "scales of gate and up swapped": Mistake(swap_weight_scales, "wrong numbers"),
-    "accumulate left on": Mistake(accumulate_always, "UninitialisedRead"),
-    "the gate's alpha for both": Mistake(one_alpha, "wrong numbers"),
-    "activations used but not kept": Mistake(keep_another, "IllegalInstruction"),
+    "scales of gate and up swapped": Mistake(
+        KERNEL.with_arguments(
+            "mma:Mma", "_copy_scales", lambda found, *rest: ([found[0], found[2], found[1]], *rest)
+        ),
+        WRONG,
+    ),
+    "accumulate left on": Mistake(
+        KERNEL.with_arguments("mma:Mma", "_multiply", lambda *args: (*args[:-1], True)),
+        "UninitialisedRead",
+    ),
+    "the gate's alpha for both": Mistake(
+        KERNEL.swapped("scaling:Scaling", "apply", one_alpha), WRONG
+    ),
+    "activations used but not kept": Mistake(
+        KERNEL.replaced("mma:Mma", "_collector", keep_another), "IllegalInstruction"
+    ),
     "no scales copied": Mistake(without("tcgen05_cp"), "UninitialisedRead"),
     "bytes expected twice": Mistake(
         changed("mbarrier_arrive_expect_tx", lambda barrier, n: (barrier, 2 * n)), "Deadlock"
     ),
     "too few bytes expected": Mistake(
-        changed("mbarrier_arrive_expect_tx", lambda barrier, n: (barrier, n - 2048)), ""
+        changed("mbarrier_arrive_expect_tx", lambda barrier, n: (barrier, n - 2048)), ANYTHING
     ),
-    "arrive count of empty": Mistake(two_readers, "Deadlock"),
+    "arrive count of empty": Mistake(
+        KERNEL.with_result("barriers", "arrive_counts", lambda counts: replace(counts, empty=2)),
+        "Deadlock",
+    ),
     "no wait for the stored box": Mistake(
         without("cp_async_bulk_wait_group", lambda n, read: n > 0), "DataRace"
     ),
@@ -150,48 +100,25 @@ MISTAKES = {
         without("mbarrier_arrive", lambda *a, **k: "scope" in k), "Deadlock", SPLIT
     ),
     "half of the weights for both CTAs": Mistake(
-        attribute("loader.TmaLoader", "_n_row", lambda self, coord, state: coord.n * 128),
-        "wrong numbers",
+        KERNEL.replaced("loader:TmaLoader", "_n_row", lambda self, coord, state: coord.n * 128),
+        WRONG,
         TWO_CTA,
     ),
 }
 
 
-def outcome(tile_case: TileCase) -> str:
-    """The first thing that is noticed, over all schedules."""
-    for schedule in STANDARD:
-        with devices.emulated_ops(schedule):
-            try:
-                test_silu_mul_gemm.check_exact(silu_mul_gemm, pair_case(tile_case.case))
-            except EmulatorError as finding:
-                return type(finding).__name__
-            except AssertionError:
-                return "wrong numbers"
-    return "nothing"
+def check(tile_case: TileCase) -> None:
+    test_silu_mul_gemm.check_exact(silu_mul_gemm, pair_case(tile_case.case))
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    mistake = MISTAKES[name]
-    with devices.emulated_ops(STANDARD[0]):
-        mistake.patch(monkeypatch)
-    use(mistake.on, monkeypatch)
-    kernel_compile.compiled.cache_clear()
-    try:
-        noticed = outcome(mistake.on)
-    finally:
-        kernel_compile.compiled.cache_clear()
-    print(f"{name}: {noticed}")
-    assert noticed != "nothing"
-    assert noticed.startswith(mistake.caught)
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, partial(check, mistake.on), partial(use, mistake.on))
 
 
 @pytest.mark.parametrize("tile_case", [PAIR, SPLIT, TWO_CTA], ids=["pair", "split", "two SM"])
-def test_nothing_to_catch(tile_case: TileCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    use(tile_case, monkeypatch)
-    assert outcome(tile_case) == "nothing"
+def test_nothing_to_catch(tile_case: TileCase) -> None:
+    check_nothing_to_catch(partial(check, tile_case), partial(use, tile_case))
 
 
 def mlp() -> Tensor:
@@ -203,12 +130,5 @@ def mlp() -> Tensor:
     return gemm(data, scales, down.data, down.scales, torch.ones(1), [64])
 
 
-def test_a_kernel_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    with devices.emulated_ops(STANDARD[0]):
-        mlp()
-        without("griddepcontrol", lambda action: str(action) == "wait")(monkeypatch)
-        kernel_compile.compiled.cache_clear()
-        with pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"):
-            mlp()
-    kernel_compile.compiled.cache_clear()
+def test_a_kernel_waits_for_the_one_before() -> None:
+    check_dependency_wait(mlp)

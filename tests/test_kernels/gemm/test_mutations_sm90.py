@@ -1,12 +1,6 @@
 """Mistakes made on purpose in the GEMM of sm_90, each reported or seen in the numbers."""
 
-import importlib
-import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -16,55 +10,13 @@ from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import ActDtype
 from tests import devices
 from tests.devices import KernelDevice
-from tests.emulator import STANDARD, Gpu
+from tests.emulator import STANDARD
 from tests.emulator.findings import MissingDependencyWait
 from tests.test_kernels.gemm.mutants_sm90 import MISTAKES, PRODUCTS, Product
 from tests.test_kernels.gemm.test_tiles_sm90 import run, weight
-from tests.test_kernels.noticed import NOTHING, noticed
+from tests.test_kernels.mistakes import NOTHING, changed_source, loaded_ptx, noticed
 
 PACKAGE = "nvfp4_kernels.gemm.sm90"
-ARCHITECTURE = "nvfp4_kernels.sm90"
-
-
-@contextmanager
-def source(
-    package: str, folder: Path, module: str = "", right: str = "", wrong: str = ""
-) -> Iterator[None]:
-    """Within, kernels of ``package`` are made of a copy of its source, with one place changed.
-
-    ``module`` is one of ``package``, or of ``nvfp4_kernels.sm90``, which is copied with it.
-    """
-    packages = [importlib.import_module(name) for name in (package, ARCHITECTURE)]
-    copies = [folder / copied.__name__ for copied in packages]
-    for copied, copy in zip(packages, copies, strict=True):
-        assert copied.__file__ is not None
-        original = Path(copied.__file__).parent
-        shutil.copytree(original, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    if module:
-        [file] = [f for copy in copies if (f := copy / f"{module}.py").exists()]
-        text = file.read_text()
-        assert text.count(right) == 1, f"{right!r} is {text.count(right)} times in {module}"
-        file.write_text(text.replace(right, wrong))
-    with pytest.MonkeyPatch.context() as patch:
-        for copied, copy in zip(packages, copies, strict=True):
-            # `from package import module` finds a module by the package's attribute too.
-            for name in _loaded(copied):
-                patch.delattr(copied, name)
-                patch.delitem(sys.modules, f"{copied.__name__}.{name}")
-            patch.setattr(copied, "__path__", [str(copy)])
-        importlib.invalidate_caches()
-        try:
-            yield
-        finally:
-            for copied in packages:
-                for name in _loaded(copied):
-                    delattr(copied, name)
-                    del sys.modules[f"{copied.__name__}.{name}"]
-
-
-def _loaded(package: ModuleType) -> list[str]:
-    prefix = f"{package.__name__}."
-    return [name.removeprefix(prefix) for name in sys.modules if name.startswith(prefix)]
 
 
 def check(device: KernelDevice, given: Product) -> None:
@@ -104,14 +56,14 @@ def outcome(given: Product) -> str:
 def test_caught(name: str, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     mistake = MISTAKES[name]
-    with source(PACKAGE, tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
+    with changed_source(PACKAGE, tmp_path / "sm90", mistake.module, mistake.right, mistake.wrong):
         assert outcome(mistake.on) == mistake.caught
 
 
 @pytest.mark.parametrize("given", PRODUCTS.values(), ids=PRODUCTS)
 def test_nothing_to_catch(given: Product, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
-    with source(PACKAGE, tmp_path / "sm90"):
+    with changed_source(PACKAGE, tmp_path / "sm90"):
         assert outcome(given) == NOTHING
 
 
@@ -126,37 +78,30 @@ def two_products() -> None:
 
 def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
     devices.cutlass_or_skip()
-    with source(PACKAGE, tmp_path / "right"):
+    with changed_source(PACKAGE, tmp_path / "right"):
         two_products()
     wait = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
     with (
-        source(PACKAGE, tmp_path / "wrong", "loader", wait, "pass"),
+        changed_source(PACKAGE, tmp_path / "wrong", "loader", wait, "pass"),
         pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"),
     ):
         two_products()
 
 
-def waits_before_it_lets_the_next_start(monkeypatch: pytest.MonkeyPatch) -> bool:
+def waits_before_it_lets_the_next_start() -> bool:
     """Of the kernels that ``two_products`` compiles."""
-    seen: list[str] = []
-    load = Gpu.load
-    monkeypatch.setattr(Gpu, "load", lambda gpu, ptx: (seen.append(ptx), load(gpu, ptx))[1])
-    two_products()
-    assert seen
     return all(
         0 <= ptx.rfind("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents")
-        for ptx in seen
+        for ptx in loaded_ptx(two_products)
     )
 
 
-def test_the_next_kernel_starts_after_the_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_kernel_starts_after_the_wait(tmp_path: Path) -> None:
     """It may then read, without waiting, whatever ran before; in two launches nothing shows it."""
     devices.cutlass_or_skip()
-    with source(PACKAGE, tmp_path / "right"):
-        assert waits_before_it_lets_the_next_start(monkeypatch)
+    with changed_source(PACKAGE, tmp_path / "right"):
+        assert waits_before_it_lets_the_next_start()
     wait = "ptx.griddepcontrol(ptx.GridDepAction.WAIT)"
     early = f"{wait.replace('WAIT', 'LAUNCH_DEPENDENTS')}\n        {wait}"
-    with source(PACKAGE, tmp_path / "wrong", "loader", wait, early):
-        assert not waits_before_it_lets_the_next_start(monkeypatch)
+    with changed_source(PACKAGE, tmp_path / "wrong", "loader", wait, early):
+        assert not waits_before_it_lets_the_next_start()

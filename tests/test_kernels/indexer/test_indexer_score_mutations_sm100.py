@@ -1,7 +1,7 @@
 """Mutations of the scoring kernel, each reported or seen in the numbers."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -9,15 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_kernels import compile as kernel_compile
 from nvfp4_kernels import indexer_logits
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
-from tests import devices
-from tests.emulator import STANDARD, EmulatorError
-from tests.emulator.findings import MissingDependencyWait
-from tests.test_kernels.gemm.test_mutations_sm100 import Patch, changed, without
+from tests.test_kernels import mistakes
 from tests.test_kernels.indexer.indexer_cases import Case, Problem
 from tests.test_kernels.indexer.indexer_sm100 import Chosen, run_paged
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    WRONG,
+    Room,
+    changed,
+    check_caught,
+    check_dependency_wait,
+    check_nothing_to_catch,
+    nothing,
+    said,
+    without,
+)
+
+KERNEL = Room("nvfp4_kernels.indexer.sm100")
 
 # Rings and accumulators go round more than once; two words of scales, two groups of rows.
 NVFP4 = Chosen(ScoreTile("nvfp4", 128, 20, 1, 2, doubled=5, max_stages=3))
@@ -28,41 +38,10 @@ NAN_KEY = 5
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """Mutation, its tile, and what catches it: a finding's class, or "wrong numbers"."""
+class Mistake(mistakes.Mistake):
+    """And the tile that it shows on."""
 
-    patch: Patch
-    caught: str
     on: Chosen = NVFP4
-
-
-def swapped(owner: str, name: str, make: Callable[[Any], Any]) -> Patch:
-    """Patch that replaces a module's or class's ``name`` by what ``make`` returns for it."""
-
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        module, _, kind = owner.partition(".")
-        found = import_module(f"nvfp4_kernels.indexer.sm100.{module}")
-        found = getattr(found, kind) if kind else found
-        patch.setattr(found, name, make(getattr(found, name)))
-
-    return apply
-
-
-def replaced(owner: str, name: str, value: Any) -> Patch:
-    return swapped(owner, name, lambda given: value)
-
-
-def with_result(owner: str, name: str, change: Callable[[Any], Any]) -> Patch:
-    return swapped(owner, name, lambda given: lambda *args: change(given(*args)))
-
-
-def with_arguments(owner: str, name: str, change: Callable[..., tuple[Any, ...]]) -> Patch:
-    """Patch that changes the arguments of a method."""
-    return swapped(owner, name, lambda given: lambda self, *args: given(self, *change(*args)))
-
-
-def nothing(*arguments: Any) -> None:
-    """Do nothing instead."""
 
 
 def codes_as_integers(patch: pytest.MonkeyPatch) -> None:
@@ -96,81 +75,87 @@ def no_relu(self: Any, values: list[Any], doubled: bool) -> tuple[Any, ...]:
     return tuple(value * (2.0 if doubled else 1.0) for value in values)
 
 
-def load(kind: Any, *rest: Any, **kwargs: Any) -> bool:
-    return str(kind) == "load"
-
-
 MISTAKES = {
-    "E2M1 read as an integer": Mistake(codes_as_integers, "wrong numbers"),
-    "queries' nibbles swapped": Mistake(query_nibbles_swapped, "wrong numbers"),
+    "E2M1 read as an integer": Mistake(codes_as_integers, WRONG),
+    "queries' nibbles swapped": Mistake(query_nibbles_swapped, WRONG),
     "scales of the neighbouring blocks": Mistake(
-        replaced("mma", "MMA_SCALES", {"nvfp4": 0}), "wrong numbers"
+        KERNEL.replaced("mma", "MMA_SCALES", {"nvfp4": 0}), WRONG
     ),
     "scales of queries in the wrong row group": Mistake(
-        with_arguments("scales.ScaleLoader", "_store", lambda a, words, n: (a, words[::-1], n)),
-        "wrong numbers",
+        KERNEL.with_arguments(
+            "scales:ScaleLoader", "_store", lambda a, words, n: (a, words[::-1], n)
+        ),
+        WRONG,
     ),
     "scales of the key tile before": Mistake(
-        with_arguments("scales.ScaleLoader", "_copy", lambda a, p, s, i, *r: (a, p, s, i - 1, *r)),
-        "",
+        KERNEL.with_arguments(
+            "scales:ScaleLoader", "_copy", lambda a, p, s, i, *r: (a, p, s, i - 1, *r)
+        ),
+        ANYTHING,
     ),
     "signs of scales left": Mistake(
-        replaced("scales", "UNSIGNED", 0xFFFFFFFF), "IllegalInstruction"
+        KERNEL.replaced("scales", "UNSIGNED", 0xFFFFFFFF), "IllegalInstruction"
     ),
-    "no relu": Mistake(replaced("epilogue.Epilogue", "_relu", no_relu), "wrong numbers"),
+    "no relu": Mistake(KERNEL.replaced("epilogue:Epilogue", "_relu", no_relu), WRONG),
     "doubled, but weights not halved": Mistake(
-        replaced("weights.WeightLoader", "_halved", lambda self, head, weight: weight),
-        "wrong numbers",
+        KERNEL.replaced("weights:WeightLoader", "_halved", lambda self, head, weight: weight),
+        WRONG,
     ),
     "weight of the neighbouring head": Mistake(
-        with_result("weights.WeightLoader", "_row", lambda row: row[1:] + row[:1]),
-        "wrong numbers",
+        KERNEL.with_result("weights:WeightLoader", "_row", lambda row: row[1:] + row[:1]),
+        WRONG,
     ),
     "weights of another query": Mistake(
-        with_arguments("weights.WeightLoader", "run", lambda w, s, first: (w, s, first + 1)),
-        "wrong numbers",
+        KERNEL.with_arguments("weights:WeightLoader", "run", lambda w, s, first: (w, s, first + 1)),
+        WRONG,
     ),
     "factor of another key": Mistake(
-        with_arguments(
-            "epilogue.Epilogue",
+        KERNEL.with_arguments(
+            "epilogue:Epilogue",
             "_factor",
             lambda f, b, i, coord, leader: (f, b, i, replace(coord, warp=coord.warp ^ 1), leader),
         ),
-        "wrong numbers",
+        WRONG,
         FP8,
     ),
     "a key too many is seen": Mistake(
-        with_result("logits", "key_range", lambda seen: replace(seen, end=seen.end + 1)),
-        "wrong numbers",
+        KERNEL.with_result("logits", "key_range", lambda seen: replace(seen, end=seen.end + 1)),
+        WRONG,
     ),
     "masked key tiles left": Mistake(
-        replaced("logits.LogitsVisitor", "_store_masked", nothing), "wrong numbers"
+        KERNEL.replaced("logits:LogitsVisitor", "_store_masked", nothing), WRONG
     ),
     "scales read behind a context": Mistake(
-        with_arguments(
-            "scales.ScaleLoader",
+        KERNEL.with_arguments(
+            "scales:ScaleLoader",
             "_copy",
             lambda a, p, s, *r: (a, p, replace(s, key_end=s.num_keys + 99), *r),
         ),
         "OutOfBounds",
     ),
     "the loader does not wait for the ring": Mistake(
-        replaced("loader", "wait", nothing), "DataRace"
+        KERNEL.replaced("loader", "wait", nothing), "DataRace"
     ),
-    "scales do not wait for the ring": Mistake(replaced("scales", "wait", nothing), "DataRace"),
-    "MMAs wait for nothing": Mistake(replaced("mma", "wait", nothing), ""),
-    "the epilogue waits for nothing": Mistake(replaced("epilogue", "wait", nothing), ""),
-    "factors are not waited for": Mistake(replaced("epilogue", "wait", nothing), "", FP8),
-    "scales published before they are copied": Mistake(copies_not_waited_for, ""),
-    "one warp need not arrive": Mistake(replaced("barriers", "GROUP_WARPS", 3), ""),
+    "scales do not wait for the ring": Mistake(
+        KERNEL.replaced("scales", "wait", nothing), "DataRace"
+    ),
+    "MMAs wait for nothing": Mistake(KERNEL.replaced("mma", "wait", nothing), ANYTHING),
+    "the epilogue waits for nothing": Mistake(
+        KERNEL.replaced("epilogue", "wait", nothing), ANYTHING
+    ),
+    "factors are not waited for": Mistake(
+        KERNEL.replaced("epilogue", "wait", nothing), ANYTHING, FP8
+    ),
+    "scales published before they are copied": Mistake(copies_not_waited_for, ANYTHING),
+    "one warp need not arrive": Mistake(KERNEL.replaced("barriers", "GROUP_WARPS", 3), ANYTHING),
     "one reader of factors need not arrive": Mistake(
-        replaced("barriers", "GROUP_WARPS", 3), "", FP8
+        KERNEL.replaced("barriers", "GROUP_WARPS", 3), ANYTHING, FP8
     ),
-    "one warp too many": Mistake(replaced("barriers", "GROUP_WARPS", 5), "Deadlock"),
+    "one warp too many": Mistake(KERNEL.replaced("barriers", "GROUP_WARPS", 5), "Deadlock"),
     "bytes expected twice": Mistake(
         changed("mbarrier_arrive_expect_tx", lambda barrier, n: (barrier, 2 * n)), "Deadlock"
     ),
-    "no wait for tcgen05.ld": Mistake(without("tcgen05_wait", load), "UnwaitedLoad"),
+    "no wait for tcgen05.ld": Mistake(without("tcgen05_wait", said("load")), "UnwaitedLoad"),
     "no tcgen05 fence": Mistake(without("tcgen05_fence"), "MissingTensorFence"),
     "no proxy fence after scales": Mistake(without("fence_proxy"), "MissingProxyFence"),
     "tensor memory kept": Mistake(without("tcgen05_dealloc"), "TensorMemory"),
@@ -189,58 +174,26 @@ def problem_of(chosen: Chosen) -> Problem:
     return problem
 
 
-def outcome(chosen: Chosen) -> str:
-    """First finding over all schedules."""
-    problem = problem_of(chosen)
-    for schedule in STANDARD:
-        with devices.emulated_ops(schedule):
-            try:
-                run_paged(problem, torch.device("cpu"))
-            except EmulatorError as finding:
-                return type(finding).__name__
-            except AssertionError:
-                return "wrong numbers"
-    return "nothing"
+def check(chosen: Chosen) -> None:
+    run_paged(problem_of(chosen), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    mistake = MISTAKES[name]
-    with devices.emulated_ops(STANDARD[0]):
-        mistake.patch(monkeypatch)
-        mistake.on.use(monkeypatch)
-    kernel_compile.compiled.cache_clear()
-    try:
-        noticed = outcome(mistake.on)
-    finally:
-        kernel_compile.compiled.cache_clear()
-    print(f"{name}: {noticed}")
-    assert noticed != "nothing"
-    assert noticed.startswith(mistake.caught)
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, partial(check, mistake.on), mistake.on.use)
 
 
 @pytest.mark.parametrize("chosen", [NVFP4, FP8], ids=["nvfp4", "fp8"])
-def test_nothing_to_catch(chosen: Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    with devices.emulated_ops(STANDARD[0]):
-        chosen.use(monkeypatch)
-    assert outcome(chosen) == "nothing"
+def test_nothing_to_catch(chosen: Chosen) -> None:
+    check_nothing_to_catch(partial(check, chosen), chosen.use)
 
 
-def test_the_kernel_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
+def twice() -> None:
+    """Launch twice: the second launch's weights are the first one's scores."""
+    arguments = Case(((20,), (20,)), heads=40).problem("nvfp4").contiguous()
+    scores = indexer_logits(**arguments)
+    indexer_logits(**arguments | {"weights": scores})
 
-    def twice() -> None:
-        """Launch twice: the second launch's weights are the first one's scores."""
-        arguments = Case(((20,), (20,)), heads=40).problem("nvfp4").contiguous()
-        scores = indexer_logits(**arguments)
-        indexer_logits(**arguments | {"weights": scores})
 
-    with devices.emulated_ops(STANDARD[0]):
-        twice()
-        without("griddepcontrol", lambda action: str(action) == "wait")(monkeypatch)
-        kernel_compile.compiled.cache_clear()
-        with pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"):
-            twice()
-    kernel_compile.compiled.cache_clear()
+def test_the_kernel_waits_for_the_one_before() -> None:
+    check_dependency_wait(twice)

@@ -1,8 +1,8 @@
 """Mutations of the visitor that keeps the best keys, each reported or seen in the keys."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -10,14 +10,25 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_kernels import compile as kernel_compile
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
-from tests import devices
-from tests.emulator import EAGER, EmulatorError, randomised
-from tests.test_kernels.gemm.test_mutations_sm100 import Patch, without
+from tests.emulator import EAGER, randomised
+from tests.test_kernels import mistakes
 from tests.test_kernels.indexer import topk_cases
 from tests.test_kernels.indexer.best_keys_cases import HEAD_DIM, chosen, run_paged, scored, use
 from tests.test_kernels.indexer.indexer_cases import Case
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    NO_DEPENDENCY_WAIT,
+    WRONG,
+    Patch,
+    Room,
+    check_caught,
+    check_nothing_to_catch,
+    nothing,
+)
+
+KERNEL = Room("nvfp4_kernels.indexer")
+SCHEDULES = EAGER, randomised(1)
 
 TOP_K = 100
 WHOLE = chosen(ScoreTile("bf16", HEAD_DIM, 2, group_queries=2, groups=2), 640, words=128)
@@ -28,50 +39,20 @@ CHOICES = {"whole": WHOLE, "pingpong": PINGPONG, "split": SPLIT, "long": LONG}
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """Mutation, its choice, and what catches it: a finding's class, or "wrong keys"."""
+class Mistake(mistakes.Mistake):
+    """And the choice that it shows on."""
 
-    patch: Patch
-    caught: str
     on: str = "whole"
-
-
-def swapped(owner: str, name: str, make: Callable[[Any], Any]) -> Patch:
-    """Patch that replaces a module's or class's ``name`` by what ``make`` returns for it."""
-
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        module, _, kind = owner.partition(":")
-        found = import_module(f"nvfp4_kernels.{module}")
-        found = getattr(found, kind) if kind else found
-        patch.setattr(found, name, make(getattr(found, name)))
-
-    return apply
-
-
-def replaced(owner: str, name: str, value: Any) -> Patch:
-    return swapped(owner, name, lambda given: value)
-
-
-def with_arguments(owner: str, name: str, change: Callable[..., tuple[Any, ...]]) -> Patch:
-    return swapped(owner, name, lambda given: lambda *args: given(*change(*args)))
-
-
-def with_result(owner: str, name: str, change: Callable[[Any], Any]) -> Patch:
-    return swapped(owner, name, lambda given: lambda *args: change(given(*args)))
-
-
-def nothing(*arguments: Any) -> None:
-    """Do nothing instead."""
 
 
 SYNCHRONISING = {
     "begin", "end", "_make_room", "_write_in_order", "keep_best", "histogram_pass", "rank_ties",
     "group_exclusive_sum",
 }  # fmt: skip
-VISITOR = "indexer.sm100.best_keys.visitor"
+VISITOR = "sm100.best_keys.visitor"
 TOPK_VISITOR = f"{VISITOR}:TopkVisitor"
-STATE = "indexer.sm100.best_keys.candidates:TopkState"
-RESULT = "indexer.sm100.best_keys.result"
+STATE = "sm100.best_keys.candidates:TopkState"
+RESULT = "sm100.best_keys.result"
 
 
 def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
@@ -83,8 +64,8 @@ def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
     def key_of(value: Any, column: Any) -> Any:
         return (Uint64(keys.order_bits(value)) << 32) | Uint64(column.bitcast(Uint32))
 
-    replaced(VISITOR, "key_of", key_of)(patch)
-    replaced(RESULT, "column_of", lambda key: Uint32(key))(patch)
+    KERNEL.replaced(VISITOR, "key_of", key_of)(patch)
+    KERNEL.replaced(RESULT, "column_of", lambda key: Uint32(key))(patch)
 
 
 def alone(patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +85,7 @@ def one_key_later(patch: pytest.MonkeyPatch) -> None:
 
         return keep_best
 
-    swapped(VISITOR, "keep_best", make)(patch)
+    KERNEL.swapped(VISITOR, "keep_best", make)(patch)
 
 
 def without_sync(method: str) -> Patch:
@@ -117,7 +98,7 @@ def without_sync(method: str) -> Patch:
 
         return sync
 
-    return swapped("indexer.topk.shared:ThreadGroup", "sync", make)
+    return KERNEL.swapped("topk.shared:ThreadGroup", "sync", make)
 
 
 def _caller() -> str:
@@ -129,56 +110,58 @@ def _caller() -> str:
 
 
 MISTAKES = {
-    "the last of equal ones": Mistake(last_of_equal_ones, "wrong keys"),
-    "a threshold one too high": Mistake(one_key_later, ""),
+    "the last of equal ones": Mistake(last_of_equal_ones, WRONG),
+    "a threshold one too high": Mistake(one_key_later, ANYTHING),
     "one key too few is kept": Mistake(
-        with_arguments(
-            "indexer.topk.select",
+        KERNEL.with_arguments(
+            "topk.select",
             "rank_ties",
             lambda g, e, lo, hi, n, *r: (g, e, lo, hi, n - 1, *r),
         ),
-        "",
+        ANYTHING,
     ),
     "NaN as it comes": Mistake(
-        replaced(VISITOR, "nan_to_lowest", lambda value: value), "wrong keys"
+        KERNEL.replaced(VISITOR, "nan_to_lowest", lambda value: value), WRONG
     ),
-    "buffers never checked": Mistake(replaced(TOPK_VISITOR, "begin_phase", nothing), ""),
-    "a check without waiting": Mistake(alone, ""),
+    "buffers never checked": Mistake(
+        KERNEL.replaced(TOPK_VISITOR, "begin_phase", nothing), ANYTHING
+    ),
+    "a check without waiting": Mistake(alone, ANYTHING),
     "buffers checked too rarely": Mistake(
-        swapped(
-            "indexer.sm100.best_keys.tile:Selection", "max_appended", lambda given: lambda *_: -512
+        KERNEL.swapped(
+            "sm100.best_keys.tile:Selection", "max_appended", lambda given: lambda *_: -512
         ),
-        "",
+        ANYTHING,
         "pingpong",
     ),
-    "no waiting before appending": Mistake(without_sync("begin"), ""),
+    "no waiting before appending": Mistake(without_sync("begin"), ANYTHING),
     "no waiting while counts are read": Mistake(without_sync("_make_room"), "DataRace"),
     "no waiting before the last choice": Mistake(without_sync("end"), "DataRace"),
     "no waiting for the bitmap": Mistake(without_sync("_write_in_order"), "DataRace"),
     "a neighbour's candidates": Mistake(
-        with_arguments(STATE, "query", lambda self, number: (self, number * 0)), ""
+        KERNEL.with_arguments(STATE, "query", lambda number: (number * 0,)), ANYTHING
     ),
     "a neighbour's range": Mistake(
-        with_arguments(TOPK_VISITOR, "_seen", lambda s, o, r, w, n: (s, o, r, w, n + 1)),
-        "wrong keys",
+        KERNEL.with_arguments(TOPK_VISITOR, "_seen", lambda o, r, w, n: (o, r, w, n + 1)),
+        WRONG,
     ),
     "another group's memory": Mistake(
-        with_arguments(
+        KERNEL.with_arguments(
             VISITOR,
             "thread_group",
             lambda t, s, m, coord: (t, s, m, replace(coord, group=coord.group * 0)),
         ),
-        "",
+        ANYTHING,
     ),
     "threads of one ping-pong set counted for all": Mistake(
-        with_result(
+        KERNEL.with_result(
             VISITOR, "thread_group", lambda group: replace(group, thread=group.thread % 128)
         ),
-        "",
+        ANYTHING,
         "pingpong",
     ),
     "memory not cleared": Mistake(
-        swapped(
+        KERNEL.swapped(
             VISITOR,
             "thread_group",
             lambda given: lambda *args: replace(given(*args), thread=given(*args).thread + 5),
@@ -187,70 +170,53 @@ MISTAKES = {
         "pingpong",
     ),
     "keys behind a context": Mistake(
-        with_result(VISITOR, "key_range", lambda seen: replace(seen, end=seen.end + 1)),
-        "wrong keys",
+        KERNEL.with_result(VISITOR, "key_range", lambda seen: replace(seen, end=seen.end + 1)),
+        WRONG,
         "long",
     ),
     "a row of one key too many is not scored": Mistake(
-        with_result(TOPK_VISITOR, "min_keys", lambda keys: keys + 1), "", "split"
+        KERNEL.with_result(TOPK_VISITOR, "min_keys", lambda keys: keys + 1), ANYTHING, "split"
     ),
     "rows that need none are scored": Mistake(
-        with_result(TOPK_VISITOR, "min_keys", lambda keys: keys - 1), "OutOfBounds", "nvfp4"
+        KERNEL.with_result(TOPK_VISITOR, "min_keys", lambda keys: keys - 1), "OutOfBounds", "nvfp4"
     ),
     "no offset of a split": Mistake(
-        swapped(
+        KERNEL.with_arguments(
             RESULT,
             "candidates_before",
-            lambda given: (
-                lambda scheduler, seen, split, *rest: given(scheduler, seen, split * 0, *rest)
-            ),
+            lambda scheduler, seen, split, *rest: (scheduler, seen, split * 0, *rest),
         ),
-        "",
+        ANYTHING,
         "split",
     ),
     "a split too few counted": Mistake(
-        swapped(
+        KERNEL.with_arguments(
             RESULT,
             "candidates_before",
-            lambda given: (
-                lambda scheduler, seen, split, *rest: given(scheduler, seen, split - 1, *rest)
-            ),
+            lambda scheduler, seen, split, *rest: (scheduler, seen, split - 1, *rest),
         ),
-        "",
+        ANYTHING,
         "split",
     ),
     "positions in the place of keys": Mistake(
-        with_arguments(
-            "indexer.topk.result:TopkResult", "store", lambda r, c, p: (replace(r, ids=None), c, p)
+        KERNEL.swapped(
+            "topk.result:TopkResult",
+            "store",
+            lambda given: lambda result, *rest: given(replace(result, ids=None), *rest),
         ),
-        "wrong keys",
+        WRONG,
         "split",
     ),
     "bitmaps run into one another": Mistake(
-        with_result(RESULT, "group_exclusive_sum", lambda sums: (sums[0], sums[1] * 0)), "", "long"
+        KERNEL.with_result(RESULT, "group_exclusive_sum", lambda sums: (sums[0], sums[1] * 0)),
+        ANYTHING,
+        "long",
     ),
-    "no dependency wait": Mistake(
-        without("griddepcontrol", lambda action: str(action) == "wait"),
-        "MissingDependencyWait",
-        "split",
-    ),
+    "no dependency wait": Mistake(NO_DEPENDENCY_WAIT, "MissingDependencyWait", "split"),
 }
 
 
-def outcome(on: str) -> str:
-    """First finding over two schedules."""
-    for schedule in (EAGER, randomised(1)):
-        with devices.emulated_ops(schedule) as gpu:
-            try:
-                _run(on, gpu)
-            except EmulatorError as finding:
-                return type(finding).__name__
-            except AssertionError:
-                return "wrong keys"
-    return "nothing"
-
-
-def _run(on: str, gpu: Any) -> None:
+def check(on: str) -> None:
     """Run ties, NaN, ascending rows, ``top_k`` + 1 keys, fewer, and rows of two bitmaps."""
     device = torch.device("cpu")
     if on == "nvfp4":
@@ -270,28 +236,16 @@ def _run(on: str, gpu: Any) -> None:
     run_paged(scored(rows, TOP_K, next_n=3 if on == "whole" else 1), device)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    mistake = MISTAKES[name]
-    with devices.emulated_ops(EAGER):
-        mistake.patch(monkeypatch)
-        if mistake.on in CHOICES:
-            use(monkeypatch, CHOICES[mistake.on])
-    kernel_compile.compiled.cache_clear()
-    try:
-        noticed = outcome(mistake.on)
-    finally:
-        kernel_compile.compiled.cache_clear()
-    print(f"{name}: {noticed}")
-    assert noticed != "nothing"
-    assert noticed.startswith(mistake.caught)
+def patches(on: str) -> list[Patch]:
+    return [partial(use, choice=CHOICES[on])] if on in CHOICES else []
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    on = mistake.on
+    check_caught(mistake, partial(check, on), *patches(on), schedules=SCHEDULES)
 
 
 @pytest.mark.parametrize("on", [*CHOICES, "nvfp4"])
-def test_nothing_to_catch(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    with devices.emulated_ops(EAGER):
-        if on in CHOICES:
-            use(monkeypatch, CHOICES[on])
-    assert outcome(on) == "nothing"
+def test_nothing_to_catch(on: str) -> None:
+    check_nothing_to_catch(partial(check, on), *patches(on), schedules=SCHEDULES)

@@ -1,58 +1,42 @@
 """Mutations of the kernel of ``indexer_topk``, each reported or seen in the keys."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 
-from nvfp4_kernels import compile as kernel_compile
 from nvfp4_kernels import indexer_topk
-from tests import devices
-from tests.emulator import EAGER, EmulatorError, randomised
-from tests.emulator.findings import MissingDependencyWait
+from tests.emulator import EAGER, randomised
+from tests.test_kernels import mistakes
 from tests.test_kernels.indexer.topk_cases import COLUMNS, PAIR, ROWS, check, ints, rows_of, use
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    WRONG,
+    Mistake,
+    Room,
+    check_caught,
+    check_dependency_wait,
+    check_nothing_to_catch,
+)
 
-Patch = Callable[[pytest.MonkeyPatch], None]
+KERNEL = Room("nvfp4_kernels.indexer.topk")
+SCHEDULES = EAGER, randomised(1)
+USE_PAIR = partial(use, tile=PAIR)
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """Mutation, and what catches it: a finding's class, or "wrong keys"."""
-
-    patch: Patch
-    caught: str
-
-
-def module(name: str) -> Any:
-    return import_module(f"nvfp4_kernels.indexer.topk.{name}")
-
-
-def without(name: str, caller: str) -> Patch:
+def without(name: str, caller: str) -> mistakes.Patch:
     """Patch that leaves out a primitive where ``caller`` uses it."""
-
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        from cutlass.experimental import primitives as ptx
-
-        given = getattr(ptx, name)
-
-        def maybe(*args: Any, **kwargs: Any) -> Any:
-            return None if _caller() == caller else given(*args, **kwargs)
-
-        patch.setattr(ptx, name, maybe)
-
-    return apply
+    return mistakes.without(name, lambda *args, **kwargs: _caller() == caller)
 
 
 def _caller() -> str:
     """Nearest function of the kernel's modules; bodies of its loops are functions as well."""
     frame: Any = sys._getframe(2)
     while True:
-        name, owner = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+        name, owner = frame.f_code.co_name, frame.f_globals.get("__name__", ANYTHING)
         if owner.startswith("nvfp4_kernels.indexer.topk") and (
             name in frame.f_globals or name == "kernel"
         ):
@@ -60,13 +44,8 @@ def _caller() -> str:
         frame = frame.f_back
 
 
-def replaced(owner: str, name: str, make: Callable[[Any], Any]) -> Patch:
-    """Patch that replaces a module's function by what ``make`` returns for it."""
-
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(module(owner), name, make(getattr(module(owner), name)))
-
-    return apply
+def module(name: str) -> Any:
+    return import_module(f"nvfp4_kernels.indexer.topk.{name}")
 
 
 def last_of_equal_ones(patch: pytest.MonkeyPatch) -> None:
@@ -99,22 +78,22 @@ def rank_before(given: Any) -> Any:
 
 
 MISTAKES = {
-    "the last of equal ones": Mistake(last_of_equal_ones, "wrong keys"),
+    "the last of equal ones": Mistake(last_of_equal_ones, WRONG),
     "only what exceeds the threshold": Mistake(
-        replaced("stream", "value_before", lambda given: module("keys").value_of), "wrong keys"
+        KERNEL.swapped("stream", "value_before", lambda given: module("keys").value_of), WRONG
     ),
-    "-0 less than +0": Mistake(replaced("keys", "order_bits", lambda given: by_bits), "wrong keys"),
-    "one key too few": Mistake(replaced("kernel", "rank_ties", rank_before), ""),
+    "-0 less than +0": Mistake(KERNEL.swapped("keys", "order_bits", lambda given: by_bits), WRONG),
+    "one key too few": Mistake(KERNEL.swapped("kernel", "rank_ties", rank_before), ANYTHING),
     "counts of this CTA alone": Mistake(
-        replaced(
+        KERNEL.swapped(
             "select", "_cluster_count", lambda given: lambda group, at, _: given(group, at, 1)
         ),
-        "",
+        ANYTHING,
     ),
     "nothing before a slice": Mistake(
-        replaced("result", "_before_slice", lambda given: lambda *_: 0), "DataRace"
+        KERNEL.swapped("result", "_before_slice", lambda given: lambda *_: 0), "DataRace"
     ),
-    "elements of a batch one off": Mistake(replaced("stream", "_offset", one_less), ""),
+    "elements of a batch one off": Mistake(KERNEL.swapped("stream", "_offset", one_less), ANYTHING),
     "no barrier before the histogram": Mistake(
         without("barrier_cta_sync", "histogram_pass"), "DataRace"
     ),
@@ -137,56 +116,27 @@ MISTAKES = {
 }
 
 
-@contextmanager
-def compiled_anew() -> Iterator[None]:
-    kernel_compile.compiled.cache_clear()
-    try:
-        yield
-    finally:
-        kernel_compile.compiled.cache_clear()
+def check_rows() -> None:
+    """Check a sampled row, one of ties and one of zeros."""
+    for name, top_k in (("normal", 100), ("few values", 1000), ("both zeros", 1000)):
+        check(rows_of(ROWS[name], 1), ints(COLUMNS), top_k, torch.device("cpu"))
 
 
-def outcome() -> str:
-    """First finding in a sampled row, one of ties and one of zeros."""
-    for schedule in (EAGER, randomised(1)):
-        with devices.emulated_ops(schedule):
-            try:
-                for name, top_k in (("normal", 100), ("few values", 1000), ("both zeros", 1000)):
-                    check(rows_of(ROWS[name], 1), ints(COLUMNS), top_k, torch.device("cpu"))
-            except EmulatorError as finding:
-                return type(finding).__name__
-            except AssertionError:
-                return "wrong keys"
-    return "nothing"
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, check_rows, USE_PAIR, schedules=SCHEDULES)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    with devices.emulated_ops(EAGER):
-        use(monkeypatch, PAIR)
-        MISTAKES[name].patch(monkeypatch)
-    with compiled_anew():
-        noticed = outcome()
-    print(f"{name}: {noticed}")
-    assert noticed != "nothing"
-    assert noticed.startswith(MISTAKES[name].caught)
+def test_nothing_to_catch() -> None:
+    check_nothing_to_catch(check_rows, USE_PAIR, schedules=SCHEDULES)
 
 
-def test_nothing_to_catch(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    with devices.emulated_ops(EAGER):
-        use(monkeypatch, PAIR)
-    assert outcome() == "nothing"
+def twice() -> None:
+    """Launch twice: the second launch's lengths are what the first one found."""
+    logits = rows_of(ROWS["normal"], 1)
+    _, valid = indexer_topk(logits, ints(COLUMNS), 100)
+    indexer_topk(logits, valid, 50)
 
 
-def test_a_kernel_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.cutlass_or_skip()
-    with devices.emulated_ops(EAGER), compiled_anew():
-        use(monkeypatch, PAIR)
-        logits = rows_of(ROWS["normal"], 1)
-        _, valid = indexer_topk(logits, ints(COLUMNS), 100)
-        without("griddepcontrol", "kernel")(monkeypatch)
-        kernel_compile.compiled.cache_clear()
-        with pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"):
-            indexer_topk(logits, valid, 50)
+def test_a_kernel_waits_for_the_one_before() -> None:
+    check_dependency_wait(twice, USE_PAIR)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nvfp4_kernels.compile import DeviceKernel
-from nvfp4_kernels.precompile.norm_rotary_sm90 import small_kernels
+from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
 from nvfp4_kernels.tool.model import read_model
 from tests import devices
 from tests.emulator import EAGER
@@ -63,7 +63,7 @@ def test_what_is_built_is_what_is_launched(
             for heads in (attention.query_heads, attention.kv_heads)
         )
         rotary.rotary_embedding(torch.zeros(tokens, dtype=torch.int64), q, k, table)
-    built = small_kernels(model.hidden, attention, model.dtype)
+    built = norm_rotary_kernels(model.hidden, attention, model.dtype)
     assert {spec.kernel() for spec in built} == launched
 
 
@@ -72,4 +72,4 @@ def test_sizes_that_the_kernels_do_not_take_have_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | sizes))
     model = read_model(tmp_path)
     assert model.attention is not None
-    assert small_kernels(model.hidden, model.attention, model.dtype) == {}
+    assert norm_rotary_kernels(model.hidden, model.attention, model.dtype) == {}

@@ -14,9 +14,9 @@ import torch
 from nvfp4_kernels import rotary_embedding
 from nvfp4_kernels.rotary_embedding import reference
 from tests import devices
-from tests.emulator import EAGER, Gpu
+from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait
-from tests.test_kernels.noticed import NOTHING, WRONG, noticed
+from tests.test_kernels.mistakes import NOTHING, WRONG, edited, loaded_ptx, noticed
 from tests.test_kernels.rotary_embedding import test_rotary_embedding
 from tests.test_kernels.rotary_embedding.rotary_cases import Case, check_kernel
 
@@ -96,11 +96,9 @@ MISTAKES = {
 def mistaken(folder: Path, right: str = "", wrong: str = "") -> Iterator[None]:
     """Within, the op's kernel is made of a copy of its source, with one place changed."""
     text = SOURCE.read_text()
-    if right:
-        assert text.count(right) == 1, f"{right!r} is {text.count(right)} times in {SOURCE.name}"
     file = folder / SOURCE.name
     folder.mkdir()
-    file.write_text(text.replace(right, wrong) if right else text)
+    file.write_text(edited(text, right, wrong, SOURCE.name) if right else text)
     spec = importlib.util.spec_from_file_location(OP, file)
     assert spec is not None
     assert spec.loader is not None
@@ -149,20 +147,15 @@ def test_a_kernel_waits_for_the_one_before(tmp_path: Path) -> None:
         twice()
 
 
-def test_the_next_kernel_starts_before_the_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_kernel_starts_before_the_wait(tmp_path: Path) -> None:
     """Attention then fetches keys while the projection before ends; no result shows it."""
     devices.cutlass_or_skip()
-    seen: list[str] = []
-    load = Gpu.load
-    monkeypatch.setattr(Gpu, "load", lambda gpu, ptx: (seen.append(ptx), load(gpu, ptx))[1])
     late = f"{WAIT}\n        {LAUNCH}"
     for folder, change in (("right", ("", "")), ("wrong", (WAIT, late))):
         with mistaken(tmp_path / folder, *change):
-            twice()
-        waits = seen[-1].index("griddepcontrol.wait")
-        launches = seen[-1].rindex("griddepcontrol.launch_dependents")
+            ptx = loaded_ptx(twice)[-1]
+        waits = ptx.index("griddepcontrol.wait")
+        launches = ptx.rindex("griddepcontrol.launch_dependents")
         assert (launches < waits) == (folder == "right")
 
 

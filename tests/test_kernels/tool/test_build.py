@@ -280,7 +280,7 @@ def test_a_kernel_that_does_not_compile(tmp_path: Path, monkeypatch: pytest.Monk
 def test_another_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[KernelSpec] = []
     monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
-    options = ["--pair", "64,64", "--max-tokens", "1", "--dtype", "float16", "--out", tmp_path]
+    options = ["--gate-up", "64,64", "--max-tokens", "1", "--dtype", "float16", "--out", tmp_path]
     assert invoke(*options)[0] == 0
     assert len(seen) == 4
     assert all("float16" in repr(spec) and "bfloat16" not in repr(spec) for spec in seen)
@@ -312,11 +312,11 @@ def test_a_hopper_without_a_kernel_for_attention(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "MODEL: give a model's config.json, or sizes with --linear N,K and --pair N,K"),
+        ([], "MODEL: give a model's config.json, or sizes with --linear N,K and --gate-up N,K"),
         (["x", "--linear", "64,64"], "one of the two"),
         (["/nowhere"], "/nowhere: cannot be read (No such file or directory)"),
         (["--linear", "64"], "--linear: is '64', must be N,K"),
-        (["--pair", "64,40"], "K is 40, must be a positive multiple of 16"),
+        (["--gate-up", "64,40"], "K is 40, must be a positive multiple of 16"),
         (
             ["--linear", "64,64", "--arch", "sm_80"],
             "--arch: is 'sm_80', must be one of sm_90a, sm_100a, sm_103a",

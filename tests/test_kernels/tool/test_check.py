@@ -261,7 +261,7 @@ def test_operands_are_cold() -> None:
 
 def test_figures_of_a_product() -> None:
     machine = StandIn()
-    figures = TimedProduct("section", given_shape("5,64,128", pair=False)).run(machine)
+    figures = TimedProduct("section", given_shape("5,64,128", gate_up=False)).run(machine)
     nbytes = (5 + 64) * 128 * (0.5 + 1 / 16) + 5 * 64 * 2
     assert figures["us"] == 1.0
     assert figures["tb_per_s"] == pytest.approx(nbytes / 1e6)
@@ -272,9 +272,9 @@ def test_figures_of_a_product() -> None:
 
 
 @pytest.mark.parametrize("shape", ["5,64,128", "40,64,128", "5,64,128,2"])
-@pytest.mark.parametrize("pair", [False, True], ids=["linear", "pair"])
-def test_what_torch_has_not_is_said(shape: str, pair: bool) -> None:
-    figures = TimedProduct("section", given_shape(shape, pair)).run(StandIn())
+@pytest.mark.parametrize("gate_up", [False, True], ids=["linear", "gate_up"])
+def test_what_torch_has_not_is_said(shape: str, gate_up: bool) -> None:
+    figures = TimedProduct("section", given_shape(shape, gate_up)).run(StandIn())
     assert str(figures["torch NVFP4 us"]).startswith("none: ")
 
 

@@ -181,10 +181,10 @@ def test_sizes_in_another_form(text: str) -> None:
 
 
 def test_shapes() -> None:
-    assert given_shape("3,32,64", pair=True).problem == Problem(3, 32, 64, 1, 2)
-    assert given_shape("3,32,64,5", pair=False).problem == Problem(3, 32, 64, 5, 1)
+    assert given_shape("3,32,64", gate_up=True).problem == Problem(3, 32, 64, 1, 2)
+    assert given_shape("3,32,64,5", gate_up=False).problem == Problem(3, 32, 64, 5, 1)
     with pytest.raises(UnusableModel, match=r"--shape: is '3,32', must be M,N,K\[,L\]"):
-        given_shape("3,32", pair=False)
+        given_shape("3,32", gate_up=False)
 
 
 # --- kernels ----------------------------------------------------------------------------------

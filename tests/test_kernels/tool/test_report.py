@@ -156,8 +156,8 @@ def test_what_a_product_moves() -> None:
 @pytest.mark.parametrize(
     ("tile", "text"),
     [
-        (Tile(256, two_cta=True, cluster_m=4), "256×256 2SM cluster 4×1"),
-        (Tile(8, 2, swap_ab=True, split_k=4), "8×128 swapped pair split 4"),
+        (Tile(256, two_cta=True, cluster_m=4), "256×256 2cta cluster 4×1"),
+        (Tile(8, 2, swap_ab=True, split_k=4), "8×128 swap_ab gate_up split-K 4"),
     ],
     ids=["two SMs", "swapped"],
 )
@@ -318,14 +318,22 @@ def test_without_a_disassembler(measured: list[Static], monkeypatch: pytest.Monk
     ("arguments", "message"),
     [
         (["--shape", "1,2"], "--shape: is '1,2', must be M,N,K[,L]"),
-        (["--pair"], "--pair: goes with --shape"),
+        (["--gate-up"], "--gate-up: goes with --shape"),
         (["--model", "/nowhere"], "/nowhere: cannot be read"),
         (["--shape", "1,64,64", "--tensor-parallel", "2"], "--tensor-parallel: goes with --model"),
         (["--dtype", "float16"], "--dtype: is 'float16', goes with --shape or --model"),
         (["--json", "/nowhere/x.json"], "--json: /nowhere is no directory; create it first"),
         (["--json", "/"], "--json: / is a directory, must be a file; name one in it"),
     ],
-    ids=["form", "pair of what", "no model", "parallel", "dtype of what", "nowhere", "directory"],
+    ids=[
+        "form",
+        "gate_up of what",
+        "no model",
+        "parallel",
+        "dtype of what",
+        "nowhere",
+        "directory",
+    ],
 )
 def test_what_is_refused(measured: list[Static], arguments: list[str], message: str) -> None:
     measured.clear()  # nothing is compiled

@@ -1,7 +1,7 @@
 """The attention kernel of sm_100: dense, ragged, paged or listed keys, prefill and decode."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass
@@ -33,7 +33,7 @@ from nvfp4_kernels.attention.sm100.tile import (
     AttentionTile,
     Variant,
 )
-from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
@@ -119,6 +119,18 @@ class FmhaSm100:
         alignment = dict.fromkeys(scalars, 4) | ({"out": 4} if self.variant.split else {})
         return (example(AttentionArguments, types, alignment),)
 
+    @property
+    def unread(self) -> list[str]:
+        """Arguments that the kernel does not read."""
+        variant = self.variant
+        return [
+            *("k", "v", "k_strides", "v_strides", "map_stride", "map_rows"),
+            *(("indices", "list_stride") if variant.layout != "indexed" else ()),
+            *(("soft_cap",) if not variant.soft_cap else ()),
+            *(("sinks",) if not variant.sinks or variant.split else ()),
+            *(("k_scale", "v_scale") if not self.tile.fp8 else ()),
+        ]
+
     @cute.jit
     def __call__(self, arguments: AttentionArguments, stream: cuda_driver.CUstream) -> None:
         """Launch one CTA per work tile."""
@@ -127,17 +139,19 @@ class FmhaSm100:
         operands = (arguments.k, strides), (arguments.v, arguments.v_strides)
         query_tiles = cute.ceil_div(sizes.queries * sizes.group, tile.rows)
         grid = (sizes.kv_heads * sizes.splits, sizes.batch, query_tiles)
+        map_strides: Any = None  # no parameter of the kernel's
         if cutlass.const_expr(variant.layout == "indexed"):
             # Neighbouring tokens have much the same list: their CTAs find its keys in L2.
             grid = (arguments.result.rows, grid[0], grid[2])
-        self.kernel(
-            *tensor_maps(tile, variant, operands, sizes, map_stride, arguments.map_rows),
-            arguments,
-            MapStrides(
+            map_strides = MapStrides(
                 page=(strides.page // map_stride).to(Int32),
                 head=(strides.head // map_stride).to(Int32),
                 row=(strides.row // map_stride).to(Int32),
-            ),
+            )
+        self.kernel(
+            *tensor_maps(tile, variant, operands, sizes, map_stride, arguments.map_rows),
+            without_unread(arguments, self.unread),
+            map_strides,
         ).launch(
             grid=grid,
             block=(tile.threads, 1, 1),

@@ -15,7 +15,7 @@ from nvfp4_kernels.decode_attention.sm90.merge import DecodeResult, Merge
 from nvfp4_kernels.decode_attention.sm90.scheduler import work_tile
 from nvfp4_kernels.decode_attention.sm90.tile import THREADS, WARPS, DecodeTile, Variant
 from nvfp4_kernels.decode_attention.sm90.token import NewToken, TokenTensor
-from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 
 
@@ -80,13 +80,21 @@ class DecodeAttentionSm90:
         alignment = {"sinks": 4, "block_table": 4, "seq_lens": 4, "slot_mapping": 8}
         return (example(DecodeArguments, types, alignment),)
 
+    @property
+    def unread(self) -> list[str]:
+        """Arguments that the kernel does not read."""
+        options = [
+            name for name in ("window", "soft_cap", "sinks") if not getattr(self.variant, name)
+        ]
+        return ["batch", "kv_heads", "pages", *options]
+
     @cute.jit
     def __call__(self, arguments: DecodeArguments, stream: cuda_driver.CUstream) -> None:
         """Launch a cluster of ``splits`` CTAs per sequence and KV head."""
         tile, kv_heads = self.tile, arguments.kv_heads
         cache, strides = arguments.kv_cache, arguments.cache_strides
         tensor_map = cache_map(self.variant, tile, cache, strides, kv_heads, arguments.pages)
-        self.kernel(tensor_map, arguments).launch(
+        self.kernel(tensor_map, without_unread(arguments, self.unread)).launch(
             grid=(tile.splits, kv_heads, arguments.batch),
             block=(THREADS, 1, 1),
             cluster=(tile.splits, 1, 1),

@@ -10,7 +10,7 @@ from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Ui
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
-from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.barriers import init_barriers, mbarriers, shared_barriers
@@ -105,6 +105,19 @@ class BlockScaledGemm:
         bias = TYPES.get(self.output.bias, Float32)
         return (example(GemmArguments, {**packed, **scaling, "out": out, "bias": bias}),)
 
+    @property
+    def unread(self) -> list[str]:
+        """Arguments that the kernel does not read."""
+        output = self.output
+        return [
+            *("x", "sfx", "w1", "sfw1", "w2", "sfw2", "batch", "sms"),
+            *(("out",) if output.store == "tma" else ()),
+            *(("sf_out", "out_scale") if output.dtype != "nvfp4" else ()),
+            *(("row_scale",) if not output.row_scale else ()),
+            *(("bias",) if not output.bias else ()),
+            *(("shard_ends",) if output.shards == 1 else ()),
+        ]
+
     @cute.jit
     def __call__(self, arguments: GemmArguments, stream: cuda_driver.CUstream) -> None:
         """Launch on ``arguments.sms`` SMs at the most."""
@@ -113,10 +126,10 @@ class BlockScaledGemm:
         tokens, weights = Extent(m, k, batch), Extent(n, k, arguments.weight_batch)
         x_maps = self._maps(arguments.x, arguments.sfx, tokens, n_side=tile.swap_ab)
         w1_maps = self._maps(arguments.w1, arguments.sfw1, weights, n_side=not tile.swap_ab)
-        w2_maps = w1_maps
+        w2_maps = None, None
         if cutlass.const_expr(tile.weights == 2):
             w2_maps = self._maps(arguments.w2, arguments.sfw2, weights, n_side=not tile.swap_ab)
-        out_map = x_maps[0]
+        out_map = None
         if cutlass.const_expr(self.output.store == "tma"):
             out_map = self._out_map(arguments.out, m, n, batch)
         rows_m, rows_n = (n, m) if tile.swap_ab else (m, n)
@@ -124,7 +137,8 @@ class BlockScaledGemm:
         across_n = clusters_across(rows_n, tile.columns, tile.cluster_n)
         clusters = cutlass.min(across_m * across_n * batch, arguments.sms // tile.cluster)
         raster = raster_order(across_m, across_n, batch, clusters)
-        self.kernel(*x_maps, *w1_maps, *w2_maps, out_map, arguments, raster).launch(
+        read = without_unread(arguments, self.unread)
+        self.kernel(*x_maps, *w1_maps, *w2_maps, out_map, read, raster).launch(
             grid=(clusters * tile.cluster, 1, 1),
             block=(THREADS, 1, 1),
             cluster=(tile.cluster, 1, 1),
@@ -159,9 +173,9 @@ class BlockScaledGemm:
         map_sfx: GridConstant[TensorMap],
         map_w1: GridConstant[TensorMap],
         map_sfw1: GridConstant[TensorMap],
-        map_w2: GridConstant[TensorMap],
-        map_sfw2: GridConstant[TensorMap],
-        map_out: GridConstant[TensorMap],
+        map_w2: GridConstant[TensorMap] | None,
+        map_sfw2: GridConstant[TensorMap] | None,
+        map_out: GridConstant[TensorMap] | None,
         arguments: GemmArguments,
         raster: RasterOrder,
     ) -> None:

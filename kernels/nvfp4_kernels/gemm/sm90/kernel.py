@@ -19,7 +19,7 @@ from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Ui
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 
-from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.gemm.shards import ShardEnds
@@ -85,13 +85,25 @@ class WeightOnlyGemm:
         scaling = {"alpha": Float32, "bias": TYPES.get(self.output.bias, Float32)}
         return (example(GemmArguments, {"x": act, "out": out, **weights, **scaling}),)
 
+    @property
+    def unread(self) -> list[str]:
+        """Arguments that the kernel does not read."""
+        output = self.output
+        return [
+            *("x", "sms"),
+            *(("w2", "sfw2") if self.tile.weights == 1 else ()),
+            *(("out",) if output.boxes else ()),
+            *(("bias",) if not output.bias else ()),
+            *(("shard_ends",) if output.shards == 1 else ()),
+        ]
+
     @cute.jit
     def __call__(self, arguments: GemmArguments, stream: cuda_driver.CUstream) -> None:
         """Launch on ``arguments.sms`` SMs at the most."""
         x, m, n, k = arguments.x, arguments.m, arguments.n, arguments.k
         tile = self.tile
         token_map = map_of_tokens(tile, self.output.act, x, m, k)
-        out_map = token_map
+        out_map = None
         if cutlass.const_expr(self.output.boxes):
             out_map = create_tensor_map_tiled(
                 arguments.out.toint(),
@@ -105,7 +117,8 @@ class WeightOnlyGemm:
         clusters = raster.rows * raster.tokens
         if cutlass.const_expr(tile.parts == 1):
             clusters = cutlass.min(clusters, arguments.sms * tile.ctas_per_sm)
-        self.kernel(token_map, out_map, arguments, raster).launch(
+        read = without_unread(arguments, self.unread)
+        self.kernel(token_map, out_map, read, raster).launch(
             grid=(clusters * tile.split_k, 1, 1),
             block=(tile.threads, 1, 1),
             cluster=(tile.split_k, 1, 1),
@@ -119,7 +132,7 @@ class WeightOnlyGemm:
     def kernel(
         self,
         token_map: GridConstant[TensorMap],
-        out_map: GridConstant[TensorMap],
+        out_map: GridConstant[TensorMap] | None,
         arguments: GemmArguments,
         raster: RasterOrder,
     ) -> None:

@@ -1,0 +1,244 @@
+"""Mistakes made on purpose in kernels, and what notices them first.
+
+Kernels are Python that CuTe DSL traces: ``Room`` replaces functions of an op's modules and
+``without`` and ``changed`` the primitives that they call. ``changed_source`` edits a copy instead.
+"""
+
+import importlib
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from nvfp4_kernels import compile as kernel_compile
+from tests import devices
+from tests.emulator import STANDARD, EmulatorError, Gpu, Schedule
+from tests.emulator.findings import MissingDependencyWait
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+Check = Callable[[], object]
+
+WRONG, NOTHING = "wrong numbers", "nothing"
+ANYTHING = ""  # which of several findings comes first depends on the schedule's luck
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A patch, and what notices it: a finding's class, ``WRONG`` or ``ANYTHING``."""
+
+    patch: Patch
+    caught: str
+
+
+@dataclass(frozen=True)
+class Room:
+    """Patches of what the modules of a package define.
+
+    An ``owner`` is a module, or a class in one: ``"mma"``, ``"mma:Mma"``.
+    """
+
+    package: str
+
+    def swapped(self, owner: str, name: str, make: Callable[[Any], Any]) -> Patch:
+        """Patch that replaces ``owner``'s ``name`` by what ``make`` returns for it."""
+
+        def apply(patch: pytest.MonkeyPatch) -> None:
+            module, _, kind = owner.partition(":")
+            found = importlib.import_module(f"{self.package}.{module}")
+            found = getattr(found, kind) if kind else found
+            patch.setattr(found, name, make(getattr(found, name)))
+
+        return apply
+
+    def replaced(self, owner: str, name: str, value: Any) -> Patch:
+        """Patch that puts another function or number in the place of one."""
+        return self.swapped(owner, name, lambda given: value)
+
+    def with_result(self, owner: str, name: str, change: Callable[[Any], Any]) -> Patch:
+        """Patch that changes what a function or method returns."""
+        return self.swapped(owner, name, lambda given: lambda *args: change(given(*args)))
+
+    def with_arguments(
+        self, owner: str, name: str, change: Callable[..., tuple[Any, ...]]
+    ) -> Patch:
+        """Patch that changes what a function, or a method beside ``self``, is given."""
+        kept = int(":" in owner)
+        return self.swapped(
+            owner,
+            name,
+            lambda given: lambda *args: given(*args[:kept], *change(*args[kept:])),
+        )
+
+
+def without(name: str, when: Callable[..., bool] = lambda *args, **kwargs: True) -> Patch:
+    """Patch that leaves out every use of a primitive for which ``when`` holds."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        from cutlass.experimental import primitives as ptx
+
+        given = getattr(ptx, name)
+
+        def maybe(*args: Any, **kwargs: Any) -> Any:
+            return None if when(*args, **kwargs) else given(*args, **kwargs)
+
+        patch.setattr(ptx, name, maybe)
+
+    return apply
+
+
+def changed(name: str, change: Callable[..., tuple[Any, ...]]) -> Patch:
+    """Patch that changes the positional arguments of every use of a primitive."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        from cutlass.experimental import primitives as ptx
+
+        given = getattr(ptx, name)
+        patch.setattr(ptx, name, lambda *args, **kwargs: given(*change(*args), **kwargs))
+
+    return apply
+
+
+def nothing(*arguments: Any) -> None:
+    """Do what a mistaken kernel does instead."""
+
+
+def said(what: str) -> Callable[..., bool]:
+    """Condition of ``without``: the primitive's first argument is ``what``."""
+    return lambda kind, *args, **kwargs: str(kind) == what
+
+
+NO_DEPENDENCY_WAIT = without("griddepcontrol", said("wait"))
+
+
+def noticed(check: Check) -> str:
+    """Class of the emulator's finding, ``WRONG`` where ``check`` asserts, or ``NOTHING``."""
+    try:
+        check()
+    except AssertionError:
+        return WRONG
+    except EmulatorError as finding:
+        return type(finding).__name__
+    return NOTHING
+
+
+def first_noticed(
+    check: Check, schedules: Sequence[Schedule] = STANDARD, arch: str = "sm_100"
+) -> str:
+    """What is noticed in the first schedule in which anything is; ``check`` calls ops."""
+    for schedule in schedules:
+        with devices.emulated_ops(schedule, arch):
+            found = noticed(check)
+        if found != NOTHING:
+            return found
+    return NOTHING
+
+
+@contextmanager
+def compiled_anew(*patches: Patch) -> Iterator[None]:
+    """Within, kernels are compiled as ``patches`` leave them, and forgotten afterwards."""
+    devices.cutlass_or_skip()
+    with pytest.MonkeyPatch.context() as patch:
+        with devices.emulated_ops(STANDARD[0]):  # to which CuTe DSL is bound as it comes
+            for apply in patches:
+                apply(patch)
+        kernel_compile.compiled.cache_clear()
+        try:
+            yield
+        finally:
+            kernel_compile.compiled.cache_clear()
+
+
+def check_caught(
+    mistake: Mistake, check: Check, *patches: Patch, schedules: Sequence[Schedule] = STANDARD
+) -> None:
+    """Assert that ``check`` notices the mistake; ``patches`` prepare the kernel."""
+    with compiled_anew(mistake.patch, *patches):
+        found = first_noticed(check, schedules)
+    print(found)
+    assert found != NOTHING
+    assert found.startswith(mistake.caught)
+
+
+def check_nothing_to_catch(
+    check: Check, *patches: Patch, schedules: Sequence[Schedule] = STANDARD
+) -> None:
+    """Assert that ``check`` holds in every schedule without a mistake."""
+    with compiled_anew(*patches):
+        assert first_noticed(check, schedules) == NOTHING
+
+
+def check_dependency_wait(twice: Check, *patches: Patch) -> None:
+    """Assert that a launch waits for the one before, and that this is noticed if it does not.
+
+    ``twice`` launches two kernels; the second reads what the first writes.
+    """
+    with compiled_anew(*patches), devices.emulated_ops(STANDARD[0]):
+        twice()
+    with (
+        compiled_anew(*patches, NO_DEPENDENCY_WAIT),
+        devices.emulated_ops(STANDARD[0]),
+        pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"),
+    ):
+        twice()
+
+
+def loaded_ptx(run: Check) -> list[str]:
+    """PTX of the kernels that ``run`` compiles, in order."""
+    seen: list[str] = []
+    load = Gpu.load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gpu, "load", lambda gpu, ptx: (seen.append(ptx), load(gpu, ptx))[1])
+        run()
+    assert seen
+    return seen
+
+
+def edited(text: str, right: str, wrong: str, name: str) -> str:
+    """The text with ``wrong`` in the place of ``right``, which stands in it once."""
+    assert text.count(right) == 1, f"{right!r} is {text.count(right)} times in {name}"
+    return text.replace(right, wrong)
+
+
+@contextmanager
+def changed_source(
+    package: str, folder: Path, module: str = "", right: str = "", wrong: str = ""
+) -> Iterator[None]:
+    """Within, kernels of ``package`` are made of a copy of its source, with one place changed.
+
+    ``module`` is one of ``package``, or of ``nvfp4_kernels.sm90``, which is copied with it.
+    """
+    packages = [importlib.import_module(name) for name in (package, "nvfp4_kernels.sm90")]
+    copies = [folder / copied.__name__ for copied in packages]
+    for copied, copy in zip(packages, copies, strict=True):
+        assert copied.__file__ is not None
+        original = Path(copied.__file__).parent
+        shutil.copytree(original, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    if module:
+        [file] = [f for copy in copies if (f := copy / f"{module}.py").exists()]
+        file.write_text(edited(file.read_text(), right, wrong, module))
+    with pytest.MonkeyPatch.context() as patch:
+        for copied, copy in zip(packages, copies, strict=True):
+            # `from package import module` finds a module by the package's attribute too.
+            for name in _loaded(copied):
+                patch.delattr(copied, name)
+                patch.delitem(sys.modules, f"{copied.__name__}.{name}")
+            patch.setattr(copied, "__path__", [str(copy)])
+        importlib.invalidate_caches()
+        try:
+            yield
+        finally:
+            for copied in packages:
+                for name in _loaded(copied):
+                    delattr(copied, name)
+                    del sys.modules[f"{copied.__name__}.{name}"]
+
+
+def _loaded(package: ModuleType) -> list[str]:
+    prefix = f"{package.__name__}."
+    return [name.removeprefix(prefix) for name in sys.modules if name.startswith(prefix)]
