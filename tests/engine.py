@@ -20,6 +20,9 @@ from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests import tiny_llama
 
 
+CACHE_BLOCKS = 64  # of the KV cache, which else has 1 GiB
+
+
 @dataclass(frozen=True)
 class Run:
     """What one engine said of ``tiny_llama.TEXT``.
@@ -54,7 +57,9 @@ def run(model: str, **engine_args: Any) -> Run:
         "max_num_seqs": 2,
         "enable_prefix_caching": False,
         "disable_log_stats": True,
+        "num_gpu_blocks_override": CACHE_BLOCKS,
     }
+    gc.freeze()  # an engine collects garbage many times: not in all that tests before have loaded
     llm = LLM(model, **(settings | engine_args))
     try:
         sampling = SamplingParams(temperature=0.0, max_tokens=8, prompt_logprobs=0)

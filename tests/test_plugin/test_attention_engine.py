@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests import tiny_llama
+from tests.engine import CACHE_BLOCKS
 from tests.test_plugin.test_attention_cache import needs_avx512, needs_cpu_build, truncate
 from vllm_fp4_plugin.attention import cache, impl
 
@@ -66,7 +67,9 @@ def serve(model: Path, *, rounds: int = 1, score: bool = True, **engine_args: An
         "max_num_seqs": 4,
         "enable_prefix_caching": False,
         "disable_log_stats": True,
+        "num_gpu_blocks_override": CACHE_BLOCKS,
     }
+    gc.freeze()  # as in tests.engine
     # The penalty keeps the text from running into a repetition, where every answer is alike.
     sampling = SamplingParams(
         temperature=0.0, repetition_penalty=1.5, max_tokens=24, ignore_eos=True, logprobs=0,
