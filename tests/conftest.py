@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,6 +84,14 @@ def pytest_configure(config: pytest.Config) -> None:
     devices.source_lines = config.getoption("--source-lines")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Not even import what a quick run leaves out."""
+    slow = collection_path.parent == config.rootpath / "tests" and (
+        collection_path.name in SLOW_FOLDERS
+    )
+    return True if slow and config.getoption("--quick") else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put files with engines first, and leave out what a quick run does without.
 
@@ -102,8 +111,7 @@ def _is_quick(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
     marked = any(item.get_closest_marker(name) for name in ("slow", "processes"))
     emulates = "device_schedule" in item.fixturenames
-    folders = item.path.relative_to(item.config.rootpath).parts
-    return not (marked or emulates or SLOW_FOLDERS.intersection(folders))
+    return not (marked or emulates)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -19,7 +19,6 @@ from typer.testing import CliRunner, Result
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests import tiny_llama
 
-
 CACHE_BLOCKS = 64  # of the KV cache, which else has 1 GiB
 
 

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in kernels, and what notices them first.
+"""Mistakes made on purpose, in kernels and in references, and what notices them first.
 
 Kernels are Python that CuTe DSL traces: ``Room`` replaces functions of an op's modules and
 ``without`` and ``changed`` the primitives that they call. ``changed_source`` edits a copy instead.
@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 from nvfp4_kernels import compile as kernel_compile
 from tests import devices
@@ -25,6 +26,8 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 Check = Callable[[], object]
 
 WRONG, NOTHING = "wrong numbers", "nothing"
+HYPOTHESIS_SETTINGS = "_hypothesis_internal_use_settings"
+UNSHRUNK = Phase.explicit, Phase.reuse, Phase.generate
 ANYTHING = ""  # which of several findings comes first depends on the schedule's luck
 
 
@@ -186,6 +189,21 @@ def check_dependency_wait(twice: Check, *patches: Patch) -> None:
         pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"),
     ):
         twice()
+
+
+def check_noticed(
+    test: Check, patch: pytest.MonkeyPatch, *changes: tuple[object, str, object]
+) -> None:
+    """Assert that a test passes, and fails once ``changes``, as of ``setattr``, are made."""
+    test()
+    for change in changes:
+        patch.setattr(*change)
+    function = getattr(test, "func", test)
+    if given := getattr(function, HYPOTHESIS_SETTINGS, None):
+        # The first example that fails will do; to find the smallest one takes seconds.
+        patch.setattr(function, HYPOTHESIS_SETTINGS, settings(given, phases=UNSHRUNK))
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test()
 
 
 def loaded_ptx(run: Check) -> list[str]:

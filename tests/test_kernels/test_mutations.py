@@ -1,7 +1,7 @@
 """The tests can fail: each classic mistake, put into the package, fails the tests named for it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from nvfp4_kernels.gemm import reference as gemm_reference
 from nvfp4_kernels.silu_mul_gemm import reference as silu_mul_gemm_reference
 from tests.test_kernels import test_against_producers, test_nvfp4_format, test_scale_layout
 from tests.test_kernels.gemm import test_gemm
+from tests.test_kernels.mistakes import check_noticed
 from tests.test_kernels.quantize import test_quantize
 from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
@@ -239,15 +240,13 @@ MUTATIONS = {
 }
 
 
-def replace_everywhere(
-    monkeypatch: pytest.MonkeyPatch, original: object, replacement: object
-) -> None:
-    """Rebind every module attribute of the package and its tests that is ``original``."""
+def bindings(original: object) -> Iterator[tuple[object, str]]:
+    """Every module attribute of the package and its tests that is ``original``."""
     for name, module in list(sys.modules.items()):
         if name.startswith(("nvfp4_kernels", "tests.test_kernels")) and name != __name__:
             for attribute, value in list(vars(module).items()):
                 if value is original:
-                    monkeypatch.setattr(module, attribute, replacement)
+                    yield module, attribute
 
 
 @pytest.mark.parametrize(
@@ -258,8 +257,5 @@ def replace_everywhere(
 def test_mutation_is_found(
     mutation: Mutation, position: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test = mutation.tests[position]
-    test()
-    replace_everywhere(monkeypatch, mutation.original, mutation.mutant)
-    with pytest.raises(AssertionError):
-        test()
+    changes = [(*place, mutation.mutant) for place in bindings(mutation.original)]
+    check_noticed(mutation.tests[position], monkeypatch, *changes)

@@ -198,6 +198,7 @@ def test_fused_mlp(weight_only: bool, pair: list[Nvfp4Tensor], x: Tensor) -> Non
     assert told.weight_bytes == held_bytes(layer)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("vllm_config")
 def test_compiled_is_the_same(pair: list[Nvfp4Tensor], x: Tensor) -> None:
     build, rows, shard_ids = LAYERS["row"]

@@ -232,6 +232,7 @@ def test_fused_mlp(weight_only: bool, inputs: tuple[Tensor, Tensor]) -> None:
     torch.testing.assert_close(out.double(), expected, **BF16_ROUNDING)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("vllm_config")
 def test_fused_mlp_is_the_same_compiled(inputs: tuple[Tensor, Tensor]) -> None:
     x, input_scale = inputs

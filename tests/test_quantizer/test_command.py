@@ -107,6 +107,7 @@ def test_errors_have_no_traceback(llama: Path, tmp_path: Path, arguments, messag
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.processes
 def test_importing_the_command_is_cheap():
     code = (
         "import sys, vllm_fp4_plugin.quantizer.command;"
@@ -119,6 +120,7 @@ def test_importing_the_command_is_cheap():
     assert shown.stdout == "[]\n"
 
 
+@pytest.mark.processes
 def test_nothing_imports_vllm():
     code = (
         "import sys, vllm_fp4_plugin.quantizer.checkpoint;"

@@ -65,6 +65,7 @@ class Launches:
         return self.kernels
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_built_is_what_products_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
@@ -80,6 +81,7 @@ def test_what_is_built_is_what_products_launch(
         assert launched == {s.kernel() for s, users in built.items() if layer.name in users}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("sms", [78, 114, 132])
 @pytest.mark.parametrize("layer", LLAMA_8B.layers, ids=lambda layer: layer.name)
 def test_every_number_of_tokens_is_served_like_a_telling_one(layer: Layer, sms: int) -> None:

@@ -222,6 +222,7 @@ def isolated() -> Iterator[Isolated]:
     runner.close()
 
 
+@pytest.mark.processes
 def test_a_task_may_raise_or_die(isolated: Isolated) -> None:
     tasks = [Acts(n) for n in ("works", "works again", "raises", "dies", "works at last")]
     outcomes = run_all(tasks, isolated)
@@ -234,6 +235,7 @@ def test_a_task_may_raise_or_die(isolated: Isolated) -> None:
     assert last not in (first, os.getpid())
 
 
+@pytest.mark.processes
 def test_a_task_may_hang(isolated: Isolated) -> None:
     assert not isolated(Acts("works")).error
     isolated._limit = 0.5  # the process is up
