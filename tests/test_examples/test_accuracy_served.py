@@ -15,7 +15,7 @@ from examples.accuracy import tasks
 from examples.accuracy.harness import SERVER_ENVIRONMENT, score
 from examples.completions import connect, token_logprobs
 from examples.server import ENVIRONMENT, MODEL_NAME, Server, free_port, running, vllm_command
-from tests import tiny_llama
+from tests import limits, tiny_llama
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,8 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory):
     port = free_port()
     log = tmp_path_factory.mktemp("server") / "server.log"
     environment = {**ENVIRONMENT, **SERVER_ENVIRONMENT}
-    with running(vllm_command(model, port, "nvfp4-tc"), port, log, 240, environment) as started:
+    command = vllm_command(model, port, "nvfp4-tc")
+    with running(command, port, log, limits.PROCESS, environment) as started:
         yield started
 
 

@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import limits
+
 # What a build frontend calls: one hook, which takes the folder to build into.
 CALL_HOOK = """
 import sys
 from setuptools import build_meta
 getattr(build_meta, sys.argv[1])(sys.argv[2])
 """
-LIMIT = 240  # seconds
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -23,7 +24,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=limits.PROCESS,
         check=False,
     )
 
