@@ -91,6 +91,7 @@ def model_report(model: str, **engine_args: Any) -> Report:
             init_distributed_environment,
         )
         from vllm.engine.arg_utils import EngineArgs
+        from vllm.model_executor.layers import rotary_embedding
         from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -102,6 +103,7 @@ def model_report(model: str, **engine_args: Any) -> Report:
     args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
     Options.of(args)  # refused here in one line, and in many where vLLM builds its config
     config = args.create_engine_config()
+    ropes = dict(rotary_embedding._ROPE_DICT)
     with tempfile.TemporaryDirectory() as rendezvous, set_current_vllm_config(config):
         init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
         try:
@@ -110,6 +112,9 @@ def model_report(model: str, **engine_args: Any) -> Report:
                 initialize_model(config)
         finally:
             cleanup_dist_env_and_memory()
+            # vLLM would give these, which hold nothing, to the next model in this process.
+            rotary_embedding._ROPE_DICT.clear()
+            rotary_embedding._ROPE_DICT.update(ropes)
     quant = config.quant_config
     assert isinstance(quant, Nvfp4TcConfig)
     startup = quant.startup

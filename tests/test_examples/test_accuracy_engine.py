@@ -19,6 +19,8 @@ WINDOWS, LENGTH = 4, 128
 # transformers rounds to bfloat16 in other places (attention, norms), in a model of two layers.
 MEAN_LOGPROB = 0.003  # of a window; .0016 was seen
 KL = 2e-4  # 6e-5 was seen
+# Without BF16 instructions vLLM cuts mantissas off where transformers rounds: 25 % was seen.
+REL_KL = 0.05 if torch.cpu._is_avx512_bf16_supported() else 0.5
 
 
 @pytest.fixture(scope="module")
@@ -91,5 +93,5 @@ def test_figures_are_those_of_transformers(measured, bf16, text):
             assert served == pytest.approx(direct, abs=MEAN_LOGPROB)
         kl = float(divergence(exact, off).kl.mean())
         assert variants["rounded-weights"]["windows"]["kl"][number] == pytest.approx(
-            kl, abs=KL, rel=0.05
+            kl, abs=KL, rel=REL_KL
         )
