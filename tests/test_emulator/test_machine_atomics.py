@@ -39,7 +39,7 @@ def test_lanes_apart_in_two_memories() -> None:
 
 @pytest.mark.parametrize("threads", [1, 32])
 def test_128_bits(threads: int) -> None:
-    """Of operands that are the same for all lanes, too; the second cas finds another value."""
+    """Operands may be the same for all lanes, too; the second cas finds another value."""
     data, out = global_array([3, 4], np.uint64), global_array(np.zeros((3, 2)), np.uint64)
     body = """
         setp.ne.u32 %p1, %r90, 0; @%p1 bra END;

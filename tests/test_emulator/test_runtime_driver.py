@@ -352,7 +352,7 @@ def test_tensor_maps_that_the_driver_refuses(host: Host) -> None:
 def test_nothing_is_launched_with_a_tensor_map_that_was_refused(
     host: Host, device: Recorder
 ) -> None:
-    """As where nobody looks at what waits in the driver, and CUDA's host code would abort."""
+    """Nobody looks at what waits in the driver, and CUDA's host code would abort."""
     kernel = host.kernel("first")
     with pytest.raises(IllegalInstruction, match="box") as caught:
         encode(host, swizzle=1)

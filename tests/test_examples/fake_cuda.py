@@ -1,4 +1,4 @@
-"""As much of ``torch.cuda`` as the kernel benchmark calls; launches run at once, on CPU."""
+"""Stand-in for what the kernel benchmark calls of ``torch.cuda``; launches run at once, on CPU."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -14,7 +14,7 @@ from examples.accuracy.harness import _why as why
 
 
 def results(**changes):
-    """As the harness writes them, for a group with two tasks, and a task with two filters."""
+    """Results as the harness writes them: a group of two tasks, and a task with two filters."""
     found = {
         "results": {
             "gsm8k": {

@@ -30,7 +30,7 @@ from tests.emulator.memory.clocks import (
 from tests.emulator.memory.spaces import GlobalMemory
 
 Numbers = npt.NDArray[np.int32]
-RUN = 4096  # numbers: fewer are written faster with all others than by themselves
+RUN = 4096  # numbers for each run that changed: with fewer, all are written at once, faster
 
 
 @dataclass(eq=False)

@@ -9,10 +9,11 @@ from nvfp4_kernels import decode_attention
 from tests import devices
 from tests.emulator import STANDARD
 from tests.emulator.findings import MissingDependencyWait
+from tests.test_kernels.changed_source import changed_source
 from tests.test_kernels.decode_attention.decode_cases import Case, arguments, case, check_kernel
 from tests.test_kernels.decode_attention.decode_shapes import Chosen
 from tests.test_kernels.decode_attention.mutants import ALONE, CLUSTER, MISTAKES, WIDE
-from tests.test_kernels.mistakes import NOTHING, changed_source, first_noticed, loaded_ptx
+from tests.test_kernels.mistakes import NOTHING, first_noticed, loaded_ptx
 
 PACKAGE = "nvfp4_kernels.decode_attention.sm90"
 CPU = torch.device("cpu")

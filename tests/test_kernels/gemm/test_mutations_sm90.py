@@ -12,9 +12,10 @@ from tests import devices
 from tests.devices import KernelDevice
 from tests.emulator import STANDARD
 from tests.emulator.findings import MissingDependencyWait
+from tests.test_kernels.changed_source import changed_source
 from tests.test_kernels.gemm.mutants_sm90 import MISTAKES, PRODUCTS, Product
 from tests.test_kernels.gemm.test_tiles_sm90 import run, weight
-from tests.test_kernels.mistakes import NOTHING, changed_source, loaded_ptx, noticed
+from tests.test_kernels.mistakes import NOTHING, loaded_ptx, noticed
 
 PACKAGE = "nvfp4_kernels.gemm.sm90"
 

@@ -16,7 +16,8 @@ from nvfp4_kernels.rotary_embedding import reference
 from tests import devices
 from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait
-from tests.test_kernels.mistakes import NOTHING, WRONG, edited, loaded_ptx, noticed
+from tests.test_kernels.changed_source import edited
+from tests.test_kernels.mistakes import NOTHING, WRONG, loaded_ptx, noticed
 from tests.test_kernels.rotary_embedding import test_rotary_embedding
 from tests.test_kernels.rotary_embedding.rotary_cases import Case, check_kernel
 
