@@ -106,6 +106,10 @@ class MissingDependencyWait(DataRace):
     """A launch touches what one that it may overlap has touched: griddepcontrol.wait is missing."""
 
 
+class NarrowScope(DataRace):
+    """A release and an acquire order two accesses, but one's scope leaves out the other's CTA."""
+
+
 class UnwaitedLoad(EmulatorError):
     """A tcgen05.ld's value leaves the registers without tcgen05.wait::ld."""
 
@@ -118,8 +122,12 @@ class MissingRegisterFence(EmulatorError):
     """A wgmma takes registers that other instructions have used since the last wgmma.fence."""
 
 
+class UnstartedPeer(EmulatorError):
+    """A CTA of the cluster is touched, or is needed, before anything shows that it has started."""
+
+
 class ExitedPeer(EmulatorError):
-    """Shared memory of a CTA of the cluster is used after that CTA has exited."""
+    """A CTA's memory is touched after it has exited, or before with nothing to order the two."""
 
 
 class LaneReach(EmulatorError):
@@ -144,6 +152,10 @@ class Livelock(EmulatorError):
 
 class BarrierMisuse(EmulatorError):
     """A barrier used against its protocol: counts, transactions, phases, lifetime."""
+
+
+class ParityAliasing(BarrierMisuse):
+    """A wait for a parity of an mbarrier that may be the one of two phases before or after."""
 
 
 class TensorMemoryMisuse(EmulatorError):

@@ -10,6 +10,7 @@ import pytest
 from tests.emulator import STANDARD, Gpu, Schedule
 from tests.emulator.findings import (
     CooperativeLaunchTooLarge,
+    Deadlock,
     DivergentExecution,
     KernelAssertion,
     LaunchError,
@@ -153,8 +154,11 @@ def test_polling_for_ever_is_reported() -> None:
         setp.eq.u32 %p1, %r1, 0;
         @%p1 bra LOOP;
     """
-    with pytest.raises(Livelock, match="only polled"):
+    with pytest.raises(Deadlock, match=r"a write to 0x[0-9a-f]+, which it has polled"):
         run(body, flag)
+    atomic = body.replace("ld.acquire.gpu.global.u32 %r1, [%rd90]", "atom.or.b32 %r1, [%rd90], 0")
+    with pytest.raises(Livelock, match="only polled"):
+        run(atomic, flag)
 
 
 @pytest.mark.parametrize("schedule", STANDARD, ids=str)

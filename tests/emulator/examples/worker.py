@@ -87,6 +87,7 @@ def main() -> None:
         TensorMemoryMisuse,
         UnfinishedStore,
         UninitialisedRead,
+        UnstartedPeer,
         UnwaitedLoad,
     )
     from tests.emulator.machine.gpu import B200, H200, Gpu
@@ -103,6 +104,7 @@ def main() -> None:
         TensorMemoryMisuse,
         UnfinishedStore,
         UninitialisedRead,
+        UnstartedPeer,
         UnwaitedLoad,
     )
     device: Any

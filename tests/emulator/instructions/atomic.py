@@ -15,8 +15,10 @@ from tests.emulator.instructions.load_store import (
     memory_at,
     observe,
     publish,
+    scope_of,
 )
 from tests.emulator.instructions.registry import family, runtime
+from tests.emulator.memory.clocks import Scope
 from tests.emulator.ptx.syntax import TYPE_BITS, Instruction, Sink, Vector
 from tests.emulator.tma.reduction import ACCEPTED, combine
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 Lanes = npt.NDArray[Any]
 
+_RELEASING = ("release", "acq_rel", "sc")
 _SWAPS = ("exch", "cas")
 _SWAPPED = frozenset({"b16", "b32", "b64", "b128"})  # of exch and cas (PTX ISA, atom)
 
@@ -83,7 +86,7 @@ def write_atomic(e: "Emitter", i: Instruction) -> None:
     e.write("yield")
     call = (
         f"atomic(w, {space!r}, {operation!r}, {kind!r}, {address}, ({arguments},), {e.mask}, "
-        f"{i.line}, {order!r})"
+        f"{i.line}, {order!r}, {int(scope_of(i, Scope.GPU))})"
     )
     if not returns:
         e.write(call)
@@ -108,6 +111,7 @@ def atomic(
     mask: Lanes | None,
     line: int,
     order: str,
+    scope: int,
 ) -> list[Lanes]:
     """Lane after lane, or all at once where they do not meet; returns the old values."""
     width, count = TYPE_BITS[kind] // 8, len(values[0])
@@ -121,7 +125,7 @@ def atomic(
         if memory.kind == "shared":
             places &= np.uint64(0xFFFFFFFF)
         for address in places.tolist():
-            observe(w, address, order in ("acquire", "acq_rel", "sc"))
+            observe(w, memory, address, order in ("acquire", "acq_rel", "sc"), scope)
         before = memory.read_lanes(places, nbytes, access).view(np.uint8).reshape(-1, nbytes)
         # Additions of f32 flush in global memory alone (PTX ISA, atom).
         after = _result(
@@ -130,8 +134,9 @@ def atomic(
         items = np.ascontiguousarray(after).view(ITEMS[nbytes])[:, 0]
         memory.write_lanes(places, nbytes, items, access)
         old[lanes] = before
+        changed = not np.array_equal(before, after)  # or it is a poll that does not end by itself
         for address in places.tolist():
-            publish(w, address, order in ("release", "acq_rel", "sc"))
+            publish(w, memory, address, order in _RELEASING, scope, mask, changed)
         amount = nbytes * len(lanes)
         w.launch.counters.nbytes[f"{memory.kind} atomic"] += amount
         w.note("atomic", line, amount=amount, detail=(memory.kind, len(lanes), len(lanes), 1))

@@ -8,10 +8,10 @@ import numpy as np
 
 from tests.emulator.findings import IllegalInstruction, OutOfBounds
 from tests.emulator.instructions.load_store import memory_at, misaligned
-from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
+from tests.emulator.instructions.mbarrier import barrier_at, check_visible, near, pick
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.machine.trace import SECTOR, Touched
-from tests.emulator.memory.clocks import Origin, Snapshot
+from tests.emulator.memory.clocks import Origin, Scope, Snapshot
 from tests.emulator.memory.linear import LinearMemory
 from tests.emulator.memory.shadow import Access
 from tests.emulator.ptx.syntax import Address, Immediate, Instruction, Operand
@@ -217,7 +217,7 @@ def _destinations(
     """CTAs that receive a copy, where, and the mbarrier that each one's bytes complete on."""
     cluster = w.cta.cluster
     if ranks is None:
-        cta = cluster.cta_at(place)
+        cta = w.cta_at(place)
         owner, found = barrier_at(w, barrier)
         if owner is not cta and (group == 1 or owner.rank ^ cta.rank != 1):
             raise IllegalInstruction(
@@ -236,8 +236,13 @@ def _destinations(
             owner_rank = rank & ~1 | barrier >> 24 & 1 if group == 2 else rank
             owner, found = barrier_at(w, owner_rank << 24 | barrier & 0xFFFFFF)
             check_visible(w, found, owner, True)
-            result.append((cluster.peer(rank), rank << 24 | place & 0xFFFFFF, found))
+            result.append((w.reach(rank), rank << 24 | place & 0xFFFFFF, found))
     return result
+
+
+def _receive(w: "Warp", cta: "Cta", barrier: MBarrier, line: int) -> None:
+    """Notes that a copy writes to a CTA, which must wait for it before it exits."""
+    cta.touch(barrier.component, barrier.phase + 1, "bulk copy", lambda: w.where(line))
 
 
 @runtime
@@ -278,11 +283,12 @@ def tensor_load(
                 access = _async_access(
                     w, owner.component, owner.phase + 1, before, "tensor copy write", line
                 )
+                _receive(w, cta, owner, line)
                 window = cta.shared.write_window(address, placed.nbytes, access)
                 placed.scatter(data, window)
                 w.launch.counters.nbytes["copies received in shared"] += nbytes
             for _, _, owner in copies:
-                owner.complete(nbytes, before)
+                owner.complete(nbytes, before, near(w, owner))
 
         w.issue("copies", ("load", next(_serial)), run, line)
 
@@ -317,7 +323,7 @@ def tensor_store(
         tile = _locate(tensor_map, coordinates, lane, rows, way)
         shared = pick(source, lane) & 0xFFFFFFFF
         placed = place(tensor_map, tile.box, shared & 0xFFFFFF)
-        cta = w.cta.cluster.cta_at(shared)
+        cta = w.cta_at(shared)
         before = w.actor.snapshot()
         unordered = frozenset(w.unordered)
         clock = groups.issued(line, 1 << lane)
@@ -423,7 +429,7 @@ def bulk_load(
         memory = (
             w.gpu.memory.at(origin, "bulk copy")
             if space == "global"
-            else w.cta.cluster.cta_at(origin & 0xFFFFFFFF).shared
+            else w.cta_at(origin & 0xFFFFFFFF).shared
         )
 
         keys = tuple(owner.key for _, _, owner in copies)
@@ -437,19 +443,19 @@ def bulk_load(
             copies: Any = copies,
             before: Any = before,
         ) -> None:
-            for _, where, owner in copies:
+            for cta, where, owner in copies:
                 clock = owner.phase + 1
                 access = _async_access(w, owner.component, clock, before, "bulk copy read", line)
                 data = memory.read(origin, nbytes, access).copy()
                 access = _async_access(
                     w, owner.component, clock, before, "bulk copy write", line, bool(operation)
                 )
-                cta = w.cta.cluster.cta_at(where)
+                _receive(w, cta, owner, line)
                 window = cta.shared.write_window(where, nbytes, access)
                 window[...] = combine(operation, kind, window.copy(), data) if operation else data
                 w.launch.counters.nbytes[f"copy {memory.kind} to shared"] += nbytes
             for _, _, owner in copies:
-                owner.complete(nbytes, before)
+                owner.complete(nbytes, before, near(w, owner))
 
         w.issue("copies", ("load", next(_serial)), run, line)
 
@@ -475,7 +481,7 @@ def bulk_store(
         bulk_rules.check_copy(nbytes, shared, address)
         if not nbytes:
             continue
-        cta = w.cta.cluster.cta_at(shared)
+        cta = w.cta_at(shared)
         memory = w.gpu.memory.at(address, "bulk copy")
         before = w.actor.snapshot()
         unordered = frozenset(w.unordered)
@@ -578,4 +584,4 @@ def copy_tensor_map(w: "Warp", target: Any, source: Any, mask: "Mask", line: int
     memory = memory_at(w, "shared", origin, "tensor map read")
     raw = _map_bytes(w, memory, origin & 0xFFFFFFFF, line).copy()
     w.gpu.memory.at(place, "tensor map write").write(place, raw, w.access(line, "write"))
-    w.actor.fence_thread()
+    w.actor.fence_thread(Scope.GPU)

@@ -159,7 +159,7 @@ def _cancel(w: "Warp", response: int, barrier: int, multicast: bool, line: int) 
         words[2] = number // (across[0] * across[1]) * shape[2]
         words[3] = 1
     place, signal = response & 0xFFFFFF, barrier & 0xFFFFFF
-    ctas = w.cta.cluster.ctas if multicast else [w.cta]
+    ctas = [w.reach(cta.rank) for cta in w.cta.cluster.ctas] if multicast else [w.cta]
     before = w.actor.clocks.copy()
     for cta in ctas:
         base = cta.rank << 24
@@ -172,6 +172,7 @@ def _cancel(w: "Warp", response: int, barrier: int, multicast: bool, line: int) 
             event = w.launch.events.new(found.component, found.phase + 1, origin)
             access = Access(w.launch.events, event, before, {0, 1}, w.launch.report)
             cta.shared.write(place | base, words.view(np.uint8), access)
+            cta.touch(found.component, found.phase + 1, origin.verb, origin.where)
             found.complete(16)
 
         w.issue("copies", ("clc", cta.rank), run, line)

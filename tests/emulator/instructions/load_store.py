@@ -7,8 +7,10 @@ import numpy as np
 from tests.emulator.findings import Misaligned, UnknownInstruction
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.machine.trace import SECTOR
-from tests.emulator.memory.clocks import Clocks
+from tests.emulator.machine.warp import RANK_SHIFT
+from tests.emulator.memory.clocks import Scope
 from tests.emulator.memory.linear import LinearMemory
+from tests.emulator.memory.published import Place, Published
 from tests.emulator.memory.shadow import ANY_LANE, MANY_LANES
 from tests.emulator.ptx.syntax import (
     TYPE_BITS,
@@ -63,12 +65,25 @@ class _Form:
         self.width = max(TYPE_BITS[self.kind] // 8, 1)
         self.nbytes = self.width * self.count
         self.strong = self.order not in ("weak",)
+        self.reach = int(scope_of(i, Scope.SYS))  # volatile and mmio name none
+
+
+def scope_of(i: Instruction, default: Scope) -> Scope:
+    """The scope that an instruction names."""
+    named = [Scope[part.upper()] for part in i.parts[1:] if part in SCOPES]
+    return named[0] if named else default
 
 
 def _polls(e: "Emitter", form: _Form) -> None:
     """Strong accesses are where threads meet: others get a turn before each."""
     if form.strong and form.space != "param":
         e.write("yield")
+
+
+def _parks(e: "Emitter", form: _Form) -> None:
+    """A load that has polled in vain sleeps until somebody writes there."""
+    if form.strong and form.space != "param":
+        e.write("if not w.ready: yield")
 
 
 @family("ld", "ldu")
@@ -82,7 +97,7 @@ def load(e: "Emitter", i: Instruction) -> None:
         return
     _polls(e, form)
     acquire = form.order in ("acquire", "acq_rel", "sc")
-    common = f"{i.line}, {form.strong}, {acquire}"
+    common = f"{i.line}, {form.strong}, {acquire}, {form.reach}"
     if e.is_uniform(source) and form.space != "local":
         shape = f"{form.width}, {form.count}, {e.mask}"
         value = f"ld_uniform(w, {form.space!r}, {address}, {shape}, {common})"
@@ -94,6 +109,7 @@ def load(e: "Emitter", i: Instruction) -> None:
             if form.kind[0] == "s" and form.width < 4:
                 name = _extend(name, form.width, _bits(e, item))
             e.assign(item, name, _container(e, item), uniform=True)
+        _parks(e, form)
         return
     if e.is_uniform(source):
         address = f"np.full(32, {address}, np.uint64)"
@@ -113,6 +129,7 @@ def load(e: "Emitter", i: Instruction) -> None:
         if kind[0] == "s":
             name = f"{name}.view({e.dtype(f'i{form.width}')})"
         e.assign(item, name, kind)
+    _parks(e, form)
 
 
 def _bits(e: "Emitter", item: Operand) -> int:
@@ -157,7 +174,7 @@ def store(e: "Emitter", i: Instruction) -> None:
     release = form.order in ("release", "acq_rel", "sc")
     if form.strong:
         e.write("yield")
-    common = f"{i.line}, {form.strong}, {release}"
+    common = f"{i.line}, {form.strong}, {release}, {form.reach}"
     bits = form.width * 8
     kind = "b128" if bits == 128 else f"u{bits}"
     address = e.address(target)
@@ -206,8 +223,15 @@ def memory_at(w: "Warp", space: str, address: int, verb: str) -> LinearMemory:
         own = w.cta.shared
         if own.contains(address):
             return own
-        return w.cta.cluster.cta_at(address).shared
+        return _peer(w, address >> RANK_SHIFT, address, verb)
     return w.gpu.memory.at(address, verb)
+
+
+def _peer(w: "Warp", rank: int, address: int, verb: str) -> LinearMemory:
+    """Shared memory of another CTA of the cluster, about to be accessed."""
+    cta = w.reach(rank, address)
+    w.touch(cta, w.actor.now, f"generic {verb}", w.line())
+    return cta.shared
 
 
 def address_in(memory: LinearMemory, address: int) -> int:
@@ -225,6 +249,7 @@ def ld_uniform(
     line: int,
     strong: bool,
     acquire: bool,
+    scope: int,
 ) -> tuple[int, ...]:
     """One load for the whole warp: ``count`` unsigned integers."""
     if space == "generic" and address >> WINDOW_SHIFT == LOCAL_WINDOW >> WINDOW_SHIFT:
@@ -238,10 +263,13 @@ def ld_uniform(
         access.lanes = lanes[0] if len(lanes) == 1 else MANY_LANES
     data = memory.read(address, nbytes, access)
     access.lanes = ANY_LANE
+    if memory.kind == "shared":
+        w.accessed(access.event, mask)
     if address % nbytes:
         misaligned(memory, address, nbytes)
     if strong:
-        observe(w, address, acquire)
+        observe(w, memory, address, acquire, scope)
+        w.polled(line, [_meeting(w, memory, address)], data.tobytes())
     w.launch.counters.nbytes[f"{memory.kind} read"] += nbytes
     if w.trace is not None:
         where = ((address // SECTOR, -(-nbytes // SECTOR)),) if memory.kind == "global" else ()
@@ -263,6 +291,7 @@ def st_uniform(
     line: int,
     strong: bool,
     release: bool,
+    scope: int,
 ) -> None:
     memory = memory_at(w, space, address, "write")
     address = address_in(memory, address)
@@ -271,13 +300,14 @@ def st_uniform(
         misaligned(memory, address, len(raw))
     access = w.access(line, "write", strong)
     memory.write(address, np.frombuffer(raw, np.uint8), access)
+    w.accessed(access.event, mask)
     if mask is not None and memory.kind == "shared":
         lanes = w.active(mask)
         if len(lanes) == 1:
             memory.written_by(address, len(raw), lanes[0])
             w.wrote(access.event, mask)
     if strong:
-        publish(w, address, release)
+        publish(w, memory, address, release, scope, mask)
     w.launch.counters.nbytes[f"{memory.kind} write"] += len(raw)
     w.note("write", line, amount=len(raw), detail=(memory.kind, 1, 1, 1))
 
@@ -286,17 +316,36 @@ def misaligned(memory: LinearMemory, address: int, nbytes: int) -> None:
     raise Misaligned(f"address {address:#x} in {memory.name} is not a multiple of {nbytes}")
 
 
-def observe(w: "Warp", address: int, acquire: bool) -> None:
-    published = w.launch.published.get(address)
+def _meeting(w: "Warp", memory: LinearMemory, address: int) -> Place:
+    """The key of what is published at an address: shared memory is each cluster's own."""
+    return w.cta.cluster.number if memory.kind == "shared" else -1, address
+
+
+def observe(w: "Warp", memory: LinearMemory, address: int, acquire: bool, scope: int) -> None:
+    """Learns, by a strong read, what strong writes have published at an address."""
+    published = w.launch.published.get(_meeting(w, memory, address))
     if published is not None:
-        w.actor.strong_read(published, acquire)
+        seen = published.seen(w, Scope(scope))
+        w.actor.strong_read(seen, acquire, published.reach(w))
 
 
-def publish(w: "Warp", address: int, release: bool) -> None:
-    handed = w.actor.strong_write(release)
-    w.launch.scheduler.polls = 0
+def publish(
+    w: "Warp",
+    memory: LinearMemory,
+    address: int,
+    release: bool,
+    scope: int,
+    mask: Lanes | None,
+    changed: bool = True,
+) -> None:
+    """Publishes, by a strong write of the lanes of ``mask``, what it releases."""
+    handed = w.actor.strong_write(release, Scope(scope))
+    key = _meeting(w, memory, address)
+    if changed:
+        w.launch.written(key)
     if handed is not None:
-        w.launch.published.setdefault(address, Clocks()).join(handed)
+        w.hand_over(mask, handed[0])
+        w.launch.published.setdefault(key, Published()).add(w, *handed)
 
 
 def _by_memory(
@@ -314,8 +363,8 @@ def _by_memory(
         groups: list[tuple[LinearMemory, Lanes | None, Lanes]] = []
         for rank in np.unique(addresses >> np.uint64(24)).tolist():
             chosen = np.flatnonzero(addresses >> np.uint64(24) == rank)
-            peer = w.cta.cluster.peer(rank, int(addresses[chosen[0]])).shared
-            groups.append((peer, chosen, addresses[chosen]))
+            memory = _peer(w, rank, int(addresses[chosen[0]]), verb)
+            groups.append((memory, chosen, addresses[chosen]))
         return groups
     return [
         (found, chosen, addresses if chosen is None else addresses[chosen])
@@ -334,6 +383,7 @@ def ld_lanes(
     line: int,
     strong: bool,
     acquire: bool,
+    scope: int,
 ) -> list[Lanes]:
     """``count`` arrays of 32 items of ``width`` bytes; lanes outside of ``mask`` get zeros."""
     if space == "local" or _is_local(space, addresses):
@@ -347,6 +397,8 @@ def ld_lanes(
     asking = _LANES if chosen is None else chosen.astype(np.int8)
     groups = _by_memory(w, space, addresses, "read")
     whole = np.zeros((32, nbytes), np.uint8) if chosen is not None or len(groups) > 1 else None
+    if any(memory.kind == "shared" for memory, _, _ in groups):
+        w.accessed(access.event, mask)
     for memory, part, where in groups:
         step = min(nbytes, 16)
         pieces = [
@@ -361,6 +413,11 @@ def ld_lanes(
         w.launch.counters.nbytes[f"{memory.kind} read"] += nbytes * where.size
         if w.trace is not None:
             _note_lanes(w, "read", line, memory, where, nbytes)
+        if strong:
+            for address in where.tolist():
+                observe(w, memory, address, acquire, scope)
+            places = {_meeting(w, memory, address) for address in where.tolist()}
+            w.polled(line, sorted(places), b"".join(piece.tobytes() for piece in pieces))
         if nbytes > 16 and int(np.bitwise_or.reduce(where)) % nbytes:
             misaligned(memory, int(where[0]), nbytes)
         if whole is None:
@@ -372,9 +429,6 @@ def ld_lanes(
         rows = rows if chosen is None else chosen[rows]
         for n, piece in enumerate(pieces):
             whole[rows, n * step : (n + 1) * step] = piece.view(np.uint8).reshape(-1, step)
-        if strong:
-            for address in where.tolist():
-                observe(w, address, acquire)
     assert whole is not None
     return list(np.ascontiguousarray(whole.view(ITEMS[width]).reshape(32, count).T))
 
@@ -390,6 +444,7 @@ def st_lanes(
     line: int,
     strong: bool,
     release: bool,
+    scope: int,
     own: bool = True,
 ) -> None:
     """Each lane's items; ``own`` is False where lanes bring one another's, as in stmatrix."""
@@ -412,6 +467,7 @@ def st_lanes(
         writing = chosen.astype(np.int8)
     access = w.access(line, "write", strong)
     step = min(nbytes, 16)
+    w.accessed(access.event, mask)
     packed = np.ascontiguousarray(data).view(ITEMS[step]).reshape(data.shape[0], -1)
     for memory, part, where in _by_memory(w, space, addresses, "write"):
         rows = packed if part is None else packed[part]
@@ -429,7 +485,7 @@ def st_lanes(
             _note_lanes(w, "write", line, memory, where, nbytes)
         if strong:
             for address in where.tolist():
-                publish(w, address, release)
+                publish(w, memory, address, release, scope, mask)
 
 
 def _note_lanes(
@@ -536,14 +592,25 @@ def fence(e: "Emitter", i: Instruction) -> None:
             e.write("w.actor.fence_proxy()")
             e.write("fence_mbarrier_init(w)")
         elif parts[2].split("::")[0] in ("tensormap", "alias"):
-            e.write("w.actor.fence_thread()")
+            e.write(f"fence_thread(w, {int(scope_of(i, Scope.GPU))})")
         else:
             raise e.unknown(i)
     elif parts[0] == "membar" or parts[1] in ("acq_rel", "sc", "acquire", "release"):
-        e.write("w.actor.fence_thread()")
+        e.write(f"fence_thread(w, {_fence_scope(i)})")
     else:
         raise e.unknown(i)
     e.write("if w.jitter: yield")
+
+
+def _fence_scope(i: Instruction) -> int:
+    if i.parts[0] == "membar":
+        return int({"cta": Scope.CTA, "gl": Scope.GPU, "sys": Scope.SYS}[i.parts[-1]])
+    return int(scope_of(i, Scope.CTA))
+
+
+@runtime
+def fence_thread(w: "Warp", scope: int) -> None:
+    w.actor.fence_thread(Scope(scope))
 
 
 @runtime

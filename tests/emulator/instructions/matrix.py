@@ -127,7 +127,7 @@ def store_matrix(e: "Emitter", i: Instruction) -> None:
 def ldmatrix(w: "Warp", addresses: np.ndarray, form: _Form, line: int) -> list[np.ndarray]:
     """Lane ``rows * i + r`` names row r of matrix i."""
     mask = np.arange(32) < form.rows * form.count
-    words = ld_lanes(w, form.space, addresses, 4, 4, mask, line, False, False)
+    words = ld_lanes(w, form.space, addresses, 4, 4, mask, line, False, False, 0)
     rows = np.stack(words, 1)[: form.rows * form.count].view(np.uint8)
     if form.bits < 8:
         rows = _unpacked(rows, form.bits)
@@ -170,4 +170,4 @@ def stmatrix(
     data = np.ascontiguousarray(rows).reshape(-1).view(np.uint32).reshape(count * 8, 4)
     mask = np.arange(32) < 8 * count
     columns = [np.resize(data[:, n], 32) for n in range(4)]
-    st_lanes(w, form.space, addresses, 4, tuple(columns), mask, line, False, False, own=False)
+    st_lanes(w, form.space, addresses, 4, tuple(columns), mask, line, False, False, 0, own=False)

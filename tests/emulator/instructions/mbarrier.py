@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.emulator.findings import BarrierMisuse, MissingProxyFence
+from tests.emulator.findings import BarrierMisuse, MissingProxyFence, ParityAliasing
 from tests.emulator.instructions.registry import family, runtime
+from tests.emulator.machine.warp import RANK_SHIFT
 from tests.emulator.ptx.syntax import Address, Instruction, Operand, Sink
-from tests.emulator.sync.mbarrier import MBarrier
+from tests.emulator.sync.mbarrier import MBarrier, Sender
 
 if TYPE_CHECKING:
     from tests.emulator.codegen import Emitter
@@ -69,7 +70,7 @@ def _arrive(e: "Emitter", i: Instruction) -> None:
     drop = i.parts[1] == "arrive_drop"
     call = (
         f"mbarrier_arrive(w, {e.address(operands[0])}, {count}, {expect}, {i.has('relaxed')}, "
-        f"{drop}, {i.has('noComplete')}, {e.mask}, {i.line})"
+        f"{i.has('cluster')}, {drop}, {i.has('noComplete')}, {e.mask}, {i.line})"
     )
     if isinstance(target, Sink):
         e.write(call)
@@ -98,7 +99,7 @@ def _wait(e: "Emitter", i: Instruction) -> None:
     name = e.temporary()
     whole = e.is_uniform(address) and e.is_uniform(phase)
     kind = "u32" if parity else "u64"
-    arguments = f"{block}, {relaxed}, {parity}, {i.line}"
+    arguments = f"{block}, {relaxed}, {i.has('cluster')}, {parity}, {i.line}"
     if whole:
         e.write(
             f"{name} = yield from mbarrier_wait(w, {e.address(address)}, {e.value(phase, kind)}, "
@@ -151,7 +152,7 @@ def pick(value: Any, lane: int) -> int:
 
 def barrier_at(w: "Warp", address: int) -> tuple["Cta", MBarrier]:
     """The live mbarrier that a shared address names, in this CTA or a peer."""
-    cta = w.cta.cluster.cta_at(address & 0xFFFFFFFF)
+    cta = w.cta_at(address & 0xFFFFFFFF)
     return cta, cta.mbarrier(address & 0xFFFFFFFF)
 
 
@@ -197,16 +198,17 @@ def mbarrier_arrive(
     count: Any,
     expect: Any,
     relaxed: bool,
+    wide: bool,
     drop: bool,
     incomplete: bool,
     mask: "Mask",
     line: int,
 ) -> np.ndarray:
-    """Every active lane arrives; returns the state words."""
+    """Every active lane arrives, ``wide`` at cluster scope; returns the state words."""
     state = np.zeros(32, np.uint64)
-    if not relaxed:
-        w.hand_over(mask)
     clocks = w.actor.relaxed() if relaxed else w.actor.release()
+    if not relaxed:
+        w.hand_over(mask, clocks)
     flipped: set[tuple[object, ...]] = set()
     for lane in w.active(mask):
         cta, barrier = barrier_at(w, pick(address, lane))
@@ -224,7 +226,8 @@ def mbarrier_arrive(
         w.note("drop" if drop else "arrive", line, barrier.key, pick(count, lane))
         pending = barrier.pending
         arrive = barrier.drop if drop else barrier.arrive
-        phase = arrive(clocks, pick(count, lane))
+        phase = arrive(clocks, pick(count, lane), sender(w, barrier, wide, relaxed))
+        w.phases[barrier.component] = phase
         if barrier.phase != phase:
             flipped.add(barrier.key)
             if incomplete:
@@ -233,8 +236,23 @@ def mbarrier_arrive(
                         f"an arrival with .noComplete completes phase {phase} of {barrier}"
                     )
                 )
+        w.touch(cta, w.actor.now - (not relaxed), "mbarrier.arrive", line)
         state[lane] = ((phase & 1) << _STATE_PHASE) | (pending << 20)
     return state
+
+
+def near(w: "Warp", barrier: MBarrier) -> bool:
+    """Whether the mbarrier is one of the warp's own CTA."""
+    return barrier.address >> RANK_SHIFT == w.cta.rank
+
+
+def sender(w: "Warp", barrier: MBarrier, wide: bool = True, relaxed: bool = False) -> Sender:
+    """Kind of sender that this warp is to an mbarrier."""
+    if relaxed:
+        return Sender.RELAXED
+    if near(w, barrier):
+        return Sender.NEAR
+    return Sender.PEER if wide else Sender.PEER_NARROW
 
 
 @runtime
@@ -251,7 +269,7 @@ def mbarrier_complete(w: "Warp", address: Any, nbytes: Any, mask: "Mask", line: 
     for lane in w.active(mask):
         _, barrier = barrier_at(w, pick(address, lane))
         w.note("complete", line, barrier.key, pick(nbytes, lane))
-        barrier.complete(pick(nbytes, lane), w.actor.release())
+        barrier.complete(pick(nbytes, lane), w.actor.release(), near(w, barrier))
 
 
 def _done(barrier: MBarrier, phase: int, parity: bool) -> bool:
@@ -264,7 +282,14 @@ def _done(barrier: MBarrier, phase: int, parity: bool) -> bool:
 
 @runtime
 def mbarrier_wait(
-    w: "Warp", address: int, phase: int, block: bool, relaxed: bool, parity: bool, line: int
+    w: "Warp",
+    address: int,
+    phase: int,
+    block: bool,
+    relaxed: bool,
+    wide: bool,
+    parity: bool,
+    line: int,
 ) -> Generator[None, None, bool]:
     """test_wait, or try_wait: asked twice in a row, the latter sleeps until its phase completes."""
     cta, barrier = barrier_at(w, address)
@@ -273,6 +298,8 @@ def mbarrier_wait(
     check_visible(w, barrier, cta, False)
     # The phase that must have completed: the one in progress if its parity is the one asked for.
     wanted = barrier.phase - _done(barrier, phase, parity)
+    if parity:
+        _check_parity(w, barrier, wanted)
     if not block:
         yield
     if block and not _done(barrier, phase, parity):
@@ -298,12 +325,28 @@ def mbarrier_wait(
     w.note("wait", line, barrier.key, wanted, done)
     if done:
         w.gave_up = None
+        w.phases[barrier.component] = wanted + 1
+        barrier.waited(w.actor.component, w.actor.now, lambda: w.where(line))
+        handed = barrier.handed_to(wide)
         if relaxed:
-            w.actor.observe(barrier.handed)
+            w.actor.observe(handed)
         else:
-            w.actor.acquire(barrier.handed)
-            w.take_over(barrier.handed)
+            w.actor.acquire(handed)
+            w.take_over(handed)
     return done
+
+
+def _check_parity(w: "Warp", barrier: MBarrier, wanted: int) -> None:
+    """The warp must know that the phase before the one it waits for is complete."""
+    known = max(w.phases.get(barrier.component, 0), w.actor.seen(barrier.component))
+    if known < wanted:
+        w.launch.report(
+            ParityAliasing(
+                f"wait for phase {wanted} of {barrier}, where this warp knows of {known} that are "
+                f"complete: early, it meets the parity of phase {wanted - 2}; wait for every phase,"
+                " or for something that comes after the one before"
+            )
+        )
 
 
 def _wanted(barrier: MBarrier, phase: int, parity: bool) -> str:
@@ -318,6 +361,7 @@ def mbarrier_wait_lanes(
     mask: "Mask",
     block: bool,
     relaxed: bool,
+    wide: bool,
     parity: bool,
     line: int,
 ) -> Generator[None, None, np.ndarray]:
@@ -327,6 +371,6 @@ def mbarrier_wait_lanes(
     for lane in w.active(mask):
         key = (int(addresses[lane]), int(phases[lane]))
         if key not in seen:
-            seen[key] = yield from mbarrier_wait(w, *key, block, relaxed, parity, line)
+            seen[key] = yield from mbarrier_wait(w, *key, block, relaxed, wide, parity, line)
         result[lane] = seen[key]
     return result

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.emulator.findings import IllegalInstruction, Misaligned
-from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
+from tests.emulator.instructions.mbarrier import barrier_at, check_visible, near, pick
 from tests.emulator.instructions.registry import runtime
 from tests.emulator.memory.clocks import Origin
 from tests.emulator.memory.shadow import Access
@@ -87,7 +87,7 @@ def write_async(
         address = pick(target, lane) & 0xFFFFFFFF
         if address % nbytes:
             raise Misaligned(f"{verb} at {address:#x}, accepted multiples of {nbytes}")
-        cta = w.cta.cluster.cta_at(address)
+        cta = w.cta_at(address)
         owner, found = barrier_at(w, pick(barrier, lane))
         if owner is not cta:
             raise IllegalInstruction(
@@ -110,7 +110,8 @@ def write_async(
                     operation, kind, cta.shared.read(address, nbytes, access).copy(), after
                 )
             cta.shared.write(address, after, access)
+            cta.touch(found.component, found.phase + 1, verb, lambda: w.where(line))
             w.launch.counters.nbytes["shared write"] += nbytes
-            found.complete(nbytes, before)
+            found.complete(nbytes, before, near(w, found))
 
         w.issue("copies", ("store", next(_serial)), run, line)

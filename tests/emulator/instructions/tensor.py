@@ -11,8 +11,9 @@ from tests.emulator.findings import (
     OutOfBounds,
     TensorMemoryMisuse,
 )
-from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
+from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick, sender
 from tests.emulator.instructions.registry import family, runtime
+from tests.emulator.memory.clocks import join
 from tests.emulator.ptx.syntax import Address, Immediate, Instruction, Sink, Vector
 from tests.emulator.tcgen05 import copy as tensor_copy
 from tests.emulator.tcgen05.allocation import check_columns
@@ -280,7 +281,13 @@ def _ctas(w: "Warp", group: int) -> list["Cta"]:
             f"cta_group::2 in CTA rank {w.cta.rank} of a cluster of {len(w.cta.cluster.ctas)}: "
             "it has no peer"
         )
-    return [w.cta.cluster.peer(rank), w.cta.cluster.peer(rank + 1)]
+    return [w.reach(rank), w.reach(rank + 1)]
+
+
+def _touch(w: "Warp", ctas: list["Cta"], clock: int, verb: str, line: int) -> None:
+    """Notes an access of the tensor pipe to each CTA."""
+    for cta in ctas:
+        cta.touch(w.tensor.pipe, clock, verb, lambda: w.where(line))
 
 
 @runtime
@@ -434,8 +441,10 @@ def _issue_mma(w: "Warp", mma: Mma, ctas: list["Cta"], lane: int, line: int) -> 
     shared_reads = unit.operand_access(before, line, "tcgen05.mma read of an operand", lane)
     tensor_reads = unit.pipe_access(before, line, "tcgen05.mma read")
     tensor_writes = unit.pipe_access(before, line, "tcgen05.mma write")
+    clock = unit.pipe_clock
 
     def run() -> None:
+        _touch(w, ctas, clock, "tcgen05.mma", line)
         instruction = mma.instruction
         shift = mma.column_mask.shift if mma.column_mask else 0
         operands = [chunks_of(mma.b, b_shape(instruction, shift))]
@@ -486,8 +495,10 @@ def _issue_cp(
     writes = w.tensor.pipe_access(before, line, "tcgen05.cp write")
     ctas = _ctas(w, group)
     w.note("tensor_copy", line, amount=16 * what.rows * what.columns // 4, detail=group)
+    clock = w.tensor.pipe_clock
 
     def run() -> None:
+        _touch(w, ctas, clock, "tcgen05.cp", line)
         chunks = chunks_of(source, tensor_copy.source_shape(what))
         columns = slice(address.column, address.column + what.columns)
         for cta in ctas:
@@ -513,8 +524,10 @@ def _issue_shift(w: "Warp", group: int, target: int, line: int) -> None:
     access = w.tensor.pipe_access(w.actor.snapshot(), line, "tcgen05.shift write")
     ctas = _ctas(w, group)
     w.note("tensor_copy", line, amount=32 * 32, detail=group)  # 32 lanes of 32 bytes
+    clock = w.tensor.pipe_clock
 
     def run() -> None:
+        _touch(w, ctas, clock, "tcgen05.shift", line)
         place = (
             slice(address.lane, address.lane + 32),
             slice(address.column, address.column + 8),
@@ -571,10 +584,12 @@ def tensor_commit(w: "Warp", group: int, address: Any, ranks: Any, mask: "Mask",
     """An arrival on the mbarrier once everything issued so far is done."""
     for lane in w.active(mask):
         chosen = None if ranks is None else pick(ranks, lane)
-        _issue_commit(w, group, pick(address, lane), chosen, line)
+        _issue_commit(w, group, pick(address, lane), chosen, mask, line)
 
 
-def _issue_commit(w: "Warp", group: int, address: int, ranks: int | None, line: int) -> None:
+def _issue_commit(
+    w: "Warp", group: int, address: int, ranks: int | None, mask: "Mask", line: int
+) -> None:
     place = address & 0xFFFFFFFF
     _ctas(w, group)
     if ranks is None:
@@ -600,9 +615,13 @@ def _issue_commit(w: "Warp", group: int, address: int, ranks: int | None, line: 
         view[w.tensor.pipe] = clock
     # PTX ISA, tcgen05 memory consistency: commit is a fence::before_thread_sync too.
     handed.fenced = {**handed.tensor, w.tensor.pipe: clock}
+    w.hand_over(mask, handed)
 
     def run() -> None:
+        _touch(w, [cta for cta, _ in targets], clock, "tcgen05.commit's arrival", line)
+        join(handed.generic, w.tensor.phases)
         for _, barrier in targets:
-            barrier.arrive(handed)
+            barrier.arrive(handed, sender=sender(w, barrier))
+            w.tensor.phases[barrier.component] = barrier.phase
 
     w.issue("tensor", w.tensor.queue, run, line)

@@ -1,5 +1,6 @@
 """A CTA and its cluster: what their warps share."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,11 +11,12 @@ from tests.emulator.findings import (
     OutOfBounds,
     RegisterBudget,
     UnfinishedStore,
+    Where,
 )
 from tests.emulator.machine.units import Units
-from tests.emulator.machine.warp import Warp
+from tests.emulator.machine.warp import RANK_SHIFT, Warp
 from tests.emulator.machine.warpgroup import Warpgroup
-from tests.emulator.memory.clocks import MBARRIER
+from tests.emulator.memory.clocks import MBARRIER, Clock, join
 from tests.emulator.memory.linear import LinearMemory
 from tests.emulator.memory.tensor import TensorMemory
 from tests.emulator.sync.barrier import Barrier, ClusterBarrier
@@ -23,10 +25,9 @@ from tests.emulator.sync.mbarrier import MBarrier
 if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
-# The first kilobyte belongs to the system on sm_90 and later. A shared address carries the rank of
-# its CTA in the cluster above bit 24: kernels clear bit 24 to name the leader of a pair.
+# The first kilobyte belongs to the system on sm_90 and later. Kernels clear bit 24 of a shared
+# address, the lowest one of the rank, to name the leader of a pair.
 SHARED_BASE = 1024
-RANK_SHIFT = 24
 
 Position = tuple[int, int, int]
 
@@ -42,6 +43,9 @@ class Cta:
         barriers: CTA barriers by number.
         mbarriers: live mbarrier objects by shared address.
         warpgroups: those that multiply, by their first warp.
+        start: component that everything after its start knows; 0 where it has no peer.
+        touches: clock, verb and place of the last access to it by each component that is not a warp
+            of its own; it may exit only after them.
     """
 
     def __init__(self, cluster: "Cluster", position: Position, rank: int) -> None:
@@ -67,6 +71,9 @@ class Cta:
         self.barriers: dict[int, Barrier] = {}
         self.mbarriers: dict[int, MBarrier] = {}
         self.warpgroups: dict[int, Warpgroup] = {}
+        self.start: int = launch.events.new_component() if launch.cluster != (1, 1, 1) else 0
+        self.touches: dict[int, tuple[int, str, Callable[[], Where]]] = {}
+        self._exit: Clock = {}  # what its warps came after when they exited
         self.warps = [Warp(self, index) for index in range(-(-launch.threads // 32))]
         self.running = len(self.warps)
         self.registers: dict[int, int] = {}
@@ -120,7 +127,9 @@ class Cta:
             memory.shadow.order(granules, warp.access(line, "write"))
         actor = warp.actor
         component = self.launch.events.new_component()
-        self.mbarriers[address] = MBarrier(address, count, component, (actor.component, actor.now))
+        self.mbarriers[address] = MBarrier(
+            address, count, component, (actor.component, actor.now), self.launch.report
+        )
         warp.note("init", line, self.mbarriers[address].key, count)
         memory.shadow.mark(granules, MBARRIER)
 
@@ -159,8 +168,35 @@ class Cta:
                     )
                 )
 
+    def touch(self, component: int, clock: int, verb: str, where: Callable[[], Where]) -> None:
+        """Note an access to this CTA, by a peer or an asynchronous unit, as it is made."""
+        self.touches[component] = clock, verb, where
+        if not self.alive:
+            self.launch.report(
+                ExitedPeer(
+                    f"{verb} of CTA {self.position} after that CTA has exited; a cluster barrier "
+                    "before its exit is missing",
+                    where(),
+                )
+            )
+
+    def _check_touches(self) -> None:
+        """Report every access to this CTA that may come after its last warp exits."""
+        for component, (clock, verb, where) in self.touches.items():
+            if self._exit.get(component, 0) < clock:
+                self.launch.report(
+                    ExitedPeer(
+                        f"{verb} of CTA {self.position}: nothing orders it before the exit of that "
+                        "CTA; a barrier of the cluster, or a wait for it, is missing there",
+                        where(),
+                    )
+                )
+
     def warp_exited(self, warp: Warp) -> None:
         self.running -= 1
+        clocks = warp.actor.clocks
+        for view in (clocks.generic, clocks.tensor):
+            join(self._exit, view)
         if self.launch.program.tuples.of and warp.index & ~3 in self.warpgroups:
             warp.part.leave()
         self.cluster.barrier.leave()
@@ -168,6 +204,7 @@ class Cta:
             barrier.leave(32)
         if self.running == 0:
             self._check_register_changes()
+            self._check_touches()
             self.cluster.cta_exited(self)
 
 
@@ -198,11 +235,16 @@ class Cluster:
             position = tuple(self.position[a] * shape[a] + inside[a] for a in range(3))
             self.ctas.append(Cta(self, position, rank))  # type: ignore[arg-type]
         self.alive = size
-        self.ready = [warp for cta in self.ctas for warp in cta.warps]
+        late = launch.schedule.late_cta
+        self._late = self.ctas[late % size].warps if late is not None and size > 1 else []
+        self.ready = [warp for cta in self.ctas for warp in cta.warps if warp not in self._late]
+        self.starved = launch.schedule.starved_of([w for cta in self.ctas for w in cta.warps])
 
-    def cta_at(self, address: int) -> Cta:
-        """The CTA whose shared memory a shared::cluster address names."""
-        return self.peer(address >> RANK_SHIFT, address)
+    def start_late(self) -> bool:
+        """Start the CTA that the schedule has held back; False if there is none left."""
+        self.ready += self._late
+        late, self._late = self._late, []
+        return bool(late)
 
     def peer(self, rank: int, address: int = 0) -> Cta:
         if not 0 <= rank < len(self.ctas):
@@ -210,15 +252,7 @@ class Cluster:
                 f"shared::cluster address {address:#x} names CTA rank {rank} of a cluster of "
                 f"{len(self.ctas)}"
             )
-        cta = self.ctas[rank]
-        if not cta.alive:
-            self.launch.report(
-                ExitedPeer(
-                    f"shared memory of CTA {cta.position} used after that CTA has exited; "
-                    "a cluster barrier before its exit is missing"
-                )
-            )
-        return cta
+        return self.ctas[rank]
 
     def cta_exited(self, cta: Cta) -> None:
         self.units_done_for(cta)

@@ -1,6 +1,6 @@
 """One kernel launch: its configuration, checked, and everything that lives as long as it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +18,9 @@ from tests.emulator.machine.schedule import Schedule
 from tests.emulator.machine.scheduler import Scheduler
 from tests.emulator.machine.trace import CtaTrace, WarpTrace
 from tests.emulator.machine.warp import Warp
-from tests.emulator.memory.clocks import Clocks, Events
+from tests.emulator.memory.clocks import Events
 from tests.emulator.memory.linear import LinearMemory
+from tests.emulator.memory.published import Place, Published, poll_key
 from tests.emulator.windows import PARAMETER_WINDOW
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class Launch:
         self._parameter_memory: LinearMemory | None = None
         self.traces: list[CtaTrace] | None = [] if traced else None
         self._open_traces: dict[Dimensions, CtaTrace] = {}
-        self.published: dict[int, Clocks] = {}
+        self.published: dict[Place, Published] = {}
+        self.pollers: dict[Place, list[Callable[[], None]]] = {}
         self._cta_group = 0
         self._next = 0
         self.clusters = _count(grid) // _count(cluster)
@@ -158,6 +160,12 @@ class Launch:
         limits = self.gpu.limits
         shared = limits.shared_per_sm // (self.shared_bytes + 1024)
         return limits.sms * max(1, min(32, shared, limits.threads_per_sm // max(self.threads, 32)))
+
+    def written(self, place: Place) -> None:
+        """A strong write: whoever polls that place goes on."""
+        self.scheduler.polls = 0
+        for wake in self.pollers.pop(poll_key(place), ()):
+            wake()
 
     def next_cluster(self) -> int | None:
         """The next cluster of the grid that nobody has started or cancelled."""
@@ -230,3 +238,4 @@ class Launch:
         # A finished launch is kept for its counters; a large grid leaves millions of events.
         self.events = Events()
         self.published = {}
+        self.pollers = {}

@@ -1,7 +1,11 @@
 """Legal order of a run: who goes on next, and when asynchronous work completes."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -13,10 +17,12 @@ class Schedule:
         warps: "in_order" lets a warp run until it waits; "random" changes warps at synchronisation
             points too, and picks the next one, its CTA and its cluster at random.
         copies: bulk and cp.async copies complete "eager" (at issue), "late" (when nothing else can
-        go
-            on) or "random"ly in between, in any order their ordering rules allow.
+            go on) or "random"ly in between, in any order their ordering rules allow.
         tensor: the same for the tensor core's instructions.
         seed: of the random choices.
+        late_cta: rank of the CTA of each cluster that starts once nothing else can go on, from the
+            last if negative; None for none.
+        starved: whether one warp of each cluster, picked at random, goes on only when no other can.
     """
 
     name: str
@@ -24,22 +30,29 @@ class Schedule:
     copies: str = "eager"
     tensor: str = "eager"
     seed: int = 0
+    late_cta: int | None = None
+    starved: bool = False
 
     def __str__(self) -> str:
         return self.name
+
+    def starved_of(self, warps: Sequence[T]) -> T | None:
+        """The warp of a cluster that waits for all others, if there is one."""
+        return self.random().choice(warps) if self.starved else None
 
     def random(self) -> random.Random:
         return random.Random(self.seed)
 
 
 EAGER = Schedule("eager")
-COPIES_LATE = Schedule("copies late", copies="late")
-TENSOR_LATE = Schedule("tensor late", tensor="late")
+COPIES_LATE = Schedule("copies late", copies="late", late_cta=0)
+TENSOR_LATE = Schedule("tensor late", tensor="late", late_cta=-1)
 ALL_LATE = Schedule("all late", copies="late", tensor="late")
 
 
 def randomised(seed: int) -> Schedule:
-    return Schedule(f"random {seed}", "random", "random", "random", seed)
+    starved = seed % 2 == 0
+    return Schedule(f"random {seed}", "random", "random", "random", seed, starved=starved)
 
 
 STANDARD = (EAGER, COPIES_LATE, TENSOR_LATE, ALL_LATE, randomised(1), randomised(2))

@@ -48,6 +48,8 @@ class Scheduler:
                     pass
             movable = [c for c in self.clusters if c.ready or not c.units.idle]
             if not movable:
+                if sum(cluster.start_late() for cluster in self.clusters):
+                    continue
                 if len(self.clusters) < self.resident and self._start():
                     continue
                 if not self.clusters:
@@ -58,6 +60,7 @@ class Scheduler:
             cluster = self._random.choice(movable) if self._mixed else movable[0]
             self._turn(cluster)
             if not self._mixed and cluster.ready:
+                cluster.start_late()
                 self.clusters.remove(cluster)
                 self.clusters.append(cluster)
                 if len(self.clusters) < self.resident:
@@ -103,13 +106,20 @@ class Scheduler:
                     return
                 units.step()
                 self._timed_out = False
-        if cluster.ready and not units.may_step():
-            ready = cluster.ready
-            index = self._random.randrange(len(ready))
-            self._run(cluster, ready.pop(index))
+        alone = cluster.ready == [cluster.starved] and not units.idle
+        if cluster.ready and not alone and not units.may_step():
+            self._run(cluster, self._pick(cluster))
         elif not units.idle:
             units.step()
             self._timed_out = False
+
+    def _pick(self, cluster: Cluster) -> Warp:
+        """A ready warp at random; the one that is starved if there is no other, or all poll."""
+        ready = cluster.ready
+        index = self._random.randrange(len(ready))
+        if ready[index] is cluster.starved and len(ready) > 1 and self.polls < _PATIENCE:
+            index -= 1
+        return ready.pop(index)
 
     def _run(self, cluster: Cluster, warp: Warp) -> None:
         if not warp.run():

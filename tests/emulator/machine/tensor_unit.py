@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tests.emulator.findings import UnwaitedLoad
-from tests.emulator.memory.clocks import Events, Origin, Snapshot
+from tests.emulator.memory.clocks import Clock, Events, Origin, Snapshot
 from tests.emulator.memory.shadow import Access
 
 if TYPE_CHECKING:
@@ -19,11 +19,14 @@ class TensorUnit:
 
     Attributes:
         pipe, loads, stores: components; ``*_clock`` their clocks now.
+        phases: of mbarriers, by component, that its commits so far have found complete: later
+            commits come after them.
     """
 
     def __init__(self, warp: "Warp") -> None:
         self._warp = warp
         self.collected: dict[str, int] = {}  # collector buffer -> the operand it holds
+        self.phases: Clock = {}
         events: Events = warp.launch.events
         self.pipe = events.new_component()
         self.pipe_clock = 1

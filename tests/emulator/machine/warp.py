@@ -2,19 +2,26 @@
 
 import functools
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from types import GeneratorType
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.emulator.findings import DivergentExecution, EmulatorError, UninitialisedRead, Where
+from tests.emulator.findings import (
+    DivergentExecution,
+    EmulatorError,
+    UninitialisedRead,
+    UnstartedPeer,
+    Where,
+)
 from tests.emulator.machine.bulk_groups import BulkGroups
 from tests.emulator.machine.tensor_unit import TensorUnit
 from tests.emulator.machine.trace import Event, Key, Touched, WarpTrace
 from tests.emulator.machine.warpgroup_part import WarpgroupPart
 from tests.emulator.memory.clocks import Actor, Clocks, Origin
+from tests.emulator.memory.published import Place, poll_key
 from tests.emulator.memory.shadow import Access
 
 if TYPE_CHECKING:
@@ -22,6 +29,9 @@ if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 LANES = 32
+_POLLS = 3  # loads that see the same before a warp sleeps
+_REMEMBERED = 64  # accesses that no bar.warp.sync has followed; older ones count as released
+RANK_SHIFT = 24  # a shared address carries the rank of its CTA in the cluster above this bit
 Mask = npt.NDArray[np.bool_] | None
 Program: TypeAlias = "GeneratorType[None, None, None]"
 
@@ -41,6 +51,10 @@ class Warp:
         timed_out: whether the wait ended by its time limit.
         unordered: its writes to shared memory that other lanes may not see before a bar.warp.sync,
             with the lanes that have not handed them over, as bits; -1 are all.
+        unreleased: the same of all its accesses to shared memory and its writes to global memory:
+            what a release by other lanes does not hand over.
+        phases: by component of an mbarrier, how many of its phases it knows to be complete from its
+            own arrivals and waits.
         blocks_run: executions of each basic block.
         trace: what it did, or None where the launch is not traced.
         bulk_groups, copy_groups: of cp.async.bulk and of cp.async.
@@ -57,6 +71,8 @@ class Warp:
         threads = min(LANES, cta.threads - index * LANES)
         self.live = np.arange(LANES) < threads
         self.actor = Actor(cta.launch.events, cta.gpu.strict_tensor_fences)
+        if cta.start:
+            self.actor.clocks.inits[cta.start] = 1
         self.jitter = cta.launch.schedule.warps == "random"
         self.ready = True
         self.waits_for: Callable[[], str] | None = None
@@ -65,7 +81,11 @@ class Warp:
         self.gave_up: object = None
         self.timed_out = False
         self._wait_number = 0
+        self._poll: object = None
+        self._polls = 0
         self.unordered: dict[int, int] = {}
+        self.unreleased: dict[int, int] = {}
+        self.phases: dict[int, int] = {}
         self.blocks_run = [0] * cta.launch.program.block_count
         self.local = cta.launch.program.new_local_memory(self)
         self.cluster_generation: int | None = None
@@ -113,6 +133,31 @@ class Warp:
         if self.trace is not None:
             self.trace.append(Event(kind, line, key, amount, detail, where))
 
+    # Other CTAs of the cluster
+
+    def cta_at(self, address: int) -> "Cta":
+        """The CTA whose shared memory a shared::cluster address names, to be touched."""
+        return self.reach(address >> RANK_SHIFT, address)
+
+    def reach(self, rank: int, address: int = 0) -> "Cta":
+        """The CTA of a rank, to be touched: it must be there."""
+        if rank == self.cta.rank:
+            return self.cta
+        cta = self.cta.cluster.peer(rank, address)
+        if not self.actor.learned(cta.start):
+            self.launch.report(
+                UnstartedPeer(
+                    f"{self.name} reaches for CTA {cta.position} of its cluster, and nothing shows "
+                    "that it has started: barrier.cluster.arrive and .wait are missing before"
+                )
+            )
+        return cta
+
+    def touch(self, cta: "Cta", clock: int, verb: str, line: int) -> None:
+        """Note a generic access to another CTA."""
+        if cta is not self.cta:
+            cta.touch(self.actor.component, clock, verb, lambda: self.where(line))
+
     # Who is asking, for memory
 
     def access(self, line: int, verb: str, strong: bool = False) -> Access:
@@ -133,23 +178,35 @@ class Warp:
 
     def order_lanes(self) -> None:
         """bar.warp.sync, or a barrier: what lanes have written is visible to the others."""
-        if self.unordered:
+        if self.unreleased:
             self.unordered.clear()
+            self.unreleased.clear()
             self.actor.advance()
 
     def wrote(self, event: int, mask: Mask) -> None:
         """Lanes have written to shared memory."""
-        if mask is None:
-            self.unordered[event] = -1
-        else:
-            self.unordered[event] = self.unordered.get(event, 0) | self.mask_bits(mask)
+        lanes = -1 if mask is None else self.mask_bits(mask)
+        self.unordered[event] = self.unordered.get(event, 0) | lanes
 
-    def hand_over(self, mask: Mask) -> None:
-        """Lanes release what they have written themselves, by arriving on an mbarrier."""
-        if self.unordered:
+    def accessed(self, event: int, mask: Mask) -> None:
+        """Lanes have read or written what a release of theirs hands over."""
+        lanes = -1 if mask is None else self.mask_bits(mask)
+        self.unreleased[event] = self.unreleased.get(event, 0) | lanes
+
+    def hand_over(self, mask: Mask, handed: Clocks) -> None:
+        """Lanes release their own accesses; what others have made since then stays with them."""
+        if self.unreleased:
             others = self.mask_bits(None) & ~self.mask_bits(mask)
             for event, lanes in self.unordered.items():
                 self.unordered[event] = lanes & others
+            clock, component = self.launch.events.clock, self.actor.component
+            self.unreleased = {e: lanes & others for e, lanes in self.unreleased.items()}
+            for event in [e for e, lanes in self.unreleased.items() if not lanes]:
+                del self.unreleased[event]
+            for event in list(self.unreleased)[:-_REMEMBERED]:
+                del self.unreleased[event]
+            for event in self.unreleased:
+                handed.withheld[event] = component, clock[event]
 
     def take_over(self, handed: Clocks) -> None:
         """Drop the unordered accesses that a release ordered: lanes that waited for it see them."""
@@ -198,6 +255,19 @@ class Warp:
         self._wait_number += 1
         number = self._wait_number
         waiters.append(lambda: self.wake(number))
+
+    def polled(self, line: int, places: Sequence[Place], value: bytes) -> None:
+        """Notes a strong load; after a few that saw the same it sleeps until somebody writes."""
+        poll = line, places, value, self.actor.now
+        self._polls = self._polls + 1 if poll == self._poll else 0
+        self._poll = poll
+        if self._polls >= _POLLS:
+            self._polls = 0
+            what = f"a write to {places[0][1]:#x}, which it has polled"
+            waiters: list[Callable[[], None]] = []
+            self.blocked(waiters, lambda: what, limited=True)
+            for place in places:
+                self.launch.pollers.setdefault(poll_key(place), []).extend(waiters)
 
     def wake(self, number: int) -> None:
         if not self.ready and number == self._wait_number:

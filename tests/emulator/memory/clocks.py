@@ -15,14 +15,24 @@ up to
 brought
              up to ``generic`` by tcgen05.fence::after_thread_sync, and published by
              ::before_thread_sync.
-``inits``    whose mbarriers are initialised: fence.mbarrier_init publishes that much even through a
-             relaxed arrival on the cluster barrier.
+``inits``    whose mbarriers are initialised, and which CTAs have started: fence.mbarrier_init
+             publishes the one, and a CTA's start the other, even through a relaxed arrival on the
+             cluster barrier.
 ``fenced``   what tcgen05.commit and tcgen05.fence::before_thread_sync publish even through relaxed
              arrivals: after a relaxed wait it is tcgen05.fence::after_thread_sync that learns it.
+
+Two exceptions to ``generic`` travel along, both mostly empty:
+
+``narrow``   components that were learned through a release or an acquire whose scope leaves out the
+             other's CTA (PTX ISA, Scope), with the clock that is known well: for the generic
+             accesses of both, that is no order.
+``withheld`` accesses of lanes that had no part in a release of their warp and that no bar.warp.sync
+             had ordered before it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from tests.emulator.findings import EmulatorError, Where
@@ -35,6 +45,15 @@ MBARRIER = 2  # event of the eight bytes of a live mbarrier object
 
 PREREQUISITE = 1  # component of earlier launches that griddepcontrol.wait waits for
 UNREACHED = 2  # component of those that it does not
+
+
+class Scope(IntEnum):
+    """Threads that a release or an acquire includes (PTX ISA, Scope)."""
+
+    CTA = 0
+    CLUSTER = 1
+    GPU = 2
+    SYS = 3
 
 
 def join(into: Clock, other: Clock) -> None:
@@ -53,6 +72,8 @@ class Clocks:
     tensor: Clock = field(default_factory=dict)
     inits: Clock = field(default_factory=dict)
     fenced: Clock = field(default_factory=dict)
+    narrow: Clock = field(default_factory=dict)
+    withheld: dict[int, tuple[int, int]] = field(default_factory=dict)  # event: component, clock
 
     def copy(self) -> "Clocks":
         return Clocks(
@@ -61,16 +82,53 @@ class Clocks:
             self.tensor.copy(),
             self.inits.copy(),
             self.fenced.copy(),
+            self.narrow.copy(),
+            self.withheld.copy(),
         )
+
+    def narrowed(self) -> "Clocks":
+        """Clocks that are learned through too narrow a scope."""
+        found = self.copy()
+        found.narrow = dict.fromkeys(self.generic, 0)
+        return found
 
     def join(self, other: "Clocks") -> None:
         """Merge what an acquire learns. tcgen05 accesses do not come after it by that alone."""
+        if self.narrow or other.narrow:
+            self._join_narrow(other)
+        if self.withheld or other.withheld:
+            self._join_withheld(other)
         join(self.generic, other.generic)
         join(self.proxy, other.proxy)
         if other.inits:
             join(self.inits, other.inits)
         if other.fenced:
             join(self.fenced, other.fenced)
+
+    def _join_narrow(self, other: "Clocks") -> None:
+        """Keep as narrow what neither side knows well."""
+        for component in {**self.narrow, **other.narrow}:
+            mine, theirs = (
+                (side.generic.get(component, 0), side.narrow.get(component))
+                for side in (self, other)
+            )
+            well = max(known if narrow is None else narrow for known, narrow in (mine, theirs))
+            if well < max(mine[0], theirs[0]):
+                self.narrow[component] = well
+            else:
+                self.narrow.pop(component, None)
+
+    def _join_withheld(self, other: "Clocks") -> None:
+        """Keep as withheld what neither side has been handed."""
+        self.withheld = {
+            event: place
+            for event, place in {**self.withheld, **other.withheld}.items()
+            if not self._handed(event, place) and not other._handed(event, place)
+        }
+
+    def _handed(self, event: int, place: tuple[int, int]) -> bool:
+        component, clock = place
+        return event not in self.withheld and self.generic.get(component, 0) >= clock
 
 
 class Snapshot(Clocks):
@@ -79,7 +137,12 @@ class Snapshot(Clocks):
     __slots__ = ("known",)
 
     def __init__(self, clocks: Clocks) -> None:
-        super().__init__(clocks.generic.copy(), clocks.proxy.copy(), clocks.tensor.copy())
+        super().__init__(
+            clocks.generic.copy(),
+            clocks.proxy.copy(),
+            clocks.tensor.copy(),
+            withheld=clocks.withheld.copy(),
+        )
         self.known: dict[str, set[int]] = {"async": {NEVER, HOST}, "tensor": {NEVER, HOST}}
 
 
@@ -196,8 +259,9 @@ class Actor:
         self.known: set[int] = {NEVER, HOST}
         self.interval: dict[tuple[int, str], Any] = {}
         self._snapshot: Snapshot | None = None
-        self._fence_released: Clocks | None = None
+        self._fence_released: tuple[Clocks, Scope] | None = None
         self._fence_wanted = Clocks()
+        self._fence_reach = Scope.CTA  # that a fence needs to learn them well
 
     def snapshot(self) -> Snapshot:
         """The clocks now, not to be changed; the same object until they do."""
@@ -257,7 +321,7 @@ class Actor:
 
     def relaxed(self) -> Clocks:
         """Clocks that a relaxed arrival hands over: what fences before it have published."""
-        handed = self._fence_released.copy() if self._fence_released else Clocks()
+        handed = self._fence_released[0].copy() if self._fence_released else Clocks()
         join(handed.inits, self.clocks.inits)
         join(handed.fenced, self.clocks.fenced)
         return handed
@@ -265,6 +329,15 @@ class Actor:
     def observe(self, handed: Clocks) -> None:
         """A relaxed wait: a fence after it learns what the arrivals handed over."""
         self._fence_wanted.join(handed)
+
+    def seen(self, component: int) -> int:
+        """The clock of a component that arrivals of any kind have told of."""
+        wanted = self._fence_wanted.generic
+        return max(self.clocks.generic.get(component, 0), wanted.get(component, 0))
+
+    def learned(self, component: int) -> bool:
+        """Whether it has learned of a component through arrivals of any kind."""
+        return component in self.clocks.inits or component in self._fence_wanted.inits
 
     def fence_tensor_before(self) -> None:
         """tcgen05.fence::before_thread_sync: later releases publish finished tcgen05 work."""
@@ -278,15 +351,26 @@ class Actor:
         join(self.clocks.tensor, self._fence_wanted.fenced)
         self._snapshot = None
 
-    def fence_thread(self) -> None:
+    def fence_thread(self, scope: Scope) -> None:
         """fence.acq_rel, fence.sc, membar: later strong writes release, earlier reads acquire."""
-        self.acquire(self._fence_wanted)
-        self._fence_wanted = Clocks()
-        self._fence_released = self.release()
+        wanted = self._fence_wanted
+        self.acquire(wanted if scope >= self._fence_reach else wanted.narrowed())
+        self._fence_wanted, self._fence_reach = Clocks(), Scope.CTA
+        self._fence_released = self.release(), scope
 
-    def strong_write(self, releasing: bool) -> Clocks | None:
-        """Clocks that a strong write publishes at its address."""
-        return self.release() if releasing else self._fence_released
+    def strong_write(self, releasing: bool, scope: Scope) -> tuple[Clocks, Scope] | None:
+        """Clocks that a strong write publishes at its address, and to whom."""
+        if releasing:
+            return self.release(), scope
+        if self._fence_released is None:
+            return None
+        clocks, fenced = self._fence_released
+        return clocks.copy(), min(scope, fenced)
 
-    def strong_read(self, published: Clocks, acquiring: bool) -> None:
-        (self.acquire if acquiring else self._fence_wanted.join)(published)
+    def strong_read(self, published: Clocks, acquiring: bool, reach: Scope) -> None:
+        """Learns what was published; a relaxed read, at a fence that reaches the publishers."""
+        if acquiring:
+            self.acquire(published)
+        else:
+            self._fence_wanted.join(published)
+            self._fence_reach = max(self._fence_reach, reach)

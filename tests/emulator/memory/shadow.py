@@ -14,6 +14,7 @@ from tests.emulator.findings import (
     MissingDependencyWait,
     MissingProxyFence,
     MissingTensorFence,
+    NarrowScope,
     UninitialisedRead,
 )
 from tests.emulator.memory.clocks import (
@@ -108,7 +109,22 @@ class Access:
         component = self.events.component[earlier]
         if component == self.pipe:
             return True
+        before = self.before
+        if before.withheld and earlier in before.withheld:
+            return False
+        if before.narrow and self._too_narrow(earlier):
+            return False
         return self._view(generic_write).get(component, 0) >= self.events.clock[earlier]
+
+    def _too_narrow(self, earlier: int) -> bool:
+        """Whether two generic accesses are ordered by a release or acquire of too narrow a scope.
+
+        Where a barrier orders what an asynchronous unit does, NVIDIA's own kernels wait with .cta.
+        """
+        events, component = self.events, self.events.component[earlier]
+        if {events.origin[e].proxy for e in (self.event, earlier)} != {"generic"}:
+            return False
+        return self.before.narrow.get(component, events.clock[earlier]) < events.clock[earlier]
 
     def _race(self, earlier: int, memory: str, verb: str) -> EmulatorError:
         component, clock = self.events.component[earlier], self.events.clock[earlier]
@@ -119,7 +135,15 @@ class Access:
         place = f"{verb} of {memory} after a {theirs.verb} at {theirs.where()}"
         kind: type[EmulatorError] = DataRace
         why = "nothing orders the two"
-        if self.before.generic.get(component, 0) >= clock:
+        if earlier in self.before.withheld:
+            why = "a lane that was elected released it for the others; bar.warp.sync is missing"
+        elif self.before.narrow and self._too_narrow(earlier):
+            kind = NarrowScope
+            why = (
+                "the scope of the release or of the acquire between the two, .cta if it names "
+                "none, leaves out the other's CTA"
+            )
+        elif self.before.generic.get(component, 0) >= clock:
             if mine.proxy == "tensor":
                 kind, why = MissingTensorFence, "tcgen05.fence::after_thread_sync is missing"
             elif mine.proxy == "async":

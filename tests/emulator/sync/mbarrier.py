@@ -1,11 +1,21 @@
 """mbarrier objects (PTX ISA, Parallel Synchronization: mbarrier)."""
 
 from collections.abc import Callable
+from enum import Enum
 
-from tests.emulator.findings import BarrierMisuse
-from tests.emulator.memory.clocks import Clocks
+from tests.emulator.findings import BarrierMisuse, ParityAliasing, Where
+from tests.emulator.memory.clocks import Clock, Clocks, Report, join
 
 MAX_COUNT = 2**20 - 1
+
+
+class Sender(Enum):
+    """Threads that an arrival comes from, as far as an acquire of it is concerned."""
+
+    NEAR = "of the mbarrier's CTA"
+    PEER = "of another CTA, with cluster scope"
+    PEER_NARROW = "of another CTA, with a scope that leaves out the mbarrier's"
+    RELAXED = "any, and nothing is released"
 
 
 class MBarrier:
@@ -19,12 +29,18 @@ class MBarrier:
         phase: phases completed.
         handed: what a wait on the last completed phase acquires.
         fenced: whether its initialisation has been published beyond the initialising thread.
-        component: of the bulk copies that complete on it; their clock is ``phase + 1``.
+        component: of its phases, and of the bulk copies that complete on it; their clock is
+            ``phase + 1``.
         key: how traces call it.
     """
 
     def __init__(
-        self, address: int, count: int, component: int, initialiser: tuple[int, int]
+        self,
+        address: int,
+        count: int,
+        component: int,
+        initialiser: tuple[int, int],
+        report: Report,
     ) -> None:
         if not 1 <= count <= MAX_COUNT:
             raise BarrierMisuse(f"mbarrier.init with count {count}, must be 1 to {MAX_COUNT}")
@@ -38,8 +54,14 @@ class MBarrier:
         self.component = component
         self.key = ("mbarrier", component)
         self.initialiser = initialiser
-        self._arriving = Clocks()
         self.waiters: list[Callable[[], None]] = []
+        self._arriving = Clocks()
+        self._report = report
+        self._near: Clock = {}  # what threads of its own CTA have handed over
+        self._peers = False  # whether others have
+        self._relaxed = False  # whether this phase has an arrival that hands over nothing
+        # Who has waited for the phase before the current one: clock after the wait, and where.
+        self._waited: dict[int, tuple[int, Callable[[], Where]]] = {}
 
     def __str__(self) -> str:
         return (
@@ -54,33 +76,56 @@ class MBarrier:
     def expect(self, nbytes: int) -> None:
         self._transact(nbytes)
 
-    def arrive(self, clocks: Clocks | None, count: int = 1) -> int:
+    def handed_to(self, wide: bool) -> Clocks:
+        """Clocks that a wait acquires, with cluster scope if ``wide``, else with the CTA's."""
+        if wide or not self._peers:
+            return self.handed
+        found = self.handed.copy()
+        for component, clock in found.generic.items():
+            known = self._near.get(component, 0)
+            if known < clock:
+                found.narrow[component] = min(known, found.narrow.get(component, known))
+        return found
+
+    def waited(self, component: int, clock: int, where: Callable[[], Where]) -> None:
+        """Notes that a wait for the last completed phase is over."""
+        self._waited[component] = clock, where
+
+    def arrive(self, clocks: Clocks, count: int = 1, sender: Sender = Sender.NEAR) -> int:
         """Counts arrivals; returns the phase they belong to."""
         phase = self.phase
         if count < 1:
             raise BarrierMisuse(f"arrival with count {count} on {self}")
         if count > self.pending:
             raise BarrierMisuse(f"{count} arrival(s) more than expected on {self}")
-        if clocks is not None:
-            self._arriving.join(clocks)
+        self._receive(clocks, sender)
         self.pending -= count
         self._settle()
         return phase
 
-    def complete(self, nbytes: int, clocks: Clocks | None = None) -> None:
-        """A copy's bytes are there."""
+    def complete(self, nbytes: int, clocks: Clocks | None = None, near: bool = True) -> None:
+        """Counts the bytes of a copy, issued by this CTA if ``near``."""
         self._arriving.generic[self.component] = self.phase + 1
         if clocks is not None:
-            self._arriving.join(clocks)
+            self._receive(clocks, Sender.NEAR if near else Sender.PEER)
         self._transact(-nbytes)
         self._settle()
 
-    def drop(self, clocks: Clocks | None, count: int = 1) -> int:
+    def drop(self, clocks: Clocks, count: int = 1, sender: Sender = Sender.NEAR) -> int:
         """mbarrier.arrive_drop: arrivals now, and as many fewer in all later phases."""
         if count > self.expected:
             raise BarrierMisuse(f"arrive_drop of {count} on {self}")
         self.expected -= count
-        return self.arrive(clocks, count)
+        return self.arrive(clocks, count, sender)
+
+    def _receive(self, clocks: Clocks, sender: Sender) -> None:
+        self._arriving.join(clocks.narrowed() if sender is Sender.PEER_NARROW else clocks)
+        if sender is Sender.NEAR:
+            join(self._near, clocks.generic)
+        elif sender is Sender.RELAXED:
+            self._relaxed = True
+        else:
+            self._peers = True
 
     def _transact(self, nbytes: int) -> None:
         self.transactions += nbytes
@@ -92,7 +137,13 @@ class MBarrier:
     def _settle(self) -> None:
         if self.pending or self.transactions:
             return
+        if not self._relaxed:
+            self._check_waits()
+        self._waited = {}
+        self._relaxed = False
         self.phase += 1
+        self._arriving.generic[self.component] = self.phase
+        self._near[self.component] = self.phase
         self.pending = self.expected
         # Phases follow one another: what an earlier one handed over stays handed over.
         self.handed.join(self._arriving)
@@ -100,3 +151,16 @@ class MBarrier:
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()
+
+    def _check_waits(self) -> None:
+        """Whoever waited for the last phase was done before the current one could complete."""
+        for component, (clock, where) in self._waited.items():
+            if self._arriving.generic.get(component, 0) < clock:
+                self._report(
+                    ParityAliasing(
+                        f"phase {self.phase} of the {self} completes, and nothing orders that "
+                        f"after this wait for phase {self.phase - 1}: a warp that is late meets "
+                        "the parity of the phase after",
+                        where(),
+                    )
+                )

@@ -104,6 +104,7 @@ def test_prefill(
 # --- the ring and the accumulators go round, keys are split ---------------------------------------
 
 PINGPONG = Chosen(ScoreTile("nvfp4", 64, 16, 1, 1, pingpong=2, doubled=5, max_stages=3), 2)
+FACTORED = Chosen(ScoreTile("fp8", 64, 16, 1, 1, pingpong=2, max_stages=3), 2)
 GROUPS = Chosen(ScoreTile("fp8", 64, 8, 2, 3, max_stages=2))
 MANY = Chosen(ScoreTile("mxfp4", 128, 16, 1, 2, doubled=8, max_stages=4), 7)
 LONG = Case(((1300,), (0,), (700,)), heads=16, block_size=64)
@@ -112,6 +113,13 @@ LONG = Case(((1300,), (0,), (700,)), heads=16, block_size=64)
 def test_every_schedule_paged(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     PINGPONG.use(monkeypatch)
     run_paged(LONG.problem("nvfp4"), op_device)
+
+
+def test_sets_that_alternate_and_read_factors(
+    op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FACTORED.use(monkeypatch)
+    run_paged(LONG.problem("fp8"), op_device)
 
 
 def test_every_schedule_contiguous(

@@ -65,6 +65,14 @@ def test_bytes_are_the_format_s(fmt: Format, head_dim: int) -> None:
     assert tile.chunks * tile.chunk_bytes == tile.row_bytes
 
 
+def test_every_set_meets_every_phase_of_its_factors() -> None:
+    for stages in range(2, 9):
+        for pingpong in (1, 2):
+            tile = ScoreTile("fp8", 128, 16, pingpong=pingpong, max_stages=stages)
+            assert 0 <= stages - tile.stages < pingpong
+            assert tile.stages % pingpong == 0
+
+
 def test_boxes() -> None:
     for size in (0, 16, 32, 64, 128, 512):
         variant = Variant(size)

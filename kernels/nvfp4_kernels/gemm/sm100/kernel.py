@@ -193,9 +193,10 @@ class BlockScaledGemm:
         rank = ptx.cluster_ctarank()
         partials = self._partials()
 
-        if warp == 0:
-            ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)
-            ptx.tcgen05_relinquish_alloc_permit(group=group)
+        # The CTAs of a pair allocate together, so each has to know that the other has started.
+        # barrier.cluster without memory order tells it, while the barriers are initialised.
+        if cutlass.const_expr(tile.two_cta):
+            ptx.barrier_cluster_arrive_relaxed()
         if warp == MMA_WARP and ptx.elect_sync():
             init_barriers(barriers, tile, stages)
             if cutlass.const_expr(tile.split_k > 1):
@@ -207,6 +208,11 @@ class BlockScaledGemm:
                         partials.partials_empty.subview(each), SplitK(tile).arrivals[1]
                     )
             ptx.fence_mbarrier_init()
+        if cutlass.const_expr(tile.two_cta):
+            ptx.barrier_cluster_wait()
+        if warp == 0:
+            ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)
+            ptx.tcgen05_relinquish_alloc_permit(group=group)
         self._sync()
 
         state = scheduler_state(tile, raster, arguments.k, arguments.weight_batch, rank)

@@ -215,9 +215,15 @@ class ScoreTile:
 
     @property
     def stages(self) -> int:
-        """Stages of the ring of key tiles."""
+        """Stages of the ring of key tiles.
+
+        Epilogue warps that take tiles alternately wait themselves for FP8 keys' factors. In a ring
+        of an odd depth they would wait for every second phase of a stage, and nothing would keep
+        them from taking the phase before it for that one: its parity is the other's.
+        """
         left = MAX_SHARED_BYTES - self.fixed_bytes - self.visitor_bytes
-        return min(left // self.stage_bytes, self.max_stages)
+        fit = min(left // self.stage_bytes, self.max_stages)
+        return fit // self.pingpong * self.pingpong if self.factored else fit
 
     @property
     def stage_bytes(self) -> int:

@@ -1,0 +1,51 @@
+"""Clocks that strong writes publish, and the scopes that it takes to learn them."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.emulator.memory.clocks import Clocks, Scope
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.warp import Warp
+
+Place = tuple[int, int]  # the cluster whose shared memory it is in, -1 for global; the address
+
+_WIDEST = 16  # bytes of a strong access
+
+
+def poll_key(place: Place) -> Place:
+    """Key that a write has in common with polls of any part of it."""
+    return place[0], place[1] // _WIDEST
+
+
+@dataclass
+class Published:
+    """Clocks that the strong writes of one address hand over.
+
+    Attributes:
+        clocks: of all of them.
+        scope: the narrowest of theirs.
+        ctas: that wrote, by cluster and rank.
+    """
+
+    clocks: Clocks = field(default_factory=Clocks)
+    scope: Scope = Scope.SYS
+    ctas: set[tuple[int, int]] = field(default_factory=set)
+
+    def add(self, writer: "Warp", handed: Clocks, scope: Scope) -> None:
+        """Joins what one write hands over."""
+        self.clocks.join(handed)
+        self.scope = min(self.scope, scope)
+        self.ctas.add((writer.cta.cluster.number, writer.cta.rank))
+
+    def reach(self, reader: "Warp") -> Scope:
+        """Narrowest scope that includes the reader and all who wrote."""
+        cluster, rank = reader.cta.cluster.number, reader.cta.rank
+        if self.ctas == {(cluster, rank)}:
+            return Scope.CTA
+        return Scope.CLUSTER if {c for c, _ in self.ctas} == {cluster} else Scope.GPU
+
+    def seen(self, reader: "Warp", scope: Scope) -> Clocks:
+        """Clocks that a read of ``scope`` learns."""
+        well = min(scope, self.scope) >= self.reach(reader)
+        return self.clocks if well else self.clocks.narrowed()

@@ -1,0 +1,189 @@
+"""Parities of mbarriers: a wait must know of the phase before, and be over before the one after."""
+
+import numpy as np
+import pytest
+
+from tests.emulator import STANDARD, Schedule
+from tests.emulator.findings import DataRace, ParityAliasing
+from tests.test_emulator.assemble import Run, global_array
+
+# Warp 0 fills a ring of {stages} words in turn; warps 1 and 2 take them alternately, six each.
+ALTERNATE = """
+    mov.u32 %r1, smem;
+    setp.ne.u32 %p1, %r90, 0;
+    @%p1 bra READY;
+    mov.u32 %r2, 0;
+INIT:
+    shl.b32 %r3, %r2, 4;
+    add.u32 %r4, %r1, %r3;
+    mbarrier.init.shared.b64 [%r4], 1;
+    mbarrier.init.shared.b64 [%r4+8], 1;
+    add.u32 %r2, %r2, 1;
+    setp.lt.u32 %p2, %r2, {stages};
+    @%p2 bra INIT;
+READY:
+    bar.sync 0;
+    shr.u32 %r5, %r90, 5;
+    setp.ne.u32 %p3, %r5, 0;
+    mov.u32 %r6, 0;
+    @!%p3 bra STEP;
+    sub.u32 %r6, %r5, 1;
+STEP:
+    rem.u32 %r7, %r6, {stages};
+    div.u32 %r8, %r6, {stages};
+    and.b32 %r9, %r8, 1;
+    xor.b32 %r10, %r9, 1;
+    shl.b32 %r11, %r7, 4;
+    add.u32 %r12, %r1, %r11;
+    @%p3 bra FULL;
+EMPTY:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r12+8], %r10;
+    @!%p4 bra EMPTY;
+    and.b32 %r13, %r90, 31;
+    setp.ne.u32 %p5, %r13, 0;
+    @!%p5 st.shared.u32 [%r12+256], %r6;
+    @!%p5 mbarrier.arrive.shared.b64 _, [%r12];
+    add.u32 %r6, %r6, 1;
+    bra NEXT;
+FULL:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r12], %r9;
+    @!%p4 bra FULL;
+    ld.shared.u32 %r14, [%r12+256];
+    bar.warp.sync -1;
+    and.b32 %r13, %r90, 31;
+    setp.ne.u32 %p5, %r13, 0;
+    @!%p5 mbarrier.arrive.shared.b64 _, [%r12+8];
+    mad.wide.u32 %rd1, %r6, 4, %rd90;
+    @!%p5 st.global.u32 [%rd1], %r14;
+    add.u32 %r6, %r6, 2;
+NEXT:
+    setp.lt.u32 %p6, %r6, 12;
+    @%p6 bra STEP;
+"""
+
+
+def alternate(stages: int, schedule: Schedule, body: str = ALTERNATE) -> None:
+    out = global_array(np.zeros(12, np.uint32))
+    Run(block=96, schedule=schedule)(body.format(stages=stages), out, shared=512)
+    assert out.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_warp_that_meets_every_phase_of_its_stages(stages: int, schedule: Schedule) -> None:
+    alternate(stages, schedule)
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+@pytest.mark.parametrize("stages", [3, 5])
+def test_a_warp_that_meets_every_second_phase(stages: int, schedule: Schedule) -> None:
+    with pytest.raises(ParityAliasing, match="knows of 0 that are complete"):
+        alternate(stages, schedule)
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+def test_a_warp_that_learns_of_the_phase_between_otherwise(schedule: Schedule) -> None:
+    """A barrier in each step tells the one what the other has waited for."""
+    body = ALTERNATE.replace("bar.warp.sync -1;", "bar.warp.sync -1; bar.sync 1, 64;")
+    alternate(3, schedule, body)
+
+
+def test_a_wait_that_the_phase_after_does_not_wait_for() -> None:
+    """Warp 1 waits for a phase; warp 0 completes it, and with no answer the next one."""
+    body = """
+        mov.u32 %r1, smem;
+        setp.ne.u32 %p1, %r90, 0;
+        @%p1 bra READY;
+        mbarrier.init.shared.b64 [%r1], 1;
+    READY:
+        bar.sync 0;
+        setp.lt.u32 %p2, %r90, 32;
+        @%p2 bra SEND;
+    WAIT:
+        mbarrier.try_wait.parity.shared.b64 %p3, [%r1], 0;
+        @!%p3 bra WAIT;
+        bar.sync 1, 64;
+        bra DONE;
+    SEND:
+        @%p1 bra SENT;
+        mbarrier.arrive.shared.b64 _, [%r1];
+    SENT:
+        bar.sync 1, 64; // answer
+        @%p1 bra DONE;
+        mbarrier.arrive.shared.b64 _, [%r1];
+    DONE:
+    """
+    for schedule in STANDARD:
+        Run(block=64, schedule=schedule)(body, shared=256)
+    late = body.replace("bar.sync 1, 64; // answer", "nanosleep.u32 1;").replace(
+        "bar.sync 1, 64;\n        bra", "bra"
+    )
+    for schedule in STANDARD:
+        with pytest.raises(ParityAliasing):
+            Run(block=64, schedule=schedule)(late, shared=256)
+
+
+# Warp 0 fills 32 words, a lane each, and one lane publishes them; warp 1 reads them and one lane
+# gives them back, twice.
+ELECTED = """
+    mov.u32 %r1, smem;
+    setp.ne.u32 %p1, %r90, 0;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [%r1], 1;
+    mbarrier.init.shared.b64 [%r1+8], 1;
+READY:
+    bar.sync 0;
+    and.b32 %r2, %r90, 31;
+    setp.ne.u32 %p2, %r2, 5;
+    shl.b32 %r3, %r2, 2;
+    add.u32 %r4, %r1, %r3;
+    shr.u32 %r5, %r90, 5;
+    setp.ne.u32 %p3, %r5, 0;
+    mov.u32 %r6, 0;
+    mov.u32 %r20, 0;
+STEP:
+    xor.b32 %r7, %r6, 1;
+    @%p3 bra READ;
+EMPTY:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r1+8], %r7;
+    @!%p4 bra EMPTY;
+    st.shared.u32 [%r4+64], %r2;
+    bar.warp.sync -1; // before full
+    @!%p2 mbarrier.arrive.shared.b64 _, [%r1];
+    bra NEXT;
+READ:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r1], %r6;
+    @!%p4 bra READ;
+    ld.shared.u32 %r8, [%r4+64];
+    add.u32 %r20, %r20, %r8;
+    bar.warp.sync -1; // before empty
+    @!%p2 mbarrier.arrive.shared.b64 _, [%r1+8];
+NEXT:
+    add.u32 %r6, %r6, 1;
+    setp.lt.u32 %p5, %r6, 2;
+    @%p5 bra STEP;
+    mad.wide.u32 %rd1, %r2, 4, %rd90;
+    @%p3 st.global.u32 [%rd1], %r20;
+"""
+
+
+def elected(body: str, schedule: Schedule) -> None:
+    out = global_array(np.zeros(32, np.uint32))
+    Run(block=64, schedule=schedule)(body, out, shared=256)
+    assert out.tolist() == [2 * n for n in range(32)]
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+def test_a_lane_that_is_elected_releases_what_a_warp_barrier_ordered(schedule: Schedule) -> None:
+    elected(ELECTED, schedule)
+    every = ELECTED.replace("@!%p2 mbarrier", "mbarrier").replace("b64 [%r1], 1", "b64 [%r1], 32")
+    elected(every.replace("b64 [%r1+8], 1", "b64 [%r1+8], 32").replace("bar.warp.sync -1;", ""),
+            schedule)  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+@pytest.mark.parametrize("side", ["full", "empty"])
+def test_a_lane_that_is_elected_does_not_release_the_others(side: str, schedule: Schedule) -> None:
+    body = ELECTED.replace(f"bar.warp.sync -1; // before {side}", "")
+    with pytest.raises(DataRace, match=r"bar\.warp\.sync is missing"):
+        elected(body, schedule)
