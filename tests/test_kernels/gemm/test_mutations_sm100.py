@@ -11,8 +11,9 @@ from torch import Tensor
 
 from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.gemm.sm100.tile import Tile
+from tests.emulator import STANDARD
 from tests.test_kernels import mistakes, oracle
-from tests.test_kernels.gemm.linear_cases import Case
+from tests.test_kernels.gemm.linear_cases import Case, grid_problem
 from tests.test_kernels.gemm.test_tiles_sm100 import TileCase, pair_case, use
 from tests.test_kernels.mistakes import (
     ANYTHING,
@@ -22,6 +23,8 @@ from tests.test_kernels.mistakes import (
     check_caught,
     check_dependency_wait,
     check_nothing_to_catch,
+    compiled_anew,
+    first_noticed,
     without,
 )
 from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
@@ -119,6 +122,42 @@ def test_caught(mistake: Mistake) -> None:
 @pytest.mark.parametrize("tile_case", [PAIR, SPLIT, TWO_CTA], ids=["pair", "split", "two SM"])
 def test_nothing_to_catch(tile_case: TileCase) -> None:
     check_nothing_to_catch(partial(check, tile_case), partial(use, tile_case))
+
+
+def taller_last_group(given: Any) -> Any:
+    """Take the last group of rows for one row of tiles taller: one of its tiles is left out."""
+
+    def order(across_m: Any, across_n: Any, batch: Any, clusters: Any) -> Any:
+        import cutlass.cute as cute
+
+        from nvfp4_kernels.gemm.sm100.scheduler import GROUP
+
+        divisor = cute.FastDivmodDivisorV2((across_m - 1) % GROUP + 2)
+        return replace(given(across_m, across_n, batch, clusters), last=divisor)
+
+    return order
+
+
+NINE_ROWS_OF_TILES = TileCase(Tile(64), Case(1030, 128, 64, out_dtype=torch.bfloat16), 2)
+
+
+def test_a_tile_left_out_is_noticed_in_every_schedule() -> None:
+    """Although memory may hold a right result that was freed."""
+    problem = grid_problem(NINE_ROWS_OF_TILES.case)
+    expected = torch.from_numpy(problem.expected()).bfloat16()
+
+    def product_after_a_right_one() -> None:
+        copies = [expected.clone() for _ in range(4)]
+        del copies
+        assert torch.equal(problem.run(gemm), expected)
+
+    patches = (
+        partial(use, NINE_ROWS_OF_TILES),
+        KERNEL.swapped("kernel", "raster_order", taller_last_group),
+    )
+    with compiled_anew(*patches):
+        for schedule in STANDARD:
+            assert first_noticed(product_after_a_right_one, [schedule]) == WRONG, schedule
 
 
 def mlp() -> Tensor:
