@@ -25,16 +25,19 @@ from tests.test_kernels.mistakes import (
     check_nothing_to_catch,
     compiled_anew,
     first_noticed,
+    nothing,
     without,
 )
 from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
 KERNEL = Room("nvfp4_kernels.gemm.sm100")
 
-# Both rings go round more than once, and results leave in boxes.
-PAIR = TileCase(Tile(64, 2, max_stages=2), Case(200, 80, 1312, out_dtype=torch.bfloat16), 1)
-SPLIT = TileCase(Tile(8, 2, swap_ab=True, split_k=2), Case(7, 272, 1056, row_scale=True), 2)
-TWO_CTA = TileCase(Tile(128, 2, two_cta=True, cluster_m=2), Case(300, 208, 800), 2)
+# Results leave in boxes.
+PAIR = TileCase(Tile(64, 2, max_stages=2), Case(300, 80, 544, out_dtype=torch.bfloat16), 1)
+SPLIT = TileCase(
+    Tile(8, 2, swap_ab=True, split_k=2, max_stages=2), Case(7, 720, 544, row_scale=True), 2
+)
+TWO_CTA = TileCase(Tile(128, 2, two_cta=True, cluster_m=2, max_stages=2), Case(600, 208, 544), 2)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def keep_another(self: Any, product: int) -> Any:
     return ptx.Tcgen05MMACollectorOp.LASTUSE if product else None
 
 
+NOT_WAITED = Mistake(KERNEL.replaced("mma:Mma", "_acquire_accumulator", nothing), "DataRace")
 MISTAKES = {
     "scales of gate and up swapped": Mistake(
         KERNEL.with_arguments(
@@ -102,6 +106,10 @@ MISTAKES = {
     "parts of a split not announced": Mistake(
         without("mbarrier_arrive", lambda *a, **k: "scope" in k), "Deadlock", SPLIT
     ),
+    "accumulators are not waited for": NOT_WAITED,
+    "accumulators are not waited for, split": replace(NOT_WAITED, on=SPLIT),
+    "accumulators are not waited for, two SM": replace(NOT_WAITED, on=TWO_CTA),
+    "the ring is not waited for": Mistake(KERNEL.replaced("loader", "wait", nothing), "DataRace"),
     "half of the weights for both CTAs": Mistake(
         KERNEL.replaced("loader:TmaLoader", "_n_row", lambda self, coord, state: coord.n * 128),
         WRONG,
@@ -121,6 +129,7 @@ def test_caught(mistake: Mistake) -> None:
 
 @pytest.mark.parametrize("tile_case", [PAIR, SPLIT, TWO_CTA], ids=["pair", "split", "two SM"])
 def test_nothing_to_catch(tile_case: TileCase) -> None:
+    assert tile_case.rounds.enough, tile_case.rounds
     check_nothing_to_catch(partial(check, tile_case), partial(use, tile_case))
 
 
