@@ -1,8 +1,10 @@
-"""Every op after every op whose result it takes, and what each ``griddepcontrol.wait`` is for."""
+"""Every op after every op whose result it takes: their waits, and the instructions they use."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +12,12 @@ import torch
 from tests import devices
 from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait
-from tests.test_kernels.chains import stages_sm90, stages_sm100
+from tests.test_kernels.chains import opcodes
 from tests.test_kernels.chains.stage import Chain, chains, dropped_waits
 from tests.test_kernels.mistakes import compiled_anew
 
-ARCHS = {"sm_90": stages_sm90, "sm_100": stages_sm100}
+ARCHS = opcodes.STAGES
+TESTS = Path(__file__).parents[2]
 
 
 def by_source() -> dict[str, list[Chain]]:
@@ -78,12 +81,41 @@ def test_every_stage_is_in_a_chain() -> None:
 
 
 # Stages whose input no op of the architecture gives.
+def table() -> tuple[set[str], list[tuple[str, str]]]:
+    """Opcodes of the table's first columns, and the tests that it names: files and parts."""
+    text = opcodes.TABLE.read_text()
+    tables = text.partition("## Conventions")[0]
+    rows = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
+    tests = re.findall(r"`(\w+)`:\s\*([^*]+)\*", text)
+    return {opcode for row in rows for opcode in re.findall(r"`([^`]+)`", row)}, tests
+
+
+def test_each_instruction_has_a_row() -> None:
+    """Of sizes that differ in nothing else, one is compiled."""
+    used: set[str] = set()
+    for arch in ARCHS:
+        used |= opcodes.used(arch, opcodes.kinds(opcodes.model_kernels(arch))).keys()
+    listed, _ = table()
+    assert used == listed, f"no row: {sorted(used - listed)}; unused: {sorted(listed - used)}"
+
+
+def test_the_table_names_tests_that_there_are() -> None:
+    _, named = table()
+    assert len(named) > 50
+    files = {
+        stem: [path.read_text() for path in TESTS.rglob(f"{stem}.py")]
+        for stem in {stem for stem, _ in named}
+    }
+    missing = [(s, part) for s, part in named if not any(part in text for text in files[s])]
+    assert not missing
+
+
 LAST = {"sm_90": {"indexer_topk"}, "sm_100": set[str]()}
 
 
 def test_the_kernel_before_must_not_write_a_bias() -> None:
     """As ``gemm`` documents of sm_90: a bias is read before that kernel has ended."""
     with devices.emulated_ops(EAGER, "sm_90"):
-        (bias,) = stages_sm90.product(None, torch.ones(8, 256).bfloat16())
+        (bias,) = ARCHS["sm_90"].product(None, torch.ones(8, 256).bfloat16())
         with pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"):
-            stages_sm90.product(None, torch.ones(8, 256).bfloat16(), bias[0])
+            ARCHS["sm_90"].product(None, torch.ones(8, 256).bfloat16(), bias[0])

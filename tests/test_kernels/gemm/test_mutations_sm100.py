@@ -106,6 +106,9 @@ MISTAKES = {
     "parts of a split not announced": Mistake(
         without("mbarrier_arrive", lambda *a, **k: "scope" in k), "Deadlock", SPLIT
     ),
+    "parts of a split not waited for": Mistake(
+        KERNEL.replaced("split_k", "wait", nothing), ANYTHING, SPLIT
+    ),
     "accumulators are not waited for": NOT_WAITED,
     "accumulators are not waited for, split": replace(NOT_WAITED, on=SPLIT),
     "accumulators are not waited for, two SM": replace(NOT_WAITED, on=TWO_CTA),
