@@ -87,6 +87,22 @@ class Cuda:
         return _poisoned(like).cuda()
 
 
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fill every ``torch.empty`` with NaN (floats) or the largest integer, within.
+
+    What ops allocate may otherwise hold a right result that was freed before.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(8).isnan().all()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
 def _poisoned(like: Tensor) -> Tensor:
     return torch.full_like(like, torch.nan if like.is_floating_point() else 0x7F)
 
@@ -110,8 +126,8 @@ def cutlass_or_skip() -> None:
 def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
     """The emulator in ``schedule``, as the device that this process's CuTe kernels launch on.
 
-    Within, CuTe compiles for ``arch``, a key of ``EMULATED_CHIPS``. Skips the test in a run with
-    ``--device cuda``: CuTe DSL binds itself to one runtime.
+    Within, CuTe compiles for ``arch``, a key of ``EMULATED_CHIPS``, and torch poisons what it
+    allocates. Skips the test in a run with ``--device cuda``: CuTe DSL binds itself to one runtime.
     """
     from tests.emulator.runtime import shim
 
@@ -128,7 +144,7 @@ def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
     gpu.schedule = schedule
     shim.install(gpu, f"{arch}a").keep_source_lines(source_lines)
     device = Emulated(gpu, arch)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, poisoned_memory():
         patch.setenv("NVFP4_KERNELS_CACHE", "")  # nothing is kept, nothing from before is used
         try:
             yield device

@@ -215,15 +215,20 @@ _RULES: tuple[tuple[str, Rule], ...] = (
 )
 
 
-def mutations(text: str) -> Iterator[Mutation]:
-    """Every change of every synchronising instruction of a PTX text."""
+def mutations(text: str, only: str = "") -> Iterator[Mutation]:
+    """Every change of every synchronising instruction of a PTX text.
+
+    Args:
+        text: PTX.
+        only: how the opcodes begin that are changed; all if empty.
+    """
     lines = text.splitlines()
     source = 0
     for index, line in enumerate(lines):
         if location := _SOURCE.match(line):
             source = int(location[1])
         found = _STATEMENT.match(line)
-        if not found:
+        if not found or not found[2].startswith(only):
             continue
         statement = Statement(found[1] or "", found[2], _split(found[3]))
         rule = next((rule for name, rule in _RULES if re.match(name, statement.opcode)), None)

@@ -3,6 +3,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests import devices
+
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
@@ -20,9 +22,6 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    """Fill every ``torch.empty`` with NaN (floats) or the largest integer while a test runs."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(8).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(before)
+    """References too have to write all that they return."""
+    with devices.poisoned_memory():
+        yield

@@ -42,6 +42,9 @@ def gemm(
     Products of E2M1 values times block scales are accumulated in float32; ``alpha``, ``row_scale``
     and ``bias`` are applied to the accumulator, which is then rounded once.
 
+    On sm_90 all arguments but ``a`` are read while kernels before this one in the stream may still
+    run, where those let it start early: none of these may write them.
+
     Args:
         a: w4a4: uint8 ``(..., M, K/2)``, two E2M1 codes per byte; w4a16 (``a_scales`` None):
             bfloat16 or float16 ``(..., M, K)``.

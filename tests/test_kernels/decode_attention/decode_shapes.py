@@ -27,7 +27,10 @@ class Chosen:
 
 # Steps are full, half full, ragged, or begin within a page; warps have keys, or none.
 SHAPES = {
-    "32 keys": (Chosen(1, keys=32), case(700, 16, 32, 33, 1, 0, query_heads=4, heads=1)),
+    "32 keys": (
+        Chosen(1, keys=32, max_stages=2),
+        case(700, 16, 32, 33, 1, 0, query_heads=4, heads=1),
+    ),
     "32 keys, 2 splits, everything, D = 128": (
         Chosen(2, keys=32, max_stages=2),
         case(
@@ -37,6 +40,9 @@ SHAPES = {
     ),
     "32 keys, 4 splits, pages of 32": (
         Chosen(4, keys=32), case(600, 40, query_heads=4, heads=1, page_size=32)
+    ),
+    "16 keys, 2 splits, long": (
+        Chosen(2, keys=16, max_stages=2), case(760, 3, query_heads=4, heads=1)
     ),
     "32 keys, 8 splits, window": (
         Chosen(8, keys=32), case(330, 60, window=300, query_heads=4, heads=1)

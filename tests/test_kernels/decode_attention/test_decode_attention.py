@@ -24,6 +24,7 @@ from tests.test_kernels.decode_attention.decode_cases import (
     stored,
 )
 from tests.test_kernels.decode_attention.decode_shapes import SHAPES, Chosen
+from tests.test_kernels.rounds import decode_sm90
 
 pytestmark = pytest.mark.arch("sm_90")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
@@ -63,6 +64,17 @@ def test_shapes(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPa
     chosen, given = SHAPES[name]
     chosen.use(monkeypatch)
     check_kernel(given, op_device)
+
+
+@pytest.mark.parametrize("splits", [False, True], ids=["alone", "splits"])
+def test_rings_go_round(splits: bool) -> None:
+    """Some shape goes round its rings often enough, with keys split and without."""
+    rounds = [
+        decode_sm90(chosen(1, 1, given.query_heads // given.heads, given.head_dim), max(given.keys))
+        for chosen, given in SHAPES.values()
+        if splits == (chosen.splits > 1) and given.window is None
+    ]
+    assert any(each.enough for each in rounds), rounds
 
 
 @ONE_SCHEDULE

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.gemm.sm100.tile import Tile
+from tests.emulator import STANDARD
 from tests.test_kernels import mistakes, oracle
-from tests.test_kernels.gemm.linear_cases import Case
+from tests.test_kernels.gemm.linear_cases import Case, grid_problem
 from tests.test_kernels.gemm.test_tiles_sm100 import TileCase, pair_case, use
 from tests.test_kernels.mistakes import (
     ANYTHING,
@@ -22,16 +23,21 @@ from tests.test_kernels.mistakes import (
     check_caught,
     check_dependency_wait,
     check_nothing_to_catch,
+    compiled_anew,
+    first_noticed,
+    nothing,
     without,
 )
 from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
 KERNEL = Room("nvfp4_kernels.gemm.sm100")
 
-# Both rings go round more than once, and results leave in boxes.
-PAIR = TileCase(Tile(64, 2, max_stages=2), Case(200, 80, 1312, out_dtype=torch.bfloat16), 1)
-SPLIT = TileCase(Tile(8, 2, swap_ab=True, split_k=2), Case(7, 272, 1056, row_scale=True), 2)
-TWO_CTA = TileCase(Tile(128, 2, two_cta=True, cluster_m=2), Case(300, 208, 800), 2)
+# Results leave in boxes.
+PAIR = TileCase(Tile(64, 2, max_stages=2), Case(300, 80, 544, out_dtype=torch.bfloat16), 1)
+SPLIT = TileCase(
+    Tile(8, 2, swap_ab=True, split_k=2, max_stages=2), Case(7, 720, 544, row_scale=True), 2
+)
+TWO_CTA = TileCase(Tile(128, 2, two_cta=True, cluster_m=2, max_stages=2), Case(600, 208, 544), 2)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ def keep_another(self: Any, product: int) -> Any:
     return ptx.Tcgen05MMACollectorOp.LASTUSE if product else None
 
 
+NOT_WAITED = Mistake(KERNEL.replaced("mma:Mma", "_acquire_accumulator", nothing), "DataRace")
 MISTAKES = {
     "scales of gate and up swapped": Mistake(
         KERNEL.with_arguments(
@@ -99,6 +106,13 @@ MISTAKES = {
     "parts of a split not announced": Mistake(
         without("mbarrier_arrive", lambda *a, **k: "scope" in k), "Deadlock", SPLIT
     ),
+    "parts of a split not waited for": Mistake(
+        KERNEL.replaced("split_k", "wait", nothing), ANYTHING, SPLIT
+    ),
+    "accumulators are not waited for": NOT_WAITED,
+    "accumulators are not waited for, split": replace(NOT_WAITED, on=SPLIT),
+    "accumulators are not waited for, two SM": replace(NOT_WAITED, on=TWO_CTA),
+    "the ring is not waited for": Mistake(KERNEL.replaced("loader", "wait", nothing), "DataRace"),
     "half of the weights for both CTAs": Mistake(
         KERNEL.replaced("loader:TmaLoader", "_n_row", lambda self, coord, state: coord.n * 128),
         WRONG,
@@ -118,7 +132,44 @@ def test_caught(mistake: Mistake) -> None:
 
 @pytest.mark.parametrize("tile_case", [PAIR, SPLIT, TWO_CTA], ids=["pair", "split", "two SM"])
 def test_nothing_to_catch(tile_case: TileCase) -> None:
+    assert tile_case.rounds.enough, tile_case.rounds
     check_nothing_to_catch(partial(check, tile_case), partial(use, tile_case))
+
+
+def taller_last_group(given: Any) -> Any:
+    """Take the last group of rows for one row of tiles taller: one of its tiles is left out."""
+
+    def order(across_m: Any, across_n: Any, batch: Any, clusters: Any) -> Any:
+        import cutlass.cute as cute
+
+        from nvfp4_kernels.gemm.sm100.scheduler import GROUP
+
+        divisor = cute.FastDivmodDivisorV2((across_m - 1) % GROUP + 2)
+        return replace(given(across_m, across_n, batch, clusters), last=divisor)
+
+    return order
+
+
+NINE_ROWS_OF_TILES = TileCase(Tile(64), Case(1030, 128, 64, out_dtype=torch.bfloat16), 2)
+
+
+def test_a_tile_left_out_is_noticed_in_every_schedule() -> None:
+    """Although memory may hold a right result that was freed."""
+    problem = grid_problem(NINE_ROWS_OF_TILES.case)
+    expected = torch.from_numpy(problem.expected()).bfloat16()
+
+    def product_after_a_right_one() -> None:
+        copies = [expected.clone() for _ in range(4)]
+        del copies
+        assert torch.equal(problem.run(gemm), expected)
+
+    patches = (
+        partial(use, NINE_ROWS_OF_TILES),
+        KERNEL.swapped("kernel", "raster_order", taller_last_group),
+    )
+    with compiled_anew(*patches):
+        for schedule in STANDARD:
+            assert first_noticed(product_after_a_right_one, [schedule]) == WRONG, schedule
 
 
 def mlp() -> Tensor:

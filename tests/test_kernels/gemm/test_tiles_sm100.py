@@ -1,6 +1,8 @@
 """Every family of tiles of the block-scaled GEMM, whatever would be chosen."""
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from nvfp4_kernels.gemm.sm100.choose import Problem, fits, with_store
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from tests.test_kernels.gemm.linear_cases import Case, check_exact
 from tests.test_kernels.gemm.test_sm100 import check_quantized, on
+from tests.test_kernels.rounds import Rounds, gemm_sm100
 from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
 # Kernels with mistakes and without are run in every schedule: this one finds all that any finds.
@@ -26,6 +29,27 @@ class TileCase:
     sms: int
     direct: bool = False
 
+    @property
+    def family(self) -> str:
+        """Kind of tile, of those whose kernels differ in how they hand things over."""
+        tile = self.tile
+        words = ["gate and up"] * (tile.weights == 2) + ["swapped"] * tile.swap_ab
+        words += ["2 CTAs"] * tile.two_cta + ["split"] * (tile.split_k > 1)
+        words += ["multicast"] * (tile.split_k == 1 and tile.cluster > tile.ctas)
+        return ", ".join(words) or "plain"
+
+    @property
+    def rounds(self) -> Rounds:
+        """Rounds of its accumulators and its ring."""
+        case = self.case
+        dtype: Any = str(case.out_dtype).removeprefix("torch.")
+        bias = str(case.bias).removeprefix("torch.") if case.bias else ""
+        shards = max(1, len(case.shards))
+        output = EpilogueConfig(dtype, shards=shards, bias=bias, row_scale=case.row_scale)
+        output = with_store(output, self.tile, case.n)
+        sizes = case.m, case.n, case.k, math.prod(case.batch)
+        return gemm_sm100(self.tile, output, *sizes, self.sms)
+
 
 ALL = Case(300, 208, 1312, shards=(100, 60, 48), bias=FP32, row_scale=True, out_dtype=BF16)
 GEMM = {
@@ -39,7 +63,9 @@ GEMM = {
     "256x256": TileCase(
         Tile(256, two_cta=True, cluster_m=2), Case(600, 520, 1312, out_dtype=FP32), 4
     ),
-    "256x128, everything": TileCase(Tile(128, two_cta=True, cluster_m=2), ALL, 4),
+    "256x128, everything": TileCase(
+        Tile(128, two_cta=True, cluster_m=2), replace(ALL, m=600, k=832), 2
+    ),
     "256x64": TileCase(Tile(64, two_cta=True, cluster_m=2), Case(300, 136, 832, out_dtype=BF16), 2),
     "multicast 2x2": TileCase(
         Tile(128, cluster_m=2, cluster_n=2), Case(400, 400, 1536, out_dtype=BF16), 4
@@ -48,7 +74,7 @@ GEMM = {
     "256x256, multicast 4x2": TileCase(
         Tile(256, two_cta=True, cluster_m=4, cluster_n=2), Case(600, 1040, 832, out_dtype=BF16), 8
     ),
-    "split 4": TileCase(Tile(128, split_k=4), Case(200, 304, 2080, out_dtype=BF16), 8),
+    "split 4": TileCase(Tile(128, split_k=4), Case(200, 304, 2080, out_dtype=BF16), 4),
     "split 2, everything": TileCase(Tile(128, split_k=2), ALL, 4),
     "128x64, batched": TileCase(Tile(64), Case(200, 200, 832, batch=(2,), out_dtype=BF16), 2),
     "128x64, two groups of rows": TileCase(
@@ -67,18 +93,37 @@ GEMM = {
     "swapped 8, split 8": TileCase(
         Tile(8, swap_ab=True, split_k=8), Case(7, 130, 2304, batch=(2,), batched_weight=True), 16
     ),
+    "swapped 16, many tiles": TileCase(
+        Tile(16, swap_ab=True, max_stages=2), Case(9, 700, 320, out_dtype=BF16), 1
+    ),
+    "swapped 8, split 2, many tiles": TileCase(
+        Tile(8, swap_ab=True, split_k=2, max_stages=2), Case(5, 700, 1024, out_dtype=BF16), 2
+    ),
     "swapped 128x256": TileCase(Tile(256, swap_ab=True), Case(256, 130, 832, out_dtype=BF16), 1),
 }
 PAIRS = {
-    "128x128": TileCase(Tile(128, 2), Case(300, 208, 1312, row_scale=True), 2),
-    "128x64": TileCase(Tile(64, 2), Case(140, 208, 832), 2),
-    "256x128": TileCase(Tile(128, 2, two_cta=True, cluster_m=2), Case(300, 208, 1312), 4),
-    "split 2": TileCase(Tile(64, 2, split_k=2), Case(140, 144, 832), 4),
+    "128x128": TileCase(Tile(128, 2), Case(300, 208, 1312, row_scale=True), 1),
+    "128x64": TileCase(Tile(64, 2), Case(140, 208, 832), 1),
+    "256x128": TileCase(Tile(128, 2, two_cta=True, cluster_m=2), Case(600, 208, 832), 2),
+    "split 2": TileCase(Tile(64, 2, split_k=2), Case(140, 144, 832), 2),
     "swapped 16, split 2": TileCase(
-        Tile(16, 2, swap_ab=True, split_k=2), Case(9, 304, 1312, row_scale=True), 4
+        Tile(16, 2, swap_ab=True, split_k=2), Case(9, 720, 1312, row_scale=True), 2
     ),
-    "swapped 32": TileCase(Tile(32, 2, swap_ab=True), Case(30, 208, 832), 1),
+    "swapped 32": TileCase(Tile(32, 2, swap_ab=True), Case(30, 720, 832), 1),
 }
+
+
+FAMILIES = sorted({each.family for each in (*GEMM.values(), *PAIRS.values())})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_goes_round(family: str) -> None:
+    rounds = {
+        name: each.rounds
+        for name, each in (GEMM | {f"pair {name}": each for name, each in PAIRS.items()}).items()
+        if each.family == family
+    }
+    assert any(each.enough for each in rounds.values()), rounds
 
 
 def use(tile_case: TileCase, patch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from nvfp4_kernels.gemm.sm90.choose import Problem, fits, with_store
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from tests.devices import KernelDevice, emulated
 from tests.emulator import EAGER
+from tests.test_kernels.rounds import gemm_sm90
 
 # Kernels with mistakes and without are run in every schedule: this one finds all that any finds.
 pytestmark = [pytest.mark.arch("sm_90"), pytest.mark.schedules("random 1")]
@@ -22,13 +23,16 @@ pytestmark = [pytest.mark.arch("sm_90"), pytest.mark.schedules("random 1")]
 # Tokens, weight rows, K: over several tiles, the last of them ragged.
 SMALL, LARGE = (5, 200, 512), (150, 328, 256)
 TILES = {
-    "8": (Tile(8, k_tiles=2), SMALL),
-    "8, K in 2": (Tile(8, split_k=2, k_tiles=2), SMALL),
+    "8": (Tile(8, k_tiles=2, max_stages=2), (5, 300, 512)),
+    "8, K in 2": (Tile(8, split_k=2, k_tiles=2, max_stages=2), (5, 300, 512)),
     "8, one warpgroup, K in 8": (Tile(8, warpgroups=1, split_k=8), SMALL),
-    "16, pair, K in 4": (Tile(16, 2, split_k=4, warpgroups=1), (9, 136, 512)),
+    "16, pair, K in 4": (Tile(16, 2, split_k=4, warpgroups=1, max_stages=2), (9, 136, 512)),
     "8, sliced": (Tile(8, warpgroups=2, slices=2, max_stages=3), SMALL),
     "8, two of three slices, K in 2": (Tile(8, warpgroups=6, slices=3, split_k=2), SMALL),
-    "16, pair, sliced, K in 2": (Tile(16, 2, warpgroups=2, slices=2, split_k=2), (9, 136, 320)),
+    "16, pair, sliced, K in 2": (
+        Tile(16, 2, warpgroups=2, slices=2, split_k=2, max_stages=2),
+        (9, 136, 320),
+    ),
     "16, pair, sliced": (Tile(16, 2, warpgroups=2, slices=2, max_stages=4), (9, 136, 320)),
     "32, four warpgroups": (Tile(32, warpgroups=4, k_tiles=2), (20, 520, 256)),
     "32, sliced, K in 2": (
@@ -42,7 +46,7 @@ TILES = {
     "64, pair": (Tile(64, 2), LARGE),
     "80": (Tile(80, max_stages=2), LARGE),
     "96": (Tile(96, k_tiles=2), LARGE),
-    "128, K in 2": (Tile(128, split_k=2), LARGE),
+    "128, K in 2": (Tile(128, split_k=2, max_stages=2), LARGE),
     "112, pair": (Tile(112, 2), LARGE),
     "128, pair": (Tile(128, 2), LARGE),
     "128, pair apart, two K tiles": (
@@ -100,6 +104,26 @@ CASES = {
     for boxes in (True, False)
     if not boxes or with_store(EpilogueConfig(), tile, size[1]).boxes
 }
+
+
+def family(tile: Tile) -> str:
+    """Kind of tile, of those whose kernels differ in how they hand things over."""
+    words = ["mma.sync" if tile.uses_mma_sync else "wgmma"] + ["sliced"] * (tile.slices > 1)
+    words += ["gate and up"] * (tile.weights == 2) + ["apart"] * tile.weight_per_warpgroup
+    return ", ".join(words + ["split"] * (tile.split_k > 1))
+
+
+@pytest.mark.parametrize("kind", sorted({family(tile) for tile, _ in TILES.values()}))
+def test_each_family_goes_round(kind: str) -> None:
+    """On one SM."""
+    rounds = {
+        name: gemm_sm90(
+            tile, replace(with_store(EpilogueConfig(), tile, n), boxes=boxes), m, n, k, 1
+        )
+        for name, (tile, (m, n, k), boxes) in CASES.items()
+        if family(tile) == kind
+    }
+    assert any(each.enough for each in rounds.values()), rounds
 
 
 @pytest.mark.parametrize("sms", [1, 132], ids=["one SM", "a tile each"])

@@ -32,6 +32,7 @@ from tests.test_kernels.indexer.topk_cases import (
     rows_of,
     use,
 )
+from tests.test_kernels.rounds import topk
 
 EVERY_SCHEDULE = pytest.mark.schedules(*(schedule.name for schedule in STANDARD))
 pytestmark = pytest.mark.schedules("random 1")
@@ -52,6 +53,21 @@ def test_clusters(name: str, tile: TopkTile, op_device: torch.device, monkeypatc
     use(monkeypatch, tile)
     columns = COLUMNS if tile is ALONE else 20_000
     check(rows_of(ROWS[name], 1, columns), ints(columns), 200, op_device)
+
+
+ROUNDS = {
+    "one CTA": (TopkTile(128, 1, 2048, bitmap_words(13_000, 1, 128)), 13_000),
+    "two CTAs": (TopkTile(128, 2, 2048, bitmap_words(26_000, 2, 128)), 26_000),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_rounds(name: str, op_device: torch.device, monkeypatch: Patch) -> None:
+    """Each CTA loads in several rounds; its buffer holds less than a third of what it loads."""
+    tile, columns = ROUNDS[name]
+    assert topk(tile, columns).enough
+    use(monkeypatch, tile)
+    check(rows_of(ROWS["ascending"], 1, columns), ints(columns), 1000, op_device)
 
 
 @EVERY_SCHEDULE

@@ -1,0 +1,107 @@
+"""Stages of sm_90: every op, on eight tokens of 256 elements; kinds are those of sm_100."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor
+
+import nvfp4_kernels as ops
+from nvfp4_kernels.fragments import Fragments, to_fragments
+from nvfp4_kernels.gemm.sm90.choose import with_store
+from nvfp4_kernels.gemm.sm90.tile import Tile
+from nvfp4_kernels.nvfp4 import quantize_weight
+from tests.test_kernels.chains import stages_sm100
+from tests.test_kernels.chains.stage import Stage, Value
+from tests.test_kernels.chains.stages_sm100 import (
+    EPS,
+    HEAD_DIM,
+    HIDDEN,
+    TOKENS,
+    VECTORS,
+    flat,
+    heads_of,
+    new_rows,
+)
+from tests.test_kernels.decode_attention.decode_cases import arguments, case
+from tests.test_kernels.decode_attention.decode_shapes import Chosen
+
+KINDS = ("rows", "cache", "read cache", "logits", "lists")
+GIVEN: dict[str, Callable[[], Value]] = {kind: stages_sm100.GIVEN[kind] for kind in KINDS}
+
+
+@cache
+def weight() -> Fragments:
+    """Weight of a product, in fragments."""
+    w = quantize_weight(torch.randn(HIDDEN, HIDDEN))
+    return to_fragments(w.data, w.scales)
+
+
+def product(tile: Tile | None, rows: Tensor, bias: Tensor | None = None) -> tuple[Value, ...]:
+    """Result of ``gemm``, on a tile or on the chooser's choice."""
+    with pytest.MonkeyPatch.context() as patch:
+        if tile is not None:
+            patch.setattr(
+                import_module("nvfp4_kernels.gemm.sm90.launch"),
+                "choose_config",
+                lambda problem, output, sms: (tile, with_store(output, tile, problem.n)),
+            )
+        return (ops.gemm(rows, None, *weight(), torch.ones(1), [HIDDEN], bias=bias),)
+
+
+def gated(rows: Tensor) -> tuple[Value, ...]:
+    """Result of ``silu_mul_gemm``."""
+    pair = (*weight(), *weight())
+    return (ops.silu_mul_gemm(rows, None, *pair, torch.ones(2), n=HIDDEN),)
+
+
+def added(is_residual: bool, rows: Tensor) -> tuple[Value, ...]:
+    """Normalised sum of ``add_rms_norm``."""
+    x, residual = (new_rows(), rows) if is_residual else (rows, new_rows())
+    return (ops.add_rms_norm(x, residual, torch.ones(HIDDEN).bfloat16(), EPS)[0],)
+
+
+def rotated(rows: Tensor) -> tuple[Value, ...]:
+    """Rotated queries; the keys are the same."""
+    angles = torch.ones(TOKENS, HEAD_DIM).bfloat16()
+    heads = heads_of(rows)
+    return (flat(ops.rotary_embedding(torch.arange(TOKENS), heads, heads, angles)[0]),)
+
+
+def decoded(splits: int, what: str, rows: Tensor) -> tuple[Value, ...]:
+    """Attention of a token of each sequence, one of whose vectors are ``rows``."""
+    heads = heads_of(rows)
+    problem = case(*range(3, 3 + TOKENS), query_heads=heads.shape[1], heads=1).problem()
+    given = arguments(problem, torch.device("cpu"))
+    vectors = heads if what == "q" else heads[:, :1]
+    with pytest.MonkeyPatch.context() as patch:
+        Chosen(splits, keys=32).use(patch)
+        return (flat(ops.decode_attention(**given | {what: vectors})),)
+
+
+PRODUCTS = [
+    Stage(name, "gemm", "rows", ("rows",), partial(product, tile))
+    for name, tile in {
+        "gemm": None,
+        "gemm, wgmma": Tile(64, max_stages=2),
+        "gemm, K in 2": Tile(8, split_k=2, max_stages=2),
+    }.items()
+]
+STAGES = [
+    *PRODUCTS,
+    Stage("silu_mul_gemm", "gemm", "rows", ("rows",), gated),
+    Stage("add_rms_norm, x", "add_rms_norm", "rows", ("rows",), partial(added, False)),
+    Stage("add_rms_norm, residual", "add_rms_norm", "rows", ("rows",), partial(added, True)),
+    Stage("rotary_embedding", "rotary_embedding", "rows", ("rows",), rotated),
+    *(
+        Stage(
+            f"decode_attention, {what}{', splits' * (splits > 1)}", "decode_attention", "rows",
+            ("rows",), partial(decoded, splits, what),
+        )
+        for splits in (1, 2)
+        for what in ("q", "key", "value")
+    ),
+    *VECTORS,
+]  # fmt: skip

@@ -1,0 +1,121 @@
+"""Every op after every op whose result it takes: their waits, and the instructions they use."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import devices
+from tests.emulator import EAGER
+from tests.emulator.findings import MissingDependencyWait
+from tests.test_kernels.chains import opcodes
+from tests.test_kernels.chains.stage import Chain, chains, dropped_waits
+from tests.test_kernels.mistakes import compiled_anew
+
+ARCHS = opcodes.STAGES
+TESTS = Path(__file__).parents[2]
+
+
+def by_source() -> dict[str, list[Chain]]:
+    """Chains by architecture and source of the second kernel."""
+    found = [
+        (f"{arch} {chain.second.source}", chain)
+        for arch, stages in ARCHS.items()
+        for chain in chains(arch, stages.STAGES, stages.GIVEN)
+    ]
+    found.sort(key=lambda each: each[0])
+    return {name: [c for _, c in group] for name, group in groupby(found, lambda each: each[0])}
+
+
+CHAINS = by_source()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def source_lines() -> Iterator[None]:
+    """Kernels say from which source lines their waits come."""
+    with pytest.MonkeyPatch.context() as patch, compiled_anew():
+        patch.setattr(devices, "source_lines", True)
+        yield
+
+
+def is_noticed(chain: Chain, original: str, text: str) -> bool:
+    """Whether the second stage is reported for running ``text`` in the place of ``original``."""
+    try:
+        chain.run({original: text})
+    except MissingDependencyWait:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_each_wait_is_needed_and_enough(name: str) -> None:
+    """No chain is reported; without any one wait of the source some chain is.
+
+    The compiler copies a wait to every path that it leads to, some of which no shape takes: copies
+    of one source line count as one.
+    """
+    chains_of: dict[int, list[str]] = defaultdict(list)
+    noticed: set[int] = set()
+    for chain in CHAINS[name]:
+        for text in chain.run():
+            waits = dropped_waits(text)
+            assert waits, f"{chain}: its second kernel does not wait at all"
+            for wait in waits:
+                assert wait.source
+                chains_of[wait.source].append(str(chain))
+                if wait.source not in noticed and is_noticed(chain, text, wait.text):
+                    noticed.add(wait.source)
+    for line, tried in chains_of.items():
+        assert line in noticed, f"{name}, line {line}: nobody misses this wait: {tried}"
+
+
+def test_every_stage_is_in_a_chain() -> None:
+    """Of either architecture, every stage follows another one."""
+    for arch, stages in ARCHS.items():
+        second = {chain.second.name for c in CHAINS.values() for chain in c if chain.arch == arch}
+        assert second == {stage.name for stage in stages.STAGES} - LAST[arch]
+
+
+# Stages whose input no op of the architecture gives.
+def table() -> tuple[set[str], list[tuple[str, str]]]:
+    """Opcodes of the table's first columns, and the tests that it names: files and parts."""
+    text = opcodes.TABLE.read_text()
+    tables = text.partition("## Conventions")[0]
+    rows = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
+    tests = re.findall(r"`(\w+)`:\s\*([^*]+)\*", text)
+    return {opcode for row in rows for opcode in re.findall(r"`([^`]+)`", row)}, tests
+
+
+def test_each_instruction_has_a_row() -> None:
+    """Of sizes that differ in nothing else, one is compiled."""
+    used: set[str] = set()
+    for arch in ARCHS:
+        used |= opcodes.used(arch, opcodes.kinds(opcodes.model_kernels(arch))).keys()
+    listed, _ = table()
+    assert used == listed, f"no row: {sorted(used - listed)}; unused: {sorted(listed - used)}"
+
+
+def test_the_table_names_tests_that_there_are() -> None:
+    _, named = table()
+    assert len(named) > 50
+    files = {
+        stem: [path.read_text() for path in TESTS.rglob(f"{stem}.py")]
+        for stem in {stem for stem, _ in named}
+    }
+    missing = [(s, part) for s, part in named if not any(part in text for text in files[s])]
+    assert not missing
+
+
+LAST = {"sm_90": {"indexer_topk"}, "sm_100": set[str]()}
+
+
+def test_the_kernel_before_must_not_write_a_bias() -> None:
+    """As ``gemm`` documents of sm_90: a bias is read before that kernel has ended."""
+    with devices.emulated_ops(EAGER, "sm_90"):
+        (bias,) = ARCHS["sm_90"].product(None, torch.ones(8, 256).bfloat16())
+        with pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"):
+            ARCHS["sm_90"].product(None, torch.ones(8, 256).bfloat16(), bias[0])
