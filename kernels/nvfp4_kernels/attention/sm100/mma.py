@@ -21,6 +21,7 @@ from nvfp4_kernels.attention.sm100.tile import (
     Variant,
 )
 from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.sm100.descriptors import advance
 from nvfp4_kernels.sm100.limits import MMA_BYTES
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
@@ -184,8 +185,8 @@ class Mma:
         """S of a query tile: MMAs along D, 32 bytes of each row at a time."""
         tile = self.tile
         instruction = self._instruction(KEYS, mn_major_b=False)
-        a = descriptors.queries + each * (tile.query_bytes // 16)
-        b = descriptors.keys + stage * (tile.stage_bytes // 16)
+        a = advance(descriptors.queries, each * (tile.query_bytes // 16))
+        b = advance(descriptors.keys, stage * (tile.stage_bytes // 16))
         per_chunk = tile.chunk_bytes // MMA_BYTES
         for step in range(tile.row_bytes // MMA_BYTES):
             offset = step % per_chunk * MMA_BYTES
@@ -194,8 +195,8 @@ class Mma:
                 self._kind,
                 ptx.CTAGroup.CTA_1,
                 tensor_pointer(target),
-                a + (chunk * ROWS + offset) // 16,
-                b + (chunk * KEYS + offset) // 16,
+                advance(a, (chunk * ROWS + offset) // 16),
+                advance(b, (chunk * KEYS + offset) // 16),
                 instruction,
                 step > 0,
             )
@@ -212,14 +213,14 @@ class Mma:
         tile = self.tile
         instruction = self._instruction(tile.head_dim, mn_major_b=True)
         keys = MMA_BYTES // tile.element_bytes
-        b = descriptors.values + stage * (tile.stage_bytes // 16)
+        b = advance(descriptors.values, stage * (tile.stage_bytes // 16))
         for step in range(KEYS // keys):
             ptx.tcgen05_mma(
                 self._kind,
                 ptx.CTAGroup.CTA_1,
                 tensor_pointer(target),
                 tensor_pointer(source + step * A_COLUMNS),
-                b + step * (keys * tile.chunk_bytes // 16),
+                advance(b, step * (keys * tile.chunk_bytes // 16)),
                 instruction,
                 accumulate if step == 0 else True,
             )

@@ -13,7 +13,7 @@ from nvfp4_kernels.gemm.sm100.loader import mask_of_readers
 from nvfp4_kernels.gemm.sm100.operands import Operand, data_descriptor
 from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, TileCoord, tile_coord
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
-from nvfp4_kernels.sm100.descriptors import scale_descriptor
+from nvfp4_kernels.sm100.descriptors import advance, scale_descriptor
 from nvfp4_kernels.sm100.limits import (
     ATOM_BYTES,
     ATOM_COLUMNS,
@@ -115,12 +115,12 @@ class Mma:
         column = tile.scale_column
         for operand, descriptor in enumerate(descriptors):
             atoms = ATOMS_K * (1 if operand < tile.m_operands else tile.atoms_n)
-            start = descriptor + stage * (atoms * ATOM_BYTES // 16)
+            start = advance(descriptor, stage * (atoms * ATOM_BYTES // 16))
             for atom in range(atoms):
                 ptx.tcgen05_cp(
                     shape,
                     tensor_pointer(tensor + (column + atom * ATOM_COLUMNS)),
-                    start + atom * (ATOM_BYTES // 16),
+                    advance(start, atom * (ATOM_BYTES // 16)),
                     group=self.group,
                     multicast=spread,
                 )
@@ -149,8 +149,8 @@ class Mma:
         for product in range(tile.weights):
             m = product % tile.m_operands
             n = product % tile.n_operands
-            a = descriptors[m] + stage * (CTA_ROWS * TILE_BYTES // 16)
-            b = descriptors[tile.m_operands + n] + stage * (tile.b_rows * TILE_BYTES // 16)
+            a = advance(descriptors[m], stage * (CTA_ROWS * TILE_BYTES // 16))
+            b = advance(descriptors[tile.m_operands + n], stage * (tile.b_rows * TILE_BYTES // 16))
             sfa = tile.scale_column + ATOM_COLUMNS * (m * ATOMS_K + part)
             sfb = tile.scale_column + ATOM_COLUMNS * (
                 tile.m_operands * ATOMS_K + (n * ATOMS_K + part) * tile.atoms_n
@@ -163,8 +163,8 @@ class Mma:
                 ptx.MMABlockScaleKind.MXF4NVF4,
                 self.group,
                 tensor_pointer(target + product * tile.columns),
-                a + part * (MMA_K // 2 // 16),
-                b + part * (MMA_K // 2 // 16),
+                advance(a, part * (MMA_K // 2 // 16)),
+                advance(b, part * (MMA_K // 2 // 16)),
                 instruction,
                 enable_input_d=accumulate,
                 scale_a=tensor_pointer(tensor + sfa),

@@ -11,7 +11,7 @@ from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.indexer.sm100.barriers import Barriers
 from nvfp4_kernels.indexer.sm100.scheduler import TileScheduler
 from nvfp4_kernels.indexer.sm100.tile import KEYS, ScoreTile
-from nvfp4_kernels.sm100.descriptors import row_descriptor, scale_descriptor
+from nvfp4_kernels.sm100.descriptors import advance, row_descriptor, scale_descriptor
 from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_COLUMNS, MMA_BYTES
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
@@ -84,7 +84,7 @@ class Mma:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             if leader:
                 if cutlass.const_expr(tile.block_scaled):
-                    atoms = descriptors.key_atoms + stage * (tile.key_scale_bytes // 16)
+                    atoms = advance(descriptors.key_atoms, stage * (tile.key_scale_bytes // 16))
                     self._copy_scales(atoms, tensor + tile.key_scale_column, 1)
                 accumulator_column = tensor + accumulator * tile.columns
                 for step in cutlass.range_constexpr(tile.steps):
@@ -108,7 +108,7 @@ class Mma:
             ptx.tcgen05_cp(
                 shape,
                 tensor_pointer(column + atom * ATOM_COLUMNS),
-                atoms + atom * (ATOM_BYTES // 16),
+                advance(atoms, atom * (ATOM_BYTES // 16)),
                 multicast=spread,
             )
 
@@ -124,8 +124,9 @@ class Mma:
         tile = self.tile
         per_chunk = tile.chunk_bytes // MMA_BYTES
         chunk, inside = step // per_chunk * tile.chunk_bytes, step % per_chunk * MMA_BYTES
-        keys = descriptors.keys + stage * (tile.key_bytes // 16) + (chunk * KEYS + inside) // 16
-        queries = descriptors.queries + (chunk * tile.columns + inside) // 16
+        first = advance(descriptors.keys, stage * (tile.key_bytes // 16))
+        keys = advance(first, (chunk * KEYS + inside) // 16)
+        queries = advance(descriptors.queries, (chunk * tile.columns + inside) // 16)
         if tile.block_scaled:
             self._multiply_scaled(keys, queries, step, accumulator_column, tensor)
             return
