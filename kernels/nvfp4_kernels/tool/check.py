@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from nvfp4_kernels.devices import FAMILIES
+from nvfp4_kernels.devices import FAMILIES, driver_version
 from nvfp4_kernels.tool.attention_case import attention_cases
 from nvfp4_kernels.tool.indexer_case import indexer_cases
 from nvfp4_kernels.tool.product_case import ProductCase
@@ -80,10 +80,8 @@ def this_device() -> Device:
 
 
 def _driver() -> str:
-    from cuda.bindings import driver
-
-    error, number = driver.cuDriverGetVersion()
-    return f"CUDA {number // 1000}.{number % 1000 // 10}" if not int(error) else f"error {error}"
+    number = driver_version()
+    return f"CUDA {number // 1000}.{number % 1000 // 10}"
 
 
 def correctness(quick: bool) -> list[Task]:

@@ -15,7 +15,12 @@ from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Layout, Variant
 from nvfp4_kernels.checks import InvalidArgument, check_rows, strides_of
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.devices import device_arch, dtype_name, multiprocessors
+from nvfp4_kernels.devices import (
+    defective_map_bytes,
+    device_arch,
+    dtype_name,
+    multiprocessors,
+)
 from nvfp4_kernels.merge_segments.sm100 import merge_segments
 
 MAX_BATCH = 65535  # CTAs along a grid's y dimension
@@ -234,6 +239,7 @@ def _launch(
             splits=splits,
             window=scoring.window_keys,
         ),
+        defective_below=defective_map_bytes(q.device),
     )
     launch(FmhaSm100(tile, variant), arguments)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout, strides_of
-from nvfp4_kernels.devices import device_arch, multiprocessors
+from nvfp4_kernels.devices import defective_map_bytes, device_arch, multiprocessors
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
 from nvfp4_kernels.indexer.sm100.kernel import ScoreArguments
@@ -79,6 +79,7 @@ class Scoring:
                 keys=problem.keys,
                 splits=splits,
             ),
+            defective_below=defective_map_bytes(self.q.device),
         )
 
 
