@@ -43,8 +43,10 @@ class Mma:
 
     With ``qk_before_pv``, QK of the next key tile is issued before PV of this one, so that it
     overlaps with the softmax; otherwise S may only be overwritten once PV has read P from its
-    columns. All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread
-    loops over MMAs.
+    columns. Nothing waits for that: MMAs are issued in this order, and the tensor core's pipe keeps
+    it, as every kernel that overlays P on S relies on. The PTX ISA promises it only of MMAs with
+    one accumulator and shape (tcgen05 memory consistency model, pipelined instructions). All lanes
+    run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over MMAs.
     """
 
     tile: AttentionTile

@@ -48,7 +48,8 @@ class Mma:
     """Role of one warp.
 
     All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over
-    MMAs.
+    MMAs. With one set of scales, the copy of a key tile's scales after the MMAs that read the tile
+    before's relies on the order of the tensor core's pipe, as in the GEMM's ``Mma``.
     """
 
     tile: ScoreTile
@@ -80,17 +81,32 @@ class Mma:
             wait(barriers.k_full.subview(stage), phase)
             if cutlass.const_expr(tile.block_scaled):
                 wait(barriers.sfk_full.subview(stage), phase)
+            key_scales = self._acquire_scales(barriers.k_empty, tensor, index)
             wait(barriers.acc_empty.subview(accumulator), index // tile.accumulators - 1)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             if leader:
                 if cutlass.const_expr(tile.block_scaled):
                     atoms = advance(descriptors.key_atoms, stage * (tile.key_scale_bytes // 16))
-                    self._copy_scales(atoms, tensor + tile.key_scale_column, 1)
+                    self._copy_scales(atoms, key_scales, 1)
                 accumulator_column = tensor + accumulator * tile.columns
                 for step in cutlass.range_constexpr(tile.steps):
-                    self._multiply(descriptors, stage, step, accumulator_column, tensor)
+                    self._multiply(descriptors, stage, step, accumulator_column, tensor, key_scales)
                 ptx.tcgen05_commit(barriers.k_empty.subview(stage))
                 ptx.tcgen05_commit(barriers.acc_full.subview(accumulator))
+
+    @cute.jit
+    def _acquire_scales(self, k_empty: Array, tensor: Int32, index: Int32) -> Int32:
+        """First column of a key tile's scales; of two sets, once its MMAs are done.
+
+        Those are the MMAs of two tiles ago; their commit releases their stage of the ring.
+        """
+        tile, stages = self.tile, self.tile.stages
+        column = tensor + tile.key_scale_column
+        if cutlass.const_expr(tile.block_scaled and tile.scale_sets == 2):
+            before = index + stages - 2  # a turn ahead, so that it is never negative
+            wait(k_empty.subview(before % stages), before // stages - 1)
+            column += index % 2 * tile.scale_set_columns
+        return column
 
     def _descriptors(self, operands: OperandStorage) -> SmemDescriptors:
         """Descriptors of the operands; those of missing scales are 0."""
@@ -119,6 +135,7 @@ class Mma:
         step: int,
         accumulator_column: Int32,
         tensor: Int32,
+        key_scales: Int32,
     ) -> None:
         """Issue one MMA along D: 32 bytes of each row."""
         tile = self.tile
@@ -128,7 +145,7 @@ class Mma:
         keys = advance(first, (chunk * KEYS + inside) // 16)
         queries = advance(descriptors.queries, (chunk * tile.columns + inside) // 16)
         if tile.block_scaled:
-            self._multiply_scaled(keys, queries, step, accumulator_column, tensor)
+            self._multiply_scaled(keys, queries, step, accumulator_column, tensor, key_scales)
             return
         fp8 = tile.fmt == "fp8"
         dtype = cutlass.Float8E4M3FN if fp8 else cutlass.BFloat16
@@ -150,7 +167,13 @@ class Mma:
         )
 
     def _multiply_scaled(
-        self, keys: Int64, queries: Int64, step: int, accumulator_column: Int32, tensor: Int32
+        self,
+        keys: Int64,
+        queries: Int64,
+        step: int,
+        accumulator_column: Int32,
+        tensor: Int32,
+        key_scales: Int32,
     ) -> None:
         """Issue one block-scaled MMA: 64 elements, whose scales are a word, or half of one."""
         tile = self.tile
@@ -176,7 +199,7 @@ class Mma:
             queries,
             instruction,
             enable_input_d=step > 0,
-            scale_a=tensor_pointer(tensor + tile.key_scale_column + ATOM_COLUMNS * word),
+            scale_a=tensor_pointer(key_scales + ATOM_COLUMNS * word),
             scale_b=tensor_pointer(
                 tensor + tile.query_scale_column + ATOM_COLUMNS * word * tile.query_atoms
             ),
