@@ -12,6 +12,7 @@ import torch
 
 from nvfp4_kernels.devices import FAMILIES, driver_version
 from nvfp4_kernels.tool.attention_case import attention_cases
+from nvfp4_kernels.tool.doubts import doubts
 from nvfp4_kernels.tool.indexer_case import indexer_cases
 from nvfp4_kernels.tool.product_case import ProductCase
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
@@ -85,7 +86,7 @@ def _driver() -> str:
 
 
 def correctness(quick: bool) -> list[Task]:
-    """Every op: tiny, ragged and real sizes, each exact and random."""
+    """Every op: tiny, ragged and real sizes, each exact and random; and doubts about silicon."""
     tasks: list[Task] = []
     sizes = [(1, 64, 64), (7, 300, 1312), (130, 203, 96), (300, 264, 1568), (600, 520, 832)]
     if not quick:
@@ -108,7 +109,8 @@ def correctness(quick: bool) -> list[Task]:
     ]
     rows = [(1, 64), (131, 208)] if quick else [(1, 64), (131, 208), (3, 4096), (2048, 14336)]
     tasks += [QuantizeCase(op, m, k) for op, (m, k) in pairs(OPS, rows)]
-    return [*tasks, *attention_cases(quick), *sparse_attention_cases(quick), *indexer_cases(quick)]
+    tasks += [*attention_cases(quick), *sparse_attention_cases(quick), *indexer_cases(quick)]
+    return tasks + doubts()
 
 
 def timings(quick: bool) -> list[Task]:
