@@ -502,19 +502,16 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_row_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The report says which, and those after it have run."""
     fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
-    tasks = [
-        Acts(name, "silicon") for name in ("works", "dies", "works again", "hangs", "works on")
-    ]
+    tasks = [Acts(name, "silicon") for name in ("works", "dies", "works again")]
     monkeypatch.setattr(check_command, "correctness", lambda quick: tasks)
     monkeypatch.setattr(check_command, "timings", lambda quick: [])
     monkeypatch.setattr(check_command, "CudaMachine", StandIn)
-    status, output = invoke("--out", tmp_path / "report.md", "--limit", 40)
+    status, output = invoke("--out", tmp_path / "report.md")
     assert status == 1
-    assert "5 tasks, 2 failed" in output
+    assert "3 tasks, 1 failed" in output
     report = (tmp_path / "report.md").read_text()
     assert "| silicon | dies | its process died with exit code 3 |" in report
-    assert "| silicon | hangs | no answer within 40 s: it hangs |" in report
-    for name in ("works", "works again", "works on"):
+    for name in ("works", "works again"):
         assert f"| {name} | ok |" in report
 
 
