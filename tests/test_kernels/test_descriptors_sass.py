@@ -35,6 +35,7 @@ PAGED = AttentionVariant("bfloat16", "paged", 16, causal=True)
 KERNELS = [
     GEMM,
     SWAPPED,
+    product_spec("gemm", Tile(64, scale_sets=2), EpilogueConfig("bfloat16", store="vector")),
     attention_spec(AttentionTile(128), PAGED),
     attention_spec(AttentionTile(64, fp8=True), PAGED),
     scorer_spec(ScoreTile("nvfp4", 128, 64), ScoreVariant(64, query_factors=False)),
