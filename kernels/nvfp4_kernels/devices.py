@@ -85,10 +85,11 @@ def driver_version() -> int:
 
 @functools.cache
 def defective_map_bytes(device: torch.device) -> int:
-    """Bytes of a tensor below which the driver encodes its tensor map wrongly; 0: never.
+    """Bytes of a tensor below which the driver may encode its tensor map wrongly; 0: none.
 
-    Drivers up to CUDA 13.1 set a bit in maps of small tensors that has to be cleared (CUTLASS
-    clears it, in ``cute/atom/copy_traits_sm90_tma.hpp``). ``nvfp4_kernels.sm100.tensor_maps`` does.
+    CUTLASS clears a bit in maps of small tensors with drivers up to CUDA 13.1 (its
+    ``cute/atom/copy_traits_sm90_tma.hpp``), and ``nvfp4_kernels.sm100.tensor_maps`` does. On an
+    H200 driver 580, of CUDA 13.0, does not set it; nobody has looked on a Blackwell.
     """
     if device.type != "cuda" or driver_version() > LAST_DEFECTIVE_DRIVER:
         return 0

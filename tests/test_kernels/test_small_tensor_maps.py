@@ -1,4 +1,4 @@
-"""Tensor maps of small tensors: drivers up to CUDA 13.1 set a bit in them that must not be there.
+"""Tensor maps of small tensors: drivers up to CUDA 13.1 may set a bit that must not be there.
 
 The emulator's driver is made to set it in all maps, and its copies to look for it.
 """

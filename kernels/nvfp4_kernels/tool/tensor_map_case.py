@@ -23,7 +23,7 @@ ROW_BYTES = 256
 
 @dataclass(frozen=True)
 class SmallMapsCase:
-    """Tensor maps of less than 128 KiB, which drivers up to CUDA 13.1 encode wrongly.
+    """Tensor maps of less than 128 KiB, which drivers up to CUDA 13.1 may encode wrongly.
 
     Attributes:
         section, name: of the report.
