@@ -1,5 +1,6 @@
 """Argument checks: every message names the argument, what came, what is accepted, the remedy."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -85,3 +86,15 @@ def check_rows(arch: str, **tensors: Tensor) -> None:
                     f"{name}: stride {dim} is {stride * size} bytes, must be a multiple of "
                     f"{ALIGNMENT} on {arch}; call .contiguous()"
                 )
+
+
+def strides_of(x: Tensor) -> tuple[int, ...]:
+    """Strides of ``x`` in elements; in a dimension of size 1, that of a contiguous tensor.
+
+    torch lets such a dimension have any stride, 0 or an odd one say, which no index is ever
+    multiplied by. A tensor map refuses some, and whoever checks alignment does not see them.
+    """
+    return tuple(
+        stride if count > 1 else math.prod(x.shape[dim + 1 :])
+        for dim, (count, stride) in enumerate(zip(x.shape, x.stride(), strict=True))
+    )

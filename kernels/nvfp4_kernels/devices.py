@@ -13,6 +13,8 @@ FAMILIES = {"sm_90": "sm_90", "sm_100": "sm_100", "sm_103": "sm_100"}
 SM_COUNTS = {"sm_90": 132, "sm_100": 148, "sm_103": 152}
 ELEMENT_BITS: dict[str, int] = {"bfloat16": 16, "float16": 16, "float32": 32, "nvfp4": 4}
 
+LAST_DEFECTIVE_DRIVER, SMALL_MAP_BYTES = 13010, 131072  # see ``defective_map_bytes``
+
 # What a device type stands in for; a test's emulator takes CPU tensors as those of a GPU.
 _STAND_INS: dict[str, str] = {}
 
@@ -65,6 +67,33 @@ def multiprocessors(device: torch.device) -> int:
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def driver_version() -> int:
+    """CUDA version that the driver supports, e.g. 13010 of 13.1.
+
+    Raises:
+        RuntimeError: there is no driver, or it does not say.
+    """
+    from cuda.bindings import driver
+
+    error, version = driver.cuDriverGetVersion()
+    if int(error) or not version:
+        raise RuntimeError(f"CUDA driver: its version is unknown ({error}); install one")
+    return int(version)
+
+
+@functools.cache
+def defective_map_bytes(device: torch.device) -> int:
+    """Bytes of a tensor below which the driver may encode its tensor map wrongly; 0: none.
+
+    CUTLASS clears a bit in maps of small tensors with drivers up to CUDA 13.1 (its
+    ``cute/atom/copy_traits_sm90_tma.hpp``), and ``nvfp4_kernels.sm100.tensor_maps`` does. On an
+    H200 driver 580, of CUDA 13.0, does not set it; nobody has looked on a Blackwell.
+    """
+    if device.type != "cuda" or driver_version() > LAST_DEFECTIVE_DRIVER:
+        return 0
+    return SMALL_MAP_BYTES
 
 
 def dtype_name(dtype: torch.dtype) -> str:

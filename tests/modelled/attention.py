@@ -158,6 +158,7 @@ class Modeller:
                 splits=1,
                 window=0,
             ),
+            defective_below=0,
         )
         launch(FmhaSm100(tile, variant), arguments)
         self._gpu.memory.clear()

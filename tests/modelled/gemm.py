@@ -101,7 +101,8 @@ class Modeller:
         self._gpu.finished = finished
         arguments = self._arguments(m, n, problem)
         sizes = (m, n, problem.k, 1, 1, tile.cluster)
-        launch(BlockScaledGemm(tile, output), GemmArguments(*arguments, *sizes, (0,) * 7))
+        bundle = GemmArguments(*arguments, *sizes, defective_below=0, shard_ends=(0,) * 7)
+        launch(BlockScaledGemm(tile, output), bundle)
         self._gpu.memory.clear()
         return found[0]
 

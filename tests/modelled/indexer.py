@@ -154,6 +154,7 @@ class Modeller:
             weights=HeadWeights(weights=weights, query_factors=factors if fp8 else None),
             ranges=KeyRanges(begins=None, ends=ends),
             sizes=Sizes(sequences=1, queries=shape.queries, keys=shape.keys, splits=1),
+            defective_below=0,
         )
         kernel = IndexerLogitsSm100(tile, Variant(PAGE, query_factors=fp8))
         launch(kernel, LogitsArguments(inputs=inputs, out=out))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nvfp4_kernels.add_rms_norm.choose import choose_config
 from nvfp4_kernels.add_rms_norm.tile import MAX_K, VECTOR, WARP, NormTile
-from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows
+from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows, strides_of
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
@@ -169,8 +169,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out, residual_out = x.new_empty(x.shape), x.new_empty(x.shape)
     if m:
         arguments = NormArguments(
-            x=RowMatrix(x, x.stride(0)),
-            residual=RowMatrix(residual, residual.stride(0)),
+            x=RowMatrix(x, strides_of(x)[0]),
+            residual=RowMatrix(residual, strides_of(residual)[0]),
             out=RowMatrix(out, k),
             residual_out=RowMatrix(residual_out, k),
             weight=weight,

@@ -10,7 +10,7 @@ from cutlass import Array, Boolean, Float32, Int32, Int64, Vector
 from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows
+from nvfp4_kernels.checks import InvalidArgument, check_layout, check_rows, strides_of
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
@@ -206,5 +206,5 @@ def rotary_embedding(
 
 
 def _heads(x: Tensor, out: Tensor) -> Heads:
-    token, head = x.stride()[:2]
+    token, head, _ = strides_of(x)
     return Heads(x, out, token_stride=token, head_stride=head, num_heads=x.shape[1])

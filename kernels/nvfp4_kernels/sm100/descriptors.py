@@ -1,6 +1,6 @@
 """Swizzles by their width, and descriptors of what MMAs and copies read from shared memory."""
 
-from cutlass import Array, Int64
+from cutlass import Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMapSwizzle
 
@@ -24,3 +24,18 @@ def row_descriptor(data: Array, width: int) -> Int64:
 def scale_descriptor(scales: Array) -> Int64:
     """An atom: 32 rows of 16 bytes, in groups of eight."""
     return ptx.Tcgen05SmemDesc.build(scales, 16, 8 * 16)
+
+
+def advance(descriptor: Int64, units: Int32 | int) -> Int64:
+    """Descriptor of what lies ``units`` of 16 bytes further: an addition that cannot carry.
+
+    Only the low word changes: the high word has strides, the version and the swizzle. Assemblers
+    of CUDA 12 and 13.0 are not trusted with an addition of 64 bits here. It is one piece of PTX, as
+    LLVM would make that addition of it again.
+    """
+    return ptx.inline_ptx(
+        "{ .reg .b32 low, high; mov.b64 {low, high}, {$r0}; add.s32 low, low, {$r1}; "
+        "mov.b64 {$w0}, {low, high}; }",
+        write_only_types=[Int64],
+        read_only_args=[descriptor, Int32(units)],
+    )

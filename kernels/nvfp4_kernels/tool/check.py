@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from nvfp4_kernels.devices import FAMILIES
+from nvfp4_kernels.devices import FAMILIES, driver_version
 from nvfp4_kernels.tool.attention_case import attention_cases
+from nvfp4_kernels.tool.doubts import doubts
 from nvfp4_kernels.tool.indexer_case import indexer_cases
 from nvfp4_kernels.tool.product_case import ProductCase
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
@@ -80,14 +81,12 @@ def this_device() -> Device:
 
 
 def _driver() -> str:
-    from cuda.bindings import driver
-
-    error, number = driver.cuDriverGetVersion()
-    return f"CUDA {number // 1000}.{number % 1000 // 10}" if not int(error) else f"error {error}"
+    number = driver_version()
+    return f"CUDA {number // 1000}.{number % 1000 // 10}"
 
 
 def correctness(quick: bool) -> list[Task]:
-    """Every op: tiny, ragged and real sizes, each exact and random."""
+    """Every op: tiny, ragged and real sizes, each exact and random; and doubts about silicon."""
     tasks: list[Task] = []
     sizes = [(1, 64, 64), (7, 300, 1312), (130, 203, 96), (300, 264, 1568), (600, 520, 832)]
     if not quick:
@@ -110,7 +109,8 @@ def correctness(quick: bool) -> list[Task]:
     ]
     rows = [(1, 64), (131, 208)] if quick else [(1, 64), (131, 208), (3, 4096), (2048, 14336)]
     tasks += [QuantizeCase(op, m, k) for op, (m, k) in pairs(OPS, rows)]
-    return [*tasks, *attention_cases(quick), *sparse_attention_cases(quick), *indexer_cases(quick)]
+    tasks += [*attention_cases(quick), *sparse_attention_cases(quick), *indexer_cases(quick)]
+    return tasks + doubts()
 
 
 def timings(quick: bool) -> list[Task]:

@@ -57,13 +57,14 @@ class IndexerCase:
         there: dict[str, Any] = {
             name: x.to(machine.device) if isinstance(x, Tensor) else x for name, x in given.items()
         }
-        if self.page_size:
-            expected = reference.logits_paged(**given, fmt=fmt)
-            actual = indexer_logits_paged(**there, fmt=fmt.name)
-        else:
-            expected = reference.logits(**given, fmt=fmt)
-            actual = indexer_logits(**there, fmt=fmt.name)
-        return _compare(actual.cpu(), expected, TOLERANCE * self.heads)
+        formula = reference.logits_paged if self.page_size else reference.logits
+        expected = formula(**given, fmt=fmt)
+        return _compare(self.actual(there, fmt).cpu(), expected, TOLERANCE * self.heads)
+
+    def actual(self, given: dict[str, Any], fmt: Format) -> Tensor:
+        """Scores of the op."""
+        op = indexer_logits_paged if self.page_size else indexer_logits
+        return op(**given, fmt=fmt.name)
 
     def tensors(self) -> dict[str, Any]:
         """Arguments of the op, except for the format, on the CPU."""

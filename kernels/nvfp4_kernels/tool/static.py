@@ -53,7 +53,7 @@ def measure_compiled(function: Any, nvdisasm: Path | None) -> Static:
         UnreadableBinary: it has not the one kernel and the one launch expected.
         NoDisassembler: ``nvdisasm`` cannot read its binary.
     """
-    cubin = _cubin(function.ir_module)
+    cubin = cubin_of(function.ir_module)
     listing = disassemble(cubin.image, nvdisasm) if nvdisasm else ""
     return Static(
         registers=cubin.registers,
@@ -65,7 +65,12 @@ def measure_compiled(function: Any, nvdisasm: Path | None) -> Static:
     )
 
 
-def _cubin(module: Any) -> Cubin:
+def cubin_of(module: Any) -> Cubin:
+    """The binary that CuTe put into the module of a compiled kernel.
+
+    Raises:
+        UnreadableBinary: it has not one, or that is not of one kernel.
+    """
     values: list[bytes] = []
     for operation in module.body.operations:
         if operation.operation.name == "llvm.mlir.global" and "value" in operation.attributes:

@@ -492,7 +492,7 @@ def _issue_cp(
     address = split_address(target)
     before = w.actor.snapshot()
     reads = w.tensor.operand_access(before, line, "tcgen05.cp read", lane)
-    writes = w.tensor.pipe_access(before, line, "tcgen05.cp write")
+    writes = w.tensor.copy_access(before, line)
     ctas = _ctas(w, group)
     w.note("tensor_copy", line, amount=16 * what.rows * what.columns // 4, detail=group)
     clock = w.tensor.pipe_clock

@@ -54,6 +54,9 @@ class Gpu:
             ``tcgen05.fence::before_thread_sync`` and ``::after_thread_sync`` around it, as the PTX
             ISA demands. NVIDIA's own kernels leave them out where an mbarrier follows a wait or
             commit.
+        strict_pipe_order: whether a tcgen05.cp that overwrites what an earlier MMA reads has to
+            wait for that MMA's commit: the PTX ISA promises the order of a cp before an MMA alone.
+            Every kernel with one set of scale columns, NVIDIA's too, relies on more.
         rounds_like_h200: whether wgmma rounds its sums to the bit as an H200 does, at up to 5 ms
             each.
 
@@ -70,12 +73,14 @@ class Gpu:
         schedule: Schedule = EAGER,
         tolerated: tuple[type[EmulatorError], ...] = (),
         strict_tensor_fences: bool = False,
+        strict_pipe_order: bool = False,
         rounds_like_h200: bool = False,
     ) -> None:
         self.limits = limits
         self.schedule = schedule
         self.tolerated = tolerated
         self.strict_tensor_fences = strict_tensor_fences
+        self.strict_pipe_order = strict_pipe_order
         self.rounds_like_h200 = rounds_like_h200
         self.memory = GlobalMemory()
         self.history = History(self.memory)

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 class TensorUnit:
     """Components and clocks of one warp's tcgen05 work.
 
-    mma, cp and shift run in the order they are issued (PTX ISA, tcgen05 memory consistency,
-    pipelined instructions): one component, whose clock advances with each commit. ld and st are
-    components of their own, whose clocks advance with each wait.
+    mma, cp and shift run in the order they are issued: one component, whose clock advances with
+    each commit. The PTX ISA promises less (tcgen05 memory consistency, pipelined instructions); see
+    ``Gpu.strict_pipe_order``. ld and st are components of their own, whose clocks advance with each
+    wait.
 
     Attributes:
         pipe, loads, stores: components; ``*_clock`` their clocks now.
@@ -61,6 +62,13 @@ class TensorUnit:
         launch = self._warp.launch
         event = self._event(self.pipe, self.pipe_clock, line, verb, proxy)
         return Access(launch.events, event, before, before.known[proxy], launch.report, self.pipe)
+
+    def copy_access(self, before: Snapshot, line: int) -> Access:
+        """A write of cp to tensor memory: with a strict pipe, in order with nothing before it."""
+        access = self.pipe_access(before, line, "tcgen05.cp write")
+        if self._warp.launch.gpu.strict_pipe_order:
+            access.pipe = 0
+        return access
 
     def load_access(self, line: int) -> Access:
         launch, before = self._warp.launch, self._warp.actor.snapshot()

@@ -99,6 +99,20 @@ GEMM = {
     "swapped 8, split 2, many tiles": TileCase(
         Tile(8, swap_ab=True, split_k=2, max_stages=2), Case(5, 700, 1024, out_dtype=BF16), 2
     ),
+    "128x128, two scale sets": TileCase(
+        Tile(128, scale_sets=2), Case(300, 264, 2080, out_dtype=BF16), 2
+    ),
+    "128x256, two scale sets, two stages": TileCase(
+        Tile(256, scale_sets=2, max_stages=2), Case(200, 512, 1568, out_dtype=FP32), 1
+    ),
+    "256x256, multicast 4x2, two scale sets": TileCase(
+        Tile(256, two_cta=True, cluster_m=4, cluster_n=2, scale_sets=2),
+        Case(600, 1040, 2080, out_dtype=BF16),
+        8,
+    ),
+    "swapped 8, split 4, two scale sets": TileCase(
+        Tile(8, swap_ab=True, split_k=4, scale_sets=2), Case(5, 300, 4096, out_dtype=BF16), 8
+    ),
     "swapped 128x256": TileCase(Tile(256, swap_ab=True), Case(256, 130, 832, out_dtype=BF16), 1),
 }
 PAIRS = {

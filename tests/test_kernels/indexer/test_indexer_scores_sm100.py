@@ -11,7 +11,7 @@ import torch
 
 from nvfp4_kernels import InvalidArgument, indexer_logits, indexer_logits_paged
 from nvfp4_kernels.devices import standing_in
-from nvfp4_kernels.indexer.sm100.tile import ScoreTile
+from nvfp4_kernels.indexer.sm100.tile import Format, ScoreTile
 from tests.test_kernels.indexer.indexer_cases import Case
 from tests.test_kernels.indexer.indexer_oracle import FORMATS, any_values, grid, scores
 from tests.test_kernels.indexer.indexer_sm100 import Chosen, on, run_contiguous, run_paged
@@ -120,6 +120,17 @@ def test_sets_that_alternate_and_read_factors(
 ) -> None:
     FACTORED.use(monkeypatch)
     run_paged(LONG.problem("fp8"), op_device)
+
+
+@ONE_SCHEDULE
+@pytest.mark.parametrize("stages", [2, 3, 5])
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_two_scale_sets(
+    fmt: Format, stages: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tile = ScoreTile(fmt, 64, 16, pingpong=2, max_stages=stages, scale_sets=2)
+    Chosen(tile).use(monkeypatch)
+    run_paged(LONG.problem(fmt), op_device)
 
 
 def test_every_schedule_contiguous(

@@ -15,23 +15,31 @@ import torch
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
+from nvfp4_kernels.gemm.sm100.tile import Tile
 from nvfp4_kernels.tool import (
     attention_case,
     check,
     check_command,
+    forced_product_case,
     indexer_case,
     sparse_attention_case,
+    tensor_map_case,
     timed,
 )
 from nvfp4_kernels.tool.attention_case import AttentionCase
 from nvfp4_kernels.tool.check import Device, WrongDevice, correctness, markdown, run_all, timings
+from nvfp4_kernels.tool.doubts import DEPTHS, LAUNCHES, doubts
+from nvfp4_kernels.tool.forced_product_case import BATCH, ForcedProductCase
+from nvfp4_kernels.tool.forced_scores_case import ForcedScoresCase
 from nvfp4_kernels.tool.indexer_case import IndexerCase
 from nvfp4_kernels.tool.product_case import ProductCase, compare_bound, compare_exact
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
 from nvfp4_kernels.tool.scoring import ScoreShape
 from nvfp4_kernels.tool.shapes import CONTEST, given_shape
+from nvfp4_kernels.tool.single_dimension_case import SingleDimensionCase
 from nvfp4_kernels.tool.sparse_attention_case import SparseAttentionCase
 from nvfp4_kernels.tool.task import Figures, Isolated, Machine, Mismatch, Outcome, Task, run_task
+from nvfp4_kernels.tool.tensor_map_case import SmallMapsCase
 from nvfp4_kernels.tool.timed import TimedProduct, TimedQuantize, cold_sets
 from nvfp4_kernels.tool.timed_attention import TimedAttention
 from nvfp4_kernels.tool.timed_scoring import TimedScoring
@@ -62,6 +70,7 @@ class StandIn:
 # --- correctness, on the emulator -------------------------------------------------------------
 
 LENGTHS = ((1, 150), (3, 20))
+PAIR = Tile(64, two_cta=True, cluster_m=2)
 CASES: list[Task] = [
     *(
         case
@@ -90,6 +99,17 @@ CASES: list[Task] = [
     IndexerCase("nvfp4", (70, 3), 2, heads=8, head_dim=64),
     IndexerCase("fp8", (70, 3), 2, heads=8, head_dim=64, page_size=0),
     SparseAttentionCase(LENGTHS, head_dim=16),
+    *(
+        ForcedProductCase("sets", (Tile(64, scale_sets=sets),), 40, 72, 1024, launches=2)
+        for sets in (1, 2)
+    ),
+    ForcedProductCase("staggered", (PAIR, Tile(64)), 300, 72, 256, launches=3),
+    SmallMapsCase(),
+    *(SingleDimensionCase(op) for op in ("attention", "sparse attention", "indexer")),
+    *(
+        ForcedScoresCase("nvfp4", (700, 1), heads=8, head_dim=64, max_stages=n, scale_sets=sets)
+        for n, sets in ((3, 1), (5, 1), (3, 2))
+    ),
 ]
 
 
@@ -193,6 +213,117 @@ def test_wrong_scales_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(Mismatch, match=r"a value is .* steps off, may be 3 at the most"):
         QuantizeCase("silu_mul_quantize", 5, 64).run(StandIn())
+
+
+# --- doubts about silicon ---------------------------------------------------------------------
+
+
+def test_every_doubt_has_a_row() -> None:
+    names = [task.name for task in doubts()]
+    assert {task.section for task in doubts()} == {"silicon"}
+    for words, count in {
+        "one scale set, ": 4,
+        "two scale sets, ": 4,
+        "staggered cluster starts, ": 4,
+        "small tensor maps": 1,
+        "dimensions of size 1, ": 3,
+        "ring of 3, ": 2,
+        "ring of 5, ": 2,
+    }.items():
+        assert sum(name.startswith(words) for name in names) == count, words
+    assert sum(f"{LAUNCHES} launches" in name for name in names) == 4
+    rings = [task for task in doubts() if isinstance(task, ForcedScoresCase)]
+    asked = [task.tile for task in rings if task.what.startswith("ring")]
+    assert [tile.stages for tile in asked if tile.fmt == "nvfp4"] == list(DEPTHS)
+    assert [task.tile.scale_sets for task in rings] == [1, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.arch("sm_100")
+@pytest.mark.schedules("random 1")
+def test_one_wrong_launch_is_found(
+    op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvfp4_kernels.gemm.sm100 import launch
+
+    right, launches = launch.product, []
+
+    def wrong(*arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        out, _ = right(*arguments, **options)
+        launches.append(out)
+        out[0, 0] += len(launches) == 3
+        return out, None
+
+    monkeypatch.setattr(launch, "product", wrong)
+    case = ForcedProductCase("staggered", (Tile(64),), 5, 64, 256, launches=4)
+    with pytest.raises(Mismatch, match="1 of 320 values are wrong"):
+        case.run(StandIn(op_device))
+    assert len(launches) == 3
+
+
+class Replays:
+    """A CUDA graph of one step, which a stand-in captures."""
+
+    def __init__(self, steps: Sequence[Callable[[], object]], launches: int) -> None:
+        steps[0]()
+        for number in range(launches):
+            steps[number % len(steps)]()
+        self.graph, self.launches, self.replays = self, launches, 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+def test_graphs_are_replayed_until_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.Tensor] = []
+
+    def step() -> torch.Tensor:
+        made.append(torch.zeros(1))
+        return made[-1]
+
+    graphs: list[Replays] = []
+
+    def captured(steps: Sequence[Callable[[], object]], launches: int) -> Replays:
+        graphs.append(Replays(steps, launches))
+        return graphs[-1]
+
+    monkeypatch.setattr(forced_product_case, "captured", captured)
+    machine = StandIn()
+    machine.device = torch.device("cuda")
+    results = list(forced_product_case._results(machine, [step, step], 4 * BATCH))
+    assert len(results) == 2 + 4 * BATCH
+    assert graphs[0].replays == 4
+    assert not results[0].isnan()
+    assert all(result.isnan() for result in results[2:])  # poisoned, and the graph does nothing
+
+
+@pytest.mark.parametrize(
+    ("version", "bits", "error"),
+    [
+        (13010, (True, False), ""),
+        (13010, (False, False), ""),
+        (13020, (False, False), ""),
+        (13020, (True, True), ""),
+        (13020, (True, False), "driver of CUDA 13020: sets bit 21 of a small tensor map's"),
+    ],
+)
+def test_maps_of_a_driver(
+    version: int, bits: tuple[bool, bool], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, cpu = SmallMapsCase(), torch.device("cpu")
+    mended = 131072 if version <= 13010 else 0
+    monkeypatch.setattr(tensor_map_case, "driver_version", lambda: version)
+    monkeypatch.setattr(tensor_map_case, "defective_map_bytes", lambda device: mended)
+    monkeypatch.setattr(
+        tensor_map_case,
+        "driver_map",
+        lambda x: [0, bits[x.nbytes >= 131072] << 21],
+    )
+    if error:
+        with pytest.raises(Mismatch, match=error):
+            case._compare(cpu)
+    else:
+        seen = {"small": str(bits[0]), "large": str(bits[1]), "mended": str(mended > 0)}
+        assert case._compare(cpu) == seen
 
 
 # --- tasks that go wrong ----------------------------------------------------------------------
@@ -365,6 +496,23 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     written = json.loads((tmp_path / "report.json").read_text())
     assert written["device"]["name"] == "NVIDIA B200"
     assert [bool(o["error"]) for o in written["outcomes"]] == [False, True]
+
+
+@pytest.mark.processes
+def test_a_row_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The report says which, and those after it have run."""
+    fake_cuda(monkeypatch, 10, 0, "NVIDIA B200")
+    tasks = [Acts(name, "silicon") for name in ("works", "dies", "works again")]
+    monkeypatch.setattr(check_command, "correctness", lambda quick: tasks)
+    monkeypatch.setattr(check_command, "timings", lambda quick: [])
+    monkeypatch.setattr(check_command, "CudaMachine", StandIn)
+    status, output = invoke("--out", tmp_path / "report.md")
+    assert status == 1
+    assert "3 tasks, 1 failed" in output
+    report = (tmp_path / "report.md").read_text()
+    assert "| silicon | dies | its process died with exit code 3 |" in report
+    for name in ("works", "works again"):
+        assert f"| {name} | ok |" in report
 
 
 class InThisProcess:

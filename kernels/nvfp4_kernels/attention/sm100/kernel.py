@@ -58,6 +58,7 @@ class AttentionArguments(NamedTuple):
         soft_cap: unused without one.
         k_scale, v_scale: float32 [], of an E4M3 cache.
         sizes: host integers.
+        defective_below: see ``devices.defective_map_bytes``.
     """
 
     queries: Queries
@@ -78,6 +79,7 @@ class AttentionArguments(NamedTuple):
     k_scale: cute.Pointer
     v_scale: cute.Pointer
     sizes: Sizes
+    defective_below: Int32
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class FmhaSm100:
         variant = self.variant
         return [
             *("k", "v", "k_strides", "v_strides", "map_stride", "map_rows"),
+            "defective_below",
             *(("indices", "list_stride") if variant.layout != "indexed" else ()),
             *(("soft_cap",) if not variant.soft_cap else ()),
             *(("sinks",) if not variant.sinks or variant.split else ()),
@@ -139,6 +142,7 @@ class FmhaSm100:
         operands = (arguments.k, strides), (arguments.v, arguments.v_strides)
         query_tiles = cute.ceil_div(sizes.queries * sizes.group, tile.rows)
         grid = (sizes.kv_heads * sizes.splits, sizes.batch, query_tiles)
+        view = map_stride, arguments.map_rows, arguments.defective_below
         map_strides: Any = None  # no parameter of the kernel's
         if cutlass.const_expr(variant.layout == "indexed"):
             # Neighbouring tokens have much the same list: their CTAs find its keys in L2.
@@ -149,7 +153,7 @@ class FmhaSm100:
                 row=(strides.row // map_stride).to(Int32),
             )
         self.kernel(
-            *tensor_maps(tile, variant, operands, sizes, map_stride, arguments.map_rows),
+            *tensor_maps(tile, variant, operands, sizes, *view),
             without_unread(arguments, self.unread),
             map_strides,
         ).launch(

@@ -13,9 +13,14 @@ from nvfp4_kernels.attention.sm100.operands import Strides
 from nvfp4_kernels.attention.sm100.queries import Queries
 from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Layout, Variant
-from nvfp4_kernels.checks import InvalidArgument, check_rows
+from nvfp4_kernels.checks import InvalidArgument, check_rows, strides_of
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.devices import device_arch, dtype_name, multiprocessors
+from nvfp4_kernels.devices import (
+    defective_map_bytes,
+    device_arch,
+    dtype_name,
+    multiprocessors,
+)
 from nvfp4_kernels.merge_segments.sm100 import merge_segments
 
 MAX_BATCH = 65535  # CTAs along a grid's y dimension
@@ -203,7 +208,10 @@ def _launch(
         sequences, keys = len(table), problem.keys
     arguments = AttentionArguments(
         queries=Queries(
-            q, batch_stride=q.stride(0), token_stride=q.stride(-3), head_stride=q.stride(-2)
+            q,
+            batch_stride=strides_of(q)[0],
+            token_stride=strides_of(q)[-3],
+            head_stride=strides_of(q)[-2],
         ),
         k=given.k,
         v=given.v,
@@ -214,9 +222,9 @@ def _launch(
         result=result,
         lengths=SequenceLengths(given.query_start, given.key_start, given.seq_lens),
         block_table=table,
-        table_stride=0 if table is None else table.stride(0),
+        table_stride=0 if table is None else strides_of(table)[0],
         indices=lists,
-        list_stride=0 if lists is None else lists.stride(0),
+        list_stride=0 if lists is None else strides_of(lists)[0],
         scale=scoring.scale,
         soft_cap=scoring.soft_cap or 0.0,
         k_scale=given.k_scale,
@@ -231,6 +239,7 @@ def _launch(
             splits=splits,
             window=scoring.window_keys,
         ),
+        defective_below=defective_map_bytes(q.device),
     )
     launch(FmhaSm100(tile, variant), arguments)
 
@@ -242,7 +251,7 @@ def _without_keys(out: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _strides(x: Tensor) -> Strides:
-    page, head, row = x.stride()[:3]
+    page, head, row = strides_of(x)[:3]
     return Strides(row=row, head=head, page=page)
 
 

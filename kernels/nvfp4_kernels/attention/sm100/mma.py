@@ -21,6 +21,7 @@ from nvfp4_kernels.attention.sm100.tile import (
     Variant,
 )
 from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.sm100.descriptors import advance
 from nvfp4_kernels.sm100.limits import MMA_BYTES
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
@@ -42,8 +43,10 @@ class Mma:
 
     With ``qk_before_pv``, QK of the next key tile is issued before PV of this one, so that it
     overlaps with the softmax; otherwise S may only be overwritten once PV has read P from its
-    columns. All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread
-    loops over MMAs.
+    columns. Nothing waits for that: MMAs are issued in this order, and the tensor core's pipe keeps
+    it, as every kernel that overlays P on S relies on. The PTX ISA promises it only of MMAs with
+    one accumulator and shape (tcgen05 memory consistency model, pipelined instructions). All lanes
+    run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over MMAs.
     """
 
     tile: AttentionTile
@@ -184,8 +187,8 @@ class Mma:
         """S of a query tile: MMAs along D, 32 bytes of each row at a time."""
         tile = self.tile
         instruction = self._instruction(KEYS, mn_major_b=False)
-        a = descriptors.queries + each * (tile.query_bytes // 16)
-        b = descriptors.keys + stage * (tile.stage_bytes // 16)
+        a = advance(descriptors.queries, each * (tile.query_bytes // 16))
+        b = advance(descriptors.keys, stage * (tile.stage_bytes // 16))
         per_chunk = tile.chunk_bytes // MMA_BYTES
         for step in range(tile.row_bytes // MMA_BYTES):
             offset = step % per_chunk * MMA_BYTES
@@ -194,8 +197,8 @@ class Mma:
                 self._kind,
                 ptx.CTAGroup.CTA_1,
                 tensor_pointer(target),
-                a + (chunk * ROWS + offset) // 16,
-                b + (chunk * KEYS + offset) // 16,
+                advance(a, (chunk * ROWS + offset) // 16),
+                advance(b, (chunk * KEYS + offset) // 16),
                 instruction,
                 step > 0,
             )
@@ -212,14 +215,14 @@ class Mma:
         tile = self.tile
         instruction = self._instruction(tile.head_dim, mn_major_b=True)
         keys = MMA_BYTES // tile.element_bytes
-        b = descriptors.values + stage * (tile.stage_bytes // 16)
+        b = advance(descriptors.values, stage * (tile.stage_bytes // 16))
         for step in range(KEYS // keys):
             ptx.tcgen05_mma(
                 self._kind,
                 ptx.CTAGroup.CTA_1,
                 tensor_pointer(target),
                 tensor_pointer(source + step * A_COLUMNS),
-                b + step * (keys * tile.chunk_bytes // 16),
+                advance(b, step * (keys * tile.chunk_bytes // 16)),
                 instruction,
                 accumulate if step == 0 else True,
             )

@@ -10,12 +10,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
-from cutlass.experimental.cuda import TensorMap, create_tensor_map_tiled
+from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.attention.sm100.scheduler import Sizes
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.descriptors import DESCRIPTOR_SWIZZLES, TENSOR_MAP_SWIZZLES, row_descriptor
+from nvfp4_kernels.sm100.tensor_maps import tensor_map
 
 
 class Strides(NamedTuple):
@@ -38,15 +39,26 @@ def tensor_maps(
     sizes: Sizes,
     map_stride: Int64,
     map_rows: Int32,
+    defective_below: Int32,
 ) -> list[TensorMap]:
-    """Tensor maps of keys and of values; ``map_stride`` and ``map_rows``: see ``_gather_map``."""
+    """Tensor maps of keys and of values.
+
+    ``map_stride`` and ``map_rows``: see ``_gather_map``; ``defective_below``: see ``tensor_map``.
+    """
     if variant.layout == "indexed":
-        return [_gather_map(tile, variant, data, map_stride, map_rows) for data, _ in operands]
-    return [_key_map(tile, variant, data, strides, sizes) for data, strides in operands]
+        view = map_stride, map_rows, defective_below
+        return [_gather_map(tile, variant, data, *view) for data, _ in operands]
+    rest = sizes, defective_below
+    return [_key_map(tile, variant, data, strides, *rest) for data, strides in operands]
 
 
 def _key_map(
-    tile: AttentionTile, variant: Variant, data: cute.Pointer, strides: Strides, sizes: Sizes
+    tile: AttentionTile,
+    variant: Variant,
+    data: cute.Pointer,
+    strides: Strides,
+    sizes: Sizes,
+    defective_below: Int32,
 ) -> TensorMap:
     """Tensor map [D, rows of a page, heads, pages]; rows past the end read as zeros.
 
@@ -54,27 +66,34 @@ def _key_map(
     """
     units = 16 // tile.element_bytes
     rows = variant.page_size if variant.layout == "paged" else sizes.keys
-    return create_tensor_map_tiled(
+    return tensor_map(
         data.toint(),
         operand_type(tile, variant),
         [tile.head_dim, rows, sizes.kv_heads, sizes.pages],
         [strides.row // units, strides.head // units, strides.page // units],
         [tile.chunk_elements, variant.box_rows, 1, 1],
-        swizzle=TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
+        defective_below,
+        TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
     )
 
 
 def _gather_map(
-    tile: AttentionTile, variant: Variant, data: cute.Pointer, stride: Int64, rows: Int32
+    tile: AttentionTile,
+    variant: Variant,
+    data: cute.Pointer,
+    stride: Int64,
+    rows: Int32,
+    defective_below: Int32,
 ) -> TensorMap:
     """Tensor map [D, rows] with ``stride`` elements between rows, for TMA gathers."""
-    return create_tensor_map_tiled(
+    return tensor_map(
         data.toint(),
         operand_type(tile, variant),
         [tile.head_dim, rows],
         [stride // (16 // tile.element_bytes)],
         [tile.chunk_elements, 1],
-        swizzle=TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
+        defective_below,
+        TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
     )
 
 

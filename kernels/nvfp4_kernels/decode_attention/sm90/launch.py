@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from nvfp4_kernels.attention.scoring import Scoring
-from nvfp4_kernels.checks import InvalidArgument, check_rows
+from nvfp4_kernels.checks import InvalidArgument, check_rows, strides_of
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.decode_attention.sm90.choose import choose_config
 from nvfp4_kernels.decode_attention.sm90.kernel import DecodeArguments, DecodeAttentionSm90
@@ -67,7 +67,7 @@ def decode_attention(
         soft_cap=scoring.soft_cap is not None,
         sinks=sinks is not None,
     )
-    page, head, row, _ = kv_cache.stride()
+    page, head, row, _ = strides_of(kv_cache)
     arguments = DecodeArguments(
         q=_token_tensor(q),
         key=_token_tensor(key),
@@ -75,7 +75,7 @@ def decode_attention(
         kv_cache=kv_cache,
         cache_strides=Strides(row=row, head=head, page=page),
         block_table=block_table,
-        table_stride=block_table.stride(0),
+        table_stride=strides_of(block_table)[0],
         seq_lens=seq_lens,
         slot_mapping=slot_mapping,
         result=DecodeResult(out, sinks),
@@ -89,4 +89,5 @@ def decode_attention(
 
 
 def _token_tensor(x: Tensor) -> TokenTensor:
-    return TokenTensor(x, token_stride=x.stride(0), head_stride=x.stride(1))
+    token, head, _ = strides_of(x)
+    return TokenTensor(x, token_stride=token, head_stride=head)

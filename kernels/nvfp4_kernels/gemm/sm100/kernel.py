@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Uint8
 from cutlass.experimental import primitives as ptx
-from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle
 
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
@@ -29,6 +29,7 @@ from nvfp4_kernels.gemm.sm100.scheduler import (
 from nvfp4_kernels.gemm.sm100.split_k import Partials, SplitK
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, EPILOGUE_WARPS, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
+from nvfp4_kernels.sm100.tensor_maps import tensor_map
 
 MMA_WARP = EPILOGUE_WARPS
 LOAD_WARP = MMA_WARP + 1
@@ -50,6 +51,7 @@ class GemmArguments(NamedTuple):
         m, n, k, batch: sizes.
         weight_batch: 1 or ``batch``.
         sms: to launch on, at the most.
+        defective_below: see ``devices.defective_map_bytes``.
     """
 
     x: cute.Pointer
@@ -70,6 +72,7 @@ class GemmArguments(NamedTuple):
     batch: Int32
     weight_batch: Int32
     sms: Int32
+    defective_below: Int32
     shard_ends: ShardEnds
 
 
@@ -110,7 +113,7 @@ class BlockScaledGemm:
         """Arguments that the kernel does not read."""
         output = self.output
         return [
-            *("x", "sfx", "w1", "sfw1", "w2", "sfw2", "batch", "sms"),
+            *("x", "sfx", "w1", "sfw1", "w2", "sfw2", "batch", "sms", "defective_below"),
             *(("out",) if output.store == "tma" else ()),
             *(("sf_out", "out_scale") if output.dtype != "nvfp4" else ()),
             *(("row_scale",) if not output.row_scale else ()),
@@ -123,7 +126,9 @@ class BlockScaledGemm:
         """Launch on ``arguments.sms`` SMs at the most."""
         m, n, k, batch = arguments.m, arguments.n, arguments.k, arguments.batch
         tile = self.tile
-        tokens, weights = Extent(m, k, batch), Extent(n, k, arguments.weight_batch)
+        defective = arguments.defective_below
+        tokens = Extent(m, k, batch, defective)
+        weights = Extent(n, k, arguments.weight_batch, defective)
         x_maps = self._maps(arguments.x, arguments.sfx, tokens, n_side=tile.swap_ab)
         w1_maps = self._maps(arguments.w1, arguments.sfw1, weights, n_side=not tile.swap_ab)
         w2_maps = None, None
@@ -131,7 +136,7 @@ class BlockScaledGemm:
             w2_maps = self._maps(arguments.w2, arguments.sfw2, weights, n_side=not tile.swap_ab)
         out_map = None
         if cutlass.const_expr(self.output.store == "tma"):
-            out_map = self._out_map(arguments.out, m, n, batch)
+            out_map = self._out_map(arguments.out, m, n, batch, defective)
         rows_m, rows_n = (n, m) if tile.swap_ab else (m, n)
         across_m = clusters_across(rows_m, tile.rows, tile.cluster_m // tile.ctas)
         across_n = clusters_across(rows_n, tile.columns, tile.cluster_n)
@@ -154,16 +159,19 @@ class BlockScaledGemm:
         atoms_k = ATOMS_K // (tile.sharers_sfb if n_side else tile.cluster_n)
         return data_map(data, extent, rows), scale_map(scales, extent, atoms, atoms_k)
 
-    def _out_map(self, out: cute.Pointer, m: Int32, n: Int32, batch: Int32) -> TensorMap:
+    def _out_map(
+        self, out: cute.Pointer, m: Int32, n: Int32, batch: Int32, defective_below: Int32
+    ) -> TensorMap:
         dtype = TYPES[self.output.dtype]
         units = n * (dtype.width // 8) // 16
-        return create_tensor_map_tiled(
+        return tensor_map(
             out.toint(),
             dtype,
             [n, m, batch],
             [units, Int64(m) * units],
             [self.output.store_columns, WARP_ROWS, 1],
-            swizzle=TensorMapSwizzle.s128b,
+            defective_below,
+            TensorMapSwizzle.s128b,
         )
 
     @cute.kernel

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.devices import dtype_name, multiprocessors
+from nvfp4_kernels.devices import defective_map_bytes, dtype_name, multiprocessors
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.gemm.shards import shard_ends
-from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
+from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config, with_store
 from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
-from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, OutDtype
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, OutDtype, Tile
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 
 # Tensor maps have strides of 16 bytes: 32 elements of K.
@@ -82,12 +82,14 @@ def product(
     bias: Tensor | None,
     out_dtype: torch.dtype,
     out_global_scale: Tensor | None = None,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
 
     ``tokens`` are data and blocked scales of the activations ``(..., M, K/2)``, ``weights`` those
     of one product, or of the gate and up projection. ``out_global_scale``, float32 ``()``: quantise
-    the result with it. The rest is as for ``gemm``.
+    the result with it. ``tile``, which must fit: that one, not what would be chosen. The rest is as
+    for ``gemm``.
 
     Returns:
         The result, and its blocked scales if it was quantised.
@@ -130,7 +132,10 @@ def product(
     )
     problem = Problem(m, n, k, batch, len(weights))
     sms = multiprocessors(data.device)
-    kernel = BlockScaledGemm(*choose_config(problem, output, sms))
+    if tile is None:
+        kernel = BlockScaledGemm(*choose_config(problem, output, sms))
+    else:
+        kernel = BlockScaledGemm(tile, with_store(output, tile, n))
     padded = -k % _K_STEP // 2
     x, w1, w2 = (
         torch.nn.functional.pad(t, (0, padded)) if padded else t
@@ -155,6 +160,7 @@ def product(
         batch=batch,
         weight_batch=math.prod(weights[0][0].shape[:-2]),
         sms=sms,
+        defective_below=defective_map_bytes(data.device),
         shard_ends=shard_ends(shard_sizes),
     )
     launch(kernel, arguments)

@@ -13,7 +13,7 @@ from nvfp4_kernels.gemm.sm100.loader import mask_of_readers
 from nvfp4_kernels.gemm.sm100.operands import Operand, data_descriptor
 from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, TileCoord, tile_coord
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
-from nvfp4_kernels.sm100.descriptors import scale_descriptor
+from nvfp4_kernels.sm100.descriptors import advance, scale_descriptor
 from nvfp4_kernels.sm100.limits import (
     ATOM_BYTES,
     ATOM_COLUMNS,
@@ -31,6 +31,12 @@ class Mma:
 
     All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over
     MMAs.
+
+    The PTX ISA promises that a tcgen05.cp is done before the MMA that is issued after it reads what
+    it wrote; it promises nothing of a cp that is issued after the MMA that reads what it overwrites
+    (tcgen05 memory consistency model, pipelined instructions). With one set of scales this relies
+    on what every kernel that reuses its scales' columns relies on: the tensor core's pipe keeps the
+    order. With two sets nothing is relied on, see ``_acquire_scales``.
     """
 
     tile: Tile
@@ -66,15 +72,16 @@ class Mma:
                 count = index * state.k_steps + step
                 stage = count % stages
                 wait(barriers.full.subview(stage), count // stages)
+                scales = self._acquire_scales(barriers.empty, tensor, count)
                 if leader:
-                    self._copy_scales(scale_descriptors, stage, tensor)
+                    self._copy_scales(scale_descriptors, stage, scales)
                     for part in cutlass.range_constexpr(ATOMS_K):
                         self._multiply(
                             descriptors,
                             stage,
                             part,
                             target,
-                            tensor,
+                            scales,
                             coord,
                             (step > 0) if part == 0 else True,
                         )
@@ -101,6 +108,21 @@ class Mma:
             turn = index // tile.accumulators
             wait(acc_empty.subview(index % tile.accumulators), turn - 1)
 
+    @cute.jit
+    def _acquire_scales(self, empty: Array, tensor: Int32, count: Int32) -> Int32:
+        """First column of the ``count``-th K step's scales; of two sets, once its MMAs are done.
+
+        Those are the MMAs of two steps ago; their commit releases their stage of the ring.
+        """
+        tile, stages = self.tile, self.stages
+        column = tensor + tile.scale_column
+        if cutlass.const_expr(tile.scale_sets == 2):
+            before = count + stages - 2  # a turn ahead, so that it is never negative
+            wait(empty.subview(before % stages), before // stages - 1)
+            ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
+            column += count % 2 * tile.scale_set_columns
+        return column
+
     def _collector(self, product: int) -> ptx.Tcgen05MMACollectorOp | None:
         """Collector hint: activations on the M side stay in the core from gate to up projection."""
         if self.tile.weights == 1 or self.tile.swap_ab:
@@ -108,19 +130,19 @@ class Mma:
         ops = ptx.Tcgen05MMACollectorOp
         return ops.FILL if product == 0 else ops.LASTUSE
 
-    def _copy_scales(self, descriptors: list[Int64], stage: Int32, tensor: Int32) -> None:
+    def _copy_scales(self, descriptors: list[Int64], stage: Int32, scales: Int32) -> None:
         """Copy scales to tensor memory, replicated for four warps' lanes (PTX ISA, tcgen05.cp)."""
         tile = self.tile
         shape, spread = ptx.S2TCopyMode.S2T_32x128b_WARPX4
-        column = tile.scale_column
+        column = 0
         for operand, descriptor in enumerate(descriptors):
             atoms = ATOMS_K * (1 if operand < tile.m_operands else tile.atoms_n)
-            start = descriptor + stage * (atoms * ATOM_BYTES // 16)
+            start = advance(descriptor, stage * (atoms * ATOM_BYTES // 16))
             for atom in range(atoms):
                 ptx.tcgen05_cp(
                     shape,
-                    tensor_pointer(tensor + (column + atom * ATOM_COLUMNS)),
-                    start + atom * (ATOM_BYTES // 16),
+                    tensor_pointer(scales + (column + atom * ATOM_COLUMNS)),
+                    advance(start, atom * (ATOM_BYTES // 16)),
                     group=self.group,
                     multicast=spread,
                 )
@@ -132,7 +154,7 @@ class Mma:
         stage: Int32,
         part: int,
         target: Int32,
-        tensor: Int32,
+        scales: Int32,
         coord: TileCoord,
         accumulate: object,
     ) -> None:
@@ -149,13 +171,11 @@ class Mma:
         for product in range(tile.weights):
             m = product % tile.m_operands
             n = product % tile.n_operands
-            a = descriptors[m] + stage * (CTA_ROWS * TILE_BYTES // 16)
-            b = descriptors[tile.m_operands + n] + stage * (tile.b_rows * TILE_BYTES // 16)
-            sfa = tile.scale_column + ATOM_COLUMNS * (m * ATOMS_K + part)
-            sfb = tile.scale_column + ATOM_COLUMNS * (
-                tile.m_operands * ATOMS_K + (n * ATOMS_K + part) * tile.atoms_n
-            )
-            scale_b = tensor + sfb
+            a = advance(descriptors[m], stage * (CTA_ROWS * TILE_BYTES // 16))
+            b = advance(descriptors[tile.m_operands + n], stage * (tile.b_rows * TILE_BYTES // 16))
+            sfa = ATOM_COLUMNS * (m * ATOMS_K + part)
+            sfb = ATOM_COLUMNS * (tile.m_operands * ATOMS_K + (n * ATOMS_K + part) * tile.atoms_n)
+            scale_b = scales + sfb
             if tile.columns < ATOM_ROWS:
                 # A tile that starts inside of an atom: 32 of its rows to a column.
                 scale_b += coord.n * tile.columns % ATOM_ROWS // WARP_ROWS
@@ -163,11 +183,11 @@ class Mma:
                 ptx.MMABlockScaleKind.MXF4NVF4,
                 self.group,
                 tensor_pointer(target + product * tile.columns),
-                a + part * (MMA_K // 2 // 16),
-                b + part * (MMA_K // 2 // 16),
+                advance(a, part * (MMA_K // 2 // 16)),
+                advance(b, part * (MMA_K // 2 // 16)),
                 instruction,
                 enable_input_d=accumulate,
-                scale_a=tensor_pointer(tensor + sfa),
+                scale_a=tensor_pointer(scales + sfa),
                 scale_b=tensor_pointer(scale_b),
                 scale_vec_size=ptx.Tcgen05MMABlockScale.BLOCK16,
                 collector_op=self._collector(product),

@@ -5,20 +5,25 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32, Int64, Uint8, Uint16
-from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle
 
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES
 from nvfp4_kernels.sm100.descriptors import row_descriptor
 from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, MMA_K
+from nvfp4_kernels.sm100.tensor_maps import tensor_map
 
 
 @dataclass(frozen=True)
 class Extent:
-    """An operand in global memory: ``batch`` matrices of ``rows`` × K."""
+    """An operand in global memory: ``batch`` matrices of ``rows`` × K.
+
+    ``defective_below``: see ``tensor_map``.
+    """
 
     rows: Int32
     k: Int32
     batch: Int32
+    defective_below: Int32
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,14 @@ class Operand:
 
 def data_map(data: cute.Pointer, extent: Extent, box_rows: int) -> TensorMap:
     """Tensor map of packed E2M1, as bytes: [K/2, rows, batch]; what lies beyond reads as zeros."""
-    return create_tensor_map_tiled(
+    return tensor_map(
         data.toint(),
         Uint8,
         [extent.k // 2, extent.rows, extent.batch],
         [extent.k // 32, Int64(extent.rows) * (extent.k // 32)],
         [TILE_BYTES, box_rows, 1],
-        swizzle=TensorMapSwizzle.s128b,
+        extent.defective_below,
+        TensorMapSwizzle.s128b,
     )
 
 
@@ -54,12 +60,13 @@ def scale_map(scales: cute.Pointer, extent: Extent, box_atoms: int, box_k: int) 
     across = cute.ceil_div(extent.k, MMA_K)
     down = cute.ceil_div(extent.rows, ATOM_ROWS)
     units = ATOM_BYTES // 16
-    return create_tensor_map_tiled(
+    return tensor_map(
         scales.toint(),
         Uint16,
         [ATOM_BYTES // 2, down, across, extent.batch],
         [across * units, units, Int64(down) * across * units],
         [ATOM_BYTES // 2, box_atoms, box_k, 1],
+        extent.defective_below,
     )
 
 

@@ -48,6 +48,9 @@ class Tile:
         cluster_m, cluster_n: CTAs, along either side, that load what they share once for all.
         split_k: CTAs of a cluster that each take a part of K and then add up.
         max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
+        scale_sets: places in tensor memory that K steps' scales take in turn. With one, the copy of
+            a step's scales relies on the order of the tensor core's pipe; with two, it waits until
+            the MMAs that read what it overwrites are done (see ``Mma``).
     """
 
     columns: int = 128
@@ -58,10 +61,12 @@ class Tile:
     cluster_n: int = 1
     split_k: int = 1
     max_stages: int = MAX_STAGES
+    scale_sets: int = 1
 
     def __post_init__(self) -> None:
         assert self.columns in (8, 16, 32, 64, 128, 256), self.columns
         assert self.weights in (1, 2), self.weights
+        assert self.scale_sets in (1, 2), self.scale_sets
         assert self.cluster_m % self.ctas == 0, "a pair of CTAs lies along the M side"
         assert self.split_k == 1 or self.cluster == self.split_k, "a split has no other cluster"
         assert self.cluster <= 8, "larger clusters are not portable"
@@ -125,8 +130,13 @@ class Tile:
         return self.weights * self.columns
 
     @property
-    def scale_columns(self) -> int:
+    def scale_set_columns(self) -> int:
+        """Columns of the scales of one K step."""
         return ATOM_COLUMNS * ATOMS_K * (self.m_operands + self.n_operands * self.atoms_n)
+
+    @property
+    def scale_columns(self) -> int:
+        return self.scale_sets * self.scale_set_columns
 
     @property
     def overlap(self) -> int:
@@ -149,7 +159,7 @@ class Tile:
 
     @property
     def scale_column(self) -> int:
-        """First column of the scales: the M side's operands, then the N side's."""
+        """First column of the scales: of each set the M side's operands, then the N side's."""
         return self.accumulator_columns + self.accumulator_stride
 
     @property

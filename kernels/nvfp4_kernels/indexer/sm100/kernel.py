@@ -40,6 +40,7 @@ class ScoreArguments(NamedTuple):
         weights: weights of the heads.
         ranges: keys that each query sees.
         sizes: host integers.
+        defective_below: see ``devices.defective_map_bytes``.
     """
 
     q: cute.Pointer
@@ -49,6 +50,7 @@ class ScoreArguments(NamedTuple):
     weights: HeadWeights
     ranges: KeyRanges
     sizes: Sizes
+    defective_below: Int32
 
 
 # Element types and, where less than 16 bytes, alignments of the pointers in ``ScoreArguments``.
@@ -106,11 +108,11 @@ class IndexerLogitsSm100:
     def __call__(self, arguments: Any, stream: cuda_driver.CUstream) -> None:
         """Launch; pointers in ``arguments`` are null where the variant has none."""
         tile, inputs = self.tile, arguments.inputs
-        sizes, table = inputs.sizes, inputs.page_table
+        sizes, defective = inputs.sizes, inputs.defective_below
         blocks = cute.ceil_div(sizes.queries, tile.queries)
         self.kernel(
-            query_map(tile, inputs.q, sizes.sequences * sizes.queries),
-            key_map(tile, self.variant, inputs.k, sizes.keys, table.pages, table.stride),
+            query_map(tile, inputs.q, sizes.sequences * sizes.queries, defective),
+            key_map(tile, self.variant, inputs.k, sizes.keys, inputs.page_table, defective),
             arguments,
             self.visitor.min_keys(arguments.out),
         ).launch(

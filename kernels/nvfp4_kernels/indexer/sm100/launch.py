@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_layout
-from nvfp4_kernels.devices import device_arch, multiprocessors
+from nvfp4_kernels.checks import InvalidArgument, check_layout, strides_of
+from nvfp4_kernels.devices import defective_map_bytes, device_arch, multiprocessors
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.sm100.choose import ScoreProblem
 from nvfp4_kernels.indexer.sm100.kernel import ScoreArguments
@@ -79,6 +79,7 @@ class Scoring:
                 keys=problem.keys,
                 splits=splits,
             ),
+            defective_below=defective_map_bytes(self.q.device),
         )
 
 
@@ -128,9 +129,9 @@ def paged(
     _check_aligned(q=q, q_scales=q_scales, weights=weights)
     page_table = PageTable(
         table=block_table,
-        table_stride=block_table.stride(0),
+        table_stride=strides_of(block_table)[0],
         pages=len(cache),
-        stride=cache.stride(0),
+        stride=strides_of(cache)[0],
         k_scales=cache[:, block_size * fmt.data_bytes(problem.head_dim) :],
     )
     ranges = KeyRanges(begins=None, ends=context_lens)

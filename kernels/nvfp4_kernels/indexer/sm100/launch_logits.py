@@ -8,6 +8,7 @@ from nvfp4_kernels.indexer.sm100.choose import choose_config
 from nvfp4_kernels.indexer.sm100.kernel import IndexerLogitsSm100, LogitsArguments
 from nvfp4_kernels.indexer.sm100.launch import Scoring, contiguous, paged
 from nvfp4_kernels.indexer.sm100.logits import NEGATIVE_INFINITY
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 
 
 def logits(
@@ -38,17 +39,20 @@ def logits_paged(
     max_context_len: int,
     fmt: Format,
     block_size: int,
+    tile: ScoreTile | None = None,
 ) -> Tensor:
     """See ``nvfp4_kernels.indexer.score_op.indexer_logits_paged``.
+
+    ``tile``: that one, for this problem, and not what would be chosen.
 
     Raises:
         InvalidArgument: as ``launch.paged``.
     """
     tensors = q, q_scales, cache, weights, context_lens, block_table
-    return _logits(paged(*tensors, max_context_len, fmt, block_size), weights)
+    return _logits(paged(*tensors, max_context_len, fmt, block_size), weights, tile)
 
 
-def _logits(scoring: Scoring, like: Tensor) -> Tensor:
+def _logits(scoring: Scoring, like: Tensor, given: ScoreTile | None = None) -> Tensor:
     """Allocate and compute the logits ``(rows, keys)``, float32 as ``like``."""
     out = like.new_empty((scoring.rows, scoring.problem.keys))
     if out.numel() == 0:
@@ -56,6 +60,6 @@ def _logits(scoring: Scoring, like: Tensor) -> Tensor:
     if scoring.keyless:
         return out.fill_(NEGATIVE_INFINITY)
     tile, splits = choose_config(scoring.problem, scoring.sms)
-    kernel = IndexerLogitsSm100(tile, scoring.variant)
+    kernel = IndexerLogitsSm100(given or tile, scoring.variant)
     launch(kernel, LogitsArguments(inputs=scoring.arguments(splits), out=out))
     return out

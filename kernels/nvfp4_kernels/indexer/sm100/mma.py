@@ -11,7 +11,7 @@ from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.indexer.sm100.barriers import Barriers
 from nvfp4_kernels.indexer.sm100.scheduler import TileScheduler
 from nvfp4_kernels.indexer.sm100.tile import KEYS, ScoreTile
-from nvfp4_kernels.sm100.descriptors import row_descriptor, scale_descriptor
+from nvfp4_kernels.sm100.descriptors import advance, row_descriptor, scale_descriptor
 from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_COLUMNS, MMA_BYTES
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
@@ -48,7 +48,8 @@ class Mma:
     """Role of one warp.
 
     All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over
-    MMAs.
+    MMAs. With one set of scales, the copy of a key tile's scales after the MMAs that read the tile
+    before's relies on the order of the tensor core's pipe, as in the GEMM's ``Mma``.
     """
 
     tile: ScoreTile
@@ -80,17 +81,32 @@ class Mma:
             wait(barriers.k_full.subview(stage), phase)
             if cutlass.const_expr(tile.block_scaled):
                 wait(barriers.sfk_full.subview(stage), phase)
+            key_scales = self._acquire_scales(barriers.k_empty, tensor, index)
             wait(barriers.acc_empty.subview(accumulator), index // tile.accumulators - 1)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             if leader:
                 if cutlass.const_expr(tile.block_scaled):
-                    atoms = descriptors.key_atoms + stage * (tile.key_scale_bytes // 16)
-                    self._copy_scales(atoms, tensor + tile.key_scale_column, 1)
+                    atoms = advance(descriptors.key_atoms, stage * (tile.key_scale_bytes // 16))
+                    self._copy_scales(atoms, key_scales, 1)
                 accumulator_column = tensor + accumulator * tile.columns
                 for step in cutlass.range_constexpr(tile.steps):
-                    self._multiply(descriptors, stage, step, accumulator_column, tensor)
+                    self._multiply(descriptors, stage, step, accumulator_column, tensor, key_scales)
                 ptx.tcgen05_commit(barriers.k_empty.subview(stage))
                 ptx.tcgen05_commit(barriers.acc_full.subview(accumulator))
+
+    @cute.jit
+    def _acquire_scales(self, k_empty: Array, tensor: Int32, index: Int32) -> Int32:
+        """First column of a key tile's scales; of two sets, once its MMAs are done.
+
+        Those are the MMAs of two tiles ago; their commit releases their stage of the ring.
+        """
+        tile, stages = self.tile, self.tile.stages
+        column = tensor + tile.key_scale_column
+        if cutlass.const_expr(tile.block_scaled and tile.scale_sets == 2):
+            before = index + stages - 2  # a turn ahead, so that it is never negative
+            wait(k_empty.subview(before % stages), before // stages - 1)
+            column += index % 2 * tile.scale_set_columns
+        return column
 
     def _descriptors(self, operands: OperandStorage) -> SmemDescriptors:
         """Descriptors of the operands; those of missing scales are 0."""
@@ -108,7 +124,7 @@ class Mma:
             ptx.tcgen05_cp(
                 shape,
                 tensor_pointer(column + atom * ATOM_COLUMNS),
-                atoms + atom * (ATOM_BYTES // 16),
+                advance(atoms, atom * (ATOM_BYTES // 16)),
                 multicast=spread,
             )
 
@@ -119,15 +135,17 @@ class Mma:
         step: int,
         accumulator_column: Int32,
         tensor: Int32,
+        key_scales: Int32,
     ) -> None:
         """Issue one MMA along D: 32 bytes of each row."""
         tile = self.tile
         per_chunk = tile.chunk_bytes // MMA_BYTES
         chunk, inside = step // per_chunk * tile.chunk_bytes, step % per_chunk * MMA_BYTES
-        keys = descriptors.keys + stage * (tile.key_bytes // 16) + (chunk * KEYS + inside) // 16
-        queries = descriptors.queries + (chunk * tile.columns + inside) // 16
+        first = advance(descriptors.keys, stage * (tile.key_bytes // 16))
+        keys = advance(first, (chunk * KEYS + inside) // 16)
+        queries = advance(descriptors.queries, (chunk * tile.columns + inside) // 16)
         if tile.block_scaled:
-            self._multiply_scaled(keys, queries, step, accumulator_column, tensor)
+            self._multiply_scaled(keys, queries, step, accumulator_column, tensor, key_scales)
             return
         fp8 = tile.fmt == "fp8"
         dtype = cutlass.Float8E4M3FN if fp8 else cutlass.BFloat16
@@ -149,7 +167,13 @@ class Mma:
         )
 
     def _multiply_scaled(
-        self, keys: Int64, queries: Int64, step: int, accumulator_column: Int32, tensor: Int32
+        self,
+        keys: Int64,
+        queries: Int64,
+        step: int,
+        accumulator_column: Int32,
+        tensor: Int32,
+        key_scales: Int32,
     ) -> None:
         """Issue one block-scaled MMA: 64 elements, whose scales are a word, or half of one."""
         tile = self.tile
@@ -175,7 +199,7 @@ class Mma:
             queries,
             instruction,
             enable_input_d=step > 0,
-            scale_a=tensor_pointer(tensor + tile.key_scale_column + ATOM_COLUMNS * word),
+            scale_a=tensor_pointer(key_scales + ATOM_COLUMNS * word),
             scale_b=tensor_pointer(
                 tensor + tile.query_scale_column + ATOM_COLUMNS * word * tile.query_atoms
             ),

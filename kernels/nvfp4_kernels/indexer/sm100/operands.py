@@ -6,13 +6,14 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32, Int64, Uint8
-from cutlass.experimental.cuda import TensorMap, create_tensor_map_tiled
+from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.indexer.sm100.scheduler import TileScheduler
 from nvfp4_kernels.indexer.sm100.tile import KEYS, ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant
 from nvfp4_kernels.sm100.descriptors import TENSOR_MAP_SWIZZLES
 from nvfp4_kernels.sm100.limits import WARP_ROWS
+from nvfp4_kernels.sm100.tensor_maps import tensor_map
 
 
 class PageTable(NamedTuple):
@@ -85,27 +86,36 @@ def scale_address(
 
 
 def key_map(
-    tile: ScoreTile, variant: Variant, data: cute.Pointer, keys: Int32, pages: Int32, stride: Int64
+    tile: ScoreTile,
+    variant: Variant,
+    data: cute.Pointer,
+    keys: Int32,
+    page_table: PageTable,
+    defective_below: Int32,
 ) -> TensorMap:
     """Tensor map of keys, as bytes: [row, keys of a page, pages]; reads beyond give zeros."""
     rows = Int32(variant.page_size) if variant.paged else keys
-    return create_tensor_map_tiled(
+    return tensor_map(
         data.toint(),
         Uint8,
-        [tile.row_bytes, rows, pages],
-        [tile.row_bytes // 16, stride // 16],
+        [tile.row_bytes, rows, page_table.pages],
+        [tile.row_bytes // 16, page_table.stride // 16],
         [tile.chunk_bytes, variant.box_rows, 1],
-        swizzle=TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
+        defective_below,
+        TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
     )
 
 
-def query_map(tile: ScoreTile, data: cute.Pointer, queries: Int32) -> TensorMap:
+def query_map(
+    tile: ScoreTile, data: cute.Pointer, queries: Int32, defective_below: Int32
+) -> TensorMap:
     """Tensor map of queries, as bytes: [row, heads, queries]; padding heads read as zeros."""
-    return create_tensor_map_tiled(
+    return tensor_map(
         data.toint(),
         Uint8,
         [tile.row_bytes, tile.num_heads, queries],
         [tile.row_bytes // 16, tile.num_heads * tile.row_bytes // 16],
         [tile.chunk_bytes, tile.head_columns, tile.queries],
-        swizzle=TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
+        defective_below,
+        TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
     )

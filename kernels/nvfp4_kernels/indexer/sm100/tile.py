@@ -64,6 +64,8 @@ class ScoreTile:
             instead of the ALU the maximum; their weights are halved.
         max_stages: upper bound on the stages of the ring of key tiles.
         visitor_bytes: shared memory of the visitor of the scores.
+        scale_sets: places in tensor memory that key tiles' block scales take in turn; see ``Tile``
+            of the GEMM.
     """
 
     fmt: Format
@@ -75,12 +77,14 @@ class ScoreTile:
     doubled: int = 0
     max_stages: int = MAX_STAGES
     visitor_bytes: int = 0
+    scale_sets: int = 1
 
     def __post_init__(self) -> None:
         assert self.head_dim in HEAD_DIMS
         assert 1 <= self.num_heads <= MAX_HEADS
         assert self.groups * self.pingpong <= MAX_GROUPS
         assert 0 <= self.doubled <= PAIRS
+        assert self.scale_sets in (1, 2)
         assert self.columns <= 256, "N of an MMA"
         assert self.group_columns <= GROUP_COLUMNS or self.groups * self.pingpong == 1, "registers"
         assert self.accumulators >= self.pingpong, "tensor memory"
@@ -240,7 +244,8 @@ class ScoreTile:
     @property
     def scale_columns(self) -> int:
         """Columns of all scales."""
-        atoms = self.scale_words * (1 + self.query_atoms) if self.block_scaled else 0
+        sets = self.scale_sets + self.query_atoms
+        atoms = self.scale_words * sets if self.block_scaled else 0
         return ATOM_COLUMNS * atoms
 
     @property
@@ -251,13 +256,18 @@ class ScoreTile:
 
     @property
     def key_scale_column(self) -> int:
-        """First column of the keys' scales."""
+        """First column of the keys' scales, of the first set."""
         return self.accumulators * self.columns
 
     @property
     def query_scale_column(self) -> int:
         """First column of the queries' scales."""
-        return self.key_scale_column + ATOM_COLUMNS * self.scale_words
+        return self.key_scale_column + self.scale_sets * self.scale_set_columns
+
+    @property
+    def scale_set_columns(self) -> int:
+        """Columns of the block scales of a key tile."""
+        return ATOM_COLUMNS * self.scale_words
 
     @property
     def tensor_columns(self) -> int:

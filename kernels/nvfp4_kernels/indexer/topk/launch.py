@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.checks import InvalidArgument, strides_of
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import multiprocessors
 from nvfp4_kernels.indexer.topk.choose import choose_config
@@ -55,7 +55,7 @@ def _topk(
             starts=starts,
             indices=indices,
             valid=valid,
-            stride=logits.stride(0),
+            stride=strides_of(logits)[0],
             top_k=top_k,
             rows=rows,
         )

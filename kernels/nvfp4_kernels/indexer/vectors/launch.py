@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from nvfp4_kernels.checks import strides_of
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import device_family
 from nvfp4_kernels.indexer.formats import Format
@@ -26,8 +27,8 @@ def quantize_q(q: Tensor, fmt: Format, global_scale: Tensor | None) -> list[Tens
             page_stride=0,
             block_size=1,
             global_scale=global_scale,
-            token_stride=q.stride(0),
-            head_stride=q.stride(1),
+            token_stride=strides_of(q)[0],
+            head_stride=strides_of(q)[1],
             tokens=tokens,
             num_heads=heads,
         )
@@ -53,10 +54,10 @@ def store_k(
             data=cache,
             scales=None,
             slots=slot_mapping,
-            page_stride=cache.stride(0),
+            page_stride=strides_of(cache)[0],
             block_size=block_size,
             global_scale=global_scale,
-            token_stride=k.stride(0),
+            token_stride=strides_of(k)[0],
             head_stride=0,
             tokens=tokens,
             num_heads=1,
@@ -80,10 +81,10 @@ def gather_k(
         layout = VectorLayout(fmt.name, head_dim)
         arguments = GatherArguments(
             cache=cache,
-            page_stride=cache.stride(0),
+            page_stride=strides_of(cache)[0],
             block_size=block_size,
             table=block_table,
-            table_stride=block_table.stride(0),
+            table_stride=strides_of(block_table)[0],
             starts=key_start,
             batch=batch,
             data=out[0],
@@ -101,10 +102,9 @@ def _converts_e2m1(x: Tensor) -> bool:
 
 def _page_offsets(cache: Tensor) -> tuple[int, int]:
     """Address and stride in bytes of the pages."""
-    return cache.data_ptr(), cache.stride(0)
+    return cache.data_ptr(), strides_of(cache)[0]
 
 
 def _read_alignment(x: Tensor) -> int:
     """Bytes to which all vectors of ``x`` are aligned, up to 16."""
-    strides = [s for s, n in zip(x.stride()[:-1], x.shape[:-1], strict=True) if n > 1]
-    return alignment(x.data_ptr(), *(s * x.element_size() for s in strides))
+    return alignment(x.data_ptr(), *(s * x.element_size() for s in strides_of(x)[:-1]))

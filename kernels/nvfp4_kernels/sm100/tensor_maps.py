@@ -1,0 +1,41 @@
+"""Tensor maps, made by the driver, with what some drivers get wrong mended."""
+
+from collections.abc import Sequence
+
+import cutlass
+from cutlass import Array, Int32, Int64, Uint64
+from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+
+STRIDE_BYTES = 16  # unit of a tensor map's strides
+DEFECT_BIT = 21  # of a tensor map's second 64-bit word
+
+
+def tensor_map(
+    address: Int64,
+    dtype: type[cutlass.Numeric],
+    dims: Sequence[Int32 | int],
+    strides: Sequence[Int64 | int],
+    box: Sequence[int],
+    defective_below: Int32,
+    swizzle: TensorMapSwizzle = TensorMapSwizzle.none,
+) -> TensorMap:
+    """Tensor map of a tensor in global memory, innermost dimension first; in host code.
+
+    Args:
+        address: of the tensor.
+        dtype: of its elements.
+        dims: elements along each dimension.
+        strides: of all dimensions but the first, in units of 16 bytes.
+        box: elements of a copy along each dimension.
+        defective_below: see ``nvfp4_kernels.devices.defective_map_bytes``; maps of fewer bytes lose
+            the bit that such a driver sets.
+        swizzle: of the box in shared memory.
+    """
+    made = create_tensor_map_tiled(address, dtype, dims, strides, box, swizzle=swizzle)
+    nbytes = Int64(dims[0]) * dtype.width // 8
+    for count, stride in zip(dims[1:], strides, strict=True):
+        nbytes += (Int64(count) - 1) * Int64(stride) * STRIDE_BYTES
+    defective = cutlass.select_(nbytes < Int64(defective_below), Int64(1), Int64(0))
+    words = Array(made.get_ptr().ir_value(), dtype=Uint64)
+    words[1] = words[1] & ~(Uint64(defective) << DEFECT_BIT)
+    return made

@@ -1,0 +1,94 @@
+"""Cases of products on a given tile, launched again and again, each time exact."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.gemm.sm100.tile import Tile
+from nvfp4_kernels.tool.operands import grid_operand
+from nvfp4_kernels.tool.product_case import compare_exact
+from nvfp4_kernels.tool.report import describe
+from nvfp4_kernels.tool.task import Figures, Machine
+from nvfp4_kernels.tool.timed_graphs import captured
+
+SECTION = "silicon"
+ALPHA = 2.0**-6
+BATCH = 50  # launches whose results are kept, and compared together
+
+
+@dataclass(frozen=True)
+class ForcedProductCase:
+    """A product on a tile that is not chosen but given, in a row of dependent launches.
+
+    Attributes:
+        what: it is about.
+        tiles: which launches take in turn.
+        m, n, k: sizes.
+        launches: in all.
+    """
+
+    what: str
+    tiles: tuple[Tile, ...]
+    m: int
+    n: int
+    k: int
+    launches: int = BATCH
+
+    @property
+    def section(self) -> str:
+        """Section of the report."""
+        return SECTION
+
+    @property
+    def name(self) -> str:
+        """Name in the report."""
+        tiles = " and ".join(describe(tile) for tile in self.tiles)
+        return f"{self.what}, {tiles}, {self.m}×{self.n}×{self.k}, {self.launches} launches"
+
+    def run(self, machine: Machine) -> Figures:
+        """Compare every result, bit by bit."""
+        from nvfp4_kernels.gemm.sm100.launch import product
+
+        seeded = torch.Generator(machine.device).manual_seed(0)
+        a, b = (grid_operand((rows, self.k), seeded) for rows in (self.m, self.n))
+        alpha = torch.full((1,), ALPHA, device=machine.device)
+        expected = (a.values @ b.values.mT * ALPHA).bfloat16()
+        tokens, weights = (a.data, a.scales), [(b.data, b.scales)]
+
+        def launch(tile: Tile) -> Tensor:
+            rest = [self.n], None, None, torch.bfloat16
+            return product(tokens, weights, alpha, *rest, tile=tile)[0]
+
+        steps = [partial(launch, tile) for tile in self.tiles]
+        values = 0
+        for result in _results(machine, steps, self.launches):
+            compare_exact(result, expected)
+            values += result.numel()
+        return {"values": float(values)}
+
+
+def _results(
+    machine: Machine, steps: Sequence[Callable[[], Tensor]], launches: int
+) -> Iterator[Tensor]:
+    """Results of ``launches`` launches; on a GPU those of a CUDA graph run back to back."""
+    for step in steps:
+        yield step()  # compiled now, and not while a graph is captured
+    if machine.device.type != "cuda":
+        for number in range(len(steps), launches):
+            yield steps[number % len(steps)]()
+        return
+    results: list[Tensor] = []
+
+    def keep(step: Callable[[], Tensor]) -> None:
+        results.append(step())
+
+    graph = captured([partial(keep, step) for step in steps], BATCH)
+    del results[0]  # was launched before the graph was captured
+    for _ in range(-(-launches // graph.launches)):
+        for result in results:
+            result.fill_(torch.nan)
+        graph.graph.replay()
+        yield from results

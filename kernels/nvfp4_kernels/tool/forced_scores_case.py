@@ -1,0 +1,56 @@
+"""Cases of the indexer's scores on a tile whose ring or sets of scales are given."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from nvfp4_kernels.indexer.formats import Format
+from nvfp4_kernels.indexer.sm100.choose import ScoreProblem, choose_config
+from nvfp4_kernels.indexer.sm100.tile import ScoreTile
+from nvfp4_kernels.tool.forced_product_case import SECTION
+from nvfp4_kernels.tool.indexer_case import IndexerCase
+from nvfp4_kernels.tool.task import Figures, Machine
+
+
+@dataclass(frozen=True)
+class ForcedScoresCase(IndexerCase):
+    """Scores of paged keys on the tile that is chosen, but for what is given here.
+
+    Attributes:
+        what: it is about.
+        max_stages: of the ring of key tiles.
+        scale_sets: of the tile.
+    """
+
+    what: str = ""
+    max_stages: int = 3
+    scale_sets: int = 1
+
+    @property
+    def section(self) -> str:
+        """Section of the report."""
+        return SECTION
+
+    @property
+    def name(self) -> str:
+        """Name in the report."""
+        return f"{self.what}, {super().name}"
+
+    @property
+    def tile(self) -> ScoreTile:
+        """The tile."""
+        rows = len(self.lengths), self.next_n, max(self.lengths)
+        problem = ScoreProblem(self.fmt, self.head_dim, self.heads, *rows)  # type: ignore[arg-type]
+        chosen, _ = choose_config(problem)
+        return replace(chosen, max_stages=self.max_stages, scale_sets=self.scale_sets)
+
+    def run(self, machine: Machine) -> Figures:
+        """Compare the scores, and say how deep the ring was."""
+        return super().run(machine) | {"stages": float(self.tile.stages)}
+
+    def actual(self, given: dict[str, Any], fmt: Format) -> Tensor:
+        """Scores on this tile."""
+        from nvfp4_kernels.indexer.sm100.launch_logits import logits_paged
+
+        return logits_paged(**given, fmt=fmt, tile=self.tile)
