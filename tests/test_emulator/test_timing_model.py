@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.emulator.machine.gpu import Gpu
-from tests.emulator.timing import B200_TIMING, TimingError, model
+from tests.emulator.timing import B200_TIMING, H200_TIMING, TimingError, model
 from tests.emulator.timing.microbenchmarks import (
     Microbenchmark,
     chain,
@@ -14,6 +14,7 @@ from tests.emulator.timing.microbenchmarks import (
     multiply_loop,
     store_loop,
     tensor_reads,
+    warpgroup_loop,
 )
 from tests.emulator.timing.model import list_schedule
 from tests.emulator.timing.published import (
@@ -202,6 +203,38 @@ def test_a_peers_mbarrier_is_farther_away() -> None:
     assert P.remote_latency <= peer - own <= P.remote_latency + P.wake_latency
 
 
+@pytest.mark.parametrize(
+    ("n", "threads", "each"),
+    [(128, 128, 64), (32, 128, H200_TIMING.warpgroup_least), (128, 256, 128)],
+)
+def test_warpgroups_share_the_tensor_core(n: int, threads: int, each: float) -> None:
+    """N/2 cycles for 64 rows, unless that is too little: a second warpgroup doubles them."""
+    few, many = (model(warpgroup_loop(n, c, threads).run(), H200_TIMING) for c in (8, 40))
+    assert (many.cycles - few.cycles) / 32 == pytest.approx(each)
+    assert many.flops - few.flops == 32 * 2 * 64 * n * 16 * threads // 128
+
+
+def test_a_wait_leaves_the_last_groups_under_way() -> None:
+    none, three = (model(warpgroup_loop(128, 16, pending=n).run(), H200_TIMING) for n in (0, 3))
+    assert none.cycles - three.cycles == pytest.approx(3 * 64)
+    assert any("wgmma" in name for name in none.warps[0].waiting)
+
+
+def test_a_named_barrier_waits_for_its_own_warps_alone() -> None:
+    """Warps 2 and 3 meet at barrier 1 long before warps 0 and 1 get there."""
+    late = "fma.rn.f32 %f1, %f1, %f2, %f2;\n" * 500
+    benchmark = Microbenchmark(
+        "mov.b32 %f1, 0f3F800000;\nmov.b32 %f2, 0f3F800000;\nmov.u32 %r1, %tid.x;\n"
+        f"setp.ge.u32 %p1, %r1, 64;\n@%p1 bra MEET;\n{late}bra END;\nMEET:\nbar.sync 1, 64;\n"
+        "END:\n",
+        128,
+    )
+    timing = model(benchmark.run(), H200_TIMING)
+    assert [warp.total > 2000 for warp in timing.warps] == [True, True, False, False]
+    waited = sum(timing.warps[2].waiting.values())
+    assert waited == pytest.approx(P.barrier_latency + 2 * P.barrier_per_warp, abs=4)
+
+
 def test_waves_and_tail() -> None:
     launch = chain(FMA, 2000, threads=1024).run()  # two of these fill an SM
     one = model(launch, clusters=1)
@@ -303,4 +336,6 @@ def test_every_parameter_says_where_it_comes_from() -> None:
     rows = P.rows()
     assert len(rows) > 40
     assert all(row.source and row.unit for row in rows)
+    assert H200_TIMING.rows() != rows
+    assert all(row.source and row.unit for row in H200_TIMING.rows())
     assert {row.name for row in rows if not row.assumed} >= {"sms", "mma_columns", "hbm_bandwidth"}

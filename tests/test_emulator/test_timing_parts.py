@@ -53,6 +53,27 @@ def test_a_chain_is_scheduled_around_independent_work() -> None:
     assert only.slots == {"issue": 13, "fma": 11, "mufu": P.mufu_interval}
 
 
+def test_logic_with_one_reader_is_part_of_it() -> None:
+    """LOP3: three operands, one of them a constant at most."""
+
+    def pipe(body: str) -> float:
+        return segments(body)[0].slots.get("alu", 0.0) / P.integer_interval
+
+    masked = "and.b32 %r1, %r2, {a};\nand.b32 %r3, %r4, {b};\nor.b32 %r5, %r1, %r3;\n"
+    assert pipe(masked.format(a="%r6", b="%r6")) == 1
+    assert pipe(masked.format(a="255", b="%r4")) == 1
+    assert pipe(masked.format(a="255", b="256")) == 2  # the other constant is one too many
+    assert pipe(masked.format(a="%r6", b="%r7")) == 2
+    again = "add.s32 %r8, %r1, %r3;\n"
+    assert pipe(masked.format(a="%r6", b="%r6") + again) == 4  # both have a second reader
+
+
+def test_left_shifts_go_to_the_multiplier() -> None:
+    (only,) = segments("shl.b32 %r1, %r2, 3;\nshr.u32 %r3, %r2, 3;")
+    assert only.slots["fma"] == P.multiply_interval
+    assert only.slots["alu"] == P.integer_interval
+
+
 def test_a_segment_ends_where_a_loaded_value_is_used() -> None:
     load = "ld.global.b32 %r1, [%rd1];\n"
     first, second, third = segments(load + "add.s32 %r2, %r3, %r3;\nadd.s32 %r4, %r1, 1;")
@@ -177,14 +198,16 @@ def instruction(opcode: str, operands: tuple[Immediate, ...] = ()) -> Instructio
 
 def test_every_instruction_family_has_a_price() -> None:
     costs = Costs(P)
-    for name in sorted(FAMILIES.keys() - {"mma", "wgmma"}):
+    for name in sorted(FAMILIES.keys() - {"mma"}):
         tail = {"cvt": ".f32.s32", "fence": ".acq_rel.gpu", "ld": ".global.b32"}.get(name, ".f32")
         operands = (Immediate(8),) if name == "nanosleep" else ()
         costs.of(instruction(f"{name}{tail}", operands))
+    budget = costs.of(instruction("setmaxnreg.inc.sync.aligned.u32", (Immediate(240),)))
+    assert budget.stall == P.register_change_latency
     multiply = instruction("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
     assert costs.of(multiply).cycles == pytest.approx(16 * 8 * 16 / P.warp_multiply_rate)
-    with pytest.raises(TimingError, match=r"wgmma\.fence.*: has no price"):
-        costs.of(instruction("wgmma.fence.sync.aligned"))
+    with pytest.raises(TimingError, match=r"wmma\.load.*: has no price"):
+        costs.of(instruction("wmma.load.a.sync.aligned"))
 
 
 @pytest.mark.parametrize("name", ["abs", "neg"])

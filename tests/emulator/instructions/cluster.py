@@ -62,6 +62,7 @@ def dependent_launch(e: "Emitter", i: Instruction) -> None:
         raise e.unknown(i)
     e.write(f"w.launch.counters.waits['{i.opcode}'] += 1")
     e.write(f"{actions[i.parts[1]]}(w)")
+    e.write(f"if traced: w.note('dependency', {i.line}, detail={i.parts[1]!r})")
 
 
 @runtime

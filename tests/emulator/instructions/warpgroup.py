@@ -35,6 +35,7 @@ def wgmma(e: "Emitter", i: Instruction) -> None:
         e.write("wgmma_part.fence()")
     elif i.parts[1] == "commit_group":
         e.write("wgmma_part.commit()")
+        e.write(f"if traced: w.note('warpgroup_commit', {i.line})")
     elif i.parts[1] == "wait_group":
         _wait(e, i)
     else:
@@ -109,6 +110,8 @@ def _multiply(e: "Emitter", i: Instruction) -> None:
         f"wgmma_issue(w, {e.constant(form, form)}, {accumulator}, {held}, {a_tuple}, {fragments}, "
         f"{a_descriptor}, {e.value(b, 'u64')}, {adds}, {i.line})"
     )
+    detail = (form.n, DEPTH, from_registers)
+    e.write(f"if traced: w.note('warpgroup_mma', {i.line}, detail={detail!r})")
     e.write("if w.jitter: yield")
 
 
@@ -131,6 +134,7 @@ def _wait(e: "Emitter", i: Instruction) -> None:
     if pending < 0:
         raise IllegalInstruction(f"{i.opcode} {pending}, accepted are 0 and more")
     until, landed = e.temporary(), e.temporary()
+    e.write(f"if traced: w.note('warpgroup_wait', {i.line}, amount={pending})")
     e.write(f"{until} = wgmma_part.until({pending})")
     with e.indented(f"while not wgmma_part.done({until}):"):
         e.write(f"wgmma_sleep(w, {until})")

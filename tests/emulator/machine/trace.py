@@ -47,7 +47,10 @@ class Event(NamedTuple):
             "read", "write", "atomic" (generic proxy: amount = bytes, detail = (space, lanes,
             passes, tags): 32-byte sectors and 128-byte lines of global memory; turns at the banks
             of shared memory),
-            "launch_control" (key = the mbarrier).
+            "launch_control" (key = the mbarrier),
+            "dependency" (griddepcontrol: detail = "wait" or "launch_dependents"),
+            "warpgroup_mma" (a warp's part of a wgmma: detail = (N, K, A in registers)),
+            "warpgroup_commit", "warpgroup_wait" (amount = groups that may still be under way).
         line: PTX line.
         key: what other warps' events about the same thing share.
         amount: see ``kind``.

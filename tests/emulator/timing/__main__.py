@@ -5,6 +5,7 @@ python -m tests.emulator.timing example SCRIPT --arguments "--mnkl 512,512,512,1
 python -m tests.emulator.timing calibrate [--cutlass PATH]
 """
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +13,25 @@ import typer
 
 from tests.emulator.timing import calibrate as calibration
 from tests.emulator.timing.example import MARK
-from tests.emulator.timing.parameters import B200_TIMING
+from tests.emulator.timing.parameters import B200_TIMING, H200_TIMING
 from tests.emulator.timing.report import parameter_table, show
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
+class Chip(StrEnum):
+    """Chips with a table of parameters."""
+
+    B200 = "b200"
+    H200 = "h200"
+
+
 @app.command()
-def parameters() -> None:
+def parameters(
+    chip: Annotated[Chip, typer.Option(help="whose parameters")] = Chip.B200,
+) -> None:
     """Prints every parameter with its source."""
-    show(parameter_table(B200_TIMING))
+    show(parameter_table(H200_TIMING if chip is Chip.H200 else B200_TIMING))
 
 
 @app.command()

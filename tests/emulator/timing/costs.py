@@ -10,7 +10,7 @@ from tests.emulator.timing.parameters import Parameters
 _EVENT_FAMILIES = frozenset(
     (
         *("mbarrier", "bar", "barrier", "clusterlaunchcontrol", "cp", "prefetch", "prefetchu"),
-        *("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"),
+        *("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix", "griddepcontrol"),
     )
 )
 _FREE = frozenset(("cvta", "pragma", "pmevent"))
@@ -26,8 +26,8 @@ _INTEGERS = frozenset(
 # An issue slot and no more: jumps are priced where they are taken, the rest by omission.
 _ISSUED = frozenset(
     (
-        *("bra", "brx", "ret", "exit", "call", "trap", "brkpt", "setmaxnreg", "griddepcontrol"),
-        *("tcgen05", "discard", "applypriority"),
+        *("bra", "brx", "ret", "exit", "call", "trap", "brkpt"),
+        *("tcgen05", "wgmma", "discard", "applypriority"),
     )
 )
 _LOADS = frozenset(("ld", "ldu", "atom", "ldmatrix"))
@@ -63,7 +63,7 @@ def is_event(instruction: Instruction) -> bool:
     if parts[0] in ("ld", "ldu") and "param" in parts[1]:
         return False
     return parts[0] in _EVENT_FAMILIES or (
-        parts[0] == "tcgen05" and not parts[1].startswith("fence")
+        parts[0] in ("tcgen05", "wgmma") and not parts[1].startswith("fence")
     )
 
 
@@ -101,10 +101,10 @@ class Costs:
         parts = instruction.parts
         family, kind = parts[0], parts[-1]
         if family == "mov":
-            return Cost(1, "alu", p.integer_interval, p.special_latency) if special else _NOTHING
+            return Cost(1, "alu", p.integer_interval, p.special_latency) if special else NOTHING
         if family in _FREE or is_event(instruction) or family in ("ld", "ldu"):
             # Memory and barriers are priced where their events are replayed.
-            return _NOTHING if family in _FREE else Cost(1, "", 0, 1)
+            return NOTHING if family in _FREE else Cost(1, "", 0, 1)
         if family in _MUFU:
             if kind == "f64":
                 return Cost(8, "fp64", 8 * p.double_interval, 8 * p.double_latency)
@@ -116,7 +116,7 @@ class Costs:
             steps = 10 if family == "div" else 1
             return Cost(steps, "fp64", steps * p.double_interval, steps * p.double_latency)
         if family in ("abs", "neg") and kind == "f32":
-            return _NOTHING  # a modifier of the operand where the result is used
+            return NOTHING  # a modifier of the operand where the result is used
         if family in _FLOATS and kind in ("f32", "f32x2", "f16", "bf16", "f16x2", "bf16x2"):
             if kind == "f32x2":
                 return Cost(1, "fma", p.packed_fma_interval, p.arithmetic_latency)
@@ -140,7 +140,7 @@ class Costs:
             return Cost(1, "alu", p.narrow_interval, p.convert_latency)
         if target[0] in "usb" and source[0] in "usb":
             # Widening reads the register as it is; narrowing masks it.
-            return _NOTHING if TYPE_BITS[target] >= TYPE_BITS[source] else self._integer(1)
+            return NOTHING if TYPE_BITS[target] >= TYPE_BITS[source] else self._integer(1)
         return Cost(1, "alu", p.convert_interval, p.convert_latency)
 
     def _integer(self, steps: int) -> Cost:
@@ -160,12 +160,17 @@ class Costs:
             return Cost(1, "mufu", p.population_interval, p.mufu_latency)
         if family in ("fence", "membar"):
             return Cost(1, "", 0, 1, self._fence(parts))
+        if family == "setmaxnreg":
+            return Cost(1, "", 0, 1, p.register_change_latency)
         if family == "tensormap":
             return Cost(1, "", 0, 1, p.map_change_latency)
         if family == "mma":
             return self._warp_multiply(parts)
         if family in _ISSUED:
             return Cost(1, "", 0, 1)
+        if family == "shl" and kind == "b32":
+            # The assembler multiplies, which leaves the busier pipe of logic free.
+            return Cost(1, "fma", p.multiply_interval, p.arithmetic_latency)
         if family in _INTEGERS:
             return self._integer(2 if TYPE_BITS.get(kind, 32) == 64 else 1)
         raise TimingError(f"{'.'.join(parts)}: has no price; name its family in costs.py")
@@ -189,7 +194,7 @@ class Costs:
         return Cost(1, "mma.sync", cycles, max(cycles, self._p.warp_multiply_latency))
 
 
-_NOTHING = Cost(0, "", 0, 0)
+NOTHING = Cost(0, "", 0, 0)
 
 
 def _is_special(instruction: Instruction) -> bool:

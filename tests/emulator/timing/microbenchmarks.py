@@ -10,14 +10,14 @@ from tests.emulator.machine.gpu import Gpu
 from tests.emulator.machine.launch import Launch
 
 _HEAD = """.version 8.7
-.target sm_100a
+.target {target}
 .address_size 64
 .extern .shared .align 1024 .b8 dynamic[];
 .visible .entry kernel(.param .u64 data) .reqntid {threads}
 {{
 .reg .pred %p<8>;
 .reg .b32 %r<64>;
-.reg .f32 %f<16>;
+.reg .f32 %f<64>;
 .reg .b64 %rd<16>;
 """
 _SHARED = 160 * 1024
@@ -34,6 +34,8 @@ class Microbenchmark:
         shared: bytes of dynamic shared memory.
         data: bytes of global memory behind the only parameter.
         cluster: CTAs of a cluster.
+        dependent: whether it may start before the launch before it has ended.
+        target: of the PTX.
     """
 
     body: str
@@ -42,6 +44,8 @@ class Microbenchmark:
     shared: int = 0
     data: int = 4096
     cluster: int = 1
+    dependent: bool = False
+    target: str = "sm_100a"
 
     def run(self) -> Launch:
         """Runs it, traced. Findings are let be: its memory holds nothing that matters."""
@@ -49,7 +53,7 @@ class Microbenchmark:
         data = np.zeros(self.data + 256, np.uint8)
         data = data[-data.ctypes.data % 256 :][: self.data]
         gpu.memory.register_array(data)
-        text = _HEAD.format(threads=self.threads) + self.body + "\nret;\n}\n"
+        text = _HEAD.format(threads=self.threads, target=self.target) + self.body + "\nret;\n}\n"
         address = struct.pack("<Q", data.ctypes.data)
         return gpu.launch(
             gpu.load(text),
@@ -59,6 +63,7 @@ class Microbenchmark:
             (self.cluster, 1, 1),
             dynamic_shared=self.shared,
             parameters=[address],
+            attributes={"programmatic_stream_serialization": int(self.dependent)},
             traced=True,
         )
 
@@ -119,6 +124,33 @@ def multiply_loop(
         body.append(_WAIT.format(label=f"DONE{batch}", parity=batch % 2))
     body.append("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r30, 512;\n")
     return Microbenchmark("".join(body), shared=_SHARED)
+
+
+def warpgroup_loop(n: int, count: int, threads: int = 128, pending: int = 0) -> Microbenchmark:
+    """``count`` wgmma of N = ``n``, A in registers, a group each; then a wait for most of them.
+
+    Args:
+        n: columns, at most 128.
+        count: of wgmma.
+        threads: of a CTA, a multiple of a warpgroup's 128.
+        pending: groups that may still be under way after the wait.
+    """
+    sums = ", ".join(f"%f{number}" for number in range(n // 2))
+    layout = (8 << 16) | (16 << 32)  # without swizzle
+    multiply = (
+        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{sums}}}, "
+        "{%r2, %r3, %r4, %r5}, %rd2, 1, 1, 1, 0;\nwgmma.commit_group.sync.aligned;\n"
+    )
+    body = [
+        "mov.u32 %r40, dynamic;\n",
+        f"mov.b64 %rd2, {layout | 64:#x};\n",
+        "".join(f"mov.b32 %r{number}, 0;\n" for number in range(2, 6)),
+        "".join(f"mov.f32 %f{number}, 0f00000000;\n" for number in range(n // 2)),
+        "wgmma.fence.sync.aligned;\n",
+        multiply * count,
+        f"wgmma.wait_group.sync.aligned {pending};\n",
+    ]
+    return Microbenchmark("".join(body), threads, shared=_SHARED, target="sm_90a")
 
 
 def copy_loop(nbytes: int, stages: int, count: int, ctas: int = 1) -> Microbenchmark:

@@ -1,37 +1,27 @@
 """Model of a traced launch: residency, waves, and which clusters to simulate."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from heapq import heapreplace
 from typing import TYPE_CHECKING
 
-from tests.emulator.machine.trace import CtaTrace, Event
-from tests.emulator.timing.barriers import expected_arrivals, participants
-from tests.emulator.timing.caches import distinct_bytes, l2_reads
-from tests.emulator.timing.chip import Chip, Hits
-from tests.emulator.timing.costs import Costs
+from tests.emulator.machine.trace import Event
+from tests.emulator.timing.chip import Chip
 from tests.emulator.timing.engine import Engine
-from tests.emulator.timing.errors import TimingError
+from tests.emulator.timing.grid import Grid
 from tests.emulator.timing.parameters import B200_TIMING, Parameters
-from tests.emulator.timing.replay import ClusterReplay, Script, WarpReplay
+from tests.emulator.timing.prepared import Cluster, Prepared
+from tests.emulator.timing.replay import WarpReplay
 from tests.emulator.timing.result import Simulated, Timing, WarpTime
 from tests.emulator.timing.roles import role_of, wait_name
-from tests.emulator.timing.segments import segments_of
+from tests.emulator.timing.stream import Stream
+from tests.emulator.timing.supply import Supply, events_of
 from tests.emulator.timing.timeline import Timeline
 
 if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
-Cluster = list[CtaTrace]
-# Loads with these pass L1 by.
-_UNCACHED = frozenset(
-    (
-        *("cg", "cs", "cv", "lu", "L1::no_allocate", "volatile", "mmio"),
-        *("relaxed", "acquire"),
-    )
-)
-_READS = ("copy", "async_copy", "read", "atomic")
 _BUDGET = 200_000  # trace items that are simulated without asking which are alike
 _MOST_CLASSES = 12
 _WAVES = 5  # to simulate of a grid of many more
@@ -60,121 +50,44 @@ def model(
     Raises:
         TimingError: the launch was not traced, or its trace ends in a deadlock.
     """
-    if launch.traces is None:
-        raise TimingError("launch: has no trace, run it with traced=True")
-    found: defaultdict[int, Cluster] = defaultdict(list)
-    for trace in launch.traces:
-        found[trace.cluster].append(trace)
-    traced = [sorted(cluster, key=lambda cta: cta.rank) for _, cluster in sorted(found.items())]
-    if not traced:
-        raise TimingError("launch: its trace has no CTA")
-    count = clusters or len(traced)
-    return Model(launch, traced, parameters, count, footprint, registers).run(exact)
+    return Model(Prepared(launch, parameters, clusters, registers), parameters, footprint).run(
+        exact
+    )
 
 
 class Model:
     """One launch being modelled."""
 
-    def __init__(
-        self,
-        launch: "Launch",
-        traced: list[Cluster],
-        parameters: Parameters,
-        clusters: int,
-        footprint: float | None,
-        registers: int,
-    ) -> None:
-        self._launch = launch
-        self._traced = traced
+    def __init__(self, prepared: Prepared, parameters: Parameters, footprint: float | None) -> None:
+        self._prepared = prepared
+        self._traced = prepared.traced
         self._p = parameters
-        self._clusters = clusters
-        size = len(traced[0])
-        self._size = size
-        self._places = max(1, int(parameters.sms) // size)  # groups of SMs that hold a cluster
-        self._deep = self._ctas_per_sm(registers)
-        self._l1 = max(0.0, parameters.l1_bytes - self._deep * (launch.shared_bytes + 1024))
-        self._script = self._read_script()
-        self._hits = self._find_hits(footprint)
-        self._notes = list(self._shortcomings())
-
-    def _events(self, cta: CtaTrace) -> Iterator[Event]:
-        return (item for trace in cta.warps for item in trace if isinstance(item, Event))
-
-    def _find_hits(self, footprint: float | None) -> Hits:
-        """Shares the bytes from HBM out to prefetches and to the loads that come after them."""
-        ctas = [cta for cluster in self._traced for cta in cluster]
-        repeat = self._clusters / len(self._traced)
-        fetched = [e for cta in ctas for e in self._events(cta) if e.kind == "prefetch"]
-        prefetched = repeat * sum(event.amount for event in fetched)
-        cached = self._script.cached
-        reads = repeat * sum(l2_reads(self._events(cta), cached) for cta in ctas)
-        early = distinct_bytes(event.where for event in fetched)
-        read = [e.where for cta in ctas for e in self._events(cta) if e.kind in _READS]
-        distinct = distinct_bytes([*read, *(event.where for event in fetched)])
-        asked = reads + prefetched
-        if footprint is None:
-            footprint = distinct * max(1.0, repeat)
-        self._reads = reads
-        self._hbm = min(footprint, asked)
-        by_prefetch = min(prefetched, self._hbm * early / distinct if distinct else 0.0)
-        by_load = min(reads, self._hbm - by_prefetch)
-        return Hits(
-            by_load / reads if reads else 0.0,
-            min(1.0, prefetched / reads) if reads else 0.0,
-            by_prefetch / prefetched if prefetched else 0.0,
+        self._clusters = prepared.clusters
+        self._size = prepared.size
+        self._places = prepared.places
+        self._deep = prepared.deep
+        self._supply = Supply(
+            prepared.ctas, prepared.repeat, prepared.script.cached, missing=footprint
         )
+        self._notes = list(self._shortcomings())
 
     def _shortcomings(self) -> Iterator[str]:
         """Actions of this launch that the model cannot follow."""
-        ctas = [cta for cluster in self._traced for cta in cluster]
-        if any(e.kind == "launch_control" for cta in ctas for e in self._events(cta)):
+        if any(e.kind == "launch_control" for cta in self._prepared.ctas for e in events_of(cta)):
             yield "clusterlaunchcontrol gave out work in the order of the functional run"
-        if self._hbm > self._p.l2_bytes:
+        if self._supply.hbm > self._p.l2_bytes:
             yield "what comes from HBM exceeds L2: reads that miss it again are not counted"
-
-    def _ctas_per_sm(self, registers: int) -> int:
-        p, launch = self._p, self._launch
-        threads = -(-launch.threads // 32) * 32
-        by_shared = p.shared_per_sm // (launch.shared_bytes + 1024)
-        by_registers = p.registers_per_sm // (max(1, -(-registers // 8) * 8) * threads)
-        limits = (by_shared, p.threads_per_sm // threads, by_registers, p.ctas_per_sm)
-        return int(max(1, min(limits)))
-
-    def _read_script(self) -> Script:
-        program = self._launch.program
-        ctas = [cta for cluster in self._traced for cta in cluster]
-        body = program.kernel.body
-        return Script(
-            program,
-            segments_of(program.flow, Costs(self._p)),
-            expected_arrivals(ctas),
-            participants(ctas),
-            {
-                item.key: cta.position
-                for cta in ctas
-                for trace in cta.warps
-                for item in trace
-                if isinstance(item, Event) and item.kind == "wait"
-            },
-            frozenset(i.line for i in body if i.parts[:2] == ("mbarrier", "test_wait")),
-            frozenset(
-                i.line
-                for i in body
-                if i.parts[:3] == ("barrier", "cluster", "arrive") and not i.has("relaxed")
-            ),
-            frozenset(i.line for i in body if i.parts[0] == "ld" and not _UNCACHED & {*i.parts}),
-        )
 
     def run(self, exact: bool | None) -> Timing:
         """Simulates what is needed, and puts the grid's time together."""
-        resident = self._places * self._deep
+        resident = self._prepared.resident
         total = sum(len(w) for cluster in self._traced for cta in cluster for w in cta.warps)
         cost = total / len(self._traced)
         if exact is None:
             exact = cost * self._clusters <= _BUDGET
         if exact:
-            used = min(self._places, self._clusters)
-            first = self._simulate(self._repeated(self._clusters), used, 1.0)
+            clusters = self._prepared.repeated(self._clusters)
+            first = self._simulate(clusters, self._p.gpc_sizes(), 1.0)
             cycles, busy = first.cycles, first.busy
         else:
             first, cycles, busy = self._sample(cost) or self._represent()
@@ -185,7 +98,7 @@ class Model:
             "HBM": busy.pop("HBM") / (cycles * p.per_cycle(p.hbm_bandwidth)),
         }
         return Timing(
-            kernel=self._launch.program.kernel.name,
+            kernel=self._prepared.launch.program.kernel.name,
             parameters=p,
             cycles=cycles,
             launch_us=p.launch_overhead,
@@ -195,8 +108,8 @@ class Model:
             exact=exact,
             busy={unit: value / (p.sms * cycles) for unit, value in busy.items()} | shares,
             flops=flops,
-            read_bytes=self._reads,
-            hbm_bytes=self._hbm,
+            read_bytes=self._supply.reads,
+            hbm_bytes=self._supply.hbm,
             warps=first.warps,
             timeline=first.timeline,
             notes=self._notes,
@@ -220,7 +133,7 @@ class Model:
         busy: defaultdict[str, float] = defaultdict(float)
         first: Simulated | None = None
         for members in groups:
-            found = self._simulate([self._traced[members[0]]] * beside, 1, 1 / used)
+            found = self._simulate([self._traced[members[0]]] * beside, (self._size,), 1 / used)
             first = first or found
             times.update(dict.fromkeys(members, found.cycles))
             weight = len(members) / len(self._traced) * self._clusters / beside
@@ -228,7 +141,7 @@ class Model:
                 busy[unit] += value * weight
         assert first is not None
         order = [times[number % len(self._traced)] for number in range(self._clusters)]
-        cycles = list_schedule(order, self._places * self._deep, self._p.cta_launch)
+        cycles = list_schedule(order, self._prepared.resident, self._p.cta_launch)
         return first, cycles, dict(busy)
 
     def _sample(self, cost: float) -> tuple[Simulated, float, dict[str, float]] | None:
@@ -237,7 +150,7 @@ class Model:
         Args:
             cost: trace items of a cluster, on average.
         """
-        resident = self._places * self._deep
+        resident = self._prepared.resident
         spare = self._clusters // resident
         waves = min(_WAVES, spare, int(_BUDGET / (cost * resident)))
         if waves < 3:
@@ -245,62 +158,32 @@ class Model:
         step = (waves - 1) // 2 * resident
         many = (waves - 1) * resident + self._clusters % resident
         few = many - step
-        one, two = (self._simulate(self._repeated(n), self._places, 1.0) for n in (few, many))
+        one, two = (
+            self._simulate(self._prepared.repeated(n), self._p.gpc_sizes(), 1.0)
+            for n in (few, many)
+        )
         more = (self._clusters - many) / step
         self._notes.append(f"{many} clusters simulated of the {self._clusters} of the grid")
         busy = {unit: value + more * (value - one.busy[unit]) for unit, value in two.busy.items()}
         return two, two.cycles + more * (two.cycles - one.cycles), busy
 
-    def _repeated(self, count: int) -> list[Cluster]:
-        traced = self._traced
-        return [traced[number % len(traced)] for number in range(count)]
-
-    def _simulate(self, clusters: list[Cluster], places: int, share: float) -> Simulated:
-        """Runs clusters in order on ``places`` groups of SMs with ``share`` of the bandwidth."""
+    def _simulate(self, clusters: list[Cluster], gpcs: tuple[int, ...], share: float) -> Simulated:
+        """Runs clusters in order on GPCs of so many SMs with ``share`` of the bandwidth."""
         engine, timeline = Engine(), Timeline("SM 0")
-        chip = Chip(
-            engine, self._p, places * self._size, share, self._hits, self._l1, {0: timeline}
-        )
-        waiting = list(enumerate(clusters))[::-1]
-        replays: list[ClusterReplay] = []
-        repetitions: Counter[int] = Counter()
-        running = 0
-
-        def fill(place: int, delay: float) -> None:
-            nonlocal running
-            if not waiting:
-                return
-            number, cluster = waiting.pop()
-            sms = chip.sms[place * self._size : (place + 1) * self._size]
-            label = f"cluster {number} " if len(clusters) > places else ""
-
-            def done() -> None:
-                nonlocal running
-                running -= 1
-                fill(place, self._p.cta_launch)
-
-            running += 1
-            repetition = repetitions[id(cluster)]
-            repetitions[id(cluster)] += 1
-            replays.append(ClusterReplay(chip, self._script, cluster, sms, done, label, repetition))
-            engine.at(engine.now + delay, replays[-1].start)
-
-        for place in list(range(places)) * self._deep:
-            fill(place, 0.0)
-        engine.run()
-        if running or waiting:
-            stuck = [warp.stuck for replay in replays for warp in replay.warps if warp.stuck]
-            raise TimingError("\n  ".join(["trace: its replay ends in a deadlock", *stuck[:20]]))
+        chip = Chip(engine, self._p, gpcs, share, {0: timeline})
+        grid = Grid(chip, self._prepared, self._supply, clusters)
+        stream = Stream(chip, [grid])
+        stream.run()
         busy: defaultdict[str, float] = defaultdict(float)
         for sm in chip.sms:
             for unit, cycles in sm.busy().items():
                 busy[unit] += cycles
         busy.update({"L2": chip.l2.work, "HBM": chip.hbm.work, "FLOP": chip.flops})
-        warps = [self._warp_time(warp) for warp in replays[0].warps]
-        return Simulated(engine.now, busy, warps, timeline)
+        warps = [self._warp_time(warp) for warp in stream.replays[0].warps]
+        return Simulated(grid.ended, busy, warps, timeline)
 
     def _warp_time(self, warp: WarpReplay) -> WarpTime:
-        program = self._launch.program
+        program = self._prepared.launch.program
         waiting: defaultdict[str, float] = defaultdict(float)
         for (kind, line), cycles in warp.waits.items():
             waiting[wait_name(program, kind, line)] += cycles

@@ -11,7 +11,7 @@ Sources:
         bytes of shared memory per clock and SM of a B200.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 
@@ -61,6 +61,13 @@ class Parameters:
     threads_per_sm: float = _is(2048, "threads", "CUDA: compute capability 10.0")
     registers_per_sm: float = _is(65536, "registers", "CUDA: compute capability 10.0")
     ctas_per_sm: float = _is(32, "CTAs", "CUDA: compute capability 10.0")
+
+    gpcs: float = _assumed(
+        8,
+        "GPCs",
+        "as an H100 has (its whitepaper). SMs are spread over them in pairs, as evenly as they go: "
+        "6 of 18 and 2 of 20; unpublished, and chips differ. No cluster reaches beyond its GPC",
+    )
 
     # Issue and pipes: cycles of one scheduler's pipe per warp instruction (128 lanes/clk/SM = 1)
     schedulers: float = _is(4, "per SM", "one warp instruction per cycle each; H200")
@@ -148,6 +155,21 @@ class Parameters:
         256, "FMA/clk/scheduler", "mma.sync of 16-bit types: 1024 FMA/clk/SM, as on an A100"
     )
     warp_multiply_latency: float = _assumed(33, "cycles", "mma.sync m16n8k16: as on an H100")
+    warpgroup_columns: float = _assumed(
+        2, "columns of N/clk", "wgmma with K = 16: datasheet of an H100, 989 TFLOP/s at 1.83 GHz"
+    )
+    warpgroup_least: float = _assumed(
+        45,
+        "cycles",
+        "of a wgmma with A in registers, however few its columns: fitted to one product of "
+        "hopper.md, gate_up_proj of Llama 8B with 64 tokens",
+    )
+    warpgroup_latency: float = _assumed(
+        33, "cycles", "from a wgmma's last column to its results: as of mma.sync"
+    )
+    register_change_latency: float = _assumed(
+        20, "cycles", "setmaxnreg, where the registers are free: as reading a special register"
+    )
     tensor_read_interval: float = _assumed(
         1, "cycles per register", "tcgen05.ld: 128 bytes/clk for each quarter of the lanes"
     )
@@ -219,6 +241,30 @@ class Parameters:
         2.0, "us", "start and end of a kernel in a stream; H200: 0.51 us between empty graph nodes"
     )
 
+    dependent_launch: float = _assumed(
+        0.5,
+        "us",
+        "from the last CTA's launch_dependents, or exit, to the first CTA that this lets start: "
+        "as between empty graph nodes",
+    )
+    grid_flush: float = _assumed(
+        0.45,
+        "us",
+        "from a grid's last exit to the end of griddepcontrol.wait in the next: H200, 0.4 to 0.5 "
+        "by the stamps of a layer's CTAs",
+    )
+    grid_launch: float = _assumed(
+        0.51, "us", "from a grid's last exit to a next one that may not overlap: H200 graph nodes"
+    )
+
+    def gpc_sizes(self) -> tuple[int, ...]:
+        """SMs of each GPC."""
+        sms, count = int(self.sms), int(self.gpcs)
+        pairs = -(-sms // 2)
+        sizes = [2 * ((pairs + number) // count) for number in range(count)]
+        sizes[-1] -= 2 * pairs - sms
+        return tuple(size for size in sizes if size)
+
     def rows(self) -> list[Parameter]:
         """The table."""
         return [
@@ -241,13 +287,31 @@ class Parameters:
 
 
 B200_TIMING = Parameters()
-# What the model's loads and stores were held against; its tensor cores are not an H200's.
-H200_TIMING = replace(
-    B200_TIMING,
-    sms=132,
-    clock=1.98,
-    hbm_bandwidth=4.6,
-    l2_bandwidth=8.2,
-    l2_latency=280,
-    hbm_latency=180,
-)
+
+
+@dataclass(frozen=True)
+class H200Parameters(Parameters):
+    """A chip with Hopper's figures where they are known; it has no tcgen05."""
+
+    sms: float = _is(132, "SMs", "datasheet")
+    clock: float = _is(1.98, "GHz", "datasheet: boost; that of this project's measurements")
+    sustained_clock: float = _assumed(
+        1.6, "GHz", "where power holds dense MMA: 800 of 989 TFLOP/s in hopper.md; reports only"
+    )
+    gpcs: float = _is(
+        8,
+        "GPCs",
+        "H100 whitepaper. That SMs are spread over them in pairs, as evenly as they go (6 of 16 "
+        "and 2 of 18), is assumed",
+    )
+    hbm_bandwidth: float = _is(
+        4.6, "TB/s", "hopper_memory.cu: reads; 4.4 in the runs of hopper.md's products"
+    )
+    hbm_latency: float = _is(180, "cycles", "more than L2: hopper_memory.cu")
+    l2_bandwidth: float = _is(8.2, "TB/s", "hopper_memory.cu: 31 bytes/clk/SM, all SMs together")
+    l2_latency: float = _is(280, "cycles", "hopper_latencies.cu")
+    l2_bytes: float = _is(50e6, "bytes", "CUDA: L2 cache size of an H200")
+
+
+B200_TIMING = Parameters()
+H200_TIMING = H200Parameters()

@@ -3,74 +3,51 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from tests.emulator.codegen import Program
 from tests.emulator.machine.trace import SECTOR, CtaTrace, Event, Key, WarpTrace
 from tests.emulator.timing.barriers import MBarrier, Meeting
-from tests.emulator.timing.chip import QUARTERS, Chip, Sm
+from tests.emulator.timing.chip import QUARTERS, Sm
 from tests.emulator.timing.errors import TimingError
 from tests.emulator.timing.roles import place, wait_name
 from tests.emulator.timing.segments import Segment
 from tests.emulator.timing.tensor_core import MmaShape, completion, interval, shared_bytes
 
+if TYPE_CHECKING:
+    from tests.emulator.timing.grid import Grid
+
 _ROW = 128  # bytes of a box that the copy engine handles at once
 _LOOK_AHEAD = 64
+_WARP_ROWS = 16  # of the 64 of a wgmma
 Process = Generator[float | None, None, None]
-
-
-@dataclass(frozen=True)
-class Script:
-    """Script shared by all clusters of a launch.
-
-    Attributes:
-        program: the kernel.
-        segments: of each basic block.
-        expected: arrivals of a phase, by mbarrier.
-        meetings: warps of each generation of a CTA or cluster barrier.
-        owners: position of the CTA that waits on an mbarrier.
-        polls: PTX lines of waits that do not block.
-        releases: PTX lines of cluster arrivals that order memory.
-        cached: PTX lines of loads that L1 may answer.
-        names: of PTX lines, for timelines; filled as they are needed.
-    """
-
-    program: Program
-    segments: list[list[Segment]]
-    expected: dict[Key, int]
-    meetings: Counter[tuple[str, Key, int]]
-    owners: dict[Key, tuple[int, int, int]]
-    polls: frozenset[int]
-    releases: frozenset[int]
-    cached: frozenset[int]
-    names: dict[int, str] = field(default_factory=dict)
 
 
 class ClusterReplay:
     """One cluster on its SMs.
 
     Args:
-        chip: the machine.
-        script: of its launch.
+        grid: that it is part of.
+        number: of it in the grid.
         ctas: its traces, by rank.
         sms: the SM of each rank.
-        done: called when its last warp has ended.
-        label: how timelines call it.
         repetition: of the same traces; each has memory of its own.
+        done: called when its last warp has ended and its writes have.
     """
 
     def __init__(
         self,
-        chip: Chip,
-        script: Script,
+        grid: "Grid",
+        number: int,
         ctas: list[CtaTrace],
         sms: list[Sm],
-        done: Callable[[], None],
-        label: str = "",
-        repetition: int = 0,
+        repetition: int,
+        done: "Callable[[ClusterReplay], None]",
     ) -> None:
-        self.chip = chip
+        self.grid = grid
+        self.chip = grid.chip
+        self.number = number
         self.repetition = repetition
-        self.script = script
+        self.script = grid.prepared.script
         self.sms = sms
         self.mbarriers: dict[Key, MBarrier] = {}
         self.meetings: dict[tuple[str, Key, int], Meeting] = {}
@@ -79,11 +56,11 @@ class ClusterReplay:
         self._done = done
         self._drained = 0.0
         self.warps = [
-            WarpReplay(self, cta, index, trace, f"{label}CTA {cta.rank} warp {index}")
+            WarpReplay(self, cta, index, trace, f"cluster {number} CTA {cta.rank} warp {index}")
             for cta in ctas
             for index, trace in enumerate(cta.warps)
         ]
-        self._running = len(self.warps)
+        self._running = Counter(warp.cta.rank for warp in self.warps)
 
     def start(self) -> None:
         for warp in self.warps:
@@ -119,10 +96,14 @@ class ClusterReplay:
         """Writes are under way until then; the cluster's SMs are not free before."""
         self._drained = max(self._drained, until)
 
-    def warp_ended(self) -> None:
-        self._running -= 1
+    def warp_ended(self, rank: int) -> None:
+        """A warp of a CTA has ended; a CTA without warps keeps nobody from starting."""
+        self._running[rank] -= 1
+        if not self._running[rank]:
+            del self._running[rank]
+            self.grid.release(self.number, rank)
         if not self._running:
-            self.chip.engine.at(self._drained, self._done)
+            self.chip.engine.at(self._drained, lambda: self._done(self))
 
 
 @dataclass
@@ -157,6 +138,7 @@ class WarpReplay:
         self.trace = trace
         self.sm = cluster.sms[cta.rank]
         self._chip = cluster.chip
+        self._grid = cluster.grid
         self._engine = cluster.chip.engine
         self._p = cluster.chip.p
         self._scheduler = self.sm.schedulers[index % len(self.sm.schedulers)]
@@ -171,6 +153,8 @@ class WarpReplay:
         self._mma_started = 0.0
         self._mma_issued = 0.0
         self._copied = 0.0  # tcgen05.cp
+        self._multiplied = 0.0  # the last wgmma; ends of the groups committed
+        self._multiplies: list[float] = []
         self._tensor_loads = 0.0
         self._tensor_stores = 0.0
         self.started: float | None = None
@@ -189,7 +173,7 @@ class WarpReplay:
             wake = next(self._process)
         except StopIteration:
             self.ended = self._engine.now
-            self.cluster.warp_ended()
+            self.cluster.warp_ended(self.cta.rank)
             return
         if wake is not None:
             self._engine.at(wake, self.go)
@@ -345,7 +329,7 @@ class WarpReplay:
             if path == "shared":
                 arrived = end + p.remote_latency
             else:
-                fetched = chip.fetch(self.sm, begin, nbytes)
+                fetched = self._grid.fetch(self.sm, begin, event.where, nbytes)
                 arrived = max(fetched, end + p.l2_latency) + p.tma_latency
             for sm in self._receivers(keys):
                 sm.shared_bytes += nbytes
@@ -364,12 +348,12 @@ class WarpReplay:
         return self.cluster.sms[: len(keys)]
 
     def _store(self, event: Event) -> None:
-        p, chip, nbytes = self._p, self._chip, event.amount
+        p, nbytes = self._p, event.amount
         group = event.key[2]
         assert isinstance(group, int)
         begin, end = self.sm.stores.serve(self._engine.now, nbytes)
         self.sm.shared_bytes += nbytes
-        taken = max(chip.write(begin, nbytes), end) + p.tma_store_latency
+        taken = max(self._grid.write(begin, nbytes), end) + p.tma_store_latency
         seen = taken + p.store_visible_latency
         self._groups[event.key[1]].add(group, taken, seen)
         self.cluster.drains(seen)
@@ -393,7 +377,8 @@ class WarpReplay:
         _, end = self.sm.shared.serve(now, max(passes, self._turns(tags, event.amount / lanes)))
         landed = now
         if nbytes:
-            landed = self._chip.fetch(self.sm, now, nbytes, self.sm.fills.serve(end, nbytes)[1])
+            filled = self.sm.fills.serve(end, nbytes)[1]
+            landed = self._grid.fetch(self.sm, now, event.where, nbytes, filled)
         landed = max(landed, end) + p.async_copy_latency
         self.sm.shared_bytes += event.amount
         self._groups[event.key[1]].add(group, landed, landed)
@@ -410,7 +395,7 @@ class WarpReplay:
         self._engine.at(at, lambda: barrier.arrive(event.amount))
 
     def _prefetch(self, event: Event) -> None:
-        self._chip.prefetch(self.sm, self._engine.now, event.amount)
+        self._grid.prefetch(self.sm, self._engine.now, event.where, event.amount)
 
     def _turns(self, tags: int, width: float) -> float:
         """Cycles that lanes which ask for ``width`` bytes each keep the way to L1 busy."""
@@ -528,16 +513,18 @@ class WarpReplay:
 
     def _from_global(self, event: Event, sectors: int, at: float) -> float:
         """Cycle when a load's sectors are there, from L1 as far as it has them."""
-        sm, chip, now = self.sm, self._chip, self._engine.now
+        sm, grid, now = self.sm, self._grid, self._engine.now
         if event.line not in self.cluster.script.cached:
             nbytes = sectors * SECTOR
-            return chip.fetch(sm, now, nbytes, sm.fills.serve(at, nbytes)[1])
+            return grid.fetch(sm, now, event.where, nbytes, sm.fills.serve(at, nbytes)[1])
         runs = [run for run in event.where if isinstance(run, tuple)]
-        missing, ready = sm.l1.look(runs, self.cluster.repetition)
+        l1 = grid.l1(sm)
+        missing, ready = l1.look(runs, self.cluster.repetition)
         if missing:
             nbytes = len(missing) * SECTOR
-            fetched = chip.fetch(sm, now, nbytes, sm.fills.serve(at, nbytes)[1])
-            sm.l1.fill(missing, fetched)
+            filled = sm.fills.serve(at, nbytes)[1]
+            fetched = grid.fetch(sm, now, event.where, nbytes, filled)
+            l1.fill(missing, fetched)
             ready = max(ready, fetched)
         return ready
 
@@ -554,7 +541,7 @@ class WarpReplay:
             nbytes = passes * SECTOR
             # A cycle for each sector and for each line (H200: 65 for 32 lines, 41 for 8).
             _, out = sm.stores.serve(end, nbytes + tags * SECTOR)
-            self.cluster.drains(max(out, self._chip.write(now, nbytes)))
+            self.cluster.drains(max(out, self._grid.write(now, nbytes)))
 
     def _atomic(self, event: Event) -> None:
         self._read(event)
@@ -564,6 +551,39 @@ class WarpReplay:
         barrier = self.cluster.mbarrier(event.key)
         latency = self._p.launch_control_latency
         self._engine.at(self._engine.now + latency, lambda: barrier.transact(-16))
+
+    def _dependency(self, event: Event) -> Process:
+        if event.detail == "launch_dependents":
+            self._grid.release(self.cluster.number, self.cta.rank)
+            return
+        before = self._grid.before
+        start = self._engine.now
+        if before is not None and not before.wait(self.go):
+            yield from self._block("grid before", event.line, start, "the grid before this one")
+
+    def _warpgroup_mma(self, event: Event) -> None:
+        """This warp's 16 rows of a wgmma, on its scheduler's part of the tensor core."""
+        assert isinstance(event.detail, tuple)
+        n, k, from_registers = event.detail
+        p, sm = self._p, self.sm
+        part = self.index % len(sm.schedulers)
+        cycles = max(n / p.warpgroup_columns, p.warpgroup_least if from_registers else 0.0)
+        begin, end = sm.warpgroup[part].serve(self._engine.now, cycles)
+        # The four warps of a warpgroup take the same B; each brings a quarter of A.
+        sm.shared_bytes += 2 * k * (n / 4 + (0 if from_registers else _WARP_ROWS))
+        self._multiplied = end + p.warpgroup_latency
+        self._chip.flops += 2 * _WARP_ROWS * n * k
+        if self._timeline is not None:
+            self._timeline.add(f"tensor core part {part}", f"wgmma {n}x{k}", begin, end)
+
+    def _warpgroup_commit(self, event: Event) -> None:
+        self._multiplies.append(self._multiplied)
+
+    def _warpgroup_wait(self, event: Event) -> Process:
+        """Waits for all but the last groups; they end in order."""
+        known = len(self._multiplies) - event.amount
+        until = self._multiplies[known - 1] if known > 0 else 0.0
+        yield from self._sleep(until, "wgmma", event.line)
 
 
 def _nothing(warp: WarpReplay, event: Event) -> None:
@@ -598,4 +618,8 @@ _HANDLERS: dict[str, Callable[[WarpReplay, Event], Process | None]] = {
     "write": WarpReplay._write,
     "atomic": WarpReplay._atomic,
     "launch_control": WarpReplay._launch_control,
+    "dependency": WarpReplay._dependency,
+    "warpgroup_mma": WarpReplay._warpgroup_mma,
+    "warpgroup_commit": WarpReplay._warpgroup_commit,
+    "warpgroup_wait": WarpReplay._warpgroup_wait,
 }

@@ -11,7 +11,8 @@ from heapq import heapify, heappop, heappush
 
 from tests.emulator.ptx.flow import Flow, read, written
 from tests.emulator.ptx.syntax import Instruction
-from tests.emulator.timing.costs import Cost, Costs, is_event, is_load
+from tests.emulator.timing.costs import NOTHING, Cost, Costs, is_event, is_load
+from tests.emulator.timing.fusion import absorbed
 
 
 @dataclass(eq=False)
@@ -45,9 +46,12 @@ def segments_of(flow: Flow, costs: Costs) -> list[list[Segment]]:
     """The segments of every basic block, in order."""
     body = flow.kernel.body
     fetched = {name for i in body if is_load(i) for name in written(i)}
+    free = absorbed(body[block.first : block.last] for block in flow.blocks)
     return [
         [
-            _schedule(number, part, waits, costs)
+            _schedule(
+                number, part, waits, [NOTHING if i.line in free else costs.of(i) for i in part]
+            )
             for waits, part in _cut(body[block.first : block.last], fetched)
         ]
         for number, block in enumerate(flow.blocks)
@@ -83,11 +87,10 @@ def _cut(
 
 
 def _schedule(
-    number: int, part: list[Instruction], waits: tuple[str, ...], costs: Costs
+    number: int, part: list[Instruction], waits: tuple[str, ...], priced: list[Cost]
 ) -> Segment:
     """Greedy list schedule, longest remaining dependency chain first; one issue per cycle."""
     last = part[-1]
-    priced = [costs.of(i) for i in part]
     segment = Segment(number, line=last.line, waits=waits)
     segment.loads = tuple(written(last)) if is_load(last) else ()
     segment.branch = last.parts[0] in ("bra", "brx")

@@ -1,0 +1,180 @@
+"""Model of launches in a row, each of which may start while the one before it ends."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.emulator.timing.chip import Chip
+from tests.emulator.timing.engine import Engine
+from tests.emulator.timing.errors import TimingError
+from tests.emulator.timing.grid import Grid
+from tests.emulator.timing.parameters import B200_TIMING, Parameters
+from tests.emulator.timing.prepared import Prepared
+from tests.emulator.timing.stream import Stream
+from tests.emulator.timing.supply import L2, Operand, Supply
+from tests.emulator.timing.timeline import Timeline
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.launch import Launch
+
+_ATTRIBUTE = "programmatic_stream_serialization"
+_BUDGET = 400_000  # trace items that are simulated without taking some GPCs for all
+
+
+@dataclass(frozen=True)
+class Link:
+    """One launch of a chain.
+
+    Attributes:
+        launch: of ``Gpu.launch(..., traced=True)``. It overlaps the one before it if it was
+            launched with ``programmatic_stream_serialization``.
+        clusters: of the grid; more than were run repeat those that were. None: those that were.
+        operands: that it reads, told apart by their addresses. HBM brings what L2 does not hold of
+            an operand, and L2 holds all else that is read. Without any, the distinct bytes that it
+            reads come from HBM.
+        writes: bytes that it writes, by operand's name: L2 holds them afterwards.
+        registers: of a thread, as ptxas says (-v); 0 for unknown.
+    """
+
+    launch: "Launch"
+    clusters: int | None = None
+    operands: tuple[Operand, ...] = ()
+    writes: dict[str, float] = field(default_factory=dict)
+    registers: int = 0
+
+
+@dataclass(frozen=True)
+class LinkTime:
+    """One launch's part of a chain's time.
+
+    Attributes:
+        kernel: entry name.
+        opened: µs from the chain's start until its clusters may start.
+        ended: µs from the chain's start until the last of them and its writes are done.
+        hbm_bytes: read by it.
+    """
+
+    kernel: str
+    opened: float
+    ended: float
+    hbm_bytes: float
+
+
+@dataclass(frozen=True)
+class ChainTiming:
+    """A chain's modelled time.
+
+    Attributes:
+        links: its launches, in order.
+        busy: unit -> part of the chain's time it worked, averaged over the SMs that were simulated.
+        gpcs: SMs of the GPCs that were simulated, which stand for all of the chip's.
+        timeline: of the first SM.
+    """
+
+    links: list[LinkTime]
+    busy: dict[str, float]
+    gpcs: tuple[int, ...]
+    timeline: Timeline
+
+    @property
+    def microseconds(self) -> float:
+        """Time until the last launch has ended."""
+        return self.links[-1].ended
+
+    def period(self, count: int) -> float:
+        """Microseconds from the end of the launch ``count`` before the last one to its end."""
+        if not 0 < count < len(self.links):
+            raise ValueError(f"count: {count}, accepted 1 to {len(self.links) - 1}; add launches")
+        return self.links[-1].ended - self.links[-1 - count].ended
+
+
+def chain(
+    links: Sequence[Link], parameters: Parameters = B200_TIMING, *, gpcs: int | None = None
+) -> ChainTiming:
+    """Models the time of launches in stream order.
+
+    Args:
+        links: one or more launches.
+        parameters: of the chip.
+        gpcs: how many GPCs to simulate, with their share of the clusters and of the bandwidth; by
+            default all where that is cheap, else one.
+
+    Raises:
+        TimingError: there are no launches, one was not traced, or the chain never ends.
+    """
+    if not links:
+        raise TimingError("links: none, accepted one launch or more")
+    p, sizes = parameters, parameters.gpc_sizes()
+    known: dict[tuple[int, int | None, int], Prepared] = {}
+    prepared = []
+    for link in links:
+        key = (id(link.launch), link.clusters, link.registers)
+        if key not in known:
+            known[key] = Prepared(link.launch, p, link.clusters, link.registers)
+        prepared.append(known[key])
+    if gpcs is None:
+        gpcs = len(sizes) if sum(map(_items, prepared)) <= _BUDGET else 1
+    part = sizes[:gpcs]
+    share = sum(part) / sum(sizes)
+    engine, timeline = Engine(), Timeline("SM 0")
+    chip = Chip(engine, p, part, share, {0: timeline})
+    l2 = L2(p.l2_bytes)
+    grids = [
+        _grid(chip, link, each, _supply(link, each, l2), part, share)
+        for link, each in zip(links, prepared, strict=True)
+    ]
+    Stream(chip, grids).run()
+    end = grids[-1].ended
+    busy: defaultdict[str, float] = defaultdict(float)
+    for sm in chip.sms:
+        for unit, cycles in sm.busy().items():
+            busy[unit] += cycles / (len(chip.sms) * end)
+    busy["L2"] = chip.l2.work / (end * share * p.per_cycle(p.l2_bandwidth))
+    busy["HBM"] = chip.hbm.work / (end * share * p.per_cycle(p.hbm_bandwidth))
+    times = [
+        LinkTime(
+            grid.prepared.launch.program.kernel.name,
+            p.microseconds(grid.opened),
+            p.microseconds(grid.ended),
+            grid.supply.hbm,
+        )
+        for grid in grids
+    ]
+    return ChainTiming(times, dict(busy), part, timeline)
+
+
+def _items(prepared: Prepared) -> float:
+    """Trace items of a whole grid."""
+    return prepared.repeat * sum(len(warp) for cta in prepared.ctas for warp in cta.warps)
+
+
+def _supply(link: Link, prepared: Prepared, l2: L2) -> Supply:
+    """Reads of a launch from HBM, given what the launches before it have left in L2."""
+    cached = prepared.script.cached
+    missing = {each.name: l2.read(each) for each in link.operands}
+    for name, nbytes in link.writes.items():
+        l2.write(name, nbytes)
+    by_operand = (lambda each: missing[each.name]) if link.operands else None
+    return Supply(prepared.ctas, prepared.repeat, cached, link.operands, by_operand)
+
+
+def _grid(
+    chip: Chip,
+    link: Link,
+    prepared: Prepared,
+    supply: Supply,
+    gpcs: tuple[int, ...],
+    share: float,
+) -> Grid:
+    """The part of a launch that runs on GPCs of so many SMs.
+
+    Rounded up, so that it takes as many waves as the whole grid on the whole chip; its clusters'
+    bytes are scaled to make up for that.
+    """
+    here = sum(sms // prepared.size for sms in gpcs)
+    count = math.ceil(prepared.clusters * here / prepared.places)
+    dependent = bool(link.launch.attributes.get(_ATTRIBUTE))
+    scale = prepared.clusters * share / count
+    return Grid(chip, prepared, supply, prepared.repeated(count), dependent, scale)

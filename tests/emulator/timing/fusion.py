@@ -1,0 +1,59 @@
+"""Logic that the assembler puts into one instruction: LOP3 takes any function of three operands."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tests.emulator.ptx.flow import read, written
+from tests.emulator.ptx.syntax import Immediate, Instruction, Register
+
+_LOGIC = frozenset(("and", "or", "xor", "not"))
+_OPERANDS = 3
+_CONSTANTS = 1  # of the operands: others have to be in registers first
+
+
+def absorbed(blocks: Iterable[list[Instruction]]) -> set[int]:
+    """Lines of logic on 32 bits whose only reader is logic that can do its work as well.
+
+    Args:
+        blocks: of a kernel, each the instructions of one basic block.
+    """
+    blocks = list(blocks)
+    readers = Counter(name for body in blocks for i in body for name in read(i))
+    found: set[int] = set()
+    for body in blocks:
+        made: dict[str, tuple[int, frozenset[object]]] = {}
+        for instruction in body:
+            if not _is_logic(instruction):
+                for name in written(instruction):
+                    made.pop(name, None)
+                continue
+            inputs = _inputs(instruction)
+            for name in read(instruction):
+                if name not in made or readers[name] != 1:
+                    continue
+                line, leaves = made[name]
+                both = (inputs - {name}) | leaves
+                if _fits(both):
+                    inputs = both
+                    found.add(line)
+            (target,) = written(instruction)
+            made[target] = (instruction.line, inputs)
+    return found
+
+
+def _is_logic(instruction: Instruction) -> bool:
+    return (
+        instruction.parts[0] in _LOGIC
+        and instruction.parts[-1] == "b32"
+        and instruction.guard is None
+        and all(isinstance(o, Register | Immediate) for o in instruction.operands)
+    )
+
+
+def _inputs(instruction: Instruction) -> frozenset[object]:
+    return frozenset(o.name if isinstance(o, Register) else o for o in instruction.operands[1:])
+
+
+def _fits(inputs: frozenset[object]) -> bool:
+    constants = sum(isinstance(each, Immediate) for each in inputs)
+    return len(inputs) <= _OPERANDS and constants <= _CONSTANTS

@@ -1,0 +1,158 @@
+"""One launch on its way over the chip: when its clusters may start, and where its bytes are."""
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+from tests.emulator.machine.trace import Touched
+from tests.emulator.timing.caches import L1
+from tests.emulator.timing.chip import Chip, Sm
+from tests.emulator.timing.prepared import Cluster, Prepared
+from tests.emulator.timing.supply import Supply
+
+
+class Grid:
+    """A launch in a stream.
+
+    Args:
+        chip: that it runs on.
+        prepared: the launch.
+        supply: what its reads bring from HBM.
+        clusters: traces, in the order they start.
+        dependent: whether it may start before the grid before it has ended.
+        scale: bytes of L2 and HBM that one of a cluster's stands for.
+
+    Attributes:
+        waiting: (number, traces, repetition) of clusters that have not started, the next last.
+        opened, ended: cycles: clusters may start, and all writes are done.
+        complete: whether what it wrote can be seen by a grid that waits for it.
+    """
+
+    def __init__(
+        self,
+        chip: Chip,
+        prepared: Prepared,
+        supply: Supply,
+        clusters: list[Cluster],
+        dependent: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        self.chip = chip
+        self.prepared = prepared
+        self.supply = supply
+        self.dependent = dependent
+        self.scale = scale
+        self.opened = self.ended = 0.0
+        self.complete = False
+        self.before: Grid | None = None
+        repetitions: Counter[int] = Counter()
+        order = []
+        for number, cluster in enumerate(clusters):
+            order.append((number, cluster, repetitions[id(cluster)]))
+            repetitions[id(cluster)] += 1
+        self.waiting = order[::-1]
+        self.running = len(clusters)
+        self._holding = {(n, cta.rank) for n, cluster in enumerate(clusters) for cta in cluster}
+        self._released: Callable[[], None] | None = None
+        self._waiters: list[Callable[[], None]] = []
+        self._caches: dict[int, L1] = {}
+        self._prefetched: dict[tuple[int, int], deque[list[float]]] = {}
+
+    # Dependent launch
+
+    def on_release(self, act: Callable[[], None]) -> None:
+        """Calls ``act`` once every CTA has executed launch_dependents or has ended."""
+        self._released = act
+        self._settle()
+
+    def release(self, cluster: int, rank: int) -> None:
+        """A CTA no longer keeps the next grid from starting."""
+        self._holding.discard((cluster, rank))
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._holding and self._released is not None:
+            act, self._released = self._released, None
+            act()
+
+    def wait(self, wake: Callable[[], None]) -> bool:
+        """Whether this grid is complete; if not, ``wake`` is called once it is."""
+        if self.complete:
+            return True
+        self._waiters.append(wake)
+        return False
+
+    def finish(self) -> None:
+        """Lets what the grid wrote be seen from now on."""
+        self.complete = True
+        for wake in self._waiters:
+            wake()
+
+    # Memory
+
+    def l1(self, sm: Sm) -> L1:
+        """L1 of an SM as far as this grid's loads have filled it."""
+        found = self._caches.get(sm.number)
+        if found is None:
+            found = self._caches[sm.number] = L1(self.prepared.l1_bytes)
+        return found
+
+    def fetch(self, sm: Sm, at: float, where: Touched, nbytes: float, filled: float = 0.0) -> float:
+        """Cycle when bytes asked for at ``at`` have all come from L2 and HBM.
+
+        A part of them waits for the oldest prefetches of the SM that nobody has waited for.
+
+        Args:
+            sm: that asks.
+            at: cycle.
+            where: they are.
+            nbytes: of whole sectors.
+            filled: when its way from L2 has let them all through.
+        """
+        chip, p = self.chip, self.chip.p
+        operand = self.supply.operand_of(where)
+        hits = self.supply.hits(operand)
+        missing = nbytes * hits.miss
+        # What HBM brings takes L2's bandwidth when it comes, not in front of what L2 has.
+        _, end = chip.l2.serve(at, (nbytes - missing) * self.scale)
+        end = max(end, filled)
+        latency = p.l2_latency
+        if missing:
+            end = max(end, chip.hbm.serve(at, missing * self.scale))
+            latency += hits.miss * p.hbm_latency
+        early = self._prefetched.get((sm.number, operand))
+        if not early:
+            return end + latency
+        return max(end + latency, self._taken(early, nbytes * hits.prefetched))
+
+    def _taken(self, early: deque[list[float]], nbytes: float) -> float:
+        """Cycle when the oldest prefetched bytes have come from L2."""
+        ready = 0.0
+        while nbytes > 0 and early:
+            oldest = early[0]
+            ready = oldest[0] + self.chip.p.l2_latency
+            taken = min(nbytes, oldest[1])
+            nbytes -= taken
+            oldest[1] -= taken
+            if not oldest[1]:
+                early.popleft()
+        return ready
+
+    def prefetch(self, sm: Sm, at: float, where: Touched, nbytes: float) -> None:
+        """Bytes come from HBM to L2."""
+        operand = self.supply.operand_of(where)
+        missing = self.supply.hits(operand).prefetch_miss
+        end = at
+        if missing:
+            end = self.chip.hbm.serve(at, nbytes * missing * self.scale)
+        early = self._prefetched.setdefault((sm.number, operand), deque())
+        early.append([end + missing * self.chip.p.hbm_latency, nbytes])
+
+    def write(self, at: float, nbytes: float) -> float:
+        """Cycle when bytes sent at ``at`` have been taken; what is written goes on to HBM.
+
+        L2 takes them when a bank begins with them: nobody waits until it has ended.
+        """
+        chip, nbytes = self.chip, nbytes * self.scale
+        _, end = chip.l2.serve(at, nbytes)
+        written = chip.hbm.serve(at, nbytes * chip.p.hbm_write_cost)
+        return max(end, written - chip.p.hbm_bank_time)

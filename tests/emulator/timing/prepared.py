@@ -1,0 +1,114 @@
+"""A traced launch as the model replays it: its script, its clusters, and what a CTA needs."""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from tests.emulator.machine.trace import CtaTrace, Event
+from tests.emulator.timing.barriers import expected_arrivals, participants
+from tests.emulator.timing.costs import Costs
+from tests.emulator.timing.errors import TimingError
+from tests.emulator.timing.parameters import Parameters
+from tests.emulator.timing.residency import clusters_at_once, needs_of
+from tests.emulator.timing.script import Script
+from tests.emulator.timing.segments import segments_of
+
+if TYPE_CHECKING:
+    from tests.emulator.machine.launch import Launch
+
+Cluster = list[CtaTrace]
+# Loads with these pass L1 by.
+_UNCACHED = frozenset(
+    (
+        *("cg", "cs", "cv", "lu", "L1::no_allocate", "volatile", "mmio"),
+        *("relaxed", "acquire"),
+    )
+)
+
+
+class Prepared:
+    """A launch ready to be replayed.
+
+    Args:
+        launch: of ``Gpu.launch(..., traced=True)``.
+        p: parameters of the chip.
+        clusters: of the grid; None for those that were run.
+        registers: of a thread; 0 for unknown.
+
+    Attributes:
+        traced: clusters that were run, each CTA at its rank.
+        size: CTAs of a cluster.
+        clusters: of the grid.
+        needs: of a CTA.
+        deep: CTAs that an SM holds if no other launch is there.
+        places: groups of SMs, one for each CTA of a cluster.
+        l1_bytes: that they leave of an SM's memory.
+        script: what all clusters share.
+
+    Raises:
+        TimingError: the launch was not traced, or no GPC holds its clusters.
+    """
+
+    def __init__(
+        self, launch: "Launch", p: Parameters, clusters: int | None = None, registers: int = 0
+    ) -> None:
+        if launch.traces is None:
+            raise TimingError("launch: has no trace, run it with traced=True")
+        found: defaultdict[int, Cluster] = defaultdict(list)
+        for trace in launch.traces:
+            found[trace.cluster].append(trace)
+        if not found:
+            raise TimingError("launch: its trace has no CTA")
+        self.launch = launch
+        self.traced = [
+            sorted(cluster, key=lambda cta: cta.rank) for _, cluster in sorted(found.items())
+        ]
+        self.size = len(self.traced[0])
+        self.clusters = clusters or len(self.traced)
+        self.needs = needs_of(launch, registers)
+        self.deep = self.needs.per_sm(p)
+        self.places = clusters_at_once(p.gpc_sizes(), self.size)
+        self.l1_bytes = max(0.0, p.l1_bytes - self.deep * self.needs.shared)
+        self.script = self._read_script(p)
+
+    @property
+    def ctas(self) -> list[CtaTrace]:
+        """CTAs that were run."""
+        return [cta for cluster in self.traced for cta in cluster]
+
+    @property
+    def repeat(self) -> float:
+        """Clusters of the grid for each one that was run."""
+        return self.clusters / len(self.traced)
+
+    @property
+    def resident(self) -> int:
+        """Clusters of this launch alone that the chip holds."""
+        return self.places * self.deep
+
+    def repeated(self, count: int) -> list[Cluster]:
+        """``count`` clusters, those that were run one after the other."""
+        return [self.traced[number % len(self.traced)] for number in range(count)]
+
+    def _read_script(self, p: Parameters) -> Script:
+        program, ctas = self.launch.program, self.ctas
+        body = program.kernel.body
+        return Script(
+            program,
+            segments_of(program.flow, Costs(p)),
+            expected_arrivals(ctas),
+            participants(ctas),
+            {
+                item.key: cta.position
+                for cta in ctas
+                for trace in cta.warps
+                for item in trace
+                if isinstance(item, Event) and item.kind == "wait"
+            },
+            frozenset(i.line for i in body if i.parts[:2] == ("mbarrier", "test_wait")),
+            frozenset(
+                i.line
+                for i in body
+                if i.parts[:3] == ("barrier", "cluster", "arrive") and not i.has("relaxed")
+            ),
+            frozenset(i.line for i in body if i.parts[0] == "ld" and not _UNCACHED & {*i.parts}),
+        )

@@ -1,0 +1,35 @@
+"""Script of a launch: what all of its clusters share when they are replayed."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.emulator.codegen import Program
+from tests.emulator.machine.trace import Key
+from tests.emulator.timing.segments import Segment
+
+
+@dataclass(frozen=True)
+class Script:
+    """Script shared by all clusters of a launch.
+
+    Attributes:
+        program: the kernel.
+        segments: of each basic block.
+        expected: arrivals of a phase, by mbarrier.
+        meetings: warps of each generation of a CTA or cluster barrier.
+        owners: position of the CTA that waits on an mbarrier.
+        polls: PTX lines of waits that do not block.
+        releases: PTX lines of cluster arrivals that order memory.
+        cached: PTX lines of loads that L1 may answer.
+        names: of PTX lines, for timelines; filled as they are needed.
+    """
+
+    program: Program
+    segments: list[list[Segment]]
+    expected: dict[Key, int]
+    meetings: Counter[tuple[str, Key, int]]
+    owners: dict[Key, tuple[int, int, int]]
+    polls: frozenset[int]
+    releases: frozenset[int]
+    cached: frozenset[int]
+    names: dict[int, str] = field(default_factory=dict)

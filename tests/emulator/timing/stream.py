@@ -1,0 +1,93 @@
+"""Runs grids one after the other on simulated SMs, as a stream with dependent launches does."""
+
+from itertools import pairwise
+
+from tests.emulator.timing.chip import Chip
+from tests.emulator.timing.errors import TimingError
+from tests.emulator.timing.grid import Grid
+from tests.emulator.timing.replay import ClusterReplay
+from tests.emulator.timing.residency import Floor
+
+_SHOWN = 20  # waiting warps that a deadlock's message names
+
+
+class Stream:
+    """Grids in stream order.
+
+    A grid's clusters start in order, as SMs of one GPC have room for all CTAs of the next one. A
+    dependent grid may start once every CTA of the one before has executed launch_dependents or has
+    ended; another one once all CTAs of the one before have ended.
+
+    Args:
+        chip: that they run on.
+        grids: in order.
+
+    Attributes:
+        replays: of the clusters that have started.
+    """
+
+    def __init__(self, chip: Chip, grids: list[Grid]) -> None:
+        self._chip = chip
+        self._engine = chip.engine
+        self._floor = Floor(chip.sms)
+        self._grids = grids
+        self._open = -1
+        self.replays: list[ClusterReplay] = []
+        for before, grid in pairwise(grids):
+            grid.before = before
+
+    def run(self) -> None:
+        """Runs all grids.
+
+        Raises:
+            TimingError: some never end.
+        """
+        self._start_next()
+        self._engine.run()
+        if any(not grid.complete for grid in self._grids):
+            stuck = [warp.stuck for replay in self.replays for warp in replay.warps if warp.stuck]
+            raise TimingError(
+                "\n  ".join(["trace: its replay ends in a deadlock", *stuck[:_SHOWN]])
+            )
+
+    def _start_next(self) -> None:
+        self._open += 1
+        grid = self._grids[self._open]
+        grid.opened = self._engine.now
+        self._fill(0.0)
+        if self._open + 1 < len(self._grids) and self._grids[self._open + 1].dependent:
+            grid.on_release(lambda: self._later(self._chip.p.dependent_launch))
+
+    def _later(self, microseconds: float) -> None:
+        delay = microseconds * 1e3 * self._chip.p.clock
+        self._engine.at(self._engine.now + delay, self._start_next)
+
+    def _fill(self, delay: float) -> None:
+        """Starts clusters of the grid that was opened last while there is room."""
+        grid = self._grids[self._open]
+        prepared = grid.prepared
+        while grid.waiting:
+            sms = self._floor.find(prepared.size, prepared.needs)
+            if sms is None:
+                return
+            number, cluster, repetition = grid.waiting.pop()
+            for sm in sms:
+                sm.room.take(prepared.needs)
+            replay = ClusterReplay(grid, number, cluster, sms, repetition, self._ended)
+            self.replays.append(replay)
+            self._engine.at(self._engine.now + delay, replay.start)
+
+    def _ended(self, replay: ClusterReplay) -> None:
+        grid = replay.grid
+        for sm in replay.sms:
+            sm.room.take(grid.prepared.needs, -1)
+        grid.running -= 1
+        self._fill(self._chip.p.cta_launch)
+        if grid.running:
+            return
+        grid.ended = self._engine.now
+        flush = self._chip.p.grid_flush * 1e3 * self._chip.p.clock
+        self._engine.at(grid.ended + flush, grid.finish)
+        following = self._grids.index(grid) + 1
+        if following < len(self._grids) and not self._grids[following].dependent:
+            self._later(self._chip.p.grid_launch)

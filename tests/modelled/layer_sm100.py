@@ -1,0 +1,101 @@
+"""Traced launches of a decode layer's products on Blackwell."""
+
+import math
+from typing import TYPE_CHECKING
+
+from tests.modelled.traces import Traced, Tracer, operand
+
+if TYPE_CHECKING:
+    from examples.kernel_bench.layer import Shape
+
+BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
+ELEMENT = 2  # bytes of a result
+
+
+class ProductsSm100:
+    """Products of a layer of one model at one number of tokens.
+
+    Args:
+        tracer: for ``"sm_100"``.
+        shape: sizes of the model's layers.
+        tokens: of the batch.
+    """
+
+    def __init__(self, tracer: Tracer, shape: "Shape", tokens: int) -> None:
+        self._tracer = tracer
+        self._shape = shape
+        self._tokens = tokens
+
+    def product(self, name: str, read: str, written: str) -> Traced:
+        """A linear layer, or gate and up projection with SiLU-mul, on the tile that is chosen.
+
+        Args:
+            name: ``"qkv_proj"``, ``"o_proj"``, ``"gate_up_proj"`` or ``"down_proj"``.
+            read: name of its input.
+            written: name of its result.
+        """
+        import torch
+
+        from nvfp4_kernels.compile import launch
+        from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
+        from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
+        from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
+        from nvfp4_kernels.nvfp4 import blocked_shape
+        from nvfp4_kernels.sm100.limits import SMS
+
+        n, k, weights = self._shape.product(name)
+        problem = Problem(self._tokens, n, k, weights=weights)
+        tile, output = choose_config(problem, EpilogueConfig("bfloat16"))
+        down = tile.rows * max(1, tile.cluster_m // tile.ctas)
+        across = tile.columns * tile.cluster_n
+        rows, columns = (n, self._tokens) if tile.swap_ab else (self._tokens, n)
+        total = math.ceil(rows / down) * math.ceil(columns / across)
+        clusters = min(total, SMS // tile.cluster)
+        turns = math.ceil(total / clusters)
+        m, part = self._tokens, turns * down
+        if not tile.swap_ab:
+            m, part = min(self._tokens, down), turns * across
+
+        def packed(height: int) -> list[torch.Tensor]:
+            scales = torch.zeros(blocked_shape(height, k // 16), dtype=torch.uint8)
+            return [torch.zeros(height, k // 2, dtype=torch.uint8), scales]
+
+        x, matrices = packed(m), [packed(part) for _ in range(weights)]
+        arguments = GemmArguments(
+            x=x[0],
+            sfx=x[1],
+            w1=matrices[0][0],
+            sfw1=matrices[0][1],
+            w2=matrices[-1][0],
+            sfw2=matrices[-1][1],
+            out=torch.zeros(m, part, dtype=torch.bfloat16),
+            sf_out=None,
+            out_scale=None,
+            alpha=torch.ones(2),
+            row_scale=None,
+            bias=None,
+            m=m,
+            n=part,
+            k=k,
+            batch=1,
+            weight_batch=1,
+            sms=tile.cluster,
+            shard_ends=(0,) * 7,
+        )
+        traced, registers = self._tracer.run(
+            lambda: launch(BlockScaledGemm(tile, output), arguments)
+        )
+        tokens = float(self._tokens * k)
+        operands = [
+            operand(read, x[0], tokens / 2),
+            operand(f"{read} scales", x[1], tokens / 16),
+        ]
+        for number, (data, scales) in enumerate(matrices):
+            label = f"{name} {number}"
+            operands.append(operand(label, data, n * k / 2))
+            operands.append(operand(f"{label} scales", scales, n * k / 16))
+        writes = {
+            written: float(self._tokens * n) / 2,
+            f"{written} scales": float(self._tokens * n) / 16,
+        }
+        return Traced(traced, clusters, tuple(operands), writes, registers)

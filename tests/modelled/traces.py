@@ -1,0 +1,93 @@
+"""Traced launches of this repository's kernels, for the time model."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.emulator.machine.launch import Launch
+from tests.emulator.runtime import shim
+from tests.emulator.timing.device import TimedGpu
+from tests.emulator.timing.supply import Operand
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A launch that was run, as a chain takes it.
+
+    Attributes:
+        launch: its trace.
+        clusters: of the whole grid.
+        operands: that it reads, without the layer they belong to.
+        writes: bytes by operand's name.
+        registers: of a thread.
+    """
+
+    launch: Launch
+    clusters: int
+    operands: tuple[Operand, ...]
+    writes: dict[str, float]
+    registers: int
+
+
+class Tracer:
+    """The emulator in the place of CPU, for kernels of one architecture; once in a process.
+
+    Args:
+        arch: ``"sm_90"`` or ``"sm_100"``.
+    """
+
+    def __init__(self, arch: str) -> None:
+        os.environ["NVFP4_KERNELS_CACHE"] = ""
+        self._arch = arch
+        self._gpu = TimedGpu()
+        self._launches: list[Launch] = []
+        self._gpu.finished = self._launches.append
+        shim.install(self._gpu, f"{arch}a").keep_source_lines(False)
+        import torch
+
+        torch.set_num_threads(1)
+
+    def run(self, act: Callable[[], object]) -> tuple[Launch, int]:
+        """The one launch that ``act`` makes, and the registers of its threads."""
+        from nvfp4_kernels import compile as compiling
+        from nvfp4_kernels.devices import standing_in
+        from nvfp4_kernels.tool.static import measure_compiled
+
+        self._launches.clear()
+        functions: list[Any] = []
+        with standing_in("cpu", self._arch), self._watched(compiling, functions):
+            act()
+        self._gpu.memory.clear()
+        [launch] = self._launches
+        return launch, measure_compiled(functions[-1], None).registers
+
+    @contextmanager
+    def _watched(self, compiling: Any, functions: list[Any]) -> Iterator[None]:
+        """Kernels may touch the tensors that a launch was given; what is compiled is kept."""
+        compiled, watchers = compiling.compiled, compiling.watchers
+
+        def recorded(*given: Any) -> Any:
+            functions.append(compiled(*given))
+            return functions[-1]
+
+        compiling.compiled, compiling.watchers = recorded, [self._register]
+        try:
+            yield
+        finally:
+            compiling.compiled, compiling.watchers = compiled, watchers
+
+    def _register(self, tensors: list["Tensor"]) -> None:
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        for address, storage in storages.items():
+            if storage.nbytes():
+                self._gpu.memory.register(address, storage.nbytes(), keep=storage)
+
+
+def operand(name: str, tensor: "Tensor", total: float, streamed: bool = False) -> Operand:
+    """A tensor of the traced run that stands for ``total`` bytes of the whole problem's."""
+    return Operand(name, tensor.data_ptr(), tensor.nbytes, total, streamed)
