@@ -94,7 +94,7 @@ def _arrive(s: Statement) -> list[Change]:
         ]
     bare = re.sub(r"\.(release|relaxed)|\.(cta|cluster)\b(?!:)", "", s.opcode)
     relaxed = bare.replace("mbarrier.arrive", "mbarrier.arrive.relaxed.cluster")
-    changes = [("dropped", ""), ("twice", s.line() + " " + s.line())]
+    changes = [("dropped", ""), ("twice", s.line() + " " + s.line()), *_narrowed(s)]
     return changes if ".relaxed" in s.opcode else [*changes, ("relaxed", s.line(relaxed))]
 
 
@@ -104,7 +104,13 @@ def _wait(s: Statement) -> list[Change]:
         changes.append(("other parity", s.with_register("b32", "xor.b32 {}, 1", 2)))
     if ".acquire" in s.opcode:
         changes.append(("relaxed", s.line(s.opcode.replace(".acquire", ".relaxed"))))
-    return changes
+    return changes + _narrowed(s)
+
+
+def _narrowed(s: Statement) -> list[Change]:
+    """A scope of the cluster that becomes the CTA's."""
+    narrow = re.sub(r"\.(acquire|release)\.cluster\b(?!:)", r".\1.cta", s.opcode)
+    return [] if narrow == s.opcode else [("for its CTA alone", s.line(narrow))]
 
 
 def _barrier(s: Statement) -> list[Change]:

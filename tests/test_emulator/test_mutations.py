@@ -35,6 +35,18 @@ CHANGES = {
         "other parity",
         "relaxed",
     },
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4];": {
+        "dropped",
+        "twice",
+        "for its CTA alone",
+        "relaxed",
+    },
+    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p4, [%r3], %r6;": {
+        "not waited for",
+        "other parity",
+        "relaxed",
+        "for its CTA alone",
+    },
     "bar.sync 1, 64;": {
         "dropped",
         "odd warps at the next barrier",

@@ -1,7 +1,10 @@
 """Mistakes made on purpose in the block-scaled GEMM, each reported or seen in the numbers."""
 
+import inspect
+import itertools
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -63,6 +66,41 @@ def keep_another(self: Any, product: int) -> Any:
     return ptx.Tcgen05MMACollectorOp.LASTUSE if product else None
 
 
+def gone_at_once(given: Any) -> Any:
+    """Make the last barrier of the cluster one of the CTA."""
+    source = inspect.getsource(import_module("nvfp4_kernels.gemm.sm100.kernel"))
+    barriers, met = source.count("self._sync()"), itertools.count(1)
+
+    def sync(self: Any) -> None:
+        from cutlass.experimental import primitives as ptx
+
+        if next(met) % barriers:
+            given(self)
+        else:
+            ptx.barrier_cta_sync()
+
+    return sync
+
+
+def arrive_in_the_cta(patch: pytest.MonkeyPatch) -> None:
+    """Release what is sent to other CTAs to the own one alone."""
+    from cutlass.experimental import primitives as ptx
+
+    given = ptx.mbarrier_arrive
+
+    def arrive(*args: Any, **named: Any) -> Any:
+        return given(*args, **named | ({"scope": ptx.MemScope.CTA} if "scope" in named else {}))
+
+    patch.setattr(ptx, "mbarrier_arrive", arrive)
+
+
+def wait_in_the_cta(patch: pytest.MonkeyPatch) -> None:
+    """Acquire what other CTAs have sent from the own one alone."""
+    split_k = import_module("nvfp4_kernels.gemm.sm100.split_k")
+    patch.setattr(split_k, "CLUSTER", import_module("nvfp4_kernels.device.mbarrier").CTA)
+
+
+GONE = Mistake(KERNEL.swapped("kernel:BlockScaledGemm", "_sync", gone_at_once), ANYTHING)
 NOT_WAITED = Mistake(KERNEL.replaced("mma:Mma", "_acquire_accumulator", nothing), "DataRace")
 MISTAKES = {
     "scales of gate and up swapped": Mistake(
@@ -109,6 +147,10 @@ MISTAKES = {
     "parts of a split not waited for": Mistake(
         KERNEL.replaced("split_k", "wait", nothing), ANYTHING, SPLIT
     ),
+    "gone while a peer still signals": replace(GONE, on=TWO_CTA),
+    "gone while a peer still signals, split": replace(GONE, on=SPLIT),
+    "parts of a split announced to the own CTA": Mistake(arrive_in_the_cta, ANYTHING, SPLIT),
+    "parts of a split awaited from the own CTA": Mistake(wait_in_the_cta, ANYTHING, SPLIT),
     "accumulators are not waited for": NOT_WAITED,
     "accumulators are not waited for, split": replace(NOT_WAITED, on=SPLIT),
     "accumulators are not waited for, two SM": replace(NOT_WAITED, on=TWO_CTA),
