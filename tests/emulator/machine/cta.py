@@ -74,6 +74,7 @@ class Cta:
         self.start: int = launch.events.new_component() if launch.cluster != (1, 1, 1) else 0
         self.touches: dict[int, tuple[int, str, Callable[[], Where]]] = {}
         self._exit: Clock = {}  # what its warps came after when they exited
+        self._executed: Clock = {}  # and what had been executed, by negated component
         self.warps = [Warp(self, index) for index in range(-(-launch.threads // 32))]
         self.running = len(self.warps)
         self.registers: dict[int, int] = {}
@@ -183,7 +184,11 @@ class Cta:
     def _check_touches(self) -> None:
         """Report every access to this CTA that may come after its last warp exits."""
         for component, (clock, verb, where) in self.touches.items():
-            if self._exit.get(component, 0) < clock:
+            known = self._exit.get(component, 0)
+            if verb == "generic read":
+                # Whoever uses what it has read arrives later, in whatever order of memory.
+                known = max(known, self._executed.get(-component, 0))
+            if known < clock:
                 self.launch.report(
                     ExitedPeer(
                         f"{verb} of CTA {self.position}: nothing orders it before the exit of that "
@@ -197,6 +202,7 @@ class Cta:
         clocks = warp.actor.clocks
         for view in (clocks.generic, clocks.tensor):
             join(self._exit, view)
+        join(self._executed, clocks.inits)
         if self.launch.program.tuples.of and warp.index & ~3 in self.warpgroups:
             warp.part.leave()
         self.cluster.barrier.leave()

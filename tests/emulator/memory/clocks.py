@@ -324,6 +324,8 @@ class Actor:
         handed = self._fence_released[0].copy() if self._fence_released else Clocks()
         join(handed.inits, self.clocks.inits)
         join(handed.fenced, self.clocks.fenced)
+        # Under its negated component: what the warp has executed, its loads among that.
+        handed.inits[-self.component] = self.now
         return handed
 
     def observe(self, handed: Clocks) -> None:
