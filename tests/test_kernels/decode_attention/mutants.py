@@ -99,7 +99,7 @@ MISTAKES = {
         "merge",
         f"if self.tile.splits > 1:\n{SYNC_CLUSTER}",
         f"if self.tile.splits > 1:\n{' ' * 12}ptx.barrier_cta_sync()\n",
-        "DataRace",
+        "UnstartedPeer",
         CLUSTER,
     ),
     "gone while others read": Mistake(

@@ -148,7 +148,6 @@ MISTAKES = {
         KERNEL.replaced("split_k", "wait", nothing), ANYTHING, SPLIT
     ),
     "gone while a peer still signals": replace(GONE, on=TWO_CTA),
-    "gone while a peer still signals, split": replace(GONE, on=SPLIT),
     "parts of a split announced to the own CTA": Mistake(arrive_in_the_cta, ANYTHING, SPLIT),
     "parts of a split awaited from the own CTA": Mistake(wait_in_the_cta, ANYTHING, SPLIT),
     "accumulators are not waited for": NOT_WAITED,
