@@ -209,11 +209,16 @@ class Nvfp4Gemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank = ptx.cluster_ctarank()
 
+        # The CTAs of a pair allocate together, so each has to know that the other has started.
+        if cutlass.const_expr(config.two_sm):
+            ptx.barrier_cluster_arrive_relaxed()
+        if warp == MMA_WARP and ptx.elect_sync():
+            self._initialise_barriers(shared)
+        if cutlass.const_expr(config.two_sm):
+            ptx.barrier_cluster_wait()
         if warp == 0:
             ptx.tcgen05_alloc(shared.tensor, TENSOR_COLUMNS, group=self.group)
             ptx.tcgen05_relinquish_alloc_permit(group=self.group)
-        if warp == MMA_WARP and ptx.elect_sync():
-            self._initialise_barriers(shared)
         self._meet()
 
         down = cute.ceil_div(m, config.tile_m)

@@ -82,7 +82,7 @@ MISTAKES = {
     ),
     "half a step along K": Mistake("mma", "STEP_BYTES >> 4", "STEP_BYTES >> 5", WRONG),
     "parity of full": Mistake(
-        "mma", "count // self.stages)", "count // self.stages + 1)", "Deadlock"
+        "mma", "count // self.stages)", "count // self.stages + 1)", "ParityAliasing"
     ),
     "eight rows on, half as far": Mistake("wgmma", "1024 >> 4", "512 >> 4", WRONG),
     "no swizzle in the descriptor": Mistake(
@@ -186,7 +186,7 @@ MISTAKES = {
         "kernel",
         "return self.tile.depth(self.output.shared_bytes(self.tile))",
         "return 3",
-        "DataRace",
+        "ParityAliasing",
         SLICED,
     ),
     "the first slice's steps for all": Mistake(
