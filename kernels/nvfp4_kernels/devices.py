@@ -13,6 +13,10 @@ FAMILIES = {"sm_90": "sm_90", "sm_100": "sm_100", "sm_103": "sm_100"}
 SM_COUNTS = {"sm_90": 132, "sm_100": 148, "sm_103": 152}
 ELEMENT_BITS: dict[str, int] = {"bfloat16": 16, "float16": 16, "float32": 32, "nvfp4": 4}
 
+# GPCs of the data-centre GPUs, over which SMs are spread in pairs, as evenly as they go: an
+# assumption, and chips differ. A cluster lies in one GPC.
+GPCS = 8
+
 LAST_DEFECTIVE_DRIVER, SMALL_MAP_BYTES = 13010, 131072  # see ``defective_map_bytes``
 
 # What a device type stands in for; a test's emulator takes CPU tensors as those of a GPU.
@@ -67,6 +71,37 @@ def multiprocessors(device: torch.device) -> int:
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def assumed_clusters(sms: int, ctas: int) -> int:
+    """Clusters of ``ctas`` CTAs, one CTA to an SM, that a GPU of ``sms`` SMs is taken to hold.
+
+    For choices that a machine without the GPU has to make too; ``max_clusters`` asks the GPU.
+    """
+    pairs = -(-sms // 2)
+    sizes = [2 * ((pairs + number) // GPCS) for number in range(GPCS)]
+    sizes[-1] -= 2 * pairs - sms
+    return max(1, sum(size // ctas for size in sizes))
+
+
+def max_clusters(device: torch.device, ctas: int) -> int:
+    """Clusters of ``ctas`` CTAs, one CTA to an SM, that a GPU holds at once.
+
+    A GPU's driver is asked; for what a device stands in for, ``assumed_clusters`` tells.
+    """
+    if ctas == 1 or device.type != "cuda":
+        return assumed_clusters(multiprocessors(device), ctas)
+    return _max_clusters(device, ctas)
+
+
+@functools.cache
+def _max_clusters(device: torch.device, ctas: int) -> int:
+    from cutlass.utils import HardwareInfo
+
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()  # for a CUDA context
+        index = torch.cuda.current_device()
+        return int(HardwareInfo(index).get_max_active_clusters(ctas))
 
 
 def driver_version() -> int:

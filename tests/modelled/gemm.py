@@ -60,11 +60,12 @@ class Part:
 
 def part_of(problem: "Problem", tile: tuple[int, int], cluster: int, swap_ab: bool = False) -> Part:
     """``problem`` in tiles of a cluster of ``cluster`` CTAs; ``swap_ab``: rows are weights."""
+    from nvfp4_kernels.devices import assumed_clusters
     from nvfp4_kernels.sm100.limits import SMS
 
     rows, columns = (problem.n, problem.m) if swap_ab else (problem.m, problem.n)
     total = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1]) * problem.batch
-    clusters = min(total, SMS // cluster)
+    clusters = min(total, assumed_clusters(SMS, cluster))
     return Part(clusters, math.ceil(total / clusters))
 
 
@@ -100,7 +101,7 @@ class Modeller:
 
         self._gpu.finished = finished
         arguments = self._arguments(m, n, problem)
-        sizes = (m, n, problem.k, 1, 1, tile.cluster)
+        sizes = (m, n, problem.k, 1, 1, 1)
         bundle = GemmArguments(*arguments, *sizes, defective_below=0, shard_ends=(0,) * 7)
         launch(BlockScaledGemm(tile, output), bundle)
         self._gpu.memory.clear()

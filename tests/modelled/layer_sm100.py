@@ -37,6 +37,7 @@ class ProductsSm100:
         import torch
 
         from nvfp4_kernels.compile import launch
+        from nvfp4_kernels.devices import assumed_clusters
         from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
         from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
@@ -50,7 +51,7 @@ class ProductsSm100:
         across = tile.columns * tile.cluster_n
         rows, columns = (n, self._tokens) if tile.swap_ab else (self._tokens, n)
         total = math.ceil(rows / down) * math.ceil(columns / across)
-        clusters = min(total, SMS // tile.cluster)
+        clusters = min(total, assumed_clusters(SMS, tile.cluster))
         turns = math.ceil(total / clusters)
         m, part = self._tokens, turns * down
         if not tile.swap_ab:
@@ -79,7 +80,8 @@ class ProductsSm100:
             k=k,
             batch=1,
             weight_batch=1,
-            sms=tile.cluster,
+            clusters=1,
+            defective_below=0,
             shard_ends=(0,) * 7,
         )
         traced, registers = self._tracer.run(

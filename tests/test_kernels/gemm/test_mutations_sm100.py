@@ -1,7 +1,5 @@
 """Mistakes made on purpose in the block-scaled GEMM, each reported or seen in the numbers."""
 
-import inspect
-import itertools
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -66,20 +64,11 @@ def keep_another(self: Any, product: int) -> Any:
     return ptx.Tcgen05MMACollectorOp.LASTUSE if product else None
 
 
-def gone_at_once(given: Any) -> Any:
-    """Make the last barrier of the cluster one of the CTA."""
-    source = inspect.getsource(import_module("nvfp4_kernels.gemm.sm100.kernel"))
-    barriers, met = source.count("self._sync()"), itertools.count(1)
+def start_alone(self: Any, initialises: bool) -> None:
+    """Start once the own CTA's mbarriers are initialised, whatever the peers do."""
+    from cutlass.experimental import primitives as ptx
 
-    def sync(self: Any) -> None:
-        from cutlass.experimental import primitives as ptx
-
-        if next(met) % barriers:
-            given(self)
-        else:
-            ptx.barrier_cta_sync()
-
-    return sync
+    ptx.barrier_cta_sync()
 
 
 def arrive_in_the_cta(patch: pytest.MonkeyPatch) -> None:
@@ -100,7 +89,10 @@ def wait_in_the_cta(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(split_k, "CLUSTER", import_module("nvfp4_kernels.device.mbarrier").CTA)
 
 
-GONE = Mistake(KERNEL.swapped("kernel:BlockScaledGemm", "_sync", gone_at_once), ANYTHING)
+GONE = Mistake(KERNEL.replaced("lifetime:Lifetime", "wait_end", nothing), ANYTHING)
+START_ALONE = Mistake(
+    KERNEL.replaced("lifetime:Lifetime", "start", start_alone), "UnstartedPeer", TWO_CTA
+)
 NOT_WAITED = Mistake(KERNEL.replaced("mma:Mma", "_acquire_accumulator", nothing), "DataRace")
 MISTAKES = {
     "scales of gate and up swapped": Mistake(
@@ -137,7 +129,7 @@ MISTAKES = {
     "no wait for tcgen05.ld": Mistake(without("tcgen05_wait"), "UnwaitedLoad"),
     "no tcgen05 fence": Mistake(without("tcgen05_fence"), "MissingTensorFence"),
     "no fence of the barriers' initialisation": Mistake(
-        without("fence_mbarrier_init"), "MissingProxyFence", TWO_CTA
+        without("fence_mbarrier_init"), "BarrierMisuse", TWO_CTA
     ),
     "no warp barrier": Mistake(without("bar_warp_sync"), "DataRace"),
     "tensor memory kept": Mistake(without("tcgen05_dealloc"), "TensorMemory"),
@@ -148,6 +140,18 @@ MISTAKES = {
         KERNEL.replaced("split_k", "wait", nothing), ANYTHING, SPLIT
     ),
     "gone while a peer still signals": replace(GONE, on=TWO_CTA),
+    "tensor memory freed while others read it": GONE,
+    "tensor memory used before it is allocated": Mistake(
+        KERNEL.replaced("lifetime:Lifetime", "allocated", nothing), ANYTHING
+    ),
+    "no fence of the barriers' initialisation, one CTA": Mistake(
+        without("fence_proxy"), "MissingProxyFence"
+    ),
+    "a pair allocates before both have started": START_ALONE,
+    "partial sums sent before the other CTA has started": replace(START_ALONE, on=SPLIT),
+    "SiLU of the other one of two": Mistake(
+        KERNEL.with_result("scaling", "silu_pair", lambda pair: pair[::-1]), WRONG
+    ),
     "parts of a split announced to the own CTA": Mistake(arrive_in_the_cta, ANYTHING, SPLIT),
     "parts of a split awaited from the own CTA": Mistake(wait_in_the_cta, ANYTHING, SPLIT),
     "accumulators are not waited for": NOT_WAITED,

@@ -156,6 +156,7 @@ def use(tile_case: TileCase, patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(product, "choose_config", configured)
     patch.setattr(product, "multiprocessors", lambda device: tile_case.sms)
+    patch.setattr(product, "max_clusters", lambda device, ctas: tile_case.sms // ctas)
 
 
 @pytest.mark.parametrize("name", GEMM)

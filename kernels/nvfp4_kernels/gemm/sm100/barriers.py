@@ -1,12 +1,14 @@
 """mbarriers of the GEMM's two pipelines: operands, and accumulators."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Int64
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.gemm.sm100.split_k import SplitK
 from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
 
 
@@ -16,7 +18,7 @@ class Barriers:
 
     | barrier | arrive count | by |
     |---|---|---|
-    | ``full[stage]``, of two CTAs the first's | 1, and bytes | the load warp; TMA's copies |
+    | ``full[stage]``, of two CTAs the first's | 1, and bytes | the weights' loader; TMA's copies |
     | ``empty[stage]`` | tiles of the cluster that read what this CTA loads | their commits |
     | ``acc_full[accumulator]``, in each CTA of the tile | 1 | the tile's last commit |
     | ``acc_empty[accumulator]``, in the tile's first CTA | 4 per CTA of the tile | epilogue warps |
@@ -60,12 +62,29 @@ def mbarriers(count: int) -> Array:
 
 
 @cute.jit
-def init_barriers(barriers: Barriers, tile: cutlass.Constexpr, stages: cutlass.Constexpr) -> None:
-    """Initialise every barrier; one thread does, and a fence follows."""
+def init_barriers(
+    barriers: Barriers, partials: Any, tile: cutlass.Constexpr, stages: cutlass.Constexpr
+) -> None:
+    """Initialise every barrier, those of ``partials`` too unless it is None; one warp, whole.
+
+    Each lane initialises one barrier of a kind: one after the other takes hundreds of cycles.
+    """
     counts = arrive_counts(tile)
-    for stage in cutlass.range_constexpr(stages):
-        ptx.mbarrier_init(barriers.full.subview(stage), counts.full)
-        ptx.mbarrier_init(barriers.empty.subview(stage), counts.empty)
-    for accumulator in cutlass.range_constexpr(tile.accumulators):
-        ptx.mbarrier_init(barriers.acc_full.subview(accumulator), counts.acc_full)
-        ptx.mbarrier_init(barriers.acc_empty.subview(accumulator), counts.acc_empty)
+    lane = cute.arch.lane_idx()
+    if lane < stages:
+        ptx.mbarrier_init(barriers.full.subview(lane), counts.full)
+        ptx.mbarrier_init(barriers.empty.subview(lane), counts.empty)
+    if lane < tile.accumulators:
+        ptx.mbarrier_init(barriers.acc_full.subview(lane), counts.acc_full)
+        ptx.mbarrier_init(barriers.acc_empty.subview(lane), counts.acc_empty)
+    if cutlass.const_expr(tile.split_k > 1):
+        full, empty = SplitK(tile).arrivals
+        if lane < EPILOGUE_WARPS:
+            ptx.mbarrier_init(partials.partials_full.subview(lane), full)
+            ptx.mbarrier_init(partials.partials_empty.subview(lane), empty)
+    # To the cluster, or to this CTA's TMA: the wider fence takes hundreds of cycles.
+    if cutlass.const_expr(tile.cluster > 1):
+        ptx.fence_mbarrier_init()
+    else:
+        ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
+    ptx.bar_warp_sync(cute.arch.FULL_MASK)

@@ -11,7 +11,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from nvfp4_kernels.devices import ELEMENT_BITS
+from nvfp4_kernels.devices import ELEMENT_BITS, assumed_clusters
 from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS
 
@@ -103,8 +103,14 @@ def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
     row_bits = n * ELEMENT_BITS[output.dtype]
     if tile.swap_ab or row_bits % 128:
         return replace(output, store="element")
-    boxes = output.dtype != "nvfp4" and tile.split_columns >= 128 * 8 // ELEMENT_BITS[output.dtype]
-    return replace(output, store="tma" if boxes else "vector")
+    if output.dtype == "nvfp4":
+        return replace(output, store="vector")
+    # Two boxes at least: one leaves while the next one is computed.
+    tile_bytes = tile.split_columns * ELEMENT_BITS[output.dtype] // 8
+    box_bytes = next((size for size in (128, 64) if tile_bytes >= 2 * size), 0)
+    if not box_bytes:
+        return replace(output, store="vector")
+    return replace(output, store="tma", box_bytes=box_bytes)
 
 
 def fits(problem: Problem, tile: Tile, output: EpilogueConfig) -> bool:
@@ -123,7 +129,7 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
         columns / (tile.columns * tile.cluster_n)
     )
     ctas = tiles * tile.cluster * problem.batch
-    slots = sms // tile.cluster * tile.cluster
+    slots = assumed_clusters(sms, tile.cluster) * tile.cluster
     waves = math.ceil(ctas / slots)
     k_steps = math.ceil(math.ceil(problem.k / TILE_K) / tile.split_k)
     operand_rows = tile.m_operands * CTA_ROWS + tile.n_operands * tile.b_rows

@@ -61,7 +61,7 @@ class Epilogue:
         state: SchedulerState,
         warp: Int32,
     ) -> None:
-        """Finish all tiles, then wait until this CTA's shared memory and barriers may go."""
+        """Finish all tiles; results may still be on their way out of shared memory."""
         tile, output = self.tile, self.output
         scaling, split = Scaling(tile, output), SplitK(tile)
         store = (Nvfp4Store if output.dtype == "nvfp4" else Store)(tile, output)
@@ -101,9 +101,15 @@ class Epilogue:
                 split.release(scratch.partials, state.rank, lane)
         # What frees tensor memory comes after the last reads of it.
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
-        store.finish(leader)
         if cutlass.const_expr(tile.split_k > 1):
             split.finish(scratch.partials, state.num_tiles)
+
+    @cute.jit
+    def drain(self) -> None:
+        """Wait until results have left this CTA's shared memory, so that it may go."""
+        if cutlass.const_expr(self.output.store == "tma"):
+            # By every lane: those that have stored nothing have nothing to wait for.
+            ptx.cp_async_bulk_wait_group(0, read=True)
 
     def _offset(self, number: int, chunks: int, accumulator: Int32) -> Int32 | int:
         """First column of a chunk: overlapping accumulators begin with what they share."""

@@ -15,6 +15,13 @@ from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.barriers import init_barriers, mbarriers, shared_barriers
 from nvfp4_kernels.gemm.sm100.epilogue import Epilogue, Scratch
+from nvfp4_kernels.gemm.sm100.lifetime import (
+    MMA_WARP,
+    THREADS,
+    TOKENS_WARP,
+    WEIGHTS_WARP,
+    Lifetime,
+)
 from nvfp4_kernels.gemm.sm100.loader import TmaLoader
 from nvfp4_kernels.gemm.sm100.mma import Mma
 from nvfp4_kernels.gemm.sm100.operands import Extent, Operand, data_map, scale_map, shared_operand
@@ -26,14 +33,12 @@ from nvfp4_kernels.gemm.sm100.scheduler import (
     raster_order,
     scheduler_state,
 )
-from nvfp4_kernels.gemm.sm100.split_k import Partials, SplitK
+from nvfp4_kernels.gemm.sm100.split_k import Partials
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, EPILOGUE_WARPS, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_maps import tensor_map
 
-MMA_WARP = EPILOGUE_WARPS
-LOAD_WARP = MMA_WARP + 1
-THREADS = 32 * (LOAD_WARP + 1)
+_SWIZZLES = {64: TensorMapSwizzle.s64b, 128: TensorMapSwizzle.s128b}
 
 Maps = tuple[TensorMap, TensorMap]  # of an operand's data and scales
 
@@ -50,7 +55,7 @@ class GemmArguments(NamedTuple):
         alpha, row_scale, bias, shard_ends: see ``ScalingOperands``.
         m, n, k, batch: sizes.
         weight_batch: 1 or ``batch``.
-        sms: to launch on, at the most.
+        clusters: to launch, at the most.
         defective_below: see ``devices.defective_map_bytes``.
     """
 
@@ -71,7 +76,7 @@ class GemmArguments(NamedTuple):
     k: Int32
     batch: Int32
     weight_batch: Int32
-    sms: Int32
+    clusters: Int32
     defective_below: Int32
     shard_ends: ShardEnds
 
@@ -84,7 +89,8 @@ class BlockScaledGemm:
     |---|---|---|
     | 0–3 | ``Epilogue``; warp 0 also allocates tensor memory | consumes accumulators |
     | 4 | ``Mma``, in the first CTA of each tile | consumes operands, produces accumulators |
-    | 5 | ``TmaLoader`` | produces operands |
+    | 5 | ``TmaLoader`` of the weights; initialises all mbarriers | produces operands |
+    | 6 | ``TmaLoader`` of the activations | produces operands |
 
         TmaLoader  --full-->   Mma  --acc_full-->   Epilogue
                    <--empty--       <--acc_empty--
@@ -113,7 +119,7 @@ class BlockScaledGemm:
         """Arguments that the kernel does not read."""
         output = self.output
         return [
-            *("x", "sfx", "w1", "sfw1", "w2", "sfw2", "batch", "sms", "defective_below"),
+            *("x", "sfx", "w1", "sfw1", "w2", "sfw2", "batch", "clusters", "defective_below"),
             *(("out",) if output.store == "tma" else ()),
             *(("sf_out", "out_scale") if output.dtype != "nvfp4" else ()),
             *(("row_scale",) if not output.row_scale else ()),
@@ -123,7 +129,7 @@ class BlockScaledGemm:
 
     @cute.jit
     def __call__(self, arguments: GemmArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch on ``arguments.sms`` SMs at the most."""
+        """Launch ``arguments.clusters`` clusters at the most."""
         m, n, k, batch = arguments.m, arguments.n, arguments.k, arguments.batch
         tile = self.tile
         defective = arguments.defective_below
@@ -140,7 +146,7 @@ class BlockScaledGemm:
         rows_m, rows_n = (n, m) if tile.swap_ab else (m, n)
         across_m = clusters_across(rows_m, tile.rows, tile.cluster_m // tile.ctas)
         across_n = clusters_across(rows_n, tile.columns, tile.cluster_n)
-        clusters = cutlass.min(across_m * across_n * batch, arguments.sms // tile.cluster)
+        clusters = cutlass.min(across_m * across_n * batch, arguments.clusters)
         raster = raster_order(across_m, across_n, batch, clusters)
         read = without_unread(arguments, self.unread)
         self.kernel(*x_maps, *w1_maps, *w2_maps, out_map, read, raster).launch(
@@ -171,7 +177,7 @@ class BlockScaledGemm:
             [units, Int64(m) * units],
             [self.output.store_columns, WARP_ROWS, 1],
             defective_below,
-            TensorMapSwizzle.s128b,
+            _SWIZZLES[self.output.box_bytes],
         )
 
     @cute.kernel
@@ -197,40 +203,34 @@ class BlockScaledGemm:
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         loader, mma = TmaLoader(tile, stages), Mma(tile, stages)
         epilogue = Epilogue(tile, output)
+        lifetime = Lifetime(tile)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank = ptx.cluster_ctarank()
         partials = self._partials()
-
-        # The CTAs of a pair allocate together, so each has to know that the other has started.
-        # barrier.cluster without memory order tells it, while the barriers are initialised.
-        if cutlass.const_expr(tile.two_cta):
-            ptx.barrier_cluster_arrive_relaxed()
-        if warp == MMA_WARP and ptx.elect_sync():
-            init_barriers(barriers, tile, stages)
-            if cutlass.const_expr(tile.split_k > 1):
-                for each in cutlass.range_constexpr(EPILOGUE_WARPS):
-                    ptx.mbarrier_init(
-                        partials.partials_full.subview(each), SplitK(tile).arrivals[0]
-                    )
-                    ptx.mbarrier_init(
-                        partials.partials_empty.subview(each), SplitK(tile).arrivals[1]
-                    )
-            ptx.fence_mbarrier_init()
-        if cutlass.const_expr(tile.two_cta):
-            ptx.barrier_cluster_wait()
-        if warp == 0:
-            ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)
-            ptx.tcgen05_relinquish_alloc_permit(group=group)
-        self._sync()
-
         state = scheduler_state(tile, raster, arguments.k, arguments.weight_batch, rank)
-        if warp == LOAD_WARP:
+        if warp == WEIGHTS_WARP:
+            init_barriers(barriers, partials, tile, stages)
+            lifetime.start(initialises=True)
             if ptx.elect_sync():
-                loader.run(m_side, n_side, barriers, state)
+                loader.run_weights(m_side, n_side, barriers, state)
+            lifetime.arrive_end(warp)
+        elif warp == TOKENS_WARP:
+            lifetime.start(initialises=False)
+            if ptx.elect_sync():
+                loader.run_tokens(m_side, n_side, barriers, state)
+            lifetime.arrive_end(warp)
         elif warp == MMA_WARP:
+            lifetime.start(initialises=False)
+            lifetime.allocated()
             if rank % tile.ctas == 0:
                 mma.run(m_side, n_side, barriers, tensor.load(), state)
+            lifetime.arrive_end(warp)
         else:
+            lifetime.start(initialises=False)
+            if warp == 0:
+                ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)
+                ptx.tcgen05_relinquish_alloc_permit(group=group)
+            lifetime.allocated()
             scaling = ScalingOperands(
                 arguments.alpha, arguments.shard_ends, arguments.row_scale, arguments.bias
             )
@@ -240,9 +240,10 @@ class BlockScaledGemm:
             )  # fmt: skip
             scratch = self._scratch(partials, warp)
             epilogue.run(scaling, result, scratch, barriers, tensor.load(), state, warp)
+            lifetime.arrive_end(warp)
+            epilogue.drain()
 
-        # A CTA must not exit while a peer can still signal its barriers or read its tensor memory.
-        self._sync()
+        lifetime.wait_end(warp)
         if warp == 0:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             held = ptx.make_tmem_ptr(tensor.load(), Float32)
@@ -293,11 +294,3 @@ class BlockScaledGemm:
 
     def _floats(self, count: int) -> Array:
         return Array(Float32, count, space=AddressSpace.smem, alignment=128)
-
-    def _sync(self) -> None:
-        """Barrier over all threads of the cluster."""
-        if self.tile.cluster > 1:
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
-        else:
-            ptx.barrier_cta_sync()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.devices import defective_map_bytes, dtype_name, multiprocessors
+from nvfp4_kernels.devices import defective_map_bytes, dtype_name, max_clusters, multiprocessors
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config, with_store
@@ -159,7 +159,7 @@ def product(
         k=k + 2 * padded,
         batch=batch,
         weight_batch=math.prod(weights[0][0].shape[:-2]),
-        sms=sms,
+        clusters=max_clusters(data.device, kernel.tile.cluster),
         defective_below=defective_map_bytes(data.device),
         shard_ends=shard_ends(shard_sizes),
     )

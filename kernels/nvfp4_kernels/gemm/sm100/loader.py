@@ -1,4 +1,4 @@
-"""TMA producer warp: loads the operands of every K step of every tile into shared memory."""
+"""TMA producer warps: load the operands of every K step of every tile into shared memory."""
 
 from dataclasses import dataclass
 
@@ -18,39 +18,41 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, CTA_ROWS
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """Role of one thread. CTAs of a cluster that share an operand load a slice of it each."""
+    """Role of one thread of each of two warps: one loads the weights, one the activations.
+
+    Weights are what no kernel before this one writes, so that their loads wait for none. CTAs of a
+    cluster that share an operand load a slice of it each.
+    """
 
     tile: Tile
     stages: int
 
     @cute.jit
-    def run(
+    def run_weights(
         self,
         m_side: list[Operand],
         n_side: list[Operand],
         barriers: Barriers,
         state: SchedulerState,
     ) -> None:
-        """Load all tiles, then drain: wait for the last release of every stage."""
+        """Expect all bytes and load all weights, then drain: wait for every stage's last release.
+
+        Activations that arrive before they are expected are in order: a stage's phase ends when
+        this thread has arrived too.
+        """
         tile, stages = self.tile, self.stages
-        weights = m_side if tile.swap_ab else n_side
-        self._prefetch(weights, state)
-        # Operands may be what the kernel before this one has written.
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        leads = state.rank % tile.ctas == 0
+        load, operands = (self._load_m, m_side) if tile.swap_ab else (self._load_n, n_side)
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
             for step in cutlass.range(state.k_steps, unroll=1):
                 count = index * state.k_steps + step
-                stage, turn = count % stages, count // stages
-                wait(barriers.empty.subview(stage), turn - 1)
-                barrier = barriers.full.subview(stage)
-                if leads:
-                    ptx.mbarrier_arrive_expect_tx(barrier, tile.stage_bytes * tile.ctas)
-                for operand in m_side:
-                    self._load_m(operand, coord, state, state.first_k_step + step, stage, barrier)
-                for operand in n_side:
-                    self._load_n(operand, coord, state, state.first_k_step + step, stage, barrier)
+                stage = count % stages
+                full = barriers.full.subview(stage)
+                wait(barriers.empty.subview(stage), count // stages - 1)
+                if state.rank % tile.ctas == 0:
+                    ptx.mbarrier_arrive_expect_tx(full, tile.stage_bytes * tile.ctas)
+                for operand in operands:
+                    load(operand, coord, state, state.first_k_step + step, stage, full)
         # From here on nothing is loaded that the next kernel would have to share bandwidth with.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(stages):
@@ -58,24 +60,26 @@ class TmaLoader:
             wait(barriers.empty.subview(count % stages), count // stages - 1)
 
     @cute.jit
-    def _prefetch(self, weights: list[Operand], state: SchedulerState) -> None:
-        """Prefetch the first tile's weights into L2: no kernel before this one writes them.
-
-        A prefetch reads nothing that could be stale, so that it may come before the wait.
-        """
-        tile = self.tile
-        coord = tile_coord(tile, state, Int32(0))
-        for operand in weights:
-            ptx.prefetch_tensormap(operand.data_map.get_ptr())
-            ptx.prefetch_tensormap(operand.scale_map.get_ptr())
-        for step in cutlass.range(cutlass.min(state.k_steps, self.stages), unroll=1):
-            byte = (state.first_k_step + step) * TILE_BYTES
-            row = self._m_row(coord, state) if tile.swap_ab else self._n_row(coord, state)
-            batch = coord.batch * state.weight_batch_stride
-            for operand in weights:
-                ptx.cp_async_bulk_tensor_prefetch(
-                    operand.data_map.get_ptr(), [byte, row, batch], []
-                )
+    def run_tokens(
+        self,
+        m_side: list[Operand],
+        n_side: list[Operand],
+        barriers: Barriers,
+        state: SchedulerState,
+    ) -> None:
+        """Load all activations, which the kernel before this one may have written."""
+        tile, stages = self.tile, self.stages
+        load, operands = (self._load_n, n_side) if tile.swap_ab else (self._load_m, m_side)
+        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        for index in cutlass.range(state.num_tiles, unroll=1):
+            coord = tile_coord(tile, state, index)
+            for step in cutlass.range(state.k_steps, unroll=1):
+                count = index * state.k_steps + step
+                stage = count % stages
+                wait(barriers.empty.subview(stage), count // stages - 1)
+                for operand in operands:
+                    full = barriers.full.subview(stage)
+                    load(operand, coord, state, state.first_k_step + step, stage, full)
 
     def _m_row(self, coord: TileCoord, state: SchedulerState) -> Int32:
         """First row that this CTA loads of its tile of the M side."""

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.device.math import silu
+from nvfp4_kernels.device.math import silu, silu_pair
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.result import OutputTensor
 from nvfp4_kernels.gemm.sm100.scheduler import TileCoord
@@ -123,7 +123,7 @@ class Scaling:
             products = [p * factor for p in products]
         if tile.weights == 2:
             gates, ups = (p.to_elements() for p in products)
-            return [silu(g) * u for g, u in zip(gates, ups, strict=True)]
+            return _silu_mul(gates, ups)
         values = products[0]
         if output.bias:
             values = values + (row.bias if tile.swap_ab else along[0])
@@ -148,3 +148,12 @@ class Scaling:
     @property
     def _length(self) -> int:
         return self.output.vector_length(self.tile)
+
+
+def _silu_mul(gates: list[Float32], ups: list[Float32]) -> list[Float32]:
+    """``silu(gate) · up`` of a thread's values."""
+    if len(gates) % 2:
+        return [silu(gate) * up for gate, up in zip(gates, ups, strict=True)]
+    pairs = zip(gates[::2], gates[1::2], strict=True)
+    activated = [value for pair in pairs for value in silu_pair(*pair)]
+    return [value * up for value, up in zip(activated, ups, strict=True)]

@@ -41,13 +41,6 @@ class Store:
             self._rows(result, chunk, values)
 
     @cute.jit
-    def finish(self, leader: Boolean) -> None:
-        """Drain: wait until TMA has read every box, so that shared memory may go."""
-        if cutlass.const_expr(self.output.store == "tma"):
-            if leader:
-                ptx.cp_async_bulk_wait_group(0, read=True)
-
-    @cute.jit
     def _boxes(
         self,
         result: OutputTensor,
@@ -56,7 +49,7 @@ class Store:
         values: list[Float32],
         leader: Boolean,
     ) -> None:
-        """Store through a ring of boxes of 32 rows × 128 bytes, swizzled against bank conflicts."""
+        """Store through a ring of boxes of 32 rows, swizzled against bank conflicts."""
         dtype = TYPES[self.output.dtype]
         columns = self.output.store_columns
         piece = 128 // dtype.width  # elements in 16 bytes
@@ -65,9 +58,11 @@ class Store:
         if leader:
             ptx.cp_async_bulk_wait_group(STORE_SLOTS - 1, read=True)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
-        for index in cutlass.range_constexpr(columns // piece):
+        pieces = columns // piece
+        for index in cutlass.range_constexpr(pieces):
             part = _vector(values[index * piece : (index + 1) * piece]).to(dtype)
-            slot.store(part, lane * columns + (index ^ (lane & 7)) * piece, alignment=16)
+            swizzled = index ^ (lane * self.output.box_bytes // 128 % pieces)
+            slot.store(part, lane * columns + swizzled * piece, alignment=16)
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if leader:

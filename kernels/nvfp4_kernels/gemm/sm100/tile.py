@@ -25,7 +25,6 @@ TILE_K = 256  # elements of K per stage: 128 bytes, the widest swizzle
 TILE_BYTES = TILE_K // 2
 ATOMS_K = TILE_K // MMA_K
 EPILOGUE_WARPS = 4
-STORE_BYTES = 128  # of each row, in one slot of the store ring
 STORE_SLOTS = 2
 TRANSPOSE_PITCH = WARP_ROWS + 4  # floats: rows of 16 bytes that start in different banks
 MAX_STAGES = 12
@@ -200,6 +199,7 @@ class EpilogueConfig:
         store: how a result whose rows run along the N side leaves: "tma" for rows of whole 16
             bytes, staged in shared memory; "vector" for the same straight from registers; "element"
             for any width. With swap_ab there is only "element", which is coalesced there.
+        box_bytes: of each row in a box, with "tma": 64 or 128.
         shards: factors ``alpha`` along the weights' rows.
         bias: dtype of the bias, "" for none.
         row_scale: whether every token has a factor of its own.
@@ -207,6 +207,7 @@ class EpilogueConfig:
 
     dtype: OutDtype = "bfloat16"
     store: Store = "element"
+    box_bytes: int = 128
     shards: int = 1
     bias: str = ""
     row_scale: bool = False
@@ -214,13 +215,14 @@ class EpilogueConfig:
     def __post_init__(self) -> None:
         assert 1 <= self.shards <= MAX_SHARDS
         assert self.dtype != "nvfp4" or self.store != "tma"
+        assert self.box_bytes in (64, 128), self.box_bytes
 
     @property
     def store_columns(self) -> int:
         """Columns of a chunk, which goes out at once."""
         if self.dtype == "nvfp4":
             return 64  # four scales: 4 bytes of the blocked layout
-        return STORE_BYTES * 8 // ELEMENT_BITS[self.dtype] if self.store == "tma" else 32
+        return self.box_bytes * 8 // ELEMENT_BITS[self.dtype] if self.store == "tma" else 32
 
     def column_vectors(self, tile: Tile) -> int:
         """float32 vectors along the accumulator's columns: factors, and the bias."""
@@ -242,6 +244,6 @@ class EpilogueConfig:
     def slot_bytes(self, tile: Tile) -> int:
         """Bytes of one warp's store ring, or of the room where swap_ab transposes blocks."""
         if self.store == "tma":
-            return STORE_SLOTS * WARP_ROWS * STORE_BYTES
+            return STORE_SLOTS * WARP_ROWS * self.box_bytes
         transposed = self.dtype == "nvfp4" and tile.swap_ab
         return 4 * TRANSPOSE_PITCH * tile.split_columns if transposed else 0

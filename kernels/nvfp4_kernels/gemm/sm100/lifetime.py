@@ -1,0 +1,71 @@
+"""Barriers that begin and end a CTA's work: what a warp waits for before it starts, and exits."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
+
+MMA_WARP = EPILOGUE_WARPS
+WEIGHTS_WARP = MMA_WARP + 1
+TOKENS_WARP = WEIGHTS_WARP + 1
+THREADS = 32 * (TOKENS_WARP + 1)
+
+_EPILOGUE_THREADS = 32 * EPILOGUE_WARPS
+_START, _ALLOCATED, _END = 1, 2, 3  # named barriers
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """Barriers over the threads of a CTA, or of its cluster.
+
+    | barrier | threads | what holds after it |
+    |---|---|---|
+    | start | all, of the cluster | every CTA has started, and its mbarriers are initialised |
+    | allocated | epilogue and MMA warps | tensor memory's address is in shared memory |
+    | end | all of the cluster, or the epilogue warps | nobody signals this CTA, or reads its tensor
+    memory |
+
+    Without a cluster the warp that initialises the mbarriers arrives at the start and does not
+    wait. Those that load never wait for tensor memory, which a kernel before this one may hold.
+    """
+
+    tile: Tile
+
+    @cute.jit
+    def start(self, initialises: cutlass.Constexpr) -> None:
+        """Pass the start; ``initialises``: the caller has initialised the mbarriers.
+
+        ``fence.mbarrier_init`` orders initialisations before an arrival without memory order (PTX
+        ISA, membar/fence).
+        """
+        if cutlass.const_expr(self.tile.cluster > 1):
+            ptx.barrier_cluster_arrive_relaxed()
+            ptx.barrier_cluster_wait()
+        elif cutlass.const_expr(initialises):
+            ptx.barrier_cta_arrive(_START, THREADS)
+        else:
+            ptx.barrier_cta_sync(_START, thread_count=THREADS)
+
+    def allocated(self) -> None:
+        """Wait until tensor memory is allocated."""
+        ptx.barrier_cta_sync(_ALLOCATED, thread_count=_EPILOGUE_THREADS + 32)
+
+    @cute.jit
+    def arrive_end(self, warp: Int32) -> None:
+        """Arrive: this warp touches no peer any more, and reads no tensor memory."""
+        if cutlass.const_expr(self.tile.cluster > 1):
+            ptx.barrier_cluster_arrive()
+        elif warp > 0 and warp < EPILOGUE_WARPS:
+            ptx.barrier_cta_arrive(_END, _EPILOGUE_THREADS)
+
+    @cute.jit
+    def wait_end(self, warp: Int32) -> None:
+        """Wait until this CTA may exit, and warp 0 free tensor memory."""
+        if cutlass.const_expr(self.tile.cluster > 1):
+            ptx.barrier_cluster_wait()
+        elif warp == 0:
+            ptx.barrier_cta_sync(_END, thread_count=_EPILOGUE_THREADS)
