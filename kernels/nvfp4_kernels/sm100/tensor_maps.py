@@ -4,7 +4,12 @@ from collections.abc import Sequence
 
 import cutlass
 from cutlass import Array, Int32, Int64, Uint64
-from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
+from cutlass.experimental.cuda import (
+    TensorMap,
+    TensorMapL2Promotion,
+    TensorMapSwizzle,
+    create_tensor_map_tiled,
+)
 
 STRIDE_BYTES = 16  # unit of a tensor map's strides
 DEFECT_BIT = 21  # of a tensor map's second 64-bit word
@@ -18,6 +23,7 @@ def tensor_map(
     box: Sequence[int],
     defective_below: Int32,
     swizzle: TensorMapSwizzle = TensorMapSwizzle.none,
+    promotion: TensorMapL2Promotion = TensorMapL2Promotion.none,
 ) -> TensorMap:
     """Tensor map of a tensor in global memory, innermost dimension first; in host code.
 
@@ -30,8 +36,11 @@ def tensor_map(
         defective_below: see ``nvfp4_kernels.devices.defective_map_bytes``; maps of fewer bytes lose
             the bit that such a driver sets.
         swizzle: of the box in shared memory.
+        promotion: bytes that L2 fetches together; a hint.
     """
-    made = create_tensor_map_tiled(address, dtype, dims, strides, box, swizzle=swizzle)
+    made = create_tensor_map_tiled(
+        address, dtype, dims, strides, box, swizzle=swizzle, l2_promotion=promotion
+    )
     nbytes = Int64(dims[0]) * dtype.width // 8
     for count, stride in zip(dims[1:], strides, strict=True):
         nbytes += (Int64(count) - 1) * Int64(stride) * STRIDE_BYTES

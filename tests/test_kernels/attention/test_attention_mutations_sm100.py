@@ -47,6 +47,12 @@ MISTAKES = {
     "O rescaled while PV adds to it": Mistake(
         KERNEL.replaced("softmax", "wait_o_full", nothing), "UninitialisedRead", QK_FIRST
     ),
+    "PV of the second part does not wait for it": Mistake(
+        KERNEL.with_arguments("mma", "wait_p_full", lambda *a: (*a[:-1], 0)), "DataRace", P_IN_S
+    ),
+    "O rescaled while PV of the first part adds to it": Mistake(
+        KERNEL.replaced("softmax", "wait_o_full", nothing), "UninitialisedRead", P_IN_S
+    ),
     "O read before the last PV": Mistake(
         KERNEL.replaced("epilogue", "wait_o_full", nothing), "DataRace"
     ),

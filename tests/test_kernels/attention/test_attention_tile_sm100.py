@@ -87,14 +87,24 @@ def test_prefill_has_two_query_tiles() -> None:
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
 @pytest.mark.parametrize("batch", [1, 3, 16, 64, 300])
-def test_decode_fills_the_device_once(batch: int, head_dim: int, fp8: bool) -> None:
+def test_decode_fills_the_device(batch: int, head_dim: int, fp8: bool) -> None:
     problem = replace(DECODE, batch=batch, head_dim=head_dim, fp8=fp8)
     tile, splits = choose_config(problem)
     assert tile.query_tiles == 1
     ctas = batch * problem.kv_heads
     places = 148 * tile.ctas_per_sm
-    assert splits == 1 or ctas * splits <= places
     assert splits == MAX_SPLITS or ctas * (splits + 1) > places or splits == 16
+    # Beyond one wave only where the last of the waves would be a small one.
+    assert splits == 1 or ctas * splits <= places or 0 < ctas % places < places // 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys", "expected"),
+    [(18, 4096, 1), (20, 4096, 2), (20, 16384, 4), (37, 4096, 1), (64, 4096, 1), (20, 512, 1)],
+)
+def test_a_small_last_wave_is_split(batch: int, keys: int, expected: int) -> None:
+    """160 CTAs on 148 SMs would take two waves, 144 take one and 296 two full ones."""
+    assert choose_config(replace(DECODE, batch=batch, keys=keys))[1] == expected
 
 
 def test_short_sequences_are_not_split() -> None:

@@ -29,8 +29,8 @@ class Barriers:
     | ``q_full[query tile]`` | ``SOFTMAX_ARRIVALS`` | Q in shared memory | 0 |
     | ``s_full[query tile, stage]`` | ``MMA_ARRIVALS`` | commit of QK | wrap-around of S's stages |
     | ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile |
-    | ``p_full[query tile, stage]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
-    | ``o_full[query tile, stage]`` | ``MMA_ARRIVALS`` | commit of PV | same |
+    | ``p_full[query tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
+    | ``o_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of PV | same |
     """
 
     kv_full: Array
@@ -70,22 +70,38 @@ def _groups(tile: AttentionTile) -> list[tuple[int, dict[str, int]]]:
         (tile.stages, {"kv_full": TMA_ARRIVALS, "kv_empty": MMA_ARRIVALS}),
         (1, {"tail_full": TMA_ARRIVALS}),
         (tile.query_tiles, {"q_full": SOFTMAX_ARRIVALS, "s_empty": SOFTMAX_ARRIVALS}),
+        (tile.query_tiles * tile.s_stages, {"s_full": MMA_ARRIVALS}),
         (
-            tile.query_tiles * tile.s_stages,
-            {"s_full": MMA_ARRIVALS, "p_full": SOFTMAX_ARRIVALS, "o_full": MMA_ARRIVALS},
+            tile.query_tiles * tile.s_stages * tile.parts,
+            {"p_full": SOFTMAX_ARRIVALS, "o_full": MMA_ARRIVALS},
         ),
     ]
 
 
-def wait_o_full(tile: AttentionTile, barriers: Barriers, query_tile: Int32, index: Int32) -> None:
-    """Wait until PV of the ``index``-th key tile is done: O may be read, and P overwritten."""
+def part_barrier(
+    tile: AttentionTile, barriers: Array, query_tile: Int32 | int, index: Int32, part: int
+) -> Array:
+    """Barrier of ``p_full`` or ``o_full`` for a part of the ``index``-th key tile."""
     stages = tile.s_stages
-    wait(barriers.o_full.subview(query_tile * stages + index % stages), index // stages)
+    return barriers.subview((query_tile * stages + index % stages) * tile.parts + part)
+
+
+def wait_o_full(
+    tile: AttentionTile, barriers: Barriers, query_tile: Int32, index: Int32, part: int = -1
+) -> None:
+    """Wait until PV of a part of the ``index``-th key tile, by default of its last, is done.
+
+    O may then be read, and P of that part overwritten.
+    """
+    barrier = part_barrier(tile, barriers.o_full, query_tile, index, part % tile.parts)
+    wait(barrier, index // tile.s_stages)
     ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
 
 
-def wait_p_full(tile: AttentionTile, barriers: Barriers, query_tile: int, index: Int32) -> None:
-    """Wait until P of the ``index``-th key tile is stored, and O rescaled for it."""
-    stages = tile.s_stages
-    wait(barriers.p_full.subview(query_tile * stages + index % stages), index // stages)
+def wait_p_full(
+    tile: AttentionTile, barriers: Barriers, query_tile: int, index: Int32, part: int
+) -> None:
+    """Wait until P of a part of the ``index``-th key tile is stored, and O rescaled for it."""
+    barrier = part_barrier(tile, barriers.p_full, query_tile, index, part)
+    wait(barrier, index // tile.s_stages)
     ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)

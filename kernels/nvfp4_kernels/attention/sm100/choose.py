@@ -9,6 +9,12 @@ MAX_SPLITS = 64
 MAX_SHARED_ROW_BYTES = 128  # of rows so short that the rings of two CTAs on an SM are deep enough
 EMULATED_EXP2 = 6  # of 16 exponentials: the FMA units are then as busy as MUFU
 MIN_SPLIT_TILES = 4  # key tiles that are worth a CTA and a part of the merge
+MIN_GAIN = 0.03  # of the estimated time, for which keys are split beyond one wave of CTAs
+# The estimate's terms, fitted to modelled decodes of 160 CTAs in 1 to 4 parts, D = 128 in BF16.
+BYTES_PER_SECOND = 7.26e12
+TILE_SECONDS = 0.6e-6  # least time of a key tile, in a CTA alone on its SM
+CTA_SECONDS = 2.5e-6  # prologue and epilogue of a CTA
+MERGE_SECONDS = 2.5e-6  # the merge's launch
 MIN_INDEXED_TILES = 2  # the same of a list: gathered rows come half as fast as boxes, as modelled
 
 
@@ -43,9 +49,10 @@ class AttentionProblem:
 def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionTile, int]:
     """Choose the tile, and the splits of the keys that fill the device.
 
-    Two query tiles where there are rows for both and tensor memory holds them. Splits only where
-    one wave of CTAs leaves SMs idle, and never so many that a part has next to nothing to do.
-    Rows that one warp holds, those of most decodes, split their keys over four warps.
+    Two query tiles where there are rows for both and tensor memory holds them. Rows that one warp
+    holds, those of most decodes, split their keys over four warps. Splits fill one wave of CTAs;
+    with such rows, which wait for memory, there are more where the last of several waves would
+    leave most of the device idle. A part never has next to nothing to do.
     """
     rows = problem.queries * problem.group
     two_query_tiles = rows > ROWS and problem.head_dim <= 128
@@ -69,8 +76,32 @@ def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionT
     if ctas == 0:
         return tile, 1
     min_tiles = MIN_INDEXED_TILES if problem.indexed else MIN_SPLIT_TILES
-    splits = min(sms * ctas_per_sm // ctas, _ceil_div(keys, KEYS) // min_tiles, MAX_SPLITS)
-    return tile, max(1, splits)
+    places, tiles = sms * ctas_per_sm, _ceil_div(keys, KEYS)
+    most = max(1, min(tiles // min_tiles, MAX_SPLITS))
+    splits = max(1, min(places // ctas, most))
+    if not warp_split_kv or problem.indexed:
+        return tile, splits
+    estimates = {n: _decode_seconds(tile, ctas, tiles, places, n) for n in range(splits, most + 1)}
+    best = min(estimates, key=lambda n: (estimates[n], n))
+    worth = estimates[best] < (1 - MIN_GAIN) * estimates[splits]
+    return tile, best if worth else splits
+
+
+def _decode_seconds(tile: AttentionTile, ctas: int, tiles: int, places: int, splits: int) -> float:
+    """Estimated time of ``ctas`` times ``splits`` CTAs that share ``tiles`` key tiles each.
+
+    Every wave waits for memory, or for its CTAs' chains of MMAs and softmax.
+    """
+    each, left, seconds = _ceil_div(tiles, splits), ctas * splits, 0.0
+    while left > 0:
+        wave = min(left, places)
+        transfer = wave * 2 * tile.stage_bytes / BYTES_PER_SECOND
+        seconds += CTA_SECONDS + each * max(transfer, TILE_SECONDS)
+        left -= wave
+    if splits == 1:
+        return seconds
+    parts = splits * ctas * tile.rows * tile.head_dim * 4  # at the most: a tile may have fewer rows
+    return seconds + MERGE_SECONDS + 2 * parts / BYTES_PER_SECOND
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -173,24 +173,24 @@ class FmhaSm100:
         arguments: AttentionArguments,
         map_strides: MapStrides,
     ) -> None:
-        """Set up, run one role per warp, free tensor memory; exit at once without rows."""
+        """Set up beside the kernel before this one, run one role per warp, free tensor memory."""
         tile, variant = self.tile, self.variant
         barriers = allocate_barriers(tile)
         shared_queries = self._bytes(tile.query_tiles * tile.query_bytes)
         ring = self._bytes(tile.stages * tile.stage_bytes)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        mma_warp = WARPS * tile.query_tiles
+        if warp == 0:
+            ptx.tcgen05_alloc(tensor, tile.tensor_columns)
+            ptx.tcgen05_relinquish_alloc_permit()
+        if warp == mma_warp and ptx.elect_sync():
+            init_barriers(tile, barriers)
         # Any argument, lengths too, may be written by the kernel before this one.
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         work = work_tile(tile, variant, arguments.sizes, arguments.lengths)
+        ptx.barrier_cta_sync()
         if work.first_row < work.rows:
-            mma_warp = WARPS * tile.query_tiles
-            if warp == 0:
-                ptx.tcgen05_alloc(tensor, tile.tensor_columns)
-                ptx.tcgen05_relinquish_alloc_permit()
-            if warp == mma_warp and ptx.elect_sync():
-                init_barriers(tile, barriers)
-            ptx.barrier_cta_sync()
             if warp < mma_warp:
                 if cutlass.const_expr(tile.reallocates_registers):
                     ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
@@ -214,11 +214,11 @@ class FmhaSm100:
                         GatherLoader(tile, variant, lists).run(source, barriers, work)
                     else:
                         TmaLoader(tile, variant).run(source, barriers, work)
-            ptx.barrier_cta_sync()
-            if warp == 0:
-                ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
-                allocated = ptx.make_tmem_ptr(tensor.load(), Float32)
-                ptx.tcgen05_dealloc(allocated, tile.tensor_columns)
+        ptx.barrier_cta_sync()
+        if warp == 0:
+            ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
+            allocated = ptx.make_tmem_ptr(tensor.load(), Float32)
+            ptx.tcgen05_dealloc(allocated, tile.tensor_columns)
 
     @cute.jit
     def _softmax_role(
@@ -238,14 +238,16 @@ class FmhaSm100:
             tiles = cutlass.select_(query_tile == 0, work.tiles[0], work.tiles[1])
         row = query_row(tile, variant, work, query_tile, tile_warp)
         shared = shared_queries.subview(query_tile * tile.query_bytes)
+        scale, k_scale, v_scale = arguments.scale, Float32(1.0), Float32(1.0)
+        if cutlass.const_expr(tile.fp8):  # on their way while the queries are
+            k_scale = Array(arguments.k_scale, shape=(1,)).load(0)
+            v_scale = Array(arguments.v_scale, shape=(1,)).load(0)
         row_scale = QueryLoader(tile, variant).run(arguments.queries, shared, work, row, tile_warp)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if ptx.elect_sync():
             ptx.mbarrier_arrive(barriers.q_full.subview(query_tile))
-        scale, v_scale = arguments.scale, Float32(1.0)
         if cutlass.const_expr(tile.fp8):
-            scale = scale * row_scale * Array(arguments.k_scale, shape=(1,)).load(0)
-            v_scale = Array(arguments.v_scale, shape=(1,)).load(0)
+            scale = scale * row_scale * k_scale
         lanes = tensor + ((tile_warp * WARP_ROWS) << 16)
         logits = LogitScaling(scale, arguments.soft_cap)
         state = Softmax(tile, variant).run(

@@ -16,7 +16,8 @@ EXP2_COEFFICIENTS = (
     0.00958285531,
 )
 EXP2_MIN = -127.0  # its biased exponent is that of zero
-EXP2_SHIFT = 1.5 * 2.0**23 + 127.0  # and the bias, for an exponent's bits
+EXP2_SHIFT = 1.5 * 2.0**23  # its last place is worth 1; the low bits of its mantissa are 0
+SUMS = 8  # of a row that are added to by turns: an addition takes four cycles
 NEAREST = ptx.FPRoundingMode.RN
 
 
@@ -32,7 +33,8 @@ def exp2_mixed(values: list[Float32], emulated: int) -> list[Float32]:
 def _exp2_emulated(values: list[Float32]) -> list[Float32]:
     """2^x of x ≤ 128, as 2^n · 2^r with n the nearest integer: within 2.9e-6; 0 from -127 on.
 
-    Adding a number with a unit of 1 in its last place leaves n in the sum's low bits.
+    Adding a number with a unit of 1 in its last place leaves n in the sum's low bits, from where an
+    integer multiply-add brings it to the exponent of 2^r.
     """
     low = [cute.arch.fmax(x, EXP2_MIN, nan=True) for x in values]
     pair = (low[0], low[1])
@@ -42,8 +44,16 @@ def _exp2_emulated(values: list[Float32]) -> list[Float32]:
     found = _both(EXP2_COEFFICIENTS[-1])
     for coefficient in reversed(EXP2_COEFFICIENTS[:-1]):
         found = ptx.fma_packed_f32x2(found, rest, _both(coefficient), rnd=NEAREST)
-    unit = tuple((x.bitcast(Int32) << 23).bitcast(Float32) for x in shifted)
-    return list(ptx.mul_packed_f32x2(found, unit, rnd=NEAREST))
+    return [_add_exponent(*each) for each in zip(found, shifted, strict=True)]
+
+
+def _add_exponent(value: Float32, exponent: Float32) -> Float32:
+    """``value`` times 2^n, n in the low bits of ``exponent``, as one integer multiply-add."""
+    return ptx.inline_ptx(
+        "mad.lo.s32 {$w0}, {$r0}, 8388608, {$r1};",
+        write_only_types=[Int32],
+        read_only_args=[exponent.bitcast(Int32), value.bitcast(Int32)],
+    ).bitcast(Float32)
 
 
 def _both(value: float) -> tuple[Float32, Float32]:
@@ -77,15 +87,27 @@ def fmax_reduce(values: list[Float32]) -> Float32:
 
 
 def fadd_reduce(values: list[Float32]) -> Float32:
-    """Sum, two values at a time, in four independent chains."""
-    pairs = list(zip(values[::2], values[1::2], strict=True))
-    sums = pairs[:4]
-    for index, pair in enumerate(pairs[4:]):
-        sums[index % 4] = ptx.add_packed_f32x2(sums[index % 4], pair, rnd=NEAREST)
-    while len(sums) > 1:
-        halves = zip(sums[::2], sums[1::2], strict=True)
-        sums = [ptx.add_packed_f32x2(a, b, rnd=NEAREST) for a, b in halves]
-    return sums[0][0] + sums[0][1]
+    """Sum of a power of two of values, two at a time."""
+    while len(values) > 2:
+        half = len(values) // 2
+        values = _add_packed(values[:half], values[half:])
+    return values[0] + values[1]
+
+
+def add_folded(sums: list[Float32], values: list[Float32]) -> list[Float32]:
+    """Add values to ``SUMS`` independent sums, or begin those if there are none."""
+    for first in range(0, len(values), SUMS):
+        part = values[first : first + SUMS]
+        sums = _add_packed(sums, part) if sums else part
+    return sums
+
+
+def _add_packed(left: list[Float32], right: list[Float32]) -> list[Float32]:
+    out: list[Float32] = []
+    for index in range(0, len(left), 2):
+        a, b = left[index : index + 2], right[index : index + 2]
+        out += ptx.add_packed_f32x2((a[0], a[1]), (b[0], b[1]), rnd=NEAREST)
+    return out
 
 
 def fma_packed(values: list[Float32], factor: Float32, addend: Float32) -> list[Float32]:

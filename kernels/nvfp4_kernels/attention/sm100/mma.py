@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_p_full
+from nvfp4_kernels.attention.sm100.barriers import Barriers, part_barrier, wait_p_full
 from nvfp4_kernels.attention.sm100.operands import (
     k_major_descriptor,
     mn_major_descriptor,
@@ -158,14 +158,14 @@ class Mma:
         if cutlass.const_expr(each == 0):
             wait(barriers.kv_full.subview(count % tile.stages), count // tile.stages)
         if index < work.tiles[each]:
-            wait_p_full(tile, barriers, each, index)
-            if leader:
-                stages = tile.s_stages
-                stage = index % stages
-                source = tensor + tile.p_column(each, stage)
-                target = tensor + tile.o_column(each)
-                self._pv_mmas(descriptors, source, target, count % tile.stages, index > 0)
-                ptx.tcgen05_commit(barriers.o_full.subview(each * stages + stage))
+            source = tensor + tile.p_column(each, index % tile.s_stages)
+            target = tensor + tile.o_column(each)
+            for part in cutlass.range_constexpr(tile.parts):
+                wait_p_full(tile, barriers, each, index, part)
+                if leader:
+                    stage = count % tile.stages
+                    self._pv_mmas(descriptors, source, target, stage, part, index > 0)
+                    ptx.tcgen05_commit(part_barrier(tile, barriers.o_full, each, index, part))
 
     @property
     def _kind(self) -> ptx.Tcgen05MMAKind:
@@ -209,14 +209,17 @@ class Mma:
         source: Int32,
         target: Int32,
         stage: Int32,
+        part: int,
         accumulate: Boolean,
     ) -> None:
-        """O of a query tile: MMAs along the keys, 32 bytes of P at a time."""
+        """O of a query tile and a part of the keys: MMAs along those, 32 bytes of P at a time."""
         tile = self.tile
         instruction = self._instruction(tile.head_dim, mn_major_b=True)
         keys = MMA_BYTES // tile.element_bytes
         b = advance(descriptors.values, stage * (tile.stage_bytes // 16))
-        for step in range(KEYS // keys):
+        steps = [count // keys for count in tile.part_keys]
+        first = sum(steps[:part])
+        for step in range(first, first + steps[part]):
             ptx.tcgen05_mma(
                 self._kind,
                 ptx.CTAGroup.CTA_1,

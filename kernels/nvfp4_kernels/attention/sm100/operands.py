@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
-from cutlass.experimental.cuda import TensorMap
+from cutlass.experimental.cuda import TensorMap, TensorMapL2Promotion
 
 from nvfp4_kernels.attention.sm100.scheduler import Sizes
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
@@ -74,6 +74,7 @@ def _key_map(
         [tile.chunk_elements, variant.box_rows, 1, 1],
         defective_below,
         TENSOR_MAP_SWIZZLES[tile.chunk_bytes],
+        TensorMapL2Promotion.l2_256b,  # a chunk's neighbours are copied next; not those of a gather
     )
 
 

@@ -7,8 +7,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_o_full
+from nvfp4_kernels.attention.sm100.barriers import Barriers, part_barrier, wait_o_full
 from nvfp4_kernels.attention.sm100.math import (
+    SUMS,
+    add_folded,
     exp2_mixed,
     fadd_reduce,
     fma_packed,
@@ -54,17 +56,32 @@ class SoftmaxState:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """First columns of a query tile and stage of S, in the warp's lanes of tensor memory.
+
+    Attributes:
+        s: S of the warp's keys.
+        p: P of all keys.
+        o: O.
+    """
+
+    s: Int32
+    p: Int32
+    o: Int32
+
+
+@dataclass(frozen=True)
 class Probabilities:
-    """P of one row and key tile.
+    """P of one row and a part of a key tile.
 
     Attributes:
         words: P as the tensor core reads it.
-        row_sum: sum of P before rounding.
+        sums: whose sum is that of P before rounding.
         row_max: the largest logit.
     """
 
     words: list[Uint32]
-    row_sum: Float32
+    sums: list[Float32]
     row_max: Float32
 
 
@@ -72,9 +89,10 @@ class Probabilities:
 class Softmax:
     """Role of four warps per query tile. A thread has a whole row: no shuffles.
 
-    P is first computed with the row_max of earlier tiles, so that exponentials need not wait for
-    this tile's maximum. Only where that exceeds row_max by more than ``rescale_threshold``, and
-    where keys are masked, is P computed with a row_max that includes this tile.
+    P is first computed with the row_max of earlier keys, so that exponentials need not wait for the
+    new keys' maximum. Only where that exceeds row_max by more than ``rescale_threshold``, and where
+    keys are masked, is P computed again, with a row_max that includes them. Each part of a key tile
+    is such a step: PV of the parts before it may have begun by then.
     """
 
     tile: AttentionTile
@@ -93,49 +111,118 @@ class Softmax:
         logits: LogitScaling,
     ) -> SoftmaxState:
         """Process all key tiles; ``lanes`` is the tensor memory of the warp."""
-        tile, stages, keys = self.tile, self.tile.s_stages, self.tile.warp_keys
+        tile, stages = self.tile, self.tile.s_stages
         quarter = warp if tile.warp_split_kv else Int32(0)
         leader = ptx.elect_sync()
         row_max, row_sum = Float32(NEGATIVE_INFINITY), Float32(0.0)
         for index in cutlass.range(tiles, unroll=1):
             stage = index % stages
-            s_full = barriers.s_full.subview(query_tile * stages + stage)
-            p_full = barriers.p_full.subview(query_tile * stages + stage)
-            wait(s_full, index // stages)
+            wait(barriers.s_full.subview(query_tile * stages + stage), index // stages)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
-            source = lanes + tile.s_column(query_tile, stage) + quarter * keys
-            start = (work.first_tile + index) * KEYS + quarter * keys
-            p = self._no_probabilities()
-            done = Boolean(False)
-            if index > 0 and start >= row.all_begin and start + keys <= row.all_end:
-                p = self._exp_speculative(source, row_max, logits)
-                exceeded = p.row_max - row_max > Float32(tile.rescale_threshold)
-                done = not ptx.vote_sync(cute.arch.FULL_MASK, exceeded, ptx.VoteSync.ANY)
-            rescale = Float32(1.0)
-            if not done:
-                before = row_max
-                p, row_max = self._exp_masked(source, row_max, logits, row, start)
-                rescale = exp2(before - finite(row_max))
-                if index > 0:
-                    wait_o_full(tile, barriers, query_tile, index - 1)
-                    self._rescale(lanes + tile.o_column(query_tile), rescale)
-            if cutlass.const_expr(tile.separate_p):
-                fence_and_arrive(barriers.s_empty.subview(query_tile), leader)
-                if index > 0:
-                    wait_o_full(tile, barriers, query_tile, index - 1)
-            self._store(lanes + tile.p_column(query_tile, stage), p.words, quarter)
-            ptx.tcgen05_wait(ptx.Tcgen05Wait.STORE)
-            fence_and_arrive(p_full, leader)
-            row_sum = row_sum * rescale + p.row_sum
+            columns = Columns(
+                s=lanes + tile.s_column(query_tile, stage) + quarter * tile.warp_keys,
+                p=lanes + tile.p_column(query_tile, stage),
+                o=lanes + tile.o_column(query_tile),
+            )
+            start = (work.first_tile + index) * KEYS + quarter * tile.warp_keys
+            for part in cutlass.range_constexpr(tile.parts):
+                words, sums, row_max, row_sum = self._part(
+                    part, barriers, query_tile, index, columns, row, start, row_max, row_sum, logits
+                )
+                if cutlass.const_expr(tile.separate_p):
+                    if cutlass.const_expr(part == tile.parts - 1):
+                        fence_and_arrive(barriers.s_empty.subview(query_tile), leader)
+                    if cutlass.const_expr(part == 0):
+                        if index > 0:
+                            wait_o_full(tile, barriers, query_tile, index - 1)
+                self._store(columns.p, part, words, quarter)
+                ptx.tcgen05_wait(ptx.Tcgen05Wait.STORE)
+                p_full = part_barrier(tile, barriers.p_full, query_tile, index, part)
+                fence_and_arrive(p_full, leader)
+                row_sum = row_sum + fadd_reduce(sums)  # off the way from S to P
         return SoftmaxState(row_max, row_sum)
 
-    @property
-    def _words(self) -> int:
-        """Words of P of one row and key tile."""
-        return self.tile.p_columns * self.tile.warp_keys // KEYS
+    @cute.jit
+    def _part(
+        self,
+        part: cutlass.Constexpr,
+        barriers: Barriers,
+        query_tile: Int32,
+        index: Int32,
+        columns: Columns,
+        row: QueryRow,
+        start: Int32,
+        row_max: Float32,
+        row_sum: Float32,
+        logits: LogitScaling,
+    ) -> tuple[list[Uint32], list[Float32], Float32, Float32]:
+        """P of a part of the ``index``-th key tile, with its sums, and the state that those add to.
 
-    def _no_probabilities(self) -> Probabilities:
-        return Probabilities([Uint32(0)] * self._words, Float32(0.0), Float32(0.0))
+        O is rescaled where row_max grows.
+
+        Args:
+            part: index among the tile's.
+            barriers: of the CTA.
+            query_tile: of the warp.
+            index: of the key tile among the CTA's.
+            columns: of the query tile.
+            row: of the thread.
+            start: first key of the warp in this tile.
+            row_max: before this part.
+            row_sum: before this part.
+            logits: scaling of S.
+        """
+        tile = self.tile
+        start = start + self._first(part)
+        words, sums = [Uint32(0)] * self._words(part), [Float32(0.0)] * SUMS
+        done = Boolean(False)
+        speculate = self._all_seen(part, row, start)
+        if cutlass.const_expr(part == 0):
+            speculate = speculate & (index > 0)
+        if speculate:
+            p = self._exp_speculative(columns.s, part, row_max, logits)
+            words, sums = p.words, p.sums
+            done = not self._exceeds(p.row_max, row_max)
+        if not done:
+            scores = self._scores(columns.s, part, row, start, logits)
+            found = fmax_reduce(scores) * self._log2_scale(logits)
+            grows, rescale = self._exceeds(found, row_max), Float32(1.0)
+            if grows:
+                before = row_max
+                row_max = cute.arch.fmax(row_max, found)
+                rescale = exp2(before - finite(row_max))
+                row_sum = row_sum * rescale
+            words, sums = self._exp(scores, row_max, logits)
+            # Only now: beside all of S, a thread has no registers left for O.
+            if grows:
+                if cutlass.const_expr(part > 0):
+                    wait_o_full(tile, barriers, query_tile, index, part - 1)
+                    self._rescale(columns.o, rescale)
+                elif index > 0:
+                    wait_o_full(tile, barriers, query_tile, index - 1)
+                    self._rescale(columns.o, rescale)
+        return words, sums, row_max, row_sum
+
+    def _first(self, part: int) -> int:
+        """First key of a part among those of the warp."""
+        return sum(self.tile.part_keys[:part])
+
+    def _keys(self, part: int) -> int:
+        """Keys of a part that one warp processes."""
+        return min(self.tile.part_keys[part], self.tile.warp_keys)
+
+    def _words(self, part: int) -> int:
+        """Words of P of one row and a part."""
+        return self._keys(part) * self.tile.element_bytes // 4
+
+    def _all_seen(self, part: int, row: QueryRow, start: Int32) -> Boolean:
+        """Whether every row of the warp sees all keys of a part."""
+        return (start >= row.all_begin) & (start + self._keys(part) <= row.all_end)
+
+    def _exceeds(self, found: Float32, row_max: Float32) -> Boolean:
+        """Whether a logit of any row of the warp is too large for the row's ``row_max``."""
+        exceeded = found - row_max > Float32(self.tile.rescale_threshold)
+        return ptx.vote_sync(cute.arch.FULL_MASK, exceeded, ptx.VoteSync.ANY)
 
     def _log2_scale(self, logits: LogitScaling) -> Float32:
         """Factor that turns what ``_soft_capped`` returns into logits in units of ln 2."""
@@ -150,57 +237,65 @@ class Softmax:
         return Float32(self.tile.p_shift) - row_max
 
     def _exp_speculative(
-        self, source: Int32, row_max: Float32, logits: LogitScaling
+        self, source: Int32, part: int, row_max: Float32, logits: LogitScaling
     ) -> Probabilities:
-        """P with the row_max of earlier tiles, software-pipelined over loads, exp2 and sums."""
+        """P with the row_max of earlier keys, software-pipelined over loads, exp2 and sums."""
         factor, shift = self._log2_scale(logits), self._shift(finite(row_max))
+        begin, keys = self._first(part), self._keys(part)
         words: list[Uint32] = []
-        sums, maxima = [], []
+        sums: list[Float32] = []
+        maxima = []
         powers: list[Float32] = []
-        following = load_columns(source, LOAD_COLUMNS)
-        for first in range(0, self.tile.warp_keys, LOAD_COLUMNS):
+        following = load_columns(source + begin, LOAD_COLUMNS)
+        for first in range(0, keys, LOAD_COLUMNS):
             ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
             scores = self._soft_capped(following, logits)
-            if first + LOAD_COLUMNS < self.tile.warp_keys:
-                following = load_columns(source + first + LOAD_COLUMNS, LOAD_COLUMNS)
+            if first + LOAD_COLUMNS < keys:
+                following = load_columns(source + begin + first + LOAD_COLUMNS, LOAD_COLUMNS)
             if powers:
                 words += self._converted(powers)
-                sums.append(fadd_reduce(powers))
+                sums = add_folded(sums, powers)
             powers = exp2_mixed(fma_packed(scores, factor, shift), self.tile.emulated_exp2)
             maxima.append(fmax_reduce(scores))
         words += self._converted(powers)
-        sums.append(fadd_reduce(powers))
-        return Probabilities(words, _sum(sums), fmax_reduce(maxima) * factor)
+        sums = add_folded(sums, powers)
+        return Probabilities(words, sums, fmax_reduce(maxima) * factor)
 
     @cute.jit
-    def _exp_masked(
-        self, source: Int32, row_max: Float32, logits: LogitScaling, row: QueryRow, start: Int32
-    ) -> tuple[Probabilities, Float32]:
-        """P of masked logits with a row_max that includes this tile, and that row_max."""
-        factor = self._log2_scale(logits)
-        scores = self._soft_capped(self._load(source), logits)
-        if start < row.all_begin or start + self.tile.warp_keys > row.all_end:
+    def _scores(
+        self,
+        source: Int32,
+        part: cutlass.Constexpr,
+        row: QueryRow,
+        start: Int32,
+        logits: LogitScaling,
+    ) -> list[Float32]:
+        """S of a part of a key tile, −∞ where the row does not see the key."""
+        scores = self._soft_capped(self._load(source, part), logits)
+        if not self._all_seen(part, row, start):
             scores = self._mask(scores, row.begin - start, row.end - start)
-        row_max = cute.arch.fmax(row_max, fmax_reduce(scores) * factor)
-        return self._exp(scores, factor, row_max), row_max
+        return scores
 
-    def _load(self, source: Int32) -> list[Float32]:
+    def _load(self, source: Int32, part: int) -> list[Float32]:
         scores: list[Float32] = []
-        for first in range(0, self.tile.warp_keys, LOAD_COLUMNS):
-            scores += load_columns(source + first, LOAD_COLUMNS)
+        for first in range(0, self._keys(part), LOAD_COLUMNS):
+            scores += load_columns(source + self._first(part) + first, LOAD_COLUMNS)
         ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
         return scores
 
-    def _exp(self, scores: list[Float32], factor: Float32, row_max: Float32) -> Probabilities:
-        shift = self._shift(finite(row_max))
+    def _exp(
+        self, scores: list[Float32], row_max: Float32, logits: LogitScaling
+    ) -> tuple[list[Uint32], list[Float32]]:
+        """P of scores, and sums of it before rounding."""
+        factor, shift = self._log2_scale(logits), self._shift(finite(row_max))
         words: list[Uint32] = []
-        sums = []
-        for first in range(0, self.tile.warp_keys, LOAD_COLUMNS):
+        sums: list[Float32] = []
+        for first in range(0, len(scores), LOAD_COLUMNS):
             scaled = fma_packed(scores[first : first + LOAD_COLUMNS], factor, shift)
             powers = exp2_mixed(scaled, self.tile.emulated_exp2)
-            sums.append(fadd_reduce(powers))
+            sums = add_folded(sums, powers)
             words += self._converted(powers)
-        return Probabilities(words, _sum(sums), row_max)
+        return words, sums
 
     def _mask(self, scores: list[Float32], begin: Int32, end: Int32) -> list[Float32]:
         """Set scores of keys that the row does not see, outside of [begin, end), to −∞."""
@@ -219,10 +314,10 @@ class Softmax:
         values = Vector.from_elements(tuple(powers), Float32).to(TYPES[self.variant.dtype])
         return list(values.bitcast(Uint32).to_elements())
 
-    def _store(self, target: Int32, words: list[Uint32], quarter: Int32) -> None:
+    def _store(self, target: Int32, part: int, words: list[Uint32], quarter: Int32) -> None:
         """Store P of this warp's keys; zeros for other warps' keys, whose lanes have those."""
         if not self.tile.warp_split_kv:
-            self._store_words(target, words)
+            self._store_words(target + self._first(part) * self.tile.element_bytes // 4, words)
             return
         for other in range(1, WARPS):
             peer = (quarter + other) % WARPS
@@ -230,7 +325,13 @@ class Softmax:
         self._store_words(target + quarter * len(words), words)
 
     def _store_words(self, target: Int32, words: list[Uint32]) -> None:
-        ptx.tcgen05_st(SHAPE, tensor_pointer(target), Vector.from_elements(tuple(words), Uint32))
+        """Store words to as many columns, by stores of a power of two each."""
+        first = 0
+        while first < len(words):
+            width = 1 << (len(words) - first).bit_length() - 1
+            vector = Vector.from_elements(tuple(words[first : first + width]), Uint32)
+            ptx.tcgen05_st(SHAPE, tensor_pointer(target + first), vector)
+            first += width
 
     @cute.jit
     def _rescale(self, output: Int32, rescale: Float32) -> None:
@@ -240,10 +341,3 @@ class Softmax:
             ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
             scaled = Vector.from_elements(tuple(mul_packed(values, rescale)), Float32)
             ptx.tcgen05_st(SHAPE, tensor_pointer(output + first), scaled)
-
-
-def _sum(values: list[Float32]) -> Float32:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total

@@ -23,6 +23,7 @@ MAX_STAGES = 8
 # Registers per thread: 12 warps start with 168, as many as fit; the sum stays the same.
 SOFTMAX_REGISTERS = 216
 OTHER_REGISTERS = 72
+EARLY_KEYS = 96  # of a key tile whose P is handed to the MMA warp before the rest is computed
 BARRIER_BYTES = 2048  # mbarriers, the tensor memory's address, and what alignment costs
 
 Dtype = Literal["bfloat16", "float16"]
@@ -88,6 +89,22 @@ class AttentionTile:
     def warp_keys(self) -> int:
         """Keys of a tile that one softmax warp processes."""
         return KEYS // WARPS if self.warp_split_kv else KEYS
+
+    @property
+    def part_keys(self) -> tuple[int, ...]:
+        """Keys of the parts of a tile, P of each of which is handed over by itself.
+
+        Two where QK of the next key tile cannot be issued before PV of this one: the tensor core,
+        which two query tiles share, is then not kept waiting for the last of P's columns.
+        """
+        if self.query_tiles == 1 or self.qk_before_pv:
+            return (KEYS,)
+        return EARLY_KEYS, KEYS - EARLY_KEYS
+
+    @property
+    def parts(self) -> int:
+        """Parts of a key tile."""
+        return len(self.part_keys)
 
     @property
     def threads(self) -> int:
