@@ -2,45 +2,19 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from tests.emulator.codegen import Program
 from tests.emulator.findings import EmulatorError, LaunchError
 from tests.emulator.machine.launch import Dimensions, Launch
+from tests.emulator.machine.limits import B200, Limits
 from tests.emulator.machine.schedule import EAGER, Schedule
 from tests.emulator.memory.history import History
 from tests.emulator.memory.linear import Bytes
 from tests.emulator.memory.spaces import GlobalMemory
 from tests.emulator.ptx.parser import parse
 from tests.emulator.ptx.syntax import Module
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one chip.
-
-    Attributes:
-        sms: streaming multiprocessors.
-        shared: bytes of shared memory a CTA may have; ``shared_per_sm`` with the system's share.
-        threads: of a CTA; ``threads_per_sm`` resident.
-        cluster: CTAs of a cluster without opting in to more.
-        registers: 32-bit registers of an SM.
-    """
-
-    sms: int = 148
-    shared: int = 232448
-    shared_per_sm: int = 233472
-    threads: int = 1024
-    threads_per_sm: int = 2048
-    cluster: int = 16
-    registers: int = 65536
-
-
-B200 = Limits()
-GB300 = Limits(sms=152)
-H200 = Limits(sms=132)
 
 
 class Gpu:

@@ -14,6 +14,7 @@ from tests.emulator.findings import (
 )
 from tests.emulator.machine.counters import Counters
 from tests.emulator.machine.cta import Cta
+from tests.emulator.machine.residency import needs_of
 from tests.emulator.machine.schedule import Schedule
 from tests.emulator.machine.scheduler import Scheduler
 from tests.emulator.machine.trace import CtaTrace, WarpTrace
@@ -158,8 +159,7 @@ class Launch:
 
     def _resident_ctas(self) -> int:
         limits = self.gpu.limits
-        shared = limits.shared_per_sm // (self.shared_bytes + 1024)
-        return limits.sms * max(1, min(32, shared, limits.threads_per_sm // max(self.threads, 32)))
+        return limits.sms * needs_of(self, self.program.kernel.max_registers or 0).per_sm(limits)
 
     def written(self, place: Place) -> None:
         """A strong write: whoever polls that place goes on."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tests.devices import EMULATED_CHIPS, Emulated
 from tests.emulator import EAGER, Gpu, Schedule
-from tests.emulator.machine.gpu import Limits
 from tests.emulator.machine.launch import Dimensions, Launch
+from tests.emulator.machine.limits import Limits
 from tests.emulator.mutate import Subject
 from tests.emulator.mutations import Mutation
 from tests.emulator.ptx.syntax import Module
