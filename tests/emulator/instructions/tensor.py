@@ -14,6 +14,7 @@ from tests.emulator.findings import (
 from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick, sender
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.memory.clocks import join
+from tests.emulator.memory.columns import find_columns
 from tests.emulator.ptx.syntax import Address, Immediate, Instruction, Sink, Vector
 from tests.emulator.tcgen05 import copy as tensor_copy
 from tests.emulator.tcgen05.allocation import check_columns
@@ -89,7 +90,8 @@ def _relinquish(e: "Emitter", i: Instruction) -> None:
     _known(e, i, "sync", "aligned")
     e.write(f"w.require_all({e.mask}, {i.opcode!r})")
     e.write(f"w.launch.use_cta_group({_group(e, i)})")
-    e.write("w.cta.tensor.relinquished = True")
+    e.write("w.cta.tensor.relinquish()")
+    e.write("if w.launch.scheduler.give_way(): yield")
 
 
 def _mma(e: "Emitter", i: Instruction) -> None:
@@ -307,14 +309,21 @@ def tensor_alloc(
                 f"tcgen05.alloc of {columns} columns, the peer CTA asked for {promised}"
             )
     else:
+        for cta in ctas:
+            cta.tensor.check_permit()
+        tables = [cta.tensor.table for cta in ctas]
         while True:
-            starts = [cta.tensor.find(columns) for cta in ctas]
-            if None not in starts and len(set(starts)) == 1:
+            found = find_columns(tables, columns)
+            if found is not None and all(cta.tensor.table.may_allocate(cta.tensor) for cta in ctas):
                 break
-            w.blocked(own.waiters, lambda: f"{columns} free columns of {own.name}")
+            own.wanted = columns
+            waiters: list[Callable[[], None]] = []
+            w.blocked(waiters, lambda: f"{columns} free columns of {own.name}")
+            for table in tables:
+                table.waiters.extend(waiters)
             yield
-        assert starts[0] is not None
-        start = starts[0]
+        own.wanted = 0
+        start = found
         for cta in ctas:
             cta.tensor.allocate(start, columns)
             if cta is not w.cta:
@@ -322,6 +331,8 @@ def tensor_alloc(
     place = pick(target, 0) & 0xFFFFFFFF
     data = np.array([start], np.uint32).view(np.uint8)
     w.cta.shared.write(place, data, w.access(line, "write"))
+    if w.launch.scheduler.give_way():
+        yield
 
 
 @runtime

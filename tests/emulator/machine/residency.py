@@ -1,15 +1,18 @@
 """Room on SMs: what a CTA takes of one, and which SMs of one GPC can hold a cluster."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from tests.emulator.machine.limits import Limits
+from tests.emulator.ptx.syntax import Kernel
 
 if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
 
 _WARP = 32
 _REGISTER_UNIT = 8  # of a thread: registers are given out in multiples of it
+_MAX_REGISTERS = 248  # of a thread, in whole units
 
 
 class Needs(NamedTuple):
@@ -46,6 +49,28 @@ def needs_of(launch: "Launch", registers: int = 0) -> Needs:
     threads = -(-launch.threads // _WARP) * _WARP
     each = max(1, -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT)
     return Needs(launch.shared_bytes + launch.gpu.limits.reserved, threads, each * threads)
+
+
+def registers_of(kernel: Kernel, declared: Mapping[str, int], limits: Limits) -> int:
+    """Registers of a thread when a kernel starts; 0 for unknown.
+
+    PTX names them only with ``.maxnreg``. Where setmaxnreg moves them between warps, ptxas gives
+    each thread what ``.maxntid`` and ``.minnctapersm`` leave (assumed).
+
+    Args:
+        kernel: as parsed.
+        declared: of kernels that are known better, by name.
+        limits: of the chip.
+    """
+    if kernel.name in declared:
+        return declared[kernel.name]
+    if kernel.max_registers:
+        return kernel.max_registers
+    threads = kernel.max_block or math.prod(kernel.required_block or (0,))
+    if not threads or not any(i.parts[0] == "setmaxnreg" for i in kernel.body):
+        return 0
+    each = limits.registers // (threads * kernel.min_ctas)
+    return min(each // _REGISTER_UNIT * _REGISTER_UNIT, _MAX_REGISTERS)
 
 
 class Room:
