@@ -12,6 +12,7 @@ from tests.emulator.machine.schedule import (
     Schedule,
     randomised,
 )
+from tests.emulator.machine.sm import Sharing
 
 __all__ = [
     "ALL_LATE",
@@ -26,5 +27,6 @@ __all__ = [
     "Gpu",
     "Limits",
     "Schedule",
+    "Sharing",
     "randomised",
 ]

@@ -302,37 +302,42 @@ def tensor_alloc(
     ctas = _ctas(w, group)
     w.note("tensor_alloc", line, amount=columns, detail=group)
     own = w.cta.tensor
+    while (start := _allocated(w, ctas, columns)) is None:
+        own.wanted = columns
+        w.launch.counters.waits["tensor memory"] += 1
+        waiters: list[Callable[[], None]] = []
+        w.blocked(waiters, lambda: f"{columns} free columns of {own.name}")
+        for cta in ctas:
+            cta.tensor.table.waiters.extend(waiters)
+        yield
+    own.wanted = 0
+    place = pick(target, 0) & 0xFFFFFFFF
+    data = np.array([start], np.uint32).view(np.uint8)
+    w.cta.shared.write(place, data, w.access(line, "write"))
+    if w.launch.scheduler.give_way():
+        yield
+
+
+def _allocated(w: "Warp", ctas: list["Cta"], columns: int) -> int | None:
+    """First of the columns that a CTA, or a pair, now has; None while it has to wait."""
+    own = w.cta.tensor
     if own.promised:
         start, promised = own.promised.pop(0)
         if promised != columns:
             raise TensorMemoryMisuse(
                 f"tcgen05.alloc of {columns} columns, the peer CTA asked for {promised}"
             )
-    else:
-        for cta in ctas:
-            cta.tensor.check_permit()
-        tables = [cta.tensor.table for cta in ctas]
-        while True:
-            found = find_columns(tables, columns)
-            if found is not None and all(cta.tensor.table.may_allocate(cta.tensor) for cta in ctas):
-                break
-            own.wanted = columns
-            waiters: list[Callable[[], None]] = []
-            w.blocked(waiters, lambda: f"{columns} free columns of {own.name}")
-            for table in tables:
-                table.waiters.extend(waiters)
-            yield
-        own.wanted = 0
-        start = found
-        for cta in ctas:
-            cta.tensor.allocate(start, columns)
-            if cta is not w.cta:
-                cta.tensor.promised.append((start, columns))
-    place = pick(target, 0) & 0xFFFFFFFF
-    data = np.array([start], np.uint32).view(np.uint8)
-    w.cta.shared.write(place, data, w.access(line, "write"))
-    if w.launch.scheduler.give_way():
-        yield
+        return start
+    for cta in ctas:
+        cta.tensor.check_permit()
+    found = find_columns([cta.tensor.table for cta in ctas], columns)
+    if found is None or not all(cta.tensor.table.may_allocate(cta.tensor) for cta in ctas):
+        return None
+    for cta in ctas:
+        cta.tensor.allocate(found, columns)
+        if cta is not w.cta:
+            cta.tensor.promise(found, columns)
+    return found
 
 
 @runtime

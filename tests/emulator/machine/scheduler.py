@@ -87,8 +87,7 @@ class Scheduler:
                 while not cluster.units.idle:
                     cluster.units.step()
                 self.clusters.remove(cluster)
-                self._places.give(cluster.sms, cluster.launch.needs)
-                cluster.launch.link.cluster_ended()
+                self._end(cluster)
 
     def _first(self, movable: list[Cluster]) -> Cluster:
         """The cluster whose turn it is; of several launches, unless all poll, by their order."""
@@ -125,8 +124,17 @@ class Scheduler:
             link.start()
         number = launch.next_cluster()
         assert number is not None
+        for sm in sms:
+            launch.counters.neighbours += sm.start(link.number)
         self.clusters.append(Cluster(launch, number, sms))
         return True
+
+    def _end(self, cluster: Cluster) -> None:
+        link = cluster.launch.link
+        self._places.give(cluster.sms, cluster.launch.needs)
+        for sm in cluster.sms:
+            sm.launches[link.number] -= 1
+        link.cluster_ended()
 
     def _turn(self, cluster: Cluster) -> None:
         units = cluster.units

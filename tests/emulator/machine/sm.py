@@ -1,5 +1,6 @@
 """SMs of the chip: what CTAs find room on, and how they share it."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -39,6 +40,7 @@ class Sm:
         gpc: that it is part of.
         room: for CTAs.
         columns: of its tensor memory.
+        launches: numbers, in their chain, of the launches whose CTAs are on it, one for each CTA.
     """
 
     def __init__(self, number: int, gpc: int, room: Room, columns: Columns) -> None:
@@ -46,6 +48,13 @@ class Sm:
         self.gpc = gpc
         self.room = room
         self.columns = columns
+        self.launches: Counter[int] = Counter()
+
+    def start(self, number: int) -> Counter[int]:
+        """Takes in a CTA of a launch; returns its neighbours."""
+        before = self.launches.copy()
+        self.launches[number] += 1
+        return before
 
 
 class Places(Protocol):

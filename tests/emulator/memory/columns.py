@@ -44,14 +44,15 @@ class Columns:
     def give(self, start: int) -> None:
         columns, _ = self.holders.pop(start)
         self._used &= ~((1 << columns) - 1 << start)
-        self._wake()
+        self.wake()
 
     def give_up_permit(self, holder: "TensorMemory") -> None:
         if self.permit is holder:
             self.permit = None
-            self._wake()
+            self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Lets everybody who waits look again."""
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()

@@ -72,6 +72,11 @@ class TensorMemory:
         self._allocations[start] = columns
         self.shadow.mark((slice(None), slice(start, start + columns)), 0)
 
+    def promise(self, start: int, columns: int) -> None:
+        """Columns that a peer has allocated here as well; a warp that waits for some takes them."""
+        self.promised.append((start, columns))
+        self.table.wake()
+
     def free(self, start: int, columns: int) -> None:
         """tcgen05.dealloc."""
         if self._allocations.get(start) != columns:
