@@ -286,14 +286,14 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_reported(name: str) -> None:
     mistake = MISTAKES[name]
-    caught = set()
+    found: dict[str, str] = {}
     for schedule in STANDARD:
         try:
             Machine(schedule, mistake.options).chain(mistake.bodies, mistake.grid, mistake.sharing)
-        except mistake.error as found:
-            assert re.search(mistake.match, str(found)), found
-            caught.add(str(schedule))
-    assert caught >= mistake.schedules
+        except mistake.error as error:
+            found[str(schedule)] = str(error)
+    assert found.keys() >= mistake.schedules
+    assert [text for text in found.values() if not re.search(mistake.match, text)] == []
 
 
 def test_a_finding_names_the_neighbour() -> None:
@@ -335,7 +335,7 @@ def test_a_launch_sees_what_another_one_sets(schedule: Schedule) -> None:
     poll = "POLL: ld.acquire.gpu.global.u32 %r6, [%rd90]; setp.eq.u32 %p2, %r6, 0; @%p2 bra POLL;"
     machine = Machine(schedule)
     machine.chain([told, poll])
-    with pytest.raises(MissingDependencyWait, match="before the generic write is missing|by a"):
+    with pytest.raises(MissingDependencyWait, match="before the generic write is missing"):
         Machine(schedule).chain([told.replace(RELEASE, RELEASE + LOAD), poll + STORE])
 
 
@@ -359,7 +359,7 @@ DONE:
 def test_a_cancelled_cluster_keeps_nobody_waiting(schedule: Schedule) -> None:
     machine = Machine(schedule, {"limits": Limits(sms=1, gpcs=1)})
     launches = machine.chain([CANCEL, WAIT + LOAD], 4, shared=200_000)
-    assert 1 < machine.words[:4, 0].sum() < 4 or schedule.copies != "eager"
+    assert machine.words[:4, 0].sum() == 2  # each of two has taken over another one's work
     assert all(launch.link.done for launch in launches)
 
 
@@ -367,7 +367,7 @@ def test_a_cancelled_cluster_keeps_nobody_waiting(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "block", "most"), [(1024, 32, 32), (75_000, 32, 3), (115_000, 32, 1), (64, 1024, 2)]
+    ("shared", "block", "most"), [(1024, 32, 32), (75_000, 32, 3), (120_000, 32, 1), (64, 1024, 2)]
 )
 def test_an_sm_holds_what_its_memory_threads_and_slots_allow(
     shared: int, block: int, most: int
@@ -466,9 +466,14 @@ def test_overlapped_is_not_nested() -> None:
 
 def test_an_error_within_runs_nothing() -> None:
     machine = Machine()
-    with pytest.raises(KeyError), machine.gpu.overlapped():
-        machine.launch(STORE)
-        raise KeyError
+
+    def fail() -> None:
+        with machine.gpu.overlapped():
+            machine.launch(STORE)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert not machine.words.any()
     assert machine.gpu.sharing is None
     machine.launch(STORE)
