@@ -1,7 +1,8 @@
 """A functional Blackwell, and Hopper: compiled PTX, run on the CPU and watched while it runs."""
 
 from tests.emulator.findings import EmulatorError
-from tests.emulator.machine.gpu import B200, GB300, H200, Gpu, Limits
+from tests.emulator.machine.gpu import Gpu
+from tests.emulator.machine.limits import B200, GB300, H200, Limits
 from tests.emulator.machine.schedule import (
     ALL_LATE,
     COPIES_LATE,
@@ -11,6 +12,7 @@ from tests.emulator.machine.schedule import (
     Schedule,
     randomised,
 )
+from tests.emulator.machine.sm import Sharing
 
 __all__ = [
     "ALL_LATE",
@@ -25,5 +27,6 @@ __all__ = [
     "Gpu",
     "Limits",
     "Schedule",
+    "Sharing",
     "randomised",
 ]

@@ -167,7 +167,13 @@ def _group(s: Statement) -> list[Change]:
 
 def _alloc(s: Statement) -> list[Change]:
     half = s.with_register("b32", "shr.u32 {}, 1", 1)
-    return [("dropped", ""), ("half the columns", half), *_group(s)]
+    released = f"griddepcontrol.launch_dependents; {s.line()}"
+    return [
+        ("dropped", ""),
+        ("half the columns", half),
+        ("dependents released before", released),
+        *_group(s),
+    ]
 
 
 def _wait_group(s: Statement) -> list[Change]:

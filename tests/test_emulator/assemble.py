@@ -2,6 +2,7 @@
 
 import re
 import struct
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +75,7 @@ class Run:
         dynamic_shared: bytes.
         schedule: of the run.
         launches: one after the other, with programmatic stream serialization.
+        resident: whether CTAs share SMs, and launches run beside one another.
         options: for :class:`Gpu`.
         target: of the module.
     """
@@ -84,6 +86,7 @@ class Run:
     dynamic_shared: int = 0
     schedule: Schedule = EAGER
     launches: int = 1
+    resident: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     target: str = "sm_100a"
 
@@ -93,18 +96,19 @@ class Run:
             raw = array.reshape(-1).view(np.uint8)
             gpu.memory.register_array(raw, name=f"array {number}")
         module = gpu.load(assemble(body, len(arrays), shared, self.target))
-        for _ in range(self.launches):
-            launch = gpu.launch(
-                module,
-                "k",
-                (self.grid, 1, 1),
-                (self.block, 1, 1),
-                (self.cluster, 1, 1),
-                self.dynamic_shared,
-                [struct.pack("<Q", a.ctypes.data) for a in arrays],
-                {"programmatic_stream_serialization": 1},
-                self.schedule,
-            )
+        with gpu.overlapped() if self.resident else nullcontext():
+            for _ in range(self.launches):
+                launch = gpu.launch(
+                    module,
+                    "k",
+                    (self.grid, 1, 1),
+                    (self.block, 1, 1),
+                    (self.cluster, 1, 1),
+                    self.dynamic_shared,
+                    [struct.pack("<Q", a.ctypes.data) for a in arrays],
+                    {"programmatic_stream_serialization": 1},
+                    self.schedule,
+                )
         return launch
 
 

@@ -20,7 +20,7 @@ from tests.emulator.findings import (
     UninitialisedRead,
     UnknownInstruction,
 )
-from tests.emulator.machine.gpu import B200
+from tests.emulator.machine.limits import B200
 from tests.test_emulator.assemble import Run, assemble, global_array, run
 
 STORE = """

@@ -61,6 +61,12 @@ CHANGES = {
     "wgmma.commit_group.sync.aligned;": {"dropped"},
     "wgmma.fence.sync.aligned;": {"dropped"},
     "elect.sync _|%p3, -1;": {"every lane elected"},
+    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3], 64;": {
+        "dropped",
+        "half the columns",
+        "dependents released before",
+        "other CTA group",
+    },
     "fence.proxy.async.shared::cta;": {"dropped"},
     "add.u32 %r1, %r2, %r3;": set(),
     "bra DONE;": set(),

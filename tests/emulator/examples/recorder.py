@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.emulator.machine.gpu import B200, Limits
+from tests.emulator.machine.limits import B200, Limits
 from tests.emulator.ptx.parser import parse
 from tests.emulator.ptx.syntax import Module
 from tests.emulator.runtime.device import Dimensions

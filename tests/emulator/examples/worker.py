@@ -76,6 +76,7 @@ def main() -> None:
 
     import numpy as np
 
+    from tests.emulator import B200, H200, Gpu
     from tests.emulator.examples.recorder import Recorder
     from tests.emulator.findings import (
         BarrierMisuse,
@@ -90,7 +91,6 @@ def main() -> None:
         UnstartedPeer,
         UnwaitedLoad,
     )
-    from tests.emulator.machine.gpu import B200, H200, Gpu
     from tests.emulator.machine.schedule import STANDARD
 
     # What NVIDIA's own examples do although the PTX ISA says otherwise: noted, not refused.

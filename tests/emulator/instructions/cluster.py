@@ -1,5 +1,6 @@
 """Clusters and the grid: mapa, getctarank, launch control, dependent launches, register budgets."""
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,22 +62,33 @@ def dependent_launch(e: "Emitter", i: Instruction) -> None:
     if len(i.parts) != 2 or i.parts[1] not in actions:
         raise e.unknown(i)
     e.write(f"w.launch.counters.waits['{i.opcode}'] += 1")
-    e.write(f"{actions[i.parts[1]]}(w)")
     e.write(f"if traced: w.note('dependency', {i.line}, detail={i.parts[1]!r})")
+    e.write(f"yield from {actions[i.parts[1]]}(w)")
 
 
 @runtime
-def await_prerequisites(w: "Warp") -> None:
-    """Launches run one after the other here, so the wait is over at once."""
-    w.launch.order.waited = True
+def await_prerequisites(w: "Warp") -> Generator[None, None, None]:
+    """Waits for the launch before, where it has not ended; what it did is visible then."""
+    link = w.launch.link
+    before = link.before
+    while before is not None and not before.done:
+        what = f"the end of {before.launch.program.kernel.name}, the launch before its own"
+        w.blocked(before.waiters, lambda what=what: what)  # type: ignore[misc]
+        yield
+    link.order.waited = True
     w.actor.finished(PREREQUISITE, 1)
+    for component in link.learn():
+        w.actor.finished(component, 1)
 
 
 @runtime
-def release_dependents(w: "Warp") -> None:
+def release_dependents(w: "Warp") -> Generator[None, None, None]:
     """Note an early release if this warp has not waited: any warp of a CTA may be the first."""
+    link = w.launch.link
     if PREREQUISITE not in w.actor.clocks.generic:
-        w.launch.order.released_early = True
+        link.order.released_early = True
+    if link.release(w.cta):
+        yield
 
 
 @family("setmaxnreg")
@@ -153,6 +165,7 @@ def _cancel(w: "Warp", response: int, barrier: int, multicast: bool, line: int) 
     number = w.launch.next_cluster()
     words = np.zeros(4, np.uint32)
     if number is not None:
+        w.launch.link.cancelled()
         shape, grid = w.launch.cluster, w.launch.grid
         across = [grid[axis] // shape[axis] for axis in range(3)]
         words[0] = number % across[0] * shape[0]

@@ -10,7 +10,7 @@ from tests.emulator.machine.trace import SECTOR
 from tests.emulator.machine.warp import RANK_SHIFT
 from tests.emulator.memory.clocks import Scope
 from tests.emulator.memory.linear import LinearMemory
-from tests.emulator.memory.published import Place, Published
+from tests.emulator.memory.published import GLOBAL, Place, Published
 from tests.emulator.memory.shadow import ANY_LANE, MANY_LANES
 from tests.emulator.ptx.syntax import (
     TYPE_BITS,
@@ -318,7 +318,7 @@ def misaligned(memory: LinearMemory, address: int, nbytes: int) -> None:
 
 def _meeting(w: "Warp", memory: LinearMemory, address: int) -> Place:
     """The key of what is published at an address: shared memory is each cluster's own."""
-    return w.cta.cluster.number if memory.kind == "shared" else -1, address
+    return w.cta.cluster.number if memory.kind == "shared" else GLOBAL, address
 
 
 def observe(w: "Warp", memory: LinearMemory, address: int, acquire: bool, scope: int) -> None:

@@ -14,6 +14,7 @@ from tests.emulator.findings import (
 from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick, sender
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.memory.clocks import join
+from tests.emulator.memory.columns import find_columns
 from tests.emulator.ptx.syntax import Address, Immediate, Instruction, Sink, Vector
 from tests.emulator.tcgen05 import copy as tensor_copy
 from tests.emulator.tcgen05.allocation import check_columns
@@ -89,7 +90,8 @@ def _relinquish(e: "Emitter", i: Instruction) -> None:
     _known(e, i, "sync", "aligned")
     e.write(f"w.require_all({e.mask}, {i.opcode!r})")
     e.write(f"w.launch.use_cta_group({_group(e, i)})")
-    e.write("w.cta.tensor.relinquished = True")
+    e.write("w.cta.tensor.relinquish()")
+    e.write("if w.launch.scheduler.give_way(): yield")
 
 
 def _mma(e: "Emitter", i: Instruction) -> None:
@@ -300,28 +302,42 @@ def tensor_alloc(
     ctas = _ctas(w, group)
     w.note("tensor_alloc", line, amount=columns, detail=group)
     own = w.cta.tensor
+    while (start := _allocated(w, ctas, columns)) is None:
+        own.wanted = columns
+        w.launch.counters.waits["tensor memory"] += 1
+        waiters: list[Callable[[], None]] = []
+        w.blocked(waiters, lambda: f"{columns} free columns of {own.name}")
+        for cta in ctas:
+            cta.tensor.table.waiters.extend(waiters)
+        yield
+    own.wanted = 0
+    place = pick(target, 0) & 0xFFFFFFFF
+    data = np.array([start], np.uint32).view(np.uint8)
+    w.cta.shared.write(place, data, w.access(line, "write"))
+    if w.launch.scheduler.give_way():
+        yield
+
+
+def _allocated(w: "Warp", ctas: list["Cta"], columns: int) -> int | None:
+    """First of the columns that a CTA, or a pair, now has; None while it has to wait."""
+    own = w.cta.tensor
     if own.promised:
         start, promised = own.promised.pop(0)
         if promised != columns:
             raise TensorMemoryMisuse(
                 f"tcgen05.alloc of {columns} columns, the peer CTA asked for {promised}"
             )
-    else:
-        while True:
-            starts = [cta.tensor.find(columns) for cta in ctas]
-            if None not in starts and len(set(starts)) == 1:
-                break
-            w.blocked(own.waiters, lambda: f"{columns} free columns of {own.name}")
-            yield
-        assert starts[0] is not None
-        start = starts[0]
-        for cta in ctas:
-            cta.tensor.allocate(start, columns)
-            if cta is not w.cta:
-                cta.tensor.promised.append((start, columns))
-    place = pick(target, 0) & 0xFFFFFFFF
-    data = np.array([start], np.uint32).view(np.uint8)
-    w.cta.shared.write(place, data, w.access(line, "write"))
+        return start
+    for cta in ctas:
+        cta.tensor.check_permit()
+    found = find_columns([cta.tensor.table for cta in ctas], columns)
+    if found is None or not all(cta.tensor.table.may_allocate(cta.tensor) for cta in ctas):
+        return None
+    for cta in ctas:
+        cta.tensor.allocate(found, columns)
+        if cta is not w.cta:
+            cta.tensor.promise(found, columns)
+    return found
 
 
 @runtime

@@ -16,6 +16,8 @@ class Counters:
             ones count each byte once: what a perfect L2 would still have to move.
         multiplies: (kind, M, N, K, CTAs) -> tensor core instructions.
         waits: barrier kind -> times a warp had to wait.
+        neighbours: number of a launch in its chain -> CTAs of it that CTAs of this launch found on
+            their SMs when they started.
     """
 
     def __init__(self, program: "Program") -> None:
@@ -24,6 +26,7 @@ class Counters:
         self.nbytes: Counter[str] = Counter()
         self.multiplies: Counter[tuple[str, int, int, int, int]] = Counter()
         self.waits: Counter[str] = Counter()
+        self.neighbours: Counter[int] = Counter()
 
     @property
     def l2_hits(self) -> float:

@@ -13,6 +13,7 @@ from tests.emulator.findings import (
     UnfinishedStore,
     Where,
 )
+from tests.emulator.machine.sm import Sm
 from tests.emulator.machine.units import Units
 from tests.emulator.machine.warp import RANK_SHIFT, Warp
 from tests.emulator.machine.warpgroup import Warpgroup
@@ -38,6 +39,8 @@ class Cta:
     Attributes:
         position: %ctaid.
         rank: in its cluster.
+        sm: that it is on.
+        released: whether it has let dependent launches start.
         shared: its shared memory.
         tensor: its tensor memory.
         barriers: CTA barriers by number.
@@ -48,8 +51,10 @@ class Cta:
             of its own; it may exit only after them.
     """
 
-    def __init__(self, cluster: "Cluster", position: Position, rank: int) -> None:
+    def __init__(self, cluster: "Cluster", position: Position, rank: int, sm: Sm) -> None:
         launch = cluster.launch
+        self.sm = sm
+        self.released = False
         self.cluster = cluster
         self.launch = launch
         self.gpu = launch.gpu
@@ -67,7 +72,7 @@ class Cta:
             kind="shared",
             whole=whole,
         )
-        self.tensor = TensorMemory(f"tensor memory of CTA {position}")
+        self.tensor = TensorMemory(self, sm.columns)
         self.barriers: dict[int, Barrier] = {}
         self.mbarriers: dict[int, MBarrier] = {}
         self.warpgroups: dict[int, Warpgroup] = {}
@@ -79,6 +84,10 @@ class Cta:
         self.running = len(self.warps)
         self.registers: dict[int, int] = {}
         self.register_changes: dict[int, list[int]] = {}
+
+    @property
+    def name(self) -> str:
+        return f"CTA {self.position} of {self.launch.program.kernel.name}"
 
     def barrier(self, number: int) -> Barrier:
         if not 0 <= number < 16:
@@ -215,11 +224,18 @@ class Cta:
 
 
 class Cluster:
-    """CTAs that share a cluster barrier and can reach one another's shared memory."""
+    """CTAs that share a cluster barrier and can reach one another's shared memory.
 
-    def __init__(self, launch: "Launch", number: int) -> None:
+    Args:
+        launch: whose grid it is part of.
+        number: in the grid.
+        sms: one for each CTA.
+    """
+
+    def __init__(self, launch: "Launch", number: int, sms: list[Sm]) -> None:
         self.launch = launch
         self.number = number
+        self.sms = sms
         shape, grid = launch.cluster, launch.grid
         across = [grid[axis] // shape[axis] for axis in range(3)]
         x = number % across[0]
@@ -239,7 +255,7 @@ class Cluster:
                 rank // (shape[0] * shape[1]),
             )
             position = tuple(self.position[a] * shape[a] + inside[a] for a in range(3))
-            self.ctas.append(Cta(self, position, rank))  # type: ignore[arg-type]
+            self.ctas.append(Cta(self, position, rank, sms[rank]))  # type: ignore[arg-type]
         self.alive = size
         late = launch.schedule.late_cta
         self._late = self.ctas[late % size].warps if late is not None and size > 1 else []
@@ -263,6 +279,7 @@ class Cluster:
     def cta_exited(self, cta: Cta) -> None:
         self.units_done_for(cta)
         cta.tensor.check_freed(cta, self.launch.report)
+        self.launch.link.release(cta)
         cta.alive = False
         self.alive -= 1
 
@@ -284,10 +301,11 @@ class Cluster:
         for cta in self.ctas:
             for warp in cta.warps:
                 if not warp.exited and warp.waits_for is not None:
-                    lines.append(f"{warp.where(warp.line())}\n    waits for {warp.waits_for()}")
+                    place = f"{self.launch.label}{warp.where(warp.line())}"
+                    lines.append(f"{place}\n    waits for {warp.waits_for()}")
         for cta in self.ctas:
             for address in sorted(cta.mbarriers):
-                lines.append(f"CTA {cta.position} {cta.mbarriers[address]}")
+                lines.append(f"{self.launch.label}CTA {cta.position} {cta.mbarriers[address]}")
             lines += [str(b) for b in cta.barriers.values() if b.arrived]
         if self.barrier.arrived:
             lines.append(str(self.barrier))

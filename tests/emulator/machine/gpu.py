@@ -1,46 +1,24 @@
 """The chip: its limits, its memory, and kernels to launch on it."""
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
 from tests.emulator.codegen import Program
 from tests.emulator.findings import EmulatorError, LaunchError
+from tests.emulator.machine.chain import Chain
 from tests.emulator.machine.launch import Dimensions, Launch
+from tests.emulator.machine.limits import B200, Limits
+from tests.emulator.machine.residency import registers_of
 from tests.emulator.machine.schedule import EAGER, Schedule
+from tests.emulator.machine.sm import Sharing
 from tests.emulator.memory.history import History
 from tests.emulator.memory.linear import Bytes
 from tests.emulator.memory.spaces import GlobalMemory
 from tests.emulator.ptx.parser import parse
 from tests.emulator.ptx.syntax import Module
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one chip.
-
-    Attributes:
-        sms: streaming multiprocessors.
-        shared: bytes of shared memory a CTA may have; ``shared_per_sm`` with the system's share.
-        threads: of a CTA; ``threads_per_sm`` resident.
-        cluster: CTAs of a cluster without opting in to more.
-        registers: 32-bit registers of an SM.
-    """
-
-    sms: int = 148
-    shared: int = 232448
-    shared_per_sm: int = 233472
-    threads: int = 1024
-    threads_per_sm: int = 2048
-    cluster: int = 16
-    registers: int = 65536
-
-
-B200 = Limits()
-GB300 = Limits(sms=152)
-H200 = Limits(sms=132)
 
 
 class Gpu:
@@ -59,6 +37,8 @@ class Gpu:
             Every kernel with one set of scale columns, NVIDIA's too, relies on more.
         rounds_like_h200: whether wgmma rounds its sums to the bit as an H200 does, at up to 5 ms
             each.
+        sharing: how CTAs share SMs; None gives each one to itself. See also :meth:`shared` and
+            :meth:`overlapped`.
 
     Attributes:
         memory: global memory; ranges are registered before a launch.
@@ -75,6 +55,7 @@ class Gpu:
         strict_tensor_fences: bool = False,
         strict_pipe_order: bool = False,
         rounds_like_h200: bool = False,
+        sharing: Sharing | None = None,
     ) -> None:
         self.limits = limits
         self.schedule = schedule
@@ -82,6 +63,8 @@ class Gpu:
         self.strict_tensor_fences = strict_tensor_fences
         self.strict_pipe_order = strict_pipe_order
         self.rounds_like_h200 = rounds_like_h200
+        self.sharing = sharing
+        self._waiting: list[Launch] | None = None  # launches that run once all are there
         self.memory = GlobalMemory()
         self.history = History(self.memory)
         self.findings: list[EmulatorError] = []
@@ -116,6 +99,7 @@ class Gpu:
 
     def synchronise(self, stream: int | None = None) -> None:
         """Waits for a stream, or for all: no later launch overlaps its launches."""
+        self._run_waiting()
         self.history.synchronise(stream)
 
     def launch(
@@ -148,7 +132,7 @@ class Gpu:
             stream: handle of the stream; launches of several still run one after the other.
 
         Returns:
-            The finished launch, with its counters.
+            The finished launch, with its counters; within :meth:`overlapped` it is yet to run.
 
         Raises:
             EmulatorError: a finding, naming the place.
@@ -171,8 +155,52 @@ class Gpu:
             attributes or {},
             stream,
             traced,
+            registers_of(
+                program.kernel, self.sharing.registers if self.sharing else {}, self.limits
+            ),
         )
         self.launches.append(launch)
-        with np.errstate(all="ignore"):
-            launch.run()
+        if self._waiting is None:
+            Chain([launch], self.sharing).run()
+        else:
+            self._check_overlap(launch)
+            self._waiting.append(launch)
         return launch
+
+    @contextmanager
+    def shared(self, sharing: Sharing = Sharing()) -> Iterator[None]:  # noqa: B008 — frozen
+        """Let CTAs share SMs, and what these have, within."""
+        before, self.sharing = self.sharing, sharing
+        try:
+            yield
+        finally:
+            self.sharing = before
+
+    @contextmanager
+    def overlapped(self, sharing: Sharing = Sharing()) -> Iterator[None]:  # noqa: B008 — frozen
+        """Run launches within beside one another, as far as their attributes let them.
+
+        None of them runs before the end, or :meth:`synchronise`: their results are there after it.
+        All are of one stream and run in the first one's schedule.
+        """
+        if self._waiting is not None:
+            raise LaunchError("overlapped: within another one; leave that first")
+        self._waiting = []
+        try:
+            with self.shared(sharing):
+                yield
+                self._run_waiting()
+        finally:
+            self._waiting = None
+
+    def _run_waiting(self) -> None:
+        if self._waiting:
+            launches, self._waiting = self._waiting, []
+            Chain(launches, self.sharing).run()
+
+    def _check_overlap(self, launch: Launch) -> None:
+        if self._waiting and self._waiting[0].stream != launch.stream:
+            raise LaunchError(
+                f"stream: {launch.stream:#x}, launches that overlap are of one stream, "
+                f"{self._waiting[0].stream:#x}; synchronise() before that"
+            )

@@ -10,22 +10,23 @@ from tests.emulator.findings import (
     EmulatorError,
     IllegalInstruction,
     LaunchError,
-    UnwaitedLoad,
 )
 from tests.emulator.machine.counters import Counters
 from tests.emulator.machine.cta import Cta
+from tests.emulator.machine.residency import Needs, needs_of
 from tests.emulator.machine.schedule import Schedule
-from tests.emulator.machine.scheduler import Scheduler
 from tests.emulator.machine.trace import CtaTrace, WarpTrace
 from tests.emulator.machine.warp import Warp
-from tests.emulator.memory.clocks import Events
 from tests.emulator.memory.linear import LinearMemory
-from tests.emulator.memory.published import Place, Published, poll_key
+from tests.emulator.memory.published import GLOBAL, Place, Published, poll_key
 from tests.emulator.windows import PARAMETER_WINDOW
 
 if TYPE_CHECKING:
     from tests.emulator.codegen import Program
+    from tests.emulator.machine.chain import Link
     from tests.emulator.machine.gpu import Gpu
+    from tests.emulator.machine.scheduler import Scheduler
+    from tests.emulator.memory.clocks import Events
 
 Dimensions = tuple[int, int, int]
 
@@ -52,6 +53,14 @@ class Launch:
             the launch overlap the one before, the others are recorded alone.
         stream: that it is launched in.
         traced: whether to record what every warp did, for the timing model.
+        registers: of a thread; 0 for unknown.
+
+    Attributes:
+        needs: of each CTA, on an SM.
+        clusters: of the grid; ``cluster_size`` CTAs in each.
+        link, scheduler, events: of the chain that it runs in; its place, what gives turns, and what
+            orders its accesses.
+        known: components of earlier launches that it comes after from its start on.
 
     Raises:
         LaunchError: the device would refuse the launch; nothing has run.
@@ -70,7 +79,12 @@ class Launch:
         attributes: Mapping[str, int],
         stream: int = 0,
         traced: bool = False,
+        registers: int = 0,
     ) -> None:
+        self.link: Link
+        self.scheduler: Scheduler
+        self.events: Events
+        self.known: list[int] = []
         self.gpu = gpu
         self.program = program
         self.grid = grid
@@ -82,11 +96,9 @@ class Launch:
         self.stream = stream
         self.threads = _count(block)
         self.shared_bytes = program.static_shared(dynamic_shared)
+        self.needs: Needs = needs_of(self, registers)
         self._check(parameters)
         self.parameters = program.lay_out_parameters(parameters)
-        dependent = bool(attributes.get("programmatic_stream_serialization"))
-        self.order, self.events = gpu.history.begin(program.kernel.name, stream, dependent)
-        gpu.memory.regrain(program.granule)
         self.counters = Counters(program)
         self.findings: list[EmulatorError] = []
         self._reported: set[tuple[type[EmulatorError], int]] = set()
@@ -95,10 +107,10 @@ class Launch:
         self._open_traces: dict[Dimensions, CtaTrace] = {}
         self.published: dict[Place, Published] = {}
         self.pollers: dict[Place, list[Callable[[], None]]] = {}
-        self._cta_group = 0
+        self.cta_group = 0
         self._next = 0
-        self.clusters = _count(grid) // _count(cluster)
-        self.scheduler = Scheduler(self, max(1, self._resident_ctas() // _count(cluster)))
+        self.cluster_size = _count(cluster)
+        self.clusters = _count(grid) // self.cluster_size
 
     def _check(self, parameters: list[bytes]) -> None:
         limits, kernel = self.gpu.limits, self.program.kernel
@@ -158,18 +170,40 @@ class Launch:
 
     def _resident_ctas(self) -> int:
         limits = self.gpu.limits
-        shared = limits.shared_per_sm // (self.shared_bytes + 1024)
-        return limits.sms * max(1, min(32, shared, limits.threads_per_sm // max(self.threads, 32)))
+        return limits.sms * self.needs.per_sm(limits)
+
+    @property
+    def resident_clusters(self) -> int:
+        """Clusters that the chip holds at once, GPCs aside."""
+        return max(1, self._resident_ctas() // self.cluster_size)
 
     def written(self, place: Place) -> None:
         """A strong write: whoever polls that place goes on."""
         self.scheduler.polls = 0
-        for wake in self.pollers.pop(poll_key(place), ()):
-            wake()
+        # Another launch of the chain may poll global memory; its shared memory is another one's.
+        launches = self.scheduler.launches if place[0] == GLOBAL else [self]
+        for launch in launches:
+            for wake in launch.pollers.pop(poll_key(place), ()):
+                wake()
+
+    @property
+    def label(self) -> str:
+        """Name for reports, where several launches run."""
+        several = len(self.scheduler.launches) > 1
+        return f"{self.program.kernel.name}: " if several else ""
+
+    @property
+    def has_started(self) -> bool:
+        return self._next > 0
+
+    @property
+    def has_next(self) -> bool:
+        """Whether there is a cluster that nobody has started or cancelled."""
+        return self._next < self.clusters
 
     def next_cluster(self) -> int | None:
         """The next cluster of the grid that nobody has started or cancelled."""
-        if self._next == self.clusters:
+        if not self.has_next:
             return None
         self._next += 1
         return self._next - 1
@@ -189,17 +223,19 @@ class Launch:
 
     def use_cta_group(self, group: int) -> None:
         """All tcgen05 instructions of a kernel must name the same cta_group (PTX ISA, tcgen05)."""
-        if self._cta_group not in (0, group):
+        if self.cta_group not in (0, group):
             raise IllegalInstruction(
-                f"cta_group::{group} in a kernel that has used cta_group::{self._cta_group}"
+                f"cta_group::{group} in a kernel that has used cta_group::{self.cta_group}"
             )
-        self._cta_group = group
+        self.cta_group = group
 
     def clock(self, warp: Warp) -> int:
         """A clock that only ever grows; it counts the warp's executed blocks, not cycles."""
         return sum(warp.blocks_run)
 
     def sm_of(self, cta: Cta) -> int:
+        if self.gpu.sharing is not None:
+            return cta.sm.number
         x, y, z = cta.position
         linear = x + self.grid[0] * (y + self.grid[1] * z)
         return linear % self.gpu.limits.sms
@@ -223,19 +259,3 @@ class Launch:
             self._reported.add((type(finding), line))
             self.findings.append(finding)
             self.gpu.findings.append(finding)
-
-    def run(self) -> None:
-        for lint in self.program.lints:
-            self.report(UnwaitedLoad(lint.fact, self.program.where(lint.line)))
-        try:
-            self.scheduler.run()
-        except EmulatorError:
-            self.gpu.history.forget()
-            raise
-        read, written = self.gpu.history.end(self.stream, self.order, self.events)
-        self.counters.nbytes["HBM read, each byte once"] = read
-        self.counters.nbytes["HBM write, each byte once"] = written
-        # A finished launch is kept for its counters; a large grid leaves millions of events.
-        self.events = Events()
-        self.published = {}
-        self.pollers = {}

@@ -23,6 +23,8 @@ class Schedule:
         late_cta: rank of the CTA of each cluster that starts once nothing else can go on, from the
             last if negative; None for none.
         starved: whether one warp of each cluster, picked at random, goes on only when no other can.
+        successor_first: whether, of launches that run beside one another, the later ones go on as
+            long as they can; without it the earlier ones. At random where warps are.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Schedule:
     seed: int = 0
     late_cta: int | None = None
     starved: bool = False
+    successor_first: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -45,8 +48,8 @@ class Schedule:
 
 
 EAGER = Schedule("eager")
-COPIES_LATE = Schedule("copies late", copies="late", late_cta=0)
-TENSOR_LATE = Schedule("tensor late", tensor="late", late_cta=-1)
+COPIES_LATE = Schedule("copies late", copies="late", late_cta=0, successor_first=True)
+TENSOR_LATE = Schedule("tensor late", tensor="late", late_cta=-1, successor_first=True)
 ALL_LATE = Schedule("all late", copies="late", tensor="late")
 
 

@@ -4,10 +4,13 @@ from typing import TYPE_CHECKING
 
 from tests.emulator.findings import Deadlock, EmulatorError, Livelock
 from tests.emulator.machine.cta import Cluster
+from tests.emulator.machine.schedule import Schedule
+from tests.emulator.machine.shortage import shortages
+from tests.emulator.machine.sm import Places
 from tests.emulator.machine.warp import Warp
 
 if TYPE_CHECKING:
-    from tests.emulator.machine.launch import Launch
+    from tests.emulator.machine.chain import Chain
 
 # Turns in which warps only polled before the run is called endless, per resident warp.
 _POLLS = 2000
@@ -16,59 +19,82 @@ _PATIENCE = 50
 
 
 class Scheduler:
-    """Runs the clusters of a launch, as many at a time as the chip holds.
+    """Runs the clusters of a chain of launches, as many at a time as there is room for.
 
     In order: a cluster runs until it ends or waits for another one, or has only polled for a while,
-    and only then the next one starts. At random: all resident clusters take turns.
+    and only then the next one starts; where SMs are shared, all for which there is room have
+    started, and a cluster gives way after it has allocated tensor memory, relinquished its permit
+    to or released dependents. At random: all resident clusters take turns.
+
+    Args:
+        chain: launches in order.
+        places: SMs for their clusters.
+        schedule: of the run.
     """
 
-    def __init__(self, launch: "Launch", resident: int) -> None:
-        self.launch = launch
-        self.resident = resident
+    def __init__(self, chain: "Chain", places: Places, schedule: Schedule) -> None:
+        self.chain = chain
+        self.launches = chain.launches
         self.clusters: list[Cluster] = []
         self.polls = 0
+        self._places = places
+        self._schedule = schedule
         self._timed_out = False
-        self._random = launch.schedule.random()
-        self._mixed = launch.schedule.warps == "random"
+        self._random = schedule.random()
+        self._mixed = schedule.warps == "random"
+        self._eager = self._mixed or chain.shared  # to start clusters
+        self._gave_way = False
 
     def resume(self, warp: Warp) -> None:
         self.polls = 0
         self._timed_out = False
         warp.cta.cluster.ready.append(warp)
 
+    def give_way(self) -> bool:
+        """Whether a warp that has just changed what others wait for should let them go on."""
+        self._gave_way = self.chain.shared
+        return self._gave_way
+
     def run(self) -> None:
-        """Runs the whole grid.
+        """Runs all grids.
 
         Raises:
             Deadlock, Livelock: nothing can go on, or nothing does.
         """
         while True:
-            if self._mixed:
-                while len(self.clusters) < self.resident and self._start():
+            if self._eager:
+                while self._start():
                     pass
             movable = [c for c in self.clusters if c.ready or not c.units.idle]
             if not movable:
                 if sum(cluster.start_late() for cluster in self.clusters):
                     continue
-                if len(self.clusters) < self.resident and self._start():
+                if self._start():
                     continue
                 if not self.clusters:
                     return
                 if self._time_out():
                     continue
                 self._stuck(Deadlock, "no warp can go on and nothing is in flight")
-            cluster = self._random.choice(movable) if self._mixed else movable[0]
+            cluster = self._random.choice(movable) if self._mixed else self._first(movable)
             self._turn(cluster)
             if not self._mixed and cluster.ready:
                 cluster.start_late()
                 self.clusters.remove(cluster)
                 self.clusters.append(cluster)
-                if len(self.clusters) < self.resident:
-                    self._start()
+                self._start()
             if not cluster.alive:
                 while not cluster.units.idle:
                     cluster.units.step()
                 self.clusters.remove(cluster)
+                self._end(cluster)
+
+    def _first(self, movable: list[Cluster]) -> Cluster:
+        """The cluster whose turn it is; of several launches, unless all poll, by their order."""
+        if len(self.launches) == 1 or self.polls >= _PATIENCE:
+            return movable[0]
+        chosen = max if self._schedule.successor_first else min
+        return chosen(movable, key=lambda cluster: cluster.launch.link.number)
 
     def _time_out(self) -> bool:
         """Ends all waits that have a time limit, unless that has just been tried in vain."""
@@ -87,14 +113,32 @@ class Scheduler:
         return bool(limited)
 
     def _start(self) -> bool:
-        number = self.launch.next_cluster()
-        if number is None:
+        link = self.chain.next_link()
+        if link is None:
             return False
-        self.clusters.append(Cluster(self.launch, number))
+        launch = link.launch
+        sms = self._places.take(launch.cluster_size, launch.needs)
+        if sms is None:
+            return False
+        if not launch.has_started:
+            link.start()
+        number = launch.next_cluster()
+        assert number is not None
+        for sm in sms:
+            launch.counters.neighbours += sm.start(link.number)
+        self.clusters.append(Cluster(launch, number, sms))
         return True
+
+    def _end(self, cluster: Cluster) -> None:
+        link = cluster.launch.link
+        self._places.give(cluster.sms, cluster.launch.needs)
+        for sm in cluster.sms:
+            sm.launches[link.number] -= 1
+        link.cluster_ended()
 
     def _turn(self, cluster: Cluster) -> None:
         units = cluster.units
+        self._gave_way = False
         if not self._mixed:
             # One cluster until it has nothing left to do by itself.
             warps = sum(len(cta.warps) for cta in cluster.ctas)
@@ -102,6 +146,8 @@ class Scheduler:
                 patience = self.polls + _PATIENCE * warps
                 while cluster.ready and self.polls < patience:
                     self._run(cluster, cluster.ready.pop(0))
+                    if self._gave_way:
+                        return
                 if units.idle:
                     return
                 units.step()
@@ -124,7 +170,7 @@ class Scheduler:
     def _run(self, cluster: Cluster, warp: Warp) -> None:
         if not warp.run():
             warp.exited = True
-            self.launch.counters.add_blocks(warp.index, warp.blocks_run)
+            warp.launch.counters.add_blocks(warp.index, warp.blocks_run)
             self.polls = 0
             self._timed_out = False
             warp.cta.warp_exited(warp)
@@ -142,4 +188,4 @@ class Scheduler:
     def _stuck(self, kind: type[EmulatorError], fact: str) -> None:
         lines = [line for cluster in self.clusters for line in cluster.state()]
         shown = lines[:60] + ([f"... and {len(lines) - 60} more"] if len(lines) > 60 else [])
-        raise kind("\n  ".join([fact, *shown]))
+        raise kind("\n  ".join([fact, *shortages(self.clusters), *shown]))

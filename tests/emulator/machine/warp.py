@@ -71,6 +71,8 @@ class Warp:
         threads = min(LANES, cta.threads - index * LANES)
         self.live = np.arange(LANES) < threads
         self.actor = Actor(cta.launch.events, cta.gpu.strict_tensor_fences)
+        for component in cta.launch.known:
+            self.actor.finished(component, 1)
         if cta.start:
             self.actor.clocks.inits[cta.start] = 1
         self.jitter = cta.launch.schedule.warps == "random"

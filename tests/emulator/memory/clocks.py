@@ -30,6 +30,8 @@ Two exceptions to ``generic`` travel along, both mostly empty:
              had ordered before it.
 """
 
+import copy
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -189,6 +191,8 @@ class Events:
         earlier: by number.
         first: the first event of the launch's own.
         last_set: the last reader number that is not of the launch's own.
+        done: component of all that the launch has done, once it has ended, where launches run
+            beside one another and share their events.
     """
 
     def __init__(
@@ -199,15 +203,44 @@ class Events:
         self.component = [e.component for e in self.earlier]
         self.clock = [int(component > 0) for component in self.component]
         self.origin = [e.origin for e in self.earlier]
-        self.components = UNREACHED
+        self._new_components = itertools.count(UNREACHED + 1)
         self._sets = [frozenset[int](), *sets]
         self._set_number = {known: number for number, known in enumerate(sets, 1)}
         self.first = len(self.earlier)
         self.last_set = -len(sets)
+        self.done = 0
+        self._launch_of: dict[int, int] | None = None
+        self._number = 0
+
+    def split(self, count: int) -> "list[Events]":
+        """The same events, for each of several launches that run beside one another."""
+        self._launch_of = {}
+        found = []
+        for number in range(count):
+            part = copy.copy(self)
+            part._number = number
+            part.done = part.new_component()
+            found.append(part)
+        return found
+
+    def finish(self) -> None:
+        """The launch has ended: one component stands for all that it has done."""
+        if self._launch_of is None:
+            return
+        component, clock = self.component, self.clock
+        for event in range(self.first, len(component)):
+            if self._launch_of[component[event]] == self._number:
+                component[event], clock[event] = self.done, 1
+
+    def launch_of(self, event: int) -> int:
+        """Number of the launch that an event is of."""
+        return self._launch_of[self.component[event]] if self._launch_of else 0
 
     def new_component(self) -> int:
-        self.components += 1
-        return self.components
+        component = next(self._new_components)
+        if self._launch_of is not None:
+            self._launch_of[component] = self._number
+        return component
 
     def new(self, component: int, clock: int, origin: Origin) -> int:
         self.component.append(component)

@@ -8,7 +8,8 @@ from tests.emulator.memory.clocks import Clocks, Scope
 if TYPE_CHECKING:
     from tests.emulator.machine.warp import Warp
 
-Place = tuple[int, int]  # the cluster whose shared memory it is in, -1 for global; the address
+GLOBAL = -1
+Place = tuple[int, int]  # the cluster whose shared memory it is in, or GLOBAL; the address
 
 _WIDEST = 16  # bytes of a strong access
 

@@ -22,8 +22,8 @@ from tests.emulator.memory.clocks import (
     NEVER,
     Clock,
     Clocks,
-    Earlier,
     Events,
+    Origin,
     Report,
 )
 
@@ -131,7 +131,13 @@ class Access:
         theirs = self.events.origin[earlier]
         mine = self.events.origin[self.event]
         if earlier < self.events.first:
-            return self._overlap(self.events.earlier[earlier], memory, verb)
+            before = self.events.earlier[earlier]
+            return self._overlap(before.origin, memory, verb, before.unwaited)
+        numbers = self.events.launch_of(earlier), self.events.launch_of(self.event)
+        if numbers[0] < numbers[1]:
+            return self._overlap(theirs, memory, verb)
+        if numbers[0] > numbers[1]:
+            return self._overtaken(theirs, memory, verb)
         place = f"{verb} of {memory} after a {theirs.verb} at {theirs.where()}"
         kind: type[EmulatorError] = DataRace
         why = "nothing orders the two"
@@ -152,15 +158,17 @@ class Access:
             why = "nothing orders the two (a wait::ld, wait::st or commit, then a barrier)"
         return kind(f"{place}: {why}", mine.where())
 
-    def _overlap(self, earlier: Earlier, memory: str, verb: str) -> EmulatorError:
-        mine, theirs = self.events.origin[self.event].where(), earlier.origin.where()
+    def _overlap(
+        self, earlier: Origin, memory: str, verb: str, unwaited: str = ""
+    ) -> EmulatorError:
+        mine, theirs = self.events.origin[self.event].where(), earlier.where()
         place = (
-            f"{verb} of {memory} by {mine.kernel} after a {earlier.origin.verb} by {theirs.kernel} "
+            f"{verb} of {memory} by {mine.kernel} after a {earlier.verb} by {theirs.kernel} "
             f"at {theirs}"
         )
-        if earlier.unwaited:
+        if unwaited:
             why = (
-                f"{earlier.unwaited}, launched between the two, executes no griddepcontrol.wait: "
+                f"{unwaited}, launched between the two, executes no griddepcontrol.wait: "
                 "that it has ended does not say that the other has"
             )
         else:
@@ -169,6 +177,15 @@ class Access:
                 f"ended; griddepcontrol.wait before the {verb} is missing"
             )
         return MissingDependencyWait(f"{place}: {why}", mine)
+
+    def _overtaken(self, later: Origin, memory: str, verb: str) -> EmulatorError:
+        mine, theirs = self.events.origin[self.event].where(), later.where()
+        return MissingDependencyWait(
+            f"{verb} of {memory} by {mine.kernel} after a {later.verb} by {theirs.kernel} at "
+            f"{theirs}: programmatic stream serialization lets that launch start before this one "
+            f"has ended; griddepcontrol.wait before the {later.verb} is missing",
+            mine,
+        )
 
     def joined(self, number: int) -> int:
         """The reader number of ``number``'s readers and this access."""

@@ -1,13 +1,13 @@
-"""Tensor memory of one CTA: 128 lanes by 512 columns of 32 bits, allocated by columns."""
+"""Tensor memory as one CTA has it: the columns that it has allocated, of 128 lanes."""
 
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tests.emulator.findings import TensorMemoryMisuse
+from tests.emulator.memory.columns import Columns
 from tests.emulator.memory.shadow import Access, Shadow
 
 if TYPE_CHECKING:
@@ -22,23 +22,29 @@ Cells = npt.NDArray[np.uint32]
 
 
 class TensorMemory:
-    """Data, shadow and allocation table.
+    """Data, shadow and allocations of one CTA.
+
+    Args:
+        cta: the CTA.
+        table: of the SM that it is on.
 
     Attributes:
         cells: the data, ``[lane, column]``; made when first used, as most kernels use none.
-        owner: per column, the number of its allocation, 0 where free.
+        owner: per column, the number of the CTA's allocation, 0 where it has none.
         relinquished: whether the CTA has given up its right to allocate.
-        waiters: warps that wait for columns.
+        wanted: columns that a warp waits for, 0 if none does.
         promised: (start, columns) that a peer's tcgen05.alloc has allocated here as well.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, cta: "Cta", table: Columns) -> None:
+        self.cta = cta
+        self.name = f"tensor memory of CTA {cta.position}"
+        self.table = table
         self.owner: npt.NDArray[np.int32] = np.zeros(COLUMNS, np.int32)
         self.relinquished = False
         self._allocations: dict[int, int] = {}
         self._count = 0
-        self.waiters: list[Callable[[], None]] = []
+        self.wanted = 0
         self.promised: list[tuple[int, int]] = []
 
     @functools.cached_property
@@ -49,24 +55,27 @@ class TensorMemory:
     def shadow(self) -> Shadow:
         return Shadow((LANES, COLUMNS), self.name)
 
-    def find(self, columns: int) -> int | None:
-        """First column of a free range aligned to its size; None if there is none."""
-        if columns not in (32, 64, 128, 256, 512):
-            raise TensorMemoryMisuse(
-                f"tcgen05.alloc of {columns} columns: must be 32, 64, 128, 256 or 512"
-            )
+    def check_permit(self) -> None:
+        """Refuse an allocation of a CTA that has given up the right to it."""
         if self.relinquished:
             raise TensorMemoryMisuse("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
-        for start in range(0, COLUMNS, columns):
-            if not self.owner[start : start + columns].any():
-                return start
-        return None
+
+    def relinquish(self) -> None:
+        """tcgen05.relinquish_alloc_permit, or the CTA's exit."""
+        self.relinquished = True
+        self.table.give_up_permit(self)
 
     def allocate(self, start: int, columns: int) -> None:
+        self.table.take(start, columns, self)
         self._count += 1
         self.owner[start : start + columns] = self._count
         self._allocations[start] = columns
         self.shadow.mark((slice(None), slice(start, start + columns)), 0)
+
+    def promise(self, start: int, columns: int) -> None:
+        """Columns that a peer has allocated here as well; a warp that waits for some takes them."""
+        self.promised.append((start, columns))
+        self.table.wake()
 
     def free(self, start: int, columns: int) -> None:
         """tcgen05.dealloc."""
@@ -77,9 +86,7 @@ class TensorMemory:
             )
         del self._allocations[start]
         self.owner[start : start + columns] = 0
-        waiters, self.waiters = self.waiters, []
-        for wake in waiters:
-            wake()
+        self.table.give(start)
 
     def order_free(self, start: int, columns: int, access: Access) -> None:
         """Everything done to the columns must happen before they are freed."""
@@ -89,8 +96,15 @@ class TensorMemory:
         """``[first, last)`` must lie in one allocation."""
         if first < 0 or last > COLUMNS or not self.owner[first:last].all():
             live = ", ".join(f"[{s}, {s + n})" for s, n in sorted(self._allocations.items()))
+            holder = self.table.holder_of(first, last)
+            neighbour = ""
+            if holder is not None and holder is not self:
+                neighbour = (
+                    f"; {holder.cta.name}, on the same SM, has some of the others: tcgen05.alloc "
+                    "writes which ones are this CTA's"
+                )
             raise TensorMemoryMisuse(
-                f"{verb} of columns [{first}, {last}): allocated are {live or 'none'}"
+                f"{verb} of columns [{first}, {last}): allocated are {live or 'none'}{neighbour}"
             )
         if self.owner[first] != self.owner[last - 1]:
             raise TensorMemoryMisuse(f"{verb} of columns [{first}, {last}) spans two allocations")
@@ -103,6 +117,7 @@ class TensorMemory:
             self.check_columns(int(columns.min()), int(columns.max()) + 1, verb)
 
     def check_freed(self, cta: "Cta", report: "Report") -> None:
+        self.table.give_up_permit(self)
         if self._allocations:
             live = ", ".join(f"{n} at column {s}" for s, n in sorted(self._allocations.items()))
             report(

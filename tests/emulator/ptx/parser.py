@@ -219,7 +219,9 @@ def _kernel(tokens: _Tokens) -> Kernel:
             kernel.required_cluster = _dimensions(tokens)
         elif word == ".maxnreg":
             kernel.max_registers = int(tokens.next())
-        elif word in (".minnctapersm", ".maxclusterrank"):
+        elif word == ".minnctapersm":
+            kernel.min_ctas = int(tokens.next())
+        elif word == ".maxclusterrank":
             tokens.next()
         elif word in (".explicitcluster", ".blocksareclusters", ".noreturn"):
             continue

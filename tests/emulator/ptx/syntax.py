@@ -131,6 +131,7 @@ class Kernel:
         max_block: product of ``.maxntid``, or None.
         required_cluster: ``.reqnctapercluster``, or None.
         max_registers: ``.maxnreg``, or None.
+        min_ctas: ``.minnctapersm``, 1 without it.
         variables: shared and local variables declared inside of it.
         sources: places in the kernel's own source, as (file number, line).
     """
@@ -144,6 +145,7 @@ class Kernel:
     max_block: int | None = None
     required_cluster: tuple[int, int, int] | None = None
     max_registers: int | None = None
+    min_ctas: int = 1
     variables: list[Variable] = field(default_factory=list)
     sources: list[tuple[int, int]] = field(default_factory=list)
 

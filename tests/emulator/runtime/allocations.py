@@ -13,7 +13,7 @@ from tests.emulator.ptx.syntax import Module
 from tests.emulator.runtime.device import Device, Dimensions
 
 if TYPE_CHECKING:
-    from tests.emulator.machine.gpu import Limits
+    from tests.emulator.machine.limits import Limits
 
 
 @dataclass(frozen=True)

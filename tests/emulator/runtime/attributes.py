@@ -7,7 +7,7 @@ from tests.emulator.findings import EmulatorError, LaunchError
 from tests.emulator.runtime.device import Dimensions
 
 if TYPE_CHECKING:
-    from tests.emulator.machine.gpu import Limits
+    from tests.emulator.machine.limits import Limits
 
 
 class UnmodelledCall(EmulatorError):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from tests.emulator.ptx.syntax import Module
 
 if TYPE_CHECKING:
-    from tests.emulator.machine.gpu import Limits
+    from tests.emulator.machine.limits import Limits
 
 Dimensions = tuple[int, int, int]
 

@@ -192,11 +192,10 @@ class Driver:
 
     def _occupancy(self, result: int, kernel: int, threads: int, dynamic_shared: int) -> None:
         limits = self.device.limits
-        reserved = limits.shared_per_sm - limits.shared
-        shared = self._static_shared(self._kernel(kernel)) + dynamic_shared + reserved
+        shared = self._static_shared(self._kernel(kernel)) + dynamic_shared + limits.reserved
         # Registers are unknown: PTX does not say how many ptxas would give the kernel.
         by_threads, by_shared = limits.threads_per_sm // threads, limits.shared_per_sm // shared
-        _store_int(result, min(32, by_threads, by_shared))
+        _store_int(result, min(limits.ctas_per_sm, by_threads, by_shared))
 
     def _launch_extended(self, config: int, kernel: int, arguments: int) -> None:
         *extents, dynamic_shared, stream, attributes, count = _CONFIG.unpack(

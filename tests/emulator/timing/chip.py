@@ -4,11 +4,11 @@ import math
 from collections import defaultdict
 from random import Random
 
+from tests.emulator.machine.residency import Room
 from tests.emulator.timing.barriers import Columns
 from tests.emulator.timing.engine import Engine, Server
 from tests.emulator.timing.issue import Scheduler
 from tests.emulator.timing.parameters import Parameters
-from tests.emulator.timing.residency import Room
 from tests.emulator.timing.timeline import Timeline
 
 QUARTERS = 4  # of tensor memory's lanes; a warp reaches those of its number modulo 4
@@ -38,7 +38,7 @@ class Sm:
     ) -> None:
         self.number = number
         self.gpc = gpc
-        self.room = Room(p)
+        self.room = Room(p.limits)
         self.schedulers = [Scheduler(engine) for _ in range(int(p.schedulers))]
         self.tensor = Server()
         self.tensor_copies = Server(p.tensor_copy_bandwidth)

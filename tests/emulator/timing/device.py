@@ -1,10 +1,13 @@
 """A device that models the time of everything it runs."""
 
 from collections.abc import Callable, Mapping
+from typing import NoReturn
 
+from tests.emulator.findings import LaunchError
 from tests.emulator.machine.gpu import Gpu
 from tests.emulator.machine.launch import Dimensions, Launch
 from tests.emulator.machine.schedule import Schedule
+from tests.emulator.machine.sm import Sharing
 from tests.emulator.ptx.syntax import Module
 
 
@@ -16,6 +19,17 @@ class TimedGpu(Gpu):
     """
 
     finished: Callable[[Launch], None] | None = None
+
+    def overlapped(self, sharing: Sharing = Sharing()) -> NoReturn:  # noqa: B008 — frozen
+        """Refuse: launches are handed over, with their traces, as they end one by one.
+
+        Raises:
+            LaunchError: always.
+        """
+        raise LaunchError(
+            "overlapped: a TimedGpu hands over each launch once it has run; use timing.chain for "
+            "the time of launches that overlap"
+        )
 
     def launch(
         self,

@@ -25,7 +25,7 @@ def main() -> None:
     script, arguments, sms, clusters, footprint, only, timeline = sys.argv[1:8]
 
     from tests.emulator.findings import EmulatorError
-    from tests.emulator.machine.gpu import B200
+    from tests.emulator.machine.limits import B200
     from tests.emulator.runtime.allocations import WithLiveStorages
     from tests.emulator.timing import model
     from tests.emulator.timing.device import TimedGpu

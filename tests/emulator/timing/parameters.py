@@ -14,6 +14,8 @@ Sources:
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from tests.emulator.machine.limits import B200, H200, Limits
+
 
 class Parameter(NamedTuple):
     """One row of the table.
@@ -46,7 +48,7 @@ class Parameters:
     """A chip. Units are in the table; "cycles" are cycles of ``clock``."""
 
     # The chip
-    sms: float = _is(148, "SMs", "datasheet")
+    sms: float = _is(B200.sms, "SMs", "datasheet")
     clock: float = _is(
         1.85,
         "GHz",
@@ -57,13 +59,15 @@ class Parameters:
         "GHz",
         "where power holds dense MMA: published 8192^3 GEMMs fit 1.35 to 1.5; reports only",
     )
-    shared_per_sm: float = _is(233472, "bytes", "CUDA: maximum shared memory per multiprocessor")
-    threads_per_sm: float = _is(2048, "threads", "CUDA: compute capability 10.0")
-    registers_per_sm: float = _is(65536, "registers", "CUDA: compute capability 10.0")
-    ctas_per_sm: float = _is(32, "CTAs", "CUDA: compute capability 10.0")
+    shared_per_sm: float = _is(
+        B200.shared_per_sm, "bytes", "CUDA: maximum shared memory per multiprocessor"
+    )
+    threads_per_sm: float = _is(B200.threads_per_sm, "threads", "CUDA: compute capability 10.0")
+    registers_per_sm: float = _is(B200.registers, "registers", "CUDA: compute capability 10.0")
+    ctas_per_sm: float = _is(B200.ctas_per_sm, "CTAs", "CUDA: compute capability 10.0")
 
     gpcs: float = _assumed(
-        8,
+        B200.gpcs,
         "GPCs",
         "as an H100 has (its whitepaper). SMs are spread over them in pairs, as evenly as they go: "
         "6 of 18 and 2 of 20; unpublished, and chips differ. No cluster reaches beyond its GPC",
@@ -259,11 +263,19 @@ class Parameters:
 
     def gpc_sizes(self) -> tuple[int, ...]:
         """SMs of each GPC."""
-        sms, count = int(self.sms), int(self.gpcs)
-        pairs = -(-sms // 2)
-        sizes = [2 * ((pairs + number) // count) for number in range(count)]
-        sizes[-1] -= 2 * pairs - sms
-        return tuple(size for size in sizes if size)
+        return self.limits.gpc_sizes()
+
+    @property
+    def limits(self) -> Limits:
+        """Limits that CTAs find room in."""
+        return Limits(
+            sms=int(self.sms),
+            shared_per_sm=int(self.shared_per_sm),
+            threads_per_sm=int(self.threads_per_sm),
+            registers=int(self.registers_per_sm),
+            ctas_per_sm=int(self.ctas_per_sm),
+            gpcs=int(self.gpcs),
+        )
 
     def rows(self) -> list[Parameter]:
         """The table."""
@@ -293,13 +305,13 @@ B200_TIMING = Parameters()
 class H200Parameters(Parameters):
     """A chip with Hopper's figures where they are known; it has no tcgen05."""
 
-    sms: float = _is(132, "SMs", "datasheet")
+    sms: float = _is(H200.sms, "SMs", "datasheet")
     clock: float = _is(1.98, "GHz", "datasheet: boost; that of this project's measurements")
     sustained_clock: float = _assumed(
         1.6, "GHz", "where power holds dense MMA: 800 of 989 TFLOP/s in hopper.md; reports only"
     )
     gpcs: float = _is(
-        8,
+        H200.gpcs,
         "GPCs",
         "H100 whitepaper. That SMs are spread over them in pairs, as evenly as they go (6 of 16 "
         "and 2 of 18), is assumed",

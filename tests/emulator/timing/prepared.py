@@ -3,12 +3,13 @@
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from tests.emulator.machine.residency import needs_of
 from tests.emulator.machine.trace import CtaTrace, Event
 from tests.emulator.timing.barriers import expected_arrivals, participants
 from tests.emulator.timing.costs import Costs
 from tests.emulator.timing.errors import TimingError
 from tests.emulator.timing.parameters import Parameters
-from tests.emulator.timing.residency import clusters_at_once, needs_of
+from tests.emulator.timing.residency import clusters_at_once
 from tests.emulator.timing.script import Script
 from tests.emulator.timing.segments import segments_of
 
@@ -65,7 +66,7 @@ class Prepared:
         self.size = len(self.traced[0])
         self.clusters = clusters or len(self.traced)
         self.needs = needs_of(launch, registers)
-        self.deep = self.needs.per_sm(p)
+        self.deep = self.needs.per_sm(p.limits)
         self.places = clusters_at_once(p.gpc_sizes(), self.size)
         self.l1_bytes = max(0.0, p.l1_bytes - self.deep * self.needs.shared)
         self.script = self._read_script(p)

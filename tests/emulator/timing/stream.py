@@ -2,11 +2,11 @@
 
 from itertools import pairwise
 
+from tests.emulator.machine.residency import Floor
 from tests.emulator.timing.chip import Chip
 from tests.emulator.timing.errors import TimingError
 from tests.emulator.timing.grid import Grid
 from tests.emulator.timing.replay import ClusterReplay
-from tests.emulator.timing.residency import Floor
 
 _SHOWN = 20  # waiting warps that a deadlock's message names
 
@@ -67,20 +67,17 @@ class Stream:
         grid = self._grids[self._open]
         prepared = grid.prepared
         while grid.waiting:
-            sms = self._floor.find(prepared.size, prepared.needs)
+            sms = self._floor.take(prepared.size, prepared.needs)
             if sms is None:
                 return
             number, cluster, repetition = grid.waiting.pop()
-            for sm in sms:
-                sm.room.take(prepared.needs)
             replay = ClusterReplay(grid, number, cluster, sms, repetition, self._ended)
             self.replays.append(replay)
             self._engine.at(self._engine.now + delay, replay.start)
 
     def _ended(self, replay: ClusterReplay) -> None:
         grid = replay.grid
-        for sm in replay.sms:
-            sm.room.take(grid.prepared.needs, -1)
+        self._floor.give(replay.sms, grid.prepared.needs)
         grid.running -= 1
         self._fill(self._chip.p.cta_launch)
         if grid.running:

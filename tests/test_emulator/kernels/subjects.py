@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tests.devices import EMULATED_CHIPS, Emulated
 from tests.emulator import EAGER, Gpu, Schedule
-from tests.emulator.machine.gpu import Limits
 from tests.emulator.machine.launch import Dimensions, Launch
+from tests.emulator.machine.limits import Limits
 from tests.emulator.mutate import Subject
 from tests.emulator.mutations import Mutation
 from tests.emulator.ptx.syntax import Module
@@ -67,6 +67,11 @@ class Substitute:
 
 
 # Why a mutation need not be caught: patterns of the instruction and the change.
+_ALONE = (
+    r"tcgen05\.alloc",
+    "dependents released before",
+    'no mistake of a launch that runs alone; "overlapped" does not',
+)
 REASONS = (
     (
         r"bar\.warp\.sync",
@@ -76,8 +81,9 @@ REASONS = (
     (
         "relinquish_alloc_permit",
         "dropped",
-        "redundant: the permit lapses at the CTA's exit, and nobody else waits for columns",
+        "redundant: the permit lapses at the CTA's exit, and nobody who waits for it is waited for",
     ),
+    _ALONE,
     (
         r"cp\.async\.bulk\.tensor.*cta_group::1",
         "other CTA group",
@@ -95,6 +101,8 @@ REASONS = (
         "no mistake: dependents start once every CTA has exited",
     ),
 )
+_NEIGHBOURS = (_ALONE,)
+_OVERLAPPED = tuple(reason for reason in REASONS if reason is not _ALONE)
 _TAIL = (
     "redundant as long as commits of one thread arrive in order: the epilogue waits for a later one"
 )
@@ -237,7 +245,12 @@ def written_subjects() -> list[Written]:
     """Subjects that need nothing but the emulator."""
     from tests.test_emulator.test_machine_hazards import KERNELS
 
-    own = {"store": _STORE, "cluster": _CLUSTER}
+    own = {
+        "store": _STORE,
+        "cluster": _CLUSTER,
+        "neighbours": _NEIGHBOURS,
+        "overlapped": _OVERLAPPED,
+    }
     kernels = {**KERNELS, **written.KERNELS}
     return [
         Written(name, check, text, own.get(name, REASONS))

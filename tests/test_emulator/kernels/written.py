@@ -112,6 +112,56 @@ WAITED:
     st.global.u32 [%rd1], %r2;
 """
 
+# Two CTAs on one SM, which hand each other what each has kept in tensor memory.
+NEIGHBOURS = """
+    mov.u32 %r2, smem;
+    mov.u32 %r8, %ctaid.x;
+    xor.b32 %r9, %r8, 1;
+    mad.wide.u32 %rd1, %r8, 128, %rd90;
+    mad.wide.u32 %rd2, %r9, 128, %rd90;
+    mad.wide.u32 %rd3, %r90, 4, %rd1;
+    mad.wide.u32 %rd4, %r90, 4, %rd2;
+    setp.ne.u32 %p1, %r90, 0;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 256;
+    tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+    ld.shared.u32 %r3, [%r2];
+    mad.lo.u32 %r7, %r8, 1000, %r90;
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%r7};
+    tcgen05.wait::st.sync.aligned;
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r3];
+    tcgen05.wait::ld.sync.aligned;
+    st.global.u32 [%rd3], %r4;
+    bar.warp.sync -1;
+    @%p1 bra POLL;
+    st.release.gpu.global.u32 [%rd1+256], 1;
+POLL:
+    ld.acquire.gpu.global.u32 %r5, [%rd2+256];
+    setp.eq.u32 %p2, %r5, 0;
+    @%p2 bra POLL;
+    ld.global.u32 %r6, [%rd4];
+    st.global.u32 [%rd3+512], %r6;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 256;
+"""
+
+# Through tensor memory, each launch adds one to what the launch before has left, beside it.
+OVERLAPPED = """
+    mov.u32 %r2, smem;
+    mad.wide.u32 %rd1, %r90, 4, %rd90;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 512;
+    tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+    ld.shared.u32 %r3, [%r2];
+    griddepcontrol.launch_dependents;
+    griddepcontrol.wait;
+    ld.global.u32 %r7, [%rd1];
+    add.u32 %r7, %r7, 1;
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%r7};
+    tcgen05.wait::st.sync.aligned;
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r3];
+    tcgen05.wait::ld.sync.aligned;
+    st.global.u32 [%rd1], %r4;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 512;
+"""
+
 
 def tensor(body: str, schedule: Schedule) -> None:
     out = global_array(np.zeros((2, 32), np.uint32))
@@ -139,6 +189,20 @@ def dependent(body: str, schedule: Schedule) -> None:
     np.testing.assert_array_equal(data, np.arange(64) + 3)
 
 
+def neighbours(body: str, schedule: Schedule) -> None:
+    words = global_array(np.zeros((6, 32), np.uint32))
+    options = {"strict_tensor_fences": True}
+    Run(2, 32, schedule=schedule, resident=True, options=options)(body, words, shared=16)
+    np.testing.assert_array_equal(words[:2], np.arange(32) + np.array([[0], [1000]]))
+    np.testing.assert_array_equal(words[4:], words[1::-1])
+
+
+def overlapped(body: str, schedule: Schedule) -> None:
+    data = global_array(np.arange(32, dtype=np.uint32))
+    Run(schedule=schedule, launches=3, resident=True)(body, data, shared=16)
+    np.testing.assert_array_equal(data, np.arange(32) + 3)
+
+
 def wgmma(body: str, schedule: Schedule) -> None:
     _, d, expected = wgmma_kernel.launch(body, schedule)
     np.testing.assert_array_equal(d, expected)
@@ -148,6 +212,8 @@ KERNELS = {
     "budget": (budget, BUDGET),
     "dependent launch": (dependent, DEPENDENT),
     "tensor memory": (tensor, TENSOR),
+    "neighbours": (neighbours, NEIGHBOURS),
+    "overlapped": (overlapped, OVERLAPPED),
     "cp.async": (copy, COPY),
     "wgmma": (wgmma, wgmma_kernel.KERNEL),
 }

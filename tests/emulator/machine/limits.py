@@ -1,0 +1,47 @@
+"""Limits of a chip and of its SMs, for launches, residency and time."""
+
+from dataclasses import dataclass
+
+CTA_SLOTS = 32  # of an SM, compute capability 9.0 and 10.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one chip.
+
+    Attributes:
+        sms: streaming multiprocessors.
+        shared: bytes of shared memory a CTA may have; ``shared_per_sm`` with the system's share.
+        threads: of a CTA; ``threads_per_sm`` resident.
+        cluster: CTAs of a cluster without opting in to more.
+        registers: 32-bit registers of an SM.
+        ctas_per_sm: resident CTAs.
+        gpcs: graphics processing clusters: no cluster of CTAs reaches beyond one.
+    """
+
+    sms: int = 148
+    shared: int = 232448
+    shared_per_sm: int = 233472
+    threads: int = 1024
+    threads_per_sm: int = 2048
+    cluster: int = 16
+    registers: int = 65536
+    ctas_per_sm: int = CTA_SLOTS
+    gpcs: int = 8
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of shared memory that the system takes with each CTA."""
+        return self.shared_per_sm - self.shared
+
+    def gpc_sizes(self) -> tuple[int, ...]:
+        """SMs of each GPC: spread over them in pairs, as evenly as they go (assumed)."""
+        pairs = -(-self.sms // 2)
+        sizes = [2 * ((pairs + number) // self.gpcs) for number in range(self.gpcs)]
+        sizes[-1] -= 2 * pairs - self.sms
+        return tuple(size for size in sizes if size)
+
+
+B200 = Limits()
+GB300 = Limits(sms=152)
+H200 = Limits(sms=132)

@@ -1,0 +1,122 @@
+"""SMs of the chip: what CTAs find room on, and how they share it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tests.emulator.findings import LaunchError
+from tests.emulator.machine.limits import Limits
+from tests.emulator.machine.residency import Floor, Needs, Room
+from tests.emulator.memory.columns import Columns
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Sharing of SMs among CTAs.
+
+    Attributes:
+        exclusive_permit: whether a CTA that has allocated tensor memory keeps the other CTAs of its
+            SM from that until it executes tcgen05.relinquish_alloc_permit or exits, as NVIDIA's
+            kernels take it to be. The PTX ISA says only that it may allocate no more itself. A
+            kernel should be right either way.
+        registers: of a thread, by kernel, as ptxas says (-v). Of others ``.maxnreg`` counts, or, of
+            those with setmaxnreg, what ``.maxntid`` and ``.minnctapersm`` leave each thread
+            (assumed); without any, registers limit nothing.
+        packed: whether a CTA goes to the SM that has most of them already and room for one more,
+            instead of to the one with fewest: as on a chip that others keep busy.
+    """
+
+    exclusive_permit: bool = True
+    registers: Mapping[str, int] = field(default_factory=dict)
+    packed: bool = True
+
+
+class Sm:
+    """One streaming multiprocessor.
+
+    Attributes:
+        number: on the chip.
+        gpc: that it is part of.
+        room: for CTAs.
+        columns: of its tensor memory.
+        launches: numbers, in their chain, of the launches whose CTAs are on it, one for each CTA.
+    """
+
+    def __init__(self, number: int, gpc: int, room: Room, columns: Columns) -> None:
+        self.number = number
+        self.gpc = gpc
+        self.room = room
+        self.columns = columns
+        self.launches: Counter[int] = Counter()
+
+    def start(self, number: int) -> Counter[int]:
+        """Takes in a CTA of a launch; returns its neighbours."""
+        before = self.launches.copy()
+        self.launches[number] += 1
+        return before
+
+
+class Places(Protocol):
+    """SMs that clusters are placed on."""
+
+    def take(self, size: int, needs: Needs) -> list[Sm] | None:
+        """An SM for each CTA of a cluster; None while there is no room."""
+
+    def give(self, sms: Iterable[Sm], needs: Needs) -> None:
+        """Gives back a cluster's room."""
+
+
+class Apart:
+    """An SM of its own for each CTA, of as many clusters at a time as the chip holds.
+
+    Args:
+        limits: of the chip.
+        clusters: that it holds.
+    """
+
+    def __init__(self, limits: Limits, clusters: int) -> None:
+        self._limits = limits
+        self._left = clusters
+        self._number = 0
+
+    def take(self, size: int, needs: Needs) -> list[Sm] | None:
+        """An SM for each CTA of a cluster; None while there is no room."""
+        if not self._left:
+            return None
+        self._left -= 1
+        room = Room(self._limits)
+        found = [Sm(self._number + n, 0, room, Columns()) for n in range(size)]
+        self._number += size
+        return found
+
+    def give(self, sms: Iterable[Sm], needs: Needs) -> None:
+        """Gives back a cluster's room."""
+        self._left += 1
+
+
+def shared_floor(limits: Limits, sharing: Sharing, largest: int) -> Floor[Sm]:
+    """All SMs of a chip.
+
+    Args:
+        limits: of the chip.
+        sharing: of its SMs.
+        largest: CTAs of the largest cluster.
+
+    Raises:
+        LaunchError: no GPC holds it.
+    """
+    sizes = limits.gpc_sizes()
+    if largest > max(sizes):
+        raise LaunchError(
+            f"cluster: {largest} CTAs, a GPC has {max(sizes)} SMs and must hold all of them; "
+            "launch smaller clusters"
+        )
+    homes = [gpc for gpc, count in enumerate(sizes) for _ in range(count)]
+    return Floor(
+        [
+            Sm(number, gpc, Room(limits), Columns(sharing.exclusive_permit))
+            for number, gpc in enumerate(homes)
+        ],
+        sharing.packed,
+    )

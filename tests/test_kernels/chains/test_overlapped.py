@@ -1,0 +1,106 @@
+"""Kernels of sm_100 beside themselves: two launches whose CTAs share SMs and their tensor memory.
+
+A tile for each way to hand things over; ``overlapped`` has all families.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nvfp4_kernels import paged_attention
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
+from tests import devices
+from tests.emulator import COPIES_LATE
+from tests.emulator.findings import Deadlock, EmulatorError, TensorMemoryMisuse
+from tests.test_kernels.attention.attention_cases import Case as AttentionCase
+from tests.test_kernels.attention.attention_sm100 import Chosen, check
+from tests.test_kernels.chains.overlapped import TILES, case_of, check_met, run_twice
+from tests.test_kernels.gemm.test_tiles_sm100 import FAMILIES
+from tests.test_kernels.mistakes import Patch, Room, compiled_anew
+
+SCHEDULE = COPIES_LATE  # the successor goes first: whatever it can take, it has
+SOME = [
+    "plain, all columns",
+    "2 CTAs, multicast",
+    "multicast",
+    "split",
+    "swapped, split",
+    "gate and up, 2 CTAs",
+]
+
+
+def test_there_is_a_tile_of_every_family() -> None:
+    assert {case_of(tile).family for tile in TILES.values()} == set(FAMILIES)
+    assert {word for name in SOME for word in name.split(", ")} >= {
+        word for family in FAMILIES for word in family.split(", ")
+    }
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_products(name: str) -> None:
+    launches = run_twice(case_of(TILES[name]), SCHEDULE)
+    check_met(launches)
+    if TILES[name].tensor_columns == 512:
+        assert sum(launch.counters.waits["tensor memory"] for launch in launches) > 0
+
+
+def test_attention() -> None:
+    problem = AttentionCase((3,), (300,), query_heads=2, heads=1).problem()
+    tile = AttentionTile(64, ctas_per_sm=2, max_stages=2)
+    with pytest.MonkeyPatch.context() as patch, devices.emulated_ops(SCHEDULE) as gpu:
+        Chosen(tile).use(patch)
+        with gpu.overlapped():
+            results = [paged_attention(**problem.paged()) for _ in range(2)]
+        for result in results:
+            check(result, problem)
+        check_met(list(gpu.launches)[-2:])
+
+
+def released_before_allocation(given: Callable[..., None]) -> Callable[..., None]:
+    """Let dependents start before tensor memory is allocated."""
+
+    def allocate(*args: Any, **named: Any) -> None:
+        from cutlass.experimental import primitives as ptx
+
+        ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
+        given(*args, **named)
+
+    return allocate
+
+
+def column_zero(*given: Any) -> tuple[Any, ...]:
+    """Accumulate in the first columns there are, whatever was allocated."""
+    from cutlass import Int32
+
+    *others, _, state = given
+    return *others, Int32(0), state
+
+
+KERNEL = Room("nvfp4_kernels.gemm.sm100")
+PRIMITIVES = Room("cutlass.experimental")
+MISTAKES: dict[str, tuple[Patch, str, type[EmulatorError], str]] = {
+    "dependents released before tensor memory is allocated": (
+        PRIMITIVES.swapped("primitives", "tcgen05_alloc", released_before_allocation),
+        "plain, all columns",
+        Deadlock,
+        r"remedy: in kernel_.*, allocate before griddepcontrol\.launch_dependents",
+    ),
+    "accumulators from column 0 on": (
+        KERNEL.with_arguments("mma:Mma", "run", column_zero),
+        "plain",
+        TensorMemoryMisuse,
+        r"columns \[64, 68\): allocated are \[128, 256\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_reported(name: str) -> None:
+    """In a kernel that is right where each CTA has an SM to itself."""
+    mistake, tile, error, match = MISTAKES[name]
+    on = case_of(TILES[tile])
+    with compiled_anew(mistake):
+        run_twice(on, SCHEDULE, is_overlapped=False)
+        with pytest.raises(error, match=match):
+            run_twice(on, SCHEDULE)
