@@ -157,7 +157,9 @@ MISTAKES = {
     "accumulators are not waited for": NOT_WAITED,
     "accumulators are not waited for, split": replace(NOT_WAITED, on=SPLIT),
     "accumulators are not waited for, two SM": replace(NOT_WAITED, on=TWO_CTA),
-    "the ring is not waited for": Mistake(KERNEL.replaced("loader", "wait", nothing), "DataRace"),
+    "the ring is not waited for": Mistake(
+        KERNEL.replaced("loader", "wait", nothing), "BarrierMisuse"
+    ),
     "half of the weights for both CTAs": Mistake(
         KERNEL.replaced("loader:TmaLoader", "_n_row", lambda self, coord, state: coord.n * 128),
         WRONG,

@@ -109,7 +109,7 @@ MISTAKES = {
     ),
     "no barrier before places": Mistake(without("barrier_cta_sync", "write"), "DataRace"),
     "no barrier in the sample": Mistake(without("barrier_cta_sync", "_range"), "UninitialisedRead"),
-    "no wait for peers": Mistake(without("barrier_cluster_wait", "sync_cluster"), "DataRace"),
+    "no wait for peers": Mistake(without("barrier_cluster_wait", "sync_cluster"), "UnstartedPeer"),
     "peers are not told": Mistake(
         without("barrier_cluster_arrive", "sync_cluster"), "BarrierMisuse"
     ),
