@@ -28,7 +28,9 @@ EPILOGUE_WARPS = 4
 STORE_SLOTS = 2
 TRANSPOSE_PITCH = WARP_ROWS + 4  # floats: rows of 16 bytes that start in different banks
 MAX_STAGES = 12
-BARRIER_BYTES = 1024  # mbarriers, the tensor memory's address, and what alignment costs
+# mbarriers, the tensor memory's address, and what alignment costs; and the KB of static shared
+# memory that ptxas states for each kernel.
+BARRIER_BYTES = 2048
 
 Store = Literal["tma", "vector", "element"]
 OutDtype = Literal["bfloat16", "float16", "float32", "nvfp4"]
