@@ -133,6 +133,7 @@ class Kernel:
         max_registers: ``.maxnreg``, or None.
         variables: shared and local variables declared inside of it.
         sources: places in the kernel's own source, as (file number, line).
+        shared_arrays: arrays in dynamic shared memory by offset; none where nobody tells.
     """
 
     name: str
@@ -146,6 +147,26 @@ class Kernel:
     max_registers: int | None = None
     variables: list[Variable] = field(default_factory=list)
     sources: list[tuple[int, int]] = field(default_factory=list)
+    shared_arrays: list["SharedArray"] = field(default_factory=list)
+
+
+@dataclass
+class SharedArray:
+    """An array in dynamic shared memory, as a comment that goes with the PTX tells.
+
+    Attributes:
+        offset: in dynamic shared memory.
+        nbytes: its own.
+        guard: bytes after it that are nobody's.
+        align: of its first byte.
+        source: ``file:line`` where it is made, or empty.
+    """
+
+    offset: int
+    nbytes: int
+    guard: int
+    align: int
+    source: str = ""
 
 
 @dataclass
