@@ -34,13 +34,18 @@ def silu(x: Float32) -> Float32:
 def silu_pair(x: Float32, y: Float32) -> tuple[Float32, Float32]:
     """SiLU of two values with one reciprocal, of the product of their denominators.
 
-    MUFU is what SiLU waits for: three of its instructions for two values instead of four. What is
-    less than −43.6 counts as that, so that the product stays finite; its SiLU is −5e-18.
+    MUFU is what SiLU waits for: three of its instructions for two values instead of four. From
+    −43.6 down, where the product might not stay finite, SiLU is nearer to zero than 5e-18: zero.
     """
-    x, y = (cute.arch.fmax(value, _LEAST_SILU, nan=True) for value in (x, y))
-    a, b = (1.0 + cute.math.exp2(value * -LOG2_E, fastmath=True) for value in (x, y))
+    held = [cute.arch.fmax(value, _LEAST_SILU, nan=True) for value in (x, y)]
+    a, b = (1.0 + cute.math.exp2(value * -LOG2_E, fastmath=True) for value in held)
     reciprocal = cute.arch.rcp_approx(a * b)
-    return x * (reciprocal * b), y * (reciprocal * a)
+    first, second = held[0] * (reciprocal * b), held[1] * (reciprocal * a)
+    zero = Float32(0.0)
+    return (
+        cutlass.select_(x <= _LEAST_SILU, zero, first),
+        cutlass.select_(y <= _LEAST_SILU, zero, second),
+    )
 
 
 def finite(peak: Float32) -> Float32:
