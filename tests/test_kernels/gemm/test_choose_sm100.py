@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 
+from nvfp4_kernels.devices import assumed_clusters
 from nvfp4_kernels.gemm.sm100.choose import (
     MAX_SWAP_AB_TOKENS,
     Problem,
@@ -78,6 +79,21 @@ def test_results_leave_in_boxes_where_rows_allow_it() -> None:
     assert with_store(NVFP4, Tile(128), 4096).store == "vector"
     assert with_store(NVFP4, Tile(128), 4112).store == "element"
     assert with_store(BF16, Tile(8, swap_ab=True), 4096).store == "element"
+
+
+def test_a_tile_leaves_in_two_boxes_at_least() -> None:
+    """One leaves while the next is computed."""
+    assert with_store(BF16, Tile(128), 4096).box_bytes == 128
+    assert with_store(BF16, Tile(64), 4096).box_bytes == 64
+    assert with_store(EpilogueConfig("float32"), Tile(64), 4096).box_bytes == 128
+
+
+@pytest.mark.parametrize(
+    ("sms", "ctas", "clusters"),
+    [(148, 1, 148), (148, 2, 74), (148, 4, 34), (148, 8, 16), (1, 2, 1)],
+)
+def test_clusters_lie_in_one_gpc(sms: int, ctas: int, clusters: int) -> None:
+    assert assumed_clusters(sms, ctas) == clusters
 
 
 def test_overlapping_accumulators_leave_room_for_the_scales() -> None:

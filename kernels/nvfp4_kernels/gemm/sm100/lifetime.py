@@ -26,8 +26,7 @@ class Lifetime:
     |---|---|---|
     | start | all, of the cluster | every CTA has started, and its mbarriers are initialised |
     | allocated | epilogue and MMA warps | tensor memory's address is in shared memory |
-    | end | all of the cluster, or the epilogue warps | nobody signals this CTA, or reads its tensor
-    memory |
+    | end | all, of the cluster; else epilogue warps | nobody signals it or reads tensor memory |
 
     Without a cluster the warp that initialises the mbarriers arrives at the start and does not
     wait. Those that load never wait for tensor memory, which a kernel before this one may hold.
