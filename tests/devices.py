@@ -142,7 +142,9 @@ def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
         )
     gpu = _emulated_gpu(arch)
     gpu.schedule = schedule
-    shim.install(gpu, f"{arch}a").keep_source_lines(source_lines)
+    runtime = shim.install(gpu, f"{arch}a")
+    runtime.keep_source_lines(source_lines)
+    runtime.guard_shared_arrays(True)
     device = Emulated(gpu, arch)
     with pytest.MonkeyPatch.context() as patch, poisoned_memory():
         patch.setenv("NVFP4_KERNELS_CACHE", "")  # nothing is kept, nothing from before is used
@@ -150,7 +152,9 @@ def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
             yield device
         finally:
             device.free()
-            shim.install(gpu).keep_source_lines(True)  # tests without a device compile for sm_100
+            runtime = shim.install(gpu)  # tests without a device compile for sm_100
+            runtime.keep_source_lines(True)
+            runtime.guard_shared_arrays(False)
 
 
 @contextmanager

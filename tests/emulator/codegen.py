@@ -10,9 +10,12 @@ import linecache
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.emulator.findings import (
     EmulatorError,
@@ -25,6 +28,13 @@ from tests.emulator.memory.linear import LinearMemory
 from tests.emulator.ptx.flow import analyse, read, written
 from tests.emulator.ptx.lint import unwaited_loads
 from tests.emulator.ptx.register_tuples import register_tuples
+from tests.emulator.ptx.shared_arrays import (
+    end_of,
+    granules_between,
+    guard_bytes,
+    guard_of,
+    laid_out,
+)
 from tests.emulator.ptx.syntax import (
     Address,
     Immediate,
@@ -34,6 +44,7 @@ from tests.emulator.ptx.syntax import (
     Not,
     Operand,
     Register,
+    SharedArray,
     Sink,
     Symbol,
     Variable,
@@ -61,6 +72,8 @@ class Program:
         block_families: per block, instruction family -> count.
         lints: mistakes seen without running.
         tuples: registers that wgmma uses asynchronously.
+        shared_arrays: what lies in shared memory, by offset: static symbols, then dynamic arrays.
+        guard_bytes: by which guards behind those make shared memory larger.
         text: the generated Python.
     """
 
@@ -129,27 +142,33 @@ class Program:
     # Memory layout
 
     def _lay_out_variables(self) -> None:
-        self.shared_offsets: dict[str, int] = {}
         self.local_offsets: dict[str, int] = {}
         self._dynamic: Variable | None = None
-        shared, local = 0, 0
+        local = 0
         module_shared = [v for v in self.module.variables.values() if v.space == "shared"]
+        statics: list[SharedArray] = []
         for variable in [*module_shared, *self.kernel.variables]:
             if variable.space == "shared" and variable.nbytes:
-                shared = -(-shared // variable.align) * variable.align
-                self.shared_offsets[variable.name] = shared
-                shared += variable.nbytes
+                n, align = variable.nbytes, variable.align
+                statics.append(SharedArray(0, n, guard_of(n), align, variable.name))
             elif variable.space == "local":
                 local = -(-local // variable.align) * variable.align
                 self.local_offsets[variable.name] = local
                 local += variable.nbytes
-        self._static_bytes = shared
+        statics = laid_out(statics)
+        self.shared_offsets = {each.source: each.offset for each in statics}
+        self._static_bytes = shared = end_of(statics)
         self.local_bytes = local
         for variable in module_shared:
             if not variable.nbytes:
                 align = max(variable.align, 16)
                 self.shared_offsets[variable.name] = -(-shared // align) * align
                 self._dynamic = variable
+        dynamic = self.kernel.shared_arrays
+        start = self.shared_offsets[self._dynamic.name] if self._dynamic else 0
+        moved = [replace(each, offset=start + each.offset) for each in dynamic]
+        self.shared_arrays = [*statics, *moved]
+        self.guard_bytes = guard_bytes(statics) + guard_bytes(dynamic)
         offset = 0
         self.parameter_offsets: dict[str, int] = {}
         for variable in self.kernel.parameters:
@@ -157,6 +176,11 @@ class Program:
             self.parameter_offsets[variable.name] = offset
             offset += variable.nbytes
         self.parameter_bytes = offset
+
+    @cached_property
+    def guards(self) -> npt.NDArray[np.intp]:
+        """Granules of shared memory that lie between arrays."""
+        return granules_between(self.shared_arrays, self.granule)
 
     def static_shared(self, dynamic: int) -> int:
         """Bytes of shared memory of a CTA with ``dynamic`` bytes asked for at launch."""

@@ -82,6 +82,10 @@ class OutOfBounds(EmulatorError):
     """An access outside of every allocation, or across the end of one."""
 
 
+class ArrayOverrun(OutOfBounds):
+    """An access between the arrays of shared memory: one of them ends before it does."""
+
+
 class Misaligned(EmulatorError):
     """An address that is not a multiple of what the access needs."""
 

@@ -1,5 +1,6 @@
 """A CTA and its cluster: what their warps share."""
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from tests.emulator.machine.warpgroup import Warpgroup
 from tests.emulator.memory.clocks import MBARRIER, Clock, join
 from tests.emulator.memory.linear import LinearMemory
 from tests.emulator.memory.tensor import TensorMemory
+from tests.emulator.ptx.shared_arrays import between
 from tests.emulator.sync.barrier import Barrier, ClusterBarrier
 from tests.emulator.sync.mbarrier import MBarrier
 
@@ -63,15 +65,19 @@ class Cta:
         self.threads = launch.threads
         self.alive = True
         # A few chunks more than the CTA has: descriptors count in 16 bytes.
-        whole = np.zeros(SHARED_BASE + -(-launch.shared_bytes // 16) * 16, np.uint8)
+        whole = np.zeros(SHARED_BASE + -(-launch.memory_bytes // 16) * 16, np.uint8)
         self.shared = LinearMemory(
             f"shared memory of CTA {position}",
             SHARED_BASE | rank << RANK_SHIFT,
-            whole[SHARED_BASE : SHARED_BASE + launch.shared_bytes],
+            whole[SHARED_BASE : SHARED_BASE + launch.memory_bytes],
             launch.program.granule,
             kind="shared",
             whole=whole,
         )
+        program = launch.program
+        if program.shared_arrays:
+            describe = functools.partial(between, program.shared_arrays)
+            self.shared.shadow.guard(program.guards, describe)
         self.tensor = TensorMemory(self, sm.columns)
         self.barriers: dict[int, Barrier] = {}
         self.mbarriers: dict[int, MBarrier] = {}

@@ -19,6 +19,7 @@ from tests.emulator.machine.trace import CtaTrace, WarpTrace
 from tests.emulator.machine.warp import Warp
 from tests.emulator.memory.linear import LinearMemory
 from tests.emulator.memory.published import GLOBAL, Place, Published, poll_key
+from tests.emulator.ptx.shared_arrays import end_of
 from tests.emulator.windows import PARAMETER_WINDOW
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Launch:
         link, scheduler, events: of the chain that it runs in; its place, what gives turns, and what
             orders its accesses.
         known: components of earlier launches that it comes after from its start on.
+        shared_bytes: shared memory that a CTA takes of the device.
+        memory_bytes: and with the guards between its arrays.
 
     Raises:
         LaunchError: the device would refuse the launch; nothing has run.
@@ -95,7 +98,8 @@ class Launch:
         self.attributes = attributes
         self.stream = stream
         self.threads = _count(block)
-        self.shared_bytes = program.static_shared(dynamic_shared)
+        self.memory_bytes = program.static_shared(dynamic_shared)
+        self.shared_bytes = self.memory_bytes - program.guard_bytes
         self.needs: Needs = needs_of(self, registers)
         self._check(parameters)
         self.parameters = program.lay_out_parameters(parameters)
@@ -156,6 +160,12 @@ class Launch:
             raise CooperativeLaunchTooLarge(
                 f"grid: {_count(self.grid)} CTAs in a cooperative launch, the device holds "
                 f"{self._resident_ctas()} at once"
+            )
+        arrays = kernel.shared_arrays
+        if arrays and self.dynamic_shared != end_of(arrays):
+            raise LaunchError(
+                f"dynamic shared memory: {self.dynamic_shared} bytes, the arrays of {name} end at "
+                f"{end_of(arrays)}; without guards its size may be any"
             )
         declared = kernel.parameters
         if len(parameters) != len(declared):

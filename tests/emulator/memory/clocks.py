@@ -44,6 +44,7 @@ Clock = dict[int, int]
 NEVER = 0  # event of memory nothing has written
 HOST = 1  # event of everything that the launch comes after
 MBARRIER = 2  # event of the eight bytes of a live mbarrier object
+GUARD = -1  # event of bytes between the arrays of shared memory
 
 PREREQUISITE = 1  # component of earlier launches that griddepcontrol.wait waits for
 UNREACHED = 2  # component of those that it does not

@@ -1,13 +1,14 @@
 """Shadow of memory: who last wrote and read each granule, and whether that precedes an access."""
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tests.emulator.findings import (
+    ArrayOverrun,
     BarrierMisuse,
     DataRace,
     EmulatorError,
@@ -18,6 +19,7 @@ from tests.emulator.findings import (
     UninitialisedRead,
 )
 from tests.emulator.memory.clocks import (
+    GUARD,
     MBARRIER,
     NEVER,
     Clock,
@@ -206,6 +208,9 @@ class Shadow:
         name: of the memory, for reports.
         initialised: whether the host has written it.
         base, step: address of the first granule and bytes of one, for reports; step 0 for cells.
+
+    Attributes:
+        between: says between which arrays an offset lies, where the memory has guards.
     """
 
     def __init__(
@@ -222,6 +227,12 @@ class Shadow:
         self.initialised = initialised
         self.writer: npt.NDArray[np.int32] = np.zeros(shape, np.int32)
         self.reader: npt.NDArray[np.int32] = np.zeros(shape, np.int32)
+        self.between: Callable[[int], str] = hex
+
+    def guard(self, granules: npt.NDArray[np.intp], between: Callable[[int], str]) -> None:
+        """Make every access to ``granules`` a finding."""
+        self.writer[granules] = GUARD
+        self.between = between
 
     def read(self, where: Selection, access: Access) -> None:
         """Checks and records a read of the selected granules."""
@@ -244,10 +255,12 @@ class Shadow:
         for event in (first,) if (writers == first).all() else np.unique(writers).tolist():
             if event in access.unordered and access.lanes is not ANY_LANE:
                 self._check_lanes(event, writers, access, where)
-            if event != NEVER:
+            if event == GUARD:
+                self._overrun(where, writers, access, "read")
+            elif event != NEVER:
                 access.after_write(event, self.name, "read")
             elif not self.initialised:
-                place = self._place(where, writers)
+                place = self._place(where, writers, NEVER)
                 fact = f"read of {self.name}{place} that nothing has written"
                 access.report(UninitialisedRead(fact))
         first = int(readers.flat[0])
@@ -277,9 +290,21 @@ class Shadow:
                 )
             )
 
-    def _place(self, where: Selection, writers: Events32) -> str:
-        """Place of the first granule that nothing has written, for a report."""
-        number = int(np.flatnonzero(writers.reshape(-1) == NEVER)[0])
+    def _overrun(self, where: Selection, writers: Events32, access: Access, verb: str) -> None:
+        """Report an access to guards."""
+        number = int(np.flatnonzero(writers.reshape(-1) == GUARD)[0])
+        granule = where.start + number if isinstance(where, slice) else where.reshape(-1)[number]
+        place = self._place(where, writers, GUARD)
+        access.report(
+            ArrayOverrun(
+                f"{verb} of {self.name}{place}: {self.between(int(granule) * self.step)}",
+                access.events.origin[access.event].where(),
+            )
+        )
+
+    def _place(self, where: Selection, writers: Events32, event: int) -> str:
+        """Place of the first granule that ``event`` wrote, for a report."""
+        number = int(np.flatnonzero(writers.reshape(-1) == event)[0])
         if isinstance(where, slice):
             return f" at {self.base + (where.start + number) * self.step:#x}"
         if isinstance(where, np.ndarray):
@@ -303,12 +328,17 @@ class Shadow:
 
     def order(self, where: Selection, access: Access) -> None:
         """Checks that everything done to the selected granules happens before ``access``."""
-        self._order(self.writer[where], self.reader[where], access)
+        self._order(self.writer[where], self.reader[where], access, where)
 
-    def _order(self, writers: Events32, readers: Events32, access: Access) -> None:
+    def _order(
+        self, writers: Events32, readers: Events32, access: Access, where: Selection = None
+    ) -> None:
         first = int(writers.flat[0])
         for event in (first,) if (writers == first).all() else np.unique(writers).tolist():
-            access.after_write(event, self.name, "write")
+            if event == GUARD:
+                self._overrun(where, writers, access, "write")
+            else:
+                access.after_write(event, self.name, "write")
         first = int(readers.flat[0])
         for number in (first,) if (readers == first).all() else np.unique(readers).tolist():
             access.after_reads(number, self.name, "write")

@@ -6,6 +6,7 @@ import struct
 from dataclasses import replace
 
 from tests.emulator.findings import PtxSyntaxError, UnknownInstruction, Where
+from tests.emulator.ptx.shared_arrays import told
 from tests.emulator.ptx.syntax import (
     TYPE_BITS,
     Address,
@@ -130,6 +131,8 @@ def parse(text: str) -> Module:
         else:
             tokens.at -= 1
             raise tokens.error(f"unknown directive {word!r}")
+    for name, arrays in told(text).items():
+        module.kernels[name].shared_arrays = arrays
     return module
 
 

@@ -134,6 +134,7 @@ class Kernel:
         min_ctas: ``.minnctapersm``, 1 without it.
         variables: shared and local variables declared inside of it.
         sources: places in the kernel's own source, as (file number, line).
+        shared_arrays: arrays in dynamic shared memory by offset; none where nobody tells.
     """
 
     name: str
@@ -148,6 +149,26 @@ class Kernel:
     min_ctas: int = 1
     variables: list[Variable] = field(default_factory=list)
     sources: list[tuple[int, int]] = field(default_factory=list)
+    shared_arrays: list["SharedArray"] = field(default_factory=list)
+
+
+@dataclass
+class SharedArray:
+    """An array in dynamic shared memory, as a comment that goes with the PTX tells.
+
+    Attributes:
+        offset: in dynamic shared memory.
+        nbytes: its own.
+        guard: bytes after it that are nobody's.
+        align: of its first byte.
+        source: ``file:line`` where it is made, or empty.
+    """
+
+    offset: int
+    nbytes: int
+    guard: int
+    align: int
+    source: str = ""
 
 
 @dataclass

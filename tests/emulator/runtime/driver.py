@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.emulator.findings import CooperativeLaunchTooLarge, LaunchError
+from tests.emulator.ptx.shared_arrays import guard_bytes
 from tests.emulator.runtime.attributes import (
     ATTRIBUTE_BYTES,
     UnmodelledCall,
@@ -136,6 +137,10 @@ class Driver:
         variables = (*module.kernels[kernel.name].variables, *module.variables.values())
         return sum(v.nbytes for v in variables if v.space == "shared")
 
+    def _guards(self, kernel: LoadedKernel) -> int:
+        """Bytes of dynamic shared memory that the device would not need."""
+        return guard_bytes(self.device.load(kernel.ptx).kernels[kernel.name].shared_arrays)
+
     def _library(self, handle: int) -> str:
         ptx = self._handles.get(handle)
         if not isinstance(ptx, str):
@@ -175,7 +180,7 @@ class Driver:
         _check_device(device)
         loaded = self._kernel(kernel)
         if attribute == _MAX_DYNAMIC_SHARED:
-            limit = self.device.limits.shared - self._static_shared(loaded)
+            limit = self.device.limits.shared - self._static_shared(loaded) + self._guards(loaded)
             if value > limit:
                 raise LaunchError(
                     f"dynamic shared memory: {value} bytes for {loaded.name}, the device "
@@ -192,7 +197,9 @@ class Driver:
 
     def _occupancy(self, result: int, kernel: int, threads: int, dynamic_shared: int) -> None:
         limits = self.device.limits
-        shared = self._static_shared(self._kernel(kernel)) + dynamic_shared + limits.reserved
+        loaded = self._kernel(kernel)
+        taken = self._static_shared(loaded) + dynamic_shared - self._guards(loaded)
+        shared = taken + limits.reserved
         # Registers are unknown: PTX does not say how many ptxas would give the kernel.
         by_threads, by_shared = limits.threads_per_sm // threads, limits.shared_per_sm // shared
         _store_int(result, min(limits.ctas_per_sm, by_threads, by_shared))
@@ -224,9 +231,10 @@ class Driver:
             self._local.refused_map = None
             raise refused
         loaded = self._kernel(kernel)
-        if dynamic_shared > loaded.max_dynamic_shared:
+        needed = dynamic_shared - self._guards(loaded)
+        if needed > loaded.max_dynamic_shared:
             raise LaunchError(
-                f"dynamic shared memory: {dynamic_shared} bytes, {loaded.name} is allowed "
+                f"dynamic shared memory: {needed} bytes, {loaded.name} is allowed "
                 f"{loaded.max_dynamic_shared}; set its maximum first"
             )
         ctas = cluster[0] * cluster[1] * cluster[2]

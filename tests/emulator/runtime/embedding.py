@@ -9,6 +9,7 @@ from cutlass._mlir import ir
 from cutlass.base_dsl.compiler import Compiler
 
 from tests.emulator.runtime.fatbin import is_fat_binary, with_ptx
+from tests.emulator.runtime.guards import guard
 
 _PASS = "cute-to-nvvm{"
 _DUMP = re.compile(r"dump-ptx-path=([^\s}]+)")
@@ -19,11 +20,17 @@ class PtxEmbedding(Compiler):
 
     The PTX then follows the module wherever it goes: into the JIT engine, CuTe's caches, object
     files. Nothing has to match kernels by name.
+
+    Attributes:
+        guards: whether each shared array gets a guard behind it (``runtime/guards.py``).
     """
+
+    guards = False
 
     def compile(self, module: ir.Module, pipeline: str, *args: Any, **kwargs: Any) -> ir.Module:
         if _PASS not in pipeline:  # a pipeline for looking at IR: there is no GPU binary
             return super().compile(module, pipeline, *args, **kwargs)
+        arrays = guard(module) if self.guards else ""
         with tempfile.TemporaryDirectory(prefix="emulator-ptx-") as folder:
             given = _DUMP.search(pipeline)
             path = Path(given[1]) if given else Path(folder, "kernels")
@@ -32,7 +39,7 @@ class PtxEmbedding(Compiler):
             compiled = super().compile(module, pipeline, *args, **kwargs)
             written = sorted(path.parent.glob(f"{path.name}.*ptx"), key=lambda p: p.stat().st_mtime)
             if written:  # none where the module has no kernels
-                _embed(compiled, written[-1].read_text())
+                _embed(compiled, f"{written[-1].read_text()}\n{arrays}")
         return compiled
 
 

@@ -60,6 +60,13 @@ class Runtime:
         for dsl in (CuTeDSL._get_dsl(), CuteExperimentalDSL._get_dsl()):
             dsl.envar.lineinfo = kept
 
+    def guard_shared_arrays(self, guarded: bool) -> None:
+        """Makes CuTe leave bytes between shared arrays, or not, that no access may touch."""
+        from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
+
+        for dsl in (CuTeDSL._get_dsl(), CuteExperimentalDSL._get_dsl()):
+            dsl.compiler_provider.guards = guarded
+
     @property
     def device(self) -> Device:
         """Device that runs the kernels; replaceable at any time, compiled functions stay good."""

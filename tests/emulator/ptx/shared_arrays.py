@@ -1,0 +1,86 @@
+"""Arrays of a kernel in dynamic shared memory, told in comments at the end of its PTX.
+
+To PTX, dynamic shared memory is one symbol without a size. Whoever compiles a kernel may say what
+lies in it, and leave bytes between the arrays that are nobody's: accesses to those are findings.
+"""
+
+import bisect
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.emulator.ptx.syntax import SharedArray
+
+# The most bytes behind an array that are nobody's. A row of a tile, or a column of it, is shorter.
+MAX_GUARD = 1024
+
+_COMMENT = re.compile(
+    r"^//@ shared array of (?P<kernel>[\w.$%]+): (?P<numbers>\d+ \d+ \d+ \d+)(?P<source> .*)?$",
+    re.MULTILINE,
+)
+
+
+def comments(kernel: str, arrays: Sequence[SharedArray]) -> str:
+    """Lines to append to the PTX of ``kernel``."""
+    return "".join(
+        f"//@ shared array of {kernel}: {a.offset} {a.nbytes} {a.guard} {a.align} {a.source}\n"
+        for a in arrays
+    )
+
+
+def told(text: str) -> dict[str, list[SharedArray]]:
+    """Arrays of each kernel as comments in a PTX text tell them."""
+    found: dict[str, list[SharedArray]] = {}
+    for match in _COMMENT.finditer(text):
+        offset, nbytes, guard, align = map(int, match["numbers"].split())
+        array = SharedArray(offset, nbytes, guard, align, (match["source"] or "").strip())
+        found.setdefault(match["kernel"], []).append(array)
+    return found
+
+
+def guard_of(nbytes: int) -> int:
+    """Bytes to leave behind an array: as many as it has, in 16s, for an index twice too large."""
+    return min(-(-nbytes // 16) * 16, MAX_GUARD)
+
+
+def laid_out(arrays: Sequence[SharedArray]) -> list[SharedArray]:
+    """Arrays at the offsets where CuTe DSL puts them: in order, each at its alignment."""
+    placed, end = [], 0
+    for array in arrays:
+        offset = -(-end // array.align) * array.align
+        placed.append(SharedArray(offset, array.nbytes, array.guard, array.align, array.source))
+        end = offset + array.nbytes + array.guard
+    return placed
+
+
+def end_of(arrays: Sequence[SharedArray]) -> int:
+    """Bytes from the start of dynamic shared memory to the last guard's end."""
+    return arrays[-1].offset + arrays[-1].nbytes + arrays[-1].guard if arrays else 0
+
+
+def guard_bytes(arrays: Sequence[SharedArray]) -> int:
+    """Bytes by which the guards enlarge dynamic shared memory."""
+    bare = [SharedArray(0, array.nbytes, 0, array.align) for array in arrays]
+    return end_of(arrays) - end_of(laid_out(bare))
+
+
+def granules_between(arrays: Sequence[SharedArray], granule: int) -> npt.NDArray[np.intp]:
+    """Numbers of the granules, of ``granule`` bytes, in which no array has a byte."""
+    starts = [*(array.offset for array in arrays[1:]), end_of(arrays)]
+    return np.concatenate(
+        [
+            np.arange(-(-(array.offset + array.nbytes) // granule), start // granule)
+            for array, start in zip(arrays, starts, strict=True)
+        ]
+    )
+
+
+def between(arrays: Sequence[SharedArray], offset: int) -> str:
+    """Say which array ends before ``offset``, where none is."""
+    number = bisect.bisect(arrays, offset, key=lambda array: array.offset) - 1
+    array = arrays[number]
+    beyond = offset - array.offset - array.nbytes
+    name = f"{number} ({array.source})" if array.source else str(number)
+    return f"{beyond} bytes after the end of array {name} of {array.nbytes} bytes"
