@@ -116,6 +116,14 @@ MISTAKES = {
     "warp split: too few threads sync": Mistake(
         KERNEL.replaced("epilogue_warp_split", "THREADS", 96), ANYTHING, WARP_SPLIT
     ),
+    "zeros a stage beyond the ring": Mistake(
+        KERNEL.with_arguments(
+            "loader:TmaLoader",
+            "_zero_tail",
+            lambda source, stage, rows: (source, 3, rows),
+        ),
+        "ArrayOverrun",
+    ),
     "tensor memory kept": Mistake(without("tcgen05_dealloc"), "TensorMemory"),
 }
 

@@ -94,6 +94,12 @@ MISTAKES = {
     "factors of other heads": Mistake("mainloop", "lane + 4 * c", "lane", WRONG),
     "no swizzle": Mistake("token", "(inside ^ (row % per_chunk))", "inside", WRONG),
     # The merge.
+    "each warp the barriers of the next": Mistake(
+        "kernel",
+        "barriers.subview(warp * tile.stages)",
+        "barriers.subview((warp + 1) * tile.stages)",
+        "ArrayOverrun",
+    ),
     "parts not waited for": Mistake("merge", "        self._sync()\n", "", "DataRace"),
     "parts of a cluster not waited for": Mistake(
         "merge",

@@ -217,6 +217,42 @@ MISTAKES = {
         "Deadlock",
         SLICED,
     ),
+    # From one shared array into the next.
+    "a stage of weights loaded beyond the ring": Mistake(
+        "loader",
+        "target = (stage * tile.operands + index)",
+        "target = (2 * stage * tile.operands + index)",
+        "ArrayOverrun",
+    ),
+    "a stage of tokens loaded beyond the ring": Mistake(
+        "loader",
+        "ring.tokens.subview(stage * tile",
+        "ring.tokens.subview(2 * stage * tile",
+        "ArrayOverrun",
+    ),
+    "a stage of tokens multiplied beyond the ring": Mistake(
+        "mma", "subview((stage * tile.k_tiles", "subview((2 * stage * tile.k_tiles", "ArrayOverrun"
+    ),
+    "a stage of weights read beyond the ring": Mistake(
+        "mma",
+        "operand = stage * tile.operands",
+        "operand = 2 * stage * tile.operands",
+        "ArrayOverrun",
+    ),
+    "sums spilled a row too far": Mistake(
+        "epilogue",
+        "scratch.subview(group * (tile.weights * chunk * PITCH))",
+        "scratch.subview(group * (tile.weights * chunk * PITCH) + PITCH)",
+        "ArrayOverrun",
+        DEEP,
+    ),
+    "boxes stored eight rows too far": Mistake(
+        "epilogue",
+        "start // box % SLOTS) * (box * TILE)",
+        "start // box % SLOTS) * (box * TILE) + 8 * TILE",
+        "ArrayOverrun",
+        MANY_BOXES,
+    ),
     # Exchange of a pair.
     "not met before sums are handed over": Mistake(
         "exchange", "self._sync()  # what lay", "pass  # what lay", "DataRace", APART

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.gemm.sm100.tile import Tile
+from nvfp4_kernels.sm100.limits import CTA_ROWS
 from tests.emulator import STANDARD
 from tests.test_kernels import mistakes, oracle
 from tests.test_kernels.gemm.linear_cases import Case, grid_problem
@@ -89,6 +90,24 @@ def wait_in_the_cta(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(split_k, "CLUSTER", import_module("nvfp4_kernels.device.mbarrier").CTA)
 
 
+def boxes_of_a_row_more(patch: pytest.MonkeyPatch) -> None:
+    """Load a row more of each operand, and expect its bytes."""
+    row_bytes, operands = 128, 3
+    KERNEL.with_arguments("kernel", "data_map", lambda data, k, rows: (data, k, rows + 1))(patch)
+    more = lambda barrier, nbytes: (barrier, nbytes + operands * row_bytes)  # noqa: E731
+    changed("mbarrier_arrive_expect_tx", more)(patch)
+
+
+def eight_rows_on(result: Any, slots: Any, *rest: Any) -> tuple[Any, ...]:
+    """Put boxes, and take them, where their swizzle is the same."""
+    return result, slots.subview(8 * 128 * 8 // slots.dtype.width), *rest
+
+
+def twice_the_stage(place: int) -> Any:
+    """Change of arguments: the last of two stages, at ``place``, becomes one beyond the ring."""
+    return lambda *args: (*args[:place], args[place] * 2, *args[place + 1 :])
+
+
 GONE = Mistake(KERNEL.replaced("lifetime:Lifetime", "wait_end", nothing), ANYTHING)
 START_ALONE = Mistake(
     KERNEL.replaced("lifetime:Lifetime", "start", start_alone), "UnstartedPeer", TWO_CTA
@@ -159,6 +178,30 @@ MISTAKES = {
     "accumulators are not waited for, two SM": replace(NOT_WAITED, on=TWO_CTA),
     "the ring is not waited for": Mistake(
         KERNEL.replaced("loader", "wait", nothing), "BarrierMisuse"
+    ),
+    # From one shared array into the next.
+    "boxes of a row too many": Mistake(boxes_of_a_row_more, "ArrayOverrun"),
+    "a stage loaded beyond the ring": Mistake(
+        KERNEL.with_arguments("loader:TmaLoader", "_load_m", twice_the_stage(4)), "ArrayOverrun"
+    ),
+    "a stage of weights loaded beyond the ring": Mistake(
+        KERNEL.with_arguments("loader:TmaLoader", "_load_n", twice_the_stage(4)),
+        "ArrayOverrun",
+        TWO_CTA,
+    ),
+    "a stage multiplied beyond the ring": Mistake(
+        KERNEL.with_arguments("mma:Mma", "_multiply", twice_the_stage(1)), "ArrayOverrun"
+    ),
+    "a stage of scales copied beyond the ring": Mistake(
+        KERNEL.with_arguments("mma:Mma", "_copy_scales", twice_the_stage(1)), "ArrayOverrun"
+    ),
+    "boxes stored eight rows too far": Mistake(
+        KERNEL.with_arguments("store:Store", "_boxes", eight_rows_on), "ArrayOverrun"
+    ),
+    "parts of a split a column too far": Mistake(
+        KERNEL.with_result("split_k:SplitK", "_place", lambda offset: offset + CTA_ROWS),
+        "ArrayOverrun",
+        SPLIT,
     ),
     "half of the weights for both CTAs": Mistake(
         KERNEL.replaced("loader:TmaLoader", "_n_row", lambda self, coord, state: coord.n * 128),

@@ -90,6 +90,9 @@ MISTAKES = {
         ),
         ANYTHING,
     ),
+    "room for a bin too few": Mistake(
+        KERNEL.swapped("shared", "BINS", lambda bins: bins - 1), "ArrayOverrun"
+    ),
     "nothing before a slice": Mistake(
         KERNEL.swapped("result", "_before_slice", lambda given: lambda *_: 0), "DataRace"
     ),
