@@ -123,6 +123,68 @@ def test_a_wait_that_the_phase_after_does_not_wait_for() -> None:
             Run(block=64, schedule=schedule)(late, shared=256)
 
 
+# Thread {first} arrives for phase 0, which warp 0 does not wait for; thread 32 arrives for phase 1,
+# which it does.
+SIGNALLED = """
+    mov.u32 %r1, smem;
+    setp.ne.u32 %p1, %r90, 0;
+    setp.ne.u32 %p2, %r90, {first};
+    setp.ne.u32 %p3, %r90, 32;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [%r1], {count};
+READY:
+    bar.sync 0;
+    @!%p2 mbarrier.arrive.shared.b64 _, [%r1], {count};
+    setp.lt.u32 %p4, %r90, 32;
+    bar.sync 0; // signalled
+    @%p4 bra WAIT;
+    @!%p3 mbarrier.arrive.shared.b64 _, [%r1], {count};
+    bra DONE;
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p5, [%r1], 1;
+    @!%p5 bra WAIT;
+DONE:
+"""
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_phase_that_one_arrival_makes(first: int, count: int, schedule: Schedule) -> None:
+    Run(block=64, schedule=schedule)(SIGNALLED.format(first=first, count=count), shared=256)
+
+
+# A lane of each warp arrives for phase 0; warp 1 waits for that and makes phase 1.
+TOGETHER = """
+    mov.u32 %r1, smem;
+    setp.ne.u32 %p1, %r90, 0;
+    and.b32 %r2, %r90, 31;
+    setp.ne.u32 %p2, %r2, 1;
+    @!%p1 mbarrier.init.shared.b64 [%r1], 2;
+    bar.sync 0;
+    @!%p2 mbarrier.arrive.shared.b64 _, [%r1], 1;
+    setp.lt.u32 %p3, %r90, 32;
+    @%p3 bra WAIT;
+FIRST:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r1], 0;
+    @!%p4 bra FIRST;
+    bar.warp.sync -1;
+    @!%p2 mbarrier.arrive.shared.b64 _, [%r1], 2;
+    bra DONE;
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p5, [%r1], 1;
+    @!%p5 bra WAIT;
+DONE:
+"""
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+def test_a_phase_that_an_arrival_only_ends(schedule: Schedule) -> None:
+    """Whichever of two comes last: warp 0 may find the first one's phase still in progress."""
+    with pytest.raises(ParityAliasing, match="knows of 0 that are complete"):
+        Run(block=64, schedule=schedule)(TOGETHER, shared=256)
+
+
 # Warp 0 fills 32 words, a lane each, and one lane publishes them; warp 1 reads them and one lane
 # gives them back, twice.
 ELECTED = """

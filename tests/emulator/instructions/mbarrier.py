@@ -224,12 +224,14 @@ def mbarrier_arrive(
             barrier.expect(pick(expect, lane))
             w.note("expect", line, barrier.key, pick(expect, lane))
         w.note("drop" if drop else "arrive", line, barrier.key, pick(count, lane))
-        pending = barrier.pending
+        pending, fresh = barrier.pending, barrier.fresh
         arrive = barrier.drop if drop else barrier.arrive
         phase = arrive(clocks, pick(count, lane), sender(w, barrier, wide, relaxed))
         w.phases[barrier.component] = phase
         if barrier.phase != phase:
             flipped.add(barrier.key)
+            if fresh:  # nobody else's arrival was needed
+                w.phases[barrier.component] = phase + 1
             if incomplete:
                 w.launch.report(
                     BarrierMisuse(

@@ -69,6 +69,12 @@ class MBarrier:
             f"{self.expected} arrivals and {self.transactions} bytes outstanding"
         )
 
+    @property
+    def fresh(self) -> bool:
+        """Whether the current phase has had neither arrivals nor bytes."""
+        untouched = self.pending == self.expected and not self.transactions
+        return untouched and self.component not in self._arriving.generic
+
     def done(self, parity: int) -> bool:
         """Whether the phase of ``parity`` (0 for the first) has completed."""
         return (self.phase & 1) != parity
