@@ -89,7 +89,7 @@ class Modeller:
         across = tile.columns * tile.cluster_n
         part = part_of(problem, (down, across), tile.cluster, tile.swap_ab)
         if tile.swap_ab:
-            m, n = problem.m, part.tiles * down
+            m, n = min(problem.m, across), part.tiles * down
         else:
             m, n = min(problem.m, down), part.tiles * across
 

@@ -53,7 +53,7 @@ class ProductsSm100:
         total = math.ceil(rows / down) * math.ceil(columns / across)
         clusters = min(total, assumed_clusters(SMS, tile.cluster))
         turns = math.ceil(total / clusters)
-        m, part = self._tokens, turns * down
+        m, part = min(self._tokens, across), turns * down
         if not tile.swap_ab:
             m, part = min(self._tokens, down), turns * across
 
