@@ -7,16 +7,19 @@ import pytest
 
 from nvfp4_kernels.devices import assumed_clusters
 from nvfp4_kernels.gemm.sm100.choose import (
+    MAX_FEW_TOKENS,
     MAX_SWAP_AB_TOKENS,
     Problem,
     candidates,
     choose_config,
     estimate,
+    fits,
     with_store,
 )
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 
 BF16, NVFP4 = EpilogueConfig("bfloat16"), EpilogueConfig("nvfp4")
+PAIRS_OF_96 = Tile(96, 2, two_cta=True, cluster_m=2)
 LLAMA = {
     "qkv": (6144, 4096, 1),
     "o": (4096, 4096, 1),
@@ -36,8 +39,9 @@ def test_every_token_count_has_a_tile_that_fits(layer: str, output: EpilogueConf
         problem = Problem(m, n, k, weights=weights)
         tile, out = choose_config(problem, replace(output, shards=1) if weights == 2 else output)
         assert tile.weights == weights
-        assert tile.swap_ab == (m <= MAX_SWAP_AB_TOKENS)
-        assert not tile.swap_ab or m <= tile.columns
+        assert tile.swap_ab or m > MAX_FEW_TOKENS
+        assert not tile.swap_ab or m <= MAX_SWAP_AB_TOKENS
+        assert not tile.swap_ab or m <= tile.columns * (1 if m <= MAX_FEW_TOKENS else 4)
         used = tile.depth(out.shared_bytes(tile)) * tile.stage_bytes + out.shared_bytes(tile)
         assert used + 1024 <= 227 * 1024
         assert tile.depth(out.shared_bytes(tile)) >= 2
@@ -79,6 +83,27 @@ def test_results_leave_in_boxes_where_rows_allow_it() -> None:
     assert with_store(NVFP4, Tile(128), 4096).store == "vector"
     assert with_store(NVFP4, Tile(128), 4112).store == "element"
     assert with_store(BF16, Tile(8, swap_ab=True), 4096).store == "element"
+    assert with_store(BF16, Tile(64, swap_ab=True, split_k=4), 4096).store == "element"
+    assert with_store(NVFP4, Tile(64, swap_ab=True), 4096).store == "element"
+
+
+def test_boxes_of_swapped_tiles_are_32_rows_of_weights_wide() -> None:
+    for dtype, box_bytes in (("bfloat16", 64), ("float32", 128)):
+        output = with_store(EpilogueConfig(dtype), Tile(64, swap_ab=True), 4096)
+        assert (output.store, output.box_bytes, output.box_columns) == ("tma", box_bytes, 32)
+
+
+def test_what_goes_out_at_once_is_a_whole_part_of_a_tile() -> None:
+    assert fits(
+        Problem(512, 3072, 7168, weights=2), PAIRS_OF_96, with_store(BF16, PAIRS_OF_96, 3072)
+    )
+    assert not fits(
+        Problem(512, 3072, 7168, weights=2), PAIRS_OF_96, with_store(NVFP4, PAIRS_OF_96, 3072)
+    )
+
+
+def test_tiles_of_96_columns_reach_into_two_atoms() -> None:
+    assert [Tile(columns).atoms_n for columns in (8, 64, 96, 128, 256)] == [1, 1, 2, 1, 2]
 
 
 def test_a_tile_leaves_in_two_boxes_at_least() -> None:

@@ -39,6 +39,9 @@ PAIR = TileCase(Tile(64, 2, max_stages=2), Case(300, 80, 544, out_dtype=torch.bf
 SPLIT = TileCase(
     Tile(8, 2, swap_ab=True, split_k=2, max_stages=2), Case(7, 720, 544, row_scale=True), 2
 )
+SWAPPED = TileCase(
+    Tile(64, 2, swap_ab=True, max_stages=2), Case(70, 400, 544, out_dtype=torch.bfloat16), 1
+)
 TWO_CTA = TileCase(Tile(128, 2, two_cta=True, cluster_m=2, max_stages=2), Case(600, 208, 544), 2)
 
 
@@ -101,6 +104,11 @@ def boxes_of_a_row_more(patch: pytest.MonkeyPatch) -> None:
 def eight_rows_on(result: Any, slots: Any, *rest: Any) -> tuple[Any, ...]:
     """Put boxes, and take them, where their swizzle is the same."""
     return result, slots.subview(8 * 128 * 8 // slots.dtype.width), *rest
+
+
+def fill_row(self: Any, slot: Any, values: Any, lane: Any) -> None:
+    """Fill a swapped tile's box by rows."""
+    self._fill_row(slot, values, lane)
 
 
 def twice_the_stage(place: int) -> Any:
@@ -203,6 +211,12 @@ MISTAKES = {
         "ArrayOverrun",
         SPLIT,
     ),
+    "swapped boxes filled as the others": Mistake(
+        KERNEL.replaced("store:Store", "_fill_column", fill_row), WRONG, SWAPPED
+    ),
+    "no proxy fence before a swapped box leaves": Mistake(
+        without("fence_proxy"), "MissingProxyFence", SWAPPED
+    ),
     "half of the weights for both CTAs": Mistake(
         KERNEL.replaced("loader:TmaLoader", "_n_row", lambda self, coord, state: coord.n * 128),
         WRONG,
@@ -220,7 +234,9 @@ def test_caught(mistake: Mistake) -> None:
     check_caught(mistake, partial(check, mistake.on), partial(use, mistake.on))
 
 
-@pytest.mark.parametrize("tile_case", [PAIR, SPLIT, TWO_CTA], ids=["pair", "split", "two SM"])
+@pytest.mark.parametrize(
+    "tile_case", [PAIR, SPLIT, TWO_CTA, SWAPPED], ids=["pair", "split", "two SM", "swapped"]
+)
 def test_nothing_to_catch(tile_case: TileCase) -> None:
     assert tile_case.rounds.enough, tile_case.rounds
     check_nothing_to_catch(partial(check, tile_case), partial(use, tile_case))

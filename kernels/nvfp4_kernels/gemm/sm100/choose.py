@@ -13,25 +13,29 @@ from dataclasses import dataclass, replace
 
 from nvfp4_kernels.devices import ELEMENT_BITS, assumed_clusters
 from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Tile
-from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS
+from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS, WARP_ROWS
 
 MACS_PER_CYCLE = 16384
-LOAD_BYTES_PER_CYCLE = 64
-MEMORY_BYTES_PER_CYCLE = 3900
-OPERAND_BYTES_PER_CYCLE = 80  # of shared memory, into the tensor core
-START = 2100  # until the first MMA, and after the last one
-CLUSTER = 900  # of starting and ending one
-EXCHANGE, EXCHANGE_COLUMN = 200, 4  # of the parts of a split
-EPILOGUE_COLUMN = 4
+LOAD_BYTES_PER_CYCLE = 64  # of each SM, from L2
+MEMORY_BYTES_PER_CYCLE = 3830
+OPERAND_BYTES_PER_CYCLE = 97  # of shared memory, into the tensor core
+START = 500  # until the first MMA, and after the last one
+LATENCY = 2200  # of memory, until its bytes flow
+CLUSTER = 340  # of starting and ending one
+EXCHANGE, EXCHANGE_COLUMN = 210, 3  # of the parts of a split
+EPILOGUE_COLUMN, UNBOXED_COLUMN = 19, 12
 SCALED_BYTES = 0.5 + 1 / 16  # per element
 
-_SWAP_AB_COLUMNS = (8, 16, 32)
-MAX_SWAP_AB_TOKENS = max(_SWAP_AB_COLUMNS)  # tokens: more are the M side
+_FEW = (8, 16, 32)  # tokens: one tile's columns, always swapped
+MAX_FEW_TOKENS = max(_FEW)
+_SOME = (64, 128, 256)  # tokens: tiles with either side
+MAX_SWAP_AB_TOKENS = max(_SOME)
+_MOST_ACROSS = 4  # tiles of tokens that each read all weights
 
 _SWAP_AB = [
-    Tile(columns, swap_ab=True, split_k=split)
-    for columns in _SWAP_AB_COLUMNS
-    for split in (1, 2, 4, 8)
+    *(Tile(columns, swap_ab=True, split_k=s) for columns in _FEW for s in (1, 2, 4, 8)),
+    *(Tile(columns, swap_ab=True, split_k=s) for columns in (64, 128) for s in (1, 2, 4)),
+    Tile(64, swap_ab=True, cluster_n=2),
 ]
 _REGULAR = [
     Tile(256, two_cta=True, cluster_m=2),
@@ -49,6 +53,7 @@ _GATE_UP = [
     Tile(128, 2, two_cta=True, cluster_m=2),
     Tile(128, 2, two_cta=True, cluster_m=4),
     Tile(128, 2),
+    Tile(96, 2, two_cta=True, cluster_m=2),
     Tile(64, 2, two_cta=True, cluster_m=2),
     Tile(64, 2),
     Tile(64, 2, cluster_n=2),
@@ -84,29 +89,40 @@ def choose_config(
 
 def candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, EpilogueConfig]]:
     """Tiles that can serve the problem, each with the way its result leaves."""
-    few = next((columns for columns in _SWAP_AB_COLUMNS if columns >= problem.m), 0)
-    return _candidates(replace(problem, m=few, batch=1), output)
+    tokens = next((most for most in (*_FEW, *_SOME) if most >= problem.m), 0)
+    return _candidates(replace(problem, m=tokens, batch=1), output)
 
 
 @functools.cache
 def _candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, EpilogueConfig]]:
-    """Candidates for at most ``m`` tokens, swap_ab; for many tokens if ``m`` is 0."""
-    tiles = _GATE_UP if problem.weights == 2 else _REGULAR
-    if problem.m:
-        tiles = [replace(t, weights=problem.weights) for t in _SWAP_AB if t.columns >= problem.m]
+    """Candidates for at most ``m`` tokens; for any number if ``m`` is 0."""
+    tokens = problem.m
+    columns = range(0)
+    if 0 < tokens <= MAX_FEW_TOKENS:
+        columns = range(tokens, MAX_FEW_TOKENS + 1)
+    elif tokens:
+        columns = range(max(MAX_FEW_TOKENS, tokens // _MOST_ACROSS), 2 * tokens)
+    tiles = [replace(t, weights=problem.weights) for t in _SWAP_AB if t.columns in columns]
+    if not 0 < tokens <= MAX_FEW_TOKENS:
+        tiles += _GATE_UP if problem.weights == 2 else _REGULAR
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
     return [(t, o) for t, o in fitting if fits(problem, t, o)]
 
 
 def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
     """``output``, leaving in boxes where it can, else straight from registers."""
-    row_bits = n * ELEMENT_BITS[output.dtype]
-    if tile.swap_ab or row_bits % 128:
+    bits = ELEMENT_BITS[output.dtype]
+    if n * bits % 128:
         return replace(output, store="element")
+    if tile.swap_ab:
+        # A box is 32 rows of the weights, those of a warp, of 32 tokens.
+        if output.dtype == "nvfp4" or tile.split_columns % WARP_ROWS:
+            return replace(output, store="element")
+        return replace(output, store="tma", box_bytes=WARP_ROWS * bits // 8)
     if output.dtype == "nvfp4":
         return replace(output, store="vector")
     # Two boxes at least: one leaves while the next one is computed.
-    tile_bytes = tile.split_columns * ELEMENT_BITS[output.dtype] // 8
+    tile_bytes = tile.split_columns * bits // 8
     box_bytes = next((size for size in (128, 64) if tile_bytes >= 2 * size), 0)
     if not box_bytes:
         return replace(output, store="vector")
@@ -118,7 +134,7 @@ def fits(problem: Problem, tile: Tile, output: EpilogueConfig) -> bool:
     k_steps = math.ceil(problem.k / TILE_K)
     if tile.split_k > min(k_steps, tile.columns) or tile.depth(output.shared_bytes(tile)) < 2:
         return False
-    return tile.swap_ab or tile.split_columns >= output.store_columns
+    return tile.split_columns % output.chunk(tile) == 0
 
 
 def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
@@ -132,20 +148,23 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
     slots = assumed_clusters(sms, tile.cluster) * tile.cluster
     waves = math.ceil(ctas / slots)
     k_steps = math.ceil(math.ceil(problem.k / TILE_K) / tile.split_k)
-    operand_rows = tile.m_operands * CTA_ROWS + tile.n_operands * tile.b_rows
+    multiplied = CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE
+    read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
     step = max(
-        tile.weights * CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE,
-        operand_rows * TILE_BYTES / OPERAND_BYTES_PER_CYCLE,
-        tile.loaded_bytes / LOAD_BYTES_PER_CYCLE,
-    )
-    exposed = waves if tile.accumulators == 1 else 1  # epilogues that no MMAs run over
-    computed = (
-        waves * k_steps * step + exposed * EPILOGUE_COLUMN * tile.weights * tile.split_columns
+        tile.weights * max(multiplied, read),
+        tile.loaded_bytes * min(ctas, slots) / (sms * LOAD_BYTES_PER_CYCLE),
     )
     moved = problem.batch * problem.k * (problem.weights * problem.n + problem.m) * SCALED_BYTES
-    loaded = moved / min(MEMORY_BYTES_PER_CYCLE, min(ctas, slots) * LOAD_BYTES_PER_CYCLE)
+    boxed = tile.split_columns % WARP_ROWS == 0
+    column = EPILOGUE_COLUMN * tile.weights + (0 if boxed else UNBOXED_COLUMN)
+    exposed = waves if tile.accumulators == 1 else 1  # epilogues that no MMAs run over
     together = CLUSTER * (tile.cluster > 1)
     if tile.split_k > 1:
         sent = tile.weights * (tile.columns - tile.split_columns)
         together += waves * (EXCHANGE + EXCHANGE_COLUMN * sent)
-    return START + together + max(computed, loaded)
+    return (
+        START
+        + max(waves * k_steps * step, LATENCY + moved / MEMORY_BYTES_PER_CYCLE)
+        + exposed * tile.split_columns * column
+        + together
+    )

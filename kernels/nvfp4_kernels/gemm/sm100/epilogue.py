@@ -48,7 +48,7 @@ class Epilogue:
     @property
     def chunk(self) -> int:
         """Columns that go out at once."""
-        return min(self.output.store_columns, self.tile.split_columns)
+        return self.output.chunk(self.tile)
 
     @cute.jit
     def run(

@@ -38,7 +38,7 @@ from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, EPILOGUE_WARPS, EpilogueConfi
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_maps import tensor_map
 
-_SWIZZLES = {64: TensorMapSwizzle.s64b, 128: TensorMapSwizzle.s128b}
+_SWIZZLES = {0: TensorMapSwizzle.none, 64: TensorMapSwizzle.s64b, 128: TensorMapSwizzle.s128b}
 
 Maps = tuple[TensorMap, TensorMap]  # of an operand's data and scales
 
@@ -175,9 +175,9 @@ class BlockScaledGemm:
             dtype,
             [n, m, batch],
             [units, Int64(m) * units],
-            [self.output.store_columns, WARP_ROWS, 1],
+            [self.output.box_columns, WARP_ROWS, 1],
             defective_below,
-            _SWIZZLES[self.output.box_bytes],
+            _SWIZZLES[0 if self.tile.swap_ab else self.output.box_bytes],
         )
 
     @cute.kernel

@@ -33,10 +33,10 @@ class Store:
         leader: Boolean,
     ) -> None:
         """Store one chunk of float32 values: one row (swap_ab: one weight row) per thread."""
-        if cutlass.const_expr(self.tile.swap_ab):
-            self._columns(result, chunk, values)
-        elif cutlass.const_expr(self.output.store == "tma"):
+        if cutlass.const_expr(self.output.store == "tma"):
             self._boxes(result, slots, chunk, values, leader)
+        elif cutlass.const_expr(self.tile.swap_ab):
+            self._columns(result, chunk, values)
         else:
             self._rows(result, chunk, values)
 
@@ -49,26 +49,42 @@ class Store:
         values: list[Float32],
         leader: Boolean,
     ) -> None:
-        """Store through a ring of boxes of 32 rows, swizzled against bank conflicts."""
-        dtype = TYPES[self.output.dtype]
-        columns = self.output.store_columns
-        piece = 128 // dtype.width  # elements in 16 bytes
+        """Store through a ring of boxes of 32 rows, the tokens of the box."""
         lane = cute.arch.lane_idx()
-        slot = slots.subview(chunk.number % STORE_SLOTS * (WARP_ROWS * columns))
+        slot = slots.subview(chunk.number % STORE_SLOTS * (WARP_ROWS * self.output.box_columns))
         if leader:
             ptx.cp_async_bulk_wait_group(STORE_SLOTS - 1, read=True)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
-        pieces = columns // piece
-        for index in cutlass.range_constexpr(pieces):
-            part = _vector(values[index * piece : (index + 1) * piece]).to(dtype)
-            swizzled = index ^ (lane * self.output.box_bytes // 128 % pieces)
-            slot.store(part, lane * columns + swizzled * piece, alignment=16)
+        if cutlass.const_expr(self.tile.swap_ab):
+            self._fill_column(slot, values, lane)
+        else:
+            self._fill_row(slot, values, lane)
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if leader:
-            coord = [chunk.column, chunk.row - lane, chunk.batch]
-            ptx.cp_async_bulk_tensor_global_shared_cta(result.tensor_map.get_ptr(), slot, coord)
+            coord = [chunk.column, chunk.row - lane]
+            if cutlass.const_expr(self.tile.swap_ab):
+                coord = coord[::-1]
+            ptx.cp_async_bulk_tensor_global_shared_cta(
+                result.tensor_map.get_ptr(), slot, [*coord, chunk.batch]
+            )
             ptx.cp_async_bulk_commit_group()
+
+    def _fill_row(self, slot: Array, values: list[Float32], lane: Int32) -> None:
+        """Put a row of a box, swizzled against bank conflicts."""
+        dtype = TYPES[self.output.dtype]
+        piece = 128 // dtype.width  # elements in 16 bytes
+        pieces = len(values) // piece
+        for index in range(pieces):
+            part = _vector(values[index * piece : (index + 1) * piece]).to(dtype)
+            swizzled = index ^ (lane * self.output.box_bytes // 128 % pieces)
+            slot.store(part, lane * len(values) + swizzled * piece, alignment=16)
+
+    def _fill_column(self, slot: Array, values: list[Float32], lane: Int32) -> None:
+        """Put a column of a box: lanes lie side by side in each of its rows."""
+        converted = _vector(values).to(TYPES[self.output.dtype])
+        for index in range(len(values)):
+            slot.store(converted[index], index * WARP_ROWS + lane)
 
     @cute.jit
     def _rows(self, result: OutputTensor, chunk: Chunk, values: list[Float32]) -> None:

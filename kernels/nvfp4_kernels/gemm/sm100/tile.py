@@ -41,7 +41,8 @@ class Tile:
     """Shape of the work of a CTA, a pair of CTAs and a cluster.
 
     Attributes:
-        columns: rows of the N side per tile, 8 to 256: columns of the accumulator.
+        columns: rows of the N side per tile, 8 to 256: columns of the accumulator. Tiles of 96
+            start anywhere in an atom of scales, at whole columns of tensor memory.
         weights: products that share the activations, each with an accumulator: 1, or 2 for the
             gate and up projection.
         swap_ab: whether the weights are the M side.
@@ -65,7 +66,7 @@ class Tile:
     scale_sets: int = 1
 
     def __post_init__(self) -> None:
-        assert self.columns in (8, 16, 32, 64, 128, 256), self.columns
+        assert self.columns in (8, 16, 32, 64, 96, 128, 256), self.columns
         assert self.weights in (1, 2), self.weights
         assert self.scale_sets in (1, 2), self.scale_sets
         assert self.cluster_m % self.ctas == 0, "a pair of CTAs lies along the M side"
@@ -116,8 +117,9 @@ class Tile:
 
     @property
     def atoms_n(self) -> int:
-        """Atoms of scales side by side along the N side."""
-        return -(-self.columns // ATOM_ROWS)
+        """Atoms of scales side by side along the N side: those that a tile may reach into."""
+        aligned = self.columns % ATOM_ROWS == 0 or ATOM_ROWS % self.columns == 0
+        return -(-self.columns // ATOM_ROWS) + (not aligned)
 
     @property
     def split_columns(self) -> int:
@@ -220,11 +222,17 @@ class EpilogueConfig:
         assert self.box_bytes in (64, 128), self.box_bytes
 
     @property
-    def store_columns(self) -> int:
-        """Columns of a chunk, which goes out at once."""
+    def box_columns(self) -> int:
+        """Elements of a row in a box."""
+        return self.box_bytes * 8 // ELEMENT_BITS[self.dtype]
+
+    def chunk(self, tile: Tile) -> int:
+        """Columns of the accumulator that go out at once."""
+        if tile.swap_ab:
+            return min(WARP_ROWS, tile.split_columns)
         if self.dtype == "nvfp4":
             return 64  # four scales: 4 bytes of the blocked layout
-        return self.box_bytes * 8 // ELEMENT_BITS[self.dtype] if self.store == "tma" else 32
+        return self.box_columns if self.store == "tma" else WARP_ROWS
 
     def column_vectors(self, tile: Tile) -> int:
         """float32 vectors along the accumulator's columns: factors, and the bias."""
@@ -248,4 +256,4 @@ class EpilogueConfig:
         if self.store == "tma":
             return STORE_SLOTS * WARP_ROWS * self.box_bytes
         transposed = self.dtype == "nvfp4" and tile.swap_ab
-        return 4 * TRANSPOSE_PITCH * tile.split_columns if transposed else 0
+        return 4 * TRANSPOSE_PITCH * self.chunk(tile) if transposed else 0
