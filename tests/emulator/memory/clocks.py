@@ -95,6 +95,10 @@ class Clocks:
         found.narrow = dict.fromkeys(self.generic, 0)
         return found
 
+    def well_known(self, component: int) -> int:
+        """Clock of a component as far as it was learned through scopes that include it."""
+        return self.narrow.get(component, self.generic.get(component, 0))
+
     def join(self, other: "Clocks") -> None:
         """Merge what an acquire learns. tcgen05 accesses do not come after it by that alone."""
         if self.narrow or other.narrow:
