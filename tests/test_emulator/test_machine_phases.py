@@ -290,7 +290,7 @@ def give_back(stages: int, schedule: Schedule, arrive: str = ARRIVE, other: int 
 def test_several_arrivals_that_are_made_in_order(
     stages: int, arrive: str, schedule: Schedule
 ) -> None:
-    """In an odd ring either filler meets every second phase of a stage.
+    """Either filler meets every second phase of a stage of an odd ring.
 
     Step n needs to know that n - 2 * stages was given back. Step n - 2 has waited until
     n - 2 - stages was, and whoever gives that back has given back the other before.
