@@ -309,6 +309,52 @@ def test_an_arrival_of_several_that_is_made_out_of_order(
         give_back(3, schedule, arrive, other)
 
 
+# CTA 1 makes a phase of each of two mbarriers of CTA 0, which waits for the second one's, and then
+# for the next phase of the first.
+REMOTE = """
+    mov.u32 %r1, smem;
+    mov.u32 %r2, %cluster_ctarank;
+    setp.ne.u32 %p1, %r90, 0;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [%r1], 1;
+    mbarrier.init.shared.b64 [%r1+8], 1;
+    fence.mbarrier_init.release.cluster;
+READY:
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    @%p1 bra DONE;
+    setp.eq.u32 %p2, %r2, 0;
+    @%p2 bra SECOND;
+    mov.u32 %r3, 0;
+    mapa.shared::cluster.u32 %r4, %r1, %r3;
+    mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4];
+    mbarrier.arrive.release.{scope}.shared::cluster.b64 _, [%r4+8];
+    mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4];
+    bra DONE;
+SECOND:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p3, [%r1+8], 0;
+    @!%p3 bra SECOND;
+FIRST:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p3, [%r1], 1;
+    @!%p3 bra FIRST;
+DONE:
+"""
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_phase_that_another_cta_tells_of(strict: bool, schedule: Schedule) -> None:
+    """Strict scopes: what tells of the first phase has to include both CTAs."""
+    options = {"strict_scopes": strict}
+    remote = Run(grid=2, cluster=2, schedule=schedule, options=options)
+    remote(REMOTE.format(scope="cluster"), shared=256)
+    if not strict:
+        remote(REMOTE.format(scope="cta"), shared=256)
+        return
+    with pytest.raises(ParityAliasing, match="knows of 0 that are complete"):
+        remote(REMOTE.format(scope="cta"), shared=256)
+
+
 # Warp 0 fills 32 words, a lane each, and one lane publishes them; warp 1 reads them and one lane
 # gives them back, twice.
 ELECTED = """

@@ -380,6 +380,13 @@ class Actor:
         wanted = self._fence_wanted.generic
         return max(self.clocks.generic.get(component, 0), wanted.get(component, 0))
 
+    def knows(self, component: int, clock: int) -> bool:
+        """Whether it comes after a clock of a component; of strict scopes, through wide ones."""
+        clocks = self.clocks
+        if self.events.strict_scopes:
+            return clocks.well_known(component) >= clock
+        return clocks.generic.get(component, 0) >= clock
+
     def learned(self, component: int) -> bool:
         """Whether it has learned of a component through arrivals of any kind."""
         return component in self.clocks.inits or component in self._fence_wanted.inits

@@ -34,9 +34,8 @@ class Arrivals:
 
     def known_to(self, actor: Actor) -> bool:
         """Whether a warp has made them, or comes after them."""
-        known = actor.clocks.well_known
         return not self.untold and all(
-            component == actor.component or known(component) >= clock
+            component == actor.component or actor.knows(component, clock)
             for component, clock in self.over.items()
         )
 
@@ -144,7 +143,7 @@ class MBarrier:
         if count > self.pending:
             raise BarrierMisuse(f"{count} arrival(s) more than expected on {self}")
         self._receive(clocks, sender)
-        if over is None or sender is Sender.PEER_NARROW:
+        if over is None:
             self._arrivals.untold = True
         else:
             join(self._arrivals.over, dict([over]))
