@@ -124,7 +124,8 @@ _HEADER = """\
 
 _EXPLANATION = """\
 `source` is a line of `nvfp4_gemm.py`, of "GEMM, wgmma" one of `warpgroup_gemm.py`; `PTX` is one of
-the kernel's PTX. Mutations alike, of instructions that one source line became, share a row."""
+the kernel's PTX. Mutations alike, of instructions that one source line became, share a row. Of the
+GEMMs tcgen05 fences and scopes are strict (see `Gpu`)."""
 
 
 def main(

@@ -151,6 +151,63 @@ def test_mistakes_are_reported(name: str, schedule: Schedule) -> None:
         Run(grid=2, cluster=2, schedule=schedule)(body.replace(old, new), *arrays, shared=256)
 
 
+# CTA 0 copies 64 bytes to CTA 1, which reads a word of them and gives them back; then 64 others.
+COPIES = f"""
+    mov.u32 %r1, smem;
+    setp.ne.u32 %p2, %r90, 0;
+    @%p2 bra READY;
+    mbarrier.init.shared.b64 [%r1], 1;
+    mbarrier.init.shared.b64 [%r1+8], 1;
+    fence.mbarrier_init.release.cluster;
+READY:
+    {MEET} // start
+    @%p2 bra DONE;
+    mov.u32 %r2, %cluster_ctarank;
+    xor.b32 %r3, %r2, 1;
+    mapa.shared::cluster.u32 %r4, %r1, %r3;
+    setp.ne.u32 %p1, %r2, 0;
+    @%p1 bra RECEIVER;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r4+128], [%rd90], 64, [%r4];
+EMPTY:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p4, [%r1+8], 0;
+    @!%p4 bra EMPTY;
+    add.u64 %rd1, %rd90, 64;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r4+128], [%rd1], 64, [%r4];
+    bra DONE;
+RECEIVER:
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 64;
+FIRST:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r1], 0;
+    @!%p4 bra FIRST;
+    ld.shared.u32 %r5, [%r1+132];
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 64;
+    mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4+8];
+SECOND:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r1], 1;
+    @!%p4 bra SECOND;
+    ld.shared.u32 %r6, [%r1+132];
+    mad.lo.u32 %r5, %r5, 100, %r6;
+    st.global.u32 [%rd90], %r5;
+DONE:
+"""
+
+
+@pytest.mark.parametrize("schedule", STANDARD, ids=str)
+@pytest.mark.parametrize("order", ["arrive.release", "parity.acquire", ""])
+def test_scopes_of_what_orders_copies(order: str, schedule: Schedule) -> None:
+    """Strict scopes: a CTA's own does not order what TMA writes in another one."""
+    body = COPIES.replace(f"{order}.cluster", f"{order}.cta") if order else COPIES
+    out = words(32)
+    Run(grid=2, cluster=2, schedule=schedule)(body, out, shared=256)
+    assert out[0] == 117
+    strict = Run(grid=2, cluster=2, schedule=schedule, options={"strict_scopes": True})
+    if not order:
+        strict(body, words(32), shared=256)
+        return
+    with pytest.raises(NarrowScope, match="leaves out"):
+        strict(body, words(32), shared=256)
+
+
 # CTA 0 writes a word and releases a flag; CTA 1 acquires the flag, CTA 2 after it another one.
 HAND_ON = """
     mov.u32 %r1, %ctaid.x;
@@ -180,7 +237,7 @@ DONE:
 def test_a_value_is_handed_on_through_global_memory(
     lanes: bool, scope: str, schedule: Schedule
 ) -> None:
-    """By one lane, and by loads and stores of addresses that differ from lane to lane."""
+    """Hand it on from one lane, and from all lanes, each at an address of its own."""
     body = HAND_ON.replace(".gpu", f".{scope}")
     if lanes:
         body = body.replace("@%p1 bra DONE;", "mul.wide.u32 %rd3, %r90, 128; "

@@ -9,7 +9,7 @@ from examples.accuracy.results import task_interval
 
 
 def share(right: int, count: int) -> TaskScore:
-    """As the harness reports it: with the standard error of a mean of zeros and ones."""
+    """Score as the harness reports it, with the standard error of a mean of zeros and ones."""
     value = right / count
     return TaskScore("task", "acc", value, math.sqrt(value * (1 - value) / (count - 1)), count)
 

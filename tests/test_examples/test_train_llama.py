@@ -90,7 +90,7 @@ def test_perplexity_is_that_of_the_written_checkpoint(trained):
 
 
 def test_time_and_text_are_bounded(tmp_path, root, monkeypatch):
-    """By the budget's clock the start is at 0 s, and each step a quarter of a second later."""
+    """Run on a clock that is at 0 s at the start and a quarter of a second later at each step."""
     clock = SimpleNamespace(monotonic=count(0, 0.25).__next__)
     monkeypatch.setattr("examples.demo.train.time", clock)
     result = run(tmp_path, "--root", str(root), "--seconds", "1", "--megabytes", "0.8")

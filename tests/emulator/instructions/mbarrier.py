@@ -209,6 +209,7 @@ def mbarrier_arrive(
     clocks = w.actor.relaxed() if relaxed else w.actor.release()
     if not relaxed:
         w.hand_over(mask, clocks)
+    over = w.actor.component, w.actor.now + relaxed  # of what it releases from here on
     flipped: set[tuple[object, ...]] = set()
     for lane in w.active(mask):
         cta, barrier = barrier_at(w, pick(address, lane))
@@ -224,14 +225,12 @@ def mbarrier_arrive(
             barrier.expect(pick(expect, lane))
             w.note("expect", line, barrier.key, pick(expect, lane))
         w.note("drop" if drop else "arrive", line, barrier.key, pick(count, lane))
-        pending, fresh = barrier.pending, barrier.fresh
+        pending = barrier.pending
         arrive = barrier.drop if drop else barrier.arrive
-        phase = arrive(clocks, pick(count, lane), sender(w, barrier, wide, relaxed))
+        phase = arrive(clocks, pick(count, lane), sender(w, barrier, wide, relaxed), over)
         w.phases[barrier.component] = phase
         if barrier.phase != phase:
             flipped.add(barrier.key)
-            if fresh:  # nobody else's arrival was needed
-                w.phases[barrier.component] = phase + 1
             if incomplete:
                 w.launch.report(
                     BarrierMisuse(
@@ -341,7 +340,7 @@ def mbarrier_wait(
 def _check_parity(w: "Warp", barrier: MBarrier, wanted: int) -> None:
     """The warp must know that the phase before the one it waits for is complete."""
     known = max(w.phases.get(barrier.component, 0), w.actor.seen(barrier.component))
-    if known < wanted:
+    if known < wanted and not barrier.known_complete(wanted - 1, w.actor):
         w.launch.report(
             ParityAliasing(
                 f"wait for phase {wanted} of {barrier}, where this warp knows of {known} that are "

@@ -637,7 +637,9 @@ def _issue_commit(
         _touch(w, [cta for cta, _ in targets], clock, "tcgen05.commit's arrival", line)
         join(handed.generic, w.tensor.phases)
         for _, barrier in targets:
-            barrier.arrive(handed, sender=sender(w, barrier))
-            w.tensor.phases[barrier.component] = barrier.phase
+            # Commits arrive in order: the next one tells of this one's arrival.
+            over = w.tensor.pipe, clock + 1
+            phase = barrier.arrive(handed, sender=sender(w, barrier), over=over)
+            w.tensor.phases[barrier.component] = phase
 
     w.issue("tensor", w.tensor.queue, run, line)

@@ -156,6 +156,7 @@ class Chain:
         )
         self.links[0].order = order
         self.gpu.memory.regrain(min(launch.program.granule for launch in self.launches))
+        events.strict_scopes = first.gpu.strict_scopes
         parts = [events] if alone else events.split(len(self.launches))
         for launch, part in zip(self.launches, parts, strict=True):
             launch.events = part

@@ -35,6 +35,9 @@ class Gpu:
         strict_pipe_order: whether a tcgen05.cp that overwrites what an earlier MMA reads has to
             wait for that MMA's commit: the PTX ISA promises the order of a cp before an MMA alone.
             Every kernel with one set of scale columns, NVIDIA's too, relies on more.
+        strict_scopes: whether an mbarrier.arrive or a wait with a scope that leaves out the other's
+            CTA orders nothing there that TMA or the tensor core does, as the PTX ISA has it.
+            NVIDIA's own kernels leave the scope out, which is .cta.
         rounds_like_h200: whether wgmma rounds its sums to the bit as an H200 does, at up to 5 ms
             each.
         sharing: how CTAs share SMs; None gives each one to itself. See also :meth:`shared` and
@@ -54,6 +57,7 @@ class Gpu:
         tolerated: tuple[type[EmulatorError], ...] = (),
         strict_tensor_fences: bool = False,
         strict_pipe_order: bool = False,
+        strict_scopes: bool = False,
         rounds_like_h200: bool = False,
         sharing: Sharing | None = None,
     ) -> None:
@@ -62,6 +66,7 @@ class Gpu:
         self.tolerated = tolerated
         self.strict_tensor_fences = strict_tensor_fences
         self.strict_pipe_order = strict_pipe_order
+        self.strict_scopes = strict_scopes
         self.rounds_like_h200 = rounds_like_h200
         self.sharing = sharing
         self._waiting: list[Launch] | None = None  # launches that run once all are there

@@ -20,8 +20,8 @@ class TensorUnit:
 
     Attributes:
         pipe, loads, stores: components; ``*_clock`` their clocks now.
-        phases: of mbarriers, by component, that its commits so far have found complete: later
-            commits come after them.
+        phases: by component of an mbarrier, how many of its phases come before its commits'
+            arrivals so far, and so before those of later commits.
     """
 
     def __init__(self, warp: "Warp") -> None:

@@ -255,6 +255,8 @@ class Warpgroup:
             merged = Snapshot(parts[0])
             merged.generic = _meet([part.generic for part in parts])
             merged.proxy = _meet([part.proxy for part in parts])
+            narrow = {component for part in parts for component in part.narrow}
+            merged.narrow = {c: min(part.well_known(c) for part in parts) for c in narrow}
             self._merged = parts, merged
         return self._merged[1]
 

@@ -95,6 +95,10 @@ class Clocks:
         found.narrow = dict.fromkeys(self.generic, 0)
         return found
 
+    def well_known(self, component: int) -> int:
+        """Clock of a component as far as it was learned through scopes that include it."""
+        return self.narrow.get(component, self.generic.get(component, 0))
+
     def join(self, other: "Clocks") -> None:
         """Merge what an acquire learns. tcgen05 accesses do not come after it by that alone."""
         if self.narrow or other.narrow:
@@ -135,15 +139,19 @@ class Clocks:
 
 
 class Snapshot(Clocks):
-    """An actor's clocks when it issued asynchronous work, and what is known to precede it."""
+    """An actor's clocks when it issued asynchronous work, and what is known to precede it.
+
+    Scopes do not matter to asynchronous work unless ``strict_scopes``.
+    """
 
     __slots__ = ("known",)
 
-    def __init__(self, clocks: Clocks) -> None:
+    def __init__(self, clocks: Clocks, strict_scopes: bool = False) -> None:
         super().__init__(
             clocks.generic.copy(),
             clocks.proxy.copy(),
             clocks.tensor.copy(),
+            narrow=clocks.narrow.copy() if strict_scopes else {},
             withheld=clocks.withheld.copy(),
         )
         self.known: dict[str, set[int]] = {"async": {NEVER, HOST}, "tensor": {NEVER, HOST}}
@@ -194,6 +202,7 @@ class Events:
         last_set: the last reader number that is not of the launch's own.
         done: component of all that the launch has done, once it has ended, where launches run
             beside one another and share their events.
+        strict_scopes: see ``Gpu``.
     """
 
     def __init__(
@@ -210,6 +219,7 @@ class Events:
         self.first = len(self.earlier)
         self.last_set = -len(sets)
         self.done = 0
+        self.strict_scopes = False
         self._launch_of: dict[int, int] | None = None
         self._number = 0
 
@@ -272,8 +282,7 @@ class Actor:
     Args:
         events: the launch's.
         strict: whether tcgen05 accesses need the tcgen05.fence instructions around a barrier. If
-        not,
-            every acquire and release has them built in.
+            not, every acquire and release has them built in.
 
     Attributes:
         clocks: its three views.
@@ -300,7 +309,7 @@ class Actor:
     def snapshot(self) -> Snapshot:
         """The clocks now, not to be changed; the same object until they do."""
         if self._snapshot is None:
-            self._snapshot = Snapshot(self.clocks)
+            self._snapshot = Snapshot(self.clocks, self.events.strict_scopes)
         return self._snapshot
 
     def release(self) -> Clocks:
@@ -370,6 +379,13 @@ class Actor:
         """The clock of a component that arrivals of any kind have told of."""
         wanted = self._fence_wanted.generic
         return max(self.clocks.generic.get(component, 0), wanted.get(component, 0))
+
+    def knows(self, component: int, clock: int) -> bool:
+        """Whether it comes after a clock of a component; of strict scopes, through wide ones."""
+        clocks = self.clocks
+        if self.events.strict_scopes:
+            return clocks.well_known(component) >= clock
+        return clocks.generic.get(component, 0) >= clock
 
     def learned(self, component: int) -> bool:
         """Whether it has learned of a component through arrivals of any kind."""

@@ -119,12 +119,15 @@ class Access:
         return self._view(generic_write).get(component, 0) >= self.events.clock[earlier]
 
     def _too_narrow(self, earlier: int) -> bool:
-        """Whether two generic accesses are ordered by a release or acquire of too narrow a scope.
+        """Whether a release or acquire of too narrow a scope orders the two.
 
-        Where a barrier orders what an asynchronous unit does, NVIDIA's own kernels wait with .cta.
+        Unless scopes are strict, the two are generic accesses: where a barrier orders what an
+        asynchronous unit does, NVIDIA's own kernels wait with .cta.
         """
         events, component = self.events, self.events.component[earlier]
-        if {events.origin[e].proxy for e in (self.event, earlier)} != {"generic"}:
+        if not events.strict_scopes and (
+            {events.origin[e].proxy for e in (self.event, earlier)} != {"generic"}
+        ):
             return False
         return self.before.narrow.get(component, events.clock[earlier]) < events.clock[earlier]
 

@@ -1,10 +1,12 @@
 """mbarrier objects (PTX ISA, Parallel Synchronization: mbarrier)."""
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tests.emulator.findings import BarrierMisuse, ParityAliasing, Where
-from tests.emulator.memory.clocks import Clock, Clocks, Report, join
+from tests.emulator.memory.clocks import Actor, Clock, Clocks, Report, join
 
 MAX_COUNT = 2**20 - 1
 
@@ -16,6 +18,26 @@ class Sender(Enum):
     PEER = "of another CTA, with cluster scope"
     PEER_NARROW = "of another CTA, with a scope that leaves out the mbarrier's"
     RELAXED = "any, and nothing is released"
+
+
+@dataclass
+class Arrivals:
+    """Arrivals of one phase: who knows of all of them knows that it is complete.
+
+    Attributes:
+        over: by component, the clock from which on whatever it hands over comes after its arrival.
+        untold: whether it takes more than those: bytes, or arrivals that nothing else tells of.
+    """
+
+    over: Clock = field(default_factory=dict)
+    untold: bool = False
+
+    def known_to(self, actor: Actor) -> bool:
+        """Whether a warp has made them, or comes after them."""
+        return not self.untold and all(
+            component == actor.component or actor.knows(component, clock)
+            for component, clock in self.over.items()
+        )
 
 
 class MBarrier:
@@ -32,6 +54,7 @@ class MBarrier:
         component: of its phases, and of the bulk copies that complete on it; their clock is
             ``phase + 1``.
         key: how traces call it.
+        arrivals: those of the last two completed phases, the latest last.
     """
 
     def __init__(
@@ -55,6 +78,8 @@ class MBarrier:
         self.key = ("mbarrier", component)
         self.initialiser = initialiser
         self.waiters: list[Callable[[], None]] = []
+        self.arrivals: deque[Arrivals] = deque(maxlen=2)
+        self._arrivals = Arrivals()  # of the current phase
         self._arriving = Clocks()
         self._report = report
         self._near: Clock = {}  # what threads of its own CTA have handed over
@@ -68,12 +93,6 @@ class MBarrier:
             f"mbarrier at shared {self.address:#x}: phase {self.phase}, {self.pending} of "
             f"{self.expected} arrivals and {self.transactions} bytes outstanding"
         )
-
-    @property
-    def fresh(self) -> bool:
-        """Whether the current phase has had neither arrivals nor bytes."""
-        untouched = self.pending == self.expected and not self.transactions
-        return untouched and self.component not in self._arriving.generic
 
     def done(self, parity: int) -> bool:
         """Whether the phase of ``parity`` (0 for the first) has completed."""
@@ -97,14 +116,37 @@ class MBarrier:
         """Notes that a wait for the last completed phase is over."""
         self._waited[component] = clock, where
 
-    def arrive(self, clocks: Clocks, count: int = 1, sender: Sender = Sender.NEAR) -> int:
-        """Counts arrivals; returns the phase they belong to."""
+    def known_complete(self, phase: int, actor: Actor) -> bool:
+        """Whether a warp comes after every arrival of ``phase``."""
+        back = self.phase - phase  # 1: the phase that has just completed
+        return 0 < back <= len(self.arrivals) and self.arrivals[-back].known_to(actor)
+
+    def arrive(
+        self,
+        clocks: Clocks,
+        count: int = 1,
+        sender: Sender = Sender.NEAR,
+        over: tuple[int, int] | None = None,
+    ) -> int:
+        """Counts arrivals; returns the phase they belong to.
+
+        Args:
+            clocks: what they hand over.
+            count: how many.
+            sender: whose they are.
+            over: component, and its clock from which on it hands over that they have been made;
+                None where nothing but the phase itself tells.
+        """
         phase = self.phase
         if count < 1:
             raise BarrierMisuse(f"arrival with count {count} on {self}")
         if count > self.pending:
             raise BarrierMisuse(f"{count} arrival(s) more than expected on {self}")
         self._receive(clocks, sender)
+        if over is None:
+            self._arrivals.untold = True
+        else:
+            join(self._arrivals.over, dict([over]))
         self.pending -= count
         self._settle()
         return phase
@@ -117,12 +159,18 @@ class MBarrier:
         self._transact(-nbytes)
         self._settle()
 
-    def drop(self, clocks: Clocks, count: int = 1, sender: Sender = Sender.NEAR) -> int:
+    def drop(
+        self,
+        clocks: Clocks,
+        count: int = 1,
+        sender: Sender = Sender.NEAR,
+        over: tuple[int, int] | None = None,
+    ) -> int:
         """mbarrier.arrive_drop: arrivals now, and as many fewer in all later phases."""
         if count > self.expected:
             raise BarrierMisuse(f"arrive_drop of {count} on {self}")
         self.expected -= count
-        return self.arrive(clocks, count, sender)
+        return self.arrive(clocks, count, sender, over)
 
     def _receive(self, clocks: Clocks, sender: Sender) -> None:
         self._arriving.join(clocks.narrowed() if sender is Sender.PEER_NARROW else clocks)
@@ -134,6 +182,7 @@ class MBarrier:
             self._peers = True
 
     def _transact(self, nbytes: int) -> None:
+        self._arrivals.untold = True
         self.transactions += nbytes
         if not -MAX_COUNT <= self.transactions <= MAX_COUNT:
             raise BarrierMisuse(
@@ -151,6 +200,8 @@ class MBarrier:
         self._arriving.generic[self.component] = self.phase
         self._near[self.component] = self.phase
         self.pending = self.expected
+        self.arrivals.append(self._arrivals)
+        self._arrivals = Arrivals()
         # Phases follow one another: what an earlier one handed over stays handed over.
         self.handed.join(self._arriving)
         self._arriving = Clocks()

@@ -124,6 +124,8 @@ class Nvfp4Gemm:
         self.c_type = c_type
         self.group = ptx.CTAGroup.CTA_2 if config.two_sm else ptx.CTAGroup.CTA_1
         self.peers = 0b11 if config.two_sm else None
+        # Of waits for what a pair's other CTA has done, or its MMAs have.
+        self.scope = ptx.MBarrierScope.CLUSTER if config.two_sm else ptx.MBarrierScope.CTA
         self.store_columns = STORE_BYTES * 8 // c_type.width
 
     @cute.jit
@@ -299,7 +301,7 @@ class Nvfp4Gemm:
             for step in cutlass.range(tiles.steps, unroll=1):
                 count = index * tiles.steps + step
                 stage, turn = count % config.stages, count // config.stages
-                wait(shared.empty.subview(stage), turn - 1)
+                wait(shared.empty.subview(stage), turn - 1, self.scope)
                 full = shared.full.subview(stage)
                 if rank == 0:
                     ptx.mbarrier_arrive_expect_tx(full, config.stage_bytes * config.ctas)
@@ -318,7 +320,8 @@ class Nvfp4Gemm:
         # The MMAs' last arrivals must find this CTA's mbarriers still there.
         for last in cutlass.range_constexpr(config.stages):
             count = tiles.mine * tiles.steps + last
-            wait(shared.empty.subview(count % config.stages), count // config.stages - 1)
+            last_stage = shared.empty.subview(count % config.stages)
+            wait(last_stage, count // config.stages - 1, self.scope)
 
     def _bring(
         self,
@@ -348,7 +351,6 @@ class Nvfp4Gemm:
         config = self.config
         leader = ptx.elect_sync()  # the same lane throughout: commits track a thread's own work
         peers = None if self.peers is None else Int16(self.peers)
-        scope = ptx.MBarrierScope.CLUSTER if config.two_sm else ptx.MBarrierScope.CTA
         tensor = shared.tensor.load()
         instruction = ptx.Tcgen05MxOmmaInstrDesc.build(
             a_dtype=cutlass.Float4E2M1FN,
@@ -366,7 +368,7 @@ class Nvfp4Gemm:
 
         for index in cutlass.range(tiles.mine, unroll=1):
             accumulator, turn = index % config.accumulators, index // config.accumulators
-            wait(shared.drained.subview(accumulator), turn - 1, scope)
+            wait(shared.drained.subview(accumulator), turn - 1, self.scope)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             target = tensor + accumulator * config.tile_n
             for step in cutlass.range(tiles.steps, unroll=1):
@@ -445,7 +447,7 @@ class Nvfp4Gemm:
             tile_m, tile_n = tiles.place(index)
             row = tile_m * config.tile_m + tiles.rank * CTA_ROWS + warp * STORE_ROWS
             accumulator, turn = index % config.accumulators, index // config.accumulators
-            wait(shared.ready.subview(accumulator), turn)
+            wait(shared.ready.subview(accumulator), turn, self.scope)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             for part in cutlass.range_constexpr(config.tile_n // columns):
                 source = self._tensor_pointer(rows + accumulator * config.tile_n + part * columns)

@@ -145,7 +145,10 @@ def _substituted(
     run: Callable[[Emulated], bool], text: str | None, schedule: Schedule, arch: str
 ) -> tuple[bool, str]:
     """What ``run`` says of a launch of ``text`` in place of its kernel's PTX, and that PTX."""
-    device = Substitute(Gpu(EMULATED_CHIPS[arch], schedule=schedule, strict_tensor_fences=True))
+    gpu = Gpu(
+        EMULATED_CHIPS[arch], schedule=schedule, strict_tensor_fences=True, strict_scopes=True
+    )
+    device = Substitute(gpu)
     device.text = text
     shim.install(device, f"{arch}a")
     memory = Emulated(device.gpu, arch)

@@ -131,9 +131,17 @@ class WarpgroupGemm:
         ptx.barrier_cluster_wait()
 
     @cute.jit
-    def wait(self, barrier: Array, step: Int32) -> None:
+    def wait(
+        self,
+        barrier: Array,
+        step: Int32,
+        scope: ptx.MBarrierScope = ptx.MBarrierScope.CTA,
+    ) -> None:
         while not ptx.mbarrier_try_wait_parity(
-            barrier.subview(step % STAGES), (step // STAGES) & 1, order=ptx.MemOrder.ACQUIRE
+            barrier.subview(step % STAGES),
+            (step // STAGES) & 1,
+            order=ptx.MemOrder.ACQUIRE,
+            scope=scope,
         ):
             pass
 
@@ -144,7 +152,7 @@ class WarpgroupGemm:
         for step in cutlass.range(steps, unroll=1):
             stage = step % STAGES
             if step >= STAGES:
-                self.wait(empty, step - STAGES)
+                self.wait(empty, step - STAGES, ptx.MBarrierScope.CLUSTER)
             ptx.mbarrier_arrive_expect_tx(full.subview(stage), 2 * self.n * TILE_K)
             ptx.cp_async_bulk_tensor_shared_cluster_global(
                 ring.subview((stage * self.n + first) * TILE_K),

@@ -156,7 +156,7 @@ class Problem:
         return out, lse
 
     def _seen(self, row: int, position: int, keys: int) -> list[int]:
-        """Of its sequence's keys, those that a query sees."""
+        """Keys of its sequence that a query sees."""
         return [key for key in range(keys) if self._sees(position, key)]
 
     def _sees(self, position: int, key: int) -> bool:

@@ -108,7 +108,7 @@ def with_lists(problem: Problem, lists: Lists, width: int | None = None) -> Spar
 
 
 def positions(case: Case) -> list[int]:
-    """Of all tokens in their sequences."""
+    """Positions of all tokens in their sequences."""
     pairs = zip(case.queries, case.keys, strict=True)
     return [keys - queries + n for queries, keys in pairs for n in range(queries)]
 
