@@ -16,14 +16,14 @@ from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Ti
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS, WARP_ROWS
 
 MACS_PER_CYCLE = 16384
-LOAD_BYTES_PER_CYCLE = 64  # of each SM, from L2
-MEMORY_BYTES_PER_CYCLE = 3830
-OPERAND_BYTES_PER_CYCLE = 97  # of shared memory, into the tensor core
-START = 500  # until the first MMA, and after the last one
+LOAD_BYTES_PER_CYCLE = 64  # of each SM, from L2, with all at work
+MEMORY_BYTES_PER_CYCLE, MEMORY_BYTES_OF_SM = 3900, 86
+OPERAND_BYTES_PER_CYCLE = 98  # of shared memory, into the tensor core
+START = 440  # until the first MMA, and after the last one
 LATENCY = 2200  # of memory, until its bytes flow
-CLUSTER = 340  # of starting and ending one
-EXCHANGE, EXCHANGE_COLUMN = 210, 3  # of the parts of a split
-EPILOGUE_COLUMN, UNBOXED_COLUMN = 19, 12
+CLUSTER = 440  # of starting and ending one
+EXCHANGE, EXCHANGE_COLUMN = 130, 4.5  # of the parts of a split
+EPILOGUE_COLUMN, UNBOXED_COLUMN = 19, 6
 SCALED_BYTES = 0.5 + 1 / 16  # per element
 
 _FEW = (8, 16, 32)  # tokens: one tile's columns, always swapped
@@ -155,6 +155,7 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
         tile.loaded_bytes * min(ctas, slots) / (sms * LOAD_BYTES_PER_CYCLE),
     )
     moved = problem.batch * problem.k * (problem.weights * problem.n + problem.m) * SCALED_BYTES
+    rate = min(MEMORY_BYTES_PER_CYCLE, min(ctas, slots) * MEMORY_BYTES_OF_SM)
     boxed = tile.split_columns % WARP_ROWS == 0
     column = EPILOGUE_COLUMN * tile.weights + (0 if boxed else UNBOXED_COLUMN)
     exposed = waves if tile.accumulators == 1 else 1  # epilogues that no MMAs run over
@@ -164,7 +165,7 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
         together += waves * (EXCHANGE + EXCHANGE_COLUMN * sent)
     return (
         START
-        + max(waves * k_steps * step, LATENCY + moved / MEMORY_BYTES_PER_CYCLE)
+        + max(waves * k_steps * step, LATENCY + moved / rate)
         + exposed * tile.split_columns * column
         + together
     )
