@@ -188,6 +188,16 @@ def check_values(out: Tensor, problem: Problem, weight: float) -> None:
     assert worst <= 1, f"off by {float(worst):.2f} times what rounding explains"
 
 
+def growing_by_parts(fp8: bool, keys: int) -> Problem:
+    """Logits that grow by 16 (times E4M3's scale) every 32 keys: each part has new maxima."""
+    problem = Case((140,), (keys,), 2, 1, 128, causal=False, fp8=fp8, scale=1.0).problem()
+    k = 0.05 * problem.k.float()
+    k[..., 0] = 16.0 * (torch.arange(keys) // 32).unsqueeze(1)
+    q = problem.q.float()
+    q[..., 0] = 1.0
+    return replace(problem, q=q.to(BF16), k=k.to(problem.k.dtype))
+
+
 def starts(lengths: tuple[int, ...]) -> Tensor:
     """Where each begins, and the last ends."""
     ends = torch.tensor((0, *lengths)).cumsum(0)

@@ -19,6 +19,7 @@ from tests.test_kernels.attention.attention_cases import (
     MIXED,
     Case,
     Problem,
+    growing_by_parts,
 )
 from tests.test_kernels.attention.attention_sm100 import Chosen, check
 
@@ -202,12 +203,7 @@ def test_maximum_grows(growth: float, op_device: torch.device) -> None:
 @ONE_SCHEDULE
 def test_maximum_grows_between_parts(fp8: bool, op_device: torch.device) -> None:
     """PV of a key tile's first part has begun when the second part makes O be rescaled."""
-    problem = Case((140,), (400,), 2, 1, 128, causal=False, fp8=fp8, scale=1.0).problem()
-    k = 0.05 * problem.k.float()
-    k[..., 0] = 16.0 * (torch.arange(400) // 32).unsqueeze(1)
-    q = problem.q.float()
-    q[..., 0] = 1.0
-    run_paged(replace(problem, q=q.to(BF16), k=k.to(problem.k.dtype)), op_device)
+    run_paged(growing_by_parts(fp8, 400), op_device)
 
 
 # --- what must not be read ----------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Barriers:
     | ``kv_empty[stage]`` | ``MMA_ARRIVALS`` | commit of MMAs that read it | same |
     | ``tail_full`` | ``TMA_ARRIVALS`` | copies of the tile whose tail is zeroed | 0 |
     | ``q_full[query tile]`` | ``SOFTMAX_ARRIVALS`` | Q in shared memory | 0 |
-    | ``s_full[query tile, stage]`` | ``MMA_ARRIVALS`` | commit of QK | wrap-around of S's stages |
+    | ``s_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of QK | turn of the stages |
     | ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile |
     | ``p_full[query tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
     | ``o_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of PV | same |
@@ -70,7 +70,7 @@ def _groups(tile: AttentionTile) -> list[tuple[int, dict[str, int]]]:
         (tile.stages, {"kv_full": TMA_ARRIVALS, "kv_empty": MMA_ARRIVALS}),
         (1, {"tail_full": TMA_ARRIVALS}),
         (tile.query_tiles, {"q_full": SOFTMAX_ARRIVALS, "s_empty": SOFTMAX_ARRIVALS}),
-        (tile.query_tiles * tile.s_stages, {"s_full": MMA_ARRIVALS}),
+        (tile.query_tiles * tile.s_stages * len(tile.s_parts), {"s_full": MMA_ARRIVALS}),
         (
             tile.query_tiles * tile.s_stages * tile.parts,
             {"p_full": SOFTMAX_ARRIVALS, "o_full": MMA_ARRIVALS},
@@ -84,6 +84,14 @@ def part_barrier(
     """Barrier of ``p_full`` or ``o_full`` for a part of the ``index``-th key tile."""
     stages = tile.s_stages
     return barriers.subview((query_tile * stages + index % stages) * tile.parts + part)
+
+
+def s_full_barrier(
+    tile: AttentionTile, barriers: Barriers, query_tile: Int32 | int, index: Int32, part: int
+) -> Array:
+    """Barrier of ``s_full`` for a part of S of the ``index``-th key tile."""
+    stage = query_tile * tile.s_stages + index % tile.s_stages
+    return barriers.s_full.subview(stage * len(tile.s_parts) + part)
 
 
 def wait_o_full(

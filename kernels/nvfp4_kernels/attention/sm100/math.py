@@ -4,34 +4,40 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.attention.sm100.polynomials import EXP2
 from nvfp4_kernels.device.math import exp2
 
 LN_2 = 0.6931471805599453
-# 2^r for |r| <= 1/2, exact at 0: the least largest relative error of this degree (Lawson's method).
-EXP2_COEFFICIENTS = (
-    1.0,
-    0.6931241927484764,
-    0.24024098607185856,
-    0.05590643043967086,
-    0.00958285531,
-)
 EXP2_MIN = -127.0  # its biased exponent is that of zero
 EXP2_SHIFT = 1.5 * 2.0**23  # its last place is worth 1; the low bits of its mantissa are 0
 SUMS = 8  # of a row that are added to by turns: an addition takes four cycles
 NEAREST = ptx.FPRoundingMode.RN
 
 
-def exp2_mixed(values: list[Float32], emulated: int) -> list[Float32]:
+def exp2_mixed(values: list[Float32], emulated: int, degree: int) -> list[Float32]:
     """2^x of each value; the FMA units, idle otherwise, emulate ``emulated`` of every 16."""
     powers: list[Float32] = []
     for index in range(0, len(values), 2):
         pair = values[index : index + 2]
-        powers += _exp2_emulated(pair) if index % 16 < emulated else [exp2(x) for x in pair]
+        powers += (
+            _exp2_emulated(pair, degree)
+            if _is_emulated(index, emulated)
+            else [exp2(x) for x in pair]
+        )
     return powers
 
 
-def _exp2_emulated(values: list[Float32]) -> list[Float32]:
-    """2^x of x ≤ 128, as 2^n · 2^r with n the nearest integer: within 2.9e-6; 0 from -127 on.
+def emulated_among(values: list[Float32], emulated: int) -> list[Float32]:
+    """Values whose powers ``exp2_mixed`` emulates."""
+    return [value for index, value in enumerate(values) if _is_emulated(index, emulated)]
+
+
+def _is_emulated(index: int, emulated: int) -> bool:
+    return index // 2 * 2 % 16 < emulated
+
+
+def _exp2_emulated(values: list[Float32], degree: int) -> list[Float32]:
+    """2^x of x ≤ 128, as 2^n · 2^r with n the nearest integer; 0 from -127 on.
 
     Adding a number with a unit of 1 in its last place leaves n in the sum's low bits, from where an
     integer multiply-add brings it to the exponent of 2^r.
@@ -41,8 +47,9 @@ def _exp2_emulated(values: list[Float32]) -> list[Float32]:
     shifted = ptx.add_packed_f32x2(pair, _both(EXP2_SHIFT), rnd=NEAREST)
     whole = ptx.add_packed_f32x2(shifted, _both(-EXP2_SHIFT), rnd=NEAREST)
     rest = ptx.fma_packed_f32x2(whole, _both(-1.0), pair, rnd=NEAREST)
-    found = _both(EXP2_COEFFICIENTS[-1])
-    for coefficient in reversed(EXP2_COEFFICIENTS[:-1]):
+    *lower, highest = EXP2[degree].coefficients
+    found = _both(highest)
+    for coefficient in reversed(lower):
         found = ptx.fma_packed_f32x2(found, rest, _both(coefficient), rnd=NEAREST)
     return [_add_exponent(*each) for each in zip(found, shifted, strict=True)]
 

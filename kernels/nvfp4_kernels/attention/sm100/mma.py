@@ -4,10 +4,15 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Boolean, Int32, Int64
+from cutlass import Array, Boolean, Int32, Int64, Uint32
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.attention.sm100.barriers import Barriers, part_barrier, wait_p_full
+from nvfp4_kernels.attention.sm100.barriers import (
+    Barriers,
+    part_barrier,
+    s_full_barrier,
+    wait_p_full,
+)
 from nvfp4_kernels.attention.sm100.operands import (
     k_major_descriptor,
     mn_major_descriptor,
@@ -42,11 +47,12 @@ class Mma:
     """Role of one warp.
 
     With ``qk_before_pv``, QK of the next key tile is issued before PV of this one, so that it
-    overlaps with the softmax; otherwise S may only be overwritten once PV has read P from its
-    columns. Nothing waits for that: MMAs are issued in this order, and the tensor core's pipe keeps
-    it, as every kernel that overlays P on S relies on. The PTX ISA promises it only of MMAs with
-    one accumulator and shape (tcgen05 memory consistency model, pipelined instructions). All lanes
-    run the loop, one issues: ptxas of CUDA 13.0 crashes when a single thread loops over MMAs.
+    overlaps with the softmax; otherwise S, or each part of it, may only be overwritten once PV has
+    read P from its columns. Nothing waits for that: MMAs are issued in this order, and the tensor
+    core's pipe keeps it, as every kernel that overlays P on S relies on. The PTX ISA promises it
+    only of MMAs with one accumulator and shape (tcgen05 memory consistency model, pipelined
+    instructions). All lanes run the loop, one issues: ptxas of CUDA 13.0 crashes when a single
+    thread loops over MMAs.
     """
 
     tile: AttentionTile
@@ -70,7 +76,10 @@ class Mma:
             wait(barriers.kv_full, Int32(0))
             for each in cutlass.range_constexpr(tile.query_tiles):
                 wait(barriers.q_full.subview(each), Int32(0))
-                self._issue_qk(descriptors, barriers, tensor, each, Int32(0), count, work, leader)
+                for part in cutlass.range_constexpr(len(tile.s_parts)):
+                    self._issue_qk(
+                        descriptors, barriers, tensor, each, part, Int32(0), count, work, leader
+                    )
             if leader:
                 ptx.tcgen05_commit(barriers.kv_empty)
         for index in cutlass.range(tiles, unroll=1):
@@ -80,18 +89,21 @@ class Mma:
                 keys, values = count + 1, count + 1 + more
             else:
                 values, keys = count + 1, count + 2
-            for each in cutlass.range_constexpr(tile.query_tiles):
-                if cutlass.const_expr(tile.qk_before_pv):
-                    self._issue_next_qk(
-                        descriptors, barriers, tensor, each, index, keys, work, leader
+            for part in cutlass.range_constexpr(len(tile.s_parts)):
+                for each in cutlass.range_constexpr(tile.query_tiles):
+                    if cutlass.const_expr(tile.qk_before_pv):
+                        self._issue_next_qk(
+                            descriptors, barriers, tensor, each, part, index, keys, work, leader
+                        )
+                    self._issue_pv(
+                        descriptors, barriers, tensor, each, part, index, values, work, leader
                     )
-                self._issue_pv(descriptors, barriers, tensor, each, index, values, work, leader)
-                if cutlass.const_expr(not tile.qk_before_pv):
-                    self._issue_next_qk(
-                        descriptors, barriers, tensor, each, index, keys, work, leader
-                    )
+                    if cutlass.const_expr(not tile.qk_before_pv):
+                        self._issue_next_qk(
+                            descriptors, barriers, tensor, each, part, index, keys, work, leader
+                        )
             if leader:
-                ptx.tcgen05_commit(barriers.kv_empty.subview(values % tile.stages))
+                ptx.tcgen05_commit(barriers.kv_empty.subview(self._stage(values)))
             count = count + 1 + more
 
     @cute.jit
@@ -101,23 +113,27 @@ class Mma:
         barriers: Barriers,
         tensor: Int32,
         each: cutlass.Constexpr,
+        part: cutlass.Constexpr,
         index: Int32,
         count: Int32,
         work: WorkTile,
         leader: Boolean,
     ) -> None:
-        """Issue QK of the next key tile, if any; the last query tile releases the stage."""
+        """Issue a part of QK of the next key tile, if any; the last one releases the stage."""
         tile = self.tile
         if index + 1 < work.max_tiles():
-            if cutlass.const_expr(each == 0):
-                wait(barriers.kv_full.subview(count % tile.stages), count // tile.stages)
+            if cutlass.const_expr(each == part == 0):
+                wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
             if cutlass.const_expr(tile.separate_p):
                 if index + 1 < work.tiles[each]:
                     wait(barriers.s_empty.subview(each), index)
-            self._issue_qk(descriptors, barriers, tensor, each, index + 1, count, work, leader)
-            if cutlass.const_expr(each == tile.query_tiles - 1):
+            self._issue_qk(
+                descriptors, barriers, tensor, each, part, index + 1, count, work, leader
+            )
+            last = each == tile.query_tiles - 1 and part == len(tile.s_parts) - 1
+            if cutlass.const_expr(last):
                 if leader:
-                    ptx.tcgen05_commit(barriers.kv_empty.subview(count % tile.stages))
+                    ptx.tcgen05_commit(barriers.kv_empty.subview(self._stage(count)))
 
     @cute.jit
     def _issue_qk(
@@ -126,20 +142,24 @@ class Mma:
         barriers: Barriers,
         tensor: Int32,
         each: cutlass.Constexpr,
+        part: cutlass.Constexpr,
         index: Int32,
         count: Int32,
         work: WorkTile,
         leader: Boolean,
     ) -> None:
-        """Issue QK of a query tile and the ``index``-th key tile, the ``count``-th of the ring."""
+        """Issue a part of QK of a query tile and the ``index``-th key tile.
+
+        It is the ``count``-th of the ring.
+        """
         tile, stages = self.tile, self.tile.s_stages
         if index < work.tiles[each]:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             if leader:
                 stage = index % stages
                 target = tensor + tile.s_column(each, stage)
-                self._qk_mmas(descriptors, target, each, count % tile.stages)
-                ptx.tcgen05_commit(barriers.s_full.subview(each * stages + stage))
+                self._qk_mmas(descriptors, target, each, part, self._stage(count))
+                ptx.tcgen05_commit(s_full_barrier(tile, barriers, each, index, part))
 
     @cute.jit
     def _issue_pv(
@@ -148,24 +168,39 @@ class Mma:
         barriers: Barriers,
         tensor: Int32,
         each: cutlass.Constexpr,
+        part: cutlass.Constexpr,
         index: Int32,
         count: Int32,
         work: WorkTile,
         leader: Boolean,
     ) -> None:
-        """Issue PV of a query tile and the ``index``-th key tile, the ``count``-th of the ring."""
+        """Issue PV of P that comes from a part of S, of a query tile and the ``index``-th key tile.
+
+        Its values are the ``count``-th of the ring.
+        """
         tile = self.tile
-        if cutlass.const_expr(each == 0):
-            wait(barriers.kv_full.subview(count % tile.stages), count // tile.stages)
+        if cutlass.const_expr(each == part == 0):
+            wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
         if index < work.tiles[each]:
             source = tensor + tile.p_column(each, index % tile.s_stages)
             target = tensor + tile.o_column(each)
-            for part in cutlass.range_constexpr(tile.parts):
-                wait_p_full(tile, barriers, each, index, part)
+            parts = tile.s_parts[part]
+            for p_part in cutlass.range_constexpr(parts[0], parts[-1] + 1):
+                wait_p_full(tile, barriers, each, index, p_part)
                 if leader:
-                    stage = count % tile.stages
-                    self._pv_mmas(descriptors, source, target, stage, part, index > 0)
-                    ptx.tcgen05_commit(part_barrier(tile, barriers.o_full, each, index, part))
+                    stage = self._stage(count)
+                    self._pv_mmas(descriptors, source, target, stage, p_part, index > 0)
+                    ptx.tcgen05_commit(part_barrier(tile, barriers.o_full, each, index, p_part))
+
+    # Unsigned: a signed remainder takes more instructions of a scheduler that softmax warps share.
+
+    def _stage(self, count: Int32) -> Int32:
+        """Stage of the ring's ``count``-th tile."""
+        return (Uint32(count) % self.tile.stages).to(Int32)
+
+    def _phase(self, count: Int32) -> Int32:
+        """Phase of its barriers."""
+        return (Uint32(count) // self.tile.stages).to(Int32)
 
     @property
     def _kind(self) -> ptx.Tcgen05MMAKind:
@@ -183,10 +218,14 @@ class Mma:
             b_major=int(mn_major_b),
         )
 
-    def _qk_mmas(self, descriptors: Descriptors, target: Int32, each: int, stage: Int32) -> None:
-        """S of a query tile: MMAs along D, 32 bytes of each row at a time."""
+    def _qk_mmas(
+        self, descriptors: Descriptors, target: Int32, each: int, part: int, stage: Int32
+    ) -> None:
+        """A part of S of a query tile: MMAs along D, 32 bytes of each row at a time."""
         tile = self.tile
-        instruction = self._instruction(KEYS, mn_major_b=False)
+        parts = tile.s_parts[part]
+        first, keys = tile.first_key(parts[0]), sum(tile.part_keys[each] for each in parts)
+        instruction = self._instruction(keys, mn_major_b=False)
         a = advance(descriptors.queries, each * (tile.query_bytes // 16))
         b = advance(descriptors.keys, stage * (tile.stage_bytes // 16))
         per_chunk = tile.chunk_bytes // MMA_BYTES
@@ -196,9 +235,9 @@ class Mma:
             ptx.tcgen05_mma(
                 self._kind,
                 ptx.CTAGroup.CTA_1,
-                tensor_pointer(target),
+                tensor_pointer(target + first),
                 advance(a, (chunk * ROWS + offset) // 16),
-                advance(b, (chunk * KEYS + offset) // 16),
+                advance(b, (chunk * KEYS + first * tile.chunk_bytes + offset) // 16),
                 instruction,
                 step > 0,
             )
@@ -217,15 +256,15 @@ class Mma:
         instruction = self._instruction(tile.head_dim, mn_major_b=True)
         keys = MMA_BYTES // tile.element_bytes
         b = advance(descriptors.values, stage * (tile.stage_bytes // 16))
-        steps = [count // keys for count in tile.part_keys]
-        first = sum(steps[:part])
-        for step in range(first, first + steps[part]):
+        first = tile.first_key(part) // keys
+        source = source + tile.p_offset(part)
+        for step in range(tile.part_keys[part] // keys):
             ptx.tcgen05_mma(
                 self._kind,
                 ptx.CTAGroup.CTA_1,
                 tensor_pointer(target),
                 tensor_pointer(source + step * A_COLUMNS),
-                advance(b, step * (keys * tile.chunk_bytes // 16)),
+                advance(b, (first + step) * (keys * tile.chunk_bytes // 16)),
                 instruction,
-                accumulate if step == 0 else True,
+                accumulate if first + step == 0 else True,
             )

@@ -53,14 +53,16 @@ class QueryLoader:
         for first in cutlass.range_constexpr(0, rows.iterations, step):
             iterations = range(first, min(first + step, rows.iterations))
             loaded = [self._load(queries, start, iteration) for iteration in iterations]
+            # Before any is stored, so that the shuffles of all rows overlap.
+            scales = [self._row_scale(vectors) for vectors in loaded] if self.tile.fp8 else []
             for index in cutlass.range_constexpr(len(iterations)):
                 target = warp * WARP_ROWS + rows.row(iterations[index])
                 if cutlass.const_expr(self.tile.fp8):
-                    loaded_scale = self._quantize(shared, target, loaded[index])
+                    self._quantize(shared, target, loaded[index], scales[index])
                     # Back to the thread that has this row in the softmax.
                     lane, per_iteration = cute.arch.lane_idx(), rows.rows_per_iteration
                     source = lane % per_iteration * rows.lanes_per_row
-                    loaded_scale = cute.arch.shuffle_sync(loaded_scale, source)
+                    loaded_scale = cute.arch.shuffle_sync(scales[index], source)
                     own = lane // per_iteration == iterations[index]
                     scale = cutlass.select_(own, loaded_scale, scale)
                 else:
@@ -93,22 +95,27 @@ class QueryLoader:
             offset = swizzled_offset(rows.row_bytes, row, rows.byte(index))
             shared.store(vector.bitcast(Uint8), offset, alignment=16)
 
-    def _quantize(self, shared: Array, row: Int32, vectors: list[Vector]) -> Float32:
-        """Quantise a row to E4M3 and store it; return its scale, in each of its lanes."""
-        rows, dtype = self._rows, TYPES[self.variant.dtype]
-        values = [list(vector.bitcast(dtype).to(Float32).to_elements()) for vector in vectors]
-        amax = fmax_reduce([cute.math.abs(value) for vector in values for value in vector])
+    def _values(self, vector: Vector) -> list[Float32]:
+        return list(vector.bitcast(TYPES[self.variant.dtype]).to(Float32).to_elements())
+
+    def _row_scale(self, vectors: list[Vector]) -> Float32:
+        """Scale of a row in E4M3, in each of its lanes."""
+        amax = fmax_reduce(
+            [cute.math.abs(value) for vector in vectors for value in self._values(vector)]
+        )
         distance = 1
-        while distance < rows.lanes_per_row:
+        while distance < self._rows.lanes_per_row:
             amax = cute.arch.fmax(amax, cute.arch.shuffle_sync_bfly(amax, distance))
             distance *= 2
         # A row of zeros needs no scale, and the inverse of a subnormal one would be infinite.
         scale = cute.arch.fmax(amax * (1.0 / E4M3_MAX), MIN_SCALE)
-        scale = cutlass.select_(amax > 0.0, scale, Float32(1.0))
-        inverse = 1.0 / scale
-        for index, vector in enumerate(values):
-            words = to_e4m3([value * inverse for value in vector])
+        return cutlass.select_(amax > 0.0, scale, Float32(1.0))
+
+    def _quantize(self, shared: Array, row: Int32, vectors: list[Vector], scale: Float32) -> None:
+        """Quantise a row to E4M3 and store it."""
+        rows, inverse = self._rows, 1.0 / scale
+        for index, vector in enumerate(vectors):
+            words = to_e4m3([value * inverse for value in self._values(vector)])
             packed = Vector.from_elements(tuple(words), Uint32).bitcast(Uint8)
             target = swizzled_offset(self.tile.row_bytes, row, rows.byte(index) // 2)
             shared.store(packed, target, alignment=8)
-        return scale

@@ -103,11 +103,12 @@ def work_tile(
         queries = cutlass.select_(batch < end, Int32(1), Int32(0))
         keys = cutlass.min(Array(lengths.seq_lens, shape=(1,)).load(batch), keys)
     elif cutlass.const_expr(variant.layout != "dense"):
-        first_query, queries = _span(lengths.query_start, batch)
+        # Keys before queries, so that all loads start before the thread waits for any.
         if cutlass.const_expr(variant.layout == "varlen"):
             first_key, keys = _span(lengths.key_start, batch)
         else:
             keys = Array(lengths.seq_lens, shape=(1,)).load(batch)
+        first_query, queries = _span(lengths.query_start, batch)
     rows, first_row = queries * sizes.group, block * tile.rows
     position = keys - queries
 

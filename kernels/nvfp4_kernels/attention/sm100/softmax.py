@@ -7,10 +7,16 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.attention.sm100.barriers import Barriers, part_barrier, wait_o_full
+from nvfp4_kernels.attention.sm100.barriers import (
+    Barriers,
+    part_barrier,
+    s_full_barrier,
+    wait_o_full,
+)
 from nvfp4_kernels.attention.sm100.math import (
     SUMS,
     add_folded,
+    emulated_among,
     exp2_mixed,
     fadd_reduce,
     fma_packed,
@@ -47,7 +53,7 @@ class SoftmaxState:
     """Running maximum and sum of a row, logits in units of ln 2.
 
     Attributes:
-        row_max: the largest logit, or less than that by at most ``rescale_threshold``.
+        row_max: the largest logit, or less if P has room for that.
         row_sum: Σ 2^(logit − row_max + p_shift).
     """
 
@@ -77,12 +83,12 @@ class Probabilities:
     Attributes:
         words: P as the tensor core reads it.
         sums: whose sum is that of P before rounding.
-        row_max: the largest logit.
+        overflow: whether it is too large in any row of the warp.
     """
 
     words: list[Uint32]
     sums: list[Float32]
-    row_max: Float32
+    overflow: Boolean
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,9 @@ class Softmax:
     """Role of four warps per query tile. A thread has a whole row: no shuffles.
 
     P is first computed with the row_max of earlier keys, so that exponentials need not wait for the
-    new keys' maximum. Only where that exceeds row_max by more than ``rescale_threshold``, and where
-    keys are masked, is P computed again, with a row_max that includes them. Each part of a key tile
-    is such a step: PV of the parts before it may have begun by then.
+    new keys' maximum. Only where sums of P exceed ``p_limit``, and where keys are masked, is P
+    computed again, with a row_max that includes them if it is too small. Each part of a key tile is
+    such a step: PV of the parts before it may have begun by then.
     """
 
     tile: AttentionTile
@@ -117,8 +123,6 @@ class Softmax:
         row_max, row_sum = Float32(NEGATIVE_INFINITY), Float32(0.0)
         for index in cutlass.range(tiles, unroll=1):
             stage = index % stages
-            wait(barriers.s_full.subview(query_tile * stages + stage), index // stages)
-            ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             columns = Columns(
                 s=lanes + tile.s_column(query_tile, stage) + quarter * tile.warp_keys,
                 p=lanes + tile.p_column(query_tile, stage),
@@ -126,6 +130,9 @@ class Softmax:
             )
             start = (work.first_tile + index) * KEYS + quarter * tile.warp_keys
             for part in cutlass.range_constexpr(tile.parts):
+                if cutlass.const_expr(tile.split_s or part == 0):
+                    wait(s_full_barrier(tile, barriers, query_tile, index, part), index // stages)
+                    ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
                 words, sums, row_max, row_sum = self._part(
                     part, barriers, query_tile, index, columns, row, start, row_max, row_sum, logits
                 )
@@ -136,10 +143,10 @@ class Softmax:
                         if index > 0:
                             wait_o_full(tile, barriers, query_tile, index - 1)
                 self._store(columns.p, part, words, quarter)
+                row_sum = row_sum + fadd_reduce(sums)  # while the store is on its way
                 ptx.tcgen05_wait(ptx.Tcgen05Wait.STORE)
                 p_full = part_barrier(tile, barriers.p_full, query_tile, index, part)
                 fence_and_arrive(p_full, leader)
-                row_sum = row_sum + fadd_reduce(sums)  # off the way from S to P
         return SoftmaxState(row_max, row_sum)
 
     @cute.jit
@@ -175,18 +182,19 @@ class Softmax:
         tile = self.tile
         start = start + self._first(part)
         words, sums = [Uint32(0)] * self._words(part), [Float32(0.0)] * SUMS
-        done = Boolean(False)
+        done, slack = Boolean(False), Float32(tile.rescale_threshold)
         speculate = self._all_seen(part, row, start)
         if cutlass.const_expr(part == 0):
             speculate = speculate & (index > 0)
         if speculate:
             p = self._exp_speculative(columns.s, part, row_max, logits)
             words, sums = p.words, p.sums
-            done = not self._exceeds(p.row_max, row_max)
+            done = not p.overflow
+            slack = Float32(0.0)
         if not done:
             scores = self._scores(columns.s, part, row, start, logits)
             found = fmax_reduce(scores) * self._log2_scale(logits)
-            grows, rescale = self._exceeds(found, row_max), Float32(1.0)
+            grows, rescale = self._any(found - row_max > slack), Float32(1.0)
             if grows:
                 before = row_max
                 row_max = cute.arch.fmax(row_max, found)
@@ -205,7 +213,7 @@ class Softmax:
 
     def _first(self, part: int) -> int:
         """First key of a part among those of the warp."""
-        return sum(self.tile.part_keys[:part])
+        return self.tile.first_key(part)
 
     def _keys(self, part: int) -> int:
         """Keys of a part that one warp processes."""
@@ -219,10 +227,25 @@ class Softmax:
         """Whether every row of the warp sees all keys of a part."""
         return (start >= row.all_begin) & (start + self._keys(part) <= row.all_end)
 
-    def _exceeds(self, found: Float32, row_max: Float32) -> Boolean:
-        """Whether a logit of any row of the warp is too large for the row's ``row_max``."""
-        exceeded = found - row_max > Float32(self.tile.rescale_threshold)
-        return ptx.vote_sync(cute.arch.FULL_MASK, exceeded, ptx.VoteSync.ANY)
+    def _any(self, condition: Boolean) -> Boolean:
+        """Whether the condition holds for any row of the warp."""
+        return ptx.vote_sync(cute.arch.FULL_MASK, condition, ptx.VoteSync.ANY)
+
+    def _overflow(
+        self, maxima: list[Float32], sums: list[Float32], row_max: Float32, logits: LogitScaling
+    ) -> Boolean:
+        """Whether P is too large for ``row_max`` in any row of the warp.
+
+        No addend is larger than its sum, so that a few sums stand for all P; but what is
+        emulated of a logit beyond 128 may be anything: of those there is a maximum.
+        """
+        overflow = fmax_reduce(sums) > Float32(self.tile.p_limit)
+        if maxima:
+            largest = fmax_reduce(maxima) * self._log2_scale(logits)
+            overflow = overflow | (largest - row_max > Float32(self.tile.rescale_threshold))
+        else:
+            overflow = overflow | (row_max == NEGATIVE_INFINITY)
+        return self._any(overflow)
 
     def _log2_scale(self, logits: LogitScaling) -> Float32:
         """Factor that turns what ``_soft_capped`` returns into logits in units of ln 2."""
@@ -240,6 +263,7 @@ class Softmax:
         self, source: Int32, part: int, row_max: Float32, logits: LogitScaling
     ) -> Probabilities:
         """P with the row_max of earlier keys, software-pipelined over loads, exp2 and sums."""
+        tile = self.tile
         factor, shift = self._log2_scale(logits), self._shift(finite(row_max))
         begin, keys = self._first(part), self._keys(part)
         words: list[Uint32] = []
@@ -255,11 +279,13 @@ class Softmax:
             if powers:
                 words += self._converted(powers)
                 sums = add_folded(sums, powers)
-            powers = exp2_mixed(fma_packed(scores, factor, shift), self.tile.emulated_exp2)
-            maxima.append(fmax_reduce(scores))
+            scaled = fma_packed(scores, factor, shift)
+            powers = exp2_mixed(scaled, tile.emulated_exp2, tile.exp2_degree)
+            emulated = emulated_among(scores, tile.emulated_exp2)
+            maxima += [fmax_reduce(emulated)] if emulated else []
         words += self._converted(powers)
         sums = add_folded(sums, powers)
-        return Probabilities(words, sums, fmax_reduce(maxima) * factor)
+        return Probabilities(words, sums, self._overflow(maxima, sums, row_max, logits))
 
     @cute.jit
     def _scores(
@@ -292,7 +318,7 @@ class Softmax:
         sums: list[Float32] = []
         for first in range(0, len(scores), LOAD_COLUMNS):
             scaled = fma_packed(scores[first : first + LOAD_COLUMNS], factor, shift)
-            powers = exp2_mixed(scaled, self.tile.emulated_exp2)
+            powers = exp2_mixed(scaled, self.tile.emulated_exp2, self.tile.exp2_degree)
             sums = add_folded(sums, powers)
             words += self._converted(powers)
         return words, sums
@@ -317,7 +343,7 @@ class Softmax:
     def _store(self, target: Int32, part: int, words: list[Uint32], quarter: Int32) -> None:
         """Store P of this warp's keys; zeros for other warps' keys, whose lanes have those."""
         if not self.tile.warp_split_kv:
-            self._store_words(target + self._first(part) * self.tile.element_bytes // 4, words)
+            self._store_words(target + self.tile.p_offset(part), words)
             return
         for other in range(1, WARPS):
             peer = (quarter + other) % WARPS

@@ -7,6 +7,7 @@ The rows of the M side are (token, query head of the group) pairs of one KV head
 from dataclasses import dataclass
 from typing import Literal
 
+from nvfp4_kernels.attention.sm100.polynomials import EXP2
 from nvfp4_kernels.sm100.limits import (
     CTA_RESERVED_BYTES,
     MMA_BYTES,
@@ -95,16 +96,37 @@ class AttentionTile:
         """Keys of the parts of a tile, P of each of which is handed over by itself.
 
         Two where QK of the next key tile cannot be issued before PV of this one: the tensor core,
-        which two query tiles share, is then not kept waiting for the last of P's columns.
+        which two query tiles share, is then not kept waiting for the last of P's columns. Halves
+        where QK has parts too, so that each hides the other's MMAs.
         """
         if self.query_tiles == 1 or self.qk_before_pv:
             return (KEYS,)
+        if self.split_s:
+            return KEYS // 2, KEYS // 2
         return EARLY_KEYS, KEYS - EARLY_KEYS
 
     @property
     def parts(self) -> int:
         """Parts of a key tile."""
         return len(self.part_keys)
+
+    @property
+    def split_s(self) -> bool:
+        """Whether QK is issued by parts too: the softmax of one overlaps with MMAs of the other.
+
+        Parts of QK take longer, since each reads all of Q: with E4M3, the softmax takes longer yet.
+        """
+        return self.fp8 and self.query_tiles == 2 and not self.qk_before_pv
+
+    @property
+    def s_parts(self) -> tuple[tuple[int, ...], ...]:
+        """Parts of P that come from each part of S."""
+        every = tuple(range(self.parts))
+        return tuple((part,) for part in every) if self.split_s else (every,)
+
+    def first_key(self, part: int) -> int:
+        """First key of a part."""
+        return sum(self.part_keys[:part])
 
     @property
     def threads(self) -> int:
@@ -191,6 +213,11 @@ class AttentionTile:
             return self._s_end + tile * self.p_columns
         return self.s_column(tile, stage)
 
+    def p_offset(self, part: int) -> int:
+        """First column of P of a part, from that of P; S in parts keeps each in its own columns."""
+        first = self.first_key(part)
+        return first if self.split_s else first * self.element_bytes // 4
+
     def o_column(self, tile: int) -> int:
         """First column of O of a query tile."""
         own = self.query_tiles * self.p_columns if self.separate_p else 0
@@ -210,8 +237,26 @@ class AttentionTile:
 
     @property
     def rescale_threshold(self) -> int:
-        """Growth of a row's maximum, as a power of two, above which O is rescaled."""
+        """Growth of a row's maximum, as a power of two, above which O is always rescaled."""
         return 4 if self.fp8 else 8
+
+    @property
+    def exp2_degree(self) -> int:
+        """Degree of the polynomial of emulated exponentials: less where the FMA units are busy."""
+        return 3 if self.fp8 and self.query_tiles == 2 else 4
+
+    @property
+    def exp2_error(self) -> float:
+        """Largest relative error of an exponential: a 600th of what P is rounded by.
+
+        Sums of P have it too, and so does the LSE.
+        """
+        return EXP2[self.exp2_degree].error
+
+    @property
+    def p_limit(self) -> float:
+        """Bound on sums of P beyond which ``row_max`` has to grow: E4M3's largest number."""
+        return 448.0 if self.fp8 else 2.0**self.rescale_threshold
 
     @property
     def p_shift(self) -> int:
