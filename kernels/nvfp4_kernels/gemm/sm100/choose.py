@@ -1,10 +1,10 @@
 """Chooser of the GEMM's tile: the one with the least estimated time. Pure, and no CuTe.
 
 The estimate counts cycles of one SM. Rates are B200's: 16384 multiply-accumulates of NVFP4 per SM
-and cycle, 64 bytes from L2 per SM, 7.2 TB/s of memory at 1.85 GHz for the chip. The rest was fitted
-to the times that the discrete-event model of the tests gives 23 problems on every tile that fits
-(``python -m tests.modelled.gemm``): a mean error of 8 %, a mean loss of 2 % against the best tile.
-None of it was measured on a B200.
+and cycle, 64 bytes from L2 per SM, 7.26 TB/s of memory at 1.85 GHz for the chip. The rest was
+fitted to the times that the discrete-event model of the tests gives 29 problems of 1 to 512 tokens
+on 304 tiles (``python -m tests.modelled.gemm --all``): a mean error of 6 %, a mean loss of 0.3 %
+against the best tile. None of it was measured on a B200.
 """
 
 import functools
@@ -16,14 +16,14 @@ from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Ti
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS, WARP_ROWS
 
 MACS_PER_CYCLE = 16384
+OPERAND_BYTES_PER_CYCLE = 101  # of shared memory, into the tensor core
+MEMORY_BYTES_PER_CYCLE = 3930
 LOAD_BYTES_PER_CYCLE = 64  # of each SM, from L2, with all at work
-MEMORY_BYTES_PER_CYCLE, MEMORY_BYTES_OF_SM = 3900, 86
-OPERAND_BYTES_PER_CYCLE = 98  # of shared memory, into the tensor core
-START = 440  # until the first MMA, and after the last one
-LATENCY = 2200  # of memory, until its bytes flow
-CLUSTER = 440  # of starting and ending one
-EXCHANGE, EXCHANGE_COLUMN = 130, 4.5  # of the parts of a split
-EPILOGUE_COLUMN, UNBOXED_COLUMN = 19, 6
+RING_BYTES_PER_CYCLE = 112  # of one SM, whose ring is what is under way
+LATENCY = 2230  # of memory, until its bytes flow
+CLUSTER = 980  # of starting and ending one
+EXCHANGE, EXCHANGE_COLUMN = 120, 4.3  # of the parts of a split
+EPILOGUE_COLUMN, UNBOXED_COLUMN = 16.7, 6
 SCALED_BYTES = 0.5 + 1 / 16  # per element
 
 _FEW = (8, 16, 32)  # tokens: one tile's columns, always swapped
@@ -147,25 +147,18 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
     ctas = tiles * tile.cluster * problem.batch
     slots = assumed_clusters(sms, tile.cluster) * tile.cluster
     waves = math.ceil(ctas / slots)
-    k_steps = math.ceil(math.ceil(problem.k / TILE_K) / tile.split_k)
+    steps = waves * math.ceil(math.ceil(problem.k / TILE_K) / tile.split_k)
     multiplied = CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE
     read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
-    step = max(
-        tile.weights * max(multiplied, read),
-        tile.loaded_bytes * min(ctas, slots) / (sms * LOAD_BYTES_PER_CYCLE),
-    )
+    supplied = tile.loaded_bytes * min(ctas, slots) / (sms * LOAD_BYTES_PER_CYCLE)
+    step = max(tile.weights * max(multiplied, read), supplied)
     moved = problem.batch * problem.k * (problem.weights * problem.n + problem.m) * SCALED_BYTES
-    rate = min(MEMORY_BYTES_PER_CYCLE, min(ctas, slots) * MEMORY_BYTES_OF_SM)
     boxed = tile.split_columns % WARP_ROWS == 0
     column = EPILOGUE_COLUMN * tile.weights + (0 if boxed else UNBOXED_COLUMN)
     exposed = waves if tile.accumulators == 1 else 1  # epilogues that no MMAs run over
-    together = CLUSTER * (tile.cluster > 1)
+    together = float(CLUSTER * (tile.cluster > 1))
     if tile.split_k > 1:
         sent = tile.weights * (tile.columns - tile.split_columns)
         together += waves * (EXCHANGE + EXCHANGE_COLUMN * sent)
-    return (
-        START
-        + max(waves * k_steps * step, LATENCY + moved / rate)
-        + exposed * tile.split_columns * column
-        + together
-    )
+    loaded = max(moved / MEMORY_BYTES_PER_CYCLE, steps * tile.loaded_bytes / RING_BYTES_PER_CYCLE)
+    return max(steps * step, LATENCY + loaded) + exposed * tile.split_columns * column + together
