@@ -15,10 +15,11 @@ SETS = {1: "one scale set", 2: "two scale sets"}
 DEPTHS = (3, 5)
 LENGTHS = (3000, 1, 700)  # keys: rings go round several times
 STAGGERED = "staggered cluster starts"
+ODD_COLUMNS = "scales at odd columns"
 
 
 def doubts() -> list[Task]:
-    """Scale sets, staggered starts of clusters, small tensor maps, sizes of 1, odd ring depths."""
+    """Scale sets, where scales begin, staggered clusters, small maps, sizes of 1, ring depths."""
     tasks: list[Task] = []
     pair, four = (Tile(128, two_cta=True, cluster_m=ctas) for ctas in (2, 4))
     for sets, words in SETS.items():
@@ -26,6 +27,10 @@ def doubts() -> list[Task]:
             chosen = (replace(tile, scale_sets=sets),)
             tasks.append(ForcedProductCase(words, chosen, m, 264, 8192))
         tasks.append(ForcedScoresCase("nvfp4", LENGTHS, what=words, scale_sets=sets))
+    tasks += [
+        ForcedProductCase(ODD_COLUMNS, (tile,), 300, 424, 8192)
+        for tile in (Tile(96), Tile(96, two_cta=True, cluster_m=2))
+    ]
     # Single CTAs in between end one by one, and leave one SM of a pair free before the other.
     single = Tile(128)
     tasks += [

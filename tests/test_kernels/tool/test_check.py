@@ -224,6 +224,7 @@ def test_every_doubt_has_a_row() -> None:
     for words, count in {
         "one scale set, ": 4,
         "two scale sets, ": 4,
+        "scales at odd columns, ": 2,
         "staggered cluster starts, ": 4,
         "small tensor maps": 1,
         "dimensions of size 1, ": 3,
