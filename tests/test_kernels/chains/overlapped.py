@@ -29,6 +29,7 @@ TILES = {
     "multicast": replace(SMALL, cluster_n=2),
     "split": replace(SMALL, columns=64, split_k=2),
     "swapped": replace(SMALL, swap_ab=True),
+    "swapped, multicast": replace(SMALL, swap_ab=True, cluster_m=2),
     "swapped, split": replace(SMALL, columns=16, swap_ab=True, split_k=2),
     "gate and up": UP,
     "gate and up, 2 CTAs": replace(UP, two_cta=True, cluster_m=2),
