@@ -27,7 +27,7 @@ def quantized_queries(problem: Problem) -> Tensor:
 
 
 def lse_error(problem: Problem) -> float:
-    """Of the LSE, beside 1e-6 of it: of float32 sums, and of an exponential."""
+    """Error of the LSE beside 1e-6 of it: that of float32 sums, and of an exponential."""
     return 1e-5 + (EXP2_ERROR[True] if problem.case.fp8 else 0.0)
 
 

@@ -115,7 +115,7 @@ def soft_cap_before_scale(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def one_after_the_other(arguments: dict[str, Any]) -> Tensor:
-    """As if every sequence had its pages in a row."""
+    """Result as if every sequence had its pages in a row."""
     table = arguments["block_table"]
     return (table[:, :1] + torch.arange(table.shape[1])) % len(arguments["kv_cache"])
 

@@ -188,7 +188,7 @@ def test_picks_every_column(
 @pytest.mark.parametrize("growth", [0.0, 3.0, 40.0], ids=["none", "within the slack", "beyond"])
 @ONE_SCHEDULE
 def test_maximum_grows(growth: float, op_device: torch.device) -> None:
-    """By a little, O is left as it is, by more it is rescaled: LSE and O show nothing of it."""
+    """Growth by a little leaves O as it is, by more rescales it: LSE and O show nothing of it."""
     problem = Case((3, 2), (700, 513), 2, 1, scale=1.0).problem()
     ramp = torch.cat([torch.arange(n) // 128 for n in problem.case.keys])
     k = 0.05 * problem.k.float()

@@ -74,7 +74,7 @@ def test_each_wait_is_needed_and_enough(name: str) -> None:
 
 
 def test_every_stage_is_in_a_chain() -> None:
-    """Of either architecture, every stage follows another one."""
+    """Every stage of either architecture follows another one."""
     for arch, stages in ARCHS.items():
         second = {chain.second.name for c in CHAINS.values() for chain in c if chain.arch == arch}
         assert second == {stage.name for stage in stages.STAGES} - LAST[arch]
@@ -91,7 +91,7 @@ def table() -> tuple[set[str], list[tuple[str, str]]]:
 
 
 def test_each_instruction_has_a_row() -> None:
-    """Of sizes that differ in nothing else, one is compiled."""
+    """Kernels that differ in sizes alone are compiled once."""
     used: set[str] = set()
     for arch in ARCHS:
         used |= opcodes.used(arch, opcodes.kinds(opcodes.model_kernels(arch))).keys()

@@ -41,18 +41,8 @@ class TmaLoader:
         this thread has arrived too.
         """
         tile, stages = self.tile, self.stages
-        load, operands = (self._load_m, m_side) if tile.swap_ab else (self._load_n, n_side)
-        for index in cutlass.range(state.num_tiles, unroll=1):
-            coord = tile_coord(tile, state, index)
-            for step in cutlass.range(state.k_steps, unroll=1):
-                count = index * state.k_steps + step
-                stage = count % stages
-                full = barriers.full.subview(stage)
-                wait(barriers.empty.subview(stage), count // stages - 1)
-                if state.rank % tile.ctas == 0:
-                    ptx.mbarrier_arrive_expect_tx(full, tile.stage_bytes * tile.ctas)
-                for operand in operands:
-                    load(operand, coord, state, state.first_k_step + step, stage, full)
+        weights = m_side if tile.swap_ab else n_side
+        self._load(weights, tile.swap_ab, barriers, state, expects=True)
         # From here on nothing is loaded that the next kernel would have to share bandwidth with.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(stages):
@@ -68,17 +58,37 @@ class TmaLoader:
         state: SchedulerState,
     ) -> None:
         """Load all activations, which the kernel before this one may have written."""
-        tile, stages = self.tile, self.stages
-        load, operands = (self._load_n, n_side) if tile.swap_ab else (self._load_m, m_side)
+        on_m_side = not self.tile.swap_ab
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        tokens = m_side if on_m_side else n_side
+        self._load(tokens, on_m_side, barriers, state, expects=False)
+
+    @cute.jit
+    def _load(
+        self,
+        operands: list[Operand],
+        on_m_side: cutlass.Constexpr,
+        barriers: Barriers,
+        state: SchedulerState,
+        expects: cutlass.Constexpr,
+    ) -> None:
+        """Load ``operands`` of one side for every K step of every tile.
+
+        ``expects``: and expect all bytes of the stage, those of the other side too.
+        """
+        tile, stages = self.tile, self.stages
+        load = self._load_m if on_m_side else self._load_n
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
             for step in cutlass.range(state.k_steps, unroll=1):
                 count = index * state.k_steps + step
                 stage = count % stages
+                full = barriers.full.subview(stage)
                 wait(barriers.empty.subview(stage), count // stages - 1)
+                if cutlass.const_expr(expects):
+                    if state.rank % tile.ctas == 0:
+                        ptx.mbarrier_arrive_expect_tx(full, tile.stage_bytes * tile.ctas)
                 for operand in operands:
-                    full = barriers.full.subview(stage)
                     load(operand, coord, state, state.first_k_step + step, stage, full)
 
     def _m_row(self, coord: TileCoord, state: SchedulerState) -> Int32:

@@ -36,9 +36,6 @@ class Nvfp4Store:
         else:
             self._rows(result, chunk, values, scale)
 
-    def finish(self, leader: Boolean) -> None:
-        """Drain nothing: plain stores are complete at exit."""
-
     @cute.jit
     def _rows(
         self, result: OutputTensor, chunk: Chunk, values: list[Float32], scale: GlobalScale
