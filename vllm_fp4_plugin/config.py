@@ -13,11 +13,13 @@ from vllm.model_executor.layers.quantization.base_config import (
     QuantizeMethodBase,
 )
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
-from vllm_fp4_plugin import checkpoint_files, defaults, formats
+from vllm_fp4_plugin import checkpoint_files, defaults, formats, head
 from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.head import Nvfp4HeadMethod
 from vllm_fp4_plugin.ignore import QuantizedLayers, shard_names
 from vllm_fp4_plugin.linear import Nvfp4LinearBase, Nvfp4LinearMethod
 from vllm_fp4_plugin.online import Nvfp4OnlineLinearMethod
@@ -44,6 +46,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         self._quantized = QuantizedLayers()
         if checkpoint is not None:
             self._quantized = QuantizedLayers(checkpoint.ignore, checkpoint.targets)
+        self._has_nvfp4_head: bool | None = None  # None: the files have not been read
         self._options: Options | None = None
         self._attention_reason = ""
         # vLLM reads this name: with a scheme, "auto" KV-cache dtype means fp8.
@@ -109,7 +112,8 @@ class Nvfp4TcConfig(QuantizationConfig):
             return
         headers = checkpoint_files.read_headers(directory)
         if self._checkpoint is not None and headers:
-            checkpoint_files.check_nvfp4(headers, self._checkpoint)
+            modules = checkpoint_files.check_nvfp4(headers, self._checkpoint)
+            self._has_nvfp4_head = any(head.is_head(module) for module in modules)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Rename ignore and target patterns as vLLM renames the model's modules."""
@@ -130,6 +134,8 @@ class Nvfp4TcConfig(QuantizationConfig):
             self._check_experts(prefix)
             startup.report.add(LayerRecord.unquantized(prefix, "nvfp4-tc serves dense layers"))
             return None
+        if isinstance(layer, ParallelLMHead):
+            return self._head_method(prefix)
         if not isinstance(layer, LinearBase):
             return None
         reason = self._quantized.reason_against(prefix, self.packed_modules_mapping)
@@ -143,6 +149,23 @@ class Nvfp4TcConfig(QuantizationConfig):
         if self._checkpoint is None:
             return Nvfp4OnlineLinearMethod(self.startup, options, prefix)
         return Nvfp4LinearMethod(self.startup, options, prefix, self._checkpoint)
+
+    def _head_method(self, prefix: str) -> Nvfp4HeadMethod | None:
+        """Method of an ``lm_head``; None: it is in 16 bits, or the embedding."""
+        if self._checkpoint is None:
+            return None
+        quantized = self._has_nvfp4_head
+        if head.is_tied():
+            if quantized:
+                raise head.tied(prefix)
+            return None
+        if quantized is None:
+            reason = self._quantized.reason_against(prefix, self.packed_modules_mapping)
+            quantized = reason is None
+        if not quantized:
+            return None
+        self.startup.waiting.add(prefix)
+        return Nvfp4HeadMethod(self.startup, self.options, prefix, self._checkpoint)
 
     def _check_experts(self, prefix: str) -> None:
         if self._checkpoint is None:
