@@ -3,6 +3,10 @@
 vLLM's gated MLPs call ``gate_up_proj(x)`` and hand the result straight to ``SiluAndMul``. For
 layers that allow it, the projection returns a ``GateUp``, a promise that holds its input; our
 ``SiluAndMul`` recognises it and calls the fused op. Plain tensors take vLLM's path.
+
+Whether a layer allows it is read from the forward pass of the module that owns it, and from the
+activation that this module holds, once the model is built. In doubt it stays as it is, and the
+report says why.
 """
 
 import sys
@@ -119,7 +123,8 @@ def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
         owner: the complete module whose forward pass calls the layer, as far as is known.
         layer: the projection.
     """
-    if owner is None or vars(owner)["_modules"].get(PROJECTION) is not layer:
+    held: Any = None if owner is None else owner._modules.get(PROJECTION)
+    if owner is None or held is not layer:
         return "not fused: the module that calls it is not known"
     kind: Any = type(owner)
     name = kind.__name__

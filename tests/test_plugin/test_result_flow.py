@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from torch.nn import Module
+from vllm.model_executor.layers.fusion.fused_act_quant import maybe_fused_act_quant
 from vllm.model_executor.models.registry import ModelRegistry
 
 from tests.vllm_classes import classes_with
@@ -128,7 +129,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
     def made(members: str, base: type = Module, **names: Any) -> type[Module]:
         file = tmp_path / f"mlp{len(list(tmp_path.iterdir()))}.py"
         file.write_text("class Mlp(Base):\n" + textwrap.indent(textwrap.dedent(members), "    "))
-        namespace = {"Base": base} | names
+        known = {"maybe_fused_act_quant": maybe_fused_act_quant, "act_quant": lambda *_: None}
+        namespace = {"Base": base} | known | names
         exec(compile(file.read_text(), str(file), "exec"), namespace)
         return namespace["Mlp"]
 
@@ -154,6 +156,7 @@ HARMLESS = {
     "name taken again": CALL + "z = self.act(y)\ny = z * 2\nfor _ in z:\n    y = y + 1\nreturn y",
     "early return": "if x.numel() == 0:\n    return x\n" + CALL + "return self.act(y)",
     "bias is used": "y, b = self.gate_up_proj(x)\nassert b is None\nreturn self.act(y)",
+    "through vLLM's helper": CALL + "return maybe_fused_act_quant(self.act, y, self.down)",
     "another method": CALL + "return self.after(self.act(y))\n",
 }
 
@@ -182,6 +185,12 @@ MISUSES = {
     "logged": CALL + "print(y)\nreturn self.act(y)",
     "tested": CALL + "if y is None:\n    return x\nreturn self.act(y)",
     "to a function": CALL + "return silu_and_mul(y)",
+    "to a function with the activation": CALL + "return act_quant(self.act, y, self.down)",
+    "to a function of the helper's name": (
+        "maybe_fused_act_quant = x.f\n"
+        + CALL
+        + "return maybe_fused_act_quant(self.act, y, self.down)"
+    ),
     "with more arguments": CALL + "return self.act(y, self.limit)",
     "with a keyword": CALL + "return self.act(y, limit=1)",
     "as a keyword": CALL + "return self.act(x=y)",
