@@ -106,9 +106,11 @@ class _ClassReader:
             if getattr(self.owner, name) is not getattr(Module, name):
                 raise _LeakError(f"{self.owner.__name__} has a {name} of its own")
         self.reach("forward")
-        for function in self._functions():
+        for name, function in self._functions():
             code = function.__code__
-            if self.projection in (*code.co_names, *code.co_consts):
+            if name == "__init__":
+                self._check_init(code)
+            elif self.projection in (*code.co_names, *code.co_consts):
                 self._methods[function] = None
         read = 0
         while read < len(self._methods):  # which reading adds to
@@ -123,21 +125,29 @@ class _ClassReader:
 
     def reach(self, name: str) -> None:
         """Note that a method asks ``self`` for an attribute other than the projection."""
-        found = inspect.getattr_static(self.owner, name, None)
-        if isinstance(found, property):
-            found = found.fget
+        member = inspect.getattr_static(self.owner, name, None)
+        found = member.fget if isinstance(member, property) else member
         if name in _OF_MODULES or found is getattr(Module, name, self):
             raise _LeakError(f"{self.owner.__name__} uses torch's Module.{name}")
         if isinstance(found, FunctionType):
             self._methods[found] = None
-        elif hasattr(found, "__get__") and not isinstance(found, staticmethod | classmethod):
+        elif hasattr(member, "__get__") and not isinstance(member, staticmethod | classmethod):
             raise _LeakError(f"{self.owner.__name__}.{name} is no plain method")
 
-    def _functions(self) -> Iterator[FunctionType]:
-        """Methods of the class and its bases; building the module is over, so no ``__init__``."""
+    def _functions(self) -> Iterator[tuple[str, FunctionType]]:
+        """Methods of the class and its bases, even those that it overrides."""
         bases = self.owner.__mro__[: self.owner.__mro__.index(Module)]
         members = (member for base in bases for member in vars(base).items())
-        return (f for name, f in members if isinstance(f, FunctionType) and name != "__init__")
+        return ((name, each) for name, each in members if isinstance(each, FunctionType))
+
+    def _check_init(self, code: CodeType) -> None:
+        """Refuse an ``__init__`` that does more with the projection than to make it."""
+        for step in dis.get_instructions(code):
+            # As a constant it is part of a name.
+            if step.argval == self.projection and step.opname not in ("STORE_ATTR", "LOAD_CONST"):
+                raise _LeakError(f"{self.owner.__name__}.__init__ does more than make it")
+            if isinstance(step.argval, CodeType):
+                self._check_init(step.argval)
 
 
 class _MethodReader:
@@ -152,7 +162,6 @@ class _MethodReader:
         self.function = function
         self.code = function.__code__
         self.stored: set[str] = set()
-        self._line = 0
         self._here: ast.AST | None = None
 
     def read(self) -> None:

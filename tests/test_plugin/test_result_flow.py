@@ -292,6 +292,20 @@ def test_a_property_that_hands_it_out(make: Make) -> None:
     assert f"Mlp.p {NO_CALL}" in leak(make(members + source))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.f = lambda x: self.gate_up_proj(x)",
+        "self.f = self.gate_up_proj.forward",
+    ],
+)
+def test_kept_by_init(line: str, make: Make) -> None:
+    init = "def __init__(self, p):\n    self.gate_up_proj = p('gate_up_proj')\n"
+    assert not leak(make(init + GOOD))
+    owner = make(f"{init}    {line}\n{GOOD}")
+    assert leak(owner) == "Mlp.__init__ does more than make it"
+
+
 def test_subclasses(make: Make) -> None:
     good = make(GOOD)
     assert not leak(make("scale = 2", good))
