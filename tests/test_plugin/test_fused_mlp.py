@@ -14,10 +14,25 @@ from vllm.model_executor.models.minicpm import MiniCPMMLP
 from vllm.model_executor.models.qwen2_moe import Qwen2MoeMLP
 
 from nvfp4_kernels.devices import standing_in
-from tests.test_plugin.test_linear_layers import INTERMEDIATE, K, Mlp, checkpoint
+from nvfp4_kernels.nvfp4 import global_scale_of, quantize_weight, row_global_scales
+from tests.test_plugin.test_linear_layers import (
+    BF16_ROUNDING,
+    INTERMEDIATE,
+    TOKENS,
+    K,
+    Mlp,
+    checkpoint,
+    expected_output,
+    finish,
+    load,
+    tensors_on_disk,
+)
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.fused_mlp import FusedSiluAndMul, GateUp, owners_obstacle
 from vllm_fp4_plugin.linear import settle
+
+# The product, SiLU and their product are each rounded to bfloat16.
+MLP_ROUNDING = {"rtol": 2.0**-6, "atol": 2e-3}
 
 pytestmark = pytest.mark.usefixtures("vllm_config")
 
@@ -54,8 +69,9 @@ MLPS: dict[str, Callable[[Nvfp4TcConfig], Module]] = {
 @pytest.mark.parametrize("name", MLPS)
 def test_mlps_of_vllm(name: str, quant: Nvfp4TcConfig) -> None:
     mlp: Any = MLPS[name](quant)
-    settle(mlp)
-    assert mlp.gate_up_proj.quant_method.plan.gate_up
+    for _ in range(2):
+        settle(mlp)
+        assert mlp.gate_up_proj.quant_method.plan.gate_up
 
 
 def test_one_class_two_activations(quant: Nvfp4TcConfig) -> None:
@@ -78,6 +94,28 @@ def test_the_reason_is_in_the_report(quant: Nvfp4TcConfig) -> None:
     [product] = quant.startup.products.values()
     assert planned.layer.gate_up
     assert not product.layer.gate_up
+
+
+@pytest.mark.parametrize("online", [False, True], ids=["checkpoint", "quantised at load"])
+def test_a_layer_that_must_not_fuse_returns_its_product(online: bool, quant: Nvfp4TcConfig) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(TOKENS, K, dtype=torch.bfloat16)
+    input_scale = global_scale_of(x)
+    mlp = Scaling(Nvfp4TcConfig() if online else quant, SiluAndMul)
+    layer: Any = mlp.gate_up_proj
+    weights = [torch.randn(INTERMEDIATE, K).bfloat16() for _ in range(2)]
+    shards = [quantize_weight(weight) for weight in weights]
+    for shard_id, (weight, shard) in enumerate(zip(weights, shards, strict=True)):
+        if online:
+            layer.weight.weight_loader(layer.weight, weight, shard_id)
+        else:
+            load(layer, tensors_on_disk(shard, input_scale, checkpoint()), shard_id)
+    finish(layer)
+    expected = expected_output(x, shards, row_global_scales(x) if online else input_scale)
+    torch.testing.assert_close(layer(x)[0].double(), expected, **BF16_ROUNDING)
+    gate, up = (expected * 0.5).chunk(2, dim=-1)
+    out = mlp(x).double()
+    torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up, **MLP_ROUNDING)
 
 
 def test_modules_that_were_changed(quant: Nvfp4TcConfig) -> None:
