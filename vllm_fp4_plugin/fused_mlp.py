@@ -3,12 +3,19 @@
 vLLM's gated MLPs call ``gate_up_proj(x)`` and hand the result straight to ``SiluAndMul``. For
 layers that allow it, the projection returns a ``GateUp``, a promise that holds its input; our
 ``SiluAndMul`` recognises it and calls the fused op. Plain tensors take vLLM's path.
+
+Whether a layer allows it is read from the forward pass of the module that owns it, and from the
+activation that this module holds, once the model is built. In doubt it stays as it is, and the
+report says why.
 """
 
+import sys
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NoReturn
 
 from torch import Tensor
+from torch.nn import Module
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
@@ -16,30 +23,9 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
 from vllm_fp4_plugin.linear_op import silu_mul_linear
 from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.result_flow import flow_of
 
-# Models whose MLP forward passes were read: the projection's result goes to SiluAndMul and nowhere
-# else. A model that scales, splits or inspects it in between must not be here.
-ARCHITECTURES = frozenset(
-    {
-        "Cohere2ForCausalLM",
-        "CohereForCausalLM",
-        "Exaone4ForCausalLM",
-        "GraniteForCausalLM",
-        "IQuestCoderForCausalLM",
-        "InternLM2ForCausalLM",
-        "InternLM3ForCausalLM",
-        "LlamaForCausalLM",
-        "Ministral3ForCausalLM",
-        "MistralForCausalLM",
-        "OrionForCausalLM",
-        "Phi3ForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "SolarForCausalLM",
-        "StableLmForCausalLM",
-        "TeleChat3ForCausalLM",
-    }
-)
+PROJECTION = "gate_up_proj"
 
 
 @dataclass(frozen=True)
@@ -93,20 +79,31 @@ def enable() -> None:
         FusedSiluAndMul.name = SiluAndMul.name
 
 
+def builder(layer: Module) -> Module | None:
+    """Module that is building a layer right now: the nearest ``__init__`` on the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__init__" and code.co_argcount:
+            module = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(module, Module) and module is not layer:
+                return module
+        frame = frame.f_back
+    return None
+
+
 def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
-    """Reason against fusing a layer with its activation: ``""`` if it has none, None if it can."""
-    if prefix.rpartition(".")[2] != "gate_up_proj":
+    """Reason against fusing a layer, as far as one is known while the layer is built.
+
+    Returns:
+        ``""`` if it is no gate and up projection, None if it may yet fuse, see ``owners_obstacle``.
+    """
+    if prefix.rpartition(".")[2] != PROJECTION:
         return ""
-    vllm_config = get_current_vllm_config()
-    model = vllm_config.model_config
-    architecture = model.architecture
-    activation = getattr(model.hf_text_config, "hidden_act", None)
     sizes = layer.output_partition_sizes
     reasons = {
         "not fused: switched off (fuse_mlp)": not options.fuse_mlp,
-        f"not fused: {architecture} is not known to allow it": architecture not in ARCHITECTURES,
-        f"not fused: hidden_act is {activation}": activation != "silu",
-        "not fused: LoRA is enabled": vllm_config.lora_config is not None,
+        "not fused: LoRA is enabled": get_current_vllm_config().lora_config is not None,
         "not fused: the projection has a bias": layer.has_bias,
         "not fused: its output is gathered": getattr(layer, "gather_output", False),
         "not fused: it is not a pair of equal column-parallel shards": (
@@ -117,3 +114,34 @@ def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
         ),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
+    """Reason against fusing a layer that its owner gives; None if there is none.
+
+    Args:
+        owner: the complete module whose forward pass calls the layer, as far as is known.
+        layer: the projection.
+    """
+    held: Any = None if owner is None else owner._modules.get(PROJECTION)
+    if owner is None or held is not layer:
+        return "not fused: the module that calls it is not known"
+    kind: Any = type(owner)
+    name = kind.__name__
+    if sum(module is layer for _, module in owner.named_modules(remove_duplicate=False)) > 1:
+        return f"not fused: {name} holds it under another name too"
+    if "forward" in vars(owner):
+        return f"not fused: the forward of this {name} was replaced"
+    flow = flow_of(kind, PROJECTION, returns_pair=layer.return_bias)
+    if flow.leak:
+        return f"not fused: {flow.leak}"
+    called: list[Any] = [layer]
+    for attribute in sorted(flow.activations):
+        activation = getattr(owner, attribute, None)
+        if type(activation) is not FusedSiluAndMul:
+            other = type(activation).__name__
+            return f"not fused: {name}.{attribute} is {other}, not our SiluAndMul"
+        called.append(activation)
+    if any(module._forward_hooks or module._forward_pre_hooks for module in called):
+        return f"not fused: {name} has hooks at its projection or activation"
+    return None

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import (
     LinearMethodBase,
@@ -48,6 +48,8 @@ class Nvfp4LinearBase(LinearMethodBase):
         self.options = options
         self.prefix = prefix
         self.activation: Activation = activation
+        self._owner: Module | None = None  # until the layer is settled
+        self._settled = False
 
     def make_plan(
         self,
@@ -56,7 +58,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         output_partition_sizes: list[int],
         params_dtype: torch.dtype,
     ) -> LinearPlan:
-        """Check that the layer can be served, choose its kernels, and report them."""
+        """Check that the layer can be served, and plan it; ``settle`` has the last word."""
         if params_dtype not in A16_DTYPES:
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: dtype is {params_dtype}, must be bfloat16 or float16; "
@@ -75,6 +77,34 @@ class Nvfp4LinearBase(LinearMethodBase):
                 "layer unquantised"
             )
         unfused = fused_mlp.obstacle(layer, self.prefix, self.options)
+        self._owner = fused_mlp.builder(layer) if unfused is None else None
+        return self._plan(
+            layer, input_size_per_partition, list(output_partition_sizes), params_dtype, unfused
+        )
+
+    def settle(self, layer: Any) -> None:
+        """Fuse a gate and up projection for good, or not, now that its owner is complete."""
+        if not self.plan.gate_up or self._settled:
+            return
+        self._settled = True
+        unfused = fused_mlp.owners_obstacle(self._owner, layer)
+        self._owner = None
+        if unfused is not None:
+            sizes = self.plan.shard_sizes
+            self.plan = self._plan(layer, self.plan.k, sizes, layer.params_dtype, unfused)
+
+    def _plan(
+        self, layer: Any, k: int, sizes: list[int], dtype: torch.dtype, unfused: str | None
+    ) -> LinearPlan:
+        """Choose the layer's kernels and report them.
+
+        Args:
+            layer: the layer.
+            k: elements of its input on this rank.
+            sizes: output widths of its shards on this rank.
+            dtype: dtype of its input.
+            unfused: reason against fusing it, see ``fused_mlp.obstacle``.
+        """
         gate_up = unfused is None
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
         kernel, quantizer, activation, unquantised = choose_kernels(table, self.activation)
@@ -83,17 +113,15 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
                 "alone; quantise the model with kv_b_proj excluded"
             )
-        shards = len(output_partition_sizes)
-        if kernel.arch != "cpu" and shards > MAX_SHARDS:
+        if kernel.arch != "cpu" and len(sizes) > MAX_SHARDS:
             raise UnsupportedCheckpoint(
-                f"{self.prefix}: joins {shards} projections, must join at most {MAX_SHARDS} on "
+                f"{self.prefix}: joins {len(sizes)} projections, must join at most {MAX_SHARDS} on "
                 f"{kernel.arch}; leave the layer unquantised"
             )
         reason = "; ".join(filter(None, (unquantised, unfused)))
-        k, sizes = input_size_per_partition, list(output_partition_sizes)
         plan = LinearPlan(kernel, quantizer, activation, sizes, k, gate_up, reason)
         self.startup.report.add(self._record(plan))
-        self.startup.expect(product_of(layer, plan, params_dtype))
+        self.startup.expect(self.prefix, product_of(layer, plan, dtype))
         hash_kernels(get_current_vllm_config(), plan)
         return plan
 
@@ -224,6 +252,7 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         names = self.checkpoint.names
         if not hasattr(layer, names.weight_global):
             return  # done already
+        self.settle(layer)
         static = self.plan.activation == "static"
         loaded = {
             name: getattr(layer, name).data
@@ -256,6 +285,14 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         stored = loaded[name]
         weights.check_globals(self.prefix, name, stored)
         return stored.reciprocal() if self.checkpoint.format.reciprocal else stored
+
+
+def settle(model: Module) -> None:
+    """Settle the layers of a model whose weights are not going to be loaded."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, Nvfp4LinearBase):
+            method.settle(layer)
 
 
 def _fill_dummy(data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor) -> None:

@@ -61,6 +61,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         """Quantise each shard with a global scale of its own, then as for any checkpoint."""
         if layer.weight.dtype == torch.uint8:
             return  # done already
+        self.settle(layer)
         shards = layer.weight.data.split(self.plan.shard_sizes)
         quantised = [self._quantize(layer, shard) for shard in shards]
         del layer.weight, shards

@@ -96,6 +96,7 @@ def model_report(model: str, **engine_args: Any) -> Report:
         from vllm.utils.torch_utils import set_default_torch_dtype
 
         from vllm_fp4_plugin.config import Nvfp4TcConfig
+        from vllm_fp4_plugin.linear import settle
         from vllm_fp4_plugin.options import METHOD, Options
         from vllm_fp4_plugin.startup import idle
 
@@ -109,7 +110,7 @@ def model_report(model: str, **engine_args: Any) -> Report:
         try:
             ensure_model_parallel_initialized(1, 1)
             with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
-                initialize_model(config)
+                settle(initialize_model(config))
         finally:
             cleanup_dist_env_and_memory()
             # vLLM would give these, which hold nothing, to the next model in this process.

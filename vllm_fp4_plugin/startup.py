@@ -22,14 +22,14 @@ class Startup:
 
     Attributes:
         report: report of which kernel every layer got.
-        products: products whose kernels are to be there before requests come.
+        products: products by layer, whose kernels are to be there before requests come.
         max_tokens: tokens of a batch at most; 0 while no product is expected.
         waiting: names of quantised layers whose weights are not in place yet.
     """
 
     def __init__(self) -> None:
         self.report = Report()
-        self.products: set[Product] = set()
+        self.products: dict[str, Product] = {}
         self.max_tokens = 0
         self.waiting: set[str] = set()
         self._names: dict[str, None] = {}
@@ -50,10 +50,10 @@ class Startup:
         size = elements * layer.params_dtype.itemsize
         self.report.add(LayerRecord.unquantized(prefix, reason, elements, size))
 
-    def expect(self, product: Product | None) -> None:
-        """Note a product whose kernels are to be there before requests come; None: no kernels."""
+    def expect(self, prefix: str, product: Product | None) -> None:
+        """Note a layer's product, in place of one that was noted; None: it needs no kernels."""
         if product is not None:
-            self.products.add(product)
+            self.products[prefix] = product
             self.max_tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens
 
     def idle_patterns(self) -> list[str]:
@@ -71,7 +71,8 @@ class Startup:
             return
         lines, rank = self.report.lines(), get_tensor_model_parallel_rank()
         if self.products and warmup.is_wanted(device):
-            lines.append(warmup.compile_products(self.products, self.max_tokens, device))
+            products = set(self.products.values())
+            lines.append(warmup.compile_products(products, self.max_tokens, device))
         if rank == 0:
             for line in filter(None, lines):
                 logger.info("%s: %s", METHOD, line)

@@ -12,6 +12,7 @@ from transformers import (
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
 )
 
@@ -41,6 +42,13 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "Mistral": MistralConfig(**SIZES, head_dim=32),
     "Phi-3, fused on disk": Phi3Config(**SIZES),
     "Qwen 2, with bias": Qwen2Config(**SIZES),
+    "Qwen 2 MoE, shared experts": Qwen2MoeConfig(
+        **SIZES,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=96,
+        shared_expert_intermediate_size=352,
+    ),
     "Qwen 3": Qwen3Config(**SIZES, head_dim=32),
 }
 

@@ -57,7 +57,7 @@ def test_linear_layers_of_a_b300() -> None:
         ("nvfp4_gemm/block_scaled (sm_100)", "W4A4 static", ""),
         ("nvfp4_silu_mul_gemm/block_scaled (sm_100)", "W4A4 static", ""),
     ]
-    assert {product.family for product in config.startup.products} == {"sm_100"}
+    assert {product.family for product in config.startup.products.values()} == {"sm_100"}
 
 
 @pytest.mark.usefixtures("vllm_config", "b300")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from vllm.model_executor.layers import linear as linear_layers
-from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -199,11 +199,27 @@ def test_weights_stay_in_four_bits() -> None:
 INTERMEDIATE = 176  # its second half would not start on a 128-row atom
 
 
-def gate_up(config: Nvfp4TcConfig, **changes: Any) -> Any:
-    settings: dict[str, Any] = {"bias": False, "prefix": "model.layers.0.mlp.gate_up_proj"}
-    return MergedColumnParallelLinear(
-        K, [INTERMEDIATE] * 2, quant_config=config, **(settings | changes)
-    )
+class Mlp(torch.nn.Module):
+    """Gated MLP as vLLM's models have them, without what comes after the activation."""
+
+    def __init__(self, config: Nvfp4TcConfig, activation: Callable[[], Any], **changes: Any):
+        super().__init__()
+        settings: dict[str, Any] = {"bias": False, "prefix": "model.layers.0.mlp.gate_up_proj"}
+        self.gate_up_proj = MergedColumnParallelLinear(
+            K,
+            **({"output_sizes": [INTERMEDIATE] * 2, "quant_config": config} | settings | changes),
+        )
+        self.act_fn = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate_up, _ = self.gate_up_proj(x)
+        return self.act_fn(gate_up)
+
+
+def gate_up(
+    config: Nvfp4TcConfig, activation: Callable[[], Any] = SiluAndMul, **changes: Any
+) -> Any:
+    return Mlp(config, activation, **changes).gate_up_proj
 
 
 def loaded_gate_up(
@@ -269,8 +285,8 @@ def test_promise_names_its_misuse(inputs: tuple[Tensor, Tensor]) -> None:
     ("change", "reason"),
     [
         ("option", r"switched off \(fuse_mlp\)"),
-        ("architecture", "GPTBigCodeForCausalLM is not known to allow it"),
-        ("hidden_act", "hidden_act is gelu"),
+        ("activation", "Mlp.act_fn is GeluAndMul, not our SiluAndMul"),
+        ("no owner", "the module that calls it is not known"),
         ("lora", "LoRA is enabled"),
         ("bias", "the projection has a bias"),
         ("gather_output", "its output is gathered"),
@@ -282,25 +298,24 @@ def test_what_keeps_a_layer_from_fusing(
 ) -> None:
     config = Nvfp4TcConfig(checkpoint())
     changes: dict[str, Any] = {}
-    model = vllm_config.model_config
     if change == "option":
         vllm_config.additional_config = {"nvfp4_tc": {"fuse_mlp": False}}
-    elif change == "architecture":
-        monkeypatch.setattr(type(model), "architecture", "GPTBigCodeForCausalLM")
-    elif change == "hidden_act":
-        monkeypatch.setattr(model.hf_text_config, "hidden_act", "gelu")
+    elif change == "activation":
+        changes = {"activation": GeluAndMul}
     elif change == "lora":
         monkeypatch.setattr(vllm_config, "lora_config", object())
     elif change == "bias":
         changes = {"bias": True}
     elif change == "gather_output":
         changes = {"gather_output": True}
-    if change == "shards":
-        layer = MergedColumnParallelLinear(
-            K, [64, 32], bias=False, quant_config=config, prefix="mlp.gate_up_proj"
-        )
+    elif change == "shards":
+        changes = {"output_sizes": [64, 32]}
+    if change == "no owner":
+        sizes, prefix = [INTERMEDIATE] * 2, "mlp.gate_up_proj"
+        layer = MergedColumnParallelLinear(K, sizes, bias=False, quant_config=config, prefix=prefix)
     else:
         layer = gate_up(config, **changes)
+    layer.quant_method.settle(layer)
     assert not layer.quant_method.plan.gate_up
     [record] = config.startup.report.layers
     assert record.kernel == "nvfp4_gemm/reference (cpu)"

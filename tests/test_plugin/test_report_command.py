@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from vllm.model_executor.layers.activation import GeluAndMul
+from vllm.model_executor.models import llama
 
 from tests.engine import report_command as report
 
@@ -23,6 +25,16 @@ def test_table(modelopt: Path) -> None:
         text.count("nvfp4_paged_attention_fp8_kv/reference (cpu) fp8_e4m3 KV cache by default") == 2
     )
     assert "bytes per weight" in text
+
+
+def test_what_the_complete_model_keeps_from_fusing(
+    modelopt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama, "SiluAndMul", GeluAndMul)
+    done = report(modelopt)
+    assert done.exit_code == 0, done.stderr
+    reason = "not fused: LlamaMLP.act_fn is GeluAndMul, not our SiluAndMul"
+    assert reason in " ".join(done.stdout.replace("│", " ").split())
 
 
 def test_refusal_is_one_line_and_a_status(bf16: Path) -> None:

@@ -80,7 +80,9 @@ def test_products_of_layers(vllm_config: Any, quant: Nvfp4TcConfig, name: str) -
     build, last, expected = LAYERS[name]
     with sm90_ops():
         build(quant_config=quant, prefix=f"model.layers.0.{last}")
-    assert quant.startup.products == {Product("sm_90", expected, "bfloat16", "16-bit")}
+    assert set(quant.startup.products.values()) == {
+        Product("sm_90", expected, "bfloat16", "16-bit")
+    }
     assert quant.startup.max_tokens == vllm_config.scheduler_config.max_num_batched_tokens
 
 
@@ -89,14 +91,18 @@ def test_products_of_layers_on_blackwell(vllm_config: Any, quant: Nvfp4TcConfig,
     build, last, expected = LAYERS[name]
     with standing_in("cpu", "sm_100"):
         build(quant_config=quant, prefix=f"model.layers.0.{last}")
-    assert quant.startup.products == {Product("sm_100", expected, "bfloat16", "static")}
+    assert set(quant.startup.products.values()) == {
+        Product("sm_100", expected, "bfloat16", "static")
+    }
 
 
 def test_quantised_at_load_each_token_has_a_scale(vllm_config: Any) -> None:
     quant = Nvfp4TcConfig()
     with standing_in("cpu", "sm_100"):
         RowParallelLinear(K, 64, bias=False, quant_config=quant, prefix="model.o_proj")
-    assert quant.startup.products == {Product("sm_100", Layer("", 64, K), "bfloat16", "per-token")}
+    assert set(quant.startup.products.values()) == {
+        Product("sm_100", Layer("", 64, K), "bfloat16", "per-token")
+    }
 
 
 def test_other_ranks_add_no_bias(vllm_config: Any, quant: Nvfp4TcConfig) -> None:
@@ -270,7 +276,7 @@ def test_after_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[str] = []
     monkeypatch.setattr(startup.logger, "warning", lambda _, *words: warned.append(words[-1]))
     process = Startup()
-    process.products, process.max_tokens, process.waiting = {PRODUCTS[0]}, 77, {"a", "b"}
+    process.products, process.max_tokens, process.waiting = {"a": PRODUCTS[0]}, 77, {"a", "b"}
     process.watch(["nothing"])
     process.loaded("a", CUDA)
     assert not told

@@ -1,0 +1,47 @@
+"""Classes of vLLM's models read from source one by one, as most modules need what CPU lacks."""
+
+import ast
+import builtins
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from torch.nn import Module
+from vllm.model_executor.layers.fusion.fused_act_quant import maybe_fused_act_quant
+
+ROOT = Path(vllm.__file__).parent
+_KNOWN = {
+    "F": torch.nn.functional,
+    "Callable": Callable,
+    "maybe_fused_act_quant": maybe_fused_act_quant,
+    "nn": torch.nn,
+    "torch": torch,
+}
+
+
+def classes_with(text: str) -> Iterator[tuple[str, type[Module]]]:
+    """Classes of vLLM's models whose source has a text, by ``file:class``."""
+    for file in sorted((*ROOT.glob("models/**/*.py"), *ROOT.glob("model_executor/models/**/*.py"))):
+        source = file.read_text()
+        if text not in source:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef) and text in ast.unparse(node):
+                name = file.relative_to(ROOT).with_suffix("").as_posix()
+                yield (
+                    f"{name.removeprefix('model_executor/models/')}:{node.name}",
+                    _built(node, file),
+                )
+
+
+def _built(node: ast.ClassDef, file: Path) -> type[Module]:
+    """Class of a definition, with its methods' source where ``inspect`` finds it.
+
+    Names that it takes from its module stand for anything, and its bases are torch's alone.
+    """
+    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    namespace: dict[str, Any] = dict.fromkeys(names - set(vars(builtins)), Any) | _KNOWN
+    exec(compile(ast.Module([node], []), str(file), "exec"), namespace)
+    return namespace[node.name]

@@ -1,0 +1,364 @@
+"""Flow of a projection's result through the forward pass of the module that owns it.
+
+Read from source, so that it holds for every branch that a run may take. The result is followed
+from statement to statement; whatever is not understood counts as a leak.
+"""
+
+import ast
+import dis
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch.nn import Module
+from vllm.model_executor.layers.fusion.fused_act_quant import maybe_fused_act_quant
+
+# Functions that call their first argument, a module, with their second, and look at neither but
+# for a kernel registered under the module's own class.
+HANDOVERS: frozenset[Callable[..., Any]] = frozenset({maybe_fused_act_quant})
+
+_SNIPPET = 60  # characters of source that a reason quotes
+
+# Run later or elsewhere than where they stand, so that order says nothing of what they see.
+_OUT_OF_ORDER = (
+    ast.AsyncFunctionDef, ast.Await, ast.ClassDef, ast.FunctionDef, ast.GeneratorExp, ast.Global,
+    ast.Lambda, ast.NamedExpr, ast.Nonlocal, ast.Yield, ast.YieldFrom,
+)  # fmt: skip
+_REFLECTION = frozenset({"eval", "exec", "globals", "locals", "super", "vars"})
+# The compiler calls a function of an imported module in another way than a method.
+_DEPENDENT = frozenset({"NOP", "PRECALL", "PUSH_NULL"})
+_SAME = {"LOAD_METHOD": "LOAD_ATTR"}
+_OF_MODULES = frozenset({*vars(Module()), "__class__", "__dict__"} - {"training"})
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Way that a forward pass takes a projection's result.
+
+    Attributes:
+        activations: attributes of the owner that are called with it and nothing else.
+        leak: first use beside those, in words; empty if there is none.
+    """
+
+    activations: frozenset[str]
+    leak: str
+
+
+@cache
+def flow_of(owner: Any, projection: str, returns_pair: bool) -> Flow:
+    """Follow the result of ``self.<projection>(…)`` through the methods of a class.
+
+    Args:
+        owner: class of the module that owns the projection.
+        projection: its attribute there.
+        returns_pair: whether it returns its result with a bias, as a pair, or alone.
+    """
+    reader = _ClassReader(owner, projection, returns_pair)
+    try:
+        reader.read()
+    except _LeakError as leak:
+        return Flow(frozenset(), str(leak))
+    return Flow(frozenset(reader.activations), "")
+
+
+class _LeakError(Exception):
+    """Use of the result, or of what could reach it, that is not known to be harmless."""
+
+
+class _Held(Enum):
+    """Share that a value holds of the result; None stands for none."""
+
+    RESULT = "result"
+    PAIR = "pair"  # of result and bias
+
+
+_State = dict[str, _Held]  # local names that hold something
+
+
+class _ClassReader:
+    """Reader of ``forward`` and of every method that it reaches or that names the projection.
+
+    Attributes:
+        activations: attributes called with the result so far.
+    """
+
+    def __init__(self, owner: type[Module], projection: str, returns_pair: bool) -> None:
+        self.owner = owner
+        self.projection = projection
+        self.returned = _Held.PAIR if returns_pair else _Held.RESULT
+        self.activations: set[str] = set()
+        self._stored: set[str] = set()
+        self._methods: dict[FunctionType, None] = {}  # in the order they are reached
+
+    def read(self) -> None:
+        """Read all that matters.
+
+        Raises:
+            _LeakError: the result, or the projection itself, goes elsewhere.
+        """
+        for name in ("__getattr__", "__getattribute__"):
+            if getattr(self.owner, name) is not getattr(Module, name):
+                raise _LeakError(f"{self.owner.__name__} has a {name} of its own")
+        self.reach("forward")
+        for name, function in self._functions():
+            code = function.__code__
+            if name == "__init__":
+                self._check_init(code)
+            elif self.projection in (*code.co_names, *code.co_consts):
+                self._methods[function] = None
+        read = 0
+        while read < len(self._methods):  # which reading adds to
+            reader = _MethodReader(self, list(self._methods)[read])
+            reader.read()
+            self._stored |= reader.stored
+            read += 1
+        for name in self._stored & {self.projection, *self.activations}:
+            raise _LeakError(f"{self.owner.__name__} replaces its {name} while it runs")
+        if not self.activations:
+            raise _LeakError(f"{self.owner.__name__} calls no activation with its result")
+
+    def reach(self, name: str) -> None:
+        """Note that a method asks ``self`` for an attribute other than the projection."""
+        member = inspect.getattr_static(self.owner, name, None)
+        found = member.fget if isinstance(member, property) else member
+        if name in _OF_MODULES or found is getattr(Module, name, self):
+            raise _LeakError(f"{self.owner.__name__} uses torch's Module.{name}")
+        if isinstance(found, FunctionType):
+            self._methods[found] = None
+        elif hasattr(member, "__get__") and not isinstance(member, staticmethod | classmethod):
+            raise _LeakError(f"{self.owner.__name__}.{name} is no plain method")
+
+    def _functions(self) -> Iterator[tuple[str, FunctionType]]:
+        """Methods of the class and its bases, even those that it overrides."""
+        bases = self.owner.__mro__[: self.owner.__mro__.index(Module)]
+        members = (member for base in bases for member in vars(base).items())
+        return ((name, each) for name, each in members if isinstance(each, FunctionType))
+
+    def _check_init(self, code: CodeType) -> None:
+        """Refuse an ``__init__`` that does more with the projection than to make it."""
+        for step in dis.get_instructions(code):
+            # As a constant it is part of a name.
+            if step.argval == self.projection and step.opname not in ("STORE_ATTR", "LOAD_CONST"):
+                raise _LeakError(f"{self.owner.__name__}.__init__ does more than make it")
+            if isinstance(step.argval, CodeType):
+                self._check_init(step.argval)
+
+
+class _MethodReader:
+    """Reader of one method, statement by statement.
+
+    Attributes:
+        stored: attributes that the method assigns to.
+    """
+
+    def __init__(self, owner: _ClassReader, function: FunctionType) -> None:
+        self.owner = owner
+        self.function = function
+        self.code = function.__code__
+        self.stored: set[str] = set()
+        self._here: ast.AST | None = None
+
+    def read(self) -> None:
+        """Read the method; see ``_ClassReader.read``."""
+        definition = self._definition()
+        parameters = [*definition.args.posonlyargs, *definition.args.args]
+        if not parameters:
+            raise self._leak("takes no self")
+        self._self = parameters[0].arg
+        for node in (each for statement in definition.body for each in ast.walk(statement)):
+            self._check(node)
+        self._block(definition.body, {})
+
+    def _definition(self) -> ast.FunctionDef:
+        if hasattr(self.function, "__wrapped__"):
+            raise self._leak("is wrapped by a decorator")
+        if self.code.co_freevars:
+            raise self._leak(f"takes {self.code.co_freevars[0]} from around it")
+        try:
+            # Indented as it stands, or lines of its strings would begin elsewhere.
+            tree = ast.parse("if 1:\n" + inspect.getsource(self.function))
+        except (OSError, TypeError, ValueError, SyntaxError):
+            raise self._leak("has no source that can be read") from None
+        match ast.increment_lineno(tree, -1).body:
+            case [ast.If(body=[ast.FunctionDef() as definition])] if self._is_source(definition):
+                return definition
+        raise self._leak("has no source that can be read")
+
+    def _is_source(self, definition: ast.FunctionDef) -> bool:
+        """Whether the code that runs is that of a definition, which the file has by now."""
+        module = compile(ast.Module([definition], []), self.code.co_filename, "exec")
+        return any(
+            isinstance(code, CodeType) and _essence(code) == _essence(self.code)
+            for code in module.co_consts
+        )
+
+    def _check(self, node: ast.AST) -> None:
+        """Refuse what no order of statements describes, and note what is assigned to ``self``."""
+        match node:
+            case ast.Name(id=name, ctx=ctx) if name in _REFLECTION or (
+                name == self._self and not isinstance(ctx, ast.Load)
+            ):
+                raise self._leak("is not understood", node)
+            case ast.Attribute(value=ast.Name(id=self._self), attr=attr, ctx=ctx):
+                if not isinstance(ctx, ast.Load):
+                    self.stored.add(attr)
+            case _ if isinstance(node, _OUT_OF_ORDER):
+                raise self._leak("is not understood", node)
+
+    def _leak(self, what: str, node: ast.AST | None = None) -> _LeakError:
+        where = f"{self.owner.owner.__name__}.{self.code.co_name}"
+        node = node or self._here
+        if node is None or not hasattr(node, "lineno"):
+            return _LeakError(f"{where} {what}")
+        line = self.code.co_firstlineno + node.lineno - 1
+        text = textwrap.shorten(ast.unparse(node), _SNIPPET, placeholder=" …")
+        return _LeakError(f"{where} {what} ({Path(self.code.co_filename).name}:{line}: {text})")
+
+    # --- statements -----------------------------------------------------------------------
+
+    def _block(self, statements: list[ast.stmt], state: _State) -> None:
+        for statement in statements:
+            self._statement(statement, state)
+
+    def _statement(self, statement: ast.stmt, state: _State) -> None:
+        self._here = statement
+        match statement:
+            case ast.Assign(targets=targets, value=value):
+                held = self._value(value, state)
+                for target in targets:
+                    self._bind(target, held, state)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._bind(target, self._value(value, state), state)
+            case ast.Expr(value=value):
+                self._value(value, state)
+            case ast.If(test=test, body=body, orelse=orelse):
+                self._clean(test, state)
+                other = dict(state)
+                self._block(body, state)
+                self._block(orelse, other)
+                self._join(state, other)
+            case ast.Import() | ast.ImportFrom():
+                for alias in statement.names:
+                    state.pop(alias.asname or alias.name.partition(".")[0], None)
+            case _:  # loops and the like, which may hold anything but the result
+                self._clean(statement, state)
+
+    def _bind(self, target: ast.expr, held: _Held | None, state: _State) -> None:
+        match target, held:
+            case ast.Name(id=name), None:
+                state.pop(name, None)
+            case ast.Name(id=name), _Held():
+                state[name] = held
+            case ast.Tuple(elts=[ast.Name(id=result), ast.Name(id=bias)]), _Held.PAIR:
+                state[result] = _Held.RESULT
+                state.pop(bias, None)
+            case ast.Tuple(elts=elements) | ast.List(elts=elements), None:
+                for element in elements:
+                    self._bind(element, None, state)
+            case ast.Attribute(value=ast.Name(id=self._self)), None:
+                pass  # noted by _check
+            case ((ast.Attribute() | ast.Subscript() | ast.Starred()), None):
+                self._children(target, state)
+            case _:
+                raise self._misused()
+
+    def _join(self, state: _State, other: _State) -> None:
+        """Leave in ``state`` what names may hold after either of two branches."""
+        for name, held in other.items():
+            if state.setdefault(name, held) is not held:
+                raise self._misused()
+
+    # --- expressions ----------------------------------------------------------------------
+
+    def _value(self, node: ast.AST, state: _State) -> _Held | None:
+        """Evaluate an expression: what its value holds of the result."""
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=self._self), attr=attr)):
+                return self._call(node, attr, node.args, state)
+            case ast.Call(
+                func=ast.Name(id=name),
+                args=[ast.Attribute(value=ast.Name(id=self._self), attr=attr), argument, *rest],
+            ) if self._global(name) in HANDOVERS:
+                for each in (*rest, *node.keywords):
+                    self._clean(each, state)
+                self._activate(attr, argument, state)
+                return None
+            case ast.Subscript(value=value, slice=ast.Constant(value=0 | 1 as index)):
+                held = self._value(value, state)
+                if held is _Held.RESULT:
+                    raise self._misused()
+                return _Held.RESULT if held is _Held.PAIR and index == 0 else None
+            case ast.Attribute(value=ast.Name(id=self._self), attr=attr):
+                if attr == self.owner.projection:
+                    raise self._leak(f"uses {attr} otherwise than by calling it")
+                self.owner.reach(attr)
+                return None
+            case ast.Name(id=self._self):
+                raise self._leak("hands itself on")
+            case ast.Name(id=name):
+                return state.get(name)
+        self._children(node, state)
+        return None
+
+    def _call(
+        self, node: ast.Call, attr: str, arguments: list[ast.expr], state: _State
+    ) -> _Held | None:
+        """Evaluate a call of an attribute of ``self``."""
+        if attr == self.owner.projection:
+            for each in (*arguments, *node.keywords):
+                self._clean(each, state)
+            return self.owner.returned
+        if len(arguments) == 1 and not node.keywords:
+            self._activate(attr, arguments[0], state)
+            return None
+        self.owner.reach(attr)
+        for each in (*arguments, *node.keywords):
+            self._clean(each, state)
+        return None
+
+    def _activate(self, attr: str, argument: ast.expr, state: _State) -> None:
+        """Evaluate a call of an attribute of ``self`` with one argument, maybe the result."""
+        held = self._value(argument, state)
+        if held is _Held.PAIR:
+            raise self._misused()
+        self.owner.reach(attr)
+        if held is _Held.RESULT:
+            self.owner.activations.add(attr)
+
+    def _children(self, node: ast.AST, state: _State) -> None:
+        for child in ast.iter_child_nodes(node):
+            self._clean(child, state)
+
+    def _clean(self, node: ast.AST, state: _State) -> None:
+        """Read what may hold nothing of the result."""
+        if self._value(node, state) is not None:
+            raise self._misused()
+
+    def _misused(self) -> _LeakError:
+        return self._leak(f"uses {self.owner.projection}'s result elsewhere than in an activation")
+
+    def _global(self, name: str) -> Any:
+        """Value of a name that the method does not assign to."""
+        code = self.code
+        local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        found = None if name in local else self.function.__globals__.get(name)
+        return found if isinstance(found, FunctionType) else None
+
+
+def _essence(code: CodeType) -> tuple[Any, ...]:
+    """Steps of a function, but for those that depend on what its module imports, and how far."""
+    steps = (step for step in dis.get_instructions(code) if step.opname not in _DEPENDENT)
+    return code.co_name, *(
+        (_SAME.get(step.opname, step.opname), None if _is_target(step) else step.argval)
+        for step in steps
+    )
+
+
+def _is_target(step: dis.Instruction) -> bool:
+    return step.opcode in (*dis.hasjrel, *dis.hasjabs) or isinstance(step.argval, CodeType)
