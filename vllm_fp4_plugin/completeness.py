@@ -6,6 +6,7 @@ which one shard came passes.
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,14 +16,13 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.runai_streamer_loader import RunaiModelStreamerLoader
 
+from vllm_fp4_plugin import checkpoint_files
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import shard_names
 from vllm_fp4_plugin.options import METHOD
 from vllm_fp4_plugin.write_coverage import Interval, WriteCoverage
 
 _NAMED = 4  # missing tensors in a message
-# What models raise at a tensor that they have no use for, or that does not fit.
-_MISFITS = (AssertionError, IndexError, KeyError, ValueError)
 _INCOMPLETE = "the checkpoint is incomplete, copy or download it again, or export the model again"
 
 
@@ -37,7 +37,7 @@ class CompleteLoad:
         draft: it is a draft model, whose embeddings vLLM may take from the target.
     """
 
-    def __init__(self, model: nn.Module, source: str, *, draft: bool = False) -> None:
+    def __init__(self, model: Any, source: str, *, draft: bool = False) -> None:
         self._model = model
         self._source = source
         self._needed = list(_needed(model, draft=draft))
@@ -61,9 +61,8 @@ class CompleteLoad:
         del self._model.load_weights
         if error is None:
             self._check()
-        elif self._at is not None and isinstance(error, _MISFITS):
-            if not isinstance(error, UnsupportedCheckpoint):
-                raise UnsupportedCheckpoint(_misfit(self._source, self._at, error)) from error
+        elif self._at is not None and _is_misfit(error):
+            raise UnsupportedCheckpoint(self._misfit(self._at, error)) from error
 
     def _noted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:
@@ -80,6 +79,25 @@ class CompleteLoad:
                 f"needs; {_INCOMPLETE}"
             )
 
+    def _misfit(self, tensor: str, error: BaseException) -> str:
+        where = self._file(tensor)
+        if isinstance(error, KeyError) or "no module or parameter named" in str(error):
+            return (
+                f"{where}: holds {tensor}, for which the model has no parameter; if it belongs to "
+                "a quantised layer, no ignore pattern of the config may cover that, otherwise "
+                "remove it or serve the model that it was made for"
+            )
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return (
+            f"{where}: holds {tensor}, which does not fit the model ({reason}); mend the model's "
+            "config.json, or export the model again"
+        )
+
+    def _file(self, tensor: str) -> str:
+        directory = Path(self._source)
+        headers = checkpoint_files.read_headers(directory) if directory.is_dir() else {}
+        return str(headers[tensor].file if tensor in headers else self._source)
+
     def _missing(self) -> Iterator[str]:
         packed = getattr(self._model, "packed_modules_mapping", None) or {}
         for name, module, parameter in self._needed:
@@ -88,6 +106,12 @@ class CompleteLoad:
             # A model may fill a parameter otherwise; of one that it fills in part it cannot know.
             if holes and not (untouched and name in self._claimed):
                 yield from _tensors(name, module, parameter, holes, packed)
+
+
+def _is_misfit(error: BaseException) -> bool:
+    """Whether a model raised it at a tensor, and did not refuse that by name."""
+    named = isinstance(error, UnsupportedCheckpoint)
+    return isinstance(error, AssertionError | IndexError | KeyError | ValueError) and not named
 
 
 def _needed(model: nn.Module, *, draft: bool) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
@@ -128,21 +152,6 @@ def _tensors(
         begin = end
 
 
-def _misfit(source: str, tensor: str, error: BaseException) -> str:
-    unknown = isinstance(error, KeyError) or "no module or parameter named" in str(error)
-    if unknown:
-        return (
-            f"{source}: holds {tensor}, for which the model has no parameter; if it belongs to a "
-            "quantised layer, the config's ignore list must not cover that, otherwise remove it "
-            "or serve the model that it was made for"
-        )
-    reason = str(error).partition("\n")[0] or type(error).__name__
-    return (
-        f"{source}: holds {tensor}, which does not fit the model ({reason}); mend the model's "
-        "config.json, or export the model again"
-    )
-
-
 # --- vLLM's loaders -----------------------------------------------------------------------------
 
 
@@ -159,11 +168,11 @@ class _CompleteLoader:
             load.load_weights(model, model_config)
 
 
-class _CompleteDefaultLoader(_CompleteLoader, DefaultModelLoader):  # type: ignore[misc]
+class _CompleteDefaultLoader(_CompleteLoader, DefaultModelLoader):
     pass
 
 
-class _CompleteStreamer(_CompleteLoader, RunaiModelStreamerLoader):  # type: ignore[misc]
+class _CompleteStreamer(_CompleteLoader, RunaiModelStreamerLoader):
     pass
 
 

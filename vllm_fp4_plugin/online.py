@@ -55,7 +55,8 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             weight_loader=extra_weight_attrs["weight_loader"],
         )
         layer.register_parameter("weight", weight)
-        initialize_online_processing(layer)
+        if torch.get_default_device().type != "meta":  # or there will be no values to process
+            initialize_online_processing(layer)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Quantise each shard with a global scale of its own, then as for any checkpoint."""

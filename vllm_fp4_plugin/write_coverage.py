@@ -36,9 +36,7 @@ class WriteCoverage(TorchDispatchMode):
         self._writes: dict[int, set[Interval]] = {s._cdata: set() for s in self._storages}
         self._fills: dict[int, set[Interval]] = {s._cdata: set() for s in self._storages}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         record = self._fills if func.overloadpacket in _FILLS else self._writes
@@ -57,7 +55,7 @@ class WriteCoverage(TorchDispatchMode):
         key = tensor.untyped_storage()._cdata
         if key not in self._writes:
             return []
-        begin = tensor.storage_offset() * tensor.element_size()
+        begin = int(tensor.storage_offset()) * tensor.element_size()
         writes, fills = self._writes[key], self._fills[key]
         if writes:
             fills = fills - set(_intervals(tensor))
@@ -87,19 +85,20 @@ def _intervals(tensor: Tensor) -> list[Interval]:
     """Bytes of its storage that a tensor takes, as few intervals as there are."""
     if not tensor.numel():
         return []
-    length, outer = 1, []
+    length = 1
+    outer: list[list[int]] = []
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride == length and not outer:
             length *= size
         elif size > 1:
             outer.append([i * stride for i in range(size)])
-    item, offset = tensor.element_size(), tensor.storage_offset()
+    item, offset = tensor.element_size(), int(tensor.storage_offset())
     starts = (offset + sum(steps) for steps in product(*outer))
     return [Interval(start * item, (start + length) * item) for start in starts]
 
 
 def _without(interval: Interval, taken: Iterable[Interval]) -> Iterator[Interval]:
-    """What is left of an interval without those of a sorted list."""
+    """Parts of an interval that are in none of a sorted list."""
     at = interval.start
     for start, end in taken:
         if start >= interval.end:
