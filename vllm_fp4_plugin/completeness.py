@@ -4,15 +4,18 @@ vLLM checks that itself for models that are not quantised, by name alone: a fuse
 which one shard came passes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from vllm.model_executor import model_loader
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.runai_streamer_loader import RunaiModelStreamerLoader
 
@@ -26,58 +29,63 @@ _NAMED = 4  # missing tensors in a message
 _INCOMPLETE = "the checkpoint is incomplete, copy or download it again, or export the model again"
 
 
+class _Needed(NamedTuple):
+    """Parameter that a checkpoint has to fill."""
+
+    name: str
+    module: nn.Module
+    parameter: nn.Parameter
+
+
 class CompleteLoad:
     """Load of a model's weights that is refused unless it fills every parameter.
 
-    While it is entered, the model's ``load_weights`` is watched.
-
     Args:
         model: a model that is built and not loaded; on the meta device too.
-        source: what the checkpoint is called in errors.
-        draft: it is a draft model, whose embeddings vLLM may take from the target.
+        source: directory of the checkpoint, or its name on the hub.
+        shared: kind of module whose weights need not come, as they may be another module's.
     """
 
-    def __init__(self, model: Any, source: str, *, draft: bool = False) -> None:
+    def __init__(self, model: Any, source: str, *, shared: type[nn.Module] | None = None) -> None:
         self._model = model
         self._source = source
-        self._needed = list(_needed(model, draft=draft))
-        self._coverage = WriteCoverage(parameter for _, _, parameter in self._needed)
-        self._claimed: set[str] = set()  # names that the model says it has loaded
+        self._shared = shared
         self._at: str | None = None  # tensor that the model is taking
 
-    def __enter__(self) -> "CompleteLoad":
-        load = self._model.load_weights
+    def expect(self) -> None:
+        """Stand in front of the model's ``load_weights`` for the next call."""
+        self._model.load_weights = self  # of the instance, before the class's
 
-        def watched(weights: Iterable[tuple[str, Tensor]], *args: Any, **kwargs: Any) -> Any:
-            with self._coverage:
-                claimed = load(self._noted(weights), *args, **kwargs)
-            self._claimed.update(claimed or ())
-            return claimed
+    def __call__(self, weights: Iterable[tuple[str, Tensor]], *args: Any, **kwargs: Any) -> Any:
+        """Load weights as the model's ``load_weights`` does.
 
-        self._model.load_weights = watched  # of the instance, before the class's
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        del self._model.load_weights
-        if error is None:
-            self._check()
-        elif self._at is not None and _is_misfit(error):
+        Raises:
+            UnsupportedCheckpoint: naming a tensor that is missing, unknown, or does not fit.
+        """
+        vars(self._model).pop("load_weights", None)
+        needed = list(_needed(self._model, self._shared))
+        coverage = WriteCoverage(parameter for _, _, parameter in needed)
+        try:
+            with coverage:
+                claimed = self._model.load_weights(self._noted(weights), *args, **kwargs)
+        except (AssertionError, IndexError, KeyError, ValueError) as error:
+            if self._at is None or isinstance(error, UnsupportedCheckpoint):
+                raise
             raise UnsupportedCheckpoint(self._misfit(self._at, error)) from error
-
-    def _noted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in weights:
-            self._at = name
-            yield name, tensor
-        self._at = None  # a model that gathers them first names the wrong one from here on
-
-    def _check(self) -> None:
-        missing = list(dict.fromkeys(self._missing()))
+        missing = list(dict.fromkeys(self._missing(needed, coverage, claimed or ())))
         if missing:
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
             raise UnsupportedCheckpoint(
                 f"{self._source}: holds no {', '.join(missing[:_NAMED])}{more}, which the model "
                 f"needs; {_INCOMPLETE}"
             )
+        return claimed
+
+    def _noted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            self._at = name
+            yield name, tensor
+        self._at = None  # a model that gathers them first names the wrong one from here on
 
     def _misfit(self, tensor: str, error: BaseException) -> str:
         where = self._file(tensor)
@@ -98,34 +106,29 @@ class CompleteLoad:
         headers = checkpoint_files.read_headers(directory) if directory.is_dir() else {}
         return str(headers[tensor].file if tensor in headers else self._source)
 
-    def _missing(self) -> Iterator[str]:
+    def _missing(
+        self, needed: Iterable[_Needed], coverage: WriteCoverage, claimed: Container[str]
+    ) -> Iterator[str]:
         packed = getattr(self._model, "packed_modules_mapping", None) or {}
-        for name, module, parameter in self._needed:
-            holes = self._coverage.holes(parameter)
+        for name, module, parameter in needed:
+            holes = coverage.holes(parameter)
             untouched = sum(end - start for start, end in holes) == parameter.nbytes
             # A model may fill a parameter otherwise; of one that it fills in part it cannot know.
-            if holes and not (untouched and name in self._claimed):
+            if holes and not (untouched and name in claimed):
                 yield from _tensors(name, module, parameter, holes, packed)
 
 
-def _is_misfit(error: BaseException) -> bool:
-    """Whether a model raised it at a tensor, and did not refuse that by name."""
-    named = isinstance(error, UnsupportedCheckpoint)
-    return isinstance(error, AssertionError | IndexError | KeyError | ValueError) and not named
-
-
-def _needed(model: nn.Module, *, draft: bool) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
-    """Parameters that a checkpoint has to fill, with their names and modules."""
+def _needed(model: nn.Module, shared: type[nn.Module] | None) -> Iterator[_Needed]:
     for prefix, module in model.named_modules():
         method = getattr(module, "quant_method", None)
         if isinstance(method, BaseKVCacheMethod):
             continue  # scales of a KV cache, 1 unless there are any
-        if draft and isinstance(module, VocabParallelEmbedding):
+        if shared is not None and isinstance(module, shared):
             continue
         optional = getattr(method, "optional_parameters", ())
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.numel() and name not in optional:
-                yield (f"{prefix}.{name}" if prefix else name), module, parameter
+                yield _Needed(f"{prefix}.{name}" if prefix else name, module, parameter)
 
 
 def _tensors(
@@ -158,14 +161,23 @@ def _tensors(
 class _CompleteLoader:
     """Loader before vLLM's: of our models, it lets no incomplete one pass."""
 
-    def load_weights(self, model: nn.Module, model_config: Any) -> None:
+    def load_weights(self, model: Any, model_config: Any) -> None:
         load: Any = super()
-        if model_config.quantization != METHOD:
-            load.load_weights(model, model_config)
-            return
-        draft = model_config.runner_type == "draft"
-        with CompleteLoad(model, model_config.model, draft=draft):
-            load.load_weights(model, model_config)
+        # A draft model may take the target's embeddings once it is loaded.
+        shared = VocabParallelEmbedding if model_config.runner_type == "draft" else None
+        _expect(model, model_config, shared)
+        load.load_weights(model, model_config)
+
+    def get_all_weights(self, model_config: Any, model: Any) -> Any:
+        load: Any = super()
+        # A reload asks for the weights and loads them itself. It parts tied embeddings meanwhile.
+        _expect(model, model_config, ParallelLMHead)
+        return load.get_all_weights(model_config, model)
+
+
+def _expect(model: Any, model_config: Any, shared: type[nn.Module] | None) -> None:
+    if model_config.quantization == METHOD:
+        CompleteLoad(model, model_config.model, shared=shared).expect()
 
 
 class _CompleteDefaultLoader(_CompleteLoader, DefaultModelLoader):

@@ -5,9 +5,13 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
+from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
-from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+from vllm.model_executor.model_loader.reload.layerwise import (
+    get_layerwise_info,
+    initialize_online_processing,
+)
 from vllm.model_executor.parameter import ModelWeightParameter
 
 from nvfp4_kernels.checks import InvalidArgument
@@ -47,6 +51,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         self.plan = self.make_plan(
             layer, input_size_per_partition, output_partition_sizes, params_dtype
         )
+        self.dummy = get_current_vllm_config().load_config.load_format == "dummy"
         shape = (sum(output_partition_sizes), input_size_per_partition)
         weight = ModelWeightParameter(
             data=torch.empty(shape, dtype=params_dtype, device="meta"),
@@ -62,12 +67,26 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         """Quantise each shard with a global scale of its own, then as for any checkpoint."""
         if layer.weight.dtype == torch.uint8:
             return  # done already
+        self._check_complete(layer)
         shards = layer.weight.data.split(self.plan.shard_sizes)
         quantised = [self._quantize(layer, shard) for shard in shards]
         del layer.weight, shards
         data, scales, weight_global = weights.join_shards(quantised)
         self.install(layer, self.kernel_weight(data, scales, weight_global, None))
         self.startup.loaded(self.prefix, layer.weight.device)
+
+    def _check_complete(self, layer: Any) -> None:
+        """Raise unless as many elements were loaded as there are.
+
+        Else vLLM hands over what the allocator left there, in a reload by pieces too, which
+        ``completeness`` does not see.
+        """
+        info = get_layerwise_info(layer)
+        if info.load_numel < (info.load_numel_total or 0) and not self.dummy:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: of its {info.load_numel_total} elements {info.load_numel} are in "
+                "the checkpoint; it is incomplete, copy or download it again"
+            )
 
     def _quantize(self, layer: Any, shard: Tensor) -> Nvfp4Tensor:
         amax = shard.abs().amax().float()

@@ -100,8 +100,7 @@ def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
     """
     from vllm_fp4_plugin.completeness import CompleteLoad
 
-    with CompleteLoad(model, str(directory)):
-        model.load_weights(_hollow(headers))
+    CompleteLoad(model, str(directory))(_hollow(headers))
 
 
 def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:
