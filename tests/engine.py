@@ -79,13 +79,22 @@ def run(model: str, **engine_args: Any) -> Run:
 
 def report_command(*arguments: str | Path) -> Result:
     """What ``python -m vllm_fp4_plugin report`` does, in this process, which keeps its logging."""
+    return _command("report", *arguments)
+
+
+def verify_command(*arguments: str | Path) -> Result:
+    """What ``python -m vllm_fp4_plugin verify`` does, likewise."""
+    return _command("verify", *arguments)
+
+
+def _command(*arguments: str | Path) -> Result:
     from vllm_fp4_plugin.__main__ import app
 
     logger = logging.getLogger("vllm")
     level = logger.level
     try:
         environment = {"VLLM_LOGGING_LEVEL": "ERROR"}
-        return CliRunner().invoke(app, ["report", *map(str, arguments)], env=environment)
+        return CliRunner().invoke(app, list(map(str, arguments)), env=environment)
     finally:
         logger.setLevel(level)
 

@@ -30,7 +30,7 @@ def refusals(model: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, NotImplementedError, OSError, IncompatibleVllm) as error:
-        raise _refusal(str(error)) from error
+        raise _refusal(_message(error)) from error
     except Exception as error:  # of vLLM, which reads a model's files as if all were well
         raise _refusal(
             f"{model}: vLLM cannot read it ({type(error).__name__}: {error}), must be a model that "
@@ -46,6 +46,13 @@ def parse_additional_config(given: str) -> Any:
         raise _refusal(
             f"additional-config: is no JSON ({error}); quote it for the shell"
         ) from error
+
+
+def _message(error: Any) -> str:
+    """Message of an error; pydantic, with which vLLM builds its config, hides it in a dump."""
+    details = error.errors() if hasattr(error, "errors") else ()
+    causes = [detail["ctx"]["error"] for detail in details if "error" in detail.get("ctx", {})]
+    return "; ".join(map(str, causes)) or str(error)
 
 
 def _refusal(message: str) -> typer.Exit:

@@ -110,9 +110,8 @@ def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]
                 f"{header.file}: {name}: dtype is {header.dtype}, must be one of "
                 f"{', '.join(_DTYPES)}; export the model again"
             )
-        # vLLM takes the value of a single number, so that has to have one.
-        device = "cpu" if torch.Size(header.shape).numel() == 1 else "meta"
-        yield name, torch.zeros(header.shape, dtype=_DTYPES[header.dtype], device=device)
+        # Not on the meta device: models look at single numbers, and may keep a parameter elsewhere.
+        yield name, torch.zeros((), dtype=_DTYPES[header.dtype]).expand(header.shape)
 
 
 def _count(number: int, noun: str) -> str:
