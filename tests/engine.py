@@ -7,6 +7,8 @@ import gc
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,10 @@ def inspect_models_here() -> None:
     registry._run_in_subprocess = lambda inspect: inspect()
 
 
-def run(model: str, **engine_args: Any) -> Run:
-    """Start an engine, score the text, continue it, and take the engine down again."""
-    from vllm import LLM, SamplingParams
+@contextmanager
+def started(model: str, **engine_args: Any) -> Iterator[Any]:
+    """A running engine, taken down again in the end."""
+    from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
     settings = {
@@ -61,20 +64,29 @@ def run(model: str, **engine_args: Any) -> Run:
     gc.freeze()  # an engine collects garbage many times: not in all that tests before have loaded
     llm = LLM(model, **(settings | engine_args))
     try:
+        yield llm
+    finally:
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def run(model: str, **engine_args: Any) -> Run:
+    """Start an engine, score the text, continue it, and take the engine down again."""
+    from vllm import SamplingParams
+
+    with started(model, **engine_args) as llm:
         sampling = SamplingParams(temperature=0.0, max_tokens=8, prompt_logprobs=0)
         [output] = llm.generate([tiny_llama.TEXT], sampling, use_tqdm=False)
         scored = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
         quant = llm.llm_engine.vllm_config.quant_config
         report = quant.startup.report.lines() if hasattr(quant, "startup") else []
+        del llm
         return Run(
             [candidates[token].logprob for candidates, token in scored],
             list(output.outputs[0].token_ids),
             report,
         )
-    finally:
-        del llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
 
 
 def report_command(*arguments: str | Path) -> Result:

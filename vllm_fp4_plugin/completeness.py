@@ -26,7 +26,7 @@ from vllm_fp4_plugin.options import METHOD
 from vllm_fp4_plugin.write_coverage import Interval, WriteCoverage
 
 _NAMED = 4  # missing tensors in a message
-_INCOMPLETE = "the checkpoint is incomplete, copy or download it again, or export the model again"
+INCOMPLETE = "the checkpoint is incomplete, copy or download it again, or export the model again"
 
 
 class _Needed(NamedTuple):
@@ -77,7 +77,7 @@ class CompleteLoad:
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
             raise UnsupportedCheckpoint(
                 f"{self._source}: holds no {', '.join(missing[:_NAMED])}{more}, which the model "
-                f"needs; {_INCOMPLETE}"
+                f"needs; {INCOMPLETE}"
             )
         return claimed
 

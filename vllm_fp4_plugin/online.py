@@ -17,7 +17,7 @@ from vllm.model_executor.parameter import ModelWeightParameter
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
 from nvfp4_kernels.scale_search import quantize_with_rule
-from vllm_fp4_plugin import weights
+from vllm_fp4_plugin import completeness, weights
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear import Nvfp4LinearBase
 from vllm_fp4_plugin.options import Options
@@ -76,16 +76,17 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         self.startup.loaded(self.prefix, layer.weight.device)
 
     def _check_complete(self, layer: Any) -> None:
-        """Raise unless as many elements were loaded as there are.
+        """Raise unless as many elements were loaded as the weight has.
 
-        Else vLLM hands over what the allocator left there, in a reload by pieces too, which
-        ``completeness`` does not see.
+        Else vLLM hands over what the allocator left there; in a reload from elsewhere than the
+        disk too, which ``completeness`` does not see.
         """
-        info = get_layerwise_info(layer)
-        if info.load_numel < (info.load_numel_total or 0) and not self.dummy:
+        # vLLM counts a bias only if it comes after a weight, and any shard has more than those.
+        info, needed = get_layerwise_info(layer), layer.weight.numel()
+        if info.can_load() and info.load_numel < needed and not self.dummy:
             raise UnsupportedCheckpoint(
-                f"{self.prefix}: of its {info.load_numel_total} elements {info.load_numel} are in "
-                "the checkpoint; it is incomplete, copy or download it again"
+                f"{self.prefix}.weight: {info.load_numel} of its {needed} elements came, must be "
+                f"all; {completeness.INCOMPLETE}"
             )
 
     def _quantize(self, layer: Any, shard: Tensor) -> Nvfp4Tensor:

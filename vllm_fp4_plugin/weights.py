@@ -125,9 +125,9 @@ def check_globals(layer: str, tensor: str, values: Tensor) -> None:
     """Raise unless every global scale, factor or divisor, is one that a model can have."""
     if not bool(((values >= MIN_GLOBAL) & (values <= MAX_GLOBAL)).all()):  # NaN is not
         raise UnsupportedCheckpoint(
-            f"{layer}.{tensor}: holds {values.tolist()}, global scales must be numbers from "
-            f"{MIN_GLOBAL:.0e} to {MAX_GLOBAL:.0e}; the checkpoint is damaged or was not "
-            "calibrated, quantise it again, and without a layer whose weights are all nearly zero"
+            f"{layer}.{tensor}: holds {values.tolist()}, global scales must be positive, between "
+            f"{MIN_GLOBAL:.0e} and {MAX_GLOBAL:.0e}; the checkpoint is damaged or was not "
+            "calibrated, quantise it again, without layers whose weights are all nearly zero"
         )
 
 

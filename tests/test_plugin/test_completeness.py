@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from vllm.model_executor import model_loader
 
 from tests import tiny_llama
-from tests.engine import run
+from tests.engine import run, started
 from vllm_fp4_plugin import completeness, meta_model
 from vllm_fp4_plugin.checkpoint_files import TensorHeader, read_headers
 from vllm_fp4_plugin.completeness import CompleteLoad
@@ -221,3 +221,33 @@ def test_registering_twice_changes_nothing() -> None:
     completeness.register()
     assert before == model_loader._LOAD_FORMAT_TO_MODEL_LOADER
     assert before["dummy"] is model_loader.DummyModelLoader
+
+
+# --- refused by a running engine ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("from_disk", [True, False], ids=["disk", "iterator"])
+def test_reloads(
+    from_disk: bool, bf16_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{LAYER}.self_attn.q_proj.weight"
+    copy = lacking(bf16_checkpoint, tmp_path, name)
+
+    def reload(worker: Any) -> None:
+        worker.reload_weights(weights_path=str(bf16_checkpoint))
+        if from_disk:
+            with pytest.raises(UnsupportedCheckpoint, match=f"{copy}: holds no {name}, which"):
+                worker.reload_weights(weights_path=str(copy))
+        else:
+            tensors = load_file(copy / "model.safetensors")
+            message = rf"{LAYER}\.self_attn\.qkv_proj\.weight: 16384 of its 32768 elements came"
+            with pytest.raises(UnsupportedCheckpoint, match=message):
+                worker.reload_weights(weights_iterator=tensors.items())
+        assert "load_weights" not in vars(worker.model_runner.model)
+
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    with started(str(bf16_checkpoint)) as llm:
+        llm.collective_rpc(reload)
+        # What has come so far is not put to use.
+        with pytest.raises((AttributeError, NotImplementedError), match=r"meta|weight_scale"):
+            llm.generate(["def"], use_tqdm=False)
