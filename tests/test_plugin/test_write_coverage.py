@@ -35,6 +35,10 @@ CASES: dict[str, tuple[Callable[[Tensor], object], list[tuple[int, int]]]] = {
         lambda t: [t[:5].copy_(torch.ones(4)), t[3:7].copy_(torch.ones(4))],
         [(7 * ROW, 8 * ROW)],
     ),
+    "rows within rows": (
+        lambda t: [t[:5].copy_(torch.ones(4)), t[1:2].copy_(torch.ones(4))],
+        [(5 * ROW, 8 * ROW)],
+    ),
     "columns": (columns, [(row * ROW + 12, row * ROW + 16) for row in range(8)]),
     "rows and padding": (lambda t: [t[:6].copy_(torch.ones(4)), t[6:].fill_(0)], []),
     "zeros, then rows": (lambda t: [t.zero_(), t[:6].copy_(torch.ones(4))], [(6 * ROW, 8 * ROW)]),
