@@ -7,6 +7,8 @@ import gc
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,10 @@ def inspect_models_here() -> None:
     registry._run_in_subprocess = lambda inspect: inspect()
 
 
-def run(model: str, **engine_args: Any) -> Run:
-    """Start an engine, score the text, continue it, and take the engine down again."""
-    from vllm import LLM, SamplingParams
+@contextmanager
+def started(model: str, **engine_args: Any) -> Iterator[Any]:
+    """A running engine, taken down again in the end."""
+    from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
     settings = {
@@ -61,31 +64,49 @@ def run(model: str, **engine_args: Any) -> Run:
     gc.freeze()  # an engine collects garbage many times: not in all that tests before have loaded
     llm = LLM(model, **(settings | engine_args))
     try:
-        sampling = SamplingParams(temperature=0.0, max_tokens=8, prompt_logprobs=0)
-        [output] = llm.generate([tiny_llama.TEXT], sampling, use_tqdm=False)
-        scored = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
-        quant = llm.llm_engine.vllm_config.quant_config
-        report = quant.startup.report.lines() if hasattr(quant, "startup") else []
-        return Run(
-            [candidates[token].logprob for candidates, token in scored],
-            list(output.outputs[0].token_ids),
-            report,
-        )
+        yield llm
     finally:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
 
 
+def run(model: str, **engine_args: Any) -> Run:
+    """Start an engine, score the text, continue it, and take the engine down again."""
+    from vllm import SamplingParams
+
+    with started(model, **engine_args) as llm:
+        sampling = SamplingParams(temperature=0.0, max_tokens=8, prompt_logprobs=0)
+        [output] = llm.generate([tiny_llama.TEXT], sampling, use_tqdm=False)
+        scored = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
+        quant = llm.llm_engine.vllm_config.quant_config
+        report = quant.startup.report.lines() if hasattr(quant, "startup") else []
+        del llm
+        return Run(
+            [candidates[token].logprob for candidates, token in scored],
+            list(output.outputs[0].token_ids),
+            report,
+        )
+
+
 def report_command(*arguments: str | Path) -> Result:
     """What ``python -m vllm_fp4_plugin report`` does, in this process, which keeps its logging."""
+    return _command("report", *arguments)
+
+
+def verify_command(*arguments: str | Path) -> Result:
+    """What ``python -m vllm_fp4_plugin verify`` does, likewise."""
+    return _command("verify", *arguments)
+
+
+def _command(*arguments: str | Path) -> Result:
     from vllm_fp4_plugin.__main__ import app
 
     logger = logging.getLogger("vllm")
     level = logger.level
     try:
         environment = {"VLLM_LOGGING_LEVEL": "ERROR"}
-        return CliRunner().invoke(app, ["report", *map(str, arguments)], env=environment)
+        return CliRunner().invoke(app, list(map(str, arguments)), env=environment)
     finally:
         logger.setLevel(level)
 

@@ -8,7 +8,7 @@ __all__ = ["__version__", "register"]
 
 @vllm_names()
 def register() -> None:
-    """Register ``nvfp4-tc``, the attention backend ``CUSTOM``, the indexer and norms of ours.
+    """Register ``nvfp4-tc``, its loaders, the backend ``CUSTOM``, the indexer and norms of ours.
 
     The ``vllm.general_plugins`` entry point: vLLM calls it in every process, possibly more
     than once.
@@ -22,7 +22,7 @@ def register() -> None:
     )
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from vllm_fp4_plugin import norm
+    from vllm_fp4_plugin import completeness, norm
     from vllm_fp4_plugin.config import Nvfp4TcConfig
     from vllm_fp4_plugin.indexer import registration
     from vllm_fp4_plugin.options import METHOD
@@ -34,3 +34,4 @@ def register() -> None:
         register_backend(custom, "vllm_fp4_plugin.attention.backend.PagedAttentionBackend")
     registration.register()
     norm.register()
+    completeness.register()

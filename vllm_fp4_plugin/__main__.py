@@ -1,4 +1,4 @@
-"""``python -m vllm_fp4_plugin``: quantise a checkpoint, or report what would run it."""
+"""``python -m vllm_fp4_plugin``: quantise or verify a checkpoint, report what would run it."""
 
 from typing import Annotated
 
@@ -7,14 +7,17 @@ import typer
 from vllm_fp4_plugin import versions
 from vllm_fp4_plugin.quantizer.command import quantize
 from vllm_fp4_plugin.report_command import report
+from vllm_fp4_plugin.verify_command import verify
 
 app = typer.Typer(
-    help="NVFP4 for vLLM: quantise a checkpoint, or report which kernel every layer would get.",
+    help="NVFP4 for vLLM: quantise a checkpoint, verify one, or report which kernel every layer "
+    "would get.",
     no_args_is_help=True,
     add_completion=False,
 )
 app.command()(quantize)
 app.command()(report)
+app.command()(verify)
 
 
 def _print_versions(asked: bool) -> None:

@@ -1,6 +1,7 @@
 """Headers of a local checkpoint's files, read and checked before anything is loaded."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from vllm_fp4_plugin import ignore
 from vllm_fp4_plugin.formats import (
     FORMATS,
     CheckpointConfig,
@@ -40,14 +42,10 @@ def read_headers(directory: Path) -> dict[str, TensorHeader]:
         UnsupportedCheckpoint: the index names a file that is missing or a tensor that is not in
             it, or a file is truncated or damaged.
     """
-    index = directory / INDEX
-    if not index.exists():
+    if not (directory / INDEX).exists():
         files = sorted(directory.glob("*.safetensors"))
         return {name: header for file in files for name, header in _read_file(file).items()}
-    try:
-        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError) as error:
-        raise _damaged(index, f"holds no weight_map ({error})") from error
+    weight_map = _read_index(directory / INDEX)
     headers: dict[str, TensorHeader] = {}
     for shard in sorted(set(weight_map.values())):
         file = directory / shard
@@ -58,6 +56,24 @@ def read_headers(directory: Path) -> dict[str, TensorHeader]:
         if name not in headers:
             raise _damaged(directory / shard, f"holds no tensor {name}, but {INDEX} says so")
     return headers
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Read an index: the files of the tensors, by the tensors' names."""
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _damaged(index, f"is no JSON ({error})") from error
+    if not isinstance(content, dict) or "weight_map" not in content:
+        raise _damaged(index, "holds no weight_map, must be an object that has one")
+    weight_map = content["weight_map"]
+    if not isinstance(weight_map, dict):
+        kind = type(weight_map).__name__
+        raise _damaged(index, f"weight_map: is a {kind}, must be an object of tensors' files")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise _damaged(index, f"weight_map: of {name} is {shard!r}, must be the name of a file")
+    return weight_map
 
 
 def _read_file(file: Path) -> dict[str, TensorHeader]:
@@ -90,15 +106,31 @@ def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfi
                 f"be in {checkpoint.format.name}'s, which the config declares; quantise the model "
                 "with one tool"
             )
-    modules = _modules(headers, names.weight_global)
-    if not modules:
+    modules = quantised_modules(headers, names)
+    if not _modules(headers, names.weight_global):
         raise UnsupportedCheckpoint(
             f"checkpoint: holds no {names.weight_global}, so no NVFP4 weights, though its config "
             "declares them; quantise the model again"
         )
     for module in modules:
         _check_module(headers, module, names, weight_only=checkpoint.weight_only)
+        pattern = ignore.matches(module, checkpoint.ignore)
+        if pattern is not None:
+            raise UnsupportedCheckpoint(
+                f"{headers[f'{module}.{names.weight}'].file}: {module} is quantised, but the "
+                f"config's ignore pattern {pattern!r} covers it; narrow or remove the pattern"
+            )
     return modules
+
+
+def quantised_modules(headers: Mapping[str, TensorHeader], names: TensorNames) -> list[str]:
+    """Modules that hold packed data, a global scale of it, or both."""
+    packed = [m for m in _modules(headers, names.weight) if _is_packed(headers, m, names)]
+    return list(dict.fromkeys([*packed, *_modules(headers, names.weight_global)]))
+
+
+def _is_packed(headers: Mapping[str, TensorHeader], module: str, names: TensorNames) -> bool:
+    return headers[f"{module}.{names.weight}"].dtype == "U8"
 
 
 def _modules(headers: Mapping[str, TensorHeader], tensor: str) -> list[str]:
@@ -115,7 +147,7 @@ def _check_module(
     for tensor in needed:
         if f"{module}.{tensor}" not in headers:
             raise UnsupportedCheckpoint(
-                f"{module}.{tensor}: is missing beside {module}.{names.weight_global}; "
+                f"{module}.{tensor}: is missing beside {module}'s other tensors; "
                 "the checkpoint is incomplete, quantise the model again"
             )
     weight = headers[f"{module}.{names.weight}"]
@@ -129,6 +161,11 @@ def _check_module(
     for tensor in needed[2:]:
         header = headers[f"{module}.{tensor}"]
         _check_tensor(f"{module}.{tensor}", header, "F32", None)
+        if math.prod(header.shape) != 1:
+            raise UnsupportedCheckpoint(
+                f"{module}.{tensor}: shape is {header.shape}, must be one number; "
+                "quantise the model again with one global scale per tensor"
+            )
 
 
 def _check_tensor(

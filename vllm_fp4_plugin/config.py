@@ -16,7 +16,7 @@ from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
-from vllm_fp4_plugin import checkpoint_files, defaults, formats, head
+from vllm_fp4_plugin import checkpoint_files, checkpoint_values, defaults, formats, head
 from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.head import Nvfp4HeadMethod
@@ -103,6 +103,11 @@ class Nvfp4TcConfig(QuantizationConfig):
         """Build from a checkpoint's quantization config."""
         return cls(formats.parse(config))
 
+    @property
+    def checkpoint(self) -> CheckpointConfig | None:
+        """Content of the checkpoint's quantization config; None for a 16-bit checkpoint."""
+        return self._checkpoint
+
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None
     ) -> None:
@@ -114,6 +119,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         if self._checkpoint is not None and headers:
             modules = checkpoint_files.check_nvfp4(headers, self._checkpoint)
             self._has_nvfp4_head = any(head.is_head(module) for module in modules)
+            checkpoint_values.check_global_scales(headers, self._checkpoint)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Rename ignore and target patterns as vLLM renames the model's modules."""

@@ -18,7 +18,7 @@ from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
-from vllm_fp4_plugin import fused_mlp, weights
+from vllm_fp4_plugin import completeness, fused_mlp, weights
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.linear_op import linear
 from vllm_fp4_plugin.loading import LoadLedger
@@ -59,6 +59,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         params_dtype: torch.dtype,
     ) -> LinearPlan:
         """Check that the layer can be served, and plan it; ``settle`` has the last word."""
+        completeness.check_load_format(get_current_vllm_config().load_config.load_format)
         if params_dtype not in A16_DTYPES:
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: dtype is {params_dtype}, must be bfloat16 or float16; "
@@ -200,7 +201,13 @@ class Nvfp4LinearBase(LinearMethodBase):
 
 @register_weight_loader_v2_supported_method
 class Nvfp4LinearMethod(Nvfp4LinearBase):
-    """Method of a linear layer whose checkpoint holds NVFP4 weights."""
+    """Method of a linear layer whose checkpoint holds NVFP4 weights.
+
+    Attributes:
+        optional_parameters: names of those that the checkpoint may leave out.
+    """
+
+    optional_parameters: tuple[str, ...] = ()
 
     def __init__(
         self, startup: Startup, options: Options, prefix: str, checkpoint: CheckpointConfig
@@ -244,8 +251,10 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         matrix(names.weight, torch.uint8, 2)
         matrix(names.block_scale, torch.float8_e4m3fn, BLOCK_SIZE)
         globals_(names.weight_global)
-        # Weight-only checkpoints may carry input scales too; they are read and left unused.
         globals_(names.input_global)
+        if self.plan.activation != "static":
+            # Such checkpoints may carry input scales too; they are read and left unused.
+            self.optional_parameters = (names.input_global,)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check what was loaded, permute the scales, fold the global ones; runs once per load."""

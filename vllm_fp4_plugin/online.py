@@ -5,15 +5,19 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
+from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
-from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+from vllm.model_executor.model_loader.reload.layerwise import (
+    get_layerwise_info,
+    initialize_online_processing,
+)
 from vllm.model_executor.parameter import ModelWeightParameter
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
 from nvfp4_kernels.scale_search import quantize_with_rule
-from vllm_fp4_plugin import weights
+from vllm_fp4_plugin import completeness, weights
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear import Nvfp4LinearBase
 from vllm_fp4_plugin.options import Options
@@ -47,6 +51,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         self.plan = self.make_plan(
             layer, input_size_per_partition, output_partition_sizes, params_dtype
         )
+        self.dummy = get_current_vllm_config().load_config.load_format == "dummy"
         shape = (sum(output_partition_sizes), input_size_per_partition)
         weight = ModelWeightParameter(
             data=torch.empty(shape, dtype=params_dtype, device="meta"),
@@ -55,19 +60,35 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
             weight_loader=extra_weight_attrs["weight_loader"],
         )
         layer.register_parameter("weight", weight)
-        initialize_online_processing(layer)
+        if torch.get_default_device().type != "meta":  # or there will be no values to process
+            initialize_online_processing(layer)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Quantise each shard with a global scale of its own, then as for any checkpoint."""
         if layer.weight.dtype == torch.uint8:
             return  # done already
         self.settle(layer)
+        self._check_complete(layer)
         shards = layer.weight.data.split(self.plan.shard_sizes)
         quantised = [self._quantize(layer, shard) for shard in shards]
         del layer.weight, shards
         data, scales, weight_global = weights.join_shards(quantised)
         self.install(layer, self.kernel_weight(data, scales, weight_global, None))
         self.startup.loaded(self.prefix, layer.weight.device)
+
+    def _check_complete(self, layer: Any) -> None:
+        """Raise unless as many elements were loaded as the weight has.
+
+        Else vLLM hands over what the allocator left there; in a reload from elsewhere than the
+        disk too, which ``completeness`` does not see.
+        """
+        # vLLM counts a bias only if it comes after a weight, and any shard has more than those.
+        info, needed = get_layerwise_info(layer), layer.weight.numel()
+        if info.can_load() and info.load_numel < needed and not self.dummy:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}.weight: {info.load_numel} of its {needed} elements came, must be "
+                f"all; {completeness.INCOMPLETE}"
+            )
 
     def _quantize(self, layer: Any, shard: Tensor) -> Nvfp4Tensor:
         amax = shard.abs().amax().float()

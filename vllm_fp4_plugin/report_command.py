@@ -1,19 +1,13 @@
 """``python -m vllm_fp4_plugin report``: which kernel every layer of a model would get, and why."""
 
-import json
-import logging
-import os
-import sys
-import tempfile
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from vllm_fp4_plugin import command_line, meta_model
 from vllm_fp4_plugin.report import Report
-from vllm_fp4_plugin.versions import IncompatibleVllm, vllm_names
 
 
 def report(
@@ -31,94 +25,24 @@ def report(
 
     Builds the model without its weights: nothing is loaded and no memory is taken for it.
     """
-    # In a file or a pipe, a row stays on its line.
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    try:
-        given = json.loads(additional_config)
-    except ValueError as error:
-        raise _refusal(
-            f"additional-config: is no JSON ({error}); quote it for the shell"
-        ) from error
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    try:
+    given = command_line.parse_additional_config(additional_config)
+    with command_line.refusals(model):
         layers = model_report(
             model, additional_config=given, dtype=dtype, attention_backend=attention_backend
         )
-    except (ValueError, NotImplementedError, OSError, IncompatibleVllm) as error:
-        raise _refusal(str(error)) from error
-    except Exception as error:  # of vLLM, which reads a model's files as if all were well
-        raise _refusal(
-            f"{model}: vLLM cannot read it ({type(error).__name__}: {error}), must be a model that "
-            "it serves; mend its config.json"
-        ) from error
+    console = command_line.output()
     console.print(_table(model, layers, every_layer=every_layer))
     console.print(layers.memory())
     for note in layers.notes:
-        _say(note)
-
-
-def _refusal(message: str) -> typer.Exit:
-    _say(message)
-    return typer.Exit(1)
-
-
-def _say(message: str) -> None:
-    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+        command_line.say(note)
 
 
 def model_report(model: str, **engine_args: Any) -> Report:
-    """Build a model on the meta device as ``vllm serve --quantization nvfp4-tc`` would.
-
-    Args:
-        model: checkpoint directory or hub name.
-        engine_args: further arguments of vLLM's ``EngineArgs``.
-
-    Returns:
-        The report of its linear and attention layers.
-
-    Raises:
-        ValueError: the checkpoint or an option is refused, by name.
-        NoKernelError: this machine's device has no kernel for a layer.
-        IncompatibleVllm: this vLLM lacks a name that is needed.
-    """
-    import torch
-
-    with vllm_names():
-        from vllm.config import set_current_vllm_config
-        from vllm.distributed import (
-            cleanup_dist_env_and_memory,
-            ensure_model_parallel_initialized,
-            init_distributed_environment,
-        )
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.model_executor.layers import rotary_embedding
-        from vllm.model_executor.model_loader.utils import initialize_model
-        from vllm.utils.torch_utils import set_default_torch_dtype
-
-        from vllm_fp4_plugin.config import Nvfp4TcConfig
-        from vllm_fp4_plugin.linear import settle
-        from vllm_fp4_plugin.options import METHOD, Options
+    """Report of a model's linear and attention layers; see ``meta_model.built``."""
+    with meta_model.built(model, **engine_args) as (_, config):
         from vllm_fp4_plugin.startup import idle
 
-    logging.getLogger("vllm").setLevel(logging.ERROR)
-    args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
-    Options.of(args)  # refused here in one line, and in many where vLLM builds its config
-    config = args.create_engine_config()
-    ropes = dict(rotary_embedding._ROPE_DICT)
-    with tempfile.TemporaryDirectory() as rendezvous, set_current_vllm_config(config):
-        init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
-        try:
-            ensure_model_parallel_initialized(1, 1)
-            with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
-                settle(initialize_model(config))
-        finally:
-            cleanup_dist_env_and_memory()
-            # vLLM would give these, which hold nothing, to the next model in this process.
-            rotary_embedding._ROPE_DICT.clear()
-            rotary_embedding._ROPE_DICT.update(ropes)
-    quant = config.quant_config
-    assert isinstance(quant, Nvfp4TcConfig)
-    startup = quant.startup
+        startup = config.quant_config.startup
     startup.report.notes = [idle(pattern) for pattern in startup.idle_patterns()]
     return startup.report
 

@@ -24,6 +24,10 @@ from nvfp4_kernels.nvfp4 import (
 )
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
+# Bounds of global scales: far outside what weights and activations give, and a weight's times an
+# input's is still a normal float32.
+MIN_GLOBAL, MAX_GLOBAL = 2.0**-60, 2.0**60
+
 _PIECE = 1 << 22  # elements of a weight that are permuted at a time, in some 50 MB
 
 
@@ -118,11 +122,12 @@ def join_shards(shards: Sequence[Nvfp4Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_globals(layer: str, tensor: str, values: Tensor) -> None:
-    """Raise unless every global scale is positive and finite."""
-    if not bool((torch.isfinite(values) & (values > 0)).all()):
+    """Raise unless every global scale, factor or divisor, is one that a model can have."""
+    if not bool(((values >= MIN_GLOBAL) & (values <= MAX_GLOBAL)).all()):  # NaN is not
         raise UnsupportedCheckpoint(
-            f"{layer}.{tensor}: holds {values.tolist()}, global scales must be positive and "
-            "finite; the checkpoint is damaged or was not calibrated, quantise it again"
+            f"{layer}.{tensor}: holds {values.tolist()}, global scales must be positive, between "
+            f"{MIN_GLOBAL:.0e} and {MAX_GLOBAL:.0e}; the checkpoint is damaged or was not "
+            "calibrated, quantise it again, without layers whose weights are all nearly zero"
         )
 
 

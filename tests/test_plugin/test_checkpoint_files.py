@@ -82,9 +82,21 @@ def test_garbled_header(tmp_path: Path) -> None:
         read_headers(tmp_path)
 
 
-def test_garbled_index(tmp_path: Path) -> None:
-    (sharded(tmp_path) / INDEX).write_text("{}")
-    with pytest.raises(UnsupportedCheckpoint, match="holds no weight_map"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no JSON"),
+        ("{}", "holds no weight_map, must be an object that has one; copy or download"),
+        ("[]", "holds no weight_map"),
+        ('{"weight_map": []}', "weight_map: is a list, must be an object of tensors' files"),
+        ('{"weight_map": null}', "weight_map: is a NoneType"),
+        ('{"weight_map": {"a": 1}}', "weight_map: of a is 1, must be the name of a file"),
+        ('{"weight_map": {"a": ["b"]}}', r"weight_map: of a is \['b'\]"),
+    ],
+)
+def test_garbled_index(content: str, message: str, tmp_path: Path) -> None:
+    (sharded(tmp_path) / INDEX).write_text(content)
+    with pytest.raises(UnsupportedCheckpoint, match=rf"index\.json: {message}"):
         read_headers(tmp_path)
 
 
@@ -102,6 +114,7 @@ def test_garbled_index(tmp_path: Path) -> None:
             r"weight_scale: shape is \(32, 2\), must be \(32, 3\)",
         ),
         ({"input_scale": torch.tensor(1.0).half()}, "input_scale: dtype is F16, must be F32"),
+        ({"input_scale": torch.ones(2)}, r"input_scale: shape is \(2,\), must be one number"),
         (
             {"weight_global_scale": torch.ones(1)},
             "weight_global_scale: belongs to compressed-tensors's format",
@@ -117,6 +130,29 @@ def test_layer_that_is_not_whole(
     save_file(present, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedCheckpoint, match=message):
         check_nvfp4(read_headers(tmp_path), checkpoint())
+
+
+def test_one_layer_of_several_lacks_its_global_scale(tmp_path: Path) -> None:
+    present = tensors() | {
+        name.replace("layers.0", "layers.1"): tensor for name, tensor in tensors().items()
+    }
+    del present["model.layers.1.mlp.down_proj.weight_scale_2"]
+    save_file(present, tmp_path / "model.safetensors")
+    with pytest.raises(
+        UnsupportedCheckpoint, match=r"1\.mlp\.down_proj\.weight_scale_2: is missing"
+    ):
+        check_nvfp4(read_headers(tmp_path), checkpoint())
+
+
+def test_pattern_that_covers_a_quantised_layer(tmp_path: Path) -> None:
+    save_file(tensors(), tmp_path / "model.safetensors")
+    config = CheckpointConfig(FORMATS["modelopt"], False, ("lm_head", "*.down_proj"))
+    message = (
+        rf"model\.safetensors: {MODULE} is quantised, but the config's ignore pattern "
+        r"'\*\.down_proj' covers it"
+    )
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        check_nvfp4(read_headers(tmp_path), config)
 
 
 def test_weight_only_needs_no_input_scale(tmp_path: Path) -> None:

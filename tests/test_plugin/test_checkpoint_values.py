@@ -1,0 +1,104 @@
+"""Values that no sound checkpoint holds are refused: global scales at once, the rest on demand."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vllm_fp4_plugin.checkpoint_files import read_headers
+from vllm_fp4_plugin.checkpoint_values import check_global_scales, check_values
+from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint
+
+LAYER = "model.layers.0"
+ATTENTION = f"{LAYER}.self_attn"
+
+
+def tensors(format: str) -> dict[str, Tensor]:
+    names = FORMATS[format].names
+    return {
+        f"{ATTENTION}.q_proj.{names.weight}": torch.full((4, 16), 0x22, dtype=torch.uint8),
+        f"{ATTENTION}.q_proj.{names.block_scale}": torch.ones(4, 2).to(torch.float8_e4m3fn),
+        f"{ATTENTION}.q_proj.{names.weight_global}": torch.tensor([0.5]),
+        f"{ATTENTION}.q_proj.{names.input_global}": torch.tensor([0.5]),
+        f"{ATTENTION}.{names.k_scale}": torch.tensor(0.5),
+        f"{ATTENTION}.{names.v_scale}": torch.tensor(0.5),
+        f"{LAYER}.input_layernorm.weight": torch.ones(8, dtype=torch.bfloat16),
+    }
+
+
+def config(format: str, weight_only: bool = False) -> CheckpointConfig:
+    return CheckpointConfig(FORMATS[format], weight_only)
+
+
+def scales(format: str) -> list[str]:
+    names = FORMATS[format].names
+    of_q = [f"q_proj.{name}" for name in (names.weight_global, names.input_global)]
+    return [f"{ATTENTION}.{name}" for name in (*of_q, names.k_scale, names.v_scale)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_sound_scales_are_counted(format: str, tmp_path: Path) -> None:
+    save_file(tensors(format), tmp_path / "model.safetensors")
+    assert check_global_scales(read_headers(tmp_path), config(format)) == 4
+    check_values(read_headers(tmp_path), config(format))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, math.nan, math.inf, 1e30, 1e-30], ids=str)
+@pytest.mark.parametrize("format", FORMATS)
+def test_scales_that_cannot_be(format: str, value: float, tmp_path: Path) -> None:
+    for name in scales(format):
+        changed = tensors(format)
+        changed[name].fill_(value)
+        save_file(changed, tmp_path / "model.safetensors")
+        message = (
+            rf"model\.safetensors: {name}: holds .*, global scales must be positive, between 9e-19"
+        )
+        with pytest.raises(UnsupportedCheckpoint, match=message):
+            check_global_scales(read_headers(tmp_path), config(format))
+
+
+@pytest.mark.parametrize("value", [2.0**-60, 2.0**60], ids=["least", "largest"])
+def test_scales_at_the_bounds(value: float, tmp_path: Path) -> None:
+    changed = tensors("modelopt")
+    for name in scales("modelopt"):
+        changed[name].fill_(value)
+    save_file(changed, tmp_path / "model.safetensors")
+    check_global_scales(read_headers(tmp_path), config("modelopt"))
+
+
+def test_scales_that_are_not_used(tmp_path: Path) -> None:
+    """Weights alone are quantised, and one of their input scales was never calibrated."""
+    changed = tensors("modelopt")
+    changed[f"{ATTENTION}.q_proj.input_scale"].fill_(0)
+    save_file(changed, tmp_path / "model.safetensors")
+    assert check_global_scales(read_headers(tmp_path), config("modelopt", weight_only=True)) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (f"{LAYER}.input_layernorm.weight", math.nan, "holds 1 NaN or infinite values"),
+        (f"{LAYER}.input_layernorm.weight", math.inf, "holds 1 NaN or infinite values"),
+        (f"{ATTENTION}.q_proj.weight_scale", math.nan, "1 block scales are NaN"),
+        (f"{ATTENTION}.q_proj.weight_scale", -1.0, "1 block scales are negative"),
+        (f"{ATTENTION}.q_proj.weight_scale", 0.0, "1 block scales are zero"),
+    ],
+)
+def test_values(name: str, value: float, message: str, tmp_path: Path) -> None:
+    changed = tensors("modelopt")
+    kind = changed[name].dtype
+    wider = changed[name].float()
+    wider.view(-1)[-1] = value
+    changed[name] = wider.to(kind)
+    save_file(changed, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedCheckpoint, match=rf"model\.safetensors: {name}: {message}"):
+        check_values(read_headers(tmp_path), config("modelopt"))
+
+
+def test_values_of_a_checkpoint_that_is_not_quantised(tmp_path: Path) -> None:
+    save_file({"model.norm.weight": torch.tensor([1.0, math.nan])}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedCheckpoint, match=r"model\.norm\.weight: holds 1 NaN"):
+        check_values(read_headers(tmp_path), None)

@@ -1,0 +1,81 @@
+"""``python -m vllm_fp4_plugin verify``: what it finds, or the refusal in one line."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.engine import verify_command as verify
+
+pytestmark = pytest.mark.slow
+
+
+def changed(model: Path, directory: Path, name: str, value: float | None) -> Path:
+    """A copy of a checkpoint without a tensor, or with another value at its end."""
+    copy = shutil.copytree(model, directory / "changed")
+    tensors = load_file(copy / "model.safetensors")
+    if value is None:
+        del tensors[name]
+    else:
+        tensors[name].view(-1)[-1] = value
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def test_summary(modelopt: Path) -> None:
+    done = verify(modelopt, "--values")
+    assert done.exit_code == 0, done.stderr
+    tensors = len(load_file(modelopt / "model.safetensors"))
+    assert done.stdout.splitlines() == [
+        f"{modelopt}: complete, {tensors} tensors in 1 file",
+        "modelopt: 14 quantised linears, 32 global scales within bounds",
+        "values: finite, block scales positive",
+    ]
+
+
+def test_a_checkpoint_that_is_not_quantised(bf16_checkpoint: Path) -> None:
+    done = verify(bf16_checkpoint)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == f"{bf16_checkpoint}: complete, 21 tensors in 1 file\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model.norm.weight", None, "{copy}: holds no model.norm.weight, which the model needs"),
+        (
+            "model.layers.0.mlp.up_proj.input_scale",
+            1e30,
+            "{copy}/model.safetensors: model.layers.0.mlp.up_proj.input_scale: holds ",
+        ),
+    ],
+    ids=["missing", "scale"],
+)
+def test_refusal_is_one_line_and_a_status(
+    name: str, value: float | None, message: str, modelopt: Path, tmp_path: Path
+) -> None:
+    copy = changed(modelopt, tmp_path, name, value)
+    done = verify(copy)
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    [line] = [line for line in done.stderr.splitlines() if str(copy) in line]
+    assert line.startswith(message.format(copy=copy))
+
+
+def test_values_are_read_on_demand(modelopt: Path, tmp_path: Path) -> None:
+    copy = changed(modelopt, tmp_path, "model.norm.weight", torch.nan)
+    assert verify(copy).exit_code == 0
+    done = verify(copy, "--values")
+    assert done.exit_code == 1
+    assert "model.norm.weight: holds 1 NaN or infinite values" in done.stderr
+
+
+@pytest.mark.parametrize("content", [None, {}], ids=["no directory", "no files"])
+def test_what_is_no_checkpoint(content: dict[str, str] | None, tmp_path: Path) -> None:
+    model = tmp_path if content is not None else tmp_path / "nothing"
+    done = verify(model)
+    assert done.exit_code == 1
+    expected = "is no directory" if content is None else "holds no safetensors files"
+    assert done.stderr.startswith(f"{model}: {expected}")

@@ -1,0 +1,88 @@
+"""Values of a local checkpoint: global scales before anything is loaded, all others on demand."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from vllm_fp4_plugin import weights
+from vllm_fp4_plugin.checkpoint_files import TensorHeader, quantised_modules
+from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_PIECE = 1 << 24  # elements that are checked at a time
+
+
+def read_tensors(
+    headers: Mapping[str, TensorHeader], names: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Read tensors, each file's together."""
+    by_file: dict[Path, list[str]] = defaultdict(list)
+    for name in names:
+        by_file[headers[name].file].append(name)
+    for file, in_it in by_file.items():
+        with safe_open(file, framework="pt") as tensors:
+            for name in in_it:
+                yield name, tensors.get_tensor(name)
+
+
+def check_global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> int:
+    """Check the global scales of weights and activations, and those of an FP8 KV cache.
+
+    Returns:
+        How many there are.
+
+    Raises:
+        UnsupportedCheckpoint: one is no positive number, or beyond all that a model can hold.
+    """
+    names = global_scales(headers, checkpoint)
+    for name, values in read_tensors(headers, names):
+        layer, _, tensor = name.rpartition(".")
+        weights.check_globals(f"{headers[name].file}: {layer}", tensor, values.float())
+    return len(names)
+
+
+def global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> list[str]:
+    """Names of the global scales that are used."""
+    names = checkpoint.names
+    used = [names.weight_global, names.k_scale, names.v_scale]
+    if not checkpoint.weight_only:
+        used.append(names.input_global)
+    suffixes = tuple(f".{name}" for name in used)
+    return [name for name in headers if name.endswith(suffixes)]
+
+
+def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig | None) -> None:
+    """Read every tensor and check that 16-bit ones are finite and block scales positive.
+
+    Args:
+        headers: the checkpoint's tensors.
+        checkpoint: what its config says; None if nothing in it is quantised.
+
+    Raises:
+        UnsupportedCheckpoint: naming the first tensor that holds anything else.
+    """
+    floats = [name for name, header in headers.items() if header.dtype in _FLOATS]
+    for name, values in read_tensors(headers, floats):
+        _check_finite(f"{headers[name].file}: {name}", values)
+    if checkpoint is None:
+        return
+    names = checkpoint.names
+    for module in quantised_modules(headers, names):
+        tensors = [f"{module}.{part}" for part in (names.block_scale, names.weight)]
+        scales, codes = (tensor for _, tensor in read_tensors(headers, tensors))
+        layer = f"{headers[tensors[0]].file}: {module}"
+        weights.check_block_scales(layer, names.block_scale, scales, codes)
+
+
+def _check_finite(name: str, values: Tensor) -> None:
+    for piece in values.flatten().split(_PIECE):
+        faults = int((~torch.isfinite(piece)).sum())
+        if faults:
+            raise UnsupportedCheckpoint(
+                f"{name}: holds {faults} NaN or infinite values, must be finite; copy or download "
+                "the checkpoint again, or export the model again"
+            )

@@ -1,0 +1,64 @@
+"""A model built on the meta device as vLLM would build it: all of its layers and no weights."""
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm_fp4_plugin.versions import vllm_names
+
+
+@contextmanager
+def built(model: str, **engine_args: Any) -> Iterator[tuple[Any, Any]]:
+    """Build a model as ``vllm serve --quantization nvfp4-tc`` would, on one rank.
+
+    Args:
+        model: checkpoint directory or hub name.
+        engine_args: further arguments of vLLM's ``EngineArgs``.
+
+    Yields:
+        The model and vLLM's config, whose ``quant_config`` is ours.
+
+    Raises:
+        ValueError: the checkpoint or an option is refused, by name.
+        NoKernelError: this machine's device has no kernel for a layer.
+        IncompatibleVllm: this vLLM lacks a name that is needed.
+    """
+    import torch
+
+    with vllm_names():
+        from vllm.config import set_current_vllm_config
+        from vllm.distributed import (
+            cleanup_dist_env_and_memory,
+            ensure_model_parallel_initialized,
+            init_distributed_environment,
+        )
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.model_executor.layers import rotary_embedding
+        from vllm.model_executor.model_loader.utils import initialize_model
+        from vllm.utils.torch_utils import set_default_torch_dtype
+
+        from vllm_fp4_plugin.config import Nvfp4TcConfig
+        from vllm_fp4_plugin.linear import settle
+        from vllm_fp4_plugin.options import METHOD, Options
+
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
+    Options.of(args)  # refused here in one line, and in many where vLLM builds its config
+    config = args.create_engine_config()
+    assert isinstance(config.quant_config, Nvfp4TcConfig)
+    ropes = dict(rotary_embedding._ROPE_DICT)
+    with tempfile.TemporaryDirectory() as rendezvous, set_current_vllm_config(config):
+        init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
+        try:
+            ensure_model_parallel_initialized(1, 1)
+            with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+                meta_model = initialize_model(config)
+                settle(meta_model)
+            yield meta_model, config
+        finally:
+            cleanup_dist_env_and_memory()
+            # vLLM would give these, which hold nothing, to the next model in this process.
+            rotary_embedding._ROPE_DICT.clear()
+            rotary_embedding._ROPE_DICT.update(ropes)

@@ -1,0 +1,118 @@
+"""``python -m vllm_fp4_plugin verify``: whether a checkpoint holds all that its model needs."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from vllm_fp4_plugin import checkpoint_files, checkpoint_values, command_line, meta_model
+from vllm_fp4_plugin.checkpoint_files import TensorHeader
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+
+
+def verify(
+    model: Annotated[Path, typer.Argument(help="Checkpoint directory.")],
+    additional_config: Annotated[
+        str, typer.Option(help="JSON, as for vllm serve; options of ours under nvfp4_tc.")
+    ] = "{}",
+    dtype: Annotated[str, typer.Option(help="As for vllm serve.")] = "auto",
+    values: Annotated[
+        bool, typer.Option("--values", help="Read every tensor too, and check what it holds.")
+    ] = False,
+) -> None:
+    """Check that a checkpoint holds all that its model needs, nothing else, and sound scales.
+
+    Reads the files' headers and the global scales alone, unless asked for the values: seconds for
+    a model of any size. The exit status is 1 for a checkpoint that would be refused.
+    """
+    given = command_line.parse_additional_config(additional_config)
+    with command_line.refusals(str(model)):
+        lines = verified(model, values=values, additional_config=given, dtype=dtype)
+    console = command_line.output()
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+
+
+def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> list[str]:
+    """Verify a checkpoint; see ``verify``.
+
+    Args:
+        directory: where it is.
+        values: read every tensor.
+        engine_args: as for ``meta_model.built``.
+
+    Returns:
+        Lines of what was found to be there.
+
+    Raises:
+        ValueError: naming what is missing or wrong.
+    """
+    if not directory.is_dir():
+        raise UnsupportedCheckpoint(
+            f"{directory}: is no directory, must be that of a checkpoint; download it first"
+        )
+    headers = checkpoint_files.read_headers(directory)
+    if not headers:
+        raise UnsupportedCheckpoint(
+            f"{directory}: holds no safetensors files; save the model in that format"
+        )
+    with meta_model.built(str(directory), **engine_args) as (model, config):
+        rehearse(model, directory, headers)
+        checkpoint = config.quant_config.checkpoint
+    files = {header.file for header in headers.values()}
+    lines = [f"{directory}: complete, {len(headers):,} tensors in {_count(len(files), 'file')}"]
+    if checkpoint is not None:
+        layers = checkpoint_files.quantised_modules(headers, checkpoint.names)
+        scales = checkpoint_values.global_scales(headers, checkpoint)
+        lines.append(
+            f"{checkpoint.format.name}: {_count(len(layers), 'quantised linear')}, "
+            f"{_count(len(scales), 'global scale')} within bounds"
+        )
+    if values:
+        checkpoint_values.check_values(headers, checkpoint)
+        lines.append("values: finite" + (", block scales positive" if checkpoint else ""))
+    return lines
+
+
+def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -> None:
+    """Have a model on the meta device load tensors of a checkpoint's names, dtypes and shapes.
+
+    Raises:
+        UnsupportedCheckpoint: one is missing, unknown to the model, or does not fit it.
+    """
+    from vllm_fp4_plugin.completeness import CompleteLoad
+
+    CompleteLoad(model, str(directory))(_hollow(headers))
+
+
+def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:
+    for name, header in headers.items():
+        if header.dtype not in _DTYPES:
+            raise UnsupportedCheckpoint(
+                f"{header.file}: {name}: dtype is {header.dtype}, must be one of "
+                f"{', '.join(_DTYPES)}; export the model again"
+            )
+        # Not on the meta device: models look at single numbers, and may keep a parameter elsewhere.
+        yield name, torch.zeros((), dtype=_DTYPES[header.dtype]).expand(header.shape)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
