@@ -98,7 +98,13 @@ class Nvfp4TcConfig(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Nvfp4TcConfig":
         """Build from a checkpoint's quantization config."""
-        return cls(formats.parse(config))
+        checkpoint = formats.parse(config)
+        if checkpoint.groups or checkpoint.is_silent:
+            raise UnsupportedCheckpoint(
+                "the checkpoint's config: describes mixed precision, must describe NVFP4 for a "
+                "whole model; serve it with --quantization modelopt_mixed or compressed-tensors"
+            )
+        return cls(checkpoint)
 
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None

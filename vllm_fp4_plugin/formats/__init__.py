@@ -20,6 +20,7 @@ from vllm_fp4_plugin.formats.compressed_tensors import CompressedTensors
 from vllm_fp4_plugin.formats.format import (
     CheckpointConfig,
     Format,
+    LayerGroup,
     TensorNames,
     UnsupportedCheckpoint,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "FORMATS",
     "CheckpointConfig",
     "Format",
+    "LayerGroup",
     "TensorNames",
     "UnsupportedCheckpoint",
     "is_nvfp4",
