@@ -93,19 +93,21 @@ def report_command(*arguments: str | Path) -> Result:
 def dequantized(checkpoint: Path) -> Run:
     """What transformers says on the CPU, in float32, with weights we dequantise one by one."""
     tensors = load_file(checkpoint / "model.safetensors")
-    model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint)).eval()
-    state = model.state_dict()
-    for name in state:
+    values = {}
+    for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
         if f"{module}.weight_scale_2" in tensors:
-            state[name] = Nvfp4Tensor(
-                tensors[name],
-                tensors[f"{module}.weight_scale"],
-                tensors[f"{module}.weight_scale_2"],
-            ).dequantize()
+            scales = tensors[f"{module}.weight_scale"], tensors[f"{module}.weight_scale_2"]
+            values[name] = Nvfp4Tensor(tensor, *scales).dequantize()
         else:
-            state[name] = tensors[name].float()
-    model.load_state_dict(state)
+            values[name] = tensor.float()
+    return with_values(checkpoint, values)
+
+
+def with_values(checkpoint: Path, values: dict[str, torch.Tensor]) -> Run:
+    """What transformers says on the CPU, in float32, with the ``values`` of the model's tensors."""
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint)).eval()
+    model.load_state_dict({name: values[name] for name in model.state_dict()})
     ids = torch.tensor([tiny_llama.tokenizer().encode(tiny_llama.TEXT)])
     with torch.inference_mode():
         scores = model(input_ids=ids).logits.log_softmax(-1)[0, :-1]

@@ -17,9 +17,12 @@ from vllm.platforms import current_platform
 
 from vllm_fp4_plugin import checkpoint_files, defaults, formats
 from vllm_fp4_plugin.attention import choice
+from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
-from vllm_fp4_plugin.ignore import QuantizedLayers, shard_names
-from vllm_fp4_plugin.linear import Nvfp4LinearBase, Nvfp4LinearMethod
+from vllm_fp4_plugin.ignore import covered, shard_names
+from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.layer_kinds import LayerKinds
+from vllm_fp4_plugin.linear import Nvfp4LinearMethod
 from vllm_fp4_plugin.online import Nvfp4OnlineLinearMethod
 from vllm_fp4_plugin.options import METHOD, Options
 from vllm_fp4_plugin.report import LayerRecord
@@ -41,9 +44,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         super().__init__()
         self.startup = Startup()
         self._checkpoint = checkpoint
-        self._quantized = QuantizedLayers()
-        if checkpoint is not None:
-            self._quantized = QuantizedLayers(checkpoint.ignore, checkpoint.targets)
+        self._kinds = None if checkpoint is None else LayerKinds(checkpoint)
         self._options: Options | None = None
         self._attention_reason = ""
         # vLLM reads this name: with a scheme, "auto" KV-cache dtype means fp8.
@@ -58,7 +59,6 @@ class Nvfp4TcConfig(QuantizationConfig):
             if self._checkpoint is not None:
                 options.refuse_online_only()
             else:
-                self._quantized = QuantizedLayers(options.ignore)
                 self.startup.watch(options.ignore)
             self._attention_reason = defaults.choose(config, options, self.startup.report)
         return self._options
@@ -98,13 +98,7 @@ class Nvfp4TcConfig(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Nvfp4TcConfig":
         """Build from a checkpoint's quantization config."""
-        checkpoint = formats.parse(config)
-        if checkpoint.groups or checkpoint.is_silent:
-            raise UnsupportedCheckpoint(
-                "the checkpoint's config: describes mixed precision, must describe NVFP4 for a "
-                "whole model; serve it with --quantization modelopt_mixed or compressed-tensors"
-            )
-        return cls(checkpoint)
+        return cls(formats.parse(config))
 
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None
@@ -116,10 +110,17 @@ class Nvfp4TcConfig(QuantizationConfig):
         headers = checkpoint_files.read_headers(directory)
         if self._checkpoint is not None and headers:
             checkpoint_files.check_nvfp4(headers, self._checkpoint)
+        if self._kinds is not None and headers:
+            self._kinds.read(headers)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
-        """Rename ignore and target patterns as vLLM renames the model's modules."""
-        self._quantized = self._quantized.renamed(hf_to_vllm_mapper)
+        """Rename modules and patterns of the checkpoint as vLLM renames the model's modules."""
+        if self._kinds is not None:
+            self._kinds.rename(hf_to_vllm_mapper)
+
+    def has_blocked_weights(self) -> bool:
+        """Whether vLLM must enable its op that quantises inputs of layers with FP8 blocks."""
+        return self._kinds is not None and self._kinds.has(Kind.FP8_BLOCK)
 
     # --- methods for layers ---------------------------------------------------------------
 
@@ -137,24 +138,55 @@ class Nvfp4TcConfig(QuantizationConfig):
             startup.report.add(LayerRecord.unquantized(prefix, "nvfp4-tc serves dense layers"))
             return None
         if not isinstance(layer, LinearBase):
+            self._check_no_linear(prefix)
             return None
-        reason = self._quantized.reason_against(prefix, self.packed_modules_mapping)
-        if reason is not None:
+        if self._checkpoint is None:
+            return self._online_method(layer, prefix, options)
+        return self._checkpoint_method(layer, prefix, options, self._checkpoint)
+
+    def _online_method(self, layer: Any, prefix: str, options: Options) -> QuantizeMethodBase:
+        pattern = covered(prefix, options.ignore, self.packed_modules_mapping)
+        if pattern is not None:
+            self.startup.unquantized(layer, prefix, f"ignored by {pattern!r}")
+            return UnquantizedLinearMethod()
+        self.startup.waiting.add(prefix)
+        return Nvfp4OnlineLinearMethod(self.startup, options, prefix)
+
+    def _checkpoint_method(
+        self, layer: Any, prefix: str, options: Options, checkpoint: CheckpointConfig
+    ) -> QuantizeMethodBase:
+        assert self._kinds is not None
+        startup, packed = self.startup, self.packed_modules_mapping
+        group, reason = self._kinds.of(prefix, packed)
+        if group.kind is Kind.UNQUANTIZED:
             startup.unquantized(layer, prefix, reason)
             return UnquantizedLinearMethod()
-        return self._linear_method(prefix, options)
-
-    def _linear_method(self, prefix: str, options: Options) -> Nvfp4LinearBase:
-        self.startup.waiting.add(prefix)
-        if self._checkpoint is None:
-            return Nvfp4OnlineLinearMethod(self.startup, options, prefix)
-        return Nvfp4LinearMethod(self.startup, options, prefix, self._checkpoint)
+        if not group.kind.is_nvfp4:
+            method, record = choose_delegated(
+                layer, prefix, group, checkpoint.format, packed, reason
+            )
+            startup.report.add(record)
+            return method
+        startup.waiting.add(prefix)
+        weight_only = group.kind is Kind.NVFP4_A16
+        return Nvfp4LinearMethod(
+            startup, options, prefix, checkpoint, weight_only=weight_only, reason=reason
+        )
 
     def _check_experts(self, prefix: str) -> None:
-        if self._checkpoint is None:
+        if self._kinds is None:
             return
-        if self._quantized.reason_against(prefix, self.packed_modules_mapping) is None:
+        kind = self._kinds.of(prefix, self.packed_modules_mapping).group.kind
+        if kind is not Kind.UNQUANTIZED:
             raise UnsupportedCheckpoint(
                 f"{prefix}: holds quantised experts, nvfp4-tc serves dense layers; "
                 "serve the model with --quantization modelopt_fp4 or compressed-tensors"
+            )
+
+    def _check_no_linear(self, prefix: str) -> None:
+        kind = None if self._kinds is None else self._kinds.is_quantized(prefix)
+        if kind is not None:
+            raise UnsupportedCheckpoint(
+                f"{prefix}: is {kind}, nvfp4-tc serves it in 16 bits only; quantise the model with "
+                f"{prefix.rpartition('.')[2]} excluded"
             )

@@ -1,9 +1,14 @@
 """Kinds of linear layers: how the weights of one are stored, and what they take."""
 
 from enum import StrEnum
+from typing import Literal
 
 FP8_BLOCK_SIZE = 128  # rows and columns of a weight that share a scale
 MX_BLOCK_SIZE = 32  # elements of a row that share a scale
+
+# How a layer that is not NVFP4 takes its input: rounded with the scale that is stored, with scales
+# found in it, or as it is.
+Inputs = Literal["static", "dynamic", "16-bit"]
 
 
 class Kind(StrEnum):

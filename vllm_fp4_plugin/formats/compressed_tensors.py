@@ -7,12 +7,14 @@ several formats, each group has its own. A group's targets are names of modules,
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.formats.config_groups import (
     EVERY_LINEAR,
     check_any_nvfp4,
+    input_scaling,
     is_uniform,
     read_groups,
     read_kv_scheme,
@@ -70,6 +72,7 @@ class CompressedTensors(Format):
     )
     scalar = (1,)
     reciprocal = True
+    scale_dims = MappingProxyType({Kind.FP8_CHANNEL: 2, Kind.FP8_BLOCK: 2})
 
     def wrote(self, config: Mapping[str, Any]) -> bool:
         method = str(config.get("quant_method", "")).lower().replace("_", "-")
@@ -104,12 +107,13 @@ class CompressedTensors(Format):
 
     def group(self, kind: Kind, *, static_input: bool) -> LayerGroup | None:
         static = static_input and kind in (Kind.FP8, Kind.FP8_CHANNEL)
+        inputs = _FP8 | {"strategy": "tensor"} if static else _INPUTS[kind]
         settings = {
             "weights": _WEIGHTS[kind],
-            "input_activations": _FP8 | {"strategy": "tensor"} if static else _INPUTS[kind],
+            "input_activations": inputs,
             "format": _PACKINGS[kind.family][0],
         }
-        return LayerGroup("the headers", kind, None, settings, static)
+        return LayerGroup("the headers", kind, None, settings, input_scaling(kind, inputs))
 
     def config(self, ignore: Sequence[str], *, weight_only: bool, fp8_kv: bool) -> dict[str, Any]:
         nvfp4 = {

@@ -6,7 +6,7 @@ from typing import Any
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.formats.fields import read_names, read_object, read_objects
 from vllm_fp4_plugin.formats.format import LayerGroup, UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
+from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Inputs, Kind
 
 EVERY_LINEAR = "Linear"  # a target that names a class, not a module
 
@@ -43,11 +43,17 @@ def read_groups(config: Mapping[str, Any], remedy: str) -> list[LayerGroup]:
         _check_inputs(f"{field}.input_activations", kind, inputs, remedy)
         if kind is Kind.NVFP4 and inputs is None:
             kind = Kind.NVFP4_A16
-        static = kind is Kind.FP8_CHANNEL or kind is Kind.FP8
-        static = static and inputs is not None and not inputs.get("dynamic")
-        every = EVERY_LINEAR in targets
-        found.append(LayerGroup(field, kind, None if every else targets, group, static))
+        named = None if EVERY_LINEAR in targets else targets
+        found.append(LayerGroup(field, kind, named, group, input_scaling(kind, inputs)))
     return found
+
+
+def input_scaling(kind: Kind, inputs: Mapping[str, Any] | None) -> Inputs:
+    """How layers of a kind take their input, by its quantization arguments."""
+    if inputs is None or kind.is_nvfp4:
+        return "16-bit"
+    static = kind in (Kind.FP8, Kind.FP8_CHANNEL) and not inputs.get("dynamic")
+    return "static" if static else "dynamic"
 
 
 def is_uniform(groups: list[LayerGroup]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from nvfp4_kernels.nvfp4 import Convention
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.kind import Inputs, Kind
 
 
 class UnsupportedCheckpoint(ValueError):
@@ -43,12 +43,14 @@ class Format(ABC):
         names: names of its tensors.
         scalar: shape of the global scales.
         reciprocal: whether the global scales are divisors (2688/amax) instead of factors.
+        scale_dims: dimensions of the scales of FP8 weights, by their kind.
     """
 
     name: ClassVar[Convention]
     names: ClassVar[TensorNames]
     scalar: ClassVar[tuple[int, ...]]
     reciprocal: ClassVar[bool]
+    scale_dims: ClassVar[Mapping[Kind, int]]
 
     @abstractmethod
     def wrote(self, config: Mapping[str, Any]) -> bool:
@@ -102,14 +104,14 @@ class LayerGroup:
         kind: how they are quantised.
         targets: names and patterns of the modules; None: every linear that no other group names.
         settings: what vLLM's own config is given for such a layer.
-        static_input: inputs have a scale that is stored; a property of FP8.
+        inputs: how a layer that is not NVFP4 takes its input.
     """
 
     where: str
     kind: Kind
     targets: tuple[str, ...] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    static_input: bool = False
+    inputs: Inputs = "16-bit"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ quantised: ``{"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}, …}``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
@@ -30,7 +31,7 @@ from vllm_fp4_plugin.formats.format import (
     TensorNames,
     UnsupportedCheckpoint,
 )
-from vllm_fp4_plugin.kind import NVFP4_KINDS, Kind
+from vllm_fp4_plugin.kind import NVFP4_KINDS, Inputs, Kind
 
 LEGACY_FILE = "hf_quant_config.json"
 
@@ -66,6 +67,7 @@ class ModelOpt(Format):
     )
     scalar = ()
     reciprocal = False
+    scale_dims = MappingProxyType({Kind.FP8_CHANNEL: 1, Kind.FP8_BLOCK: 4})
 
     def wrote(self, config: Mapping[str, Any]) -> bool:
         method = str(config.get("quant_method") or "").lower()
@@ -221,9 +223,10 @@ def _mixed_groups(parts: list[Mapping[str, Any]]) -> list[LayerGroup]:
     return [_group("quantized_layers", kind, tuple(names)) for kind, names in targets.items()]
 
 
-def _group(field: str, kind: Kind, targets: tuple[str, ...] | None) -> LayerGroup:
+def _group(where: str, kind: Kind, targets: tuple[str, ...] | None) -> LayerGroup:
     settings = {"quant_algo": _ALGORITHMS[kind]}
-    return LayerGroup(field, kind, targets, settings, static_input=kind is Kind.FP8)
+    inputs: Inputs = "static" if kind is Kind.FP8 else "dynamic"
+    return LayerGroup(where, kind, targets, settings, inputs)
 
 
 def _kv_scheme(parts: list[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -1,0 +1,75 @@
+"""Checkpoints of mixed precision in real engines, against the model of their decoded weights.
+
+Bounds on the mean absolute difference of log-probabilities, about three times what was seen. Where
+activations are rounded to FP8, the reference, in float32, rounds none.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine import distance, run, with_values
+from tests.mixed_checkpoints import Mixed, write
+from vllm_fp4_plugin.kind import Kind
+
+pytestmark = pytest.mark.slow
+
+SAME = 0.03  # weights alone, or activations in FP8 too
+SAME_W4A4 = 0.2
+
+W4A16 = "nvfp4_gemm_w4a16/reference (cpu), W4A16"
+QKV, MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
+Write = Callable[..., Mixed]
+
+
+@pytest.fixture
+def mixed(bf16: Path, modelopt: Path, tmp_path: Path) -> Write:
+    def written(kinds: Mapping[str, Kind], *, format: str) -> Mixed:
+        return write(tmp_path / "mixed", bf16, modelopt, kinds, modelopt=format == "modelopt")
+
+    return written
+
+
+def served(mixed: Mixed) -> Any:
+    return run(str(mixed.path), kv_cache_dtype="auto")
+
+
+def test_modelopt_mlp_w4a16_attention_fp8(mixed: Write) -> None:
+    """What Qwen3.6-27B is: FP8 attention with calibrated scales, of each shard its own."""
+    kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | dict.fromkeys((*QKV, "o_proj"), Kind.FP8)
+    model = mixed(kinds, format="modelopt")
+    found = served(model)
+    assert distance(found, with_values(model.path, model.values)) < SAME
+    for layer in ("qkv_proj", "o_proj"):
+        assert f"{layer} ×2: fp8_linear/reference (cpu), W8A8 static" in found.report
+    assert f"down_proj ×2: {W4A16}" in found.report
+    assert "gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/reference (cpu), W4A16" in found.report
+
+
+def test_modelopt_w4a4_and_w4a16_side_by_side(mixed: Write) -> None:
+    """Per layer: W4A4, W4A16, FP8 per channel by vLLM's own method, FP8 blocks, MXFP8."""
+    kinds = dict.fromkeys(("gate_proj", "up_proj"), Kind.NVFP4_A16) | {
+        "down_proj": Kind.NVFP4,
+        "o_proj": Kind.FP8_BLOCK,
+    }
+    model = mixed(kinds | dict.fromkeys(QKV, Kind.FP8_CHANNEL), format="modelopt")
+    found = served(model)
+    assert distance(found, with_values(model.path, model.values)) < SAME_W4A4
+    assert "qkv_proj ×2: fp8 (vLLM: ModelOptLinearMethod), W8A8 dynamic" in found.report
+    assert "o_proj ×2: fp8_linear/reference (cpu), W8A8 dynamic" in found.report
+    assert "down_proj ×2: nvfp4_gemm/reference (cpu), W4A4 static" in found.report
+
+
+def test_compressed_tensors_of_several_groups(mixed: Write) -> None:
+    kinds = dict.fromkeys(("gate_proj", "up_proj"), Kind.NVFP4_A16) | {
+        "down_proj": Kind.MXFP8,
+        "o_proj": Kind.FP8,
+    }
+    model = mixed(kinds | dict.fromkeys(QKV, Kind.FP8_CHANNEL), format="compressed-tensors")
+    found = served(model)
+    assert distance(found, with_values(model.path, model.values)) < SAME
+    assert "qkv_proj ×2: fp8 (vLLM: CompressedTensorsW8A8Fp8), W8A8 dynamic" in found.report
+    assert "o_proj ×2: fp8_linear/reference (cpu), W8A8 static" in found.report
+    assert "down_proj ×2: mxfp8_linear/reference (cpu), W8A8 dynamic" in found.report
