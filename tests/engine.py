@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,10 +105,21 @@ def dequantized(checkpoint: Path) -> Run:
     return with_values(checkpoint, values)
 
 
-def with_values(checkpoint: Path, values: dict[str, torch.Tensor]) -> Run:
-    """What transformers says on the CPU, in float32, with the ``values`` of the model's tensors."""
+def with_values(
+    checkpoint: Path,
+    values: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] | None = None,
+) -> Run:
+    """What transformers says on the CPU, in float32, with the ``values`` of the model's tensors.
+
+    ``inputs`` are roundings of what goes into modules, by their names.
+    """
     model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint)).eval()
     model.load_state_dict({name: values[name] for name in model.state_dict()})
+    for name, rounded in (inputs or {}).items():
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, given, rounded=rounded: (rounded(given[0]),)
+        )
     ids = torch.tensor([tiny_llama.tokenizer().encode(tiny_llama.TEXT)])
     with torch.inference_mode():
         scores = model(input_ids=ids).logits.log_softmax(-1)[0, :-1]

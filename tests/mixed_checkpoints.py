@@ -2,8 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,29 @@ class Mixed:
     Attributes:
         path: its directory.
         values: float32 values of every tensor of the model, by name.
+        inputs: what becomes of the input of each layer that rounds it, by name.
     """
 
     path: Path
     values: dict[str, Tensor]
+    inputs: dict[str, Callable[[Tensor], Tensor]]
+
+
+def round_input(kind: Kind, x: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Round ``(..., K)`` as a layer of a kind does, with a calibrated scale or those of its own."""
+    size = {Kind.FP8_BLOCK: 128, Kind.MXFP8: 32, Kind.MXFP4: 32}.get(kind, x.shape[-1])
+    blocks = x.float().unflatten(-1, (-1, size))
+    largest = 6.0 if kind is Kind.MXFP4 else E4M3_MAX
+    step = blocks.abs().amax(-1, keepdim=True) / largest if scale is None else scale
+    if kind in (Kind.MXFP8, Kind.MXFP4):
+        step = torch.exp2(torch.ceil(torch.log2(step)))
+    scaled = (blocks / step).clamp(-largest, largest)
+    if kind is Kind.MXFP4:
+        grid = torch.tensor(E2M1_VALUES)
+        rounded = grid[(scaled.abs().unsqueeze(-1) - grid).abs().argmin(-1)] * scaled.sign()
+    else:
+        rounded = scaled.to(torch.float8_e4m3fn).float()
+    return (rounded * step).flatten(-2)
 
 
 def write(
@@ -145,6 +165,7 @@ def write(
     tensors: dict[str, Tensor] = {}
     values: dict[str, Tensor] = {}
     chosen: dict[str, Kind] = {}
+    inputs: dict[str, Callable[[Tensor], Tensor]] = {}
     for name, tensor in plain.items():
         module = name.removesuffix(".weight")
         kind = kinds.get(module.rpartition(".")[2])
@@ -162,10 +183,13 @@ def write(
         if kind is Kind.FP8:
             scale = nvfp4[f"{module}.input_scale"] * E4M3_STEPS_OF_NVFP4
             tensors[f"{module}.input_scale"] = scale if modelopt else scale.view(1)
+            inputs[module] = partial(round_input, kind, scale=scale)
+        elif kind in (Kind.FP8_CHANNEL, Kind.FP8_BLOCK, Kind.MXFP8):
+            inputs[module] = partial(round_input, kind)
     save_file(tensors, dst / "model.safetensors", metadata={"format": "pt"})
     config = _modelopt_config(chosen) if modelopt else _compressed_tensors_config(kinds)
     set_config(dst, config)
-    return Mixed(dst, values)
+    return Mixed(dst, values, inputs)
 
 
 def _nvfp4(kind: Kind, module: str, nvfp4: Mapping[str, Tensor], *, modelopt: bool) -> Quantized:

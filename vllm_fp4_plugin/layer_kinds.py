@@ -114,14 +114,14 @@ class LayerKinds:
     def _reason(self, name: str, group: LayerGroup, says: Kind | None) -> str:
         if says is not None:
             if group.kind is Kind.UNQUANTIZED and not UNLISTED.isdisjoint(name.split(".")):
-                return "16-bit in the checkpoint"
+                return "left out of the checkpoint's list"
             return f"{group.kind} in the checkpoint, whose config says {says}"
         if group.kind is not Kind.UNQUANTIZED:
             return ""
         pattern = self._declared.ignored_by(name)
         if pattern is not None:
             return f"ignored by {pattern!r}"
-        return "16-bit in the checkpoint" if self._found else "no target of the checkpoint"
+        return "" if self._checkpoint.is_silent else "no target of the checkpoint"
 
 
 def _check_alike(prefix: str, groups: Mapping[str, LayerGroup | None]) -> None:

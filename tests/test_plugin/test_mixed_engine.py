@@ -41,7 +41,7 @@ def test_modelopt_mlp_w4a16_attention_fp8(mixed: Write) -> None:
     kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | dict.fromkeys((*QKV, "o_proj"), Kind.FP8)
     model = mixed(kinds, format="modelopt")
     found = served(model)
-    assert distance(found, with_values(model.path, model.values)) < SAME
+    assert distance(found, with_values(model.path, model.values, model.inputs)) < SAME
     for layer in ("qkv_proj", "o_proj"):
         assert f"{layer} ×2: fp8_linear/reference (cpu), W8A8 static" in found.report
     assert f"down_proj ×2: {W4A16}" in found.report
@@ -56,7 +56,7 @@ def test_modelopt_w4a4_and_w4a16_side_by_side(mixed: Write) -> None:
     }
     model = mixed(kinds | dict.fromkeys(QKV, Kind.FP8_CHANNEL), format="modelopt")
     found = served(model)
-    assert distance(found, with_values(model.path, model.values)) < SAME_W4A4
+    assert distance(found, with_values(model.path, model.values, model.inputs)) < SAME_W4A4
     assert "qkv_proj ×2: fp8 (vLLM: ModelOptLinearMethod), W8A8 dynamic" in found.report
     assert "o_proj ×2: fp8_linear/reference (cpu), W8A8 dynamic" in found.report
     assert "down_proj ×2: nvfp4_gemm/reference (cpu), W4A4 static" in found.report
@@ -69,7 +69,7 @@ def test_compressed_tensors_of_several_groups(mixed: Write) -> None:
     }
     model = mixed(kinds | dict.fromkeys(QKV, Kind.FP8_CHANNEL), format="compressed-tensors")
     found = served(model)
-    assert distance(found, with_values(model.path, model.values)) < SAME
+    assert distance(found, with_values(model.path, model.values, model.inputs)) < SAME
     assert "qkv_proj ×2: fp8 (vLLM: CompressedTensorsW8A8Fp8), W8A8 dynamic" in found.report
     assert "o_proj ×2: fp8_linear/reference (cpu), W8A8 static" in found.report
     assert "down_proj ×2: mxfp8_linear/reference (cpu), W8A8 dynamic" in found.report

@@ -96,7 +96,7 @@ class ReferenceLinearMethod(LinearMethodBase):
             return self._globals(loader)
         if self.kind is Kind.FP8_CHANNEL:
             shape = (n, 1)[: self.scale_dims]
-            data = torch.full(shape, torch.nan)
+            data = torch.full(shape, torch.nan, dtype=torch.float32)
             return ChannelQuantScaleParameter(data=data, output_dim=0, weight_loader=loader)
         if self.kind is Kind.FP8_BLOCK:
             layer.weight_block_size = [FP8_BLOCK_SIZE] * 2  # vLLM's loaders of shards ask for it
@@ -104,7 +104,7 @@ class ReferenceLinearMethod(LinearMethodBase):
             apart = self.scale_dims == 4
             shape = (rows, 1, columns, 1) if apart else (rows, columns)
             return BlockQuantScaleParameter(
-                data=torch.full(shape, torch.nan),
+                data=torch.full(shape, torch.nan, dtype=torch.float32),
                 input_dim=2 if apart else 1,
                 output_dim=0,
                 weight_loader=loader,
@@ -113,7 +113,7 @@ class ReferenceLinearMethod(LinearMethodBase):
         return ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
 
     def _globals(self, loader: Any) -> PerTensorScaleParameter:
-        data = torch.full((len(self.shard_sizes),), torch.nan)
+        data = torch.full((len(self.shard_sizes),), torch.nan, dtype=torch.float32)
         return PerTensorScaleParameter(data=data, weight_loader=loader)
 
     def process_weights_after_loading(self, layer: Any) -> None:
