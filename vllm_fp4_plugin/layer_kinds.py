@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
-from vllm_fp4_plugin.declared_kinds import DeclaredKinds, renamed_module
+from vllm_fp4_plugin.declared_kinds import UNQUANTIZED, DeclaredKinds, renamed_module
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import MixedShards, shard_names
 from vllm_fp4_plugin.kind import Kind
@@ -22,6 +22,9 @@ UNLISTED = frozenset(
         "vit_large_projector",
     }
 )
+
+
+_UNLISTED = "left out of the checkpoint's list"
 
 
 class LayerKind(NamedTuple):
@@ -92,6 +95,8 @@ class LayerKinds:
         found = {name: self._found[name] for name in [*names, prefix] if name in self._found}
         if found:
             return self._by_tensors(prefix, found)
+        if self._is_unlisted(prefix):
+            return LayerKind(UNQUANTIZED, _UNLISTED)
         asked = [prefix] if self._declared.mentions(prefix) else names
         groups = {name: self._declared.group_of(name) for name in asked}
         _check_alike(prefix, groups)
@@ -111,10 +116,23 @@ class LayerKinds:
         name, says = differing[0] if differing else (next(iter(found)), None)
         return LayerKind(group, self._reason(name, group, says))
 
+    def _is_unlisted(self, prefix: str) -> bool:
+        """Whether a layer is in a tower of 16-bit layers, though none has just that name.
+
+        Vision models rename what they load themselves.
+        """
+        parts = UNLISTED.intersection(prefix.split("."))
+        kinds = {
+            found.group.kind
+            for name, found in self._found.items()
+            if not parts.isdisjoint(name.split("."))
+        }
+        return kinds == {Kind.UNQUANTIZED}
+
     def _reason(self, name: str, group: LayerGroup, says: Kind | None) -> str:
         if says is not None:
             if group.kind is Kind.UNQUANTIZED and not UNLISTED.isdisjoint(name.split(".")):
-                return "left out of the checkpoint's list"
+                return _UNLISTED
             return f"{group.kind} in the checkpoint, whose config says {says}"
         if group.kind is not Kind.UNQUANTIZED:
             return ""
