@@ -33,8 +33,8 @@ class Nvfp4TcConfig(QuantizationConfig):
     """``--quantization nvfp4-tc``.
 
     Args:
-        checkpoint: what an NVFP4 checkpoint's config says; None for a 16-bit one, which is
-            quantised at load.
+        checkpoint: what the config of an NVFP4 checkpoint, or of one of mixed precision, says; None
+            for a 16-bit one, which is quantised at load.
 
     Attributes:
         startup: account of the process's layers.
@@ -107,6 +107,9 @@ class Nvfp4TcConfig(QuantizationConfig):
         directory = Path(model_name)
         if not directory.is_dir():
             return
+        if self._checkpoint is not None and self._checkpoint.is_silent:
+            self._checkpoint = formats.parse_beside(directory) or self._checkpoint
+            self._kinds = LayerKinds(self._checkpoint)
         headers = checkpoint_files.read_headers(directory)
         if self._checkpoint is not None and headers:
             checkpoint_files.check_nvfp4(headers, self._checkpoint)

@@ -1,11 +1,15 @@
 """Quantization configs as producers write them, and those that are refused."""
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_fp4_plugin.formats import FORMATS, UnsupportedCheckpoint, is_nvfp4, parse
+from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.formats import FORMATS, UnsupportedCheckpoint, is_nvfp4, parse, parse_beside
+from vllm_fp4_plugin.formats.modelopt import LEGACY_FILE
 from vllm_fp4_plugin.ignore import matches
 from vllm_fp4_plugin.kind import Kind
 
@@ -430,3 +434,17 @@ def test_groups_of_attention_are_a_cache() -> None:
 def test_mixed_that_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedCheckpoint, match=message):
         parse(config)
+
+
+def test_the_list_that_is_only_in_the_file_beside(tmp_path: Path) -> None:
+    assert parse_beside(tmp_path) is None
+    (tmp_path / LEGACY_FILE).write_text(json.dumps({"quantization": MIXED}))
+    (tmp_path / "config.json").write_text("{}")
+    config = Nvfp4TcConfig.from_config(edited(MIXED, "quantized_layers", ...))
+    config.maybe_update_config(str(tmp_path))
+    assert config._kinds is not None
+    name = "model.layers.0.mlp.down_proj"
+    assert config._kinds.of(name, {}).group.kind is Kind.NVFP4_A16
+    (tmp_path / LEGACY_FILE).write_text("{")
+    with pytest.raises(UnsupportedCheckpoint, match=rf"{LEGACY_FILE}: is no JSON"):
+        parse_beside(tmp_path)
