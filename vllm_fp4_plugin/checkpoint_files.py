@@ -72,8 +72,11 @@ def _read_file(file: Path) -> dict[str, TensorHeader]:
     return headers
 
 
-def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> None:
+def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> list[str]:
     """Check that every quantised linear is whole: its tensors, their dtypes and shapes.
+
+    Returns:
+        Names of these linears.
 
     Raises:
         UnsupportedCheckpoint: naming the tensor, what it is, what it must be.
@@ -94,12 +97,8 @@ def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfi
             "declares them; quantise the model again"
         )
     for module in modules:
-        if module.rpartition(".")[2] == "lm_head":
-            raise UnsupportedCheckpoint(
-                "lm_head: is quantised, nvfp4-tc serves it in 16 bits only; "
-                "quantise the model with lm_head excluded"
-            )
         _check_module(headers, module, names, weight_only=checkpoint.weight_only)
+    return modules
 
 
 def _modules(headers: Mapping[str, TensorHeader], tensor: str) -> list[str]:

@@ -13,12 +13,14 @@ from vllm.model_executor.layers.quantization.base_config import (
     QuantizeMethodBase,
 )
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
-from vllm_fp4_plugin import checkpoint_files, defaults, formats
+from vllm_fp4_plugin import checkpoint_files, defaults, formats, head
 from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.head import Nvfp4HeadMethod
 from vllm_fp4_plugin.ignore import covered, shard_names
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.layer_kinds import LayerKinds
@@ -140,6 +142,8 @@ class Nvfp4TcConfig(QuantizationConfig):
             self._check_experts(prefix)
             startup.report.add(LayerRecord.unquantized(prefix, "nvfp4-tc serves dense layers"))
             return None
+        if isinstance(layer, ParallelLMHead):
+            return self._head_method(prefix)
         if not isinstance(layer, LinearBase):
             self._check_no_linear(prefix)
             return None
@@ -176,6 +180,25 @@ class Nvfp4TcConfig(QuantizationConfig):
             startup, options, prefix, checkpoint, weight_only=weight_only, reason=reason
         )
 
+    def _head_method(self, prefix: str) -> Nvfp4HeadMethod | None:
+        """Method of an ``lm_head``; None: it is in 16 bits, or the embedding."""
+        if self._checkpoint is None or self._kinds is None:
+            return None
+        kind = self._kinds.head_kind(prefix)
+        if kind is None and not head.is_tied() and not self._kinds.are_by_tensors:
+            kind = self._kinds.of(prefix, {}).group.kind
+        if kind is None or kind is Kind.UNQUANTIZED:
+            return None
+        if head.is_tied():
+            raise head.tied(prefix)
+        if not kind.is_nvfp4:
+            raise _served_in_16_bits(prefix, kind)
+        self.startup.waiting.add(prefix)
+        weight_only = kind is Kind.NVFP4_A16
+        return Nvfp4HeadMethod(
+            self.startup, self.options, prefix, self._checkpoint, weight_only=weight_only, reason=""
+        )
+
     def _check_experts(self, prefix: str) -> None:
         if self._kinds is None:
             return
@@ -187,9 +210,13 @@ class Nvfp4TcConfig(QuantizationConfig):
             )
 
     def _check_no_linear(self, prefix: str) -> None:
-        kind = None if self._kinds is None else self._kinds.is_quantized(prefix)
-        if kind is not None:
-            raise UnsupportedCheckpoint(
-                f"{prefix}: is {kind}, nvfp4-tc serves it in 16 bits only; quantise the model with "
-                f"{prefix.rpartition('.')[2]} excluded"
-            )
+        kind = None if self._kinds is None else self._kinds.tensors_kind(prefix)
+        if kind is not None and kind is not Kind.UNQUANTIZED:
+            raise _served_in_16_bits(prefix, kind)
+
+
+def _served_in_16_bits(prefix: str, kind: Kind) -> UnsupportedCheckpoint:
+    return UnsupportedCheckpoint(
+        f"{prefix}: is {kind}, must be in 16 bits, or if it is the lm_head in NVFP4; quantise the "
+        f"model with {prefix.rpartition('.')[2]} excluded"
+    )

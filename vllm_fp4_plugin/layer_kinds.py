@@ -75,10 +75,21 @@ class LayerKinds:
         groups = [f.group for f in self._found.values()] or list(self._checkpoint.declared)
         return any(group.kind is kind for group in groups)
 
-    def is_quantized(self, name: str) -> Kind | None:
-        """Kind of a module that is quantised by its tensors; None if it is not, or not known."""
+    @property
+    def are_by_tensors(self) -> bool:
+        """Whether the checkpoint's tensors were at hand."""
+        return bool(self._found)
+
+    def tensors_kind(self, name: str) -> Kind | None:
+        """Kind of a module by its tensors; None if it has none, or they are not known."""
         found = self._found.get(name)
-        return None if found is None or found.group.kind is Kind.UNQUANTIZED else found.group.kind
+        return None if found is None else found.group.kind
+
+    def head_kind(self, prefix: str) -> Kind | None:
+        """Kind of an ``lm_head`` by its tensors, whatever is before its name; None without any."""
+        last = prefix.rpartition(".")[2]
+        names = [prefix, *(name for name in self._found if name.rpartition(".")[2] == last)]
+        return next(filter(None, map(self.tensors_kind, names)), None)
 
     def of(self, prefix: str, packed_modules: Mapping[str, list[str]]) -> LayerKind:
         """Kind of a linear layer, or of a layer of experts.

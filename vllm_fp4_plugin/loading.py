@@ -113,7 +113,8 @@ def _full_rows(layer: Any, num_shards: int) -> dict[Any, int | None]:
             return dict(zip(_QKV, rows, strict=True))
     output_sizes = getattr(layer, "output_sizes", None)
     if output_sizes is None:
-        return {None: layer.output_size}
+        # A head's output is padded, its rows on disk are the vocabulary's.
+        return {None: getattr(layer, "org_vocab_size", layer.output_size)}
     return dict(enumerate(output_sizes))
 
 

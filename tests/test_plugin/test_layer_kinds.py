@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.utils import WeightsMapper
 
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
@@ -268,7 +269,7 @@ MAPPER = WeightsMapper(
         "model.language_model.": "language_model.model.",
     }
 )
-INNER = WeightsMapper(orig_to_new_prefix={"model.": "inner."})
+INNER = WeightsMapper(orig_to_new_prefix={"language_model.": "inner."})
 
 
 def test_names_pass_through_vllms_mapper() -> None:
@@ -347,10 +348,26 @@ def test_vllm_is_told_of_blocks() -> None:
 
 
 @pytest.mark.usefixtures("vllm_config")
-@pytest.mark.parametrize(("name", "tensors"), [("lm_head", FP8), ("model.embed_tokens", NVFP4)])
-def test_quantised_modules_that_are_no_linears_are_refused(name: str, tensors: Shapes) -> None:
+def test_a_quantised_embedding_is_refused() -> None:
     config = Nvfp4TcConfig(parse(SILENT))
     assert config._kinds is not None
-    config._kinds.read(headers({name: tensors}))
-    with pytest.raises(UnsupportedCheckpoint, match=f"{name}: is .*, nvfp4-tc serves it in 16"):
-        config.get_quant_method(torch.nn.Identity(), name)
+    config._kinds.read(headers({"model.embed_tokens": NVFP4}))
+    message = r"model\.embed_tokens: is NVFP4, must be in 16 bits, .*; quantise the model"
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        config.get_quant_method(torch.nn.Identity(), "model.embed_tokens")
+
+
+@pytest.mark.usefixtures("vllm_config")
+@pytest.mark.parametrize("name", ["lm_head", "language_model.lm_head"])
+def test_heads(name: str) -> None:
+    for tensors, weight_only in ((NVFP4, False), (NVFP4_A16, True)):
+        config = Nvfp4TcConfig(parse(SILENT))
+        assert config._kinds is not None
+        config._kinds.read(headers({name: tensors}))
+        layer = ParallelLMHead(N, K, quant_config=config, prefix="lm_head")
+        assert (layer.quant_method.activation == "16-bit") == weight_only
+    config._kinds.read(headers({name: PLAIN}))
+    assert not hasattr(ParallelLMHead(N, K, quant_config=config, prefix="lm_head"), "weight_scale")
+    config._kinds.read(headers({name: FP8}))
+    with pytest.raises(UnsupportedCheckpoint, match="lm_head: is FP8 per-tensor, must be in 16"):
+        ParallelLMHead(N, K, quant_config=config, prefix="lm_head")

@@ -1,53 +1,27 @@
 """Names of vLLM that the plugin uses: all there, and told in one line where one is gone."""
 
 import ast
+import inspect
+import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import vllm_fp4_plugin
+from tests.vllm_names import ROOT, SOURCES, is_module, names_in, used
 from vllm_fp4_plugin import norm, versions
 from vllm_fp4_plugin.versions import IncompatibleVllm
 
-ROOT = Path(vllm_fp4_plugin.__file__).parent
-SOURCES = sorted(ROOT.rglob("*.py"))
-
-
-def names_in(source: str) -> Iterator[tuple[str, str]]:
-    """Modules of vLLM and what a source takes of them: by import, or as a module's attribute."""
-    tree = ast.parse(source)
-    modules: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
-            assert node.module is not None
-            for alias in node.names:
-                yield node.module, alias.name
-                if is_module(f"{node.module}.{alias.name}"):
-                    modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-        elif isinstance(node, ast.Import):
-            assert not any(a.name.split(".")[0] == "vllm" for a in node.names), "import by name"
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in modules
-        ):
-            yield modules[node.value.id], node.attr
-
-
-@cache
-def is_module(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+RECORDED = [
+    json.loads(file.read_text()) for file in sorted(Path(__file__).parent.glob("vllm_*.json"))
+]
 
 
 @cache
@@ -77,6 +51,28 @@ def has(module: str, name: str) -> bool:
 def test_vllm_has_every_name(file: Path) -> None:
     gone = [f"{m}.{n}" for m, n in names_in(file.read_text(encoding="utf-8")) if not has(m, n)]
     assert gone == []
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded["version"])
+def test_a_later_vllm_has_every_name(recorded: dict[str, Any]) -> None:
+    """As its wheel was read: ``python -m tests.vllm_names WHEEL`` after the plugin uses more."""
+    assert [f"{m}:{n}" for m, n in used() if f"{m}:{n}" not in recorded["names"]] == []
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded["version"])
+def test_calls_fit_a_later_vllm(recorded: dict[str, Any]) -> None:
+    """Its functions take what the installed ones do, in that order; what is new may be left out."""
+    compared = 0
+    for name, later in recorded["names"].items():
+        function = getattr(import_module(name.partition(":")[0]), name.partition(":")[2], None)
+        if not later or not inspect.isfunction(inspect.unwrap(function or str)):
+            continue
+        here = list(inspect.signature(inspect.unwrap(function)).parameters)
+        there = [each.removesuffix("=") for each in later]
+        assert there[: len(here)] == here, name
+        assert all(each.endswith("=") for each in later[len(here) :]), name
+        compared += 1
+    assert compared > 5
 
 
 def test_names_are_found_wherever_they_stand() -> None:

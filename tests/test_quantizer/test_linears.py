@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, MixtralConfig
 
+from nvfp4_kernels.nvfp4 import GLOBAL_RANGE
 from tests.test_quantizer.checkpoints import (
     LINEARS,
     SHAPE,
@@ -47,6 +48,23 @@ def test_ignore(llama: Path, tmp_path: Path, ignore: list[str], kept: list[str])
     before, after = read_tensors(llama), read_tensors(tmp_path / "dst")
     for name in kept:
         assert torch.equal(after[f"{name}.weight"], before[f"{name}.weight"])
+
+
+def test_lm_head_on_demand(llama: Path, text: Path, tmp_path: Path):
+    """Its input's scale is measured behind the decoder's last norm."""
+    quantize_checkpoint(llama, tmp_path / "dst", lm_head=True, calibrate=text, seq_len=64)
+    assert quantized_in(tmp_path / "dst") == {*LINEARS, "lm_head"}
+    assert read_config(tmp_path / "dst")["quantization_config"]["ignore"] == []
+    tensors = read_tensors(tmp_path / "dst")
+    # No value behind an RMSNorm exceeds its gain times the root of the width.
+    largest, gain = tensors["lm_head.input_scale"] * GLOBAL_RANGE, tensors["model.norm.weight"]
+    assert 1.0 < largest <= gain.float().abs().max() * SHAPE["hidden_size"] ** 0.5
+
+
+def test_tied_lm_head_cannot_be_quantised(tmp_path: Path):
+    src = save_checkpoint(tmp_path / "src", LlamaConfig(**SHAPE, tie_word_embeddings=True))
+    with pytest.raises(QuantizerError, match=r"lm_head: is the embedding .* leave out --lm-head"):
+        quantize_checkpoint(src, tmp_path / "dst", lm_head=True)
 
 
 def test_tied_lm_head_is_ignored_though_not_stored(tmp_path: Path):

@@ -70,8 +70,12 @@ def calibrate(
     for name in linears:
         _record_input(model.get_submodule(name), name, ranges.inputs, on_linear)
     cache = _recording_cache(model, ranges) if record_kv else None
+    head = next((name for name in linears if _is_head(model, name)), None)
     for batch in _batches(sequences):
-        model.base_model(batch.to(device), use_cache=record_kv, past_key_values=cache)
+        output = model.base_model(batch.to(device), use_cache=record_kv, past_key_values=cache)
+        if head is not None:
+            _raise_maximum(ranges.inputs, head, output.last_hidden_state)
+            on_linear()
     for name in linears:
         if name not in ranges.inputs:
             raise QuantizerError(
@@ -85,6 +89,11 @@ def calibrate(
         for name, amax in found.items():
             _check_range(name, amax)
     return ranges
+
+
+def _is_head(model: Any, name: str) -> bool:
+    """Whether a linear gives the logits: it stands behind the decoder, which runs alone."""
+    return model.get_submodule(name) is model.get_output_embeddings()
 
 
 def _batches(sequences: Tensor) -> tuple[Tensor, ...]:

@@ -39,6 +39,7 @@ def quantize_checkpoint(
     scales: str = "absmax",
     calibrate: str | Path | None = None,
     ignore: Sequence[str] = (),
+    lm_head: bool = False,
     kv_cache_scheme: str | None = None,
     calibration_tokens: int = 128 * 512,
     seq_len: int | None = None,
@@ -61,6 +62,7 @@ def quantize_checkpoint(
             scales are measured. Without it the checkpoint is weight-only.
         ignore: linears to keep, beside those outside the decoder layers: names, ``*`` wildcards or
             ``re:<regex>``.
+        lm_head: also quantise the linear that gives the logits.
         kv_cache_scheme: ``fp8`` to also measure scales for an FP8 key/value cache.
         calibration_tokens: tokens to measure on, if the text has that many.
         seq_len: tokens run as one sequence; by default 512, or as many as the model takes.
@@ -81,7 +83,7 @@ def quantize_checkpoint(
         seq_len = _default_seq_len(source.config)
     _check_calibration(calibrate, kv_cache_scheme, calibration_tokens, seq_len)
     model = build_model(source)
-    selection = select_linears(model, source, ignore)
+    selection = select_linears(model, source, ignore, lm_head=lm_head)
     target = FORMATS[cast(Convention, format)]
 
     with Progress(console=console, disable=console is None) as progress:

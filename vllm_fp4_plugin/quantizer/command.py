@@ -32,14 +32,16 @@ def quantize(
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Linears to keep as they are: a name, a * wildcard or re:<regex>; repeatable. "
-            "lm_head is always kept.",
+            help="Linears to keep as they are: a name, a * wildcard or re:<regex>; repeatable.",
         ),
     ] = None,
     ignore_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="More such patterns, one a line; # begins a comment."),
     ] = None,
+    lm_head: Annotated[
+        bool, typer.Option("--lm-head", help="Quantise the head as well, which else is kept.")
+    ] = False,
     kv_cache_scheme: Annotated[
         str | None,
         typer.Option(metavar="fp8", help="Also measure scales for an FP8 key/value cache."),
@@ -77,6 +79,7 @@ def quantize(
             scales=scales,
             calibrate=calibrate,
             ignore=patterns,
+            lm_head=lm_head,
             kv_cache_scheme=kv_cache_scheme,
             calibration_tokens=calibration_tokens,
             seq_len=seq_len,

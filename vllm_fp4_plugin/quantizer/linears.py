@@ -70,11 +70,14 @@ def build_model(source: Source) -> Any:
     return model.eval()
 
 
-def select_linears(model: nn.Module, source: Source, ignore: Sequence[str]) -> Selection:
+def select_linears(
+    model: nn.Module, source: Source, ignore: Sequence[str], *, lm_head: bool = False
+) -> Selection:
     """Divide the linears of ``model`` into those to quantise and those to keep.
 
-    Linears outside the decoder layers (``lm_head``) are kept, as are those that a pattern of
-    ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see ``ignore.matches``.
+    Linears outside the decoder layers are kept, with ``lm_head`` but for the one that gives the
+    logits, as are those that a pattern of ``ignore`` covers: a name, a ``*`` wildcard or
+    ``re:<regex>``, see ``ignore.matches``.
 
     Raises:
         QuantizerError: naming the pattern that covers no linear, or the tensor that cannot be
@@ -92,7 +95,10 @@ def select_linears(model: nn.Module, source: Source, ignore: Sequence[str]) -> S
                 f"ignore: {pattern!r} covers no linear; the model names them like "
                 f"{next(iter(linears), 'nothing')}"
             )
-    quantized = [n for n in linears if n.startswith(stacks) and not matches(n, ignore)]
+    head = _head(model, linears) if lm_head else None
+    quantized = [
+        n for n in linears if (n.startswith(stacks) or n == head) and not matches(n, ignore)
+    ]
     if not quantized:
         raise QuantizerError(
             f"src: no linear to quantise among {len(linears)} of "
@@ -106,6 +112,23 @@ def select_linears(model: nn.Module, source: Source, ignore: Sequence[str]) -> S
         kept=[n for n in linears if n not in chosen],
         fused={n: _fused_with(n, linears, chosen) for n in quantized},
     )
+
+
+def _head(model: Any, linears: dict[str, nn.Linear]) -> str:
+    """Name of the linear that gives the logits."""
+    if getattr(model.config, "tie_word_embeddings", False):
+        raise QuantizerError(
+            "lm_head: is the embedding (tie_word_embeddings), must have weights of its own; "
+            "leave out --lm-head"
+        )
+    head = model.get_output_embeddings()
+    names = [name for name, linear in linears.items() if linear is head]
+    if not names:
+        raise QuantizerError(
+            f"lm_head: {type(model).__name__} has no linear that gives the logits; leave out "
+            "--lm-head"
+        )
+    return names[0]
 
 
 def _refuse_experts(source: Source) -> None:
@@ -158,7 +181,8 @@ def _check_linear(name: str, shape: tuple[int, ...], source: Source) -> None:
 def _fused_with(name: str, linears: dict[str, Any], quantized: set[str]) -> list[str]:
     parent, _, leaf = name.rpartition(".")
     group = next((g for g in _FUSED if leaf in g), (leaf,))
-    members = [m for m in (f"{parent}.{part}" for part in group) if m in linears]
+    names = (f"{parent}.{part}" if parent else part for part in group)
+    members = [name for name in names if name in linears]
     for member in members:
         if member not in quantized:
             raise QuantizerError(

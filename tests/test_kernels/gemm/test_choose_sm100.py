@@ -12,6 +12,7 @@ from nvfp4_kernels.gemm.sm100.choose import (
     Problem,
     candidates,
     choose_config,
+    cost_in_layer,
     estimate,
     fits,
     with_store,
@@ -58,12 +59,31 @@ def test_odd_shapes_have_one_too(shape: tuple[int, int, int]) -> None:
     assert choose_config(Problem(m, n, k, batch=3, weights=2), BF16)
 
 
-def test_the_least_estimate_is_chosen() -> None:
+def test_what_costs_a_layer_least_is_chosen() -> None:
     problem = Problem(128, 4096, 7168)
+    chosen = choose_config(problem, BF16)
+    assert cost_in_layer(problem, *chosen) == min(
+        cost_in_layer(problem, *each) for each in candidates(problem, BF16)
+    )
+
+
+def test_the_least_estimate_is_chosen_for_many_tokens() -> None:
+    problem = Problem(512, 4096, 7168)
     chosen, _ = choose_config(problem, BF16)
     assert estimate(problem, chosen) == min(
         estimate(problem, t) for t, _ in candidates(problem, BF16)
     )
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 16, 32])
+def test_weights_that_a_ring_holds_do_not_wait_for_the_tokens(tokens: int) -> None:
+    """Alone, o_proj would be as fast or faster with K whole, of which a ring holds half."""
+    problem = Problem(tokens, 4096, 4096)
+    tile, output = choose_config(problem, BF16)
+    assert tile.split_k == 2
+    whole = replace(tile, split_k=1)
+    assert 4096 // 256 > whole.depth(output.shared_bytes(whole)) >= 4096 // 256 // 2
+    assert estimate(problem, whole) < 1.05 * estimate(problem, tile)
 
 
 def test_few_rows_of_weights_are_split_over_more_sms() -> None:

@@ -1,10 +1,12 @@
-"""Chooser of the GEMM's tile: the one with the least estimated time. Pure, and no CuTe.
+"""Chooser of the GEMM's tile: the one with the least estimated time in a layer. Pure, and no CuTe.
 
 The estimate counts cycles of one SM. Rates are B200's: 16384 multiply-accumulates of NVFP4 per SM
 and cycle, 64 bytes from L2 per SM, 7.26 TB/s of memory at 1.85 GHz for the chip. The rest was
 fitted to the times that the discrete-event model of the tests gives 29 problems of 1 to 512 tokens
 on 304 tiles (``python -m tests.modelled.gemm --all``): a mean error of 6 %, a mean loss of 0.3 %
-against the best tile. None of it was measured on a B200.
+against the best tile. What a tile costs in a chain of launches, beyond its time alone, was fitted
+to layers of 1 to 128 tokens with each product on each of its tiles (``tests.modelled.layer``).
+None of it was measured on a B200.
 """
 
 import functools
@@ -24,6 +26,8 @@ LATENCY = 2230  # of memory, until its bytes flow
 CLUSTER = 980  # of starting and ending one
 EXCHANGE, EXCHANGE_COLUMN = 120, 4.3  # of the parts of a split
 EPILOGUE_COLUMN, UNBOXED_COLUMN = 16.7, 6
+LATE = 1.2  # of a cycle of loads that wait for the tokens, in a chain
+OCCUPIED = 1300  # of leaving the next launch no SM to begin on
 SCALED_BYTES = 0.5 + 1 / 16  # per element
 
 _FEW = (8, 16, 32)  # tokens: one tile's columns, always swapped
@@ -76,7 +80,7 @@ class Problem:
 def choose_config(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """The candidate with the least estimate, of equals the first; with the way its result leaves.
+    """The candidate that costs a layer least, of equals the first; with the way its result leaves.
 
     Args:
         problem: at least one element each way.
@@ -84,7 +88,7 @@ def choose_config(
         sms: of the device.
     """
     fitting = candidates(problem, output)
-    return min(fitting, key=lambda each: estimate(problem, each[0], sms))
+    return min(fitting, key=lambda each: cost_in_layer(problem, each[0], each[1], sms))
 
 
 def candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, EpilogueConfig]]:
@@ -137,8 +141,51 @@ def fits(problem: Problem, tile: Tile, output: EpilogueConfig) -> bool:
     return tile.split_columns % output.chunk(tile) == 0
 
 
+def cost_in_layer(problem: Problem, tile: Tile, output: EpilogueConfig, sms: int = SMS) -> float:
+    """Cycles that the product takes in a chain of dependent launches, but for a constant.
+
+    With few tokens, launches overlap: each loads the weights that its rings hold while the one
+    before it ends, on the SMs that are free. Weights beyond that wait until the tokens are there.
+    """
+    alone = estimate(problem, tile, sms)
+    if problem.m > MAX_SWAP_AB_TOKENS:
+        return alone
+    work = _work(problem, tile, sms)
+    late = max(0, work.steps - tile.depth(output.shared_bytes(tile))) * tile.loaded_bytes
+    return alone + LATE * late / RING_BYTES_PER_CYCLE + OCCUPIED * work.occupied / sms
+
+
 def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
-    """Cycles that the product takes, roughly."""
+    """Cycles that the product takes alone, roughly."""
+    work = _work(problem, tile, sms)
+    multiplied = CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE
+    read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
+    supplied = tile.loaded_bytes * work.occupied / (sms * LOAD_BYTES_PER_CYCLE)
+    step = max(tile.weights * max(multiplied, read), supplied)
+    moved = problem.batch * problem.k * (problem.weights * problem.n + problem.m) * SCALED_BYTES
+    boxed = tile.split_columns % WARP_ROWS == 0
+    column = EPILOGUE_COLUMN * tile.weights + (0 if boxed else UNBOXED_COLUMN)
+    exposed = work.waves if tile.accumulators == 1 else 1  # epilogues that no MMAs run over
+    together = float(CLUSTER * (tile.cluster > 1))
+    if tile.split_k > 1:
+        sent = tile.weights * (tile.columns - tile.split_columns)
+        together += work.waves * (EXCHANGE + EXCHANGE_COLUMN * sent)
+    rings = work.steps * tile.loaded_bytes / RING_BYTES_PER_CYCLE
+    loaded = max(moved / MEMORY_BYTES_PER_CYCLE, rings)
+    multiplying = max(work.steps * step, LATENCY + loaded)
+    return multiplying + exposed * tile.split_columns * column + together
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Division of a product among SMs: how many have work, in how many waves and K steps each."""
+
+    occupied: int
+    waves: int
+    steps: int
+
+
+def _work(problem: Problem, tile: Tile, sms: int) -> _Work:
     rows, columns = (problem.n, problem.m) if tile.swap_ab else (problem.m, problem.n)
     down = max(1, tile.cluster_m // tile.ctas)  # tiles of a cluster
     tiles = math.ceil(rows / (tile.rows * down)) * math.ceil(
@@ -148,17 +195,4 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
     slots = assumed_clusters(sms, tile.cluster) * tile.cluster
     waves = math.ceil(ctas / slots)
     steps = waves * math.ceil(math.ceil(problem.k / TILE_K) / tile.split_k)
-    multiplied = CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE
-    read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
-    supplied = tile.loaded_bytes * min(ctas, slots) / (sms * LOAD_BYTES_PER_CYCLE)
-    step = max(tile.weights * max(multiplied, read), supplied)
-    moved = problem.batch * problem.k * (problem.weights * problem.n + problem.m) * SCALED_BYTES
-    boxed = tile.split_columns % WARP_ROWS == 0
-    column = EPILOGUE_COLUMN * tile.weights + (0 if boxed else UNBOXED_COLUMN)
-    exposed = waves if tile.accumulators == 1 else 1  # epilogues that no MMAs run over
-    together = float(CLUSTER * (tile.cluster > 1))
-    if tile.split_k > 1:
-        sent = tile.weights * (tile.columns - tile.split_columns)
-        together += waves * (EXCHANGE + EXCHANGE_COLUMN * sent)
-    loaded = max(moved / MEMORY_BYTES_PER_CYCLE, steps * tile.loaded_bytes / RING_BYTES_PER_CYCLE)
-    return max(steps * step, LATENCY + loaded) + exposed * tile.split_columns * column + together
+    return _Work(min(ctas, slots), waves, steps)

@@ -1,0 +1,147 @@
+"""A quantised ``lm_head``: loaded as vLLM loads it, padded, on two ranks, in whole engines."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from vllm.model_executor.layers import vocab_parallel_embedding as embedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
+
+from nvfp4_kernels.nvfp4 import Convention, global_scale_of
+from tests.engine import dequantized, distance, run
+from tests.test_plugin.test_engine import SAME_W4A4, SAME_W4A16
+from tests.test_plugin.test_layer_kinds import NVFP4, headers
+from tests.test_plugin.test_linear_layers import (
+    BF16_ROUNDING,
+    INPUT_SCALE,
+    checkpoint,
+    expected_output,
+    finish,
+    load,
+    quantised_shards,
+    tensors_on_disk,
+)
+from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+
+K = 96
+VOCABULARY = 100  # vLLM pads it to 128
+
+
+def head(config: Nvfp4TcConfig, prefix: str = "lm_head") -> Any:
+    return ParallelLMHead(VOCABULARY, K, quant_config=config, prefix=prefix)
+
+
+@pytest.mark.usefixtures("vllm_config")
+@pytest.mark.parametrize("weight_only", [False, True], ids=["w4a4", "w4a16"])
+@pytest.mark.parametrize("format", ["modelopt", "compressed-tensors"])
+def test_logits_of_a_padded_vocabulary(format: Convention, weight_only: bool) -> None:
+    """Those of the vocabulary are the float64 product's, those of the padding zero."""
+    torch.manual_seed(0)
+    x = torch.randn(5, K, dtype=torch.bfloat16)
+    input_scale = global_scale_of(x)
+    quant = checkpoint(format, weight_only=weight_only)
+    layer = head(Nvfp4TcConfig(quant))
+    [shard] = quantised_shards([VOCABULARY], [1.0])
+    load(layer, tensors_on_disk(shard, input_scale, quant))
+    finish(layer)
+    logits = layer.quant_method.apply(layer, x)
+    expected = expected_output(x, [shard], None if weight_only else input_scale)
+    torch.testing.assert_close(logits[:, :VOCABULARY].double(), expected, **BF16_ROUNDING)
+    assert logits.shape[1] == 128
+    assert not logits[:, VOCABULARY:].any()
+
+
+@pytest.mark.usefixtures("vllm_config")
+def test_two_ranks_hold_half_of_the_vocabulary_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one's half ends in padding."""
+    torch.manual_seed(0)
+    x, quant = torch.randn(5, K, dtype=torch.bfloat16), checkpoint(weight_only=True)
+    [shard] = quantised_shards([VOCABULARY], [1.0])
+    monkeypatch.setattr(embedding, "get_tensor_model_parallel_world_size", lambda: 2)
+    logits = []
+    for rank in (0, 1):
+        monkeypatch.setattr(embedding, "get_tensor_model_parallel_rank", lambda rank=rank: rank)
+        layer = head(Nvfp4TcConfig(quant))
+        load(layer, tensors_on_disk(shard, INPUT_SCALE, quant))
+        finish(layer)
+        logits.append(layer.quant_method.apply(layer, x))
+        assert logits[-1].shape == (5, 64)
+    expected = expected_output(x, [shard], None)
+    whole = torch.cat(logits, dim=1)[:, :VOCABULARY].double()
+    torch.testing.assert_close(whole, expected, **BF16_ROUNDING)
+
+
+@pytest.mark.usefixtures("vllm_config")
+def test_padded_rows_on_disk_are_refused() -> None:
+    quant = checkpoint()
+    layer = head(Nvfp4TcConfig(quant))
+    [shard] = quantised_shards([128], [1.0])
+    with pytest.raises(UnsupportedCheckpoint, match=r"lm_head\.weight: .* must be \(100, 48\)"):
+        load(layer, tensors_on_disk(shard, INPUT_SCALE, quant))
+
+
+@pytest.mark.usefixtures("vllm_config")
+def test_a_head_that_the_config_ignores_is_vllms() -> None:
+    layer = head(Nvfp4TcConfig(checkpoint(ignore=("lm_head",))))
+    assert type(layer.quant_method) is UnquantizedEmbeddingMethod
+
+
+@pytest.mark.usefixtures("vllm_config")
+def test_a_head_that_is_not_quantised_online() -> None:
+    assert type(head(Nvfp4TcConfig()).quant_method) is UnquantizedEmbeddingMethod
+
+
+def test_a_tied_head_is_the_embedding(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_config.model_config.hf_text_config, "tie_word_embeddings", True)
+    config = Nvfp4TcConfig(checkpoint())
+    assert type(head(config).quant_method) is UnquantizedEmbeddingMethod
+    assert config._kinds is not None
+    config._kinds.read(headers({"lm_head": NVFP4}))
+    with pytest.raises(UnsupportedCheckpoint, match=r"lm_head: is quantised, .*tie_word_embed"):
+        head(config)
+
+
+@pytest.mark.usefixtures("vllm_config")
+def test_a_head_that_the_models_code_ties_is_refused() -> None:
+    layer = head(Nvfp4TcConfig(checkpoint()))
+    with pytest.raises(UnsupportedCheckpoint, match="takes its embedding as the head"):
+        layer.tie_weights(layer)
+
+
+# --- engines ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def weight_only_head(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dst = tmp_path_factory.mktemp("head") / "model"
+    quantize_checkpoint(bf16, dst, lm_head=True)
+    return dst
+
+
+@pytest.mark.slow
+def test_weight_only_engine(weight_only_head: Path) -> None:
+    served = run(str(weight_only_head))
+    assert distance(served, dequantized(weight_only_head)) < SAME_W4A16
+    assert "lm_head ×1: nvfp4_gemm_w4a16/reference (cpu), W4A16" in served.report
+
+
+@pytest.mark.slow
+def test_calibrated_engine(
+    bf16: Path, calibration: Path, weight_only_head: Path, tmp_path: Path
+) -> None:
+    dst = tmp_path / "model"
+    quantize_checkpoint(
+        bf16, dst, calibrate=calibration, seq_len=128, lm_head=True, format="compressed-tensors"
+    )
+    tensors = load_file(dst / "model.safetensors")
+    assert tensors["lm_head.input_global_scale"].isfinite()
+    served = run(str(dst))
+    assert "lm_head ×1: nvfp4_gemm/reference (cpu), W4A4 static" in served.report
+    assert 0 < distance(served, dequantized(weight_only_head)) < 2 * SAME_W4A4

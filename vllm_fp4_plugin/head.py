@@ -1,0 +1,40 @@
+"""Quantised ``lm_head``: the logits' product in NVFP4, on this rank's shard of the vocabulary."""
+
+from typing import Any, NoReturn
+
+from vllm.config import get_current_vllm_config
+
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.linear import Nvfp4LinearMethod
+
+
+def is_head(module: str) -> bool:
+    """Whether a module of that name gives the logits."""
+    return module.rpartition(".")[2] == "lm_head"
+
+
+def is_tied() -> bool:
+    """Whether the model's config says that the head is its embedding."""
+    config = get_current_vllm_config().model_config.hf_text_config
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+
+def tied(prefix: str) -> UnsupportedCheckpoint:
+    """Error of a quantised head that the model replaces by its embedding."""
+    return UnsupportedCheckpoint(
+        f"{prefix}: is quantised, but the model takes its embedding as the head "
+        "(tie_word_embeddings), must be one or the other; set tie_word_embeddings to false in "
+        "config.json if the head has weights of its own, or quantise it with lm_head excluded"
+    )
+
+
+class Nvfp4HeadMethod(Nvfp4LinearMethod):
+    """Method of an ``lm_head`` whose checkpoint holds NVFP4 weights.
+
+    Rows that pad the vocabulary are zero, and so are their logits, which vLLM cuts off.
+    """
+
+    def tie_weights(self, layer: Any, embed_tokens: Any) -> NoReturn:
+        """Refuse: the model's code shares the embedding though its config does not say so."""
+        del layer, embed_tokens
+        raise tied(self.prefix)
