@@ -7,7 +7,7 @@ import gc
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,19 +114,32 @@ def _command(*arguments: str | Path) -> Result:
 def dequantized(checkpoint: Path) -> Run:
     """What transformers says on the CPU, in float32, with weights we dequantise one by one."""
     tensors = load_file(checkpoint / "model.safetensors")
-    model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint)).eval()
-    state = model.state_dict()
-    for name in state:
+    values = {}
+    for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
         if f"{module}.weight_scale_2" in tensors:
-            state[name] = Nvfp4Tensor(
-                tensors[name],
-                tensors[f"{module}.weight_scale"],
-                tensors[f"{module}.weight_scale_2"],
-            ).dequantize()
+            scales = tensors[f"{module}.weight_scale"], tensors[f"{module}.weight_scale_2"]
+            values[name] = Nvfp4Tensor(tensor, *scales).dequantize()
         else:
-            state[name] = tensors[name].float()
-    model.load_state_dict(state)
+            values[name] = tensor.float()
+    return with_values(checkpoint, values)
+
+
+def with_values(
+    checkpoint: Path,
+    values: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] | None = None,
+) -> Run:
+    """What transformers says on the CPU, in float32, with the ``values`` of the model's tensors.
+
+    ``inputs`` are roundings of what goes into modules, by their names.
+    """
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(checkpoint)).eval()
+    model.load_state_dict({name: values[name] for name in model.state_dict()})
+    for name, rounded in (inputs or {}).items():
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, given, rounded=rounded: (rounded(given[0]),)
+        )
     ids = torch.tensor([tiny_llama.tokenizer().encode(tiny_llama.TEXT)])
     with torch.inference_mode():
         scores = model(input_ids=ids).logits.log_softmax(-1)[0, :-1]

@@ -9,7 +9,6 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin import ignore
 from vllm_fp4_plugin.formats import (
     FORMATS,
     CheckpointConfig,
@@ -88,11 +87,8 @@ def _read_file(file: Path) -> dict[str, TensorHeader]:
     return headers
 
 
-def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> list[str]:
+def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> None:
     """Check that every quantised linear is whole: its tensors, their dtypes and shapes.
-
-    Returns:
-        Names of these linears.
 
     Raises:
         UnsupportedCheckpoint: naming the tensor, what it is, what it must be.
@@ -114,13 +110,6 @@ def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfi
         )
     for module in modules:
         _check_module(headers, module, names, weight_only=checkpoint.weight_only)
-        pattern = ignore.matches(module, checkpoint.ignore)
-        if pattern is not None:
-            raise UnsupportedCheckpoint(
-                f"{headers[f'{module}.{names.weight}'].file}: {module} is quantised, but the "
-                f"config's ignore pattern {pattern!r} covers it; narrow or remove the pattern"
-            )
-    return modules
 
 
 def quantised_modules(headers: Mapping[str, TensorHeader], names: TensorNames) -> list[str]:
@@ -130,7 +119,10 @@ def quantised_modules(headers: Mapping[str, TensorHeader], names: TensorNames) -
 
 
 def _is_packed(headers: Mapping[str, TensorHeader], module: str, names: TensorNames) -> bool:
-    return headers[f"{module}.{names.weight}"].dtype == "U8"
+    """Whether a module holds packed data, and not with the powers of two that scale MXFP4's."""
+    scale = headers.get(f"{module}.{names.block_scale}")
+    is_mx = scale is not None and scale.dtype == "U8"
+    return headers[f"{module}.{names.weight}"].dtype == "U8" and not is_mx
 
 
 def _modules(headers: Mapping[str, TensorHeader], tensor: str) -> list[str]:

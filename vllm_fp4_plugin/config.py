@@ -18,10 +18,13 @@ from vllm.platforms import current_platform
 
 from vllm_fp4_plugin import checkpoint_files, checkpoint_values, defaults, formats, head
 from vllm_fp4_plugin.attention import choice
+from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.head import Nvfp4HeadMethod
-from vllm_fp4_plugin.ignore import QuantizedLayers, shard_names
-from vllm_fp4_plugin.linear import Nvfp4LinearBase, Nvfp4LinearMethod
+from vllm_fp4_plugin.ignore import covered, shard_names
+from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.layer_kinds import LayerKinds
+from vllm_fp4_plugin.linear import Nvfp4LinearMethod
 from vllm_fp4_plugin.online import Nvfp4OnlineLinearMethod
 from vllm_fp4_plugin.options import METHOD, Options
 from vllm_fp4_plugin.report import LayerRecord
@@ -32,8 +35,8 @@ class Nvfp4TcConfig(QuantizationConfig):
     """``--quantization nvfp4-tc``.
 
     Args:
-        checkpoint: what an NVFP4 checkpoint's config says; None for a 16-bit one, which is
-            quantised at load.
+        checkpoint: what the config of an NVFP4 checkpoint, or of one of mixed precision, says; None
+            for a 16-bit one, which is quantised at load.
 
     Attributes:
         startup: account of the process's layers.
@@ -43,10 +46,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         super().__init__()
         self.startup = Startup()
         self._checkpoint = checkpoint
-        self._quantized = QuantizedLayers()
-        if checkpoint is not None:
-            self._quantized = QuantizedLayers(checkpoint.ignore, checkpoint.targets)
-        self._has_nvfp4_head: bool | None = None  # None: the files have not been read
+        self._kinds = None if checkpoint is None else LayerKinds(checkpoint)
         self._options: Options | None = None
         self._attention_reason = ""
         # vLLM reads this name: with a scheme, "auto" KV-cache dtype means fp8.
@@ -61,7 +61,6 @@ class Nvfp4TcConfig(QuantizationConfig):
             if self._checkpoint is not None:
                 options.refuse_online_only()
             else:
-                self._quantized = QuantizedLayers(options.ignore)
                 self.startup.watch(options.ignore)
             self._attention_reason = defaults.choose(config, options, self.startup.report)
         return self._options
@@ -115,15 +114,24 @@ class Nvfp4TcConfig(QuantizationConfig):
         directory = Path(model_name)
         if not directory.is_dir():
             return
+        if self._checkpoint is not None and self._checkpoint.is_silent:
+            self._checkpoint = formats.parse_beside(directory) or self._checkpoint
+            self._kinds = LayerKinds(self._checkpoint)
         headers = checkpoint_files.read_headers(directory)
         if self._checkpoint is not None and headers:
-            modules = checkpoint_files.check_nvfp4(headers, self._checkpoint)
-            self._has_nvfp4_head = any(head.is_head(module) for module in modules)
+            checkpoint_files.check_nvfp4(headers, self._checkpoint)
             checkpoint_values.check_global_scales(headers, self._checkpoint)
+        if self._kinds is not None and headers:
+            self._kinds.read(headers)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
-        """Rename ignore and target patterns as vLLM renames the model's modules."""
-        self._quantized = self._quantized.renamed(hf_to_vllm_mapper)
+        """Rename modules and patterns of the checkpoint as vLLM renames the model's modules."""
+        if self._kinds is not None:
+            self._kinds.rename(hf_to_vllm_mapper)
+
+    def has_blocked_weights(self) -> bool:
+        """Whether vLLM must enable its op that quantises inputs of layers with FP8 blocks."""
+        return self._kinds is not None and self._kinds.has(Kind.FP8_BLOCK)
 
     # --- methods for layers ---------------------------------------------------------------
 
@@ -143,41 +151,78 @@ class Nvfp4TcConfig(QuantizationConfig):
         if isinstance(layer, ParallelLMHead):
             return self._head_method(prefix)
         if not isinstance(layer, LinearBase):
+            self._check_no_linear(prefix)
             return None
-        reason = self._quantized.reason_against(prefix, self.packed_modules_mapping)
-        if reason is not None:
+        if self._checkpoint is None:
+            return self._online_method(layer, prefix, options)
+        return self._checkpoint_method(layer, prefix, options, self._checkpoint)
+
+    def _online_method(self, layer: Any, prefix: str, options: Options) -> QuantizeMethodBase:
+        pattern = covered(prefix, options.ignore, self.packed_modules_mapping)
+        if pattern is not None:
+            self.startup.unquantized(layer, prefix, f"ignored by {pattern!r}")
+            return UnquantizedLinearMethod()
+        self.startup.waiting.add(prefix)
+        return Nvfp4OnlineLinearMethod(self.startup, options, prefix)
+
+    def _checkpoint_method(
+        self, layer: Any, prefix: str, options: Options, checkpoint: CheckpointConfig
+    ) -> QuantizeMethodBase:
+        assert self._kinds is not None
+        startup, packed = self.startup, self.packed_modules_mapping
+        group, reason = self._kinds.of(prefix, packed)
+        if group.kind is Kind.UNQUANTIZED:
             startup.unquantized(layer, prefix, reason)
             return UnquantizedLinearMethod()
-        return self._linear_method(prefix, options)
-
-    def _linear_method(self, prefix: str, options: Options) -> Nvfp4LinearBase:
-        self.startup.waiting.add(prefix)
-        if self._checkpoint is None:
-            return Nvfp4OnlineLinearMethod(self.startup, options, prefix)
-        return Nvfp4LinearMethod(self.startup, options, prefix, self._checkpoint)
+        if not group.kind.is_nvfp4:
+            method, record = choose_delegated(
+                layer, prefix, group, checkpoint.format, packed, reason
+            )
+            startup.report.add(record)
+            return method
+        startup.waiting.add(prefix)
+        weight_only = group.kind is Kind.NVFP4_A16
+        return Nvfp4LinearMethod(
+            startup, options, prefix, checkpoint, weight_only=weight_only, reason=reason
+        )
 
     def _head_method(self, prefix: str) -> Nvfp4HeadMethod | None:
         """Method of an ``lm_head``; None: it is in 16 bits, or the embedding."""
-        if self._checkpoint is None:
+        if self._checkpoint is None or self._kinds is None:
             return None
-        quantized = self._has_nvfp4_head
+        kind = self._kinds.head_kind(prefix)
+        if kind is None and not head.is_tied() and not self._kinds.are_by_tensors:
+            kind = self._kinds.of(prefix, {}).group.kind
+        if kind is None or kind is Kind.UNQUANTIZED:
+            return None
         if head.is_tied():
-            if quantized:
-                raise head.tied(prefix)
-            return None
-        if quantized is None:
-            reason = self._quantized.reason_against(prefix, self.packed_modules_mapping)
-            quantized = reason is None
-        if not quantized:
-            return None
+            raise head.tied(prefix)
+        if not kind.is_nvfp4:
+            raise _served_in_16_bits(prefix, kind)
         self.startup.waiting.add(prefix)
-        return Nvfp4HeadMethod(self.startup, self.options, prefix, self._checkpoint)
+        weight_only = kind is Kind.NVFP4_A16
+        return Nvfp4HeadMethod(
+            self.startup, self.options, prefix, self._checkpoint, weight_only=weight_only, reason=""
+        )
 
     def _check_experts(self, prefix: str) -> None:
-        if self._checkpoint is None:
+        if self._kinds is None:
             return
-        if self._quantized.reason_against(prefix, self.packed_modules_mapping) is None:
+        kind = self._kinds.of(prefix, self.packed_modules_mapping).group.kind
+        if kind is not Kind.UNQUANTIZED:
             raise UnsupportedCheckpoint(
                 f"{prefix}: holds quantised experts, nvfp4-tc serves dense layers; "
                 "serve the model with --quantization modelopt_fp4 or compressed-tensors"
             )
+
+    def _check_no_linear(self, prefix: str) -> None:
+        kind = None if self._kinds is None else self._kinds.tensors_kind(prefix)
+        if kind is not None and kind is not Kind.UNQUANTIZED:
+            raise _served_in_16_bits(prefix, kind)
+
+
+def _served_in_16_bits(prefix: str, kind: Kind) -> UnsupportedCheckpoint:
+    return UnsupportedCheckpoint(
+        f"{prefix}: is {kind}, must be in 16 bits, or if it is the lm_head in NVFP4; quantise the "
+        f"model with {prefix.rpartition('.')[2]} excluded"
+    )

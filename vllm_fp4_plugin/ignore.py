@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 
 class MixedShards(ValueError):
@@ -82,41 +80,3 @@ def covered(
             "fused layer is quantised whole or not at all, so list all or none of them"
         )
     return hits[0] if hits else None
-
-
-@dataclass(frozen=True)
-class QuantizedLayers:
-    """Choice of the linear layers that are quantised.
-
-    Attributes:
-        ignore: patterns of layers that are not, see ``matches``.
-        targets: patterns of layers that are; None: every one that ``ignore`` does not cover.
-    """
-
-    ignore: tuple[str, ...] = ()
-    targets: tuple[str, ...] | None = None
-
-    def reason_against(self, prefix: str, packed_modules: Mapping[str, list[str]]) -> str | None:
-        """Reason why a layer stays unquantised; None if it is quantised.
-
-        Raises:
-            MixedShards: only some of its shards are covered.
-        """
-        pattern = covered(prefix, self.ignore, packed_modules)
-        if pattern is not None:
-            return f"ignored by {pattern!r}"
-        if self.targets is not None and covered(prefix, self.targets, packed_modules) is None:
-            return "no target of the checkpoint"
-        return None
-
-    def renamed(self, mapper: Any) -> "QuantizedLayers":
-        """Choose the same layers by the names that vLLM's ``mapper`` gives the model's modules."""
-        targets = None if self.targets is None else _renamed(self.targets, mapper)
-        return replace(self, ignore=_renamed(self.ignore, mapper), targets=targets)
-
-
-def _renamed(patterns: tuple[str, ...], mapper: Any) -> tuple[str, ...]:
-    # A regex is written against the checkpoint's names and no prefix rule can rename it.
-    names = [p for p in patterns if not p.startswith("re:")]
-    regexes = [p for p in patterns if p.startswith("re:")]
-    return (*mapper.apply_list(names), *regexes)

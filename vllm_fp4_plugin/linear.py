@@ -40,6 +40,7 @@ class Nvfp4LinearBase(LinearMethodBase):
 
     # vLLM makes one method per layer, so what is decided for the layer is kept here.
     plan: LinearPlan
+    reason: str = ""  # for the layer's kind
 
     def __init__(
         self, startup: Startup, options: Options, prefix: str, activation: Activation
@@ -119,7 +120,7 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"{self.prefix}: joins {len(sizes)} projections, must join at most {MAX_SHARDS} on "
                 f"{kernel.arch}; leave the layer unquantised"
             )
-        reason = "; ".join(filter(None, (unquantised, unfused)))
+        reason = "; ".join(filter(None, (self.reason, unquantised, unfused)))
         plan = LinearPlan(kernel, quantizer, activation, sizes, k, gate_up, reason)
         self.startup.report.add(self._record(plan))
         self.startup.expect(self.prefix, product_of(layer, plan, dtype))
@@ -203,6 +204,14 @@ class Nvfp4LinearBase(LinearMethodBase):
 class Nvfp4LinearMethod(Nvfp4LinearBase):
     """Method of a linear layer whose checkpoint holds NVFP4 weights.
 
+    Args:
+        startup: as for the base.
+        options: as for the base.
+        prefix: as for the base.
+        checkpoint: content of the checkpoint's config.
+        weight_only: the layer's activations stay in 16 bits.
+        reason: reason for its kind, for the report; may be empty.
+
     Attributes:
         optional_parameters: names of those that the checkpoint may leave out.
     """
@@ -210,10 +219,18 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
     optional_parameters: tuple[str, ...] = ()
 
     def __init__(
-        self, startup: Startup, options: Options, prefix: str, checkpoint: CheckpointConfig
+        self,
+        startup: Startup,
+        options: Options,
+        prefix: str,
+        checkpoint: CheckpointConfig,
+        *,
+        weight_only: bool,
+        reason: str,
     ) -> None:
-        super().__init__(startup, options, prefix, "16-bit" if checkpoint.weight_only else "static")
+        super().__init__(startup, options, prefix, "16-bit" if weight_only else "static")
         self.checkpoint = checkpoint
+        self.reason = reason
 
     def create_weights(
         self,

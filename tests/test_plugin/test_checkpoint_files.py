@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vllm_fp4_plugin.checkpoint_files import INDEX, check_nvfp4, read_headers
+from vllm_fp4_plugin.checkpoint_files import INDEX, check_nvfp4, quantised_modules, read_headers
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint
 
 MODULE = "model.layers.0.mlp.down_proj"
@@ -144,17 +144,6 @@ def test_one_layer_of_several_lacks_its_global_scale(tmp_path: Path) -> None:
         check_nvfp4(read_headers(tmp_path), checkpoint())
 
 
-def test_pattern_that_covers_a_quantised_layer(tmp_path: Path) -> None:
-    save_file(tensors(), tmp_path / "model.safetensors")
-    config = CheckpointConfig(FORMATS["modelopt"], False, ("lm_head", "*.down_proj"))
-    message = (
-        rf"model\.safetensors: {MODULE} is quantised, but the config's ignore pattern "
-        r"'\*\.down_proj' covers it"
-    )
-    with pytest.raises(UnsupportedCheckpoint, match=message):
-        check_nvfp4(read_headers(tmp_path), config)
-
-
 def test_weight_only_needs_no_input_scale(tmp_path: Path) -> None:
     present = tensors()
     del present[f"{MODULE}.input_scale"]
@@ -163,6 +152,11 @@ def test_weight_only_needs_no_input_scale(tmp_path: Path) -> None:
 
 
 def test_quantised_layers_are_named(tmp_path: Path) -> None:
+    """MXFP4's bytes are packed as well, with powers of two for scales."""
+    mx = {
+        "model.mx.weight": torch.zeros(32, 32, dtype=torch.uint8),
+        "model.mx.weight_scale": torch.zeros(32, 2, dtype=torch.uint8),
+    }
     renamed = {name.replace(MODULE, "lm_head"): tensor for name, tensor in tensors().items()}
-    save_file(renamed, tmp_path / "model.safetensors")
-    assert check_nvfp4(read_headers(tmp_path), checkpoint()) == ["lm_head"]
+    save_file(renamed | mx, tmp_path / "model.safetensors")
+    assert quantised_modules(read_headers(tmp_path), checkpoint().names) == ["lm_head"]

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from nvfp4_kernels.nvfp4 import Convention, global_scale_of
 from tests.engine import dequantized, distance, run
 from tests.test_plugin.test_engine import SAME_W4A4, SAME_W4A16
+from tests.test_plugin.test_layer_kinds import NVFP4, headers
 from tests.test_plugin.test_linear_layers import (
     BF16_ROUNDING,
     INPUT_SCALE,
@@ -101,7 +102,8 @@ def test_a_tied_head_is_the_embedding(vllm_config: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(vllm_config.model_config.hf_text_config, "tie_word_embeddings", True)
     config = Nvfp4TcConfig(checkpoint())
     assert type(head(config).quant_method) is UnquantizedEmbeddingMethod
-    config._has_nvfp4_head = True
+    assert config._kinds is not None
+    config._kinds.read(headers({"lm_head": NVFP4}))
     with pytest.raises(UnsupportedCheckpoint, match=r"lm_head: is quantised, .*tie_word_embed"):
         head(config)
 

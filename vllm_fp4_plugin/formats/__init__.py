@@ -10,29 +10,39 @@ weight's global scale, f32     ``weight_scale_2``        ``weight_global_scale``
 input's global scale, f32      ``input_scale``           ``input_global_scale``
 global scales are              factors, amax/2688 ``()``  divisors, 2688/amax ``(1,)``
 =============================  ========================  =========================
+
+In a checkpoint of mixed precision, layers of other kinds stand beside these; in both formats their
+tensors are ``weight`` (of MXFP4 ``weight_packed``), ``weight_scale`` and, of static FP8,
+``input_scale``.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from nvfp4_kernels.nvfp4 import Convention
 from vllm_fp4_plugin.formats.compressed_tensors import CompressedTensors
+from vllm_fp4_plugin.formats.fields import read_object
 from vllm_fp4_plugin.formats.format import (
     CheckpointConfig,
     Format,
+    LayerGroup,
     TensorNames,
     UnsupportedCheckpoint,
 )
-from vllm_fp4_plugin.formats.modelopt import ModelOpt
+from vllm_fp4_plugin.formats.modelopt import LEGACY_FILE, ModelOpt
 
 __all__ = [
     "FORMATS",
     "CheckpointConfig",
     "Format",
+    "LayerGroup",
     "TensorNames",
     "UnsupportedCheckpoint",
     "is_nvfp4",
     "parse",
+    "parse_beside",
 ]
 
 FORMATS: dict[Convention, Format] = {each.name: each for each in (ModelOpt(), CompressedTensors())}
@@ -41,6 +51,26 @@ FORMATS: dict[Convention, Format] = {each.name: each for each in (ModelOpt(), Co
 def is_nvfp4(config: Mapping[str, Any]) -> bool:
     """Whether a quantization config claims one of the NVFP4 formats; it may still be refused."""
     return any(each.wrote(config) and each.claims_nvfp4(config) for each in FORMATS.values())
+
+
+def parse_beside(directory: Path) -> CheckpointConfig | None:
+    """Read the file that ModelOpt writes beside ``config.json``; None if there is none.
+
+    Older exports of mixed precision say only there which layer is what.
+
+    Raises:
+        UnsupportedCheckpoint: as ``parse``, or the file holds no object.
+    """
+    file = directory / LEGACY_FILE
+    if not file.is_file():
+        return None
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedCheckpoint(
+            f"{file}: is no JSON ({error}); copy or download the checkpoint again"
+        ) from error
+    return parse({"quant_method": "modelopt"} | dict(read_object(LEGACY_FILE, config)))
 
 
 def parse(config: Mapping[str, Any]) -> CheckpointConfig:

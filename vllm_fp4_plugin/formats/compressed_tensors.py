@@ -1,23 +1,61 @@
 """The format of compressed-tensors (llm-compressor): its tensors, and its config read and written.
 
-``config.json`` holds ``quantization_config`` with ``format: "nvfp4-pack-quantized"`` and
-``config_groups``.
+``config.json`` holds ``quantization_config`` with ``config_groups`` and their ``format``; with
+several formats, each group has its own. A group's targets are names of modules, ``re:`` regexes, or
+``Linear``, which is every linear that no other group names.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin.formats.config_groups import read_groups, read_kv_scheme, read_weight_only
+from vllm_fp4_plugin.formats.config_groups import (
+    EVERY_LINEAR,
+    check_any_nvfp4,
+    input_scaling,
+    is_uniform,
+    read_groups,
+    read_kv_scheme,
+)
+from vllm_fp4_plugin.formats.fields import read_names
 from vllm_fp4_plugin.formats.format import (
     CheckpointConfig,
     Format,
+    LayerGroup,
     TensorNames,
     UnsupportedCheckpoint,
 )
+from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
 
 _PACKING = "nvfp4-pack-quantized"
+_FP8_PACKINGS = ("float-quantized", "naive-quantized")
+_PACKINGS = {
+    "nvfp4": (_PACKING,),
+    "fp8": _FP8_PACKINGS,
+    "mxfp8": ("mxfp8-quantized", *_FP8_PACKINGS),
+    "mxfp4": ("mxfp4-pack-quantized",),
+}
 _REMEDY = "serve it with --quantization compressed-tensors"
+
+_FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+_MX = {"strategy": "group", "group_size": MX_BLOCK_SIZE, "scale_dtype": "torch.uint8"}
+_WEIGHTS: dict[Kind, dict[str, Any]] = {
+    Kind.FP8: _FP8 | {"strategy": "tensor"},
+    Kind.FP8_CHANNEL: _FP8 | {"strategy": "channel"},
+    Kind.FP8_BLOCK: _FP8 | {"strategy": "block", "block_structure": [FP8_BLOCK_SIZE] * 2},
+    Kind.MXFP8: _FP8 | _MX,
+    Kind.MXFP4: _FP8 | _MX | {"num_bits": 4},
+}
+_PER_TOKEN = _FP8 | {"strategy": "token", "dynamic": True}
+_INPUTS: dict[Kind, dict[str, Any] | None] = {
+    Kind.FP8: _PER_TOKEN,
+    Kind.FP8_CHANNEL: _PER_TOKEN,
+    Kind.FP8_BLOCK: _FP8 | {"strategy": "group", "group_size": FP8_BLOCK_SIZE, "dynamic": True},
+    Kind.MXFP8: _FP8 | _MX | {"dynamic": True},
+    Kind.MXFP4: None,
+}
 
 
 class CompressedTensors(Format):
@@ -34,34 +72,48 @@ class CompressedTensors(Format):
     )
     scalar = (1,)
     reciprocal = True
+    scale_dims = MappingProxyType({Kind.FP8_CHANNEL: 2, Kind.FP8_BLOCK: 2})
 
     def wrote(self, config: Mapping[str, Any]) -> bool:
         method = str(config.get("quant_method", "")).lower().replace("_", "-")
         return method == "compressed-tensors"
 
     def claims_nvfp4(self, config: Mapping[str, Any]) -> bool:
-        return config.get("format") == _PACKING
+        groups = config.get("config_groups")
+        parts = groups.values() if isinstance(groups, Mapping) else ()
+        said = (part.get("format") for part in parts if isinstance(part, Mapping))
+        return _PACKING in (config.get("format"), *said)
 
     def parse(self, config: Mapping[str, Any]) -> CheckpointConfig:
         for field in ("sparsity_config", "transform_config"):
             if config.get(field):
                 raise UnsupportedCheckpoint(f"{field}: is set, must be absent; {_REMEDY}")
-        _check_packing(config)
-        groups = read_groups(config, _REMEDY)
-        weight_only = read_weight_only(groups, _REMEDY)
-        targets = [target for group in groups.values() for target in group.get("targets") or ()]
-        if not targets:
-            raise UnsupportedCheckpoint(
-                "config_groups: names no targets, must say which layers are quantised; "
-                "export the checkpoint again"
-            )
-        return CheckpointConfig(
-            self,
-            weight_only,
-            tuple(config.get("ignore") or ()),
-            None if "Linear" in targets else tuple(targets),
-            read_kv_scheme(config.get("kv_cache_scheme")),
-        )
+        groups = [_with_packing(group, config) for group in read_groups(config, _REMEDY)]
+        for group in groups:
+            if group.targets == ():
+                raise UnsupportedCheckpoint(
+                    f"{group.where}: names no targets, must say which layers are quantised; "
+                    "export the checkpoint again"
+                )
+        check_any_nvfp4("config_groups", groups, _REMEDY)
+        ignore = read_names("ignore", config.get("ignore"))
+        scheme = read_kv_scheme(config.get("kv_cache_scheme"))
+        if not is_uniform(groups):
+            return CheckpointConfig(self, True, ignore, None, scheme, tuple(groups))
+        weight_only = groups[0].kind is Kind.NVFP4_A16
+        targets = [target for group in groups for target in group.targets or (EVERY_LINEAR,)]
+        named = None if EVERY_LINEAR in targets else tuple(targets)
+        return CheckpointConfig(self, weight_only, ignore, named, scheme)
+
+    def group(self, kind: Kind, *, static_input: bool) -> LayerGroup | None:
+        static = static_input and kind in (Kind.FP8, Kind.FP8_CHANNEL)
+        inputs = _FP8 | {"strategy": "tensor"} if static else _INPUTS[kind]
+        settings = {
+            "weights": _WEIGHTS[kind],
+            "input_activations": inputs,
+            "format": _PACKINGS[kind.family][0],
+        }
+        return LayerGroup("the headers", kind, None, settings, input_scaling(kind, inputs))
 
     def config(self, ignore: Sequence[str], *, weight_only: bool, fp8_kv: bool) -> dict[str, Any]:
         nvfp4 = {
@@ -99,14 +151,19 @@ class CompressedTensors(Format):
         }
 
 
-def _check_packing(config: Mapping[str, Any]) -> None:
-    """Raise unless the whole config, and every group that says so itself, is packed as NVFP4."""
-    groups = config.get("config_groups")
-    of_groups = groups.values() if isinstance(groups, Mapping) else ()
-    said = [config, *(group for group in of_groups if isinstance(group, Mapping))]
-    formats = {part.get("format") for part in said if part is config or part.get("format")}
-    if formats != {_PACKING}:
+def _with_packing(group: LayerGroup, config: Mapping[str, Any]) -> LayerGroup:
+    """Complete a group with the format that the whole config has, if it has none of its own.
+
+    Raises:
+        UnsupportedCheckpoint: that format holds no such weights.
+    """
+    own = group.settings.get("format")
+    packing = own or config.get("format")
+    accepted = _PACKINGS[group.kind.family]
+    if packing not in accepted:
+        field = f"{group.where}.format" if own else "format"
         raise UnsupportedCheckpoint(
-            f"format: is {', '.join(sorted(map(str, formats)))}, must be {_PACKING} for every "
-            f"config group; {_REMEDY}"
+            f"{field}: is {packing}, must be {' or '.join(accepted)} for the {group.kind} weights "
+            f"of {group.where}; {_REMEDY}"
         )
+    return replace(group, settings=dict(group.settings) | {"format": packing})

@@ -1,66 +1,121 @@
-"""Checks of what both formats' configs have in common: config groups and KV-cache schemes."""
+"""Readers of what both formats' configs have in common: config groups and KV-cache schemes."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from vllm_fp4_plugin.formats.format import UnsupportedCheckpoint
+from vllm_fp4_plugin.formats.fields import read_names, read_object, read_objects
+from vllm_fp4_plugin.formats.format import LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Inputs, Kind
 
-Groups = dict[str, Mapping[str, Any]]
+EVERY_LINEAR = "Linear"  # a target that names a class, not a module
+
+_BY_STRATEGY = {
+    None: Kind.FP8,
+    "tensor": Kind.FP8,
+    "channel": Kind.FP8_CHANNEL,
+    "block": Kind.FP8_BLOCK,
+}
+_ACCEPTED = "must be 4-bit float (NVFP4, MXFP4) or 8-bit float (FP8, MXFP8)"
 
 
-def read_groups(config: Mapping[str, Any], remedy: str) -> Groups:
-    """Read ``config_groups``, whose weights must be NVFP4; {} if there are none.
+def read_groups(config: Mapping[str, Any], remedy: str) -> list[LayerGroup]:
+    """Read ``config_groups``; [] if there are none.
+
+    A group of attention alone describes a KV cache, for which there is ``kv_cache_scheme``.
 
     Args:
         config: the quantization config.
         remedy: what to do about a checkpoint in another format.
 
     Raises:
-        UnsupportedCheckpoint: they are no objects, or their weights are in another format.
+        UnsupportedCheckpoint: a field has another type than it must have, or a group's weights or
+            activations are in a format that nobody serves.
     """
-    groups = config.get("config_groups") or {}
-    if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()):
+    found = []
+    for name, group in read_objects("config_groups", config.get("config_groups")).items():
+        field = f"config_groups.{name}"
+        targets = read_names(f"{field}.targets", group.get("targets"))
+        if len(targets) == 1 and targets[0].endswith("Attention"):
+            continue
+        weights, inputs = group.get("weights"), group.get("input_activations")
+        kind = _kind(f"{field}.weights", weights, remedy)
+        _check_inputs(f"{field}.input_activations", kind, inputs, remedy)
+        if kind is Kind.NVFP4 and inputs is None:
+            kind = Kind.NVFP4_A16
+        named = None if EVERY_LINEAR in targets else targets
+        found.append(LayerGroup(field, kind, named, group, input_scaling(kind, inputs)))
+    return found
+
+
+def input_scaling(kind: Kind, inputs: Mapping[str, Any] | None) -> Inputs:
+    """Read how layers of a kind take their input, by its quantization arguments."""
+    if inputs is None or kind.is_nvfp4:
+        return "16-bit"
+    static = kind in (Kind.FP8, Kind.FP8_CHANNEL) and not inputs.get("dynamic")
+    return "static" if static else "dynamic"
+
+
+def is_uniform(groups: list[LayerGroup]) -> bool:
+    """Whether all ``groups`` are NVFP4, with activations or without."""
+    kinds = {group.kind for group in groups}
+    return len(kinds) <= 1 and all(kind.is_nvfp4 for kind in kinds)
+
+
+def check_any_nvfp4(field: str, groups: list[LayerGroup], remedy: str) -> None:
+    """Raise unless some layers are NVFP4."""
+    if not any(group.kind.is_nvfp4 for group in groups):
+        kinds = ", ".join(sorted({str(group.kind) for group in groups}))
         raise UnsupportedCheckpoint(
-            f"config_groups: is {groups!r}, must be an object of groups; export the model again"
+            f"{field}: holds {kinds} alone, must hold NVFP4 layers for nvfp4-tc; {remedy}"
         )
-    for name, group in groups.items():
-        _check_nvfp4(f"config_groups.{name}.weights", group.get("weights"), remedy)
-    return dict(groups)
 
 
-def read_weight_only(groups: Groups, remedy: str) -> bool:
-    """Whether no group quantises activations.
-
-    Raises:
-        UnsupportedCheckpoint: some do and others do not, or in another format than NVFP4.
-    """
-    without = []
-    for name, group in groups.items():
-        inputs = group.get("input_activations")
-        if inputs is None:
-            without.append(name)
-        else:
-            _check_nvfp4(f"config_groups.{name}.input_activations", inputs, remedy)
-    if without and len(without) < len(groups):
-        raise UnsupportedCheckpoint(
-            f"config_groups: {', '.join(without)} quantise weights only, the others activations "
-            f"too, must be one or the other for a whole model; {remedy}"
-        )
-    return bool(without)
-
-
-def _check_nvfp4(field: str, args: Any, remedy: str) -> None:
+def _kind(field: str, args: Any, remedy: str) -> Kind:
+    """Kind of weights by their quantization arguments; NVFP4 stands for weight-only, too."""
     if not isinstance(args, Mapping):
         raise UnsupportedCheckpoint(
-            f"{field}: is {args!r}, must be an object that describes 4-bit floats; {remedy}"
-        )
-    if args.get("num_bits") != 4 or args.get("type") != "float":
-        raise UnsupportedCheckpoint(
-            f"{field}: is {args.get('num_bits')}-bit {args.get('type')}, must be 4-bit float; "
+            f"{field}: is {args!r}, must be an object that describes 4-bit or 8-bit floats; "
             f"{remedy}"
         )
-    check_block_size(f"{field}.group_size", args.get("group_size"))
+    bits, size, strategy = args.get("num_bits"), args.get("group_size"), args.get("strategy")
+    if args.get("type") != "float" or bits not in (4, 8):
+        raise UnsupportedCheckpoint(
+            f"{field}: is {bits}-bit {args.get('type')}, {_ACCEPTED}; {remedy}"
+        )
+    if bits == 4:
+        if strategy == "group" and size == MX_BLOCK_SIZE:
+            return Kind.MXFP4
+        check_block_size(f"{field}.group_size", size)
+        return Kind.NVFP4
+    if strategy in (None, "group") and size == MX_BLOCK_SIZE:
+        return Kind.MXFP8
+    block = args.get("block_structure")
+    if strategy not in _BY_STRATEGY or (strategy is None and size is not None):
+        raise UnsupportedCheckpoint(
+            f"{field}.strategy: is {strategy!r} with groups of {size} for 8-bit floats, must be "
+            f"'tensor', 'channel', 'block' or groups of {MX_BLOCK_SIZE}; {remedy}"
+        )
+    if strategy == "block" and block != [FP8_BLOCK_SIZE] * 2:
+        raise UnsupportedCheckpoint(
+            f"{field}.block_structure: is {block!r}, must be {[FP8_BLOCK_SIZE] * 2}; {remedy}"
+        )
+    return _BY_STRATEGY[strategy]
+
+
+def _check_inputs(field: str, kind: Kind, inputs: Any, remedy: str) -> None:
+    """Raise unless activations are in the format of the weights, or left in 16 bits."""
+    if inputs is None:
+        return
+    args = read_object(field, inputs)
+    bits = 4 if kind.family in ("nvfp4", "mxfp4") else 8
+    if args.get("num_bits") != bits or args.get("type") != "float":
+        raise UnsupportedCheckpoint(
+            f"{field}: is {args.get('num_bits')}-bit {args.get('type')}, must be {bits}-bit float "
+            f"or absent beside {kind} weights; {remedy}"
+        )
+    if kind.is_nvfp4:
+        check_block_size(f"{field}.group_size", args.get("group_size"))
 
 
 def check_block_size(field: str, size: Any) -> None:

@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from nvfp4_kernels.nvfp4 import Convention
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
+from vllm_fp4_plugin.kind import Inputs, Kind
 
 
 class UnsupportedCheckpoint(ValueError):
@@ -42,12 +43,14 @@ class Format(ABC):
         names: names of its tensors.
         scalar: shape of the global scales.
         reciprocal: whether the global scales are divisors (2688/amax) instead of factors.
+        scale_dims: dimensions of the scales of FP8 weights, by their kind.
     """
 
     name: ClassVar[Convention]
     names: ClassVar[TensorNames]
     scalar: ClassVar[tuple[int, ...]]
     reciprocal: ClassVar[bool]
+    scale_dims: ClassVar[Mapping[Kind, int]]
 
     @abstractmethod
     def wrote(self, config: Mapping[str, Any]) -> bool:
@@ -64,6 +67,15 @@ class Format(ABC):
         Raises:
             UnsupportedCheckpoint: naming the field, what it holds, what is accepted, and what to
                 do.
+        """
+
+    @abstractmethod
+    def group(self, kind: Kind, *, static_input: bool) -> "LayerGroup | None":
+        """Describe layers of a kind that no group of the config has; None if there is no such kind.
+
+        Args:
+            kind: kind that a layer's tensors have, not NVFP4.
+            static_input: a scale of its input is stored.
         """
 
     @abstractmethod
@@ -84,15 +96,37 @@ class Format(ABC):
 
 
 @dataclass(frozen=True)
+class LayerGroup:
+    """Layers that are quantised in one way.
+
+    Attributes:
+        where: part of the config that describes them.
+        kind: how they are quantised.
+        targets: names and patterns of the modules; None: every linear that no other group names.
+        settings: what vLLM's own config is given for such a layer.
+        inputs: how a layer that is not NVFP4 takes its input.
+    """
+
+    where: str
+    kind: Kind
+    targets: tuple[str, ...] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Inputs = "16-bit"
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Content of an NVFP4 checkpoint's quantization config.
 
     Attributes:
         format: how the checkpoint is written.
-        weight_only: activations stay in 16 bits (W4A16).
+        weight_only: activations stay in 16 bits (W4A16), if not in a group.
         ignore: patterns of modules left unquantised (see ``ignore.matches``).
         targets: patterns of modules that are quantised, None for every linear.
         kv_cache_scheme: the FP8 KV-cache scheme it declares, None without one.
+        groups: groups of a checkpoint of mixed precision, which then count instead of
+            ``weight_only`` and ``targets``; ``()``: every layer is NVFP4.
+        is_silent: a checkpoint of mixed precision, whose config does not say which layer is what.
     """
 
     format: Format
@@ -100,11 +134,21 @@ class CheckpointConfig:
     ignore: tuple[str, ...] = ()
     targets: tuple[str, ...] | None = None
     kv_cache_scheme: dict[str, Any] | None = None
+    groups: tuple[LayerGroup, ...] = ()
+    is_silent: bool = False
 
     @property
     def names(self) -> TensorNames:
         """Names of a quantised linear's tensors."""
         return self.format.names
+
+    @property
+    def declared(self) -> tuple[LayerGroup, ...]:
+        """Groups that the config declares, in the order in which they claim layers."""
+        if self.groups or self.is_silent:
+            return self.groups
+        kind = Kind.NVFP4_A16 if self.weight_only else Kind.NVFP4
+        return (LayerGroup("the config", kind, self.targets),)
 
     def check_patterns(self) -> None:
         """Check that every pattern can be read.
@@ -112,9 +156,10 @@ class CheckpointConfig:
         Raises:
             UnsupportedCheckpoint: naming the first that cannot.
         """
-        for field, patterns in (("ignore", self.ignore), ("targets", self.targets or ())):
+        targets = [(f"{group.where}.targets", group.targets or ()) for group in self.groups]
+        for name, patterns in (("ignore", self.ignore), ("targets", self.targets or ()), *targets):
             for pattern in patterns:
                 try:
-                    check_pattern(field, pattern)
+                    check_pattern(name, pattern)
                 except InvalidPattern as error:
                     raise UnsupportedCheckpoint(f"{error}, in the checkpoint's config") from error

@@ -4,31 +4,52 @@
   ``quant_algo``, ``ignore`` and ``config_groups``.
 * 0.29 and earlier: ``hf_quant_config.json`` holds ``quantization`` with ``quant_algo``,
   ``group_size``, ``exclude_modules`` and ``kv_cache_quant_algo``. Later versions write it too.
+
+Exporters mix the two: every field is read at either depth, the list of 16-bit modules in either
+spelling. With ``quant_algo: MIXED_PRECISION``, ``quantized_layers`` says how each layer is
+quantised: ``{"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}, …}``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin import versions
 from vllm_fp4_plugin.formats.config_groups import (
+    check_any_nvfp4,
     check_block_size,
+    is_uniform,
     read_groups,
     read_kv_scheme,
-    read_weight_only,
 )
+from vllm_fp4_plugin.formats.fields import read_names, read_object, read_objects, read_text
 from vllm_fp4_plugin.formats.format import (
     CheckpointConfig,
     Format,
+    LayerGroup,
     TensorNames,
     UnsupportedCheckpoint,
 )
+from vllm_fp4_plugin.kind import NVFP4_KINDS, Inputs, Kind
 
 LEGACY_FILE = "hf_quant_config.json"
 
-_W4A4, _W4A16 = "NVFP4", "W4A16_NVFP4"
+_W4A4, _W4A16, _MIXED = "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"
+_KINDS = {
+    _W4A4: Kind.NVFP4,
+    _W4A16: Kind.NVFP4_A16,
+    "FP8": Kind.FP8,
+    "FP8_PER_CHANNEL_PER_TOKEN": Kind.FP8_CHANNEL,
+    "FP8_PB_WO": Kind.FP8_BLOCK,
+    "FP8_BLOCK_SCALES": Kind.FP8_BLOCK,  # what some exports call it
+    "MXFP8": Kind.MXFP8,
+}
+_ALGORITHMS = {kind: name for name, kind in reversed(_KINDS.items())}
+_NESTED = ("quantization", "quantization_config")
 _FP8_KV = {"dynamic": False, "num_bits": 8, "type": "float"}
 _PRODUCER = {"name": "vllm_fp4_plugin", "version": versions.PLUGIN}
+_PRODUCERS = ("modelopt", _PRODUCER["name"])
 _REMEDY = "serve it with --quantization modelopt or modelopt_mixed"
 
 
@@ -46,29 +67,57 @@ class ModelOpt(Format):
     )
     scalar = ()
     reciprocal = False
+    scale_dims = MappingProxyType({Kind.FP8_CHANNEL: 1, Kind.FP8_BLOCK: 4})
 
     def wrote(self, config: Mapping[str, Any]) -> bool:
-        method = str(config.get("quant_method", "")).lower()
+        method = str(config.get("quant_method") or "").lower()
         producer = config.get("producer")
-        by_modelopt = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
-        return method.startswith("modelopt") or (not method and by_modelopt)
+        of_modelopt = isinstance(producer, Mapping) and producer.get("name") in _PRODUCERS
+        return method.startswith("modelopt") or (not method and of_modelopt)
 
     def claims_nvfp4(self, config: Mapping[str, Any]) -> bool:
-        return _W4A4 in _algorithm(_inner(config))
+        try:
+            parts = _parts(config)
+            algorithm = _algorithm(parts)
+            mixed = _mixed_groups(parts) if algorithm == _MIXED else []
+        except UnsupportedCheckpoint:  # told by parse, should this method be asked for
+            return False
+        if algorithm != _MIXED:
+            return algorithm in (_W4A4, _W4A16)
+        return not mixed or any(group.kind.is_nvfp4 for group in mixed)
 
     def parse(self, config: Mapping[str, Any]) -> CheckpointConfig:
-        inner = _inner(config)
-        algorithm = _algorithm(inner)
-        if algorithm not in (_W4A4, _W4A16) or "quantized_layers" in inner:
+        parts = _parts(config)
+        algorithm = _algorithm(parts)
+        if algorithm not in (_W4A4, _W4A16, _MIXED):
             raise UnsupportedCheckpoint(
-                f"quant_algo: is {inner.get('quant_algo')!r}, must be {_W4A4} or {_W4A16} for a "
-                f"whole model; {_REMEDY}"
+                f"quant_algo: is {_find(parts, 'quant_algo')!r}, must be {_W4A4}, {_W4A16} or "
+                f"{_MIXED}; {_REMEDY}"
             )
-        check_block_size("group_size", inner.get("group_size"))
-        groups = read_groups(config, _REMEDY)
-        weight_only = algorithm == _W4A16 or read_weight_only(groups, _REMEDY)
-        ignore = inner.get("exclude_modules" if _is_legacy(config) else "ignore") or ()
-        return CheckpointConfig(self, weight_only, tuple(ignore), None, _kv_scheme(inner))
+        check_block_size("group_size", _find(parts, "group_size"))
+        ignore, scheme = _ignore(parts), _kv_scheme(parts)
+        if algorithm == _MIXED or _find(parts, "quantized_layers") is not None:
+            groups = _mixed_groups(parts)
+            if groups:
+                check_any_nvfp4("quantized_layers", groups, _REMEDY)
+            # Without a list, a layer is what its tensors are.
+            return CheckpointConfig(
+                self, True, ignore, None, scheme, tuple(groups), is_silent=not groups
+            )
+        groups = _config_groups(parts)
+        if not is_uniform(groups):
+            raise UnsupportedCheckpoint(
+                f"config_groups: hold {', '.join(sorted({str(g.kind) for g in groups}))}, must "
+                f"hold NVFP4 as quant_algo {algorithm} says, or quant_algo be {_MIXED}; export "
+                "the checkpoint again"
+            )
+        weight_only = algorithm == _W4A16 or any(g.kind is Kind.NVFP4_A16 for g in groups)
+        return CheckpointConfig(self, weight_only, ignore, None, scheme)
+
+    def group(self, kind: Kind, *, static_input: bool) -> LayerGroup | None:
+        if kind not in _ALGORITHMS:
+            return None
+        return _group("the headers", kind, None)
 
     def config(self, ignore: Sequence[str], *, weight_only: bool, fp8_kv: bool) -> dict[str, Any]:
         nvfp4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": BLOCK_SIZE}
@@ -98,23 +147,92 @@ class ModelOpt(Format):
         return {LEGACY_FILE: {"producer": _PRODUCER, "quantization": quantization}}
 
 
-def _is_legacy(config: Mapping[str, Any]) -> bool:
-    return "quantization" in config
+def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Objects of a config that may hold its fields: the innermost first, which says most."""
+    parts = [config]
+    for name in _NESTED:
+        if config.get(name) is not None:
+            parts = [*_parts(read_object(name, config[name])), *parts]
+    return parts
 
 
-def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    inner: Mapping[str, Any] = config["quantization"] if _is_legacy(config) else config
-    return inner
+def _find(parts: Iterable[Mapping[str, Any]], name: str) -> Any:
+    """Find a field; None if no part has it."""
+    return next((part[name] for part in parts if part.get(name) is not None), None)
 
 
-def _algorithm(inner: Mapping[str, Any]) -> str:
-    return str(inner.get("quant_algo", "")).upper()
+def _algorithm(parts: Iterable[Mapping[str, Any]]) -> str:
+    return read_text("quant_algo", _find(parts, "quant_algo")).upper()
 
 
-def _kv_scheme(inner: Mapping[str, Any]) -> dict[str, Any] | None:
-    algorithm = inner.get("kv_cache_quant_algo")
-    if inner.get("kv_cache_scheme") is not None or algorithm is None:
-        return read_kv_scheme(inner.get("kv_cache_scheme"))
+def _ignore(parts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Modules that every spelling of the list names, without repetition."""
+    found: dict[str, None] = {}
+    for part in parts:
+        for name in ("ignore", "exclude_modules"):
+            found |= dict.fromkeys(map(_module, read_names(name, part.get(name))))
+    return tuple(found)
+
+
+def _module(pattern: str) -> str:
+    """Module that ``X*`` stands for: X and what is below it, not every name that begins so.
+
+    ModelOpt writes it of a module of which nothing is quantised, and a module's name covers what is
+    below it. Other wildcards mean what they say.
+    """
+    module = pattern.removesuffix("*")
+    plain = not pattern.startswith("re:") and not any(c in module for c in "*?[")
+    return module if plain and module and not module.endswith(".") else pattern
+
+
+def _config_groups(parts: Iterable[Mapping[str, Any]]) -> list[LayerGroup]:
+    return read_groups({"config_groups": _find(parts, "config_groups")}, _REMEDY)
+
+
+def _of_modelopt(group: LayerGroup) -> LayerGroup:
+    """Name a config group's algorithm.
+
+    Raises:
+        UnsupportedCheckpoint: ModelOpt has none for it that vLLM knows.
+    """
+    if group.kind not in _ALGORITHMS:
+        raise UnsupportedCheckpoint(
+            f"{group.where}: is {group.kind}, must be one of {', '.join(_ALGORITHMS)}; {_REMEDY}"
+        )
+    return _group(group.where, group.kind, group.targets)
+
+
+def _mixed_groups(parts: list[Mapping[str, Any]]) -> list[LayerGroup]:
+    """Groups of a checkpoint of mixed precision; [] if its config does not say."""
+    layers = read_objects("quantized_layers", _find(parts, "quantized_layers"))
+    if not layers:
+        return [_of_modelopt(group) for group in _config_groups(parts)]
+    targets: dict[Kind, list[str]] = {}
+    for name, layer in layers.items():
+        field = f"quantized_layers.{name}"
+        algorithm = read_text(f"{field}.quant_algo", layer.get("quant_algo")).upper()
+        kind = _KINDS.get(algorithm)
+        if kind is None:
+            raise UnsupportedCheckpoint(
+                f"{field}.quant_algo: is {layer.get('quant_algo')!r}, must be "
+                f"{', '.join(_KINDS)}; {_REMEDY}"
+            )
+        if kind in NVFP4_KINDS:
+            check_block_size(f"{field}.group_size", layer.get("group_size"))
+        targets.setdefault(kind, []).append(name)
+    return [_group("quantized_layers", kind, tuple(names)) for kind, names in targets.items()]
+
+
+def _group(where: str, kind: Kind, targets: tuple[str, ...] | None) -> LayerGroup:
+    settings = {"quant_algo": _ALGORITHMS[kind]}
+    inputs: Inputs = "static" if kind is Kind.FP8 else "dynamic"
+    return LayerGroup(where, kind, targets, settings, inputs)
+
+
+def _kv_scheme(parts: list[Mapping[str, Any]]) -> dict[str, Any] | None:
+    algorithm, scheme = _find(parts, "kv_cache_quant_algo"), _find(parts, "kv_cache_scheme")
+    if scheme is not None or algorithm is None:
+        return read_kv_scheme(scheme)
     if str(algorithm).upper() != "FP8":
         raise UnsupportedCheckpoint(
             f"kv_cache_quant_algo: is {algorithm!r}, must be FP8 or absent; "

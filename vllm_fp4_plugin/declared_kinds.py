@@ -1,0 +1,93 @@
+"""Kinds of layers as a checkpoint's config declares them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup
+from vllm_fp4_plugin.ignore import matches
+from vllm_fp4_plugin.kind import Kind
+
+UNQUANTIZED = LayerGroup("the config", Kind.UNQUANTIZED)
+
+
+class DeclaredKinds:
+    """Groups of a config, asked by the names of modules.
+
+    A module that ``ignore`` covers is in none. Of the others, a group that names it comes before
+    one of every linear, and an earlier group before a later one.
+    """
+
+    def __init__(self, checkpoint: CheckpointConfig) -> None:
+        self._ignore = checkpoint.ignore
+        self._groups = checkpoint.declared
+        self._is_silent = checkpoint.is_silent
+        self._index()
+
+    def _index(self) -> None:
+        """Sort the targets: names, of which there may be thousands, are looked up."""
+        self._names: dict[str, LayerGroup] = {}
+        self._patterns: list[tuple[str, LayerGroup]] = []
+        for group in self._groups:
+            for target in group.targets or ():
+                if target.startswith("re:") or any(c in target for c in "*?["):
+                    self._patterns.append((target, group))
+                else:
+                    self._names.setdefault(target, group)
+        self._rest = next((group for group in self._groups if group.targets is None), None)
+
+    def ignored_by(self, name: str) -> str | None:
+        """Find the pattern of ``ignore`` that covers a module, or None."""
+        return matches(name, self._ignore)
+
+    def group_of(self, name: str) -> LayerGroup | None:
+        """Find the group of a module; None if the config does not say."""
+        if self.ignored_by(name) is not None:
+            return UNQUANTIZED
+        if self._is_silent:
+            return None
+        return self._named(name) or self._rest or UNQUANTIZED
+
+    def mentions(self, name: str) -> bool:
+        """Whether a module is covered by name, ignored or not."""
+        return self.ignored_by(name) is not None or self._named(name) is not None
+
+    def _named(self, name: str) -> LayerGroup | None:
+        parts = name.split(".")
+        for length in range(len(parts), 0, -1):
+            for first in range(len(parts) - length + 1):
+                group = self._names.get(".".join(parts[first : first + length]))
+                if group is not None:
+                    return group
+        return next((g for target, g in self._patterns if matches(name, [target])), None)
+
+    def rename(self, mapper: Any) -> None:
+        """Go by the names that vLLM's ``mapper`` gives the model's modules from now on."""
+        self._ignore = renamed(self._ignore, mapper)
+        self._groups = tuple(
+            group
+            if group.targets is None
+            else replace(group, targets=renamed(group.targets, mapper))
+            for group in self._groups
+        )
+        self._index()
+
+
+def renamed(patterns: Iterable[str], mapper: Any) -> tuple[str, ...]:
+    """Rename names and wildcards; a regex has no prefix by which a rule could go."""
+    return tuple(
+        pattern if pattern.startswith("re:") else renamed_module(pattern, mapper)
+        for pattern in patterns
+    )
+
+
+def renamed_module(name: str, mapper: Any) -> str:
+    """Name that vLLM's ``mapper``, whose rules are about tensors, gives a module.
+
+    A rule such as ``"lm_head."`` is about what is below the module, so a tensor of it is asked for.
+    """
+    for below in (f"{name}.weight", name):
+        mapped: str | None = mapper.map_name(below)
+        if mapped is not None and mapped.endswith(below[len(name) :]):
+            return mapped[: len(mapped) - len(below) + len(name)]
+    return name

@@ -1,0 +1,1 @@
+"""Layers of a checkpoint of mixed precision that are not NVFP4: vLLM's methods, and references."""

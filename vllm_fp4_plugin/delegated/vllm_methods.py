@@ -1,0 +1,67 @@
+"""Methods of vLLM's own for layers of a kind: those of its configs for the checkpoint's format."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import get_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+
+from vllm_fp4_plugin.formats import Format, LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import Kind
+
+
+def vllm_method(
+    layer: Any,
+    prefix: str,
+    group: LayerGroup,
+    format: Format,
+    packed_modules: Mapping[str, list[str]],
+) -> QuantizeMethodBase:
+    """Ask vLLM for the method of a layer of ``group``.
+
+    The config that is asked is of this one layer: which layer is what was found out already.
+
+    Raises:
+        UnsupportedCheckpoint: vLLM has none.
+    """
+    try:
+        if format.name == "modelopt":
+            config = _modelopt(group)
+        else:
+            config = _compressed_tensors(prefix, group)
+        config.packed_modules_mapping = dict(packed_modules)
+        method = config.get_quant_method(layer, prefix)
+    except (ValueError, NotImplementedError, RuntimeError) as error:
+        raise _refusal(prefix, group, f"({error})") from error
+    if method is None or isinstance(method, UnquantizedLinearMethod):
+        raise _refusal(prefix, group, "and would take it for a 16-bit one")
+    return method
+
+
+def label(layer: Any, method: QuantizeMethodBase) -> str:
+    """Name of what vLLM runs: the layer's scheme, where a method has many, or the method."""
+    return type(getattr(layer, "scheme", None) or method).__name__
+
+
+def _modelopt(group: LayerGroup) -> Any:
+    name = "modelopt_mxfp8" if group.kind is Kind.MXFP8 else "modelopt"
+    fields = {"quant_method": name, "ignore": [], **group.settings}
+    return get_quantization_config(name).from_config(fields)
+
+
+def _compressed_tensors(prefix: str, group: LayerGroup) -> Any:
+    settings = dict(group.settings)
+    fields = {
+        "format": settings["format"],
+        "config_groups": {"group_0": settings | {"targets": [prefix]}},
+        "ignore": [],
+    }
+    return get_quantization_config("compressed-tensors").from_config(fields)
+
+
+def _refusal(prefix: str, group: LayerGroup, why: str) -> UnsupportedCheckpoint:
+    return UnsupportedCheckpoint(
+        f"{prefix}: is {group.kind}, which vLLM has no method for {why}; must be NVFP4, 16-bit or "
+        "what vLLM serves on this device; quantise the model with this layer excluded"
+    )

@@ -1,0 +1,48 @@
+"""Kinds of linear layers: how the weights of one are stored, and what they take."""
+
+from enum import StrEnum
+from typing import Literal
+
+FP8_BLOCK_SIZE = 128  # rows and columns of a weight that share a scale
+MX_BLOCK_SIZE = 32  # elements of a row that share a scale
+
+# How a layer that is not NVFP4 takes its input: rounded with the scale that is stored, with scales
+# found in it, or as it is.
+Inputs = Literal["static", "dynamic", "16-bit"]
+
+
+class Kind(StrEnum):
+    """Kind of a linear layer; the value is what messages and the report call it."""
+
+    NVFP4 = "NVFP4"  # activations too
+    NVFP4_A16 = "NVFP4 weight-only"
+    FP8 = "FP8 per-tensor"
+    FP8_CHANNEL = "FP8 per-channel"
+    FP8_BLOCK = "FP8 block"
+    MXFP8 = "MXFP8"
+    MXFP4 = "MXFP4"
+    UNQUANTIZED = "16-bit"
+
+    @property
+    def is_nvfp4(self) -> bool:
+        """Whether the weights are NVFP4, whatever the activations are."""
+        return self in (Kind.NVFP4, Kind.NVFP4_A16)
+
+    @property
+    def family(self) -> str:
+        """Format without its granularity, in lower case: ``"fp8"``, ``"mxfp8"``, ``"mxfp4"``."""
+        return self.split()[0].lower()
+
+    def weight_bytes(self, n: int, k: int) -> int:
+        """Bytes of a weight ``(n, k)`` on disk, scales included, of a kind that is not NVFP4."""
+        scales = {
+            Kind.FP8: 4,
+            Kind.FP8_CHANNEL: 4 * n,
+            Kind.FP8_BLOCK: 4 * -(-n // FP8_BLOCK_SIZE) * -(-k // FP8_BLOCK_SIZE),
+            Kind.MXFP8: n * k // MX_BLOCK_SIZE,
+            Kind.MXFP4: n * k // MX_BLOCK_SIZE,
+        }
+        return (n * k // 2 if self is Kind.MXFP4 else n * k) + scales[self]
+
+
+NVFP4_KINDS = (Kind.NVFP4, Kind.NVFP4_A16)

@@ -1,0 +1,198 @@
+"""Kinds of a local checkpoint's layers by their tensors, held against what its config says."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from vllm_fp4_plugin.checkpoint_files import TensorHeader
+from vllm_fp4_plugin.declared_kinds import UNQUANTIZED, DeclaredKinds
+from vllm_fp4_plugin.formats import (
+    CheckpointConfig,
+    Format,
+    LayerGroup,
+    TensorNames,
+    UnsupportedCheckpoint,
+)
+from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, NVFP4_KINDS, Kind
+
+Tensors = Mapping[str, TensorHeader]
+
+EXPERTS = "experts"  # a layer of them is one, however many there are
+
+_WEIGHTS = ("weight", "weight_packed")
+_SCALES = (
+    "weight_scale", "weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale"
+)  # fmt: skip
+_FLOATS = ("BF16", "F16", "F32")
+_FORMATS = (
+    "U8 codes with block and global scales (NVFP4), F8_E4M3 with one scale, one a row, or one for "
+    f"{FP8_BLOCK_SIZE}×{FP8_BLOCK_SIZE} weights (FP8), F8_E4M3 or U8 with U8 scales for "
+    f"{MX_BLOCK_SIZE} (MXFP8, MXFP4), or BF16, F16, F32"
+)
+
+
+class Found(NamedTuple):
+    """Kind of a module, by its tensors.
+
+    Attributes:
+        group: group that it belongs to.
+        config_says: kind that the config gives it, if that is another one.
+    """
+
+    group: LayerGroup
+    config_says: Kind | None
+
+
+def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Found]:
+    """Find what every module with a matrix is, by its name in the checkpoint.
+
+    Where the config says otherwise, the tensors count.
+
+    Raises:
+        UnsupportedCheckpoint: tensors that belong to no kind, or contradict the config such that
+            no kind can be right, by the module's name and its file's.
+    """
+    declared, found = DeclaredKinds(checkpoint), {}
+    for module, tensors in _modules(headers).items():
+        said = declared.group_of(module)
+        group = _settle(module, tensors, said, checkpoint)
+        differs = said is not None and said.kind is not group.kind
+        found[_layer(module)] = Found(group, said.kind if said is not None and differs else None)
+    return found
+
+
+def _layer(module: str) -> str:
+    before, dot, _ = module.partition(f".{EXPERTS}.")
+    return f"{before}.{EXPERTS}" if dot else module
+
+
+def _modules(headers: Tensors) -> dict[str, dict[str, TensorHeader]]:
+    """Tensors of each module that holds a matrix, by their own names."""
+    found: dict[str, dict[str, TensorHeader]] = {}
+    for name, header in headers.items():
+        module, _, tensor = name.rpartition(".")
+        if tensor in _WEIGHTS or tensor in _SCALES:
+            found.setdefault(module, {})[tensor] = header
+    return {m: tensors for m, tensors in found.items() if _has_matrix(tensors.items())}
+
+
+def _has_matrix(tensors: Iterable[tuple[str, TensorHeader]]) -> bool:
+    return any(tensor in _WEIGHTS and len(header.shape) == 2 for tensor, header in tensors)
+
+
+def _settle(
+    module: str, tensors: Tensors, said: LayerGroup | None, checkpoint: CheckpointConfig
+) -> LayerGroup:
+    """Group of a module: the one that the config gives it, if its tensors can be of that kind."""
+    readings = _readings(tensors, checkpoint.format)
+    if not readings:
+        raise _unknown(module, tensors)
+    if said is not None:
+        _check_against(module, tensors, said, readings, checkpoint.names)
+        if said.kind in readings:
+            return said
+    kind = readings[0]
+    if kind is Kind.UNQUANTIZED:
+        return UNQUANTIZED
+    like = [group for group in checkpoint.declared if group.kind is kind]
+    static = "input_scale" in tensors
+    matching = [group for group in like if (group.inputs == "static") == static or kind.is_nvfp4]
+    if matching:
+        return matching[0]
+    if kind.is_nvfp4:
+        return LayerGroup("the headers", kind)
+    group = checkpoint.format.group(kind, static_input=static)
+    if group is None:
+        raise UnsupportedCheckpoint(
+            f"{module}: is {kind} in {_file(tensors)}, which {checkpoint.format.name}'s format has "
+            "not; quantise the model with one tool"
+        )
+    _check_input(module, tensors, group)
+    return group
+
+
+def _check_against(
+    module: str, tensors: Tensors, said: LayerGroup, readings: tuple[Kind, ...], names: TensorNames
+) -> None:
+    """Raise where config and tensors contradict each other, and neither can be right alone."""
+    if said.kind in readings:
+        _check_input(module, tensors, said)
+    elif said.kind is Kind.NVFP4 and Kind.NVFP4_A16 in readings:
+        raise _missing(module, tensors, names.input_global, said)
+    elif said.kind.family == readings[0].family and not said.kind.is_nvfp4:
+        shape = tensors["weight_scale"].shape
+        raise UnsupportedCheckpoint(
+            f"{module}.weight_scale: its shape in {_file(tensors)} is {shape}, which is "
+            f"{readings[0]}, must be {said.kind} as {said.where} says; export the checkpoint again"
+        )
+
+
+def _check_input(module: str, tensors: Tensors, group: LayerGroup) -> None:
+    """Raise unless a scale of the input is there exactly if the group has static ones."""
+    if group.kind.is_nvfp4 or group.kind is Kind.UNQUANTIZED:
+        return
+    if group.inputs == "static" and "input_scale" not in tensors:
+        raise _missing(module, tensors, "input_scale", group)
+    if group.inputs != "static" and "input_scale" in tensors:
+        raise UnsupportedCheckpoint(
+            f"{module}.input_scale: is in {_file(tensors)}, must not be, as {group.where} says "
+            f"that the inputs of {group.kind} layers are scaled as they come; export it again"
+        )
+
+
+def _readings(tensors: Tensors, format: Format) -> tuple[Kind, ...]:
+    """Kinds that a module's tensors can be of, the likeliest first."""
+    names, is_packed = format.names, "weight_packed" in tensors
+    weight = tensors["weight_packed" if is_packed else "weight"]
+    scale = tensors.get("weight_scale")
+    if weight.dtype in _FLOATS:
+        return (Kind.UNQUANTIZED,) if scale is None else ()
+    if scale is None or len(weight.shape) != 2:
+        return ()
+    n, k = weight.shape
+    if weight.dtype == "U8":
+        if names.weight_global in tensors:
+            return NVFP4_KINDS if names.input_global in tensors else (Kind.NVFP4_A16,)
+        mx = scale.dtype == "U8" and scale.shape == (n, 2 * k // MX_BLOCK_SIZE)
+        return (Kind.MXFP4,) if mx and is_packed else ()
+    if weight.dtype != "F8_E4M3" or is_packed:
+        return ()
+    if scale.dtype == "U8":
+        return (Kind.MXFP8,) if scale.shape == (n, k // MX_BLOCK_SIZE) else ()
+    return _granularities(n, k, scale.shape, format) if scale.dtype in _FLOATS else ()
+
+
+def _granularities(n: int, k: int, shape: tuple[int, ...], format: Format) -> tuple[Kind, ...]:
+    """Kinds of FP8 that have scales of a shape for a weight ``(n, k)``: of a small one, several."""
+    rows, columns = -(-n // FP8_BLOCK_SIZE), -(-k // FP8_BLOCK_SIZE)
+    shapes = {
+        Kind.FP8: [(), (1,), (1, 1)],
+        Kind.FP8_CHANNEL: [(n,), (n, 1)],
+        Kind.FP8_BLOCK: [(rows, columns), (rows, 1, columns, 1)],
+    }
+    return tuple(
+        kind
+        for kind, accepted in shapes.items()
+        if shape in accepted and format.scale_dims.get(kind, len(shape)) == len(shape)
+    )
+
+
+def _missing(
+    module: str, tensors: Tensors, tensor: str, group: LayerGroup
+) -> UnsupportedCheckpoint:
+    return UnsupportedCheckpoint(
+        f"{module}.{tensor}: is missing beside the weight in {_file(tensors)}, must be there as "
+        f"{group.where} says that the layer is {group.kind}; the checkpoint is incomplete, "
+        "quantise the model again"
+    )
+
+
+def _unknown(module: str, tensors: Tensors) -> UnsupportedCheckpoint:
+    came = ", ".join(f"{name} {h.dtype} {list(h.shape)}" for name, h in sorted(tensors.items()))
+    return UnsupportedCheckpoint(
+        f"{module}: holds {came} in {_file(tensors)}, must hold {_FORMATS}; quantise the model "
+        "again, or leave --quantization out to let vLLM choose"
+    )
+
+
+def _file(tensors: Tensors) -> str:
+    return str(next(iter(tensors.values())).file)
