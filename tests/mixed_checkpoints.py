@@ -219,7 +219,7 @@ def _modelopt_config(kinds: Mapping[str, Kind]) -> dict[str, Any]:
     return {
         "quant_method": "modelopt",
         "quant_algo": "MIXED_PRECISION",
-        "exclude_modules": ["lm_head"],
+        "exclude_modules": [] if "lm_head" in kinds else ["lm_head"],
         "quantized_layers": layers,
     }
 
@@ -234,10 +234,10 @@ def _compressed_tensors_config(kinds: Mapping[str, Kind]) -> dict[str, Any]:
             "weights": fp4,
             "input_activations": fp4 | {"dynamic": "local"} if kind is Kind.NVFP4 else None,
         }
-        groups[f"group_{number}"] = group | {"targets": [rf"re:.*\.({leaves})$"]}
+        groups[f"group_{number}"] = group | {"targets": [rf"re:(.*\.)?({leaves})$"]}
     return {
         "quant_method": "compressed-tensors",
         "format": "mixed-precision",
-        "ignore": ["lm_head"],
+        "ignore": [] if "lm_head" in kinds else ["lm_head"],
         "config_groups": groups,
     }

@@ -149,7 +149,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             startup.report.add(LayerRecord.unquantized(prefix, "nvfp4-tc serves dense layers"))
             return None
         if isinstance(layer, ParallelLMHead):
-            return self._head_method(prefix)
+            return self._head_method(layer, prefix)
         if not isinstance(layer, LinearBase):
             self._check_no_linear(prefix)
             return None
@@ -186,23 +186,25 @@ class Nvfp4TcConfig(QuantizationConfig):
             startup, options, prefix, checkpoint, weight_only=weight_only, reason=reason
         )
 
-    def _head_method(self, prefix: str) -> Nvfp4HeadMethod | None:
+    def _head_method(self, layer: ParallelLMHead, prefix: str) -> QuantizeMethodBase | None:
         """Method of an ``lm_head``; None: it is in 16 bits, or the embedding."""
-        if self._checkpoint is None or self._kinds is None:
+        checkpoint, kinds = self._checkpoint, self._kinds
+        if checkpoint is None or kinds is None:
             return None
-        kind = self._kinds.head_kind(prefix)
-        if kind is None and not head.is_tied() and not self._kinds.are_by_tensors:
-            kind = self._kinds.of(prefix, {}).group.kind
-        if kind is None or kind is Kind.UNQUANTIZED:
+        group = kinds.head_group(prefix)
+        if group is None and not head.is_tied() and not kinds.are_by_tensors:
+            group = kinds.of(prefix, {}).group
+        if group is None or group.kind is Kind.UNQUANTIZED:
             return None
-        if head.is_tied():
-            raise head.tied(prefix)
-        if not kind.is_nvfp4:
-            raise _served_in_16_bits(prefix, kind)
+        head.check(prefix, group.kind)
+        if not group.kind.is_nvfp4:
+            method, record = choose_delegated(layer, prefix, group, checkpoint.format, {}, "")
+            self.startup.report.add(record)
+            return method
         self.startup.waiting.add(prefix)
-        weight_only = kind is Kind.NVFP4_A16
+        weight_only = group.kind is Kind.NVFP4_A16
         return Nvfp4HeadMethod(
-            self.startup, self.options, prefix, self._checkpoint, weight_only=weight_only, reason=""
+            self.startup, self.options, prefix, checkpoint, weight_only=weight_only, reason=""
         )
 
     def _check_experts(self, prefix: str) -> None:
@@ -218,11 +220,7 @@ class Nvfp4TcConfig(QuantizationConfig):
     def _check_no_linear(self, prefix: str) -> None:
         kind = None if self._kinds is None else self._kinds.tensors_kind(prefix)
         if kind is not None and kind is not Kind.UNQUANTIZED:
-            raise _served_in_16_bits(prefix, kind)
-
-
-def _served_in_16_bits(prefix: str, kind: Kind) -> UnsupportedCheckpoint:
-    return UnsupportedCheckpoint(
-        f"{prefix}: is {kind}, must be in 16 bits, or if it is the lm_head in NVFP4; quantise the "
-        f"model with {prefix.rpartition('.')[2]} excluded"
-    )
+            raise UnsupportedCheckpoint(
+                f"{prefix}: is {kind}, must be in 16 bits, as it is no linear layer; quantise the "
+                f"model with {prefix.rpartition('.')[2]} excluded"
+            )

@@ -5,12 +5,8 @@ from typing import Any, NoReturn
 from vllm.config import get_current_vllm_config
 
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, Kind
 from vllm_fp4_plugin.linear import Nvfp4LinearMethod
-
-
-def is_head(module: str) -> bool:
-    """Whether a module of that name gives the logits."""
-    return module.rpartition(".")[2] == "lm_head"
 
 
 def is_tied() -> bool:
@@ -26,6 +22,22 @@ def tied(prefix: str) -> UnsupportedCheckpoint:
         "(tie_word_embeddings), must be one or the other; set tie_word_embeddings to false in "
         "config.json if the head has weights of its own, or quantise it with lm_head excluded"
     )
+
+
+def check(prefix: str, kind: Kind) -> None:
+    """Check that a quantised head can be served.
+
+    Raises:
+        UnsupportedCheckpoint: it is the embedding, or its scales cannot be divided.
+    """
+    if is_tied():
+        raise tied(prefix)
+    if kind is Kind.FP8_BLOCK:
+        raise UnsupportedCheckpoint(
+            f"{prefix}: is {kind}, whose scales of {FP8_BLOCK_SIZE} rows do not divide as a padded "
+            "vocabulary does, must be NVFP4, FP8 with one scale or one a row, or in 16 bits; "
+            "quantise the model with lm_head excluded"
+        )
 
 
 class Nvfp4HeadMethod(Nvfp4LinearMethod):

@@ -85,11 +85,11 @@ class LayerKinds:
         found = self._found.get(name)
         return None if found is None else found.group.kind
 
-    def head_kind(self, prefix: str) -> Kind | None:
-        """Kind of an ``lm_head`` by its tensors, whatever is before its name; None without any."""
+    def head_group(self, prefix: str) -> LayerGroup | None:
+        """Group of an ``lm_head`` by its tensors, whatever is before its name; None without any."""
         last = prefix.rpartition(".")[2]
         names = [prefix, *(name for name in self._found if name.rpartition(".")[2] == last)]
-        return next(filter(None, map(self.tensors_kind, names)), None)
+        return next((self._found[name].group for name in names if name in self._found), None)
 
     def of(self, prefix: str, packed_modules: Mapping[str, list[str]]) -> LayerKind:
         """Kind of a linear layer, or of a layer of experts.

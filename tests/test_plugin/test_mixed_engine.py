@@ -51,15 +51,17 @@ def test_modelopt_mlp_w4a16_attention_fp8(mixed: Write) -> None:
 
 
 def test_modelopt_w4a4_and_w4a16_side_by_side(mixed: Write) -> None:
-    """Per layer: W4A4, W4A16, FP8 per channel by vLLM's own method, FP8 blocks, MXFP8."""
+    """Per layer: W4A4, W4A16, FP8 per channel by vLLM's own method, its head too, FP8 blocks."""
     kinds = dict.fromkeys(("gate_proj", "up_proj"), Kind.NVFP4_A16) | {
         "down_proj": Kind.NVFP4,
         "o_proj": Kind.FP8_BLOCK,
+        "lm_head": Kind.FP8_CHANNEL,
     }
     model = mixed(kinds | dict.fromkeys(QKV, Kind.FP8_CHANNEL), format="modelopt")
     found = served(model)
     assert distance(found, with_values(model.path, model.values, model.inputs)) < SAME_W4A4
-    assert "qkv_proj ×2: fp8 (vLLM: ModelOptLinearMethod), W8A8 dynamic" in found.report
+    for layer in ("qkv_proj ×2", "lm_head ×1"):
+        assert f"{layer}: fp8 (vLLM: ModelOptLinearMethod), W8A8 dynamic" in found.report
     assert "o_proj ×2: fp8_linear/reference (cpu), W8A8 dynamic" in found.report
     assert "down_proj ×2: nvfp4_gemm/reference (cpu), W4A4 static" in found.report
 
@@ -68,13 +70,15 @@ def test_compressed_tensors_of_several_groups(mixed: Write) -> None:
     kinds = dict.fromkeys(("gate_proj", "up_proj"), Kind.NVFP4_A16) | {
         "down_proj": Kind.MXFP8,
         "o_proj": Kind.FP8,
+        "lm_head": Kind.MXFP8,
     }
     model = mixed(kinds | dict.fromkeys(QKV, Kind.FP8_CHANNEL), format="compressed-tensors")
     found = served(model)
     assert distance(found, with_values(model.path, model.values, model.inputs)) < SAME
     assert "qkv_proj ×2: fp8 (vLLM: CompressedTensorsW8A8Fp8), W8A8 dynamic" in found.report
     assert "o_proj ×2: fp8_linear/reference (cpu), W8A8 static" in found.report
-    assert "down_proj ×2: mxfp8_linear/reference (cpu), W8A8 dynamic" in found.report
+    for layer in ("down_proj ×2", "lm_head ×1"):
+        assert f"{layer}: mxfp8_linear/reference (cpu), W8A8 dynamic" in found.report
 
 
 def test_compiled_without_a_list_of_layers(mixed: Write) -> None:
