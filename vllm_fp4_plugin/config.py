@@ -13,12 +13,16 @@ from vllm.model_executor.layers.quantization.base_config import (
     QuantizeMethodBase,
 )
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 from vllm.platforms import current_platform
 
 from vllm_fp4_plugin import checkpoint_files, checkpoint_values, defaults, formats, head
 from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
+from vllm_fp4_plugin.embedding import Nvfp4EmbeddingMethod
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.head import Nvfp4HeadMethod
 from vllm_fp4_plugin.ignore import covered, shard_names
@@ -151,8 +155,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         if isinstance(layer, ParallelLMHead):
             return self._head_method(layer, prefix)
         if not isinstance(layer, LinearBase):
-            self._check_no_linear(prefix)
-            return None
+            return self._lookup_method(layer, prefix)
         if self._checkpoint is None:
             return self._online_method(layer, prefix, options)
         return self._checkpoint_method(layer, prefix, options, self._checkpoint)
@@ -217,10 +220,20 @@ class Nvfp4TcConfig(QuantizationConfig):
                 "serve the model with --quantization modelopt_fp4 or compressed-tensors"
             )
 
-    def _check_no_linear(self, prefix: str) -> None:
-        kind = None if self._kinds is None else self._kinds.tensors_kind(prefix)
-        if kind is not None and kind is not Kind.UNQUANTIZED:
-            raise UnsupportedCheckpoint(
-                f"{prefix}: is {kind}, must be in 16 bits, as it is no linear layer; quantise the "
-                f"model with {prefix.rpartition('.')[2]} excluded"
-            )
+    def _lookup_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """Method of a layer that is no linear one; None: it is in 16 bits."""
+        if self._checkpoint is None or self._kinds is None:
+            return None
+        is_embedding = isinstance(layer, VocabParallelEmbedding)
+        if is_embedding:
+            prefix = self._kinds.embedding_name(prefix)
+        kind = self._kinds.tensors_kind(prefix)
+        if kind is None or kind is Kind.UNQUANTIZED:
+            return None
+        if is_embedding and kind.is_nvfp4:
+            self.startup.waiting.add(prefix)
+            return Nvfp4EmbeddingMethod(self.startup, prefix, self._checkpoint)
+        raise UnsupportedCheckpoint(
+            f"{prefix}: is {kind}, must be in 16 bits, or in NVFP4 if it is an embedding; quantise "
+            f"the model with {prefix.rpartition('.')[2]} excluded"
+        )

@@ -27,6 +27,9 @@ UNLISTED = frozenset(
 _UNLISTED = "left out of the checkpoint's list"
 
 
+EMBEDDING = "embed_tokens"
+
+
 class LayerKind(NamedTuple):
     """Kind of a layer.
 
@@ -84,6 +87,11 @@ class LayerKinds:
         """Kind of a module by its tensors; None if it has none, or they are not known."""
         found = self._found.get(name)
         return None if found is None else found.group.kind
+
+    def embedding_name(self, prefix: str) -> str:
+        """Name of an embedding, which some models build without one."""
+        named = (name for name in self._found if name.rpartition(".")[2] == EMBEDDING)
+        return prefix or next(named, "")
 
     def head_group(self, prefix: str) -> LayerGroup | None:
         """Group of an ``lm_head`` by its tensors, whatever is before its name; None without any."""

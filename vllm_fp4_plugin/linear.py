@@ -10,22 +10,21 @@ from vllm.model_executor.layers.linear import (
     LinearMethodBase,
     register_weight_loader_v2_supported_method,
 )
-from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import completeness, fused_mlp, weights
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.linear_op import linear
-from vllm_fp4_plugin.loading import LoadLedger
 from vllm_fp4_plugin.options import Activation, Options
 from vllm_fp4_plugin.plan import LinearPlan, choose_kernels, hash_kernels, product_of
 from vllm_fp4_plugin.report import LayerRecord
 from vllm_fp4_plugin.startup import Startup
+from vllm_fp4_plugin.stored_weight import StoredWeight
 
 
 class Nvfp4LinearBase(LinearMethodBase):
@@ -243,74 +242,26 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         **extra_weight_attrs: Any,
     ) -> None:
         """Register the tensors as the checkpoint names them."""
-        k = input_size_per_partition
-        n, num_shards = sum(output_partition_sizes), len(output_partition_sizes)
-        self.plan = self.make_plan(layer, k, output_partition_sizes, params_dtype)
-        self.ledger = ledger = LoadLedger(layer, self.prefix, num_shards)
-        self.dummy = get_current_vllm_config().load_config.load_format == "dummy"
-        names = self.checkpoint.names
-        vllm_loader = extra_weight_attrs["weight_loader"]
-
-        def matrix(name: str, dtype: torch.dtype, columns_per: int) -> None:
-            data = torch.empty(n, k // columns_per, dtype=dtype)
-            loader = ledger.loader(name, dtype, columns_per, vllm_loader)
-            parameter = ModelWeightParameter(
-                data=data, input_dim=1, output_dim=0, weight_loader=loader
-            )
-            layer.register_parameter(name, parameter)
-
-        def globals_(name: str) -> None:
-            loader = ledger.loader(name, torch.float32, None, vllm_loader)
-            # NaN, so that a shard that was never loaded cannot pass for a scale.
-            data = torch.full((num_shards,), float("nan"), dtype=torch.float32)
-            layer.register_parameter(name, PerTensorScaleParameter(data=data, weight_loader=loader))
-
-        matrix(names.weight, torch.uint8, 2)
-        matrix(names.block_scale, torch.float8_e4m3fn, BLOCK_SIZE)
-        globals_(names.weight_global)
-        globals_(names.input_global)
-        if self.plan.activation != "static":
-            # Such checkpoints may carry input scales too; they are read and left unused.
-            self.optional_parameters = (names.input_global,)
+        k, rows = input_size_per_partition, list(output_partition_sizes)
+        self.plan = self.make_plan(layer, k, rows, params_dtype)
+        self.stored = StoredWeight(
+            layer, self.prefix, self.checkpoint, rows, k, extra_weight_attrs["weight_loader"],
+            static=self.plan.activation == "static",
+        )  # fmt: skip
+        self.optional_parameters = self.stored.optional
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check what was loaded, permute the scales, fold the global ones; runs once per load."""
-        names = self.checkpoint.names
-        if not hasattr(layer, names.weight_global):
+        if self.stored.is_taken(layer):
             return  # done already
         self.settle(layer)
-        static = self.plan.activation == "static"
-        loaded = {
-            name: getattr(layer, name).data
-            for name in (
-                names.weight, names.block_scale, names.weight_global, names.input_global
-            )
-        }  # fmt: skip
-        if self.dummy:
-            _fill_dummy(*loaded.values())
-        else:
-            needed = list(loaded) if static else list(loaded)[:-1]
-            self.ledger.check_complete(needed)
-            check = self.prefix, names.block_scale
-            weights.check_block_scales(*check, loaded[names.block_scale], loaded[names.weight])
-        weight_global = self._factors(loaded, names.weight_global)
-        input_global = self._factors(loaded, names.input_global) if static else None
-        for name in loaded:
-            delattr(layer, name)
+        stored = self.stored.take(layer)
         try:
-            kernel_weight = self.kernel_weight(
-                loaded[names.weight], loaded[names.block_scale], weight_global, input_global
-            )
+            kernel_weight = self.kernel_weight(*stored)
         except InvalidArgument as error:
             raise UnsupportedCheckpoint(f"{self.prefix}: {error}") from error
         self.install(layer, kernel_weight)
         self.startup.loaded(self.prefix, layer.weight.device)
-
-    def _factors(self, loaded: dict[str, Tensor], name: str) -> Tensor:
-        """Global scales as factors, whichever way the checkpoint stores them."""
-        stored = loaded[name]
-        weights.check_globals(self.prefix, name, stored)
-        return stored.reciprocal() if self.checkpoint.format.reciprocal else stored
 
 
 def settle(model: Module) -> None:
@@ -319,11 +270,3 @@ def settle(model: Module) -> None:
         method = getattr(layer, "quant_method", None)
         if isinstance(method, Nvfp4LinearBase):
             method.settle(layer)
-
-
-def _fill_dummy(data: Tensor, scales: Tensor, weight_global: Tensor, input_global: Tensor) -> None:
-    """Fill tensors for ``--load-format dummy``, whose own random values are no valid scales."""
-    data.random_(0, 256)
-    scales.copy_(torch.ones_like(scales, dtype=torch.float32))
-    weight_global.fill_(1.0 / GLOBAL_RANGE)
-    input_global.fill_(1.0 / GLOBAL_RANGE)

@@ -12,6 +12,7 @@ from vllm.model_executor.models.utils import WeightsMapper
 
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.delegated.reference import ReferenceLinearMethod
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint, parse
 from vllm_fp4_plugin.ignore import MixedShards
 from vllm_fp4_plugin.kind import Kind
@@ -369,5 +370,8 @@ def test_heads(name: str) -> None:
     config._kinds.read(headers({name: PLAIN}))
     assert not hasattr(ParallelLMHead(N, K, quant_config=config, prefix="lm_head"), "weight_scale")
     config._kinds.read(headers({name: FP8}))
-    with pytest.raises(UnsupportedCheckpoint, match="lm_head: is FP8 per-tensor, must be in 16"):
+    layer = ParallelLMHead(N, K, quant_config=config, prefix="lm_head")
+    assert isinstance(layer.quant_method, ReferenceLinearMethod)
+    config._kinds.read(headers({name: BLOCK}))
+    with pytest.raises(UnsupportedCheckpoint, match=r"lm_head: is FP8 .*padded vocabulary does"):
         ParallelLMHead(N, K, quant_config=config, prefix="lm_head")
