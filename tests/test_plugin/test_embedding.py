@@ -101,9 +101,8 @@ def test_fp8_rows_are_refused() -> None:
         built("modelopt", FP8)
 
 
-@pytest.mark.slow
-def test_engine(weight_only: Path, tmp_path: Path) -> None:
-    model = shutil.copytree(weight_only, tmp_path / "model")
+def quantize_embedding(model: Path) -> None:
+    """Change a checkpoint's embedding from 16 bits to NVFP4, without a word in its config."""
     tensors = load_file(model / "model.safetensors")
     rows = quantize_weight(tensors.pop(f"{NAME}.weight").float())
     tensors |= {
@@ -112,6 +111,12 @@ def test_engine(weight_only: Path, tmp_path: Path) -> None:
         f"{NAME}.weight_scale_2": rows.global_scale,
     }
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.slow
+def test_engine(weight_only: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(weight_only, tmp_path / "model")
+    quantize_embedding(model)
     served = run(str(model))
     assert "embed_tokens ×1: lookup (torch), W4A16" in served.report
     assert distance(served, dequantized(model)) < SAME_W4A16

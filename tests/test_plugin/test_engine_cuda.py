@@ -19,12 +19,16 @@ if torch.cuda.get_device_capability() != (9, 0):
     pytest.skip(f"needs sm_90, {torch.cuda.get_device_name()} is not", allow_module_level=True)
 
 from tests import limits, tiny_llama
-from tests.engine import Run, dequantized, distance
+from tests.engine import Run, dequantized, distance, with_values
+from tests.mixed_checkpoints import write
+from tests.test_plugin.test_embedding import quantize_embedding
+from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow
 
 SAME_W4A16 = 0.012
+SAME_FP8 = 0.03
 KERNEL = "nvfp4_gemm_w4a16/wgmma (sm_90)"
 ATTENTION = "nvfp4_decode_attention/DecodeAttentionSm90 (sm_90), prefill FlashAttention 3 (vLLM)"
 
@@ -80,12 +84,57 @@ def test_decode_attention_says_what_flash_attention_says(
     assert ours.generated == theirs.generated
 
 
-@pytest.mark.parametrize("kind", ["weight_only", "modelopt"])
+MIXED: dict[str, dict[str, Kind]] = {
+    "modelopt": {
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), Kind.NVFP4_A16),
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), Kind.FP8),
+        "lm_head": Kind.FP8_CHANNEL,
+    },
+    "compressed-tensors": {
+        **dict.fromkeys(("gate_proj", "up_proj"), Kind.NVFP4_A16),
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "lm_head"), Kind.FP8_CHANNEL),
+        "down_proj": Kind.NVFP4,
+        "o_proj": Kind.FP8,
+    },
+}
+
+
+@pytest.mark.parametrize("format", MIXED)
+def test_fp8_layers_are_vllms(format: str, bf16: Path, modelopt: Path, tmp_path: Path) -> None:
+    """Mixed precision: ours beside vLLM's methods, which quantise shards with one scale anew."""
+    model = write(tmp_path / "model", bf16, modelopt, MIXED[format], modelopt=format == "modelopt")
+    expected = with_values(model.path, model.values, model.inputs)
+    served, log = serve(model.path, enforce_eager=False)
+    for layer in ("qkv_proj ×2", "o_proj ×2", "lm_head ×1"):
+        assert f"{layer}: fp8 (vLLM: " in log
+    assert f"down_proj ×2: {KERNEL}, W4A16" in log
+    assert distance(served, expected) < SAME_FP8
+
+
+def test_head_and_embedding(bf16: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    quantize_checkpoint(bf16, model, lm_head=True)
+    quantize_embedding(model)
+    served, log = serve(model, enforce_eager=False)
+    assert f"lm_head ×1: {KERNEL}, W4A16" in log
+    assert "embed_tokens ×1: lookup (torch), W4A16" in log
+    assert distance(served, dequantized(model)) < SAME_W4A16
+
+
+@pytest.fixture
+def mixed(bf16: Path, modelopt: Path, tmp_path: Path) -> Path:
+    """Something of everything: NVFP4, FP8 and 16-bit layers, an FP8 head, an NVFP4 embedding."""
+    model = write(tmp_path / "model", bf16, modelopt, MIXED["modelopt"], modelopt=True)
+    quantize_embedding(model.path)
+    return model.path
+
+
+@pytest.mark.parametrize("kind", ["weight_only", "modelopt", "mixed"])
 def test_two_gpus_say_what_one_says(kind: str, request: pytest.FixtureRequest) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     checkpoint = request.getfixturevalue(kind)
     one, _ = serve(checkpoint)
     two, _ = serve(checkpoint, tensor_parallel_size=2)
-    assert distance(one, two) < SAME_W4A16
+    assert distance(one, two) < (SAME_FP8 if kind == "mixed" else SAME_W4A16)
     assert one.generated == two.generated
