@@ -105,7 +105,7 @@ SHARDED = {
     "truncated shard": (truncate(SHARD, 30_000), rf"src: .*{SHARD}: is truncated"),
     "index is not JSON": (
         truncate("model.safetensors.index.json", 9),
-        r"index\.json: holds no weight_map",
+        r"index\.json: is no JSON",
     ),
 }
 

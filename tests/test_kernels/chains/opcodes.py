@@ -16,7 +16,7 @@ from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
-from nvfp4_kernels.precompile.model import Attention
+from nvfp4_kernels.precompile.model import Attention, Layer, Model
 from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.tool.shapes import LLAMA_8B
@@ -32,6 +32,8 @@ STAGES = {"sm_90": stages_sm90, "sm_100": stages_sm100}
 MAX_TOKENS = 8192
 ATTENTION = Attention(query_heads=32, kv_heads=8, head_dim=128)
 HIDDEN = 4096
+# Llama 8B's has too many rows for a tile with tokens on the M side and one CTA.
+NARROW_MLP = Model("narrow", LLAMA_8B.dtype, (Layer("gate_up_proj", 4096, 7168, gate_up=True),))
 _FAMILIES = r"tcgen05|cp\.async|mbarrier|fence|prefetch\.tensormap"
 _OPCODE = re.compile(rf"^\s*(?:@!?%\w+\s+)?((?:{_FAMILIES})[\w.:]*)", re.MULTILINE)
 
@@ -42,13 +44,14 @@ def opcodes(text: str) -> set[str]:
 
 
 def model_kernels(arch: str) -> list[KernelSpec]:
-    """Kernels that ``build`` compiles for a Llama 8B."""
+    """Kernels that ``build`` compiles for a Llama 8B, and for a smaller MLP on Blackwell."""
     if arch == "sm_90":
         found = weight_only_kernels(LLAMA_8B, max_tokens=MAX_TOKENS)
         found |= decode_kernels(ATTENTION, LLAMA_8B.dtype)
         found |= norm_rotary_kernels(HIDDEN, ATTENTION, LLAMA_8B.dtype)
     else:
         found = block_scaled_kernels(LLAMA_8B, max_tokens=MAX_TOKENS)
+        found |= block_scaled_kernels(NARROW_MLP, max_tokens=128)
         found |= attention_kernels(ATTENTION, LLAMA_8B.dtype)
     return list(found)
 
