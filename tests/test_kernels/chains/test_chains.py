@@ -114,7 +114,7 @@ LAST = {"sm_90": {"indexer_topk"}, "sm_100": set[str]()}
 
 
 def test_the_kernel_before_must_not_write_a_bias() -> None:
-    """As ``gemm`` documents of sm_90: a bias is read before that kernel has ended."""
+    """A bias is read before that kernel has ended, as ``gemm`` documents of sm_90."""
     with devices.emulated_ops(EAGER, "sm_90"):
         (bias,) = ARCHS["sm_90"].product(None, torch.ones(8, 256).bfloat16())
         with pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"):

@@ -45,7 +45,7 @@ EVERY_CASE = pytest.mark.parametrize("given", CASES.values(), ids=CASES)
 
 
 def arguments(problem: Problem, device: torch.device, garbage: float = math.nan) -> dict[str, Any]:
-    """Of ``decode_attention``: one projection's slices, ``garbage`` wherever no older key is."""
+    """Arguments of ``decode_attention``: a projection's slices, ``garbage`` where no key is yet."""
     paged = problem.paged(garbage)
     q, heads = problem.q, problem.case.heads
     key, value = torch.zeros(2, len(q), heads, q.shape[2], dtype=q.dtype)

@@ -131,7 +131,7 @@ def test_after_a_kernel_that_writes_its_queries(op_device: torch.device) -> None
 def test_tokens_without_a_slot_are_not_stored(
     keys: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a step of vLLM's for its timing alone, whose table names pages of others."""
+    """Pages of others in the table, as in a step of vLLM's for its timing alone."""
     Chosen(1, keys=keys).use(monkeypatch)
     given = arguments(case(17, 1, 70, query_heads=8, head_dim=128).problem(), op_device)
     cache = given["kv_cache"].clone()

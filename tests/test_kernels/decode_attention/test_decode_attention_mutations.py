@@ -76,7 +76,7 @@ def test_the_next_kernel_starts_after_the_wait(tmp_path: Path) -> None:
 
 
 def test_the_kernel_before_must_not_write_the_cache() -> None:
-    """As the op's documentation says: older keys are read before it has ended."""
+    """Older keys are read before it has ended, as the op's documentation says."""
     devices.cutlass_or_skip()
     given = arguments(case(20, 3).problem(), CPU)
     with devices.emulated_ops(STANDARD[0], "sm_90"):
