@@ -224,17 +224,21 @@ def _modelopt_config(kinds: Mapping[str, Kind]) -> dict[str, Any]:
     }
 
 
-def _compressed_tensors_config(kinds: Mapping[str, Kind]) -> dict[str, Any]:
+def group(kind: Kind) -> dict[str, Any]:
+    """A group of compressed-tensors' config, without its targets."""
     fp4 = FP8 | {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
+    return GROUPS.get(kind) or {
+        "format": "nvfp4-pack-quantized",
+        "weights": fp4,
+        "input_activations": fp4 | {"dynamic": "local"} if kind is Kind.NVFP4 else None,
+    }
+
+
+def _compressed_tensors_config(kinds: Mapping[str, Kind]) -> dict[str, Any]:
     groups: dict[str, Any] = {}
     for number, kind in enumerate(dict.fromkeys(kinds.values())):
         leaves = "|".join(leaf for leaf, its in kinds.items() if its is kind)
-        group = GROUPS.get(kind) or {
-            "format": "nvfp4-pack-quantized",
-            "weights": fp4,
-            "input_activations": fp4 | {"dynamic": "local"} if kind is Kind.NVFP4 else None,
-        }
-        groups[f"group_{number}"] = group | {"targets": [rf"re:(.*\.)?({leaves})$"]}
+        groups[f"group_{number}"] = group(kind) | {"targets": [rf"re:(.*\.)?({leaves})$"]}
     return {
         "quant_method": "compressed-tensors",
         "format": "mixed-precision",

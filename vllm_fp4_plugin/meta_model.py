@@ -2,19 +2,24 @@
 
 import logging
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
+from unittest.mock import patch
 
+from nvfp4_kernels.devices import standing_in
 from vllm_fp4_plugin.versions import vllm_names
+
+T = TypeVar("T")
 
 
 @contextmanager
-def built(model: str, **engine_args: Any) -> Iterator[tuple[Any, Any]]:
+def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[Any, Any]]:
     """Build a model as ``vllm serve --quantization nvfp4-tc`` would, on one rank.
 
     Args:
         model: checkpoint directory or hub name.
+        arch: architecture of a GPU to build for, e.g. ``"sm_100"``; empty: this machine's device.
         engine_args: further arguments of vLLM's ``EngineArgs``.
 
     Yields:
@@ -37,28 +42,41 @@ def built(model: str, **engine_args: Any) -> Iterator[tuple[Any, Any]]:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.layers import rotary_embedding
         from vllm.model_executor.model_loader.utils import initialize_model
+        from vllm.model_executor.models import registry
         from vllm.utils.torch_utils import set_default_torch_dtype
 
         from vllm_fp4_plugin.config import Nvfp4TcConfig
+        from vllm_fp4_plugin.device import current_device
         from vllm_fp4_plugin.linear import settle
         from vllm_fp4_plugin.options import METHOD, Options
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
     args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
     Options.of(args)  # refused here in one line, and in many where vLLM builds its config
-    config = args.create_engine_config()
-    assert isinstance(config.quant_config, Nvfp4TcConfig)
+    device = current_device().type
     ropes = dict(rotary_embedding._ROPE_DICT)
-    with tempfile.TemporaryDirectory() as rendezvous, set_current_vllm_config(config):
-        init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
-        try:
-            ensure_model_parallel_initialized(1, 1)
-            with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
-                meta_model = initialize_model(config)
-                settle(meta_model)
-            yield meta_model, config
-        finally:
-            cleanup_dist_env_and_memory()
-            # vLLM would give these, which hold nothing, to the next model in this process.
-            rotary_embedding._ROPE_DICT.clear()
-            rotary_embedding._ROPE_DICT.update(ropes)
+    with (
+        standing_in(device, arch) if arch else nullcontext(),
+        # vLLM asks another process, which imports all of it anew, lest this one start CUDA.
+        patch.object(registry, "_run_in_subprocess", _run_here),
+        tempfile.TemporaryDirectory() as rendezvous,
+    ):
+        config = args.create_engine_config()
+        assert isinstance(config.quant_config, Nvfp4TcConfig)
+        with set_current_vllm_config(config):
+            init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
+            try:
+                ensure_model_parallel_initialized(1, 1)
+                with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+                    meta_model = initialize_model(config)
+                    settle(meta_model)
+                yield meta_model, config
+            finally:
+                cleanup_dist_env_and_memory()
+                # vLLM would give these, which hold nothing, to this process's next model.
+                rotary_embedding._ROPE_DICT.clear()
+                rotary_embedding._ROPE_DICT.update(ropes)
+
+
+def _run_here(function: Callable[[], T]) -> T:
+    return function()

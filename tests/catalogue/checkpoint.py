@@ -1,0 +1,181 @@
+"""Maker of a family's tiny checkpoint: transformers' random model, quantised as exporters do."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from nvfp4_kernels.nvfp4 import quantize_weight
+from tests import mixed_checkpoints, tiny_llama
+from tests.catalogue.family import Family
+from vllm_fp4_plugin.kind import Kind
+
+INPUT_AMAX = 8.0  # of every layer, as if calibrated
+_FP4_INPUT, _FP8_INPUT = INPUT_AMAX / (6 * 448), INPUT_AMAX / 448
+_NEVER = ("embed", "conv1d", "norm", "patch_merger", ".hc_", ".ape", "A_log", "tid2eid")
+_KV_FP8 = {"dynamic": False, "num_bits": 8, "type": "float"}
+
+
+def write(family: Family, directory: Path) -> Path:
+    """Write the family's checkpoint, tokenizer included; returns ``directory``."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**family.config)
+    auto = AutoModelForImageTextToText if family.multimodal else AutoModelForCausalLM
+    model = auto.from_config(config).to(torch.bfloat16)
+    tiny_llama.amplify(model)
+    model.save_pretrained(directory)
+    tiny_llama.tokenizer().save_pretrained(directory)
+    file = directory / "model.safetensors"
+    kinds: dict[str, Kind] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in _by_expert(family, _renamed(family, load_file(file))):
+        tensors |= _quantized(family, name, tensor, kinds)
+    save_file(tensors, file, metadata={"format": "pt"})
+    _set_config(family, directory, kinds)
+    return directory
+
+
+def _renamed(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    renamed = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in family.renamed.items():
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = tensor
+    return renamed
+
+
+def _by_expert(family: Family, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by name; those that stack experts apart, unless the format stacks them too."""
+    for name, tensor in tensors.items():
+        prefix, _, last = name.rpartition(".")
+        if tensor.ndim != 3 or last not in ("gate_up_proj", "down_proj") or family.stacked:
+            yield name, tensor
+            continue
+        for expert, weight in enumerate(tensor):
+            if last == "down_proj":
+                yield f"{prefix}.{expert}.down_proj.weight", weight
+                continue
+            for shard, half in zip(("gate_proj", "up_proj"), weight.chunk(2), strict=True):
+                yield f"{prefix}.{expert}.{shard}.weight", half
+
+
+def _quantized(
+    family: Family, name: str, tensor: Tensor, kinds: dict[str, Kind]
+) -> dict[str, Tensor]:
+    """A tensor as it lies on disk; ``kinds`` learns the kind of its layer, if it is of one."""
+    module = name.removesuffix(".weight")
+    is_stack = tensor.ndim == 3 and name.endswith(("gate_up_proj", "down_proj"))
+    if any(part in name for part in _NEVER) or not (
+        is_stack or (tensor.ndim == 2 and module != name)
+    ):
+        return {name: tensor}
+    kind = kinds[module] = family.kind(module)
+    if kind is Kind.UNQUANTIZED:
+        return {name: tensor}
+    if is_stack:
+        return _nvfp4_stack(name, tensor)
+    modelopt = family.format == "modelopt"
+    if kind.is_nvfp4:
+        parts = _nvfp4(kind, tensor, modelopt=modelopt)
+    else:
+        parts = mixed_checkpoints.quantize(kind, tensor, modelopt=modelopt).tensors
+        if kind is Kind.FP8:
+            scale = torch.tensor(_FP8_INPUT)
+            parts = parts | {"input_scale": scale if modelopt else scale.view(1)}
+    if family.fp8_kv and module.endswith((".k_proj", ".v_proj")) and "self_attn" in module:
+        parts = parts | {f"{module[-6]}_scale": torch.tensor(1.0)}
+    return {f"{module}.{part}": t.contiguous() for part, t in parts.items()}
+
+
+def _nvfp4(kind: Kind, weight: Tensor, *, modelopt: bool) -> dict[str, Tensor]:
+    w = quantize_weight(weight.float())
+    if modelopt:
+        parts = {"weight": w.data, "weight_scale": w.scales, "weight_scale_2": w.global_scale}
+        extra = {"input_scale": torch.tensor(_FP4_INPUT)}
+    else:
+        inverse = w.global_scale.reciprocal().view(1)
+        parts = {"weight_packed": w.data, "weight_scale": w.scales, "weight_global_scale": inverse}
+        extra = {"input_global_scale": torch.tensor([1 / _FP4_INPUT])}
+    return parts | (extra if kind is Kind.NVFP4 else {})
+
+
+def _nvfp4_stack(name: str, weights: Tensor) -> dict[str, Tensor]:
+    """``(E, K, N)`` as Llama 4's exports hold it: codes along K, scales ``(E, K/16, N)``."""
+    each = [quantize_weight(w.float().T.contiguous()) for w in weights]
+    return {
+        name: torch.stack([w.data.T for w in each]).contiguous(),
+        f"{name}_weight_scale": torch.stack([w.scales.T for w in each]).contiguous(),
+        f"{name}_weight_scale_2": torch.stack([w.global_scale for w in each]),
+        f"{name}_input_scale": torch.full((len(each),), _FP4_INPUT),
+    }
+
+
+def _set_config(family: Family, directory: Path, kinds: Mapping[str, Kind]) -> None:
+    quantised = {m: kind for m, kind in kinds.items() if kind is not Kind.UNQUANTIZED}
+    if family.format == "modelopt":
+        quantization = _modelopt(family, quantised)
+    else:
+        quantization = _compressed_tensors(family, quantised)
+    file = directory / "config.json"
+    config = json.loads(file.read_text()) | {"quantization_config": quantization}
+    if family.architecture:
+        config["architectures"] = [family.architecture]
+    file.write_text(json.dumps(config, indent=2))
+
+
+def _modelopt(family: Family, kinds: Mapping[str, Kind]) -> dict[str, Any]:
+    algorithms = {mixed_checkpoints.ALGORITHMS[kind] for kind in kinds.values()}
+    config: dict[str, Any] = {
+        "quant_method": "modelopt",
+        "group_size": 16,
+        "ignore": family.excluded,
+        "producer": {"name": "modelopt"},
+    }
+    if family.fp8_kv:
+        config["kv_cache_scheme"] = _KV_FP8
+    if len(algorithms) == 1:
+        return config | {"quant_algo": algorithms.pop()}
+    layers = {module: _algorithm(kind) for module, kind in kinds.items()}
+    return config | {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
+def _algorithm(kind: Kind) -> dict[str, Any]:
+    size = {"group_size": 16} if kind.is_nvfp4 else {}
+    return {"quant_algo": mixed_checkpoints.ALGORITHMS[kind], **size}
+
+
+def _compressed_tensors(family: Family, kinds: Mapping[str, Kind]) -> dict[str, Any]:
+    present = list(dict.fromkeys(kinds.values()))
+    groups: dict[str, Any] = {}
+    for number, kind in enumerate(present):
+        targets = ["Linear"] if len(present) == 1 else _targets(family, kind, kinds)
+        groups[f"group_{number}"] = mixed_checkpoints.group(kind) | {"targets": targets}
+    formats = [group["format"] for group in groups.values()]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": formats[0] if len(formats) == 1 else "mixed-precision",
+        "config_groups": groups,
+        "ignore": [_regex(pattern) for pattern in family.excluded],
+        "kv_cache_scheme": None,
+    }
+
+
+def _targets(family: Family, kind: Kind, kinds: Mapping[str, Kind]) -> list[str]:
+    patterns = [p for p, k in family.kinds.items() if k is kind and p != "*"]
+    if patterns:
+        return [_regex(pattern) for pattern in patterns]
+    # What is left over has no pattern of its own, so that its modules are named.
+    return [module for module, k in kinds.items() if k is kind]
+
+
+def _regex(pattern: str) -> str:
+    """A pattern of ours as compressed-tensors writes it; a plain name stays one."""
+    if "*" not in pattern:
+        return pattern
+    return "re:" + re.escape(pattern).replace(r"\*", ".*").replace(r"\[", "[").replace(r"\]", "]")

@@ -1,0 +1,57 @@
+"""What is known of a family of checkpoints."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from vllm_fp4_plugin.kind import Kind
+
+Format = Literal["modelopt", "compressed-tensors"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Family of checkpoints of one architecture, format and precision.
+
+    Attributes:
+        name: what the table calls it.
+        checkpoints: names of those that are served.
+        config: transformers' config, ``model_type`` included, with sizes divided; head sizes are
+            the real ones.
+        kinds: kind of each linear layer by the first pattern that matches its module's name on
+            disk; ``UNQUANTIZED`` patterns are the config's exclude list.
+        format: exporter's format.
+        fp8_kv: whether the export says that the KV cache is FP8.
+        architecture: class that ``config.json`` names; empty: transformers' own.
+        multimodal: whether it is transformers' image-and-text class that saves it.
+        stacked: whether one tensor holds the weights of all experts, in place of one for each.
+        renamed: regular expressions in names that transformers writes, and what exporters have.
+    """
+
+    name: str
+    checkpoints: tuple[str, ...]
+    config: Mapping[str, Any]
+    kinds: Mapping[str, Kind]
+    format: Format = "modelopt"
+    fp8_kv: bool = False
+    architecture: str = ""
+    multimodal: bool = False
+    stacked: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def kind(self, module: str) -> Kind:
+        """Kind of a linear layer by its module's name on disk.
+
+        Raises:
+            LookupError: no pattern matches.
+        """
+        for pattern, kind in self.kinds.items():
+            if fnmatchcase(module, pattern):
+                return kind
+        raise LookupError(f"{self.name}: no pattern of kinds covers {module}")
+
+    @property
+    def excluded(self) -> list[str]:
+        """Patterns of layers in 16 bits, for the config."""
+        return [p for p, kind in self.kinds.items() if kind is Kind.UNQUANTIZED]
