@@ -44,6 +44,7 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.model_executor.models import registry
         from vllm.utils.torch_utils import set_default_torch_dtype
+        from vllm.v1.attention.backends import fa_utils
 
         from vllm_fp4_plugin.config import Nvfp4TcConfig
         from vllm_fp4_plugin.device import current_device
@@ -57,6 +58,10 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
     ropes = dict(rotary_embedding._ROPE_DICT)
     with (
         standing_in(device, arch) if arch else nullcontext(),
+        # Which FlashAttention another device's build of vLLM has, this one cannot tell.
+        patch.object(fa_utils, "get_flash_attn_version", _flash_attention_3)
+        if arch
+        else nullcontext(),
         # vLLM asks another process, which imports all of it anew, lest this one start CUDA.
         patch.object(registry, "_run_in_subprocess", _run_here),
         tempfile.TemporaryDirectory() as rendezvous,
@@ -76,6 +81,10 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
                 # vLLM would give these, which hold nothing, to this process's next model.
                 rotary_embedding._ROPE_DICT.clear()
                 rotary_embedding._ROPE_DICT.update(ropes)
+
+
+def _flash_attention_3(*_: Any, **__: Any) -> int:
+    return 3
 
 
 def _run_here(function: Callable[[], T]) -> T:

@@ -56,11 +56,12 @@ def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Foun
         said = declared.group_of(module)
         group = _settle(module, tensors, said, checkpoint)
         differs = said is not None and said.kind is not group.kind
-        found[_layer(module)] = Found(group, said.kind if said is not None and differs else None)
+        found[layer_of(module)] = Found(group, said.kind if said is not None and differs else None)
     return found
 
 
-def _layer(module: str) -> str:
+def layer_of(module: str) -> str:
+    """Name of the layer that a module of the checkpoint is of: all experts of a layer are one."""
     before, dot, _ = module.partition(f".{EXPERTS}.")
     return f"{before}.{EXPERTS}" if dot else module
 

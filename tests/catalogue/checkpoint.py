@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,9 @@ def _set_config(family: Family, directory: Path, kinds: Mapping[str, Kind]) -> N
     config = json.loads(file.read_text()) | {"quantization_config": quantization}
     if family.architecture:
         config["architectures"] = [family.architecture]
+    for path, value in family.fields.items():
+        *objects, name = path.split(".")
+        reduce(getitem, objects, config)[name] = value
     file.write_text(json.dumps(config, indent=2))
 
 

@@ -251,6 +251,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _HEAD | _TOWERS | {"*": W4A4},
         multimodal=True,
+        fields={"vision_config.output_dim": 256, "vision_config.adapter_dim": 64},
     ),
     Family(
         "Nemotron Nano 2 (Mamba-2 hybrid)",
@@ -362,6 +363,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _HEAD | _TOWERS | _ROUTER | {"*": W4A4},
         multimodal=True,
+        fields={"text_config.norm_topk_prob": True},
     ),
     Family(
         "Qwen 3.5 and 3.8 (hybrid GDN, experts, vision)",
@@ -456,6 +458,7 @@ FAMILIES: tuple[Family, ...] = (
             "num_experts_per_tok": 2,
         },
         _HEAD | {"*.block_sparse_moe.gate": PLAIN, "*self_attn*": PLAIN, "*": W4A4},
+        fields={"rotary_dim": 64, "scoring_func": "sigmoid"},
     ),
     Family(
         "MiniMax M2, compressed-tensors",
@@ -469,6 +472,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _HEAD | {"*.block_sparse_moe.gate": PLAIN, "*self_attn*": PLAIN, "*": W4A4},
         format="compressed-tensors",
+        fields={"rotary_dim": 64, "scoring_func": "sigmoid"},
     ),
     Family(
         "Trinity",
@@ -483,6 +487,7 @@ FAMILIES: tuple[Family, ...] = (
             "sliding_window": 64,
         },
         _HEAD | {"*.router.gate": PLAIN, "*": W4A4},
+        fields={"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     ),
     Family(
         "Laguna",
@@ -525,6 +530,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _EXPERTS_ONLY | {"*": W4A4},
         multimodal=True,
+        by_headers="output_dim",
     ),
     Family(
         "Nemotron 3 Nano Omni (Mamba-2 hybrid, experts)",
@@ -592,24 +598,28 @@ FAMILIES: tuple[Family, ...] = (
         },
         _EXPERTS_ONLY,
         multimodal=True,
+        by_headers="image processor",
     ),
     Family(
         "DeepSeek V3.2 (MLA, sparse attention, experts)",
         ("nvidia/DeepSeek-V3.2-NVFP4",),
         _DSA | {"model_type": "deepseek_v32"},
         _EXPERTS_ONLY,
+        by_headers="Sparse Attention is not supported on CPU",
     ),
     Family(
         "GLM 5, 5.1 (MLA, sparse attention, experts)",
         ("nvidia/GLM-5-NVFP4", "nvidia/GLM-5.1-NVFP4"),
         _DSA | {"model_type": "glm_moe_dsa"},
         _EXPERTS_ONLY,
+        by_headers="Sparse Attention is not supported on CPU",
     ),
     Family(
         "GLM 5.2 (MLA, sparse attention, experts), mixed",
         ("nvidia/GLM-5.2-NVFP4",),
         _DSA | {"model_type": "glm_moe_dsa"},
         _HEAD | _ROUTER | {"*.mlp.experts.*": W4A4, "*indexer*": PLAIN, "*": FP8},
+        by_headers="Sparse Attention is not supported on CPU",
     ),
     Family(
         "Mistral Small 4 (MLA, experts, vision), compressed-tensors",
@@ -624,6 +634,7 @@ FAMILIES: tuple[Family, ...] = (
         _EXPERTS_ONLY,
         format="compressed-tensors",
         multimodal=True,
+        by_headers="No model architectures",
     ),
     Family(
         "MiniMax M3 (experts, vision), mixed",
@@ -649,6 +660,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _HEAD | _TOWERS | {"*gate": PLAIN, "*.experts.*": W4A4, "*": MXFP8},
         multimodal=True,
+        by_headers="img_token_compression_config",
     ),
     Family(
         "Hy3 (experts), mixed compressed-tensors",
@@ -656,6 +668,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEADS_128 | _EXPERTS | {"model_type": "hy_v3", "num_experts": 4, "num_shared_experts": 1},
         _HEAD | {"*gate": PLAIN, "*.experts.*": W4A4, "*": Kind.FP8_CHANNEL},
         format="compressed-tensors",
+        fields={"first_k_dense_replace": 1, "expert_hidden_dim": 64},
     ),
     Family(
         "DeepSeek V4 (sparse attention, experts), mixed",
@@ -676,6 +689,7 @@ FAMILIES: tuple[Family, ...] = (
             "num_nextn_predict_layers": 0,
         },
         _HEAD | _ROUTER | {"*.experts.*": W4A4, "*": FP8},
+        by_headers="mlp_layer_types",
     ),
     Family(
         "Inkling (experts, vision, audio)",
@@ -703,3 +717,15 @@ FAMILIES: tuple[Family, ...] = (
         multimodal=True,
     ),
 )
+
+
+def named(name: str) -> Family:
+    """Family of that name.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    raise LookupError(f"{name!r} is no family of the catalogue")
