@@ -31,8 +31,10 @@ def built(model: str, **engine_args: Any) -> Iterator[tuple[Any, Any]]:
         from vllm.config import set_current_vllm_config
         from vllm.distributed import (
             cleanup_dist_env_and_memory,
+            destroy_model_parallel,
             ensure_model_parallel_initialized,
             init_distributed_environment,
+            parallel_state,
         )
         from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.layers import rotary_embedding
@@ -52,6 +54,8 @@ def built(model: str, **engine_args: Any) -> Iterator[tuple[Any, Any]]:
     with tempfile.TemporaryDirectory() as rendezvous, set_current_vllm_config(config):
         init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
         try:
+            if config.model_config.is_moe and parallel_state._EP is None:
+                destroy_model_parallel()  # a dense model's, of before, which lack what experts need
             ensure_model_parallel_initialized(1, 1)
             with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
                 meta_model = initialize_model(config)
