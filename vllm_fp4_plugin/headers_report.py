@@ -9,6 +9,7 @@ from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from vllm_fp4_plugin import checkpoint_files, checkpoint_values, formats
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
 from vllm_fp4_plugin.delegated import choice as delegated
+from vllm_fp4_plugin.experts import choice as experts
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.fields import read_object
 from vllm_fp4_plugin.kind import Kind
@@ -92,10 +93,8 @@ def _record(layer: str, group: LayerGroup, reason: str, elements: int, size: int
     if kind is Kind.UNQUANTIZED:
         return LayerRecord.unquantized(layer, reason, elements, size)
     if layer.endswith(f".{EXPERTS}"):
-        raise UnsupportedCheckpoint(
-            f"{layer}: holds quantised experts, nvfp4-tc serves dense layers; "
-            "serve the model with --quantization modelopt_fp4 or compressed-tensors"
-        )
+        kernel, arithmetic = experts.label(layer, group), experts.arithmetic_of(group)
+        return LayerRecord(layer, kernel, arithmetic, reason, elements, size)
     if not kind.is_nvfp4:
         by_reference = delegated.serves_by_reference(group)
         kernel = delegated.reference_label(group) if by_reference else f"{kind.family} (vLLM)"

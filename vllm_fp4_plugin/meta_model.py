@@ -3,11 +3,10 @@
 import logging
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from nvfp4_kernels.devices import standing_in
 from vllm_fp4_plugin.versions import vllm_names
 
 T = TypeVar("T")
@@ -36,32 +35,28 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         from vllm.config import set_current_vllm_config
         from vllm.distributed import (
             cleanup_dist_env_and_memory,
+            destroy_model_parallel,
             ensure_model_parallel_initialized,
             init_distributed_environment,
+            parallel_state,
         )
         from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.layers import rotary_embedding
         from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.model_executor.models import registry
         from vllm.utils.torch_utils import set_default_torch_dtype
-        from vllm.v1.attention.backends import fa_utils
 
         from vllm_fp4_plugin.config import Nvfp4TcConfig
-        from vllm_fp4_plugin.device import current_device
+        from vllm_fp4_plugin.device import planned_for
         from vllm_fp4_plugin.linear import settle
         from vllm_fp4_plugin.options import METHOD, Options
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
     args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
     Options.of(args)  # refused here in one line, and in many where vLLM builds its config
-    device = current_device().type
     ropes = dict(rotary_embedding._ROPE_DICT)
     with (
-        standing_in(device, arch) if arch else nullcontext(),
-        # Which FlashAttention another device's build of vLLM has, this one cannot tell.
-        patch.object(fa_utils, "get_flash_attn_version", _flash_attention_3)
-        if arch
-        else nullcontext(),
+        planned_for(arch),
         # vLLM asks another process, which imports all of it anew, lest this one start CUDA.
         patch.object(registry, "_run_in_subprocess", _run_here),
         tempfile.TemporaryDirectory() as rendezvous,
@@ -71,6 +66,8 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         with set_current_vllm_config(config):
             init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
             try:
+                if config.model_config.is_moe and parallel_state._EP is None:
+                    destroy_model_parallel()  # a dense model's, which lack what experts need
                 ensure_model_parallel_initialized(1, 1)
                 with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
                     meta_model = initialize_model(config)
@@ -81,10 +78,6 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
                 # vLLM would give these, which hold nothing, to this process's next model.
                 rotary_embedding._ROPE_DICT.clear()
                 rotary_embedding._ROPE_DICT.update(ropes)
-
-
-def _flash_attention_3(*_: Any, **__: Any) -> int:
-    return 3
 
 
 def _run_here(function: Callable[[], T]) -> T:

@@ -1,7 +1,5 @@
 """``python -m vllm_fp4_plugin report``: which kernel every layer of a model would get, and why."""
 
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +7,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nvfp4_kernels.devices import FAMILIES, standing_in
+from nvfp4_kernels.devices import FAMILIES
 from vllm_fp4_plugin import command_line, meta_model
 from vllm_fp4_plugin.report import Report
 
 ARCHS = ("cpu", *FAMILIES)
-_BACKEND_HERE = "CPU_ATTN (vLLM)"  # what vLLM takes on this machine, and a GPU has not
 
 
 def report(
@@ -80,20 +77,15 @@ def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
         startup = config.quant_config.startup
     report: Report = startup.report
     report.notes = [idle(pattern) for pattern in startup.idle_patterns()]
-    if arch not in ("", "cpu"):
-        report.layers = [
-            replace(r, kernel=f"of vLLM's choice on {arch}") if r.kernel == _BACKEND_HERE else r
-            for r in report.layers
-        ]
     return report
 
 
 def stored_report(model: str, arch: str = "") -> Report:
     """Report of a local checkpoint by its headers; see ``headers_report``."""
-    from vllm_fp4_plugin.device import current_device
+    from vllm_fp4_plugin.device import planned_for
     from vllm_fp4_plugin.headers_report import headers_report
 
-    with standing_in(current_device().type, arch) if arch else nullcontext():
+    with planned_for(arch):
         return headers_report(Path(model))
 
 

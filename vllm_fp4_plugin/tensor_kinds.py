@@ -51,13 +51,29 @@ def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Foun
         UnsupportedCheckpoint: tensors that belong to no kind, or contradict the config such that
             no kind can be right, by the module's name and its file's.
     """
-    declared, found = DeclaredKinds(checkpoint), {}
+    declared = DeclaredKinds(checkpoint)
+    found: dict[str, Found] = {}
+    first: dict[str, str] = {}  # module that a layer's kind was found in
     for module, tensors in _modules(headers).items():
         said = declared.group_of(module)
         group = _settle(module, tensors, said, checkpoint)
         differs = said is not None and said.kind is not group.kind
-        found[layer_of(module)] = Found(group, said.kind if said is not None and differs else None)
+        each = Found(group, said.kind if said is not None and differs else None)
+        layer = layer_of(module)
+        other = found.setdefault(layer, each)
+        if other is not each:
+            _check_experts_alike(first[layer], other.group, module, group)
+        first.setdefault(layer, module)
     return found
+
+
+def _check_experts_alike(one: str, its: LayerGroup, other: str, others: LayerGroup) -> None:
+    if (its.kind, its.inputs) != (others.kind, others.inputs):
+        raise UnsupportedCheckpoint(
+            f"{other}: is {others.kind}, but {one} of the same layer is {its.kind}; experts of a "
+            "layer must be quantised in one way or not at all, so quantise the model with one "
+            "format for all of them"
+        )
 
 
 def layer_of(module: str) -> str:

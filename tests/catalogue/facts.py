@@ -538,6 +538,8 @@ FAMILIES: tuple[Family, ...] = (
         _NEMOTRON_EXPERTS,
         _HEAD | {"*.mixer.gate": PLAIN, "*.mixer.[qkvo]_proj": PLAIN, "*": W4A4},
         fp8_kv=True,
+        by_headers="is_act_and_mul=False is supported only for CUDA",
+        only_gpu=True,
     ),
     Family(
         "Nemotron 3 Super and Ultra (Mamba-2 hybrid, latent experts), mixed",
@@ -555,6 +557,8 @@ FAMILIES: tuple[Family, ...] = (
             "*": FP8,
         },
         fp8_kv=True,
+        by_headers="is_act_and_mul=False is supported only for CUDA",
+        only_gpu=True,
     ),
     Family(
         "Nemotron 3.5 Lightning (Mamba-2 hybrid, experts), mixed with lm_head",
@@ -568,6 +572,8 @@ FAMILIES: tuple[Family, ...] = (
             "*": FP8,
         },
         fp8_kv=True,
+        by_headers="is_act_and_mul=False is supported only for CUDA",
+        only_gpu=True,
     ),
     Family(
         "DeepSeek R1, V3.1 (MLA, experts)",
@@ -598,6 +604,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _EXPERTS_ONLY,
         multimodal=True,
+        renamed={r"language_model\.model\.blocks": "language_model.model.layers"},
         by_headers="image processor",
     ),
     Family(
@@ -606,6 +613,7 @@ FAMILIES: tuple[Family, ...] = (
         _DSA | {"model_type": "deepseek_v32"},
         _EXPERTS_ONLY,
         by_headers="Sparse Attention is not supported on CPU",
+        only_gpu=True,
     ),
     Family(
         "GLM 5, 5.1 (MLA, sparse attention, experts)",
@@ -613,6 +621,7 @@ FAMILIES: tuple[Family, ...] = (
         _DSA | {"model_type": "glm_moe_dsa"},
         _EXPERTS_ONLY,
         by_headers="Sparse Attention is not supported on CPU",
+        only_gpu=True,
     ),
     Family(
         "GLM 5.2 (MLA, sparse attention, experts), mixed",
@@ -620,6 +629,7 @@ FAMILIES: tuple[Family, ...] = (
         _DSA | {"model_type": "glm_moe_dsa"},
         _HEAD | _ROUTER | {"*.mlp.experts.*": W4A4, "*indexer*": PLAIN, "*": FP8},
         by_headers="Sparse Attention is not supported on CPU",
+        only_gpu=True,
     ),
     Family(
         "Mistral Small 4 (MLA, experts, vision), compressed-tensors",
@@ -668,7 +678,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEADS_128 | _EXPERTS | {"model_type": "hy_v3", "num_experts": 4, "num_shared_experts": 1},
         _HEAD | {"*gate": PLAIN, "*.experts.*": W4A4, "*": Kind.FP8_CHANNEL},
         format="compressed-tensors",
-        fields={"first_k_dense_replace": 1, "expert_hidden_dim": 64},
+        fields={"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True},
     ),
     Family(
         "DeepSeek V4 (sparse attention, experts), mixed",
@@ -715,6 +725,8 @@ FAMILIES: tuple[Family, ...] = (
         },
         _EXPERTS_ONLY,
         multimodal=True,
+        by_headers="dummy base class Event",
+        only_gpu=True,
     ),
 )
 

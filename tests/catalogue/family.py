@@ -30,6 +30,7 @@ class Family:
             otherwise; a dot leads into an object.
         by_headers: part of what is said when the model is to be built: it is not for a CPU, or
             transformers' config of it is not the hub's; it is planned by its headers then.
+        only_gpu: whether it is vLLM's code for CPUs that cannot build it.
         renamed: regular expressions in names that transformers writes, and what exporters have.
     """
 
@@ -44,6 +45,7 @@ class Family:
     stacked: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     by_headers: str = ""
+    only_gpu: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def kind(self, module: str) -> Kind:

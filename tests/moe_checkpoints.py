@@ -1,0 +1,242 @@
+"""Checkpoints of tiny random mixtures of experts in NVFP4, with the names that the hub's have."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4MoeConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen3MoeConfig,
+)
+
+from nvfp4_kernels.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_weight
+from tests import tiny_llama
+from tests.engine import Run
+from tests.mixed_checkpoints import set_config
+from vllm_fp4_plugin.formats import FORMATS
+from vllm_fp4_plugin.kind import Kind
+
+ALGORITHMS = {Kind.NVFP4: "NVFP4", Kind.NVFP4_A16: "W4A16_NVFP4"}
+_SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "num_experts_per_tok": 2,
+}
+
+
+def qwen3() -> PreTrainedConfig:
+    """Eight experts, of which no size on half a rank is a multiple of 128; softmax routing."""
+    return Qwen3MoeConfig(
+        **_SIZES,
+        num_experts=8,
+        moe_intermediate_size=96,
+        intermediate_size=192,
+        norm_topk_prob=True,
+    )
+
+
+def glm4() -> PreTrainedConfig:
+    """A dense layer, then one of experts beside a shared one; sigmoid routing with a bias."""
+    return Glm4MoeConfig(
+        **_SIZES,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        moe_intermediate_size=96,
+        intermediate_size=192,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=1.5,
+        use_qk_norm=True,
+    )
+
+
+def mixtral() -> PreTrainedConfig:
+    """Projections called w1, w2 and w3 in a ``block_sparse_moe``."""
+    return MixtralConfig(**_SIZES, num_local_experts=4, intermediate_size=160)
+
+
+@dataclass(frozen=True)
+class Moe:
+    """A checkpoint with NVFP4 experts.
+
+    Attributes:
+        path: its directory.
+        decoded: directory of the same model with its values in float32.
+    """
+
+    path: Path
+    decoded: Path
+
+
+def write(
+    directory: Path,
+    config: PreTrainedConfig,
+    kind: Kind,
+    *,
+    modelopt: bool = True,
+    modules: tuple[str, ...] = ("experts",),
+) -> Moe:
+    """Write a random model whose experts are quantised, gate and up with scales of their own.
+
+    Args:
+        directory: where to put both checkpoints.
+        config: what model.
+        kind: NVFP4 with activations or without.
+        modelopt: ModelOpt's format, else that of compressed-tensors.
+        modules: parts of names of the linears that are quantised.
+    """
+    plain = _random(directory / "plain", config)
+    scales = input_scales(plain)
+    tensors, values = {}, {}
+    ignore = []
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        values[name] = tensor.float()
+        module = name.removesuffix(".weight")
+        if tensor.ndim != 2 or module == name:
+            tensors[name] = tensor
+        elif not any(f".{part}." in name for part in modules):
+            tensors[name] = tensor
+            ignore.append(module)
+        else:
+            quantised = quantize_weight(tensor)
+            values[name] = quantised.dequantize()
+            scale = scales[module] if kind is Kind.NVFP4 else None
+            tensors |= _stored(module, quantised, scale, modelopt=modelopt)
+    decoded = _copy(plain, directory / "decoded", values)
+    path = _copy(plain, directory / "model", tensors)
+    ignore = [m for m in ignore if not m.endswith("embed_tokens")]
+    chosen = FORMATS["modelopt" if modelopt else "compressed-tensors"]
+    weight_only = kind is Kind.NVFP4_A16
+    set_config(path, chosen.config(ignore, weight_only=weight_only, fp8_kv=False))
+    return Moe(path, decoded)
+
+
+def change(checkpoint: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Have ``edit`` change the tensors of a checkpoint."""
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def said(decoded: Path) -> Run:
+    """What transformers says of the text, in float32."""
+    model = AutoModelForCausalLM.from_pretrained(decoded, dtype=torch.float32).eval()
+    ids = _text()
+    with torch.inference_mode():
+        scores = model(input_ids=ids).logits.log_softmax(-1)[0, :-1]
+    return Run(scores.gather(-1, ids[0, 1:, None]).flatten().tolist(), [], [])
+
+
+def input_scales(plain: Path) -> dict[str, Tensor]:
+    """Calibrated scales of the inputs of a model's experts, by the projections' names on disk.
+
+    Experts of a layer have different ones, as if each had seen tokens of its own.
+    """
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+    seen: dict[str, Tensor] = {}
+    with _inputs_of_experts(model, seen), torch.inference_mode():
+        model(input_ids=_text())
+    tensors = load_file(plain / "model.safetensors")
+    found: dict[str, Tensor] = {}
+    for name in tensors:
+        layer, dot, rest = name.removesuffix(".weight").partition(".experts.")
+        if not dot:
+            continue
+        number, _, projection = rest.partition(".")
+        x = next(x for key, x in seen.items() if _layer(key) == _layer(layer))
+        if projection in ("down_proj", "w2"):
+            names = ("w1", "w3") if projection == "w2" else ("gate_proj", "up_proj")
+            gate, up = (
+                x @ tensors[f"{layer}.experts.{number}.{each}.weight"].float().mT for each in names
+            )
+            x = torch.nn.functional.silu(gate) * up
+        found[name.removesuffix(".weight")] = x.abs().amax() / GLOBAL_RANGE
+    return found
+
+
+def _layer(name: str) -> str:
+    return next(part for part in name.split(".") if part.isdecimal())
+
+
+@contextmanager
+def _inputs_of_experts(model: Any, seen: dict[str, Tensor]) -> Iterator[None]:
+    def note(name: str) -> Any:
+        return lambda _, given: seen.update({name: given[0].flatten(0, -2)})
+
+    hooks = [
+        module.register_forward_pre_hook(note(name))
+        for name, module in model.named_modules()
+        if name.endswith(".experts")
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def _text() -> Tensor:
+    return torch.tensor([tiny_llama.tokenizer().encode(tiny_llama.TEXT)])
+
+
+def _random(directory: Path, config: PreTrainedConfig) -> Path:
+    """A random model in bfloat16, such that each expert counts and each shard has its gain."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    gains = {"embed": 8.0, "k_proj": 4.0, "lm_head": 12.0, "gate.weight": 20.0}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 3:
+            steps = torch.linspace(1, 3, len(parameter)).view(-1, 1, 1)
+            parameter.data.mul_(4.0 * steps)
+            if "gate_up" in name:
+                parameter.data[:, parameter.shape[1] // 2 :].mul_(2.5)
+        elif parameter.ndim == 2:
+            parameter.data.mul_(next((g for key, g in gains.items() if key in name), 2.0))
+    model.to(torch.bfloat16).save_pretrained(directory)
+    tiny_llama.tokenizer().save_pretrained(directory)
+    return directory
+
+
+def _stored(
+    module: str, quantised: Nvfp4Tensor, input_scale: Tensor | None, *, modelopt: bool
+) -> dict[str, Tensor]:
+    chosen = FORMATS["modelopt" if modelopt else "compressed-tensors"]
+    names = chosen.names
+
+    def scalar(value: Tensor) -> Tensor:
+        value = value.reciprocal() if chosen.reciprocal else value
+        return value.reshape(chosen.scalar).clone()
+
+    found = {
+        names.weight: quantised.data,
+        names.block_scale: quantised.scales,
+        names.weight_global: scalar(quantised.global_scale),
+    }
+    if input_scale is not None:
+        found[names.input_global] = scalar(input_scale)
+    return {f"{module}.{name}": tensor.contiguous() for name, tensor in found.items()}
+
+
+def _copy(plain: Path, directory: Path, tensors: dict[str, Tensor]) -> Path:
+    """A model's files with other tensors."""
+    directory.mkdir()
+    for file in plain.iterdir():
+        if file.suffix == ".json" and not file.name.startswith("model.safetensors"):
+            (directory / file.name).write_bytes(file.read_bytes())
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
