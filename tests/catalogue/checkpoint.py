@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -24,13 +24,26 @@ _NEVER = ("embed", "conv1d", "norm", "patch_merger", ".hc_", ".ape", "A_log", "t
 _KV_FP8 = {"dynamic": False, "num_bits": 8, "type": "float"}
 
 
-def write(family: Family, directory: Path) -> Path:
-    """Write the family's checkpoint, tokenizer included; returns ``directory``."""
+def write(
+    family: Family,
+    directory: Path,
+    scale: Callable[[torch.nn.Module], None] = tiny_llama.amplify,
+) -> Path:
+    """Write the family's checkpoint, tokenizer included.
+
+    Args:
+        family: whose checkpoint.
+        directory: its directory.
+        scale: brings the weights of a fresh model to their sizes.
+
+    Returns:
+        ``directory``.
+    """
     torch.manual_seed(0)
     config = AutoConfig.for_model(**family.config)
     auto = AutoModelForImageTextToText if family.multimodal else AutoModelForCausalLM
     model = auto.from_config(config).to(torch.bfloat16)
-    tiny_llama.amplify(model)
+    scale(model)
     model.save_pretrained(directory)
     tiny_llama.tokenizer().save_pretrained(directory)
     file = directory / "model.safetensors"

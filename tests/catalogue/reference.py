@@ -1,0 +1,139 @@
+"""Reference of a tiny checkpoint: transformers' model of its decoded weights, in float32."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_activation
+from tests.mixed_checkpoints import round_input
+from vllm_fp4_plugin.kind import Kind
+
+Rounding = Callable[[Tensor], Tensor]
+_PARTS = ("weight_scale", "weight_scale_2", "weight_global_scale", "input_scale")
+_PARTS += ("input_global_scale", "k_scale", "v_scale")
+
+
+def even_out(model: nn.Module) -> None:
+    """Scale a fresh model, so that every layer counts and none multiplies rounding errors.
+
+    Rows of what goes through it keep their size; log-probabilities differ by about 1.
+    """
+    gains = {"k_proj": 1.4, "v_proj": 0.8, "up_proj": 1.3, "gate_proj": 0.9, "in_proj_a": 4.0}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            gain = next((g for key, g in gains.items() if key in name), 1.0)
+            width = 1 if "embed" in name else parameter.shape[1]
+            parameter.data.normal_(std=gain * width**-0.5)
+
+
+def decode(checkpoint: Path, directory: Path) -> dict[str, Rounding]:
+    """Write a checkpoint's decoded values as a float32 one.
+
+    Args:
+        checkpoint: with NVFP4 and FP8 layers, of ModelOpt's or compressed-tensors' format.
+        directory: directory of the new one, which does not exist.
+
+    Returns:
+        What each layer that rounds its input makes of it, by the module's name on disk.
+    """
+    shutil.copytree(checkpoint, directory)
+    stored = load_file(checkpoint / "model.safetensors")
+    values: dict[str, Tensor] = {}
+    roundings: dict[str, Rounding] = {}
+    for name, tensor in stored.items():
+        module, _, part = name.rpartition(".")
+        if part in _PARTS:
+            continue
+        if part == "weight_packed" or f"{module}.weight_scale" in stored:
+            beside = {p: stored.get(f"{module}.{p}") for p in _PARTS}
+            values[f"{module}.weight"] = _weight(tensor, beside)
+            rounding = _rounding(tensor, beside)
+            if rounding is not None:
+                roundings[module] = rounding
+        else:
+            values[name] = tensor.float()
+    save_file(values, directory / "model.safetensors", metadata={"format": "pt"})
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    del config["quantization_config"]
+    file.write_text(json.dumps(config))
+    return roundings
+
+
+def _weight(data: Tensor, beside: Mapping[str, Tensor | None]) -> Tensor:
+    scale, factor = beside["weight_scale"], beside["weight_scale_2"]
+    assert scale is not None
+    if data.dtype == torch.uint8:
+        if factor is None:
+            inverse = beside["weight_global_scale"]
+            assert inverse is not None
+            factor = inverse.reciprocal().view(())
+        return Nvfp4Tensor(data, scale, factor).dequantize()
+    if scale.ndim == 1 and scale.numel() > 1:
+        scale = scale.unsqueeze(1)
+    return data.float() * scale
+
+
+def _rounding(data: Tensor, beside: Mapping[str, Tensor | None]) -> Rounding | None:
+    scale, inverse = beside["input_scale"], beside["input_global_scale"]
+    if data.dtype != torch.uint8:
+        kind = Kind.FP8 if scale is not None else Kind.FP8_CHANNEL
+        return partial(round_input, kind, scale=scale)
+    if scale is None and inverse is None:
+        return None
+    return partial(_round_nvfp4, scale if inverse is None else inverse.reciprocal().view(()))
+
+
+def _round_nvfp4(scale: Tensor, x: Tensor) -> Tensor:
+    rows = x.flatten(0, -2)
+    codes, scales = quantize_activation(rows, scale)
+    return Nvfp4Tensor(codes, scales, scale).dequantize().view_as(x)
+
+
+def logprobs(
+    model: nn.Module, prompts: Sequence[Sequence[int]], **inputs: Any
+) -> list[list[float]]:
+    """Log-probabilities of each prompt's tokens but the first."""
+    scored = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            logits = model(input_ids=ids, **inputs).logits
+        scores = logits.float().log_softmax(-1)[0, :-1]
+        scored.append(scores.gather(-1, ids[0, 1:, None]).flatten().tolist())
+    return scored
+
+
+def load(auto: Any, directory: Path, roundings: Mapping[str, Rounding]) -> nn.Module:
+    """Model of a decoded checkpoint, whose layers round their inputs.
+
+    Raises:
+        AssertionError: the checkpoint has not all of its tensors, or others.
+    """
+    model, told = auto.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    assert not told["missing_keys"], told["missing_keys"]
+    assert not told["unexpected_keys"], told["unexpected_keys"]
+    modules = dict(model.named_modules())
+    for name, rounding in roundings.items():
+        _module(modules, name).register_forward_pre_hook(
+            lambda _, given, rounding=rounding: (rounding(given[0]).to(given[0].dtype),)
+        )
+    return model.eval()
+
+
+def _module(modules: Mapping[str, nn.Module], name: str) -> nn.Module:
+    """The module of a name on disk, whose beginning may be another in memory."""
+    while name not in modules:
+        head, _, name = name.partition(".")
+        assert name, head
+        ends = [known for known in modules if known.endswith(f".{name}")]
+        if len(ends) == 1:
+            return modules[ends[0]]
+    return modules[name]
