@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.replaced_loader import RowsLoader
 
 _QKV = ("q", "k", "v")
 
@@ -16,10 +17,17 @@ class LoadLedger:
 
     vLLM's parameters copy whatever they are given, converting its dtype and narrowing its shape,
     and never say when nothing came: this stands in front of them.
+
+    Args:
+        layer: the layer.
+        prefix: its name.
+        num_shards: number of its shards.
+        rows_loader: loader of its matrices.
     """
 
-    def __init__(self, layer: Any, prefix: str, num_shards: int) -> None:
+    def __init__(self, layer: Any, prefix: str, num_shards: int, rows_loader: RowsLoader) -> None:
         self.prefix = prefix
+        self._rows_loader = rows_loader
         self._rows = _full_rows(layer, num_shards)
         self._columns: int = layer.input_size
         self._received: dict[str, set[Any]] = {}
@@ -92,7 +100,10 @@ class LoadLedger:
         rows = [self._rows.get(s) for s in self._shards(shard_id)]
         if any(r is None for r in rows):
             return  # a layer class whose shards vLLM lays out in a way of its own
-        expected = (sum(r for r in rows if r is not None), self._columns // columns_per)
+        columns = self._columns // columns_per
+        if self._rows_loader.is_replaced:  # by one that picks rows, of which there may be fewer
+            rows = [len(loaded)]
+        expected = (sum(r for r in rows if r is not None), columns)
         if tuple(loaded.shape) != expected:
             raise UnsupportedCheckpoint(
                 f"{where}: shape is {tuple(loaded.shape)}, must be {expected}; "

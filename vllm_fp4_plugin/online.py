@@ -12,7 +12,6 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     get_layerwise_info,
     initialize_online_processing,
 )
-from vllm.model_executor.parameter import ModelWeightParameter
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
@@ -21,6 +20,7 @@ from vllm_fp4_plugin import completeness, weights
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear import Nvfp4LinearBase
 from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.replaced_loader import RowsLoader, RowsParameter
 from vllm_fp4_plugin.startup import Startup
 
 
@@ -53,11 +53,13 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         )
         self.dummy = get_current_vllm_config().load_config.load_format == "dummy"
         shape = (sum(output_partition_sizes), input_size_per_partition)
-        weight = ModelWeightParameter(
+        rows = RowsLoader(extra_weight_attrs["weight_loader"])
+        weight = RowsParameter(
             data=torch.empty(shape, dtype=params_dtype, device="meta"),
             input_dim=1,
             output_dim=0,
-            weight_loader=extra_weight_attrs["weight_loader"],
+            rows=rows,
+            weight_loader=rows.load,
         )
         layer.register_parameter("weight", weight)
         if torch.get_default_device().type != "meta":  # or there will be no values to process

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
-from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.formats import CheckpointConfig
 from vllm_fp4_plugin.loading import LoadLedger
+from vllm_fp4_plugin.replaced_loader import NumberParameter, RowsLoader, RowsParameter
 
 
 class Stored(NamedTuple):
@@ -57,15 +57,16 @@ class StoredWeight:
         self._prefix = prefix
         self._checkpoint = checkpoint
         self._static = static
-        self._ledger = ledger = LoadLedger(layer, prefix, len(shards))
+        rows = RowsLoader(vllm_loader)
+        self._ledger = ledger = LoadLedger(layer, prefix, len(shards), rows)
         self._dummy = get_current_vllm_config().load_config.load_format == "dummy"
         names = checkpoint.names
 
         def matrix(name: str, dtype: torch.dtype, columns_per: int) -> None:
             data = torch.empty(sum(shards), k // columns_per, dtype=dtype)
-            loader = ledger.loader(name, dtype, columns_per, vllm_loader)
-            parameter = ModelWeightParameter(
-                data=data, input_dim=1, output_dim=0, weight_loader=loader
+            loader = ledger.loader(name, dtype, columns_per, rows.load)
+            parameter = RowsParameter(
+                data=data, input_dim=1, output_dim=0, rows=rows, weight_loader=loader
             )
             layer.register_parameter(name, parameter)
 
@@ -73,7 +74,7 @@ class StoredWeight:
             loader = ledger.loader(name, torch.float32, None, vllm_loader)
             # NaN, so that a shard that was never loaded cannot pass for a scale.
             data = torch.full((len(shards),), float("nan"), dtype=torch.float32)
-            layer.register_parameter(name, PerTensorScaleParameter(data=data, weight_loader=loader))
+            layer.register_parameter(name, NumberParameter(data=data, weight_loader=loader))
 
         matrix(names.weight, torch.uint8, 2)
         matrix(names.block_scale, torch.float8_e4m3fn, BLOCK_SIZE)

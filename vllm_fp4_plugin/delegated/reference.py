@@ -14,7 +14,6 @@ from vllm.model_executor.parameter import (
     BlockQuantScaleParameter,
     ChannelQuantScaleParameter,
     ModelWeightParameter,
-    PerTensorScaleParameter,
 )
 
 from vllm_fp4_plugin.delegated.rounding import (
@@ -25,6 +24,7 @@ from vllm_fp4_plugin.delegated.rounding import (
 )
 from vllm_fp4_plugin.formats import LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
+from vllm_fp4_plugin.replaced_loader import NumberParameter
 
 _GRANULARITY = {
     Kind.FP8_BLOCK: FP8_BLOCK_SIZE,
@@ -112,9 +112,9 @@ class ReferenceLinearMethod(LinearMethodBase):
         data = torch.full((n, k // MX_BLOCK_SIZE), E8M0_NAN, dtype=torch.uint8)
         return ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
 
-    def _globals(self, loader: Any) -> PerTensorScaleParameter:
+    def _globals(self, loader: Any) -> NumberParameter:
         data = torch.full((len(self.shard_sizes),), torch.nan, dtype=torch.float32)
-        return PerTensorScaleParameter(data=data, weight_loader=loader)
+        return NumberParameter(data=data, weight_loader=loader)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check that every number was loaded."""
