@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from nvfp4_kernels.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_weight
+from nvfp4_kernels.nvfp4 import (
+    GLOBAL_RANGE,
+    Nvfp4Tensor,
+    quantize_activation,
+    quantize_weight,
+)
 from tests import tiny_llama
 from tests.engine import Run
 from tests.mixed_checkpoints import set_config
@@ -77,10 +83,13 @@ class Moe:
     Attributes:
         path: its directory.
         decoded: directory of the same model with its values in float32.
+        input_scales: scales that experts' inputs are quantised with, by the projections' names; {}
+            where activations stay in 16 bits.
     """
 
     path: Path
     decoded: Path
+    input_scales: dict[str, Tensor]
 
 
 def write(
@@ -101,7 +110,7 @@ def write(
         modules: parts of names of the linears that are quantised.
     """
     plain = _random(directory / "plain", config)
-    scales = input_scales(plain)
+    scales = calibrated(plain) if kind is Kind.NVFP4 else {}
     tensors, values = {}, {}
     ignore = []
     for name, tensor in load_file(plain / "model.safetensors").items():
@@ -115,15 +124,14 @@ def write(
         else:
             quantised = quantize_weight(tensor)
             values[name] = quantised.dequantize()
-            scale = scales[module] if kind is Kind.NVFP4 else None
-            tensors |= _stored(module, quantised, scale, modelopt=modelopt)
+            tensors |= _stored(module, quantised, scales.get(module), modelopt=modelopt)
     decoded = _copy(plain, directory / "decoded", values)
     path = _copy(plain, directory / "model", tensors)
     ignore = [m for m in ignore if not m.endswith("embed_tokens")]
     chosen = FORMATS["modelopt" if modelopt else "compressed-tensors"]
     weight_only = kind is Kind.NVFP4_A16
     set_config(path, chosen.config(ignore, weight_only=weight_only, fp8_kv=False))
-    return Moe(path, decoded)
+    return Moe(path, decoded, scales)
 
 
 def change(checkpoint: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
@@ -134,19 +142,61 @@ def change(checkpoint: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def said(decoded: Path) -> Run:
-    """What transformers says of the text, in float32."""
-    model = AutoModelForCausalLM.from_pretrained(decoded, dtype=torch.float32).eval()
+def said(moe: Moe) -> Run:
+    """What transformers says of the text, in float32, its experts' inputs rounded as they are."""
+    model = AutoModelForCausalLM.from_pretrained(moe.decoded, dtype=torch.float32).eval()
+    if moe.input_scales:
+        for name, module in model.named_modules():
+            if name.endswith(".experts"):
+                module.forward = partial(_experts, module, _of_layer(moe.input_scales, name))
     ids = _text()
     with torch.inference_mode():
         scores = model(input_ids=ids).logits.log_softmax(-1)[0, :-1]
     return Run(scores.gather(-1, ids[0, 1:, None]).flatten().tolist(), [], [])
 
 
-def input_scales(plain: Path) -> dict[str, Tensor]:
+def _of_layer(scales: dict[str, Tensor], experts: str) -> tuple[Tensor, list[Tensor]]:
+    """Scale of the first products of a layer, which is one for all, and those of the second."""
+    first, second = [], {}
+    for name, scale in scales.items():
+        layer, _, rest = name.partition(".experts.")
+        number, _, projection = rest.partition(".")
+        if _layer(layer) != _layer(experts):
+            continue
+        if projection in ("down_proj", "w2"):
+            second[int(number)] = scale
+        else:
+            first.append(scale)
+    return torch.stack(first).amax(), [second[number] for number in range(len(second))]
+
+
+def _experts(
+    module: Any,
+    scales: tuple[Tensor, list[Tensor]],
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+) -> Tensor:
+    """What experts of transformers' say, one token after the other, of inputs that are rounded."""
+    flat = hidden_states.flatten(0, -2)
+    out = torch.zeros_like(flat)
+    rounded = _round(flat, scales[0])
+    for token, experts in enumerate(top_k_index.tolist()):
+        for slot, expert in enumerate(experts):
+            gate, up = (module.gate_up_proj[expert] @ rounded[token]).chunk(2)
+            hidden = _round((torch.nn.functional.silu(gate) * up)[None], scales[1][expert])[0]
+            out[token] += top_k_weights[token, slot] * (module.down_proj[expert] @ hidden)
+    return out.view_as(hidden_states)
+
+
+def _round(x: Tensor, scale: Tensor) -> Tensor:
+    return Nvfp4Tensor(*quantize_activation(x, scale), scale).dequantize()
+
+
+def calibrated(plain: Path) -> dict[str, Tensor]:
     """Calibrated scales of the inputs of a model's experts, by the projections' names on disk.
 
-    Experts of a layer have different ones, as if each had seen tokens of its own.
+    Each expert's second product has one of its own.
     """
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
     seen: dict[str, Tensor] = {}
@@ -197,11 +247,11 @@ def _random(directory: Path, config: PreTrainedConfig) -> Path:
     """A random model in bfloat16, such that each expert counts and each shard has its gain."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
-    gains = {"embed": 8.0, "k_proj": 4.0, "lm_head": 12.0, "gate.weight": 20.0}
+    gains = {"embed": 16.0, "k_proj": 2.0, "lm_head": 6.0, "gate.weight": 40.0}
     for name, parameter in model.named_parameters():
         if parameter.ndim == 3:
-            steps = torch.linspace(1, 3, len(parameter)).view(-1, 1, 1)
-            parameter.data.mul_(4.0 * steps)
+            steps = torch.linspace(1, 2, len(parameter)).view(-1, 1, 1)
+            parameter.data.mul_(2.0 * steps)
             if "gate_up" in name:
                 parameter.data[:, parameter.shape[1] // 2 :].mul_(2.5)
         elif parameter.ndim == 2:
