@@ -215,7 +215,9 @@ class Nvfp4TcConfig(QuantizationConfig):
             reason = "experts are not quantised at load"
             self.startup.report.add(experts.unquantized(layer, prefix, reason))
             return None
-        group, reason = kinds.of_experts(prefix, experts.projections(layer))
+        group, reason = kinds.of_experts(
+            prefix, layer.moe_config.num_logical_experts, experts.projections(layer)
+        )
         if group.kind is Kind.UNQUANTIZED:
             self.startup.report.add(experts.unquantized(layer, prefix, reason))
             return None

@@ -82,9 +82,10 @@ def _sizes(headers: Mapping[str, TensorHeader]) -> dict[str, tuple[int, int]]:
         count = math.prod(header.shape)
         elements = count if tensor in ("weight", "weight_packed") else 0
         elements *= _ELEMENTS_PER_BYTE if header.dtype == "U8" else 1
-        before = sizes.get(layer_of(module), (0, 0))
+        layer, _ = layer_of(module)
+        before = sizes.get(layer, (0, 0))
         size = count * checkpoint_files.DTYPES[header.dtype].itemsize
-        sizes[layer_of(module)] = before[0] + elements, before[1] + size
+        sizes[layer] = before[0] + elements, before[1] + size
     return sizes
 
 

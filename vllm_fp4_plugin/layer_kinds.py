@@ -1,6 +1,6 @@
 """Kind of every layer that vLLM builds: by its tensors where they are known, else by the config."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
@@ -128,23 +128,31 @@ class LayerKinds:
             )
         return LayerKind(group, self._reason(next(iter(groups)), group, None))
 
-    def of_experts(self, prefix: str, projections: Iterable[str]) -> LayerKind:
+    def of_experts(self, prefix: str, count: int, projections: Sequence[str]) -> LayerKind:
         """Kind of a layer of experts.
 
         Args:
             prefix: the layer's name.
-            projections: names of its experts' projections below that, e.g. ``0.gate_proj``.
+            count: experts that it has.
+            projections: names of an expert's projections, e.g. ``gate_proj``.
 
         Raises:
-            UnsupportedCheckpoint: experts are of several kinds, or nothing says of which.
+            UnsupportedCheckpoint: experts are of several kinds, nothing says of which, or there are
+                more of them on disk.
         """
         name = prefix if prefix in self._found else self._only_experts_beside(prefix)
         if name is not None:
-            return self._by_tensors(prefix, {name: self._found[name]})
+            found = self._found[name]
+            if found.experts > count:
+                raise UnsupportedCheckpoint(
+                    f"{prefix}: has {found.experts} experts in the checkpoint, must have {count} "
+                    "as config.json says; mend that, or export the model again"
+                )
+            return self._by_tensors(prefix, {name: found})
         if self._declared.mentions(prefix):
             return self.of(prefix, {})
         first: tuple[str, LayerGroup | None] | None = None
-        for projection in projections:
+        for projection in (f"{expert}.{each}" for expert in range(count) for each in projections):
             group = self._declared.group_of(f"{prefix}.{projection}")
             first = first or (projection, group)
             if _way(group) != _way(first[1]):

@@ -1,6 +1,7 @@
 """A model built on the meta device as vLLM would build it: all of its layers and no weights."""
 
 import logging
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
     logging.getLogger("vllm").setLevel(logging.ERROR)
     args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
     Options.of(args)  # refused here in one line, and in many where vLLM builds its config
-    ropes = dict(rotary_embedding._ROPE_DICT)
+    ropes, excepthook = dict(rotary_embedding._ROPE_DICT), sys.excepthook
     with (
         planned_for(arch),
         # vLLM asks another process, which imports all of it anew, lest this one start CUDA.
@@ -75,6 +76,7 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
                 yield meta_model, config
             finally:
                 cleanup_dist_env_and_memory()
+                sys.excepthook = excepthook  # which torch wraps once more for every model
                 # vLLM would give these, which hold nothing, to this process's next model.
                 rotary_embedding._ROPE_DICT.clear()
                 rotary_embedding._ROPE_DICT.update(ropes)

@@ -36,10 +36,12 @@ class Found(NamedTuple):
     Attributes:
         group: group that it belongs to.
         config_says: kind that the config gives it, if that is another one.
+        experts: experts that it has, if it is a layer of them with tensors for each.
     """
 
     group: LayerGroup
     config_says: Kind | None
+    experts: int = 0
 
 
 def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Found]:
@@ -54,17 +56,19 @@ def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Foun
     declared = DeclaredKinds(checkpoint)
     found: dict[str, Found] = {}
     first: dict[str, str] = {}  # module that a layer's kind was found in
+    experts: dict[str, int] = {}
     for module, tensors in _modules(headers).items():
         said = declared.group_of(module)
         group = _settle(module, tensors, said, checkpoint)
         differs = said is not None and said.kind is not group.kind
         each = Found(group, said.kind if said is not None and differs else None)
-        layer = layer_of(module)
+        layer, number = layer_of(module)
+        experts[layer] = max(experts.get(layer, 0), number)
         other = found.setdefault(layer, each)
         if other is not each:
             _check_experts_alike(first[layer], other.group, module, group)
         first.setdefault(layer, module)
-    return found
+    return {layer: each._replace(experts=experts[layer]) for layer, each in found.items()}
 
 
 def _check_experts_alike(one: str, its: LayerGroup, other: str, others: LayerGroup) -> None:
@@ -76,10 +80,13 @@ def _check_experts_alike(one: str, its: LayerGroup, other: str, others: LayerGro
         )
 
 
-def layer_of(module: str) -> str:
-    """Name of the layer that a module of the checkpoint is of: all experts of a layer are one."""
-    before, dot, _ = module.partition(f".{EXPERTS}.")
-    return f"{before}.{EXPERTS}" if dot else module
+def layer_of(module: str) -> tuple[str, int]:
+    """Layer that a module is a part of, and the number of experts up to its own."""
+    before, dot, below = module.partition(f".{EXPERTS}.")
+    if not dot:
+        return module, 0
+    number = below.partition(".")[0]
+    return f"{before}.{EXPERTS}", int(number) + 1 if number.isdecimal() else 0
 
 
 def _modules(headers: Tensors) -> dict[str, dict[str, TensorHeader]]:

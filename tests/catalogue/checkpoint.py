@@ -21,6 +21,7 @@ from vllm_fp4_plugin.kind import Kind
 INPUT_AMAX = 8.0  # of every layer, as if calibrated
 _FP4_INPUT, _FP8_INPUT = INPUT_AMAX / (6 * 448), INPUT_AMAX / 448
 _NEVER = ("embed", "conv1d", "norm", "patch_merger", ".hc_", ".ape", "A_log", "tid2eid")
+_STACKS = ("gate_up_proj", "down_proj", ".experts.w13_weight", ".experts.w2_weight")
 _KV_FP8 = {"dynamic": False, "num_bits": 8, "type": "float"}
 
 
@@ -85,7 +86,7 @@ def _quantized(
 ) -> dict[str, Tensor]:
     """A tensor as it lies on disk; ``kinds`` learns the kind of its layer, if it is of one."""
     module = name.removesuffix(".weight")
-    is_stack = tensor.ndim == 3 and name.endswith(("gate_up_proj", "down_proj"))
+    is_stack = tensor.ndim == 3 and name.endswith(_STACKS)
     if any(part in name for part in _NEVER) or not (
         is_stack or (tensor.ndim == 2 and module != name)
     ):
@@ -94,7 +95,7 @@ def _quantized(
     if kind is Kind.UNQUANTIZED:
         return {name: tensor}
     if is_stack:
-        return _nvfp4_stack(name, tensor)
+        return _nvfp4_stack(name, tensor) if name.endswith("_proj") else _nvfp4_rows(name, tensor)
     modelopt = family.format == "modelopt"
     if kind.is_nvfp4:
         parts = _nvfp4(kind, tensor, modelopt=modelopt)
@@ -128,6 +129,16 @@ def _nvfp4_stack(name: str, weights: Tensor) -> dict[str, Tensor]:
         f"{name}_weight_scale": torch.stack([w.scales.T for w in each]).contiguous(),
         f"{name}_weight_scale_2": torch.stack([w.global_scale for w in each]),
         f"{name}_input_scale": torch.full((len(each),), _FP4_INPUT),
+    }
+
+
+def _nvfp4_rows(name: str, weights: Tensor) -> dict[str, Tensor]:
+    """``(E, N, K)`` as Inkling's exports hold it, scales named below the weight."""
+    each = [quantize_weight(w.float()) for w in weights]
+    return {
+        name: torch.stack([w.data for w in each]),
+        f"{name}.scale": torch.stack([w.scales for w in each]),
+        f"{name}.scale2": torch.stack([w.global_scale for w in each]),
     }
 
 
@@ -196,4 +207,5 @@ def _regex(pattern: str) -> str:
     """A pattern of ours as compressed-tensors writes it; a plain name stays one."""
     if "*" not in pattern:
         return pattern
-    return "re:" + re.escape(pattern).replace(r"\*", ".*").replace(r"\[", "[").replace(r"\]", "]")
+    regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\[", "[").replace(r"\]", "]")
+    return f"re:{regex}$"

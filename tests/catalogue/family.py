@@ -31,6 +31,7 @@ class Family:
         by_headers: part of what is said when the model is to be built: it is not for a CPU, or
             transformers' config of it is not the hub's; it is planned by its headers then.
         only_gpu: whether it is vLLM's code for CPUs that cannot build it.
+        ran: test that serves it and compares what comes out; empty: it is only planned.
         renamed: regular expressions in names that transformers writes, and what exporters have.
     """
 
@@ -46,6 +47,7 @@ class Family:
     fields: Mapping[str, Any] = field(default_factory=dict)
     by_headers: str = ""
     only_gpu: bool = False
+    ran: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def kind(self, module: str) -> Kind:

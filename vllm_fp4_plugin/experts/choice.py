@@ -71,10 +71,9 @@ def choose(
 
 
 def projections(layer: Any) -> list[str]:
-    """Names of all experts' projections in the checkpoint, below the layer's."""
+    """Names of an expert's projections in the checkpoint."""
     names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
-    count = layer.moe_config.num_logical_experts
-    return [f"{expert}.{name}" for expert in range(count) for name in names if name is not None]
+    return [name for name in names if name is not None]
 
 
 def unquantized(layer: Any, prefix: str, reason: str) -> LayerRecord:
