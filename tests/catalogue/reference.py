@@ -25,12 +25,18 @@ def even_out(model: nn.Module) -> None:
 
     Rows of what goes through it keep their size; log-probabilities differ by about 1.
     """
+    config: Any = model.config
+    tied = config.get_text_config().tie_word_embeddings
     gains = {"k_proj": 1.4, "v_proj": 0.8, "up_proj": 1.3, "gate_proj": 0.9, "in_proj_a": 4.0}
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
             gain = next((g for key, g in gains.items() if key in name), 1.0)
-            width = 1 if "embed" in name else parameter.shape[1]
+            width = 1 if "embed_tokens" in name and not tied else parameter.shape[1]
             parameter.data.normal_(std=gain * width**-0.5)
+    for module in model.modules():
+        # Where norms, which are learnt, alone keep a softmax from choosing one key.
+        if hasattr(module, "q_norm") and hasattr(module, "scaling"):
+            module.q_norm.weight.data.mul_(module.head_dim**-0.5 / module.scaling)
 
 
 def decode(checkpoint: Path, directory: Path) -> dict[str, Rounding]:

@@ -95,6 +95,18 @@ def test_a_named_backend_stays(
     assert config.attention_config.backend is not custom
 
 
+def test_a_backend_that_vllm_named_is_told(config: Any) -> None:
+    """As for Gemma 4, whose layers have heads of two sizes."""
+    from vllm.config import AttentionConfig
+
+    from vllm_fp4_plugin.attention import choice
+
+    _head_size_of_one_layer(config)
+    config.attention_config = AttentionConfig(backend="TRITON_ATTN")
+    expected = "--attention-backend TRITON_ATTN, or vLLM's for heads of [128, 512]"
+    assert choice.make_default(config) == expected
+
+
 def _part(part: str, **values: Any) -> Callable[[Any], None]:
     return lambda config: vars(getattr(config, part)).update(values)
 

@@ -9,8 +9,9 @@ Each comparison must fail, too, with references whose rows in layers of one name
 whatever the name among those of W4A16 and FP8, some name with W4A4.
 """
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+from nvfp4_kernels.nvfp4 import quantize_weight
 from tests import tiny_llama
 from tests.catalogue import checkpoint, reference
 from tests.catalogue.facts import FAMILIES
@@ -32,7 +34,7 @@ SAME = 0.02  # W4A16 and FP8
 SAME_W4A4 = 0.25
 
 TEXTS = (tiny_llama.TEXT, 'class Parser:\n    """Read arguments."""\n')
-NO_IMAGES = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+NO_IMAGES = {"limit_mm_per_prompt": {"image": 0, "video": 0, "audio": 0}}
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
@@ -87,15 +89,23 @@ def _tokens() -> list[list[int]]:
     return [tiny_llama.tokenizer().encode(text) for text in TEXTS]
 
 
+def auto_class(family: Family) -> Any:
+    """Class of transformers that loads the family's models."""
+    return AutoModelForImageTextToText if family.multimodal else AutoModelForCausalLM
+
+
+def settings(family: Family) -> dict[str, Any]:
+    """Arguments of an engine that is given text alone."""
+    return NO_IMAGES if family.multimodal else {}
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Callable[..., Served]:
     def serve(family: Family, **engine_args: Any) -> Served:
         path = checkpoint.write(family, tmp_path / "model", reference.even_out)
         roundings = reference.decode(path, tmp_path / "decoded")
-        auto = AutoModelForImageTextToText if family.multimodal else AutoModelForCausalLM
-        model = reference.load(auto, tmp_path / "decoded", roundings)
-        settings = (NO_IMAGES if family.multimodal else {}) | engine_args
-        found, report = scored(path, **settings)
+        model = reference.load(auto_class(family), tmp_path / "decoded", roundings)
+        found, report = scored(path, **(settings(family) | engine_args))
         return Served(family, path, found, model, report)
 
     return serve
@@ -126,11 +136,13 @@ class Case:
         family: whose checkpoint.
         bound: bound on the distance.
         lines: beginnings of lines that the engine's report must have.
+        engine_args: further arguments of the engine.
     """
 
     family: Family
     bound: float
     lines: tuple[str, ...]
+    engine_args: dict[str, Any] = field(default_factory=dict)
 
 
 QWEN_38 = BY_NAME["Qwen 3.8 (hybrid GDN, vision)"]
@@ -191,6 +203,26 @@ CASES = {
             "attn ×1: nvfp4_paged_attention_fp8_kv",
         ),
     ),
+    "Gemma 4, W4A16": Case(
+        weight_only(BY_NAME["Gemma 4 (dense, vision), compressed-tensors"]),
+        SAME,
+        (
+            "attn ×5: nvfp4_paged_attention/reference (cpu), bfloat16 KV cache, named by",
+            "attn ×1: CPU_ATTN (vLLM), bfloat16 KV cache, named by",
+            f"qkv_proj ×6: {W4A16}",
+            f"gate_up_proj ×6: {W4A16}, not fused: Gemma4MLP.act_fn is GeluAndMul",
+        ),
+        # Its sliding layers have heads of 256 elements, the others of 512.
+        {"attention_config": {"backend_per_kind": {"sliding_window": "CUSTOM"}}},
+    ),
+    "Gemma 4": Case(
+        BY_NAME["Gemma 4 (dense, vision)"],
+        SAME_W4A4,
+        (
+            "attn ×6: CPU_ATTN (vLLM), fp8_e4m3 KV cache, --attention-backend TRITON_ATTN, or",
+            f"down_proj ×6: {W4A4}",
+        ),
+    ),
     "Nemotron 3 Nano 4B, mixed": Case(
         BY_NAME["Nemotron 3 Nano 4B (Mamba-2 hybrid), mixed"],
         SAME_W4A4,
@@ -201,7 +233,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_log_probabilities(case: Case, served: Callable[..., Served]) -> None:
-    of = served(case.family)
+    of = served(case.family, **case.engine_args)
     for line in case.lines:
         assert any(each.startswith(line) for each in of.report), (line, of.report)
     assert of.distance() < case.bound
@@ -211,3 +243,33 @@ def test_log_probabilities(case: Case, served: Callable[..., Served]) -> None:
         assert max(mutants.values()) > case.bound
     else:
         assert min(mutants.values()) > case.bound
+
+
+# --- 16-bit checkpoints, quantised at load ------------------------------------------------------
+
+# Rows of what checkpoints hold in one tensor and vLLM in several shards, each with its own scale.
+SHARDS = {"in_proj_qkv": (256, 256, 512), "in_proj": (512, 512, 256, 256, 8)}
+
+
+@pytest.mark.parametrize("family", [QWEN_38, NEMOTRON_2], ids=["Qwen 3.8", "Nemotron Nano 2"])
+def test_quantised_at_load(family: Family, tmp_path: Path) -> None:
+    plain = replace(family, kinds={"*": Kind.UNQUANTIZED})
+    path = checkpoint.write(plain, tmp_path / "model", reference.even_out)
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    del config["quantization_config"]
+    file.write_text(json.dumps(config))
+    ignore = list(weight_only(family).excluded)
+    options = {"nvfp4_tc": {"activation": "16-bit", "ignore": ignore}}
+    found, report = scored(path, additional_config=options, **settings(family))
+    model = reference.load(auto_class(family), path, {})
+    for name, module in model.named_modules():
+        on_disk = name.removeprefix("model.") if name.startswith("model.visual") else name
+        if isinstance(module, torch.nn.Linear) and family.kind(on_disk).is_nvfp4:
+            sizes = SHARDS.get(name.rpartition(".")[2], (len(module.weight),))
+            shards = [quantize_weight(w).dequantize() for w in module.weight.data.split(sizes)]
+            module.weight.data = torch.cat(shards)
+    of = Served(family, path, found, model, report)
+    assert of.distance() < SAME
+    assert min(of.distances_of_mutants().values()) > SAME
+    assert sum("W4A16" in line for line in report) == 6  # two each of mixer, MLP and attention

@@ -30,10 +30,13 @@ def make_default(vllm_config: Any) -> str:
     user could have made.
     """
     attention = vllm_config.attention_config
-    if attention.backend is not None:
-        return f"--attention-backend {attention.backend.name}"
     if attention.backend_per_kind:
         return "named by backend_per_kind"
+    if attention.backend is not None:
+        sizes = sorted(set(_head_sizes(vllm_config.model_config.model_arch_config)))
+        if len(sizes) > 1:  # vLLM names one itself, and leaves no trace of who did
+            return f"--attention-backend {attention.backend.name}, or vLLM's for heads of {sizes}"
+        return f"--attention-backend {attention.backend.name}"
     custom = AttentionBackendEnum.CUSTOM
     if not custom.is_overridden() or custom.get_class() is not PagedAttentionBackend:
         return "another plugin holds the name CUSTOM"
@@ -100,9 +103,15 @@ def _group(architecture: Any, parallel: Any) -> int:
     return -(-heads // ranks) // max(1, kv_heads // ranks)
 
 
+def _head_sizes(architecture: Any) -> list[int]:
+    """Head size of each layer."""
+    layers = range(architecture.total_num_hidden_layers)
+    return [int(architecture[i].head_size) for i in layers]
+
+
 def _head_size(architecture: Any) -> int:
     """Head size of all layers, or one that is not supported if there is such a layer."""
-    sizes = [architecture[i].head_size for i in range(architecture.total_num_hidden_layers)]
+    sizes = _head_sizes(architecture)
     unsupported = (d for d in sizes if not PagedAttentionBackend.supports_head_size(d))
     return int(next(unsupported, architecture.head_size))
 
