@@ -223,6 +223,25 @@ CASES = {
             f"down_proj ×6: {W4A4}",
         ),
     ),
+    "Mistral Small 3.2, W4A16": Case(
+        weight_only(BY_NAME["Mistral Small 3.2 (vision), compressed-tensors"]),
+        SAME,
+        (
+            f"qkv_proj ×2: {W4A16}",
+            "linear_1 ×1: unquantized (vLLM), 16-bit, ignored by",
+            "attn ×2: nvfp4_paged_attention/reference (cpu), bfloat16 KV cache, by default",
+        ),
+    ),
+    "Mistral Medium 3.5, mixed": Case(
+        BY_NAME["Mistral Medium 3.5 (vision), mixed"],
+        SAME_W4A4,
+        (f"qkv_proj ×2: {FP8}", f"down_proj ×2: {W4A4}", "attn ×2: nvfp4_paged_attention_fp8_kv"),
+    ),
+    "Qwen 2.5 VL, W4A16": Case(
+        weight_only(BY_NAME["Qwen 2.5 VL"]),
+        SAME,
+        (f"qkv_proj ×2: {W4A16}", "qkv ×1: unquantized (vLLM), 16-bit, ignored by '*visual*'"),
+    ),
     "Nemotron 3 Nano 4B, mixed": Case(
         BY_NAME["Nemotron 3 Nano 4B (Mamba-2 hybrid), mixed"],
         SAME_W4A4,
