@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
-from tests import tiny_llama
+from tests import heap, tiny_llama
 
 CACHE_BLOCKS = 64  # of the KV cache, which else has 1 GiB
 
@@ -46,12 +46,37 @@ def inspect_models_here() -> None:
     registry._run_in_subprocess = lambda inspect: inspect()
 
 
+def replace_kernels_once() -> None:
+    """Have vLLM put functions in the place of Triton kernels with a process's first engine only.
+
+    For each engine it would look through every module for what it has put there itself.
+    """
+    from vllm.triton_utils import dispatcher
+
+    if dispatcher._registry:
+        dispatcher.register_kernels = lambda overrides: None
+
+
 @contextmanager
-def started(model: str, **engine_args: Any) -> Iterator[Any]:
-    """A running engine, taken down again in the end."""
+def local_engine(model: str, **engine_args: Any) -> Iterator[Any]:
+    """An engine in this process, taken down again in the end."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
+    replace_kernels_once()
+    with heap.set_aside():
+        llm = None
+        try:
+            llm = LLM(model, **engine_args)
+            yield llm
+        finally:
+            del llm
+            gc.collect()
+            cleanup_dist_env_and_memory()
+
+
+def started(model: str, **engine_args: Any) -> AbstractContextManager[Any]:
+    """A ``local_engine`` as most tests want it."""
     settings = {
         "quantization": "nvfp4-tc",
         "enforce_eager": True,
@@ -61,14 +86,7 @@ def started(model: str, **engine_args: Any) -> Iterator[Any]:
         "disable_log_stats": True,
         "num_gpu_blocks_override": CACHE_BLOCKS,
     }
-    gc.freeze()  # an engine collects garbage many times: not in all that tests before have loaded
-    llm = LLM(model, **(settings | engine_args))
-    try:
-        yield llm
-    finally:
-        del llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
+    return local_engine(model, **(settings | engine_args))
 
 
 def run(model: str, **engine_args: Any) -> Run:
@@ -106,7 +124,8 @@ def _command(*arguments: str | Path) -> Result:
     level = logger.level
     try:
         environment = {"VLLM_LOGGING_LEVEL": "ERROR"}
-        return CliRunner().invoke(app, list(map(str, arguments)), env=environment)
+        with heap.set_aside():
+            return CliRunner().invoke(app, list(map(str, arguments)), env=environment)
     finally:
         logger.setLevel(level)
 

@@ -33,8 +33,8 @@ def refusals(model: str) -> Iterator[None]:
         raise _refusal(_message(error)) from error
     except Exception as error:  # of vLLM, which reads a model's files as if all were well
         raise _refusal(
-            f"{model}: vLLM cannot read it ({type(error).__name__}: {error}), must be a model that "
-            "it serves; mend its config.json"
+            f"{model}: vLLM cannot build it here ({type(error).__name__}: {error}), must be one "
+            "that it serves on this machine; mend its config.json"
         ) from error
 
 

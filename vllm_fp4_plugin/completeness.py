@@ -25,6 +25,7 @@ from vllm_fp4_plugin.ignore import shard_names
 from vllm_fp4_plugin.options import METHOD
 from vllm_fp4_plugin.write_coverage import Interval, WriteCoverage
 
+LEDGER = "ledger"  # attribute of a method that knows by itself which tensors have come
 _NAMED = 4  # missing tensors in a message
 INCOMPLETE = "the checkpoint is incomplete, copy or download it again, or export the model again"
 
@@ -110,6 +111,8 @@ class CompleteLoad:
         self, needed: Iterable[_Needed], coverage: WriteCoverage, claimed: Container[str]
     ) -> Iterator[str]:
         packed = getattr(self._model, "packed_modules_mapping", None) or {}
+        for ledger in _ledgers(self._model):
+            yield from ledger.missing()
         for name, module, parameter in needed:
             holes = coverage.holes(parameter)
             untouched = sum(end - start for start, end in holes) == parameter.nbytes
@@ -123,12 +126,19 @@ def _needed(model: nn.Module, shared: type[nn.Module] | None) -> Iterator[_Neede
         method = getattr(module, "quant_method", None)
         if isinstance(method, BaseKVCacheMethod):
             continue  # scales of a KV cache, 1 unless there are any
+        if hasattr(method, LEDGER):
+            continue  # which knows every expert's tensors, where a parameter has padding too
         if shared is not None and isinstance(module, shared):
             continue
         optional = getattr(method, "optional_parameters", ())
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.numel() and name not in optional:
                 yield _Needed(f"{prefix}.{name}" if prefix else name, module, parameter)
+
+
+def _ledgers(model: nn.Module) -> Iterator[Any]:
+    methods = (getattr(module, "quant_method", None) for module in model.modules())
+    return (getattr(method, LEDGER) for method in methods if hasattr(method, LEDGER))
 
 
 def _tensors(

@@ -23,6 +23,7 @@ from vllm_fp4_plugin import checkpoint_files, checkpoint_values, defaults, forma
 from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.embedding import Nvfp4EmbeddingMethod
+from vllm_fp4_plugin.experts import choice as experts
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.head import Nvfp4HeadMethod
 from vllm_fp4_plugin.ignore import covered, shard_names
@@ -31,7 +32,6 @@ from vllm_fp4_plugin.layer_kinds import LayerKinds
 from vllm_fp4_plugin.linear import Nvfp4LinearMethod
 from vllm_fp4_plugin.online import Nvfp4OnlineLinearMethod
 from vllm_fp4_plugin.options import METHOD, Options
-from vllm_fp4_plugin.report import LayerRecord
 from vllm_fp4_plugin.startup import Startup
 
 
@@ -149,9 +149,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             startup.report.add(choice.record(layer, prefix, self._attention_reason))
             return BaseKVCacheMethod(self)
         if isinstance(layer, RoutedExperts):
-            self._check_experts(prefix)
-            startup.report.add(LayerRecord.unquantized(prefix, "nvfp4-tc serves dense layers"))
-            return None
+            return self._experts_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
             return self._head_method(layer, prefix)
         if not isinstance(layer, LinearBase):
@@ -210,15 +208,20 @@ class Nvfp4TcConfig(QuantizationConfig):
             self.startup, self.options, prefix, checkpoint, weight_only=weight_only, reason=""
         )
 
-    def _check_experts(self, prefix: str) -> None:
-        if self._kinds is None:
-            return
-        kind = self._kinds.of(prefix, self.packed_modules_mapping).group.kind
-        if kind is not Kind.UNQUANTIZED:
-            raise UnsupportedCheckpoint(
-                f"{prefix}: holds quantised experts, nvfp4-tc serves dense layers; "
-                "serve the model with --quantization modelopt_fp4 or compressed-tensors"
-            )
+    def _experts_method(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
+        """Method of a layer of experts; None: they are in 16 bits."""
+        checkpoint, kinds = self._checkpoint, self._kinds
+        if checkpoint is None or kinds is None:
+            reason = "experts are not quantised at load"
+            self.startup.report.add(experts.unquantized(layer, prefix, reason))
+            return None
+        group, reason = kinds.of_experts(
+            prefix, layer.moe_config.num_logical_experts, experts.projections(layer)
+        )
+        if group.kind is Kind.UNQUANTIZED:
+            self.startup.report.add(experts.unquantized(layer, prefix, reason))
+            return None
+        return experts.choose(layer, prefix, group, checkpoint, self.options, self.startup, reason)
 
     def _lookup_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """Method of a layer that is no linear one; None: it is in 16 bits."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup
-from vllm_fp4_plugin.ignore import matches
+from vllm_fp4_plugin.ignore import matches, paths_within
 from vllm_fp4_plugin.kind import Kind
 
 UNQUANTIZED = LayerGroup("the config", Kind.UNQUANTIZED)
@@ -26,19 +26,22 @@ class DeclaredKinds:
 
     def _index(self) -> None:
         """Sort the targets: names, of which there may be thousands, are looked up."""
+        self._ignored_names = {pattern for pattern in self._ignore if not _is_pattern(pattern)}
+        self._ignored_patterns = [pattern for pattern in self._ignore if _is_pattern(pattern)]
         self._names: dict[str, LayerGroup] = {}
         self._patterns: list[tuple[str, LayerGroup]] = []
         for group in self._groups:
             for target in group.targets or ():
-                if target.startswith("re:") or any(c in target for c in "*?["):
+                if _is_pattern(target):
                     self._patterns.append((target, group))
                 else:
                     self._names.setdefault(target, group)
         self._rest = next((group for group in self._groups if group.targets is None), None)
 
     def ignored_by(self, name: str) -> str | None:
-        """Find the pattern of ``ignore`` that covers a module, or None."""
-        return matches(name, self._ignore)
+        """Find a pattern of ``ignore`` that covers a module, or None."""
+        named = (path for path in paths_within(name) if path in self._ignored_names)
+        return next(named, None) or matches(name, self._ignored_patterns)
 
     def group_of(self, name: str) -> LayerGroup | None:
         """Find the group of a module; None if the config does not say."""
@@ -53,12 +56,10 @@ class DeclaredKinds:
         return self.ignored_by(name) is not None or self._named(name) is not None
 
     def _named(self, name: str) -> LayerGroup | None:
-        parts = name.split(".")
-        for length in range(len(parts), 0, -1):
-            for first in range(len(parts) - length + 1):
-                group = self._names.get(".".join(parts[first : first + length]))
-                if group is not None:
-                    return group
+        for path in paths_within(name) if self._names else ():
+            group = self._names.get(path)
+            if group is not None:
+                return group
         return next((g for target, g in self._patterns if matches(name, [target])), None)
 
     def rename(self, mapper: Any) -> None:
@@ -71,6 +72,10 @@ class DeclaredKinds:
             for group in self._groups
         )
         self._index()
+
+
+def _is_pattern(target: str) -> bool:
+    return target.startswith("re:") or any(c in target for c in "*?[")
 
 
 def renamed(patterns: Iterable[str], mapper: Any) -> tuple[str, ...]:

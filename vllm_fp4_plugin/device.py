@@ -1,9 +1,42 @@
-"""Device that this process's vLLM runs on."""
+"""Device that this process's vLLM runs on, or that a report is made for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from vllm.platforms import current_platform
+
+from nvfp4_kernels.devices import standing_in
+
+_PLANNED: list[str] = []
 
 
 def current_device() -> torch.device:
     """Device of vLLM's platform, for which kernel tables are asked."""
     return torch.device(current_platform.device_type)
+
+
+@contextmanager
+def planned_for(arch: str) -> Iterator[None]:
+    """Context in which layers are built for a report on another device, and never run.
+
+    Args:
+        arch: its architecture, e.g. ``"sm_100"``; empty: this device itself.
+    """
+    if not arch:
+        yield
+        return
+    _PLANNED.append(arch)
+    try:
+        with standing_in(current_device().type, arch):
+            yield
+    finally:
+        _PLANNED.pop()
+
+
+def is_planned() -> bool:
+    """Whether layers are built for a report on another device.
+
+    What vLLM would choose there, and what its build for it has, this one cannot tell.
+    """
+    return bool(_PLANNED)

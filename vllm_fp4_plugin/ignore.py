@@ -1,7 +1,7 @@
 """Patterns of layers that stay unquantised: names, wildcards, regexes, fused names."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 
@@ -45,6 +45,14 @@ def matches(name: str, patterns: Iterable[str]) -> str | None:
         elif fnmatchcase(name, pattern) or _is_path_within(pattern.split("."), parts):
             return pattern
     return None
+
+
+def paths_within(name: str) -> Iterator[str]:
+    """Module paths that cover ``name`` or a part of it (see ``matches``), the longest first."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        for first in range(len(parts) - length + 1):
+            yield ".".join(parts[first : first + length])
 
 
 def _is_path_within(path: list[str], parts: list[str]) -> bool:

@@ -1,6 +1,6 @@
 """Kind of every layer that vLLM builds: by its tensors where they are known, else by the config."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
@@ -100,7 +100,7 @@ class LayerKinds:
         return next((self._found[name].group for name in names if name in self._found), None)
 
     def of(self, prefix: str, packed_modules: Mapping[str, list[str]]) -> LayerKind:
-        """Kind of a linear layer, or of a layer of experts.
+        """Kind of a linear layer.
 
         Args:
             prefix: the layer's name.
@@ -127,6 +127,57 @@ class LayerKinds:
                 "serve its directory"
             )
         return LayerKind(group, self._reason(next(iter(groups)), group, None))
+
+    def of_experts(self, prefix: str, count: int, projections: Sequence[str]) -> LayerKind:
+        """Kind of a layer of experts.
+
+        Args:
+            prefix: the layer's name.
+            count: experts that it has.
+            projections: names of an expert's projections, e.g. ``gate_proj``.
+
+        Raises:
+            UnsupportedCheckpoint: experts are of several kinds, nothing says of which, or there are
+                more of them on disk.
+        """
+        name = prefix if prefix in self._found else self._only_experts_beside(prefix)
+        if name is not None:
+            found = self._found[name]
+            if found.experts > count:
+                raise UnsupportedCheckpoint(
+                    f"{prefix}: has {found.experts} experts in the checkpoint, must have {count} "
+                    "as config.json says; mend that, or export the model again"
+                )
+            return self._by_tensors(prefix, {name: found})
+        if self._declared.mentions(prefix):
+            return self.of(prefix, {})
+        first: tuple[str, LayerGroup | None] | None = None
+        for projection in (f"{expert}.{each}" for expert in range(count) for each in projections):
+            group = self._declared.group_of(f"{prefix}.{projection}")
+            first = first or (projection, group)
+            if _way(group) != _way(first[1]):
+                raise UnsupportedCheckpoint(
+                    f"{prefix}: {first[0]} is {_called(first[1])}, {projection} is "
+                    f"{_called(group)}; experts of a layer must be quantised in one way or not at "
+                    "all, so quantise the model with one format for all of them"
+                )
+        if first is None or first[1] is None:
+            return self.of(prefix, {})  # which says what is missing
+        reason = self._reason(f"{prefix}.{first[0]}", first[1], None)
+        return LayerKind(first[1], reason)
+
+    def _only_experts_beside(self, prefix: str) -> str | None:
+        """Name of the experts of a decoder layer, where the checkpoint calls their module else.
+
+        MiniMax-M2 has ``layers.0.block_sparse_moe.experts`` on disk.
+        """
+        decoder_layer, last = prefix.split(".")[:-2], prefix.rpartition(".")[2]
+        names = [
+            name
+            for name in self._found
+            if name.endswith(f".{last}") and name.split(".")[:-2] == decoder_layer
+        ]
+        return names[0] if len(names) == 1 else None
 
     def _by_tensors(self, prefix: str, found: Mapping[str, Found]) -> LayerKind:
         _check_alike(prefix, {name: each.group for name, each in found.items()})
@@ -163,16 +214,19 @@ class LayerKinds:
 
 def _check_alike(prefix: str, groups: Mapping[str, LayerGroup | None]) -> None:
     """Raise unless all shards of a layer are quantised in one way."""
-    ways = {
-        name: None if group is None else (group.kind, group.inputs)
-        for name, group in groups.items()
-    }
-    if len(set(ways.values())) > 1:
+    if len({_way(group) for group in groups.values()}) > 1:
         each = ", ".join(
-            f"{name.rpartition('.')[2]} is {group.kind if group else 'unknown'}"
-            for name, group in groups.items()
+            f"{name.rpartition('.')[2]} is {_called(group)}" for name, group in groups.items()
         )
         raise MixedShards(
             f"{prefix}: {each}; a fused layer is quantised whole in one way or not at all, so "
             "quantise the model with one format for all of them"
         )
+
+
+def _way(group: LayerGroup | None) -> tuple[Kind, str] | None:
+    return None if group is None else (group.kind, group.inputs)
+
+
+def _called(group: LayerGroup | None) -> str:
+    return str(group.kind) if group else "unknown"

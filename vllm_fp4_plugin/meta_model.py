@@ -1,13 +1,13 @@
 """A model built on the meta device as vLLM would build it: all of its layers and no weights."""
 
 import logging
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from nvfp4_kernels.devices import standing_in
 from vllm_fp4_plugin.versions import vllm_names
 
 T = TypeVar("T")
@@ -36,8 +36,10 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         from vllm.config import set_current_vllm_config
         from vllm.distributed import (
             cleanup_dist_env_and_memory,
+            destroy_model_parallel,
             ensure_model_parallel_initialized,
             init_distributed_environment,
+            parallel_state,
         )
         from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.layers import rotary_embedding
@@ -46,17 +48,16 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         from vllm.utils.torch_utils import set_default_torch_dtype
 
         from vllm_fp4_plugin.config import Nvfp4TcConfig
-        from vllm_fp4_plugin.device import current_device
+        from vllm_fp4_plugin.device import planned_for
         from vllm_fp4_plugin.linear import settle
         from vllm_fp4_plugin.options import METHOD, Options
 
     logging.getLogger("vllm").setLevel(logging.ERROR)
     args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
     Options.of(args)  # refused here in one line, and in many where vLLM builds its config
-    device = current_device().type
-    ropes = dict(rotary_embedding._ROPE_DICT)
+    ropes, excepthook = dict(rotary_embedding._ROPE_DICT), sys.excepthook
     with (
-        standing_in(device, arch) if arch else nullcontext(),
+        planned_for(arch),
         # vLLM asks another process, which imports all of it anew, lest this one start CUDA.
         patch.object(registry, "_run_in_subprocess", _run_here),
         tempfile.TemporaryDirectory() as rendezvous,
@@ -66,6 +67,8 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         with set_current_vllm_config(config):
             init_distributed_environment(1, 0, f"file://{rendezvous}/store", 0, "gloo")
             try:
+                if config.model_config.is_moe and parallel_state._EP is None:
+                    destroy_model_parallel()  # a dense model's, which lack what experts need
                 ensure_model_parallel_initialized(1, 1)
                 with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
                     meta_model = initialize_model(config)
@@ -73,6 +76,7 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
                 yield meta_model, config
             finally:
                 cleanup_dist_env_and_memory()
+                sys.excepthook = excepthook  # which torch wraps once more for every model
                 # vLLM would give these, which hold nothing, to this process's next model.
                 rotary_embedding._ROPE_DICT.clear()
                 rotary_embedding._ROPE_DICT.update(ropes)

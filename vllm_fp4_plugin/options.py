@@ -21,6 +21,7 @@ NORM_ROPE_KERNELS_OFF = "switched off (norm_rope_kernels)"
 Activation = Literal["static", "per-token", "16-bit"]
 OnlineActivation = Literal["per-token", "16-bit"]
 IndexerFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
+ExpertsServer = Literal["vllm", "refuse"]
 
 
 class InvalidOption(ValueError):
@@ -42,6 +43,8 @@ class Options:
             there are any (Hopper): they let the kernel after them start early.
         indexer_format: format of the keys of sparse attention's indexer, whatever the quantization
             method; None: the model's. See ``vllm_fp4_plugin.indexer``.
+        experts: what serves a checkpoint's quantised experts: vLLM's own methods (on CPU, which it
+            has none for, a reference), or nothing: such a checkpoint is refused.
     """
 
     fuse_mlp: bool = True
@@ -50,6 +53,7 @@ class Options:
     ignore: tuple[str, ...] = ()
     norm_rope_kernels: bool = True
     indexer_format: IndexerFormat | None = None
+    experts: ExpertsServer = "vllm"
 
     ONLINE_ONLY = ("scales", "activation", "ignore")
 
@@ -121,6 +125,8 @@ def _check(name: str, value: Any) -> None:
         accepted = SCALE_RULES
     elif name == "indexer_format":
         accepted = get_args(IndexerFormat)
+    elif name == "experts":
+        accepted = get_args(ExpertsServer)
     else:
         accepted = get_args(OnlineActivation)
     if value not in accepted or (name in SWITCHES and not isinstance(value, bool)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One linear or attention layer of the model.
+    """One linear, experts' or attention layer of the model.
 
     Attributes:
         name: full name, e.g. ``model.layers.0.mlp.gate_up_proj``.
@@ -73,7 +73,7 @@ class Report:
 
     def memory(self) -> str:
         """Bytes per weight of the quantised layers, and of all linear layers together."""
-        quantised = [r for r in self.layers if r.kernel.startswith("nvfp4_")]
+        quantised = [r for r in self.layers if r.kernel.startswith("nvfp4")]
         return (
             f"weights: {_bytes_per_weight(quantised)} in NVFP4 layers, "
             f"{_bytes_per_weight(self.layers)} in all linear layers of this rank"

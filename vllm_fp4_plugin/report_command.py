@@ -1,13 +1,17 @@
 """``python -m vllm_fp4_plugin report``: which kernel every layer of a model would get, and why."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from nvfp4_kernels.devices import FAMILIES
 from vllm_fp4_plugin import command_line, meta_model
 from vllm_fp4_plugin.report import Report
+
+ARCHS = ("cpu", *FAMILIES)
 
 
 def report(
@@ -17,38 +21,82 @@ def report(
     ] = "{}",
     dtype: Annotated[str, typer.Option(help="As for vllm serve.")] = "auto",
     attention_backend: Annotated[str, typer.Option(help="As for vllm serve.")] = "auto",
+    arch: Annotated[
+        str,
+        typer.Option(help=f"Plan for another device than this machine's: {', '.join(ARCHS)}."),
+    ] = "",
+    by_headers: Annotated[
+        bool,
+        typer.Option(
+            "--by-headers",
+            help="Plan from the files' headers alone, for a model that vLLM cannot build here.",
+        ),
+    ] = False,
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="One row per layer instead of per group.")
     ] = False,
 ) -> None:
-    """Print which kernel every linear and attention layer would get on this machine, and why.
+    """Print which kernel every linear and attention layer would get, and why.
 
     Builds the model without its weights: nothing is loaded and no memory is taken for it.
     """
     given = command_line.parse_additional_config(additional_config)
     with command_line.refusals(model):
-        layers = model_report(
-            model, additional_config=given, dtype=dtype, attention_backend=attention_backend
-        )
+        _check_arch(arch)
+        if by_headers:
+            layers = stored_report(model, arch)
+        else:
+            layers = _built(
+                model,
+                arch=arch,
+                additional_config=given,
+                dtype=dtype,
+                attention_backend=attention_backend,
+            )
     console = command_line.output()
-    console.print(_table(model, layers, every_layer=every_layer))
+    console.print(_table(model, arch, layers, every_layer=every_layer))
     console.print(layers.memory())
     for note in layers.notes:
         command_line.say(note)
 
 
-def model_report(model: str, **engine_args: Any) -> Report:
+def _built(model: str, **args: Any) -> Report:
+    try:
+        return model_report(model, **args)
+    except NotImplementedError as error:  # by vLLM, for what only another device has
+        raise NotImplementedError(
+            f"{model}: vLLM cannot build it on this machine ({error}); plan it with --by-headers"
+        ) from error
+
+
+def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
     """Report of a model's linear and attention layers; see ``meta_model.built``."""
-    with meta_model.built(model, **engine_args) as (_, config):
+    with meta_model.built(model, arch=arch, **engine_args) as (_, config):
         from vllm_fp4_plugin.startup import idle
 
         startup = config.quant_config.startup
-    startup.report.notes = [idle(pattern) for pattern in startup.idle_patterns()]
-    return startup.report
+    report: Report = startup.report
+    report.notes = [idle(pattern) for pattern in startup.idle_patterns()]
+    return report
 
 
-def _table(model: str, layers: Report, *, every_layer: bool) -> Table:
-    table = Table(title=escape(f"nvfp4-tc on {model}"), title_justify="left")
+def stored_report(model: str, arch: str = "") -> Report:
+    """Report of a local checkpoint by its headers; see ``headers_report``."""
+    from vllm_fp4_plugin.device import planned_for
+    from vllm_fp4_plugin.headers_report import headers_report
+
+    with planned_for(arch):
+        return headers_report(Path(model))
+
+
+def _check_arch(arch: str) -> None:
+    if arch and arch not in ARCHS:
+        raise ValueError(f"--arch: is {arch!r}, must be one of {', '.join(ARCHS)}; name one")
+
+
+def _table(model: str, arch: str, layers: Report, *, every_layer: bool) -> Table:
+    where = f" for {arch}" if arch else ""
+    table = Table(title=escape(f"nvfp4-tc on {model}{where}"), title_justify="left")
     for column in ("layer", "count", "kernel", "arithmetic", "why"):
         table.add_column(column, overflow="fold", justify="right" if column == "count" else "left")
     rows = (

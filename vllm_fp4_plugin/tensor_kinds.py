@@ -36,10 +36,12 @@ class Found(NamedTuple):
     Attributes:
         group: group that it belongs to.
         config_says: kind that the config gives it, if that is another one.
+        experts: experts that it has, if it is a layer of them with tensors for each.
     """
 
     group: LayerGroup
     config_says: Kind | None
+    experts: int = 0
 
 
 def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Found]:
@@ -51,18 +53,40 @@ def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Foun
         UnsupportedCheckpoint: tensors that belong to no kind, or contradict the config such that
             no kind can be right, by the module's name and its file's.
     """
-    declared, found = DeclaredKinds(checkpoint), {}
+    declared = DeclaredKinds(checkpoint)
+    found: dict[str, Found] = {}
+    first: dict[str, str] = {}  # module that a layer's kind was found in
+    experts: dict[str, int] = {}
     for module, tensors in _modules(headers).items():
         said = declared.group_of(module)
         group = _settle(module, tensors, said, checkpoint)
         differs = said is not None and said.kind is not group.kind
-        found[_layer(module)] = Found(group, said.kind if said is not None and differs else None)
-    return found
+        each = Found(group, said.kind if said is not None and differs else None)
+        layer, number = layer_of(module)
+        experts[layer] = max(experts.get(layer, 0), number)
+        other = found.setdefault(layer, each)
+        if other is not each:
+            _check_experts_alike(first[layer], other.group, module, group)
+        first.setdefault(layer, module)
+    return {layer: each._replace(experts=experts[layer]) for layer, each in found.items()}
 
 
-def _layer(module: str) -> str:
-    before, dot, _ = module.partition(f".{EXPERTS}.")
-    return f"{before}.{EXPERTS}" if dot else module
+def _check_experts_alike(one: str, its: LayerGroup, other: str, others: LayerGroup) -> None:
+    if (its.kind, its.inputs) != (others.kind, others.inputs):
+        raise UnsupportedCheckpoint(
+            f"{other}: is {others.kind}, but {one} of the same layer is {its.kind}; experts of a "
+            "layer must be quantised in one way or not at all, so quantise the model with one "
+            "format for all of them"
+        )
+
+
+def layer_of(module: str) -> tuple[str, int]:
+    """Layer that a module is a part of, and the number of experts up to its own."""
+    before, dot, below = module.partition(f".{EXPERTS}.")
+    if not dot:
+        return module, 0
+    number = below.partition(".")[0]
+    return f"{before}.{EXPERTS}", int(number) + 1 if number.isdecimal() else 0
 
 
 def _modules(headers: Tensors) -> dict[str, dict[str, TensorHeader]]:

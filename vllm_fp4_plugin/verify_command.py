@@ -12,21 +12,6 @@ from vllm_fp4_plugin import checkpoint_files, checkpoint_values, command_line, m
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-
 
 def verify(
     model: Annotated[Path, typer.Argument(help="Checkpoint directory.")],
@@ -105,13 +90,16 @@ def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
 
 def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:
     for name, header in headers.items():
-        if header.dtype not in _DTYPES:
+        if header.dtype not in checkpoint_files.DTYPES:
             raise UnsupportedCheckpoint(
                 f"{header.file}: {name}: dtype is {header.dtype}, must be one of "
-                f"{', '.join(_DTYPES)}; export the model again"
+                f"{', '.join(checkpoint_files.DTYPES)}; export the model again"
             )
         # Not on the meta device: models look at single numbers, and may keep a parameter elsewhere.
-        yield name, torch.zeros((), dtype=_DTYPES[header.dtype]).expand(header.shape)
+        yield (
+            name,
+            torch.zeros((), dtype=checkpoint_files.DTYPES[header.dtype]).expand(header.shape),
+        )
 
 
 def _count(number: int, noun: str) -> str:

@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from vllm_fp4_plugin.kind import Kind
 INPUT_AMAX = 8.0  # of every layer, as if calibrated
 _FP4_INPUT, _FP8_INPUT = INPUT_AMAX / (6 * 448), INPUT_AMAX / 448
 _NEVER = ("embed", "conv1d", "norm", "patch_merger", ".hc_", ".ape", "A_log", "tid2eid")
+_STACKS = ("gate_up_proj", "down_proj", ".experts.w13_weight", ".experts.w2_weight")
 _KV_FP8 = {"dynamic": False, "num_bits": 8, "type": "float"}
 
 
@@ -83,7 +86,7 @@ def _quantized(
 ) -> dict[str, Tensor]:
     """A tensor as it lies on disk; ``kinds`` learns the kind of its layer, if it is of one."""
     module = name.removesuffix(".weight")
-    is_stack = tensor.ndim == 3 and name.endswith(("gate_up_proj", "down_proj"))
+    is_stack = tensor.ndim == 3 and name.endswith(_STACKS)
     if any(part in name for part in _NEVER) or not (
         is_stack or (tensor.ndim == 2 and module != name)
     ):
@@ -92,7 +95,7 @@ def _quantized(
     if kind is Kind.UNQUANTIZED:
         return {name: tensor}
     if is_stack:
-        return _nvfp4_stack(name, tensor)
+        return _nvfp4_stack(name, tensor) if name.endswith("_proj") else _nvfp4_rows(name, tensor)
     modelopt = family.format == "modelopt"
     if kind.is_nvfp4:
         parts = _nvfp4(kind, tensor, modelopt=modelopt)
@@ -129,6 +132,16 @@ def _nvfp4_stack(name: str, weights: Tensor) -> dict[str, Tensor]:
     }
 
 
+def _nvfp4_rows(name: str, weights: Tensor) -> dict[str, Tensor]:
+    """``(E, N, K)`` as Inkling's exports hold it, scales named below the weight."""
+    each = [quantize_weight(w.float()) for w in weights]
+    return {
+        name: torch.stack([w.data for w in each]),
+        f"{name}.scale": torch.stack([w.scales for w in each]),
+        f"{name}.scale2": torch.stack([w.global_scale for w in each]),
+    }
+
+
 def _set_config(family: Family, directory: Path, kinds: Mapping[str, Kind]) -> None:
     quantised = {m: kind for m, kind in kinds.items() if kind is not Kind.UNQUANTIZED}
     if family.format == "modelopt":
@@ -139,6 +152,9 @@ def _set_config(family: Family, directory: Path, kinds: Mapping[str, Kind]) -> N
     config = json.loads(file.read_text()) | {"quantization_config": quantization}
     if family.architecture:
         config["architectures"] = [family.architecture]
+    for path, value in family.fields.items():
+        *objects, name = path.split(".")
+        reduce(getitem, objects, config)[name] = value
     file.write_text(json.dumps(config, indent=2))
 
 
@@ -191,4 +207,5 @@ def _regex(pattern: str) -> str:
     """A pattern of ours as compressed-tensors writes it; a plain name stays one."""
     if "*" not in pattern:
         return pattern
-    return "re:" + re.escape(pattern).replace(r"\*", ".*").replace(r"\[", "[").replace(r"\]", "]")
+    regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\[", "[").replace(r"\]", "]")
+    return f"re:{regex}$"

@@ -117,6 +117,25 @@ _GEMMA4_EXPERTS = _GEMMA4 | {
         "moe_intermediate_size": 64,
     }
 }
+_DIFFUSION_GEMMA = {
+    "model_type": "diffusion_gemma",
+    "canvas_length": 16,
+    "text_config": _SIZES
+    | {
+        "head_dim": 256,
+        "num_hidden_layers": 6,
+        "sliding_window": 64,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 64,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+        "per_layer_config": {"5": {"head_dim": 512}},
+    },
+    "vision_config": _GEMMA4_VISION,
+    "image_token_id": 300,
+    "boi_token_id": 303,
+    "eoi_token_id": 304,
+}
 _NEMOTRON_H = _SIZES | {
     "model_type": "nemotron_h",
     "head_dim": 128,
@@ -251,6 +270,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _HEAD | _TOWERS | {"*": W4A4},
         multimodal=True,
+        fields={"vision_config.output_dim": 256, "vision_config.adapter_dim": 64},
     ),
     Family(
         "Nemotron Nano 2 (Mamba-2 hybrid)",
@@ -364,6 +384,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _HEAD | _TOWERS | _ROUTER | {"*": W4A4},
         multimodal=True,
+        fields={"text_config.norm_topk_prob": True},
     ),
     Family(
         "Qwen 3.5 and 3.8 (hybrid GDN, experts, vision)",
@@ -458,6 +479,7 @@ FAMILIES: tuple[Family, ...] = (
             "num_experts_per_tok": 2,
         },
         _HEAD | {"*.block_sparse_moe.gate": PLAIN, "*self_attn*": PLAIN, "*": W4A4},
+        fields={"rotary_dim": 64, "scoring_func": "sigmoid"},
     ),
     Family(
         "MiniMax M2, compressed-tensors",
@@ -471,6 +493,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _HEAD | {"*.block_sparse_moe.gate": PLAIN, "*self_attn*": PLAIN, "*": W4A4},
         format="compressed-tensors",
+        fields={"rotary_dim": 64, "scoring_func": "sigmoid"},
     ),
     Family(
         "Trinity",
@@ -485,6 +508,7 @@ FAMILIES: tuple[Family, ...] = (
             "sliding_window": 64,
         },
         _HEAD | {"*.router.gate": PLAIN, "*": W4A4},
+        fields={"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     ),
     Family(
         "Laguna",
@@ -514,6 +538,7 @@ FAMILIES: tuple[Family, ...] = (
                 "n_routed_experts": 4,
                 "num_experts_per_tok": 2,
                 "moe_intermediate_size": 64,
+                "mlp_layer_types": ["dense", "sparse"],
                 "share_expert_dim": 64,
             },
             "vision_config": {
@@ -525,8 +550,9 @@ FAMILIES: tuple[Family, ...] = (
             },
             "image_token_id": 300,
         },
-        _EXPERTS_ONLY | {"*": W4A4},
+        _EXPERTS_ONLY | {"vit_large_projector": PLAIN, "*": W4A4},
         multimodal=True,
+        by_headers="output_dim",
     ),
     Family(
         "Nemotron 3 Nano Omni (Mamba-2 hybrid, experts)",
@@ -534,6 +560,8 @@ FAMILIES: tuple[Family, ...] = (
         _NEMOTRON_EXPERTS,
         _HEAD | {"*.mixer.gate": PLAIN, "*.mixer.[qkvo]_proj": PLAIN, "*": W4A4},
         fp8_kv=True,
+        by_headers="is_act_and_mul=False is supported only for CUDA",
+        only_gpu=True,
     ),
     Family(
         "Nemotron 3 Super and Ultra (Mamba-2 hybrid, latent experts), mixed",
@@ -551,6 +579,8 @@ FAMILIES: tuple[Family, ...] = (
             "*": FP8,
         },
         fp8_kv=True,
+        by_headers="is_act_and_mul=False is supported only for CUDA",
+        only_gpu=True,
     ),
     Family(
         "Nemotron 3.5 Lightning (Mamba-2 hybrid, experts), mixed with lm_head",
@@ -564,6 +594,8 @@ FAMILIES: tuple[Family, ...] = (
             "*": FP8,
         },
         fp8_kv=True,
+        by_headers="is_act_and_mul=False is supported only for CUDA",
+        only_gpu=True,
     ),
     Family(
         "DeepSeek R1, V3.1 (MLA, experts)",
@@ -594,24 +626,32 @@ FAMILIES: tuple[Family, ...] = (
         },
         _EXPERTS_ONLY,
         multimodal=True,
+        renamed={r"language_model\.model\.blocks": "language_model.model.layers"},
+        by_headers="image processor",
     ),
     Family(
         "DeepSeek V3.2 (MLA, sparse attention, experts)",
         ("nvidia/DeepSeek-V3.2-NVFP4",),
         _DSA | {"model_type": "deepseek_v32"},
         _EXPERTS_ONLY,
+        by_headers="Sparse Attention is not supported on CPU",
+        only_gpu=True,
     ),
     Family(
         "GLM 5, 5.1 (MLA, sparse attention, experts)",
         ("nvidia/GLM-5-NVFP4", "nvidia/GLM-5.1-NVFP4"),
         _DSA | {"model_type": "glm_moe_dsa"},
         _EXPERTS_ONLY,
+        by_headers="Sparse Attention is not supported on CPU",
+        only_gpu=True,
     ),
     Family(
         "GLM 5.2 (MLA, sparse attention, experts), mixed",
         ("nvidia/GLM-5.2-NVFP4",),
         _DSA | {"model_type": "glm_moe_dsa"},
         _HEAD | _ROUTER | {"*.mlp.experts.*": W4A4, "*indexer*": PLAIN, "*": FP8},
+        by_headers="Sparse Attention is not supported on CPU",
+        only_gpu=True,
     ),
     Family(
         "Mistral Small 4 (MLA, experts, vision), compressed-tensors",
@@ -626,6 +666,7 @@ FAMILIES: tuple[Family, ...] = (
         _EXPERTS_ONLY,
         format="compressed-tensors",
         multimodal=True,
+        by_headers="No model architectures",
     ),
     Family(
         "MiniMax M3 (experts, vision), mixed",
@@ -651,6 +692,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _HEAD | _TOWERS | {"*gate": PLAIN, "*.experts.*": W4A4, "*": MXFP8},
         multimodal=True,
+        by_headers="img_token_compression_config",
     ),
     Family(
         "Hy3 (experts), mixed compressed-tensors",
@@ -658,6 +700,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEADS_128 | _EXPERTS | {"model_type": "hy_v3", "num_experts": 4, "num_shared_experts": 1},
         _HEAD | {"*gate": PLAIN, "*.experts.*": W4A4, "*": Kind.FP8_CHANNEL},
         format="compressed-tensors",
+        fields={"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True},
     ),
     Family(
         "DeepSeek V4 (sparse attention, experts), mixed",
@@ -678,6 +721,7 @@ FAMILIES: tuple[Family, ...] = (
             "num_nextn_predict_layers": 0,
         },
         _HEAD | _ROUTER | {"*.experts.*": W4A4, "*": FP8},
+        by_headers="mlp_layer_types",
     ),
     Family(
         "Inkling (experts, vision, audio)",
@@ -701,7 +745,109 @@ FAMILIES: tuple[Family, ...] = (
             },
             "audio_config": {"text_hidden_size": 128, "mel_vocab_size": 16},
         },
-        _EXPERTS_ONLY,
+        {"*.experts.w*": W4A4, "*": PLAIN},
+        stacked=True,
         multimodal=True,
+        by_headers="dummy base class Event",
+        only_gpu=True,
+    ),
+    Family(
+        "Nemotron Nano 2 VL (Mamba-2 hybrid, vision)",
+        ("nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-NVFP4-QAD",),
+        _NEMOTRON_H,
+        _HEAD | {"*": W4A4},
+        architecture="NemotronH_Nano_VL_V2",
+        renamed={"^": "language_model."},
+        by_headers="has no attribute 'text_config'",
+    ),
+    Family(
+        "DiffusionGemma (experts)",
+        ("nvidia/diffusiongemma-26B-A4B-it-NVFP4",),
+        _DIFFUSION_GEMMA,
+        _HEAD
+        | _TOWERS
+        | {"*embed_vision*": PLAIN, "*router*": PLAIN, "*self_attn*": PLAIN, "*": W4A4},
+        multimodal=True,
+        by_headers="does not support: diffusion models",
+        only_gpu=True,
+    ),
+    Family(
+        "DiffusionGemma (experts), compressed-tensors",
+        ("RedHatAI/diffusiongemma-26B-A4B-it-NVFP4",),
+        _DIFFUSION_GEMMA,
+        _HEAD | _TOWERS | {"*embed_vision*": PLAIN, "*router*": PLAIN, "*": W4A4},
+        format="compressed-tensors",
+        multimodal=True,
+        by_headers="does not support: diffusion models",
+        only_gpu=True,
+    ),
+    Family(
+        "Kimi K3 (linear attention, MLA, experts, vision), compressed-tensors",
+        ("RedHatAI/Kimi-K3-NVFP4",),
+        _SIZES
+        | {
+            "model_type": "kimi_linear",
+            "num_key_value_heads": 4,
+            "linear_num_heads": 4,
+            "moe_intermediate_size": 64,
+            "num_experts": 4,
+            "num_experts_per_token": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        _EXPERTS_ONLY,
+        format="compressed-tensors",
+        architecture="KimiK3ForConditionalGeneration",
+        renamed={"^": "language_model."},
+        by_headers="Invalid type of HuggingFace config",
+    ),
+    Family(
+        "Mistral Large 3 (MLA, experts, vision), compressed-tensors",
+        ("mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4",),
+        _MLA | {"model_type": "deepseek_v3"},
+        {"output": PLAIN, "*.gate": PLAIN, "*.attention.*": PLAIN, "*": W4A4},
+        format="compressed-tensors",
+        architecture="MistralLarge3ForCausalLM",
+        renamed={
+            r"^model\.layers": "layers",
+            r"^model\.embed_tokens": "tok_embeddings",
+            "^lm_head": "output",
+            r"\.self_attn\.q_(a|b)_proj": r".attention.wq_\1",
+            r"\.self_attn\.kv_b_proj": ".attention.wkv_b",
+            r"\.self_attn\.kv_a_proj_with_mqa": ".attention.wkv_a_with_mqa",
+            r"\.self_attn\.o_proj": ".attention.wo",
+            r"\.mlp\.(gate|experts|shared_experts)\.": r".\1.",
+            r"\.mlp\.": ".feed_forward.",
+            "gate_proj": "w1",
+            "down_proj": "w2",
+            "up_proj": "w3",
+        },
+    ),
+    Family(
+        "Nemotron 3 Embed (bidirectional)",
+        ("nvidia/NVIDIA-Nemotron-3-Embed-1B-NVFP4",),
+        _HEADS_128 | {"model_type": "llama"},
+        _HEAD | {"*": W4A4},
+        architecture="LlamaBidirectionalModel",
+        fields={"pooling": "avg"},
+    ),
+    Family(
+        "Quark exports",
+        ("amd/… (Quark)",),
+        _HEADS_128 | {"model_type": "llama"},
+        _UNIFORM,
+        fields={"quantization_config.quant_method": "quark"},
     ),
 )
+
+
+def named(name: str) -> Family:
+    """Family of that name.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    raise LookupError(f"{name!r} is no family of the catalogue")

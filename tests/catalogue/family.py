@@ -26,6 +26,12 @@ class Family:
         architecture: class that ``config.json`` names; empty: transformers' own.
         multimodal: whether it is transformers' image-and-text class that saves it.
         stacked: whether one tensor holds the weights of all experts, in place of one for each.
+        fields: fields of ``config.json`` that the hub's has and transformers' has not, or has
+            otherwise; a dot leads into an object.
+        by_headers: part of what is said when the model is to be built: it is not for a CPU, or
+            transformers' config of it is not the hub's; it is planned by its headers then.
+        only_gpu: whether it is vLLM's code for CPUs that cannot build it.
+        ran: test that serves it and compares what comes out; empty: it is only planned.
         renamed: regular expressions in names that transformers writes, and what exporters have.
     """
 
@@ -38,6 +44,10 @@ class Family:
     architecture: str = ""
     multimodal: bool = False
     stacked: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    by_headers: str = ""
+    only_gpu: bool = False
+    ran: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def kind(self, module: str) -> Kind:

@@ -13,7 +13,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from tests import tiny_llama
+from tests import heap, tiny_llama
 from tests.engine import inspect_models_here
 
 
@@ -82,7 +82,8 @@ def base_config(bf16_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
         init_distributed_environment(1, 0, f"file://{rendezvous}", 0, "gloo")
         ensure_model_parallel_initialized(1, 1)
     yield config
-    cleanup_dist_env_and_memory()
+    with heap.set_aside():
+        cleanup_dist_env_and_memory()
 
 
 @pytest.fixture

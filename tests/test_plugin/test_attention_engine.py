@@ -7,7 +7,6 @@ different orders, and vLLM's kernels round the weights of the values to bfloat16
 about three times what that was seen to do. Random networks multiply it, a trained one does not.
 """
 
-import gc
 import json
 import math
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from tests import tiny_llama
-from tests.engine import CACHE_BLOCKS
+from tests.engine import CACHE_BLOCKS, local_engine
 from tests.test_plugin.test_attention_cache import needs_avx512, needs_cpu_build, truncate
 from vllm_fp4_plugin.attention import cache, impl
 
@@ -58,8 +57,7 @@ def serve(model: Path, *, rounds: int = 1, score: bool = True, **engine_args: An
         score: ask for the prompts' log-probabilities too, which keeps vLLM from using its cache.
         engine_args: of ``LLM``.
     """
-    from vllm import LLM, SamplingParams
-    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm import SamplingParams
 
     settings = {
         "enforce_eager": True,
@@ -69,22 +67,16 @@ def serve(model: Path, *, rounds: int = 1, score: bool = True, **engine_args: An
         "disable_log_stats": True,
         "num_gpu_blocks_override": CACHE_BLOCKS,
     }
-    gc.freeze()  # as in tests.engine
     # The penalty keeps the text from running into a repetition, where every answer is alike.
     sampling = SamplingParams(
         temperature=0.0, repetition_penalty=1.5, max_tokens=24, ignore_eos=True, logprobs=0,
         prompt_logprobs=0 if score else None,
     )  # fmt: skip
-    llm = None
-    try:
-        llm = LLM(str(model), **(settings | engine_args))
+    with local_engine(str(model), **(settings | engine_args)) as llm:
         for _ in range(rounds):
             outputs = llm.generate(TEXTS, sampling, use_tqdm=False)
-        return [_answer(output) for output in outputs]
-    finally:
         del llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
+        return [_answer(output) for output in outputs]
 
 
 def _answer(output: Any) -> Answer:

@@ -13,6 +13,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 
+from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.nvfp4 import Convention
 from tests.mixed_checkpoints import quantize, round_input
 from vllm_fp4_plugin.config import Nvfp4TcConfig
@@ -181,15 +182,13 @@ def test_report(format: Convention, kind: Kind, kernel: str, arithmetic: str) ->
 
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize(("format", "kind"), [case for case in CASES if case[1] is not Kind.MXFP4])
-def test_vllm_is_asked_for_its_method(
-    format: Convention, kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_is_asked_for_its_method(format: Convention, kind: Kind) -> None:
     """Its kernels are chosen later, by the device."""
     layer = RowParallelLinear(K, 160, bias=False, prefix="m.down_proj")
-    monkeypatch.setattr(choice, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-    method, record = choice.choose(
-        layer, "m.down_proj", group_of(format, kind), FORMATS[format], {}, ""
-    )
+    with standing_in("cpu", "sm_90"):
+        method, record = choice.choose(
+            layer, "m.down_proj", group_of(format, kind), FORMATS[format], {}, ""
+        )
     names = {"modelopt": "ModelOptLinearMethod", "compressed-tensors": "CompressedTensorsLinear"}
     assert type(method).__name__.startswith(names[format])
     assert record.kernel.startswith(f"{kind.family} (vLLM: ")

@@ -7,6 +7,7 @@ import pytest
 from vllm.model_executor.layers.activation import GeluAndMul
 from vllm.model_executor.models import llama
 
+from tests.catalogue import checkpoint, facts
 from tests.engine import report_command as report
 
 pytestmark = pytest.mark.slow
@@ -62,7 +63,7 @@ def test_a_config_that_vllm_stumbles_over(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     done = report(tmp_path)
     assert done.exit_code == 1
-    assert f"{tmp_path}: vLLM cannot read it (" in done.stderr
+    assert f"{tmp_path}: vLLM cannot build it here (" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -70,3 +71,57 @@ def test_additional_config_must_be_json(bf16: Path) -> None:
     done = report(bf16, "--additional-config", "{nvfp4_tc}")
     assert done.exit_code == 1
     assert "additional-config: is no JSON" in done.stderr
+
+
+def test_another_device(modelopt: Path, weight_only: Path) -> None:
+    """A GPU's kernels are planned where there is none, and what it has no kernel for is refused."""
+    done = report(modelopt, "--arch", "sm_100")
+    assert done.exit_code == 0, done.stderr
+    assert "for sm_100" in done.stdout
+    assert "nvfp4_silu_mul_gemm/block_scaled (sm_100)" in done.stdout
+    assert "nvfp4_paged_attention_fp8_kv/FmhaSm100 (sm_100)" in done.stdout
+    refused = report(weight_only, "--arch", "sm_100")
+    assert refused.exit_code == 1
+    assert "no w4a16 kernel" in refused.stderr
+    unknown = report(modelopt, "--arch", "sm_101")
+    assert unknown.exit_code == 1
+    assert "--arch: is 'sm_101', must be one of cpu, sm_90, sm_100, sm_103" in unknown.stderr
+
+
+def test_hopper_has_flash_attention(tmp_path: Path) -> None:
+    family = facts.named("Qwen 3 (dense), compressed-tensors")
+    done = report(checkpoint.write(family, tmp_path), "--arch", "sm_90")
+    assert "prefill FlashAttention 3 (vLLM)" in " ".join(done.stdout.replace("│", " ").split())
+
+
+def test_attention_of_vllm_has_no_name_of_this_machine(bf16: Path) -> None:
+    """Which backend vLLM takes on a GPU, only that GPU tells."""
+    done = report(bf16, "--arch", "sm_100", "--attention-backend", "CPU_ATTN")
+    assert "of vLLM's choice" in done.stdout
+    assert "CPU_ATTN (vLLM)" not in done.stdout
+
+
+def test_by_headers(modelopt: Path, bf16: Path) -> None:
+    """The same kernels, module by module, without vLLM's model."""
+    done = report(modelopt, "--by-headers", "--every-layer", "--arch", "sm_100")
+    assert done.exit_code == 0, done.stderr
+    text = " ".join(done.stdout.replace("│", " ").split())
+    layers = 2 * 7
+    assert text.count("nvfp4_gemm/block_scaled (sm_100) W4A4 static") == layers
+    assert "model.layers.1.self_attn.q_proj" in text
+    assert "by the tensors' headers alone" in done.stderr
+    refused = report(bf16, "--by-headers")
+    assert refused.exit_code == 1
+    assert "holds no quantization_config" in refused.stderr
+
+
+def test_what_this_machine_cannot_build(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object, **__: object) -> None:
+        raise NotImplementedError("sparse attention")
+
+    monkeypatch.setattr(llama.LlamaForCausalLM, "__init__", unsupported)
+    done = report(modelopt)
+    assert done.exit_code == 1
+    assert "cannot build it on this machine (sparse attention); plan it with --by-headers" in (
+        done.stderr
+    )

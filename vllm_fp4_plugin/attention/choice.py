@@ -11,6 +11,7 @@ from nvfp4_kernels.devices import dtype_name
 from vllm_fp4_plugin.attention.backend import PagedAttentionBackend
 from vllm_fp4_plugin.attention.cache import FP8_DTYPES
 from vllm_fp4_plugin.attention.capability import implementation
+from vllm_fp4_plugin.device import is_planned
 from vllm_fp4_plugin.report import LayerRecord
 
 # Models of vLLM 0.32 whose layers have sinks: always, or where their config has such a field set.
@@ -124,5 +125,6 @@ def record(layer: Any, prefix: str, reason: str) -> LayerRecord:
     elif dtype in FP8_DTYPES:
         dtype = "fp8_e4m3"  # the other name for it
     ours = issubclass(backend, PagedAttentionBackend)
-    runs = implementation().label(layer.kv_cache_dtype) if ours else f"{backend.get_name()} (vLLM)"
+    theirs = "of vLLM's choice" if is_planned() else f"{backend.get_name()} (vLLM)"
+    runs = implementation().label(layer.kv_cache_dtype) if ours else theirs
     return LayerRecord(prefix, runs, f"{dtype} KV cache", reason, 0, 0)

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-from vllm.platforms import current_platform
 
+from nvfp4_kernels.devices import device_family
 from vllm_fp4_plugin.delegated.reference import ReferenceLinearMethod
 from vllm_fp4_plugin.delegated.vllm_methods import label, vllm_method
+from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.formats import Format, LayerGroup
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.report import LayerRecord
@@ -38,28 +39,35 @@ def choose(
         UnsupportedCheckpoint: nobody serves it.
     """
     method: QuantizeMethodBase
-    if current_platform.is_cpu() and not _vllm_serves_on_cpu(group):
+    if serves_by_reference(group):
         method = ReferenceLinearMethod(group, format.scale_dims.get(group.kind, 0), prefix)
-        kernel = f"{group.kind.family}_linear/reference (cpu)"
+        kernel = reference_label(group)
     else:
         method = vllm_method(layer, prefix, group, format, packed_modules)
         kernel = f"{group.kind.family} (vLLM: {label(layer, method)})"
     n = sum(getattr(layer, "output_partition_sizes", [layer.output_size]))
     k = getattr(layer, "input_size_per_partition", layer.input_size)
     size = group.kind.weight_bytes(n, k)
-    return method, LayerRecord(prefix, kernel, _arithmetic(group), reason, n * k, size)
+    return method, LayerRecord(prefix, kernel, arithmetic(group), reason, n * k, size)
 
 
-def _vllm_serves_on_cpu(group: LayerGroup) -> bool:
-    """Whether vLLM's CPU build serves a kind, on every CPU.
+def serves_by_reference(group: LayerGroup) -> bool:
+    """Whether this device is a CPU, and vLLM's build for it does not serve a kind on every one.
 
     It has nothing for MX formats; blocks need AMX; per-tensor scales are made one for all shards by
     an op that it lacks.
     """
-    return group.kind is Kind.FP8_CHANNEL and group.inputs == "dynamic"
+    served = group.kind is Kind.FP8_CHANNEL and group.inputs == "dynamic"
+    return device_family(current_device()) == "cpu" and not served
 
 
-def _arithmetic(group: LayerGroup) -> str:
+def reference_label(group: LayerGroup) -> str:
+    """Name of the reference for a kind, for reports."""
+    return f"{group.kind.family}_linear/reference (cpu)"
+
+
+def arithmetic(group: LayerGroup) -> str:
+    """Bits of weights and activations of a kind that is not NVFP4, e.g. ``W8A8 static``."""
     bits = "4" if group.kind is Kind.MXFP4 else "8"
     if group.inputs == "16-bit":
         return f"W{bits}A16"

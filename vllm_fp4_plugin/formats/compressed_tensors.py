@@ -41,7 +41,18 @@ _REMEDY = "serve it with --quantization compressed-tensors"
 
 _FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
 _MX = {"strategy": "group", "group_size": MX_BLOCK_SIZE, "scale_dtype": "torch.uint8"}
+_FP4: dict[str, Any] = {
+    "num_bits": 4,
+    "type": "float",
+    "symmetric": True,
+    "strategy": "tensor_group",
+    "group_size": BLOCK_SIZE,
+    "dynamic": False,
+    "scale_dtype": "torch.float8_e4m3fn",
+}
 _WEIGHTS: dict[Kind, dict[str, Any]] = {
+    Kind.NVFP4: _FP4,
+    Kind.NVFP4_A16: _FP4,
     Kind.FP8: _FP8 | {"strategy": "tensor"},
     Kind.FP8_CHANNEL: _FP8 | {"strategy": "channel"},
     Kind.FP8_BLOCK: _FP8 | {"strategy": "block", "block_structure": [FP8_BLOCK_SIZE] * 2},
@@ -50,6 +61,9 @@ _WEIGHTS: dict[Kind, dict[str, Any]] = {
 }
 _PER_TOKEN = _FP8 | {"strategy": "token", "dynamic": True}
 _INPUTS: dict[Kind, dict[str, Any] | None] = {
+    # "local": block scales are found at run time, the global scale is the stored one.
+    Kind.NVFP4: _FP4 | {"dynamic": "local", "observer": "static_minmax"},
+    Kind.NVFP4_A16: None,
     Kind.FP8: _PER_TOKEN,
     Kind.FP8_CHANNEL: _PER_TOKEN,
     Kind.FP8_BLOCK: _FP8 | {"strategy": "group", "group_size": FP8_BLOCK_SIZE, "dynamic": True},
@@ -116,21 +130,11 @@ class CompressedTensors(Format):
         return LayerGroup("the headers", kind, None, settings, input_scaling(kind, inputs))
 
     def config(self, ignore: Sequence[str], *, weight_only: bool, fp8_kv: bool) -> dict[str, Any]:
-        nvfp4 = {
-            "num_bits": 4,
-            "type": "float",
-            "symmetric": True,
-            "strategy": "tensor_group",
-            "group_size": BLOCK_SIZE,
-            "dynamic": False,
-            "scale_dtype": "torch.float8_e4m3fn",
-        }
-        # "local": block scales are found at run time, the global scale is the stored one.
-        inputs = nvfp4 | {"dynamic": "local", "observer": "static_minmax"}
+        kind = Kind.NVFP4_A16 if weight_only else Kind.NVFP4
         group = {
             "targets": ["Linear"],
-            "weights": nvfp4,
-            "input_activations": None if weight_only else inputs,
+            "weights": _WEIGHTS[kind],
+            "input_activations": _INPUTS[kind],
             "output_activations": None,
             "format": _PACKING,
         }

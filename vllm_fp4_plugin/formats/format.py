@@ -74,7 +74,7 @@ class Format(ABC):
         """Describe layers of a kind that no group of the config has; None if there is no such kind.
 
         Args:
-            kind: kind that a layer's tensors have, not NVFP4.
+            kind: kind that a layer's tensors have.
             static_input: a scale of its input is stored.
         """
 

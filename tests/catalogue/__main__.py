@@ -1,0 +1,45 @@
+"""Plans every family and writes the table that ``python -m vllm_fp4_plugin catalogue`` prints.
+
+python -m tests.catalogue [--only NAME] [--keep FOLDER]
+"""
+
+import os
+import tempfile
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import vllm_fp4_plugin
+from tests.catalogue.facts import FAMILIES
+from vllm_fp4_plugin import catalogue
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Families whose name contains this; none written")] = "",
+    keep: Annotated[str, typer.Option(help="Folder that keeps the checkpoints")] = "",
+) -> None:
+    """Plan the families; without ``--only``, write the table."""
+    os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"
+    warnings.simplefilter("ignore")
+    from tests.catalogue.plan import plan
+
+    rows = []
+    with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
+        for number, family in enumerate(FAMILIES):
+            if only not in family.name:
+                continue
+            row = plan(family, Path(folder) / str(number))
+            rows.append(row)
+            for arch, cell in row.on.items():
+                how = " (by headers)" if cell.by_headers else ""
+                typer.echo(f"{row.family} [{arch}]: {cell.verdict}{how}: {cell.why}")
+    if not only:
+        file = Path(vllm_fp4_plugin.__file__).parent / catalogue.FILE
+        file.write_text(catalogue.dump(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,83 @@
+"""Plans of the families: what a tiny checkpoint of each would run on, device by device."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from nvfp4_kernels.dispatch import NoKernelError
+from tests.catalogue import checkpoint
+from tests.catalogue.family import Family
+from vllm_fp4_plugin.catalogue import ARCHS, Cell, Row
+from vllm_fp4_plugin.report import Report
+from vllm_fp4_plugin.report_command import model_report, stored_report
+
+_BY_VLLM = re.compile(r"(\w+) \(vLLM")
+_PATHS = re.compile(r"/\S+/")
+
+
+def plan(family: Family, directory: Path, archs: tuple[str, ...] = ARCHS) -> Row:
+    """Plan a family's tiny checkpoint for each architecture.
+
+    Args:
+        family: the family.
+        directory: where its checkpoint is, or is written.
+        archs: architectures, as ``report --arch`` takes them.
+    """
+    if not (directory / "config.json").exists():
+        checkpoint.write(family, directory)
+    cells = {arch: _cell(family, directory, arch) for arch in archs}
+    return Row(family.name, family.checkpoints, family.format, family.ran, cells)
+
+
+def _cell(family: Family, directory: Path, arch: str) -> Cell:
+    try:
+        layers = model_report(str(directory), arch=arch)
+    except Exception as error:  # the plan is what became of it
+        said = _message(error)
+        if isinstance(error, NoKernelError) or not family.by_headers:
+            return Cell("refused", said)
+        if family.by_headers not in said:
+            raise
+        if family.only_gpu and arch == "cpu":
+            return Cell("refused", f"vLLM: {said}")
+        return _by_headers(directory, arch)
+    if family.by_headers:
+        raise AssertionError(f"{family.name}: is built for {arch}, so needs no plan by headers")
+    return Cell(*_served(layers))
+
+
+def _by_headers(directory: Path, arch: str) -> Cell:
+    try:
+        layers = stored_report(str(directory), arch)
+    except ValueError as error:
+        return Cell("refused", _message(error), by_headers=True)
+    return Cell(*_served(layers), by_headers=True)
+
+
+def _served(layers: Report) -> tuple[Any, str]:
+    """Verdict on a model that is not refused, and what of it vLLM runs."""
+    theirs: dict[str, None] = {}
+    attention: dict[str, None] = {}
+    for record in layers.layers:
+        kind = _BY_VLLM.match(record.kernel)
+        if "KV cache" in record.arithmetic:
+            attention |= dict.fromkeys(["ours" if record.kernel.startswith("nvfp4_") else "vLLM's"])
+        elif kind and kind[1] != "unquantized":
+            theirs |= dict.fromkeys([f"{kind[1]} {_noun(record.name)}"])
+    parts = [f"{', '.join(theirs)} by vLLM"] if theirs else []
+    if attention:
+        parts.append(f"attention {' and '.join(attention)}")
+    return ("delegated" if theirs else "served"), "; ".join(parts)
+
+
+def _noun(layer: str) -> str:
+    last = layer.rpartition(".")[2]
+    return "experts" if last == "experts" else "lm_head" if last == "lm_head" else "linears"
+
+
+def _message(error: Any) -> str:
+    """Message of an error, without the directories of this machine."""
+    details = error.errors() if hasattr(error, "errors") else ()
+    causes = [detail["ctx"]["error"] for detail in details if "error" in detail.get("ctx", {})]
+    said = "; ".join(map(str, causes)) or str(error)
+    return _PATHS.sub("", said.partition("; there is ")[0]).strip()

@@ -1,0 +1,326 @@
+"""Checkpoints of tiny random mixtures of experts in NVFP4, with the names that the hub's have."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4MoeConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen3MoeConfig,
+)
+
+from nvfp4_kernels.nvfp4 import (
+    GLOBAL_RANGE,
+    Nvfp4Tensor,
+    global_scale_of,
+    quantize_activation,
+    quantize_weight,
+)
+from tests import tiny_llama
+from tests.engine import Run
+from tests.mixed_checkpoints import ALGORITHMS, E4M3_STEPS_OF_NVFP4, quantize, set_config
+from vllm_fp4_plugin.formats import FORMATS
+from vllm_fp4_plugin.kind import Kind
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "num_experts_per_tok": 2,
+}
+
+
+def qwen3(**changes: Any) -> PreTrainedConfig:
+    """Eight experts, of which no size on half a rank is a multiple of 128; softmax routing."""
+    settings = _SIZES | {
+        "num_experts": 8,
+        "moe_intermediate_size": 96,
+        "intermediate_size": 192,
+        "norm_topk_prob": True,
+    }
+    return Qwen3MoeConfig(**(settings | changes))
+
+
+def glm4(**changes: Any) -> PreTrainedConfig:
+    """A dense layer, then one of experts beside a shared one; sigmoid routing with a bias."""
+    settings = _SIZES | {
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 96,
+        "intermediate_size": 192,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
+    }
+    return Glm4MoeConfig(**(settings | changes))
+
+
+def mixtral(**changes: Any) -> PreTrainedConfig:
+    """Projections called w1, w2 and w3 in a ``block_sparse_moe``."""
+    settings = _SIZES | {"num_local_experts": 4, "intermediate_size": 160}
+    return MixtralConfig(**(settings | changes))
+
+
+@dataclass(frozen=True)
+class Moe:
+    """A checkpoint with NVFP4 experts.
+
+    Attributes:
+        path: its directory.
+        decoded: directory of the same model with its values in float32.
+        input_scales: scales that experts' inputs are quantised with, by the projections' names; {}
+            where activations stay in 16 bits.
+    """
+
+    path: Path
+    decoded: Path
+    input_scales: dict[str, Tensor]
+
+
+def write(
+    directory: Path,
+    config: PreTrainedConfig,
+    kinds: Mapping[str, Kind],
+    *,
+    modelopt: bool = True,
+    joined: bool = False,
+) -> Moe:
+    """Write a random model of which some linears are quantised.
+
+    Args:
+        directory: where to put its checkpoints.
+        config: what model.
+        kinds: kinds of the linears by parts of their names, e.g. ``{"experts": Kind.NVFP4}``; in
+            compressed-tensors' format one kind alone. Of FP8 inputs have calibrated scales.
+        modelopt: ModelOpt's format, else that of compressed-tensors.
+        joined: an expert's gate and up have one global scale, not each its own.
+    """
+    plain = _random(directory / "plain", config)
+    originals = load_file(plain / "model.safetensors")
+    scales = calibrated(plain) if {Kind.NVFP4, Kind.FP8} & set(kinds.values()) else {}
+    tensors, values = {}, {}
+    chosen: dict[str, Kind] = {}
+    ignore = []
+    for name, tensor in originals.items():
+        tensors[name], values[name] = tensor, tensor.float()
+        module = name.removesuffix(".weight")
+        if tensor.ndim != 2 or module == name or module.endswith("embed_tokens"):
+            continue
+        kind = next((k for part, k in kinds.items() if f".{part}." in name), None)
+        if kind is None:
+            ignore.append(module)
+            continue
+        del tensors[name]
+        chosen[module] = kind
+        if kind.is_nvfp4:
+            quantised = quantize_weight(tensor, _joint_scale(module, originals) if joined else None)
+            values[name] = quantised.dequantize()
+            scale = scales[module] if kind is Kind.NVFP4 else None
+            tensors |= _stored(module, quantised, scale, modelopt=modelopt)
+            continue
+        other = quantize(kind, tensor, modelopt=modelopt)
+        values[name] = other.values
+        tensors |= {f"{module}.{part}": t for part, t in other.tensors.items()}
+        if kind is Kind.FP8:
+            tensors[f"{module}.input_scale"] = scales[module] * E4M3_STEPS_OF_NVFP4
+    decoded = _copy(plain, directory / "decoded", values)
+    path = _copy(plain, directory / "model", tensors)
+    set_config(path, _config(chosen, ignore, modelopt=modelopt))
+    rounded = {m: s for m, s in scales.items() if chosen.get(m) is Kind.NVFP4}
+    return Moe(path, decoded, rounded)
+
+
+def _config(kinds: Mapping[str, Kind], ignore: list[str], *, modelopt: bool) -> dict[str, Any]:
+    if len(set(kinds.values())) > 1:
+        return {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "exclude_modules": ignore,
+            "quantized_layers": {m: {"quant_algo": ALGORITHMS[kind]} for m, kind in kinds.items()},
+        }
+    weight_only = set(kinds.values()) == {Kind.NVFP4_A16}
+    chosen = FORMATS["modelopt" if modelopt else "compressed-tensors"]
+    return chosen.config(ignore, weight_only=weight_only, fp8_kv=False)
+
+
+def _joint_scale(module: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """Global scale of an expert's gate and up; None for other projections."""
+    expert, _, projection = module.rpartition(".")
+    pair = next((p for p in (("gate_proj", "up_proj"), ("w1", "w3")) if projection in p), None)
+    if pair is None:
+        return None
+    return global_scale_of(torch.cat([tensors[f"{expert}.{each}.weight"] for each in pair]))
+
+
+def change(checkpoint: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Have ``edit`` change the tensors of a checkpoint."""
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def said(moe: Moe) -> Run:
+    """What transformers says of the text, in float32, its experts' inputs rounded as they are."""
+    model = AutoModelForCausalLM.from_pretrained(moe.decoded, dtype=torch.float32).eval()
+    if moe.input_scales:
+        for name, module in model.named_modules():
+            if name.endswith(".experts"):
+                module.forward = partial(_experts, module, _of_layer(moe.input_scales, name))
+    ids = _text()
+    with torch.inference_mode():
+        scores = model(input_ids=ids).logits.log_softmax(-1)[0, :-1]
+    return Run(scores.gather(-1, ids[0, 1:, None]).flatten().tolist(), [], [])
+
+
+def _of_layer(scales: dict[str, Tensor], experts: str) -> tuple[Tensor, list[Tensor]]:
+    """Scale of the first products of a layer, which is one for all, and those of the second."""
+    first, second = [], {}
+    for name, scale in scales.items():
+        layer, _, rest = name.partition(".experts.")
+        number, _, projection = rest.partition(".")
+        if _layer(layer) != _layer(experts):
+            continue
+        if projection in ("down_proj", "w2"):
+            second[int(number)] = scale
+        else:
+            first.append(scale)
+    return torch.stack(first).amax(), [second[number] for number in range(len(second))]
+
+
+def _experts(
+    module: Any,
+    scales: tuple[Tensor, list[Tensor]],
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+) -> Tensor:
+    """What experts of transformers' say, one token after the other, of inputs that are rounded."""
+    flat = hidden_states.flatten(0, -2)
+    out = torch.zeros_like(flat)
+    rounded = _round(flat, scales[0])
+    for token, experts in enumerate(top_k_index.tolist()):
+        for slot, expert in enumerate(experts):
+            gate, up = (module.gate_up_proj[expert] @ rounded[token]).chunk(2)
+            hidden = _round((torch.nn.functional.silu(gate) * up)[None], scales[1][expert])[0]
+            out[token] += top_k_weights[token, slot] * (module.down_proj[expert] @ hidden)
+    return out.view_as(hidden_states)
+
+
+def _round(x: Tensor, scale: Tensor) -> Tensor:
+    return Nvfp4Tensor(*quantize_activation(x, scale), scale).dequantize()
+
+
+def calibrated(plain: Path) -> dict[str, Tensor]:
+    """Calibrated scales of the inputs of a model's experts, by the projections' names on disk.
+
+    Each expert's second product has one of its own.
+    """
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+    seen: dict[str, Tensor] = {}
+    with _inputs_of_experts(model, seen), torch.inference_mode():
+        model(input_ids=_text())
+    tensors = load_file(plain / "model.safetensors")
+    found: dict[str, Tensor] = {}
+    for name in tensors:
+        layer, dot, rest = name.removesuffix(".weight").partition(".experts.")
+        if not dot:
+            continue
+        number, _, projection = rest.partition(".")
+        x = next(x for key, x in seen.items() if _layer(key) == _layer(layer))
+        if projection in ("down_proj", "w2"):
+            names = ("w1", "w3") if projection == "w2" else ("gate_proj", "up_proj")
+            gate, up = (
+                x @ tensors[f"{layer}.experts.{number}.{each}.weight"].float().mT for each in names
+            )
+            x = torch.nn.functional.silu(gate) * up
+        found[name.removesuffix(".weight")] = x.abs().amax() / GLOBAL_RANGE
+    return found
+
+
+def _layer(name: str) -> str:
+    return next(part for part in name.split(".") if part.isdecimal())
+
+
+@contextmanager
+def _inputs_of_experts(model: Any, seen: dict[str, Tensor]) -> Iterator[None]:
+    def note(name: str) -> Any:
+        return lambda _, given: seen.update({name: given[0].flatten(0, -2)})
+
+    hooks = [
+        module.register_forward_pre_hook(note(name))
+        for name, module in model.named_modules()
+        if name.endswith(".experts")
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def _text() -> Tensor:
+    return torch.tensor([tiny_llama.tokenizer().encode(tiny_llama.TEXT)])
+
+
+def _random(directory: Path, config: PreTrainedConfig) -> Path:
+    """A random model in bfloat16, such that each expert counts and each shard has its gain."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    gains = {"embed": 16.0, "k_proj": 2.0, "lm_head": 6.0, "gate.weight": 40.0}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 3:
+            steps = torch.linspace(1, 2, len(parameter)).view(-1, 1, 1)
+            parameter.data.mul_(2.0 * steps)
+            if "gate_up" in name:
+                parameter.data[:, parameter.shape[1] // 2 :].mul_(2.5)
+        elif parameter.ndim == 2:
+            parameter.data.mul_(next((g for key, g in gains.items() if key in name), 2.0))
+    model.to(torch.bfloat16).save_pretrained(directory)
+    tiny_llama.tokenizer().save_pretrained(directory)
+    return directory
+
+
+def _stored(
+    module: str, quantised: Nvfp4Tensor, input_scale: Tensor | None, *, modelopt: bool
+) -> dict[str, Tensor]:
+    chosen = FORMATS["modelopt" if modelopt else "compressed-tensors"]
+    names = chosen.names
+
+    def scalar(value: Tensor) -> Tensor:
+        value = value.reciprocal() if chosen.reciprocal else value
+        return value.reshape(chosen.scalar).clone()
+
+    found = {
+        names.weight: quantised.data,
+        names.block_scale: quantised.scales,
+        names.weight_global: scalar(quantised.global_scale),
+    }
+    if input_scale is not None:
+        found[names.input_global] = scalar(input_scale)
+    return {f"{module}.{name}": tensor.contiguous() for name, tensor in found.items()}
+
+
+def _copy(plain: Path, directory: Path, tensors: dict[str, Tensor]) -> Path:
+    """A model's files with other tensors."""
+    directory.mkdir()
+    for file in plain.iterdir():
+        if file.suffix == ".json" and not file.name.startswith("model.safetensors"):
+            (directory / file.name).write_bytes(file.read_bytes())
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory

@@ -1,0 +1,100 @@
+"""Quantised experts on a real GPU, where vLLM's own methods serve them.
+
+Bounds as in ``test_experts_engine``. vLLM gives an expert's gate and up one global scale, so models
+have one for both, but where that is what is tested.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+if torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip(f"needs sm_90, {torch.cuda.get_device_name()} is not", allow_module_level=True)
+
+from tests import moe_checkpoints
+from tests.engine import distance
+from tests.moe_checkpoints import Moe
+from tests.test_plugin.test_engine_cuda import serve
+from vllm_fp4_plugin.kind import Kind
+
+pytestmark = pytest.mark.slow
+
+SAME = 0.03
+SAME_FP8 = 0.3  # experts' inputs are rounded to FP8, the reference's are not
+
+MODELS = {
+    "qwen3": moe_checkpoints.qwen3(moe_intermediate_size=256),
+    "glm4": moe_checkpoints.glm4(moe_intermediate_size=256),
+    "mixtral": moe_checkpoints.mixtral(intermediate_size=256),
+}
+
+
+def written(directory: Path, model: str, kinds: Mapping[str, Kind], **settings: Any) -> Moe:
+    return moe_checkpoints.write(directory, MODELS[model], kinds, **settings)
+
+
+def decoded(model: Moe) -> Moe:
+    """The model as a GPU serves it that multiplies no NVFP4 activations."""
+    return Moe(model.path, model.decoded, {})
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("modelopt", [True, False], ids=["modelopt", "compressed-tensors"])
+def test_weight_only(model: str, modelopt: bool, tmp_path: Path) -> None:
+    kinds = {"experts": Kind.NVFP4_A16}
+    moe = written(tmp_path, model, kinds, modelopt=modelopt, joined=True)
+    served, log = serve(moe.path, enforce_eager=False)
+    assert ": nvfp4 (vLLM: " in log
+    assert "takes gate's global scale" not in log
+    assert distance(served, moe_checkpoints.said(moe)) < SAME
+
+
+@pytest.mark.parametrize("modelopt", [True, False], ids=["modelopt", "compressed-tensors"])
+def test_with_activations(modelopt: bool, tmp_path: Path) -> None:
+    moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4}, modelopt=modelopt, joined=True)
+    served, log = serve(moe.path)
+    assert "MARLIN), W4A16, MARLIN leaves activations in 16 bits" in log
+    assert distance(served, moe_checkpoints.said(decoded(moe))) < SAME
+
+
+def test_the_report_names_scales_that_vllm_joins(tmp_path: Path) -> None:
+    moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4_A16})
+    served, log = serve(moe.path)
+    assert "up takes gate's global scale, which is not its own in 8 of 8 experts" in log
+    assert distance(served, moe_checkpoints.said(moe)) > SAME  # which is why it is said
+
+
+def test_mixed_precision(tmp_path: Path) -> None:
+    """FP8 experts of vLLM's beside NVFP4 attention of ours."""
+    moe = written(tmp_path, "qwen3", {"experts": Kind.FP8, "self_attn": Kind.NVFP4_A16})
+    served, log = serve(moe.path)
+    assert "experts ×2: fp8 (vLLM: ModelOptFp8MoEMethod" in log
+    assert "o_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16" in log
+    assert distance(served, moe_checkpoints.said(moe)) < SAME_FP8
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True], ids=["tensors", "experts"])
+def test_two_gpus(expert_parallel: bool, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4_A16}, joined=True)
+    served, _ = serve(moe.path, tensor_parallel_size=2, enable_expert_parallel=expert_parallel)
+    assert distance(served, moe_checkpoints.said(moe)) < SAME
+
+
+def test_a_missing_expert_stops_the_engine(tmp_path: Path) -> None:
+    moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4_A16}, joined=True)
+    name = "model.layers.1.mlp.experts.5.up_proj"
+
+    def without(tensors: dict[str, torch.Tensor]) -> None:
+        for each in [each for each in tensors if each.startswith(name)]:
+            del tensors[each]
+
+    moe_checkpoints.change(moe.path, without)
+    with pytest.raises(AssertionError, match=rf"holds no {name}\.weight"):
+        serve(moe.path)

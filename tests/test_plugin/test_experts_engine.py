@@ -1,0 +1,94 @@
+"""Mixtures of NVFP4 experts in real engines, against transformers on the decoded weights.
+
+Bounds on the mean absolute difference of log-probabilities, about twice what was seen. The models
+are random: what bfloat16 rounds moves 4-bit steps of W4A4, and now and then a choice of experts.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import limits, moe_checkpoints
+from tests.engine import Run, distance, run
+from vllm_fp4_plugin.experts import op
+from vllm_fp4_plugin.kind import Kind
+
+pytestmark = pytest.mark.slow
+
+SAME = 0.03  # W4A16: .011, with gate's scale for up .66
+SAME_W4A4 = 0.25  # .13, with gate's scale for up .64
+
+REFERENCE = "nvfp4_experts/reference (cpu)"
+MLP = ("experts", "shared_experts", "gate_proj", "up_proj", "down_proj")
+
+
+def test_qwen3_w4a16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up have scales of their own: with one for both the model says something else."""
+    model = moe_checkpoints.write(tmp_path, moe_checkpoints.qwen3(), {"experts": Kind.NVFP4_A16})
+    expected = moe_checkpoints.said(model)
+    found = run(str(model.path))
+    assert f"experts ×2: {REFERENCE}, W4A16" in found.report
+    assert distance(found, expected) < SAME
+
+    right = op.mixture
+
+    def with_gates_scale(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, *rest, **kw):
+        expert_map, held, activation = rest
+        gates = held.w13_global[:, :1].expand(-1, 2)
+        return right(x, weights, ids, expert_map, held._replace(w13_global=gates), activation, **kw)
+
+    monkeypatch.setattr(op, "mixture", with_gates_scale)
+    assert distance(run(str(model.path)), expected) > 3 * SAME
+
+
+def test_qwen3_w4a4(tmp_path: Path) -> None:
+    config = moe_checkpoints.qwen3()
+    model = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4}, modelopt=False)
+    found = run(str(model.path))
+    assert f"experts ×2: {REFERENCE}, W4A4 static" in found.report
+    assert distance(found, moe_checkpoints.said(model)) < SAME_W4A4
+
+
+def test_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has half of every expert."""
+    config = moe_checkpoints.qwen3()
+    model = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4_A16})
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # one memory node, two workers
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    arguments = json.dumps({"tensor_parallel_size": 2})
+    command = [sys.executable, "-m", "tests.engine", str(model.path), arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=limits.PROCESS, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = Run(report=[], **json.loads(done.stdout.strip().splitlines()[-1]))
+    assert distance(found, moe_checkpoints.said(model)) < SAME
+
+
+def test_glm4_with_shared_experts_and_a_dense_layer(tmp_path: Path) -> None:
+    config = moe_checkpoints.glm4()
+    model = moe_checkpoints.write(tmp_path, config, dict.fromkeys(MLP, Kind.NVFP4_A16))
+    found = run(str(model.path))
+    assert f"experts ×1: {REFERENCE}, W4A16" in found.report
+    assert "gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/reference (cpu), W4A16" in found.report
+    assert distance(found, moe_checkpoints.said(model)) < SAME
+
+
+def test_mixtral_compiled(tmp_path: Path) -> None:
+    config = moe_checkpoints.mixtral()
+    model = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4_A16}, modelopt=False)
+    found = run(str(model.path), enforce_eager=False)
+    assert f"experts ×2: {REFERENCE}, W4A16" in found.report
+    assert distance(found, moe_checkpoints.said(model)) < SAME
+
+
+def test_experts_of_a_16_bit_checkpoint_stay_so(tmp_path: Path) -> None:
+    moe_checkpoints.write(tmp_path, moe_checkpoints.qwen3(), {"experts": Kind.NVFP4_A16})
+    found = run(str(tmp_path / "plain"))
+    row = "experts ×2: unquantized (vLLM), 16-bit, experts are not quantised at load"
+    assert row in found.report
+    assert any(line.startswith("qkv_proj ×2: nvfp4_gemm/") for line in found.report)

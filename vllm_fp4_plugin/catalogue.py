@@ -1,0 +1,65 @@
+"""Catalogue: NVFP4 checkpoints that people serve, and what becomes of each on which device."""
+
+import json
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Literal
+
+ARCHS = ("cpu", "sm_90", "sm_100")
+FILE = "catalogue.json"
+
+Verdict = Literal["served", "delegated", "refused"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What becomes of a family on one architecture.
+
+    Attributes:
+        verdict: ``"delegated"`` where vLLM runs quantised layers that are not NVFP4, or experts.
+        why: who runs what, or the reason why it is refused.
+        by_headers: planned by the tensors' headers alone, as vLLM cannot build the model on a CPU.
+    """
+
+    verdict: Verdict
+    why: str
+    by_headers: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A family of checkpoints of one architecture, format and precision.
+
+    Attributes:
+        family: its name.
+        checkpoints: names of those that people serve.
+        format: exporter's format.
+        ran: test that serves a tiny checkpoint of it and compares what comes out; empty: planned.
+        on: what becomes of it, by the architectures of ``ARCHS``.
+    """
+
+    family: str
+    checkpoints: tuple[str, ...]
+    format: str
+    ran: str
+    on: dict[str, Cell]
+
+
+def read() -> list[Row]:
+    """Read the catalogue that came with this release."""
+    rows = json.loads((files("vllm_fp4_plugin") / FILE).read_text(encoding="utf-8"))
+    return [
+        Row(
+            row["family"],
+            tuple(row["checkpoints"]),
+            row["format"],
+            row["ran"],
+            {arch: Cell(**cell) for arch, cell in row["on"].items()},
+        )
+        for row in rows
+    ]
+
+
+def dump(rows: list[Row]) -> str:
+    """Write rows as the catalogue's file holds them."""
+    return json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False) + "\n"

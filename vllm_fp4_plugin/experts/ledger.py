@@ -1,0 +1,147 @@
+"""Account of the tensors of a layer's experts: each that comes is checked, none may be missing."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from vllm.config import get_current_vllm_config
+
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+
+_UP, _DOWN = ("w1", "w3"), "w2"  # vLLM's names of an expert's projections
+
+
+class Form(NamedTuple):
+    """Form that a tensor must have on disk.
+
+    Attributes:
+        dtype: its dtype.
+        columns_per: weight columns per column of it (2 for packed data, 16 for block scales);
+            None: it is a single number.
+    """
+
+    dtype: torch.dtype
+    columns_per: int | None
+
+
+class ExpertLedger:
+    """Account of the tensors that the experts of one layer have received.
+
+    Every rank is given every expert's tensors, and lays aside other ranks'.
+
+    Args:
+        layer: vLLM's layer of routed experts.
+        prefix: its name.
+    """
+
+    def __init__(self, layer: Any, prefix: str) -> None:
+        self.prefix = prefix
+        self._names = {
+            "w1": layer.ckpt_gate_proj_name,
+            "w2": layer.ckpt_down_proj_name,
+            "w3": layer.ckpt_up_proj_name,
+        }
+        self.shards = tuple(s for s in _UP if self._names[s] is not None)
+        config = layer.moe_config
+        self._count: int = config.num_experts
+        self._h: int = config.hidden_dim_unpadded or config.hidden_dim
+        self._i: int = config.intermediate_size
+        self._is_local = layer._map_global_expert_id_to_local_expert_id
+        # vLLM can be told not to read the weights, but not the scales, of other ranks' experts.
+        self._filtered = get_current_vllm_config().parallel_config.enable_ep_weight_filter
+        self._wanted: dict[str, Form | None] = {}
+        self._received: set[tuple[str, int, str]] = set()
+        self._complete = False
+
+    def expect(self, tensor: str, form: Form | None = None) -> None:
+        """Expect a tensor of every projection of every expert; of any form if none is known."""
+        self._wanted[tensor] = form
+
+    def loader(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a weight loader that notes and checks a tensor before handing it to ``inner``.
+
+        Args:
+            inner: loader with the arguments of ``RoutedExperts.weight_loader``.
+        """
+
+        # vLLM binds these parameter names.
+        def load(
+            param: Tensor,
+            loaded_weight: Tensor,
+            weight_name: str,
+            shard_id: str,
+            expert_id: int,
+            return_success: bool = False,
+        ) -> Any:
+            tensor = weight_name.rpartition(".")[2].partition("_")[2]
+            self._note(tensor, loaded_weight, shard_id, expert_id)
+            return inner(param, loaded_weight, weight_name, shard_id, expert_id, return_success)
+
+        load.supports_moe_loading = True  # type: ignore[attr-defined]
+        return load
+
+    def missing(self) -> Iterator[str]:
+        """Names that tensors have in the checkpoint which have not come."""
+        for tensor in self._wanted:
+            is_weight = tensor in ("weight", "weight_packed")
+            for expert in range(self._count):
+                if self._filtered and is_weight and self._is_local(expert) < 0:
+                    continue
+                for shard in (*self.shards, _DOWN):
+                    if (tensor, expert, shard) not in self._received:
+                        yield self._name(tensor, expert, shard)
+
+    def check_complete(self) -> None:
+        """Raise unless every tensor of every expert has come; forget them for a reload."""
+        if self._complete and not self._received:
+            return  # vLLM asks again after a load
+        missing = list(self.missing())
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise UnsupportedCheckpoint(
+                f"{missing[0]}{more}: not in the checkpoint, every expert of {self.prefix} must "
+                "be; if the layer is not quantised, its name must be in the config's ignore list, "
+                "otherwise the checkpoint is incomplete, copy or download it again"
+            )
+        self._received.clear()
+        self._complete = True
+
+    def _name(self, tensor: str, expert: int, shard: str) -> str:
+        return f"{self.prefix}.{expert}.{self._names[shard]}.{tensor}"
+
+    def _note(self, tensor: str, loaded: Tensor, shard: str, expert: int) -> None:
+        form = self._wanted.get(tensor)
+        is_number = form is not None and form.columns_per is None
+        stacked = loaded.ndim == 3 or (is_number and loaded.numel() == self._count > 1)
+        if form is not None and not stacked:
+            self._check(tensor, loaded, shard, expert, form)
+        experts = range(self._count) if stacked else (expert,)
+        self._received.update((tensor, each, shard) for each in experts)
+
+    def _check(self, tensor: str, loaded: Tensor, shard: str, expert: int, form: Form) -> None:
+        name = self._name(tensor, expert, shard)
+        if loaded.dtype != form.dtype:
+            raise UnsupportedCheckpoint(
+                f"{name}: dtype is {_short(loaded.dtype)}, must be {_short(form.dtype)}; if the "
+                "experts are not quantised, their name must be in the config's ignore list"
+            )
+        if form.columns_per is None:
+            if math.prod(loaded.shape) != 1:
+                raise UnsupportedCheckpoint(
+                    f"{name}: shape is {tuple(loaded.shape)}, must be one number; quantise the "
+                    "model again with one global scale per tensor"
+                )
+            return
+        n, k = (self._h, self._i) if shard == _DOWN else (self._i, self._h)
+        expected = (n, k // form.columns_per)
+        if tuple(loaded.shape) != expected:
+            raise UnsupportedCheckpoint(
+                f"{name}: shape is {tuple(loaded.shape)}, must be {expected}; the checkpoint does "
+                "not fit the model's config"
+            )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

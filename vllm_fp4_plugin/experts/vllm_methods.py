@@ -1,0 +1,135 @@
+"""Methods of vLLM's own for quantised experts, watched while they load."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.quantization import get_quantization_config
+
+from vllm_fp4_plugin.experts.ledger import ExpertLedger
+from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.startup import Startup
+
+KEEPS_16_BITS = ("MARLIN",)  # what vLLM runs an NVFP4 product on without quantising its input
+
+
+def vllm_experts(
+    layer: Any, prefix: str, group: LayerGroup, checkpoint: CheckpointConfig, startup: Startup
+) -> tuple[FusedMoEMethodBase, str]:
+    """Ask vLLM for the method of a layer of experts, and what the report calls it.
+
+    The config that is asked is of this one layer: which layer is what was found out already.
+
+    Raises:
+        UnsupportedCheckpoint: vLLM has none.
+    """
+    try:
+        method = _config(prefix, group, checkpoint).get_quant_method(layer, prefix)
+    except (ValueError, NotImplementedError, RuntimeError) as error:
+        raise _refusal(prefix, group, f"({error})") from error
+    if method is None or isinstance(method, UnquantizedFusedMoEMethod):
+        raise _refusal(prefix, group, "and would take them for 16-bit ones")
+    _watch(method, ExpertLedger(layer, prefix), group, checkpoint, startup)
+    return method, " ".join(filter(None, (type(method).__name__, backend(method))))
+
+
+def backend(method: Any) -> str:
+    """Name of what a method of vLLM's chose to run its products on; empty if it does not say."""
+    found = (
+        value.name
+        for name, value in vars(method).items()
+        if name.endswith("backend") and isinstance(value, Enum)
+    )
+    return next(found, "")
+
+
+def _config(prefix: str, group: LayerGroup, checkpoint: CheckpointConfig) -> Any:
+    settings = group.settings
+    if group.kind.is_nvfp4:  # a config of NVFP4 alone keeps none for its layers
+        described = checkpoint.format.group(group.kind, static_input=True)
+        assert described is not None
+        settings = described.settings
+    if checkpoint.format.name == "modelopt":
+        fields: dict[str, Any] = {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {prefix: dict(settings)},
+        }
+        return get_quantization_config("modelopt_mixed").from_config(fields)
+    fields = {
+        "format": settings["format"],
+        # vLLM takes experts for linears, whatever their names.
+        "config_groups": {"group_0": dict(settings) | {"targets": ["Linear"]}},
+        "ignore": [],
+    }
+    return get_quantization_config("compressed-tensors").from_config(fields)
+
+
+def _watch(
+    method: Any,
+    ledger: ExpertLedger,
+    group: LayerGroup,
+    checkpoint: CheckpointConfig,
+    startup: Startup,
+) -> None:
+    """Have a method's tensors pass the ledger; it stays of its class, by whose name vLLM goes."""
+    create, process = method.create_weights, method.process_weights_after_loading
+
+    def create_weights(
+        layer: Any, *args: Any, weight_loader: Callable[..., Any], **kw: Any
+    ) -> None:
+        create(layer, *args, weight_loader=ledger.loader(weight_loader), **kw)
+        for name in dict(layer.named_parameters(recurse=False)):
+            part, _, tensor = name.partition("_")
+            if part == "w13" and not _is_optional(tensor, group.kind, checkpoint):
+                ledger.expect(tensor)
+
+    def process_weights_after_loading(layer: Any) -> None:
+        if get_current_vllm_config().load_config.load_format != "dummy":
+            ledger.check_complete()
+            if group.kind.is_nvfp4:
+                stored = getattr(layer, f"w13_{checkpoint.names.weight_global}", None)
+                _report_joined(ledger.prefix, stored, startup)
+        process(layer)
+        startup.loaded(ledger.prefix, layer.w2_weight.device)
+
+    method.ledger = ledger
+    method.create_weights = create_weights
+    method.process_weights_after_loading = process_weights_after_loading
+
+
+def _is_optional(tensor: str, kind: Kind, checkpoint: CheckpointConfig) -> bool:
+    unused = kind is Kind.NVFP4_A16 and tensor == checkpoint.names.input_global
+    return unused or tensor == "bias"
+
+
+def _report_joined(prefix: str, stored: Tensor | None, startup: Startup) -> None:
+    """Say in the report where vLLM gives up's weights a global scale that is gate's."""
+    if stored is None or stored.ndim != 2 or stored.shape[1] != 2:
+        return  # no gate, or joined already by an earlier load
+    ratios = stored[:, 1] / stored[:, 0]
+    off = int((ratios != 1).sum())
+    if not off:
+        return
+    factors = ratios.maximum(ratios.reciprocal())
+    note = (
+        f"up takes gate's global scale, which is not its own in {off} of {len(ratios)} experts, "
+        f"by up to {float(factors.max()):.2f}×"
+    )
+    for record in startup.report.layers:
+        if record.name == prefix and note not in record.reason:
+            reason = "; ".join(filter(None, (record.reason, note)))
+            startup.report.add(replace(record, reason=reason))
+            return
+
+
+def _refusal(prefix: str, group: LayerGroup, why: str) -> UnsupportedCheckpoint:
+    return UnsupportedCheckpoint(
+        f"{prefix}: holds {group.kind} experts, which vLLM has no method for {why}; must be NVFP4, "
+        "16-bit or what vLLM serves on this device; quantise the model with its experts excluded"
+    )
