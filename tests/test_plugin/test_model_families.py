@@ -64,7 +64,7 @@ class Served:
 
     def distance(self) -> float:
         """Mean absolute difference of log-probabilities."""
-        expected = reference.logprobs(self.model, _tokens())
+        expected = reference.logprobs(self.model, tokens())
         pairs = zip(chain(*self.found), chain(*expected), strict=True)
         differences = [abs(a - b) for a, b in pairs]
         return sum(differences) / len(differences)
@@ -85,7 +85,7 @@ class Served:
         return distances
 
 
-def _tokens() -> list[list[int]]:
+def tokens() -> list[list[int]]:
     return [tiny_llama.tokenizer().encode(text) for text in TEXTS]
 
 
@@ -116,7 +116,7 @@ def scored(path: Path, **engine_args: Any) -> tuple[list[list[float]], list[str]
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    prompts: Any = [{"prompt_token_ids": tokens} for tokens in _tokens()]
+    prompts: Any = [{"prompt_token_ids": tokens} for tokens in tokens()]
     with started(str(path), **engine_args) as llm:
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         report = llm.llm_engine.vllm_config.quant_config.startup.report.lines()
