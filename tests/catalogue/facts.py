@@ -333,13 +333,15 @@ FAMILIES: tuple[Family, ...] = (
         ("nvidia/Qwen2.5-VL-7B-Instruct-NVFP4", "RedHatAI/Qwen2.5-VL-7B-Instruct-NVFP4"),
         {
             "model_type": "qwen2_5_vl",
-            "text_config": _SIZES,
+            # Its heads have 128 elements, by these numbers alone.
+            "text_config": _SIZES
+            | {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1},
             "vision_config": {
                 "depth": 1,
                 "hidden_size": 64,
                 "intermediate_size": 128,
                 "num_heads": 2,
-                "out_hidden_size": 128,
+                "out_hidden_size": 256,
                 "fullatt_block_indexes": [0],
             },
             **_QWEN_TOKENS,

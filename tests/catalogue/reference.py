@@ -20,13 +20,12 @@ _PARTS = ("weight_scale", "weight_scale_2", "weight_global_scale", "input_scale"
 _PARTS += ("input_global_scale", "k_scale", "v_scale")
 
 
-def even_out(model: nn.Module) -> None:
+def even_out(model: Any) -> None:
     """Scale a fresh model, so that every layer counts and none multiplies rounding errors.
 
     Rows of what goes through it keep their size; log-probabilities differ by about 1.
     """
-    config: Any = model.config
-    tied = config.get_text_config().tie_word_embeddings
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     gains = {"k_proj": 1.4, "v_proj": 0.8, "up_proj": 1.3, "gate_proj": 0.9, "in_proj_a": 4.0}
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
@@ -57,7 +56,7 @@ def decode(checkpoint: Path, directory: Path) -> dict[str, Rounding]:
         module, _, part = name.rpartition(".")
         if part in _PARTS:
             continue
-        if part == "weight_packed" or f"{module}.weight_scale" in stored:
+        if part == "weight_packed" or (part == "weight" and f"{module}.weight_scale" in stored):
             beside = {p: stored.get(f"{module}.{p}") for p in _PARTS}
             values[f"{module}.weight"] = _weight(tensor, beside)
             rounding = _rounding(tensor, beside)

@@ -64,7 +64,7 @@ class Served:
 
     def distance(self) -> float:
         """Mean absolute difference of log-probabilities."""
-        expected = reference.logprobs(self.model, _tokens())
+        expected = reference.logprobs(self.model, tokens())
         pairs = zip(chain(*self.found), chain(*expected), strict=True)
         differences = [abs(a - b) for a, b in pairs]
         return sum(differences) / len(differences)
@@ -85,7 +85,7 @@ class Served:
         return distances
 
 
-def _tokens() -> list[list[int]]:
+def tokens() -> list[list[int]]:
     return [tiny_llama.tokenizer().encode(text) for text in TEXTS]
 
 
@@ -116,7 +116,7 @@ def scored(path: Path, **engine_args: Any) -> tuple[list[list[float]], list[str]
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    prompts: Any = [{"prompt_token_ids": tokens} for tokens in _tokens()]
+    prompts: Any = [{"prompt_token_ids": tokens} for tokens in tokens()]
     with started(str(path), **engine_args) as llm:
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         report = llm.llm_engine.vllm_config.quant_config.startup.report.lines()
@@ -222,6 +222,25 @@ CASES = {
             "attn ×6: CPU_ATTN (vLLM), fp8_e4m3 KV cache, --attention-backend TRITON_ATTN, or",
             f"down_proj ×6: {W4A4}",
         ),
+    ),
+    "Mistral Small 3.2, W4A16": Case(
+        weight_only(BY_NAME["Mistral Small 3.2 (vision), compressed-tensors"]),
+        SAME,
+        (
+            f"qkv_proj ×2: {W4A16}",
+            "linear_1 ×1: unquantized (vLLM), 16-bit, ignored by",
+            "attn ×2: nvfp4_paged_attention/reference (cpu), bfloat16 KV cache, by default",
+        ),
+    ),
+    "Mistral Medium 3.5, mixed": Case(
+        BY_NAME["Mistral Medium 3.5 (vision), mixed"],
+        SAME_W4A4,
+        (f"qkv_proj ×2: {FP8}", f"down_proj ×2: {W4A4}", "attn ×2: nvfp4_paged_attention_fp8_kv"),
+    ),
+    "Qwen 2.5 VL, W4A16": Case(
+        weight_only(BY_NAME["Qwen 2.5 VL"]),
+        SAME,
+        (f"qkv_proj ×2: {W4A16}", "qkv ×1: unquantized (vLLM), 16-bit, ignored by '*visual*'"),
     ),
     "Nemotron 3 Nano 4B, mixed": Case(
         BY_NAME["Nemotron 3 Nano 4B (Mamba-2 hybrid), mixed"],
