@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.catalogue import summary
 from tests.catalogue.facts import FAMILIES, named
 from tests.catalogue.family import Family
 from tests.catalogue.plan import plan
@@ -57,6 +58,12 @@ def test_no_dense_family_is_refused_but_for_w4a16() -> None:
             assert row.on["sm_90"].verdict != "refused", name
             if row.on["sm_100"].verdict == "refused":
                 assert "no w4a16 kernel" in row.on["sm_100"].why, name
+
+
+def test_the_readme_has_its_summary() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for line in summary.lines(list(ROWS.values())):
+        assert line in readme, f"put {line!r} into README.md"
 
 
 def test_named_tests_are_there() -> None:
