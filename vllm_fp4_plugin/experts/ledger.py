@@ -114,8 +114,8 @@ class ExpertLedger:
     def _note(self, tensor: str, loaded: Tensor, shard: str, expert: int) -> None:
         if loaded.ndim == 3:  # Llama 4, which fills some scales without a loader, too
             raise UnsupportedCheckpoint(
-                f"{self.prefix}: its experts' {tensor} is one tensor of {tuple(loaded.shape)}, must "
-                "be one for each expert; on a GPU, serve the checkpoint without --quantization"
+                f"{self.prefix}: its experts' {tensor} is one tensor of {tuple(loaded.shape)}, "
+                "must be one for each expert; on a GPU, serve the checkpoint without --quantization"
             )
         form = self._wanted.get(tensor)
         if form is not None:
