@@ -21,11 +21,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import cpus, devices, vllm_kernels
+from tests import cpus, devices, heap, vllm_kernels
 from tests.devices import KernelDevice
 from tests.emulator import STANDARD, Schedule
 
 pytest_plugins = ["tests.watchdog"]
+heap.collect_seldom()  # importing the tests makes many objects already
 
 DEVICES = ("emulator", "cuda", "both")
 SLOW_FOLDERS = {"test_emulator", "test_examples", "test_package", "test_suite"}

@@ -7,13 +7,13 @@ oneDNN and MKL ask the machine itself, so that each is limited by a variable.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests import startup
+
 DENIED = "DENIED_CPU_CAPABILITIES"
-LESSER = str(Path(__file__).with_name("lesser_cpu"))
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def check(cpu: Cpu) -> None:
 
 def environment(cpu: Cpu) -> dict[str, str]:
     """The environment in which a Python takes this machine's CPU for ``cpu``."""
-    path = os.pathsep.join(filter(None, [LESSER, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, **cpu.variables, DENIED: ",".join(cpu.denied), "PYTHONPATH": path}
+    denied = {DENIED: ",".join(cpu.denied), "PYTHONPATH": startup.path()}
+    return {**os.environ, **cpu.variables, **denied}
 
 
 def is_simulated(cpu: Cpu) -> bool:

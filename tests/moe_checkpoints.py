@@ -12,10 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Glm4MoeConfig,
+    MiniMaxM2Config,
     MixtralConfig,
     PreTrainedConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from nvfp4_kernels.nvfp4 import (
@@ -75,6 +78,58 @@ def mixtral(**changes: Any) -> PreTrainedConfig:
     """Projections called w1, w2 and w3 in a ``block_sparse_moe``."""
     settings = _SIZES | {"num_local_experts": 4, "intermediate_size": 160}
     return MixtralConfig(**(settings | changes))
+
+
+def minimax(**changes: Any) -> PreTrainedConfig:
+    """Sigmoid routing without groups, which vLLM has no router for on CPU."""
+    settings = _SIZES | {
+        "num_local_experts": 4,
+        "intermediate_size": 96,
+        "rotary_dim": 16,
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+        "attn_type_list": [1, 1],
+    }
+    return MiniMaxM2Config(**(settings | changes))
+
+
+def deepseek(**changes: Any) -> PreTrainedConfig:
+    """Latent attention, a dense layer, then one of experts in two groups beside a shared one."""
+    settings = {name: size for name, size in _SIZES.items() if name != "head_dim"} | {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 96,
+        "intermediate_size": 192,
+        "n_group": 2,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "q_lora_rank": None,
+        "kv_lora_rank": 64,
+        "qk_rope_head_dim": 32,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+    }
+    return DeepseekV3Config(**(settings | changes))
+
+
+def qwen3_next(**changes: Any) -> PreTrainedConfig:
+    """Linear attention, and experts beside a gated shared one."""
+    settings = _SIZES | {
+        "num_experts": 8,
+        "moe_intermediate_size": 96,
+        "shared_expert_intermediate_size": 96,
+        "intermediate_size": 192,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "full_attention_interval": 2,
+    }
+    return Qwen3NextConfig(**(settings | changes))
 
 
 @dataclass(frozen=True)

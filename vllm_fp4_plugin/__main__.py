@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from vllm_fp4_plugin import versions
+from vllm_fp4_plugin.catalogue_command import catalogue
 from vllm_fp4_plugin.quantizer.command import quantize
 from vllm_fp4_plugin.report_command import report
 from vllm_fp4_plugin.verify_command import verify
@@ -18,6 +19,7 @@ app = typer.Typer(
 app.command()(quantize)
 app.command()(report)
 app.command()(verify)
+app.command()(catalogue)
 
 
 def _print_versions(asked: bool) -> None:

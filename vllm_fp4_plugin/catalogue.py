@@ -13,7 +13,7 @@ Verdict = Literal["served", "delegated", "refused"]
 
 @dataclass(frozen=True)
 class Cell:
-    """What becomes of a family on one architecture.
+    """Verdict on a family on one architecture.
 
     Attributes:
         verdict: ``"delegated"`` where vLLM runs quantised layers that are not NVFP4, or experts.

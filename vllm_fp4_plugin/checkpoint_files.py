@@ -17,6 +17,8 @@ from vllm_fp4_plugin.formats import (
     UnsupportedCheckpoint,
 )
 
+STACKED = 3  # dimensions of what holds all experts of a layer
+
 INDEX = "model.safetensors.index.json"
 DTYPES = {
     "BOOL": torch.bool,
@@ -119,12 +121,24 @@ def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfi
             )
     modules = quantised_modules(headers, names)
     if not _modules(headers, names.weight_global):
+        _refuse_other_names(headers, names)
         raise UnsupportedCheckpoint(
             f"checkpoint: holds no {names.weight_global}, so no NVFP4 weights, though its config "
             "declares them; quantise the model again"
         )
     for module in modules:
         _check_module(headers, module, names, weight_only=checkpoint.weight_only)
+
+
+def _refuse_other_names(headers: Mapping[str, TensorHeader], names: TensorNames) -> None:
+    """Raise if a checkpoint without a weight of the format's names has block scales of others."""
+    for name, header in headers.items():
+        if header.dtype == "F8_E4M3" and len(header.shape) == STACKED:
+            raise UnsupportedCheckpoint(
+                f"{name}: holds block scales of stacked experts in {header.file}, must be named "
+                f"{names.block_scale}, with a {names.weight_global} beside them; leave "
+                "--quantization out to let vLLM choose"
+            )
 
 
 def quantised_modules(headers: Mapping[str, TensorHeader], names: TensorNames) -> list[str]:

@@ -69,7 +69,7 @@ class CompleteLoad:
         try:
             with coverage:
                 claimed = self._model.load_weights(self._noted(weights), *args, **kwargs)
-        except (AssertionError, IndexError, KeyError, ValueError) as error:
+        except (AssertionError, AttributeError, IndexError, KeyError, ValueError) as error:
             if self._at is None or isinstance(error, UnsupportedCheckpoint):
                 raise
             raise UnsupportedCheckpoint(self._misfit(self._at, error)) from error
@@ -90,7 +90,8 @@ class CompleteLoad:
 
     def _misfit(self, tensor: str, error: BaseException) -> str:
         where = self._file(tensor)
-        if isinstance(error, KeyError) or "no module or parameter named" in str(error):
+        unknown = ("no module or parameter named", "has no parameter")
+        if isinstance(error, KeyError) or any(said in str(error) for said in unknown):
             return (
                 f"{where}: holds {tensor}, for which the model has no parameter; if it belongs to "
                 "a quantised layer, no ignore pattern of the config may cover that, otherwise "

@@ -46,7 +46,25 @@ def headers_report(directory: Path) -> Report:
         says = found.config_says
         reason = f"{found.group.kind} in the checkpoint, whose config says {says}" if says else ""
         report.add(_record(layer, found.group, reason, elements, size))
+    for layer, stacked in _stacked_experts(headers, checkpoint).items():
+        sizes_of = [sizes[module] for module in stacked]
+        elements, size = (sum(column) for column in zip(*sizes_of, strict=True))
+        group = checkpoint.format.group(Kind.NVFP4, static_input=True)
+        assert group is not None
+        report.add(_record(f"{layer}.{EXPERTS}", group, "", elements, size))
     return report
+
+
+def _stacked_experts(
+    headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig
+) -> dict[str, list[str]]:
+    """Modules that hold a weight of all experts in one tensor, by the layer."""
+    layers: dict[str, list[str]] = {}
+    for module in checkpoint_files.quantised_modules(headers, checkpoint.names):
+        weight = headers.get(f"{module}.{checkpoint.names.weight}")
+        if weight is not None and len(weight.shape) == checkpoint_files.STACKED:
+            layers.setdefault(module.rpartition(".")[0], []).append(module)
+    return layers
 
 
 def _checkpoint(directory: Path) -> CheckpointConfig:

@@ -86,7 +86,7 @@ def _quantized(
 ) -> dict[str, Tensor]:
     """A tensor as it lies on disk; ``kinds`` learns the kind of its layer, if it is of one."""
     module = name.removesuffix(".weight")
-    is_stack = tensor.ndim == 3 and name.endswith(_STACKS)
+    is_stack = tensor.ndim == 3 and (name.endswith(_STACKS) or ".moe." in name)
     if any(part in name for part in _NEVER) or not (
         is_stack or (tensor.ndim == 2 and module != name)
     ):
@@ -95,7 +95,11 @@ def _quantized(
     if kind is Kind.UNQUANTIZED:
         return {name: tensor}
     if is_stack:
-        return _nvfp4_stack(name, tensor) if name.endswith("_proj") else _nvfp4_rows(name, tensor)
+        if module != name:
+            return _nvfp4_rows(name, tensor, [f"{module}.weight_scale", f"{module}.weight_scale_2"])
+        if name.endswith("_proj"):
+            return _nvfp4_stack(name, tensor)
+        return _nvfp4_rows(name, tensor, [f"{name}.scale", f"{name}.scale2"])
     modelopt = family.format == "modelopt"
     if kind.is_nvfp4:
         parts = _nvfp4(kind, tensor, modelopt=modelopt)
@@ -132,14 +136,15 @@ def _nvfp4_stack(name: str, weights: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _nvfp4_rows(name: str, weights: Tensor) -> dict[str, Tensor]:
-    """``(E, N, K)`` as Inkling's exports hold it, scales named below the weight."""
+def _nvfp4_rows(name: str, weights: Tensor, scales: list[str]) -> dict[str, Tensor]:
+    """``(E, N, K)``: codes along K, block scales ``(E, N, K/16)``, ``scales`` their names."""
     each = [quantize_weight(w.float()) for w in weights]
-    return {
-        name: torch.stack([w.data for w in each]),
-        f"{name}.scale": torch.stack([w.scales for w in each]),
-        f"{name}.scale2": torch.stack([w.global_scale for w in each]),
-    }
+    parts = [(w.data, w.scales, w.global_scale) for w in each]
+    stacked = [torch.stack(part) for part in zip(*parts, strict=True)]
+    tensors = dict(zip([name, *scales], stacked, strict=True))
+    if name.endswith(".weight"):
+        tensors[name.replace(".weight", ".input_scale")] = torch.full((len(each),), _FP4_INPUT)
+    return tensors
 
 
 def _set_config(family: Family, directory: Path, kinds: Mapping[str, Kind]) -> None:

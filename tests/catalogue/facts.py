@@ -550,7 +550,7 @@ FAMILIES: tuple[Family, ...] = (
             },
             "image_token_id": 300,
         },
-        _EXPERTS_ONLY | {"vit_large_projector": PLAIN, "*": W4A4},
+        _EXPERTS_ONLY | {"*.moe.gate": PLAIN, "vit_large_projector": PLAIN, "*": W4A4},
         multimodal=True,
         by_headers="output_dim",
     ),
@@ -748,8 +748,6 @@ FAMILIES: tuple[Family, ...] = (
         {"*.experts.w*": W4A4, "*": PLAIN},
         stacked=True,
         multimodal=True,
-        by_headers="dummy base class Event",
-        only_gpu=True,
     ),
     Family(
         "Nemotron Nano 2 VL (Mamba-2 hybrid, vision)",

@@ -8,7 +8,7 @@ from vllm_fp4_plugin.options import InvalidOption, Options
 
 
 def test_defaults() -> None:
-    assert Options.parse({}) == Options(True, "absmax", "per-token", (), True, None)
+    assert Options.parse({}) == Options(True, "absmax", "per-token", (), True, None, "vllm")
 
 
 def test_every_option_is_read() -> None:
@@ -19,8 +19,10 @@ def test_every_option_is_read() -> None:
         "ignore": ["lm_head"],
         "norm_rope_kernels": False,
         "indexer_format": "nvfp4",
+        "experts": "refuse",
     }
-    assert Options.parse(given) == Options(False, "sweep", "16-bit", ("lm_head",), False, "nvfp4")
+    expected = Options(False, "sweep", "16-bit", ("lm_head",), False, "nvfp4", "refuse")
+    assert Options.parse(given) == expected
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,7 @@ def test_every_option_is_read() -> None:
         ({"ignore": "lm_head"}, r"ignore: is 'lm_head', must be a list of layer names"),
         ({"ignore": ["a", "re:["]}, r"nvfp4_tc\.ignore: 're:\[' is no regular expression \(unterm"),
         ({"indexer_format": "int8"}, "indexer_format: is 'int8', must be one of nvfp4, mxfp4, fp8"),
+        ({"experts": True}, "experts: is True, must be one of vllm, refuse"),
         (["fuse_mlp"], r"nvfp4_tc: is \['fuse_mlp'\], must be an object of options"),
     ],
 )

@@ -153,7 +153,7 @@ def _operand(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Data and block scales of a product's input, and the factor that its values lack."""
     if input_scale is None:
-        return x, None, torch.ones((), device=x.device)
+        return x, None, torch.ones((), dtype=torch.float32, device=x.device)
     scale = input_scale if row is None else input_scale[row]
     data, scales = quantize_activation(x, scale)
     return data, to_blocked(scales), scale

@@ -30,7 +30,7 @@ def vllm_experts(
     """
     try:
         method = _config(prefix, group, checkpoint).get_quant_method(layer, prefix)
-    except (ValueError, NotImplementedError, RuntimeError) as error:
+    except (AssertionError, ValueError, NotImplementedError, RuntimeError) as error:
         raise _refusal(prefix, group, f"({error})") from error
     if method is None or isinstance(method, UnquantizedFusedMoEMethod):
         raise _refusal(prefix, group, "and would take them for 16-bit ones")
@@ -43,7 +43,7 @@ def backend(method: Any) -> str:
     found = (
         value.name
         for name, value in vars(method).items()
-        if name.endswith("backend") and isinstance(value, Enum)
+        if name.endswith("backend") and isinstance(value, Enum) and value.name != "NONE"
     )
     return next(found, "")
 

@@ -1,8 +1,10 @@
-"""torch without some of the CPU's capabilities, in every Python with this folder on its path.
+"""What every Python with this folder on its path begins with.
 
-``DENIED_CPU_CAPABILITIES`` holds prefixes of their names, separated by commas.
+``DENIED_CPU_CAPABILITIES`` holds prefixes of names of the CPU's capabilities that torch is to do
+without, ``COLLECTION_THRESHOLDS`` those of the garbage collector; both are separated by commas.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +12,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import MappingProxyType, ModuleType
 
-DENIED = tuple(os.environ["DENIED_CPU_CAPABILITIES"].split(","))
+DENIED = tuple(filter(None, os.environ.get("DENIED_CPU_CAPABILITIES", "").split(",")))
+THRESHOLDS = tuple(map(int, filter(None, os.environ.get("COLLECTION_THRESHOLDS", "").split(","))))
 
 
 def deny(cpu: ModuleType) -> None:
@@ -41,4 +44,7 @@ class Denying(MetaPathFinder):
         return spec
 
 
-sys.meta_path.insert(0, Denying())
+if DENIED:
+    sys.meta_path.insert(0, Denying())
+if THRESHOLDS:
+    gc.set_threshold(*THRESHOLDS)

@@ -1,0 +1,34 @@
+"""Summary of the catalogue, in Markdown, as the README shows it."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from vllm_fp4_plugin import catalogue
+from vllm_fp4_plugin.catalogue import Row
+
+_GROUPS: dict[str, Callable[[Row], bool]] = {
+    "mixtures of experts": lambda row: (
+        "experts" in " ".join([row.family, *(cell.why for cell in row.on.values())])
+    ),
+    "dense, mixed precision": lambda row: "mixed" in row.family,
+    "dense": lambda _: True,
+}
+
+
+def lines(rows: list[Row]) -> list[str]:
+    """One line of a table for each group: checkpoints by verdict, for each architecture."""
+    groups: dict[str, list[Row]] = {name: [] for name in reversed(_GROUPS)}
+    for row in rows:
+        groups[next(g for g, holds in _GROUPS.items() if holds(row))].append(row)
+    return [_line(name, members) for name, members in groups.items()]
+
+
+def _line(group: str, rows: list[Row]) -> str:
+    cells = []
+    for arch in catalogue.ARCHS:
+        counts = Counter[str]()
+        for row in rows:
+            counts[row.on[arch].verdict] += len(row.checkpoints)
+        order = ("served", "delegated", "refused")
+        cells.append(", ".join(f"{counts[v]} {v}" for v in order if counts[v]))
+    return f"| {group} | {' | '.join(cells)} |"

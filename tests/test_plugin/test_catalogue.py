@@ -1,0 +1,94 @@
+"""The catalogue: its table says what comes of planning each family's tiny checkpoint today."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.catalogue import summary
+from tests.catalogue.facts import FAMILIES, named
+from tests.catalogue.family import Family
+from tests.catalogue.plan import plan
+from vllm_fp4_plugin import catalogue
+from vllm_fp4_plugin.__main__ import app
+
+pytestmark = pytest.mark.slow
+
+ROWS = {row.family: row for row in catalogue.read()}
+# Each family is planned for one of them here; ``python -m tests.catalogue`` plans all.
+PLANNED = [
+    pytest.param(family, arch, id=f"{family.name}-{arch}")
+    for family, arch in zip(FAMILIES, itertools.cycle(catalogue.ARCHS), strict=False)
+]
+
+
+def test_every_family_has_a_row() -> None:
+    assert list(ROWS) == [family.name for family in FAMILIES]
+    assert len({name for family in FAMILIES for name in family.checkpoints}) == sum(
+        len(family.checkpoints) for family in FAMILIES
+    )
+
+
+@pytest.mark.parametrize(("family", "arch"), PLANNED)
+def test_rows_are_what_planning_says(family: Family, arch: str, tmp_path: Path) -> None:
+    row = plan(family, tmp_path, (arch,))
+    recorded = ROWS[family.name]
+    assert row.on[arch] == recorded.on[arch], "renew the table with python -m tests.catalogue"
+    assert (row.checkpoints, row.format, row.ran) == (
+        recorded.checkpoints,
+        recorded.format,
+        recorded.ran,
+    )
+
+
+def test_experts_are_delegated_on_gpus_by_name() -> None:
+    for name, row in ROWS.items():
+        if "experts" in name:
+            for arch in ("sm_90", "sm_100"):
+                cell = row.on[arch]
+                assert cell.verdict == "refused" or "nvfp4 experts" in cell.why, name
+
+
+def test_no_dense_family_is_refused_but_for_w4a16() -> None:
+    """On Blackwell 16-bit activations have no kernel; Quark's is no format of ours."""
+    for name, row in ROWS.items():
+        if "experts" not in name and "Quark" not in name:
+            assert row.on["cpu"].verdict != "refused", name
+            assert row.on["sm_90"].verdict != "refused", name
+            if row.on["sm_100"].verdict == "refused":
+                assert "no w4a16 kernel" in row.on["sm_100"].why, name
+
+
+def test_the_readme_has_its_summary() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for line in summary.lines(list(ROWS.values())):
+        assert line in readme, f"put {line!r} into README.md"
+
+
+def test_named_tests_are_there() -> None:
+    for family in FAMILIES:
+        if family.ran:
+            file, _, test = family.ran.partition("::")
+            assert f"def {test}(" in Path(__file__).with_name(file).read_text(), family.name
+
+
+def test_command() -> None:
+    runner = CliRunner()
+    done = runner.invoke(app, ["catalogue", "qwen3.8-27b"])
+    assert done.exit_code == 0, done.output
+    assert "Inferact/Qwen3.8-27B-NVFP4" in done.output.replace("\n", "")
+    assert "cpu: of" in done.output
+    assert "Llama" not in done.output
+    unknown = runner.invoke(app, ["catalogue", "gpt-2"])
+    assert unknown.exit_code == 1
+    assert "no family or checkpoint has 'gpt-2'" in unknown.output
+
+
+def test_a_family_that_can_be_built_is_not_planned_by_headers(tmp_path: Path) -> None:
+    llama = named("Llama 3")
+    claims = Family(
+        "as if", llama.checkpoints, llama.config, llama.kinds, by_headers="no such thing"
+    )
+    with pytest.raises(AssertionError, match="needs no plan by headers"):
+        plan(claims, tmp_path, ("cpu",))

@@ -1,0 +1,455 @@
+"""Experts on CPU: the arithmetic against an oracle, a token at a time, and what loading accepts."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
+from nvfp4_kernels.nvfp4 import (
+    Nvfp4Tensor,
+    quantize_activation,
+    quantize_weight,
+    to_blocked,
+)
+from vllm_fp4_plugin.experts.arithmetic import ACTIVATIONS, GATED, Activation, Experts, mixture
+from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
+from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.startup import Startup
+
+E, H, INNER, K = 4, 64, 48, 2
+F32 = torch.float32  # the default is bfloat16 where vLLM is configured
+SILU = Activation("silu")
+
+
+class Model:
+    """Random experts: what a checkpoint holds of them, and what they compute."""
+
+    def __init__(self, *, weight_only: bool, gated: bool = True, inner: int = INNER) -> None:
+        torch.manual_seed(3)
+        self.weight_only = weight_only
+        self.shards = ("gate_proj", "up_proj") if gated else ("up_proj",)
+        shapes = dict.fromkeys(self.shards, (inner, H)) | {"down_proj": (H, inner)}
+        self.weights = {
+            (expert, name): quantize_weight(torch.randn(shape, dtype=F32) * (1 + expert) * gain)
+            for expert in range(E)
+            for gain, (name, shape) in enumerate(shapes.items(), start=1)
+        }
+        self.scales = {
+            key: torch.tensor(0.002 * (1 + i), dtype=F32) for i, key in enumerate(self.weights)
+        }
+
+    def held(self, rows: slice = slice(None)) -> Experts:
+        """The experts of a rank, in the form of the reference."""
+        chosen = range(E)[rows]
+
+        def stack(part: str, name: str) -> Tensor:
+            names = self.shards if part == "w13" else ("down_proj",)
+            each = [[getattr(self.weights[e, n], name) for n in names] for e in chosen]
+            tensors = torch.stack([torch.stack(of_one) for of_one in each])
+            return tensors if part == "w13" else tensors.squeeze(1)
+
+        w2_input = torch.stack([self.scales[e, "down_proj"] for e in chosen])
+        return Experts(
+            stack("w13", "data"), to_blocked(stack("w13", "scales")), stack("w13", "global_scale"),
+            stack("w2", "data"), to_blocked(stack("w2", "scales")), stack("w2", "global_scale"),
+            None if self.weight_only else self.w13_input, None if self.weight_only else w2_input,
+        )  # fmt: skip
+
+    @property
+    def w13_input(self) -> Tensor:
+        return torch.stack([self.scales[e, n] for e in range(E) for n in self.shards]).amax()
+
+    def says(self, x: Tensor, expert: int, activation: Callable[..., Tensor]) -> Tensor:
+        """What one expert says of one token ``(H,)``, in float64."""
+        rounded = self._round(x, self.w13_input)
+        projected = [self._value(expert, name) @ rounded for name in self.shards]
+        hidden = activation(*projected).float()
+        hidden = self._round(hidden, self.scales[expert, "down_proj"])
+        if self.weight_only:
+            hidden = hidden.to(x.dtype).double()
+        return self._value(expert, "down_proj") @ hidden
+
+    def _value(self, expert: int, name: str) -> Tensor:
+        return self.weights[expert, name].dequantize().double()
+
+    def _round(self, x: Tensor, scale: Tensor) -> Tensor:
+        if self.weight_only:
+            return x.double()
+        return Nvfp4Tensor(*quantize_activation(x[None], scale), scale).dequantize()[0].double()
+
+    def oracle(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        activation: Callable[..., Tensor],
+        *,
+        weight_on_input: bool = False,
+    ) -> Tensor:
+        out = torch.zeros(x.shape, dtype=torch.float64)
+        for token, slots in enumerate(ids.tolist()):
+            for slot, expert in enumerate(slots):
+                if not 0 <= expert < E:
+                    continue
+                factor = weights[token, slot]
+                if weight_on_input:
+                    weighted = (x[token].float() * factor).to(x.dtype)
+                    out[token] += self.says(weighted, expert, activation)
+                else:
+                    out[token] += self.says(x[token], expert, activation) * factor.double()
+        return out
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def batch(tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(5)
+    ids = torch.stack([torch.randperm(E)[:K] for _ in range(max(tokens, 1))]).int()
+    return torch.randn(tokens, H).bfloat16(), torch.rand(tokens, K, dtype=F32), ids[:tokens]
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    """One rounding to bfloat16, and in W4A4 a 4-bit step here and there that sums decide."""
+    off = (actual.double() - expected).norm() / expected.norm()
+    assert off < 0.004, off
+
+
+@pytest.mark.parametrize("weight_only", [True, False], ids=["W4A16", "W4A4"])
+class TestMixture:
+    def test_any_routing(self, weight_only: bool) -> None:
+        """Padding, ids of no expert, duplicates; weights of slots without one are not looked at."""
+        model = Model(weight_only=weight_only)
+        x, weights, ids = batch()
+        ids[0], ids[1], ids[2] = torch.tensor([[-1, -1], [E, 1], [2, 2]])
+        weights[0], weights[1, 0] = torch.nan, torch.inf
+        out = mixture(x, weights, ids, None, model.held(), SILU, weight_on_input=False)
+        assert out.dtype == x.dtype
+        assert_same(out, model.oracle(x, weights, ids, silu_mul))
+        assert not out[0].any()
+
+    @pytest.mark.parametrize("tokens", [0, 1])
+    def test_nothing_routed(self, tokens: int, weight_only: bool) -> None:
+        x, weights, ids = batch(tokens)
+        ids.fill_(-1)
+        held = Model(weight_only=weight_only).held()
+        out = mixture(x, weights, ids, None, held, SILU, weight_on_input=False)
+        assert torch.equal(out, torch.zeros_like(x))
+
+    def test_weight_on_input(self, weight_only: bool) -> None:
+        model = Model(weight_only=weight_only)
+        x, weights, ids = batch()
+        ids = ids[:, :1]
+        args = (x, weights[:, :1], ids)
+        out = mixture(*args, None, model.held(), SILU, weight_on_input=True)
+        assert_same(out, model.oracle(*args, silu_mul, weight_on_input=True))
+
+    def test_experts_on_two_ranks(self, weight_only: bool) -> None:
+        """Round robin: the parts of two ranks add up to the whole."""
+        model = Model(weight_only=weight_only)
+        x, weights, ids = batch()
+        ids[4] = -1
+        parts = torch.zeros(x.shape, dtype=F32)
+        for rank in range(2):
+            places = torch.full((E,), -1, dtype=torch.int32)
+            places[rank::2] = torch.arange(E // 2, dtype=torch.int32)
+            held = model.held(slice(rank, None, 2))
+            parts += mixture(x, weights, ids, places, held, SILU, weight_on_input=False).float()
+        assert_same(parts, model.oracle(x, weights, ids, silu_mul))
+
+    def test_a_token_is_alone(self, weight_only: bool) -> None:
+        """NaN in one row reaches no other."""
+        held = Model(weight_only=weight_only).held()
+        x, weights, ids = batch()
+        clean = mixture(x, weights, ids, None, held, SILU, weight_on_input=False)
+        x[3] = torch.nan
+        dirty = mixture(x, weights, ids, None, held, SILU, weight_on_input=False)
+        assert torch.equal(clean[torch.arange(9) != 3], dirty[torch.arange(9) != 3])
+        assert dirty[3].isnan().all()
+
+
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "silu": silu_mul,
+    "gelu": lambda g, u: g * 0.5 * (1 + torch.erf(g / 2**0.5)) * u,
+    "gelu_tanh": lambda g, u: (
+        0.5 * g * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (g + 0.044715 * g**3))) * u
+    ),
+    "swigluoai_uninterleave": lambda g, u: (
+        g.clamp(max=7) / (1 + torch.exp(-1.702 * g.clamp(max=7))) * (u.clamp(-7, 7) + 1)
+    ),
+    "silu_no_mul": lambda u: u / (1 + torch.exp(-u)),
+    "gelu_no_mul": lambda u: u * 0.5 * (1 + torch.erf(u / 2**0.5)),
+    "gelu_tanh_no_mul": lambda u: (
+        0.5 * u * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (u + 0.044715 * u**3)))
+    ),
+    "relu2_no_mul": lambda u: u.clamp(min=0) ** 2,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str) -> None:
+    model = Model(weight_only=True, gated=name in GATED)
+    x, weights, ids = batch()
+    oai = name == "swigluoai_uninterleave"
+    activation = Activation(name, 7.0, 1.702, 1.0) if oai else Activation(name)
+    out = mixture(x, weights, ids, None, model.held(), activation, weight_on_input=False)
+    assert_same(out, model.oracle(x, weights, ids, FORMULAS[name]))
+
+
+def test_activations_are_named_as_vllm_names_them() -> None:
+    for name in ACTIVATIONS:
+        assert MoEActivation(name).is_gated == (name in GATED)
+
+
+def test_silu_with_a_limit() -> None:
+    projections = torch.tensor([[[9.0, -9.0]], [[-9.0, 2.0]]])
+    gate, up = torch.tensor([7.0, -9.0]), torch.tensor([-7.0, 2.0])
+    torch.testing.assert_close(Activation("silu", 7.0)(projections)[0], silu_mul(gate, up))
+
+
+# --- the method ---------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """What the method asks of vLLM's layer of routed experts, on one of several ranks."""
+
+    def __init__(self, *, tp: int = 1, ep: int = 1, rank: int = 0, **config: Any) -> None:
+        super().__init__()
+        self.ckpt_gate_proj_name, self.ckpt_up_proj_name = "gate_proj", "up_proj"
+        self.ckpt_down_proj_name = "down_proj"
+        self.activation = MoEActivation.SILU
+        self.swiglu_limit = self.swiglu_alpha = self.swiglu_beta = None
+        self.apply_router_weight_on_input = False
+        first, local = rank * E // ep if ep > 1 else 0, E // ep
+        self.expert_map = None
+        if ep > 1:
+            self.expert_map = torch.full((E,), -1, dtype=torch.int32)
+            self.expert_map[first : first + local] = torch.arange(local, dtype=torch.int32)
+        settings = {
+            "num_experts": E,
+            "num_local_experts": local,
+            "activation": self.activation,
+            "is_act_and_mul": True,
+            "has_bias": False,
+            "is_lora_enabled": False,
+            "hidden_dim": H,
+            "hidden_dim_unpadded": None,
+            "intermediate_size": INNER * tp,
+            "intermediate_size_per_partition": INNER,
+            "tp_rank": rank if tp > 1 else 0,
+        }
+        self.moe_config = SimpleNamespace(**(settings | config))
+        self.first, self.local = first, local
+
+    def _map_global_expert_id_to_local_expert_id(self, expert: int) -> int:
+        return expert - self.first if self.first <= expert < self.first + self.local else -1
+
+
+Build = Callable[..., tuple[Nvfp4ExpertsMethod, Layer]]
+PREFIX = "model.layers.0.mlp.experts"
+
+
+@pytest.fixture
+def build(vllm_config: Any) -> Build:
+    def built(
+        layer: Layer | None = None, *, format: str = "modelopt", weight_only: bool = False
+    ) -> tuple[Nvfp4ExpertsMethod, Layer]:
+        layer = layer or Layer()
+        checkpoint = CheckpointConfig(FORMATS[format], weight_only)  # type: ignore[index]
+        startup = Startup()
+        startup.waiting.add(PREFIX)
+        method = Nvfp4ExpertsMethod(startup, layer, PREFIX, checkpoint, weight_only=weight_only)
+        config = layer.moe_config
+        method.create_weights(
+            layer,
+            config.num_local_experts,
+            config.hidden_dim,
+            config.intermediate_size_per_partition,
+            torch.bfloat16,
+            global_num_experts=E,
+            weight_loader=None,
+        )
+        return method, layer
+
+    return built
+
+
+def load(
+    layer: Layer,
+    model: Model,
+    format: str = "modelopt",
+    change: Callable[[str, Tensor], Tensor | None] = lambda name, tensor: tensor,
+) -> None:
+    """Give a layer every tensor of every expert, as vLLM does; ``change`` may drop one."""
+    chosen = FORMATS[format]  # type: ignore[index]
+    names = chosen.names
+    shards = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    for (expert, projection), weight in model.weights.items():
+        scalars = [weight.global_scale, model.scales[expert, projection]]
+        if chosen.reciprocal:
+            scalars = [scalar.reciprocal().view(1) for scalar in scalars]
+        tensors = {
+            names.weight: weight.data,
+            names.block_scale: weight.scales,
+            names.weight_global: scalars[0],
+            names.input_global: scalars[1],
+        }
+        for name, tensor in tensors.items():
+            if model.weight_only and name == names.input_global:
+                continue
+            changed = change(f"{expert}.{projection}.{name}", tensor)
+            if changed is None:
+                continue
+            shard = shards[projection]
+            whole = f"w{'2' if shard == 'w2' else '13'}_{name}"
+            param = getattr(layer, whole)
+            came = param.weight_loader(param, changed, f"{PREFIX}.{whole}", shard, expert, True)
+            assert came in (True, False)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("weight_only", [True, False], ids=["W4A16", "W4A4"])
+def test_what_is_loaded_is_what_is_served(format: str, weight_only: bool, build: Build) -> None:
+    model = Model(weight_only=weight_only)
+    method, layer = build(format=format, weight_only=weight_only)
+    load(layer, model, format)
+    method.process_weights_after_loading(layer)
+    method.process_weights_after_loading(layer)  # vLLM may ask twice
+    assert not method.startup.waiting
+    for held, expected in zip(method.held(layer), model.held(), strict=True):
+        if expected is None:
+            assert held is None
+        elif expected.dtype == torch.float32:
+            torch.testing.assert_close(held.data, expected)
+        else:
+            assert torch.equal(held.view(torch.uint8), expected.view(torch.uint8))
+    x, weights, ids = batch()
+    out = method.apply(layer, x, weights, ids, None, None)
+    assert_same(out, model.oracle(x, weights, ids, silu_mul))
+
+
+@pytest.mark.parametrize("parallel", ["tp", "ep"])
+def test_two_ranks_add_up(parallel: str, build: Build) -> None:
+    """Input scales are of all experts, wherever they are."""
+    model = Model(weight_only=False, inner=2 * INNER if parallel == "tp" else INNER)
+    x, weights, ids = batch()
+    parts = torch.zeros(x.shape, dtype=F32)
+    for rank in range(2):
+        method, layer = build(Layer(**{parallel: 2}, rank=rank))
+        load(layer, model)
+        method.process_weights_after_loading(layer)
+        assert layer.w13_input == model.w13_input
+        parts += method.apply(layer, x, weights, ids, None, None).float()
+    assert_same(parts, model.oracle(x, weights, ids, silu_mul))
+
+
+def test_dynamo_sees_one_op(build: Build) -> None:
+    method, layer = build()
+    load(layer, Model(weight_only=False))
+    method.process_weights_after_loading(layer)
+    compiled = torch.compile(
+        lambda *args: method.apply(layer, *args, None, None), fullgraph=True, backend="eager"
+    )
+    args = batch()
+    assert torch.equal(compiled(*args), method.apply(layer, *args, None, None))
+
+
+def drop(name: str) -> Callable[[str, Tensor], Tensor | None]:
+    return lambda each, tensor: None if each == name else tensor
+
+
+def replaced(name: str, by: Callable[[Tensor], Tensor]) -> Callable[[str, Tensor], Tensor]:
+    return lambda each, tensor: by(tensor) if each == name else tensor
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "3.up_proj.weight", "0.down_proj.weight_scale", "1.gate_proj.weight_scale_2",
+        "2.down_proj.input_scale",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("ep", [1, 2])
+def test_a_missing_tensor_is_named_on_every_rank(name: str, ep: int, build: Build) -> None:
+    for rank in range(ep):
+        method, layer = build(Layer(ep=ep, rank=rank))
+        load(layer, Model(weight_only=False), change=drop(name))
+        assert list(method.ledger.missing()) == [f"{PREFIX}.{name}"]
+        with pytest.raises(UnsupportedCheckpoint, match=rf"{PREFIX}\.{name}: not in the check"):
+            method.process_weights_after_loading(layer)
+
+
+def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None:
+    """With its filter, those of other ranks' experts; their scales come all the same."""
+    vllm_config.parallel_config.enable_ep_weight_filter = True
+    try:
+        for rank in range(2):
+            method, layer = build(Layer(ep=2, rank=rank))
+            load(layer, Model(weight_only=False), change=drop("3.up_proj.weight"))
+            missing = [f"{PREFIX}.3.up_proj.weight"] if rank == 1 else []
+            assert list(method.ledger.missing()) == missing
+    finally:
+        vllm_config.parallel_config.enable_ep_weight_filter = False
+
+
+@pytest.mark.parametrize(
+    ("name", "by", "message"),
+    [
+        (
+            "1.up_proj.weight",
+            lambda t: t.bfloat16(),
+            r"1\.up_proj\.weight: dtype is bfloat16",
+        ),
+        ("1.up_proj.weight", lambda t: t[:-1], r"shape is \(47, 32\), must be \(48, 32\)"),
+        ("2.down_proj.weight_scale", lambda t: t[:, :2], r"is \(64, 2\), must be \(64, 3\)"),
+        ("0.gate_proj.input_scale", lambda t: t.expand(2), r"shape is \(2,\), must be one number"),
+        ("0.gate_proj.weight", lambda t: t.expand(E, *t.shape), r"all experts in one tensor of"),
+        ("0.gate_proj.weight_scale_2", lambda t: -t, r"experts, w13 of expert 0\.weight_scale_2"),
+        (
+            "3.down_proj.weight_scale",
+            lambda t: torch.full_like(t.float(), torch.nan).to(t.dtype),
+            r"w2 of expert 3 of this rank\.weight_scale: 192 block scales are NaN",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit(name: str, by: Any, message: str, build: Build) -> None:
+    method, layer = build()
+
+    def loaded() -> None:
+        load(layer, Model(weight_only=False), change=replaced(name, by))
+        method.process_weights_after_loading(layer)
+
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        loaded()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"activation": MoEActivation.SWIGLUOAI}, "its activation is swigluoai, must be silu, "),
+        ({"activation": MoEActivation.SITU}, "its activation is situ, must be silu, "),
+        ({"has_bias": True}, "its experts have biases"),
+        ({"is_lora_enabled": True}, "LoRA is enabled"),
+        ({"hidden_dim": 72}, "H is 72, must be a multiple of 16"),
+        ({"intermediate_size_per_partition": 24}, "I on a rank is 24, must be a multiple of 16"),
+    ],
+)
+def test_layers_that_are_not_served(config: dict[str, Any], message: str, build: Build) -> None:
+    with pytest.raises(UnsupportedCheckpoint, match=f"{PREFIX}: {message}"):
+        build(Layer(**config))
+
+
+def test_a_dummy_load_is_served(build: Build, vllm_config: Any) -> None:
+    method, layer = build()
+    kept = vllm_config.load_config.load_format
+    vllm_config.load_config.load_format = "dummy"
+    try:
+        method.process_weights_after_loading(layer)
+    finally:
+        vllm_config.load_config.load_format = kept
+    assert method.apply(layer, *batch(), None, None).isfinite().all()

@@ -1,0 +1,63 @@
+"""``python -m vllm_fp4_plugin catalogue``: what becomes of the checkpoints that people serve."""
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from vllm_fp4_plugin import catalogue as table
+from vllm_fp4_plugin import command_line
+from vllm_fp4_plugin.catalogue import Cell, Row
+
+_LEGEND = (
+    "delegated: vLLM runs the quantised layers that are named, the rest is ours",
+    "*: planned by the tensors' headers alone, as vLLM does not build the model on a CPU, or not "
+    "from the config that the tiny checkpoint has",
+    "run: a tiny checkpoint of the family is served on a CPU by the tests, and what comes out "
+    "compared; all others are planned: their layers are built, and none of them runs",
+)
+
+
+def catalogue(
+    find: Annotated[
+        str, typer.Argument(help="Part of a family's or a checkpoint's name; all without it.")
+    ] = "",
+) -> None:
+    """Print what becomes of known NVFP4 checkpoints on a CPU, sm_90 and sm_100, and why."""
+    rows = [row for row in table.read() if _matches(row, find)]
+    with command_line.refusals(find):
+        if not rows:
+            raise ValueError(
+                f"find: no family or checkpoint has {find!r} in its name; leave it out for all"
+            )
+    console = command_line.output()
+    console.print(_table(rows))
+    for arch in table.ARCHS:
+        counts = Counter[str]()
+        for row in rows:
+            counts[row.on[arch].verdict] += len(row.checkpoints)
+        each = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+        console.print(f"{arch}: of {counts.total()} checkpoints {each}", highlight=False)
+    for line in _LEGEND:
+        console.print(line, markup=False, highlight=False)
+
+
+def _matches(row: Row, find: str) -> bool:
+    return any(find.lower() in name.lower() for name in (row.family, *row.checkpoints))
+
+
+def _table(rows: list[Row]) -> Table:
+    drawn = Table(title="NVFP4 checkpoints", title_justify="left", show_lines=True)
+    for column in ("family", "checkpoints", *table.ARCHS, "run"):
+        drawn.add_column(column, overflow="fold", ratio=3 if column in table.ARCHS else None)
+    for row in rows:
+        names = "\n".join(row.checkpoints)
+        cells = [_text(row.on[arch]) for arch in table.ARCHS]
+        drawn.add_row(*map(escape, (row.family, names, *cells, "yes" if row.ran else "")))
+    return drawn
+
+
+def _text(cell: Cell) -> str:
+    return f"{cell.verdict}{'*' if cell.by_headers else ''}" + (f": {cell.why}" if cell.why else "")
