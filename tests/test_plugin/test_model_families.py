@@ -191,6 +191,14 @@ CASES = {
             f"down_proj ×4: {W4A4}",
         ),
     ),
+    "Muse Glimmer, W4A16": Case(
+        weight_only(BY_NAME["Muse Glimmer"]),
+        SAME,
+        (
+            f"output_gate_proj ×2: {W4A16}",
+            "attn ×2: nvfp4_paged_attention/reference (cpu), bfloat16 KV cache, by default",
+        ),
+    ),
     "Nemotron Nano 2, W4A16": Case(
         weight_only(NEMOTRON_2),
         SAME,
