@@ -51,7 +51,9 @@ class Nvfp4TcConfig(QuantizationConfig):
         self._checkpoint = checkpoint
         self._kinds = None if checkpoint is None else LayerKinds(checkpoint)
         self._options: Options | None = None
+        self._attention_config: Any = None  # that a backend was chosen in
         self._attention_reason = ""
+        self._attention_reasons: dict[str, str] = {}  # by layer
         # vLLM reads this name: with a scheme, "auto" KV-cache dtype means fp8.
         self.kv_cache_scheme = checkpoint.kv_cache_scheme if checkpoint is not None else None
 
@@ -65,6 +67,7 @@ class Nvfp4TcConfig(QuantizationConfig):
                 options.refuse_online_only()
             else:
                 self.startup.watch(options.ignore)
+            self._attention_config = config.attention_config
             self._attention_reason = defaults.choose(config, options, self.startup.report)
         return self._options
 
@@ -145,7 +148,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         startup = self.startup
         startup.built(prefix, shard_names(prefix, self.packed_modules_mapping))
         if isinstance(layer, Attention | MLAAttention):
-            startup.report.add(choice.record(layer, prefix, self._attention_reason))
+            startup.report.add(choice.record(layer, prefix, self._reason_for_attention(prefix)))
             return BaseKVCacheMethod(self)
         if isinstance(layer, RoutedExperts):
             return self._experts_method(layer, prefix)
@@ -156,6 +159,18 @@ class Nvfp4TcConfig(QuantizationConfig):
         if self._checkpoint is None:
             return self._online_method(layer, prefix, options)
         return self._checkpoint_method(layer, prefix, options, self._checkpoint)
+
+    def _reason_for_attention(self, prefix: str) -> str:
+        """Why an attention layer runs on the backend that it has.
+
+        vLLM asks when it builds the layer, and once more when the target's config is current again.
+        """
+        attention = get_current_vllm_config().attention_config
+        if attention is self._attention_config:
+            reason = self._attention_reason
+        else:
+            reason = choice.drafts_reason(attention)
+        return self._attention_reasons.setdefault(prefix, reason)
 
     def _online_method(self, layer: Any, prefix: str, options: Options) -> QuantizeMethodBase:
         pattern = covered(prefix, options.ignore, self.packed_modules_mapping)

@@ -12,6 +12,8 @@ from torch import Tensor
 from vllm.model_executor.layers.mamba import mamba_mixer2
 
 from nvfp4_kernels.nvfp4 import Convention, Nvfp4Tensor, quantize_weight
+from tests.mixed_checkpoints import quantize
+from tests.test_plugin.test_delegated import config_of
 from tests.test_plugin.test_linear_layers import (
     INPUT_SCALE,
     checkpoint,
@@ -21,6 +23,7 @@ from tests.test_plugin.test_linear_layers import (
 )
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import Kind
 
 HIDDEN, STATE, INNER, HEADS = 64, 16, 128, 8
 ROWS = 2 * INNER + 2 * STATE + HEADS
@@ -134,3 +137,20 @@ def test_quantised_at_load(rank: int, projection: Callable[[Nvfp4TcConfig], Any]
     found: Tensor = layer.quant_method.dequantize_weight(layer)
     error = (found - expected).norm() / expected.norm()
     assert error < 0.12
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", [Kind.FP8, Kind.MXFP8])
+def test_ranks_hold_their_rows_in_8_bits(
+    kind: Kind, format: Convention, rank: int, projection: Callable[[Nvfp4TcConfig], Any]
+) -> None:
+    torch.manual_seed(0)
+    layer = projection(config_of(format, kind))
+    weight = quantize(kind, torch.randn(ROWS, HIDDEN), modelopt=format == "modelopt")
+    tensors = dict(weight.tensors)
+    if kind is Kind.FP8:
+        tensors["input_scale"] = INPUT_SCALE if format == "modelopt" else INPUT_SCALE.view(1)
+    load(layer, tensors)
+    finish(layer)
+    values: Tensor = layer.quant_method.dequantize_weight(layer)
+    torch.testing.assert_close(values, weight.values[rows_of(rank, 2)], rtol=2e-7, atol=0)

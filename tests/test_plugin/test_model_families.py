@@ -10,6 +10,8 @@ whatever the name among those of W4A16 and FP8, some name with W4A4.
 """
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -21,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from nvfp4_kernels.nvfp4 import quantize_weight
-from tests import tiny_llama
+from tests import limits, tiny_llama
 from tests.catalogue import checkpoint, reference
 from tests.catalogue.facts import FAMILIES
 from tests.catalogue.family import Family
@@ -189,6 +191,14 @@ CASES = {
             f"down_proj ×4: {W4A4}",
         ),
     ),
+    "Muse Glimmer, W4A16": Case(
+        weight_only(BY_NAME["Muse Glimmer"]),
+        SAME,
+        (
+            f"output_gate_proj ×2: {W4A16}",
+            "attn ×2: nvfp4_paged_attention/reference (cpu), bfloat16 KV cache, by default",
+        ),
+    ),
     "Nemotron Nano 2, W4A16": Case(
         weight_only(NEMOTRON_2),
         SAME,
@@ -292,3 +302,25 @@ def test_quantised_at_load(family: Family, tmp_path: Path) -> None:
     assert of.distance() < SAME
     assert min(of.distances_of_mutants().values()) > SAME
     assert sum("W4A16" in line for line in report) == 6  # two each of mixer, MLP and attention
+
+
+# --- two ranks ----------------------------------------------------------------------------------
+
+
+def test_one_group_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ranks hold a copy of the one group that all heads of a mixer share."""
+    family = replace(weight_only(NEMOTRON_2), config={**NEMOTRON_2.config, "n_groups": 1})
+    path = checkpoint.write(family, tmp_path / "model", reference.even_out)
+    roundings = reference.decode(path, tmp_path / "decoded")
+    model = reference.load(AutoModelForCausalLM, tmp_path / "decoded", roundings)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # one memory node, two workers
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "tests.engine", str(path), '{"tensor_parallel_size": 2}']
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=limits.PROCESS, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])["logprobs"]
+    [expected] = reference.logprobs(model, tokens()[:1])
+    pairs = zip(found, expected, strict=True)
+    assert sum(abs(a - b) for a, b in pairs) / len(found) < SAME

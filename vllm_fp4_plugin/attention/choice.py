@@ -47,6 +47,16 @@ def make_default(vllm_config: Any) -> str:
     return "by default"
 
 
+def drafts_reason(attention: Any) -> str:
+    """Reason for the backend of a draft that has the target's quantization config.
+
+    vLLM chooses it apart from the target's, in an ``attention`` config of the draft's own.
+    """
+    if attention.backend is not None:
+        return f"the draft's attention_backend is {attention.backend.name}"
+    return "vLLM's choice for the draft"
+
+
 def obstacles(vllm_config: Any) -> list[str]:
     """Reasons why the model's attention cannot run on our kernels; empty if it can."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
