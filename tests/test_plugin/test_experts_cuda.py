@@ -25,7 +25,7 @@ from vllm_fp4_plugin.kind import Kind
 pytestmark = pytest.mark.slow
 
 SAME = 0.03
-SAME_FP8 = 0.3  # experts' inputs are rounded to FP8, the reference's are not
+SAME_FP8 = 0.2  # the reference does not round what goes into experts, which moves it by .06
 
 MODELS = {
     "qwen3": moe_checkpoints.qwen3(moe_intermediate_size=256),
