@@ -500,7 +500,7 @@ class Delegate:
         for name, shape in {
             "w13_weight_scale_2": (2, 2), "w2_weight_scale_2": (2,), "w2_input_scale": (4,),
         }.items():  # fmt: skip
-            parameter = torch.nn.Parameter(torch.ones(shape), requires_grad=False)
+            parameter = torch.nn.Parameter(torch.ones(shape, dtype=F32), requires_grad=False)
             parameter.weight_loader = weight_loader  # type: ignore[attr-defined]
             layer.register_parameter(name, parameter)
 
@@ -536,7 +536,7 @@ def test_scales_are_joined_once_loaded(
         for shard, part in (("w1", "w13"), ("w3", "w13"), ("w2", "w2")):
             param = getattr(layer, f"{part}_weight_scale_2")
             name = f"{PREFIX}.{part}_weight_scale_2"
-            param.weight_loader(param, torch.ones(()), name, shard, expert, True)
+            param.weight_loader(param, torch.ones((), dtype=F32), name, shard, expert, True)
     method.process_weights_after_loading(layer)
     assert method.seen["w2_weight_scale_2"] == w2
     assert method.seen["w2_input_scale"] == w2_input

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 
-from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from vllm_fp4_plugin.formats import TensorNames, UnsupportedCheckpoint
 
 _UP, _DOWN = ("w1", "w3"), "w2"  # vLLM's names of an expert's projections
 
@@ -24,6 +25,16 @@ class Form(NamedTuple):
 
     dtype: torch.dtype
     columns_per: int | None
+
+
+def nvfp4_forms(names: TensorNames) -> dict[str, Form]:
+    """Forms of a projection's tensors, by their names on disk."""
+    return {
+        names.weight: Form(torch.uint8, 2),
+        names.block_scale: Form(torch.float8_e4m3fn, BLOCK_SIZE),
+        names.weight_global: Form(torch.float32, None),
+        names.input_global: Form(torch.float32, None),
+    }
 
 
 class ExpertLedger:

@@ -10,7 +10,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, Unquantized
 from vllm.model_executor.layers.quantization import get_quantization_config
 
 from vllm_fp4_plugin.experts.joined_scales import PROPORTIONAL, GlobalScales, described, join
-from vllm_fp4_plugin.experts.ledger import ExpertLedger
+from vllm_fp4_plugin.experts.ledger import ExpertLedger, nvfp4_forms
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.startup import Startup
@@ -51,9 +51,9 @@ def backend(method: Any) -> str:
 def _config(prefix: str, group: LayerGroup, checkpoint: CheckpointConfig) -> Any:
     settings = group.settings
     if group.kind.is_nvfp4:  # a config of NVFP4 alone keeps none for its layers
-        described = checkpoint.format.group(group.kind, static_input=True)
-        assert described is not None
-        settings = described.settings
+        written = checkpoint.format.group(group.kind, static_input=True)
+        assert written is not None
+        settings = written.settings
     if checkpoint.format.name == "modelopt":
         fields: dict[str, Any] = {
             "quant_method": "modelopt",
@@ -84,10 +84,11 @@ def _watch(
         layer: Any, *args: Any, weight_loader: Callable[..., Any], **kw: Any
     ) -> None:
         create(layer, *args, weight_loader=ledger.loader(weight_loader), **kw)
+        forms = nvfp4_forms(checkpoint.names) if group.kind.is_nvfp4 else {}
         for name in dict(layer.named_parameters(recurse=False)):
             part, _, tensor = name.partition("_")
             if part == "w13" and not _is_optional(tensor, group.kind, checkpoint):
-                ledger.expect(tensor)
+                ledger.expect(tensor, forms.get(tensor))
 
     def process_weights_after_loading(layer: Any) -> None:
         if get_current_vllm_config().load_config.load_format != "dummy":
