@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 SAME = 0.03  # W4A16: .011, with gate's scale for up .66
 SAME_W4A4 = 0.25  # .13, with gate's scale for up .64
 
+SAME_FP8 = 0.1  # .045: FP8 layers round their inputs, the reference does not
+
 REFERENCE = "nvfp4_experts/reference (cpu)"
 MLP = ("experts", "shared_experts", "gate_proj", "up_proj", "down_proj")
 
@@ -69,13 +71,15 @@ def test_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert distance(found, moe_checkpoints.said(model)) < SAME
 
 
-def test_glm4_with_shared_experts_and_a_dense_layer(tmp_path: Path) -> None:
-    config = moe_checkpoints.glm4()
-    model = moe_checkpoints.write(tmp_path, config, dict.fromkeys(MLP, Kind.NVFP4_A16))
+def test_glm4_of_mixed_precision(tmp_path: Path) -> None:
+    """A dense layer, experts beside a shared one, FP8 attention by vLLM's methods."""
+    kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | {"self_attn": Kind.FP8_CHANNEL}
+    model = moe_checkpoints.write(tmp_path, moe_checkpoints.glm4(), kinds)
     found = run(str(model.path))
     assert f"experts ×1: {REFERENCE}, W4A16" in found.report
     assert "gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/reference (cpu), W4A16" in found.report
-    assert distance(found, moe_checkpoints.said(model)) < SAME
+    assert "qkv_proj ×2: fp8 (vLLM: ModelOptLinearMethod), W8A8 dynamic" in found.report
+    assert distance(found, moe_checkpoints.said(model)) < SAME_FP8
 
 
 def test_mixtral_compiled(tmp_path: Path) -> None:

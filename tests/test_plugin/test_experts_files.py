@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from tests import moe_checkpoints
@@ -23,12 +22,10 @@ from tests.test_plugin.test_layer_kinds import (
     headers,
 )
 from vllm_fp4_plugin import meta_model
-from vllm_fp4_plugin.experts import choice, vllm_methods
+from vllm_fp4_plugin.experts import choice
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint, parse
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.layer_kinds import LayerKind, LayerKinds
-from vllm_fp4_plugin.report import LayerRecord
-from vllm_fp4_plugin.startup import Startup
 from vllm_fp4_plugin.verify_command import verified
 
 EXPERTS = "model.layers.0.mlp.experts"
@@ -292,22 +289,3 @@ def test_what_vllm_has_no_method_for(written: Written, monkeypatch: pytest.Monke
     message = rf"{EXPERTS}: holds NVFP4 experts, .* no method for \(No NvFp4 MoE backend\)"
     with pytest.raises(UnsupportedCheckpoint, match=message):
         experts_rows(written())
-
-
-@pytest.mark.parametrize(
-    ("scales", "note"),
-    [
-        ([[1.0, 1.0], [2.0, 2.0]], ""),
-        (
-            [[1.0, 1.0], [2.0, 0.5]],
-            "up takes gate's global scale, which is not its own in 1 of 2 experts, by up to 4.00×",
-        ),
-    ],
-    ids=["alike", "not alike"],
-)
-def test_scales_that_vllm_joins_are_reported(scales: list[list[float]], note: str) -> None:
-    startup = Startup()
-    startup.report.add(LayerRecord(EXPERTS, "nvfp4 (vLLM: …)", "W4A16", "", 1, 1))
-    for _ in range(2):  # a reload says nothing new
-        vllm_methods._report_joined(EXPERTS, torch.tensor(scales), startup)
-    assert [record.reason for record in startup.report.layers] == [note]

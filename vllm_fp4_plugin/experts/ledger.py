@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 
-from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from vllm_fp4_plugin.formats import TensorNames, UnsupportedCheckpoint
 
 _UP, _DOWN = ("w1", "w3"), "w2"  # vLLM's names of an expert's projections
 
@@ -24,6 +25,16 @@ class Form(NamedTuple):
 
     dtype: torch.dtype
     columns_per: int | None
+
+
+def nvfp4_forms(names: TensorNames) -> dict[str, Form]:
+    """Forms of a projection's tensors, by their names on disk."""
+    return {
+        names.weight: Form(torch.uint8, 2),
+        names.block_scale: Form(torch.float8_e4m3fn, BLOCK_SIZE),
+        names.weight_global: Form(torch.float32, None),
+        names.input_global: Form(torch.float32, None),
+    }
 
 
 class ExpertLedger:
@@ -48,7 +59,7 @@ class ExpertLedger:
         self._count: int = config.num_experts
         self._h: int = config.hidden_dim_unpadded or config.hidden_dim
         self._i: int = config.intermediate_size
-        self._is_local = layer._map_global_expert_id_to_local_expert_id
+        self._row_of = layer._map_global_expert_id_to_local_expert_id
         # vLLM can be told not to read the weights, but not the scales, of other ranks' experts.
         self._filtered = get_current_vllm_config().parallel_config.enable_ep_weight_filter
         self._wanted: dict[str, Form | None] = {}
@@ -82,12 +93,17 @@ class ExpertLedger:
         load.supports_moe_loading = True  # type: ignore[attr-defined]
         return load
 
+    def local_experts(self) -> list[int]:
+        """Experts of this rank, in the order in which it holds them."""
+        rows = {expert: self._row_of(expert) for expert in range(self._count)}
+        return sorted((e for e, row in rows.items() if row >= 0), key=lambda expert: rows[expert])
+
     def missing(self) -> Iterator[str]:
         """Names that tensors have in the checkpoint which have not come."""
         for tensor in self._wanted:
             is_weight = tensor in ("weight", "weight_packed")
             for expert in range(self._count):
-                if self._filtered and is_weight and self._is_local(expert) < 0:
+                if self._filtered and is_weight and self._row_of(expert) < 0:
                     continue
                 for shard in (*self.shards, _DOWN):
                     if (tensor, expert, shard) not in self._received:

@@ -11,7 +11,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE, to_blocked
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.experts.arithmetic import ACTIVATIONS, GATED, Experts
-from vllm_fp4_plugin.experts.ledger import ExpertLedger, Form
+from vllm_fp4_plugin.experts.ledger import ExpertLedger, nvfp4_forms
 from vllm_fp4_plugin.experts.op import experts
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.startup import Startup
@@ -96,23 +96,22 @@ class Nvfp4ExpertsMethod(FusedMoEMethodBase):
         """
         names, e = self.checkpoint.names, num_experts
         h, i, s = hidden_size, intermediate_size_per_partition, len(self.ledger.shards)
-        ledger, load = self.ledger, self.ledger.loader(self._load)
-        uint8, e4m3, f32 = torch.uint8, torch.float8_e4m3fn, torch.float32
-        w13_input = (extra_weight_attrs["global_num_experts"], s)
-        for name, dtype, columns_per, w13, w2 in (
-            (names.weight, uint8, 2, (e, s, i, h // 2), (e, h, i // 2)),
-            (names.block_scale, e4m3, BLOCK_SIZE, (e, s, i, h // 16), (e, h, i // 16)),
-            (names.weight_global, f32, None, (e, s), (e,)),
-            (names.input_global, f32, None, w13_input, (e,)),
-        ):
+        load = self.ledger.loader(self._load)
+        for name, form in nvfp4_forms(names).items():
             # A checkpoint may carry input scales that are not used; they are read nevertheless.
             if not (name == names.input_global and self.weight_only):
-                ledger.expect(name, Form(dtype, columns_per))
+                self.ledger.expect(name, form)
+            columns_per = form.columns_per
+            w13: tuple[int, ...] = (e, s)
+            w2: tuple[int, ...] = (e,)
+            if columns_per is not None:
+                w13, w2 = (e, s, i, h // columns_per), (e, h, i // columns_per)
+            elif name == names.input_global:
+                w13 = (extra_weight_attrs["global_num_experts"], s)
             for part, shape in (("w13", w13), ("w2", w2)):
-                # NaN, so that what was never loaded cannot pass for a scale.
-                data = torch.empty(shape, dtype=dtype)
-                if dtype is f32:
-                    data.fill_(torch.nan)
+                data = torch.empty(shape, dtype=form.dtype)
+                if columns_per is None:
+                    data.fill_(torch.nan)  # so that what was never loaded cannot pass for a scale
                 parameter = Parameter(data, requires_grad=False)
                 parameter.weight_loader = load  # type: ignore[attr-defined]
                 layer.register_parameter(f"{part}_{name}", parameter)

@@ -5,12 +5,12 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.quantization import get_quantization_config
 
-from vllm_fp4_plugin.experts.ledger import ExpertLedger
+from vllm_fp4_plugin.experts.joined_scales import PROPORTIONAL, GlobalScales, described, join
+from vllm_fp4_plugin.experts.ledger import ExpertLedger, nvfp4_forms
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.startup import Startup
@@ -51,9 +51,9 @@ def backend(method: Any) -> str:
 def _config(prefix: str, group: LayerGroup, checkpoint: CheckpointConfig) -> Any:
     settings = group.settings
     if group.kind.is_nvfp4:  # a config of NVFP4 alone keeps none for its layers
-        described = checkpoint.format.group(group.kind, static_input=True)
-        assert described is not None
-        settings = described.settings
+        written = checkpoint.format.group(group.kind, static_input=True)
+        assert written is not None
+        settings = written.settings
     if checkpoint.format.name == "modelopt":
         fields: dict[str, Any] = {
             "quant_method": "modelopt",
@@ -84,19 +84,19 @@ def _watch(
         layer: Any, *args: Any, weight_loader: Callable[..., Any], **kw: Any
     ) -> None:
         create(layer, *args, weight_loader=ledger.loader(weight_loader), **kw)
+        forms = nvfp4_forms(checkpoint.names) if group.kind.is_nvfp4 else {}
         for name in dict(layer.named_parameters(recurse=False)):
             part, _, tensor = name.partition("_")
             if part == "w13" and not _is_optional(tensor, group.kind, checkpoint):
-                ledger.expect(tensor)
+                ledger.expect(tensor, forms.get(tensor))
 
     def process_weights_after_loading(layer: Any) -> None:
         if get_current_vllm_config().load_config.load_format != "dummy":
             ledger.check_complete()
             if group.kind.is_nvfp4:
-                stored = getattr(layer, f"w13_{checkpoint.names.weight_global}", None)
-                _report_joined(ledger.prefix, stored, startup)
+                _join(layer, ledger, checkpoint, startup)
         process(layer)
-        startup.loaded(ledger.prefix, layer.w2_weight.device)
+        startup.loaded(ledger.prefix, next(layer.parameters()).device)
 
     method.ledger = ledger
     method.create_weights = create_weights
@@ -108,19 +108,31 @@ def _is_optional(tensor: str, kind: Kind, checkpoint: CheckpointConfig) -> bool:
     return unused or tensor == "bias"
 
 
-def _report_joined(prefix: str, stored: Tensor | None, startup: Startup) -> None:
-    """Say in the report where vLLM gives up's weights a global scale that is gate's."""
-    if stored is None or stored.ndim != 2 or stored.shape[1] != 2:
+def _join(layer: Any, ledger: ExpertLedger, checkpoint: CheckpointConfig, startup: Startup) -> None:
+    """Join gate's and up's global scales where they differ, and say so in the report."""
+    names = checkpoint.names
+    w13 = getattr(layer, f"w13_{names.weight_global}", None)
+    if w13 is None or w13.ndim != 2 or w13.shape[1] != 2:
         return  # no gate, or joined already by an earlier load
-    ratios = stored[:, 1] / stored[:, 0]
-    off = int((ratios != 1).sum())
-    if not off:
+    w2 = getattr(layer, f"w2_{names.weight_global}").data
+    w2_input = getattr(layer, f"w2_{names.input_global}").data
+    # Some methods hold those of other ranks' experts, too.
+    rows = ledger.local_experts() if len(w2_input) > len(w2) else list(range(len(w2)))
+    scales = GlobalScales(w13.data, w2, w2_input[rows], checkpoint.format.reciprocal)
+    differ = described(scales.factors())
+    if not differ:
         return
-    factors = ratios.maximum(ratios.reciprocal())
-    note = (
-        f"up takes gate's global scale, which is not its own in {off} of {len(ratios)} experts, "
-        f"by up to {float(factors.max()):.2f}×"
-    )
+    note = f"global scales of gate and up {differ}"
+    if layer.activation.value in PROPORTIONAL and layer.swiglu_limit is None:
+        join(scales)
+        w2_input[rows] = scales.w2_input
+        note += ": down's makes up for it"
+    else:
+        note += ": vLLM takes gate's for both"
+    _add_reason(ledger.prefix, note, startup)
+
+
+def _add_reason(prefix: str, note: str, startup: Startup) -> None:
     for record in startup.report.layers:
         if record.name == prefix and note not in record.reason:
             reason = "; ".join(filter(None, (record.reason, note)))
