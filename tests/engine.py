@@ -1,13 +1,15 @@
 """Log-probabilities from a real vLLM engine; also as a command, for engines of several processes.
 
-``python -m tests.engine MODEL '{"tensor_parallel_size": 2}'`` prints them as JSON.
+``python -m tests.engine MODEL '{"tensor_parallel_size": 2}' [MODEL ARGUMENTS ...]`` prints them as
+JSON, a line for each engine.
 """
 
 import gc
 import json
 import logging
+import multiprocessing
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +173,21 @@ def distance(a: Run, b: Run) -> float:
     return sum(abs(x - y) for x, y in pairs) / len(a.logprobs)
 
 
-if __name__ == "__main__":
+def fork_workers() -> None:
+    """Have the engines to come fork their workers, which then have nothing to import."""
+    from vllm.v1.executor import multiproc_executor
+
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
+def main(models: Sequence[str], arguments: Sequence[str]) -> None:
+    """Run one engine after the other; workers of the first are started as vLLM does it."""
     inspect_models_here()
-    result = run(sys.argv[1], **json.loads(sys.argv[2]))
-    print("\n" + json.dumps({"logprobs": result.logprobs, "generated": result.generated}))
+    for model, engine_args in zip(models, arguments, strict=True):
+        result = run(model, **json.loads(engine_args))
+        print("\n" + json.dumps({"logprobs": result.logprobs, "generated": result.generated}))
+        fork_workers()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1::2], sys.argv[2::2])

@@ -22,7 +22,7 @@ def register() -> None:
     )
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from vllm_fp4_plugin import completeness, norm
+    from vllm_fp4_plugin import completeness, norm, preflight
     from vllm_fp4_plugin.config import Nvfp4TcConfig
     from vllm_fp4_plugin.indexer import registration
     from vllm_fp4_plugin.options import METHOD
@@ -35,3 +35,4 @@ def register() -> None:
     registration.register()
     norm.register()
     completeness.register()
+    preflight.register()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
@@ -49,6 +50,29 @@ class TensorHeader:
     dtype: str
     shape: tuple[int, ...]
     file: Path
+
+
+def local_directory(
+    model: str, revision: str | None = None, cache: str | None = None
+) -> Path | None:
+    """Directory of a model's files: itself, or the hub's cache if that holds all; None: neither.
+
+    Args:
+        model: directory of a checkpoint, or its name on the hub.
+        revision: branch, tag or commit of the latter; None: its main branch.
+        cache: directory of the cache; None: the hub's own.
+    """
+    directory = Path(model)
+    if directory.is_dir():
+        return directory
+    try:
+        path = snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True)
+    except (OSError, ValueError):  # not there, or no name that the hub could have
+        return None
+    found = Path(path)
+    index = found / INDEX
+    files = set(_read_index(index).values()) if index.exists() else {"model.safetensors"}
+    return found if all((found / file).exists() for file in files) else None
 
 
 def read_headers(directory: Path) -> dict[str, TensorHeader]:

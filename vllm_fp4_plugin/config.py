@@ -1,6 +1,5 @@
 """vLLM's interface to the method: which checkpoint this is, and which method each layer gets."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,8 +117,8 @@ class Nvfp4TcConfig(QuantizationConfig):
         self, model_name: str, hf_config: Any = None, revision: str | None = None
     ) -> None:
         """Check a local checkpoint's files before any process starts to load them."""
-        directory = Path(model_name)
-        if not directory.is_dir():
+        directory = checkpoint_files.local_directory(model_name, revision)
+        if directory is None:
             return
         if self._checkpoint is not None and self._checkpoint.is_silent:
             self._checkpoint = formats.parse_beside(directory) or self._checkpoint

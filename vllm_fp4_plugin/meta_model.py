@@ -12,6 +12,22 @@ from vllm_fp4_plugin.versions import vllm_names
 
 T = TypeVar("T")
 
+_BUILDING: list[None] = []  # one entry for each ``built_for`` under way
+
+
+def is_building() -> bool:
+    """Whether this process is building a model, or making a config for one, that never runs."""
+    return bool(_BUILDING)
+
+
+@contextmanager
+def _building() -> Iterator[None]:
+    _BUILDING.append(None)
+    try:
+        yield
+    finally:
+        _BUILDING.pop()
+
 
 @contextmanager
 def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[Any, Any]]:
@@ -30,6 +46,20 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         NoKernelError: this machine's device has no kernel for a layer.
         IncompatibleVllm: this vLLM lacks a name that is needed.
     """
+    with vllm_names():
+        from vllm.engine.arg_utils import EngineArgs
+
+        from vllm_fp4_plugin.options import METHOD, Options
+
+    args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
+    Options.of(args)  # refused here in one line, and in many where vLLM builds its config
+    with built_for(args, arch) as found:
+        yield found
+
+
+@contextmanager
+def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
+    """Build a model for vLLM's ``EngineArgs`` of one rank; as ``built`` otherwise."""
     import torch
 
     with vllm_names():
@@ -41,7 +71,6 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
             init_distributed_environment,
             parallel_state,
         )
-        from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.layers import rotary_embedding
         from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.model_executor.models import registry
@@ -50,13 +79,13 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
         from vllm_fp4_plugin.config import Nvfp4TcConfig
         from vllm_fp4_plugin.device import planned_for
         from vllm_fp4_plugin.linear import settle
-        from vllm_fp4_plugin.options import METHOD, Options
 
-    logging.getLogger("vllm").setLevel(logging.ERROR)
-    args = EngineArgs(model=model, quantization=METHOD, enforce_eager=True, **engine_args)
-    Options.of(args)  # refused here in one line, and in many where vLLM builds its config
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     ropes, excepthook = dict(rotary_embedding._ROPE_DICT), sys.excepthook
     with (
+        _building(),
         planned_for(arch),
         # vLLM asks another process, which imports all of it anew, lest this one start CUDA.
         patch.object(registry, "_run_in_subprocess", _run_here),
@@ -76,6 +105,7 @@ def built(model: str, *, arch: str = "", **engine_args: Any) -> Iterator[tuple[A
                 yield meta_model, config
             finally:
                 cleanup_dist_env_and_memory()
+                logger.setLevel(level)
                 sys.excepthook = excepthook  # which torch wraps once more for every model
                 # vLLM would give these, which hold nothing, to this process's next model.
                 rotary_embedding._ROPE_DICT.clear()

@@ -1,15 +1,11 @@
 """``python -m vllm_fp4_plugin verify``: whether a checkpoint holds all that its model needs."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from torch import Tensor
 
 from vllm_fp4_plugin import checkpoint_files, checkpoint_values, command_line, meta_model
-from vllm_fp4_plugin.checkpoint_files import TensorHeader
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 
@@ -59,6 +55,8 @@ def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> li
         raise UnsupportedCheckpoint(
             f"{directory}: holds no safetensors files; save the model in that format"
         )
+    from vllm_fp4_plugin.rehearsal import rehearse  # which imports vLLM
+
     with meta_model.built(str(directory), **engine_args) as (model, config):
         rehearse(model, directory, headers)
         checkpoint = config.quant_config.checkpoint
@@ -68,38 +66,13 @@ def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> li
         layers = checkpoint_files.quantised_modules(headers, checkpoint.names)
         scales = checkpoint_values.global_scales(headers, checkpoint)
         lines.append(
-            f"{checkpoint.format.name}: {_count(len(layers), 'quantised linear')}, "
+            f"{checkpoint.format.name}: {_count(len(layers), 'NVFP4 layer')}, "
             f"{_count(len(scales), 'global scale')} within bounds"
         )
     if values:
         checkpoint_values.check_values(headers, checkpoint)
         lines.append("values: finite" + (", block scales positive" if checkpoint else ""))
     return lines
-
-
-def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -> None:
-    """Have a model on the meta device load tensors of a checkpoint's names, dtypes and shapes.
-
-    Raises:
-        UnsupportedCheckpoint: one is missing, unknown to the model, or does not fit it.
-    """
-    from vllm_fp4_plugin.completeness import CompleteLoad
-
-    CompleteLoad(model, str(directory))(_hollow(headers))
-
-
-def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:
-    for name, header in headers.items():
-        if header.dtype not in checkpoint_files.DTYPES:
-            raise UnsupportedCheckpoint(
-                f"{header.file}: {name}: dtype is {header.dtype}, must be one of "
-                f"{', '.join(checkpoint_files.DTYPES)}; export the model again"
-            )
-        # Not on the meta device: models look at single numbers, and may keep a parameter elsewhere.
-        yield (
-            name,
-            torch.zeros((), dtype=checkpoint_files.DTYPES[header.dtype]).expand(header.shape),
-        )
 
 
 def _count(number: int, noun: str) -> str:

@@ -12,12 +12,12 @@ from vllm.model_executor import model_loader
 
 from tests import tiny_llama
 from tests.engine import run, started
-from vllm_fp4_plugin import completeness, meta_model
+from vllm_fp4_plugin import completeness, meta_model, preflight
 from vllm_fp4_plugin.checkpoint_files import TensorHeader, read_headers
 from vllm_fp4_plugin.completeness import CompleteLoad
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.verify_command import rehearse
+from vllm_fp4_plugin.rehearsal import rehearse
 
 pytestmark = pytest.mark.slow
 
@@ -172,6 +172,7 @@ def test_what_fails_after_the_last_tensor_names_none() -> None:
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No check before the engine starts."""
     monkeypatch.setattr(Nvfp4TcConfig, "maybe_update_config", lambda *_, **__: None)
+    monkeypatch.setattr(preflight, "check_complete", lambda *_: None)
 
 
 def lacking(model: Path, directory: Path, name: str) -> Path:

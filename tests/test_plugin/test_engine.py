@@ -206,34 +206,51 @@ def test_one_scale_for_all_shards_is_caught(
     assert distance(run(str(modelopt)), reference) > 2 * right
 
 
+@pytest.fixture(scope="module")
+def parallel(bf16: Path, modelopt: Path) -> dict[str, Run]:
+    """What two ranks say: quantising at load, and of a checkpoint; in a process of their own."""
+    online = {"additional_config": {"nvfp4_tc": {"activation": "16-bit"}}}
+    kinds = {"online": (bf16, online), "modelopt": (modelopt, {})}
+    command = [sys.executable, "-m", "tests.engine"]
+    for model, arguments in kinds.values():
+        command += [str(model), json.dumps({"tensor_parallel_size": 2, **arguments})]
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles a mask even of an eager embedding
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # one memory node, two workers
+    }
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=limits.PROCESS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = [line for line in done.stdout.splitlines() if line.startswith('{"logprobs"')]
+    runs = (Run(report=[], **json.loads(line)) for line in told)
+    return dict(zip(kinds, runs, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["online", "modelopt"])
 def test_tensor_parallel(
     kind: str,
-    bf16: Path,
     weight_only: Path,
     modelopt: Path,
     engine: Callable[..., Run],
-    monkeypatch: pytest.MonkeyPatch,
+    parallel: dict[str, Run],
 ) -> None:
     """Two ranks hold half of every layer each and say the same as one.
 
     Quantising at load takes each shard's scale over both ranks, so its weights are those of the
     weight-only checkpoint, bit for bit.
     """
-    arguments: dict[str, Any] = {"tensor_parallel_size": 2}
-    model, single, bound = modelopt, modelopt, SAME_W4A4
-    if kind == "online":
-        arguments["additional_config"] = {"nvfp4_tc": {"activation": "16-bit"}}
-        model, single, bound = bf16, weight_only, SAME_W4A16
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # one memory node, two workers
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    command = [sys.executable, "-m", "tests.engine", str(model), json.dumps(arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=limits.PROCESS, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    parallel = json.loads(done.stdout.strip().splitlines()[-1])
-    assert distance(engine(single), Run(report=[], **parallel)) < bound
+    single, bound = {
+        "online": (weight_only, SAME_W4A16),
+        "modelopt": (modelopt, SAME_W4A4),
+    }[kind]
+    assert distance(engine(single), parallel[kind]) < bound
 
 
 # --- refused at start, with nothing served ----------------------------------------------------

@@ -30,7 +30,7 @@ def test_summary(modelopt: Path) -> None:
     tensors = len(load_file(modelopt / "model.safetensors"))
     assert done.stdout.splitlines() == [
         f"{modelopt}: complete, {tensors} tensors in 1 file",
-        "modelopt: 14 quantised linears, 32 global scales within bounds",
+        "modelopt: 14 NVFP4 layers, 32 global scales within bounds",
         "values: finite, block scales positive",
     ]
 

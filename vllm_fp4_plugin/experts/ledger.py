@@ -112,13 +112,15 @@ class ExpertLedger:
         return f"{self.prefix}.{expert}.{self._names[shard]}.{tensor}"
 
     def _note(self, tensor: str, loaded: Tensor, shard: str, expert: int) -> None:
+        if loaded.ndim == 3:  # Llama 4, which fills some scales without a loader, too
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: its experts' {tensor} is one tensor of {tuple(loaded.shape)}, "
+                "must be one for each expert; on a GPU, serve the checkpoint without --quantization"
+            )
         form = self._wanted.get(tensor)
-        is_number = form is not None and form.columns_per is None
-        stacked = loaded.ndim == 3 or (is_number and loaded.numel() == self._count > 1)
-        if form is not None and not stacked:
+        if form is not None:
             self._check(tensor, loaded, shard, expert, form)
-        experts = range(self._count) if stacked else (expert,)
-        self._received.update((tensor, each, shard) for each in experts)
+        self._received.add((tensor, expert, shard))
 
     def _check(self, tensor: str, loaded: Tensor, shard: str, expert: int, form: Form) -> None:
         name = self._name(tensor, expert, shard)

@@ -128,11 +128,6 @@ class Nvfp4ExpertsMethod(FusedMoEMethodBase):
         return_success: bool,
     ) -> bool | None:
         """Take this rank's part of a tensor; see ``RoutedExperts.weight_loader``."""
-        if loaded_weight.ndim > 2:
-            raise UnsupportedCheckpoint(
-                f"{weight_name}: holds all experts in one tensor of {tuple(loaded_weight.shape)}, "
-                "must be a tensor for each on CPU; serve the model on a GPU"
-            )
         row = self._locally(expert_id)
         everywhere = shard_id != "w2" and len(param) == self.moe.num_experts
         if everywhere and weight_name.endswith(self.checkpoint.names.input_global):

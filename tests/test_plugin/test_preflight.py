@@ -1,0 +1,126 @@
+"""What the front-end process refuses by itself, before it starts a worker."""
+
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from vllm.engine.arg_utils import EngineArgs
+from vllm.plugins import load_general_plugins
+
+from vllm_fp4_plugin import checkpoint_files, meta_model, preflight
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.options import InvalidOption
+
+pytestmark = pytest.mark.slow
+
+NORM = "model.layers.1.post_attention_layernorm.weight"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def plugins() -> None:
+    load_general_plugins()
+
+
+def config(model: Path | str, **args: object) -> object:
+    args = {"quantization": "nvfp4-tc", "enforce_eager": True, **args}
+    return EngineArgs(model=str(model), **args).create_engine_config()  # type: ignore[arg-type]
+
+
+def lacking(model: Path, directory: Path, *names: str) -> Path:
+    copy = shutil.copytree(model, directory / "lacking")
+    tensors = load_file(copy / "model.safetensors")
+    for name in names:
+        del tensors[name]
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+@pytest.mark.parametrize("fixture", ["modelopt", "bf16_checkpoint"])
+def test_a_missing_tensor(fixture: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    model = request.getfixturevalue(fixture)
+    config(model)
+    copy = lacking(model, tmp_path, NORM)
+    with pytest.raises(UnsupportedCheckpoint, match=f"{copy}: holds no {NORM}, which the model"):
+        config(copy)
+
+
+def test_for_any_number_of_ranks(modelopt: Path, tmp_path: Path) -> None:
+    copy = lacking(modelopt, tmp_path, NORM)
+    with pytest.raises(UnsupportedCheckpoint, match=f"holds no {NORM}, which"):
+        config(copy, tensor_parallel_size=2)
+
+
+def test_an_unknown_option_takes_one_line(modelopt: Path) -> None:
+    with pytest.raises(InvalidOption, match=r"^nvfp4_tc.fuse: is unknown, must be one of "):
+        config(modelopt, additional_config={"nvfp4_tc": {"fuse": False}})
+
+
+def test_dummy_weights_need_no_tensors(modelopt: Path, tmp_path: Path) -> None:
+    config(lacking(modelopt, tmp_path, NORM), load_format="dummy")
+
+
+def test_registering_twice_checks_once(monkeypatch: pytest.MonkeyPatch, modelopt: Path) -> None:
+    checked = []
+    monkeypatch.setattr(preflight, "check_complete", lambda _, path: checked.append(path))
+    preflight.register()
+    config(modelopt)
+    assert checked == [modelopt]
+
+
+def test_models_that_never_run_are_not_checked(
+    monkeypatch: pytest.MonkeyPatch, modelopt: Path
+) -> None:
+    monkeypatch.setattr(preflight, "check_complete", lambda *_: pytest.fail("checked"))
+    with meta_model.built(str(modelopt)):
+        pass
+
+
+def test_what_only_the_check_meets_is_said(
+    modelopt: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are checked once they are read, and the engine meets what vLLM cannot build."""
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(meta_model, "built_for", failing)
+    logger = logging.getLogger("vllm.nvfp4_tc")
+    logger.addHandler(caplog.handler)
+    try:
+        config(modelopt)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "checked once its weights are read (RuntimeError: no such device)" in caplog.text
+
+
+def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_SECONDS", 0.2)
+    said = preflight._in_a_child(lambda: time.sleep(60) or b"")  # type: ignore[func-returns-value]
+    assert said.endswith(b"took more than 0.2 s")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_child_that_dies_is_no_pass() -> None:
+    assert preflight._in_a_child(lambda: os._exit(3)).startswith(b"F")
+
+
+# --- names on the hub ---------------------------------------------------------------------------
+
+
+def test_the_hubs_cache_is_read_if_it_holds_all(modelopt: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--some--model"
+    snapshot = repository / "snapshots" / "abc"
+    shutil.copytree(modelopt, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    found = checkpoint_files.local_directory("some/model", cache=str(tmp_path))
+    assert found == snapshot
+    (snapshot / "model.safetensors").unlink()
+    assert checkpoint_files.local_directory("some/model", cache=str(tmp_path)) is None
+    assert checkpoint_files.local_directory("other/model", cache=str(tmp_path)) is None
+    assert checkpoint_files.local_directory("no name at all/x/y", cache=str(tmp_path)) is None
