@@ -18,7 +18,14 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 
-from vllm_fp4_plugin import checkpoint_files, checkpoint_values, defaults, formats, head
+from vllm_fp4_plugin import (
+    checkpoint_files,
+    checkpoint_values,
+    defaults,
+    draft_names,
+    formats,
+    head,
+)
 from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.embedding import Nvfp4EmbeddingMethod
@@ -50,6 +57,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         self.startup = Startup()
         self._checkpoint = checkpoint
         self._kinds = None if checkpoint is None else LayerKinds(checkpoint)
+        self._is_draft = False
         self._options: Options | None = None
         self._attention_config: Any = None  # that a backend was chosen in
         self._attention_reason = ""
@@ -117,6 +125,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         self, model_name: str, hf_config: Any = None, revision: str | None = None
     ) -> None:
         """Check a local checkpoint's files before any process starts to load them."""
+        self._is_draft = draft_names.is_draft(hf_config)
         directory = checkpoint_files.local_directory(model_name, revision)
         if directory is None:
             return
@@ -185,7 +194,13 @@ class Nvfp4TcConfig(QuantizationConfig):
     ) -> QuantizeMethodBase:
         assert self._kinds is not None
         startup, packed = self.startup, self.packed_modules_mapping
-        group, reason = self._kinds.of(prefix, packed)
+        name = prefix
+        speculative: Any = get_current_vllm_config().speculative_config
+        if self._is_draft and speculative is not None:
+            layers = speculative.target_model_config.get_total_num_hidden_layers()
+            name = draft_names.on_disk(prefix, layers, self._kinds.has_beside)
+            packed = packed or draft_names.PACKED
+        group, reason = self._kinds.of(name, packed)
         if group.kind is Kind.UNQUANTIZED:
             startup.unquantized(layer, prefix, reason)
             return UnquantizedLinearMethod()

@@ -83,6 +83,11 @@ class LayerKinds:
         """Whether the checkpoint's tensors were at hand."""
         return bool(self._found)
 
+    def has_beside(self, name: str) -> bool:
+        """Whether the checkpoint's tensors are of modules beside one of that name, or of it."""
+        parent = name.rpartition(".")[0]
+        return any(found.rpartition(".")[0] == parent for found in self._found)
+
     def tensors_kind(self, name: str) -> Kind | None:
         """Kind of a module by its tensors; None if it has none, or they are not known."""
         found = self._found.get(name)

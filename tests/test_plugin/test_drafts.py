@@ -200,13 +200,15 @@ def test_heads_of_the_target(tmp_path: Path, drafted: Callable[..., Drafted]) ->
 # --- models apart -------------------------------------------------------------------------------
 
 
-def eagle(target: Path, directory: Path, *, nvfp4: bool, seed: int = 5) -> Path:
-    """A draft for a Llama, with a list of its own of what is in 16 bits."""
+def eagle(
+    target: Path, directory: Path, *, nvfp4: bool, plain: tuple[str, ...] = (), seed: int = 5
+) -> Path:
+    """A draft for a Llama, with a list of its own of what is in 16 bits: ``plain`` parts too."""
     directory.mkdir()
     torch.manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for name, weight in linears("midlayer", q=512, kv=256, o=512, k=2 * HIDDEN).items():
-        tensors |= stored(name, weight, nvfp4=nvfp4)
+        tensors |= stored(name, weight, nvfp4=nvfp4 and not any(part in name for part in plain))
     tensors |= {"fc.weight": random(HIDDEN, 2 * HIDDEN), "lm_head.weight": random(320, HIDDEN)}
     norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
     for name in ("norm", *(f"midlayer.{norm}" for norm in norms)):
@@ -223,7 +225,7 @@ def eagle(target: Path, directory: Path, *, nvfp4: bool, seed: int = 5) -> Path:
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]},
         }
         if nvfp4:
-            config["quantization_config"]["ignore"] = ["fc", "lm_head"]
+            config["quantization_config"]["ignore"] = ["fc", "lm_head", *plain]
         else:
             del config["quantization_config"]
 
@@ -245,10 +247,14 @@ def test_models_apart(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
 
     plain = speculate(eagle(target, tmp_path / "plain", nvfp4=False))
     nvfp4 = speculate(eagle(target, tmp_path / "nvfp4", nvfp4=True))
+    mixed = speculate(eagle(target, tmp_path / "mixed", nvfp4=True, plain=("midlayer.self_attn",)))
     other = speculate(eagle(target, tmp_path / "other", nvfp4=True, seed=6))
-    for run in (plain, nvfp4, other):
+    for run in (plain, nvfp4, mixed, other):
         assert worst(model, run.generated) < TIE
         assert run.methods["fc"] == "UnquantizedLinearMethod"
     assert plain.methods["down_proj"] == "UnquantizedLinearMethod"
     assert nvfp4.methods["qkv_proj"] == nvfp4.methods["down_proj"] == "Nvfp4LinearMethod"
+    assert mixed.methods["qkv_proj"] == mixed.methods["o_proj"] == "UnquantizedLinearMethod"
+    assert mixed.methods["down_proj"] == "Nvfp4LinearMethod"
+    assert share(plain, mixed) > ALIKE
     assert share(plain, nvfp4) > ALIKE > share(plain, other)

@@ -1,0 +1,39 @@
+"""Names of a draft's layers on disk: vLLM counts them on from the target's, under ``model``."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+# vLLM tells fused layers to the config of the target alone.
+PACKED = {
+    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+    "gate_up_proj": ["gate_proj", "up_proj"],
+}
+_LAYER = re.compile(r"model\.layers\.(?P<index>\d+)\.(?P<rest>.+)")
+
+
+def is_draft(hf_config: Any) -> bool:
+    """Whether a model's config is that of an EAGLE draft, which is a checkpoint of its own."""
+    names = getattr(hf_config, "architectures", None) or ()
+    return any("eagle" in name.lower() for name in names)
+
+
+def on_disk(prefix: str, target_layers: int, is_there: Callable[[str], bool]) -> str:
+    """Name of a layer in the draft's checkpoint.
+
+    Args:
+        prefix: vLLM's name, e.g. ``model.layers.32.self_attn.qkv_proj``.
+        target_layers: number of the target's layers, e.g. 32.
+        is_there: whether the checkpoint has modules beside one of that name.
+
+    Returns:
+        e.g. ``midlayer.self_attn.qkv_proj``; ``prefix`` if the checkpoint has none like it.
+    """
+    match = _LAYER.fullmatch(prefix)
+    if match is None:
+        names = [prefix, prefix.removeprefix("model.")]
+    else:
+        index, rest = int(match["index"]) - target_layers, match["rest"]
+        names = [f"layers.{index}.{rest}", f"model.layers.{index}.{rest}"]
+        names += [f"midlayer.{rest}"] if index == 0 else []
+    return next(filter(is_there, names), prefix)
