@@ -8,9 +8,10 @@ import torch
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
+from examples.accuracy import serving
 from examples.accuracy.__main__ import app
 from examples.accuracy.divergence import divergence, token_logprobs
-from tests import tiny_llama
+from tests import forking_vllm, tiny_llama
 from tests.test_examples.broken_checkpoints import share_largest_scale, swizzle_scales
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
@@ -41,9 +42,11 @@ def text(tmp_path_factory):
 def measured(bf16, text, tmp_path_factory):
     """Exit status, results and output of a right variant and two wrong ones."""
     folder = tmp_path_factory.mktemp("accuracy")
-    # Two processes for each server instead of three: quicker, and as good a test.
+    # Quicker, and as good a test; test_accuracy_served starts a server as it is.
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # nothing to lose in a fork
+    monkeypatch.setattr(serving, "vllm_command", forking_vllm.forking_command)
     calibration = folder / "calibration.txt"
     calibration.write_text(tiny_llama.training_text()[:20_000])
     right = folder / "right"
