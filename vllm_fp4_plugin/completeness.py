@@ -65,6 +65,8 @@ class CompleteLoad:
         """
         vars(self._model).pop("load_weights", None)
         needed = list(_needed(self._model, self._shared))
+        for ledger in _ledgers(self._model):
+            ledger.begin()
         coverage = WriteCoverage(parameter for _, _, parameter in needed)
         try:
             with coverage:

@@ -5,16 +5,19 @@ are random: what bfloat16 rounds moves 4-bit steps of W4A4, and now and then a c
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests import limits, moe_checkpoints
-from tests.engine import Run, distance, run
+from tests.engine import Run, distance, run, started
 from vllm_fp4_plugin.experts import op
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
 
 pytestmark = pytest.mark.slow
@@ -53,6 +56,32 @@ def test_qwen3_w4a4(tmp_path: Path) -> None:
     found = run(str(model.path))
     assert f"experts ×2: {REFERENCE}, W4A4 static" in found.report
     assert distance(found, moe_checkpoints.said(model)) < SAME_W4A4
+
+
+@pytest.mark.parametrize("lacking", ["an expert's scales", "all experts"])
+def test_reload(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = moe_checkpoints.write(tmp_path, moe_checkpoints.qwen3(), {"experts": Kind.NVFP4_A16})
+    start = "model.layers.1.mlp.experts." + ("5.up_proj.w" if "scales" in lacking else "")
+    copy = tmp_path / "copy"
+    shutil.copytree(model.path, copy)
+
+    def without(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith(start)]:
+            del tensors[name]
+
+    moe_checkpoints.change(copy, without)
+
+    def reload(worker: Any) -> None:
+        experts = worker.model_runner.model.get_submodule("model.layers.1.mlp.experts")
+        before = experts.routed_experts.w13_weight.clone()
+        worker.reload_weights(weights_path=str(model.path))
+        assert torch.equal(experts.routed_experts.w13_weight, before)
+        with pytest.raises(UnsupportedCheckpoint, match=rf"{copy}: holds no {start}"):
+            worker.reload_weights(weights_path=str(copy))
+
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    with started(str(model.path)) as llm:
+        llm.collective_rpc(reload)
 
 
 def test_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,9 +98,14 @@ class ExpertLedger:
         rows = {expert: self._row_of(expert) for expert in range(self._count)}
         return sorted((e for e, row in rows.items() if row >= 0), key=lambda expert: rows[expert])
 
+    def begin(self) -> None:
+        """Expect everything anew: a load begins."""
+        self._received.clear()
+        self._complete = False
+
     def missing(self) -> Iterator[str]:
         """Names that tensors have in the checkpoint which have not come."""
-        for tensor in self._wanted:
+        for tensor in () if self._complete else self._wanted:
             is_weight = tensor in ("weight", "weight_packed")
             for expert in range(self._count):
                 if self._filtered and is_weight and self._row_of(expert) < 0:
@@ -110,9 +115,10 @@ class ExpertLedger:
                         yield self._name(tensor, expert, shard)
 
     def check_complete(self) -> None:
-        """Raise unless every tensor of every expert has come; forget them for a reload."""
-        if self._complete and not self._received:
-            return  # vLLM asks again after a load
+        """Raise unless every tensor of every expert has come; nothing is missing from then on.
+
+        vLLM asks more than once after a load, and in the midst of a reload.
+        """
         missing = list(self.missing())
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -121,7 +127,6 @@ class ExpertLedger:
                 "be; if the layer is not quantised, its name must be in the config's ignore list, "
                 "otherwise the checkpoint is incomplete, copy or download it again"
             )
-        self._received.clear()
         self._complete = True
 
     def _name(self, tensor: str, expert: int, shard: str) -> str:
@@ -133,6 +138,8 @@ class ExpertLedger:
                 f"{self.prefix}: its experts' {tensor} is one tensor of {tuple(loaded.shape)}, "
                 "must be one for each expert; on a GPU, serve the checkpoint without --quantization"
             )
+        if self._complete:
+            self.begin()  # of a reload that came without saying so
         form = self._wanted.get(tensor)
         if form is not None:
             self._check(tensor, loaded, shard, expert, form)
