@@ -119,6 +119,11 @@ def verify_command(*arguments: str | Path) -> Result:
     return _command("verify", *arguments)
 
 
+def catalogue_command(*arguments: str | Path) -> Result:
+    """What ``python -m vllm_fp4_plugin catalogue`` does, likewise."""
+    return _command("catalogue", *arguments)
+
+
 def _command(*arguments: str | Path) -> Result:
     from vllm_fp4_plugin.__main__ import app
 

@@ -21,6 +21,17 @@ def is_building() -> bool:
 
 
 @contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
 def _building() -> Iterator[None]:
     _BUILDING.append(None)
     try:
@@ -80,12 +91,10 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
         from vllm_fp4_plugin.device import planned_for
         from vllm_fp4_plugin.linear import settle
 
-    logger = logging.getLogger("vllm")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     ropes, excepthook = dict(rotary_embedding._ROPE_DICT), sys.excepthook
     with (
         _building(),
+        _quiet(),
         planned_for(arch),
         # vLLM asks another process, which imports all of it anew, lest this one start CUDA.
         patch.object(registry, "_run_in_subprocess", _run_here),
@@ -105,7 +114,6 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
                 yield meta_model, config
             finally:
                 cleanup_dist_env_and_memory()
-                logger.setLevel(level)
                 sys.excepthook = excepthook  # which torch wraps once more for every model
                 # vLLM would give these, which hold nothing, to this process's next model.
                 rotary_embedding._ROPE_DICT.clear()

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from nvfp4_kernels.nvfp4 import quantize_weight
 from tests import mixed_checkpoints, tiny_llama
 from tests.catalogue.family import Family
+from tests.catalogue.hub_classes import of_transformers
 from vllm_fp4_plugin.kind import Kind
 
 INPUT_AMAX = 8.0  # of every layer, as if calibrated
@@ -41,9 +42,9 @@ def write(
         ``directory``.
     """
     torch.manual_seed(0)
-    config = AutoConfig.for_model(**family.config)
     auto = AutoModelForImageTextToText if family.multimodal else AutoModelForCausalLM
-    model = auto.from_config(config).to(torch.bfloat16)
+    with of_transformers():
+        model = auto.from_config(AutoConfig.for_model(**family.config)).to(torch.bfloat16)
     scale(model)
     model.save_pretrained(directory)
     tiny_llama.tokenizer().save_pretrained(directory)
@@ -62,7 +63,8 @@ def _renamed(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
     for name, tensor in tensors.items():
         for pattern, replacement in family.renamed.items():
             name = re.sub(pattern, replacement, name)
-        renamed[name] = tensor
+        if name:
+            renamed[name] = tensor
     return renamed
 
 

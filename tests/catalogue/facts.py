@@ -162,6 +162,8 @@ _PIXTRAL = {
     "patch_size": 14,
 }
 
+_DEEPSEEK_ROUTER = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+
 _HEAD: dict[str, Kind] = {"*lm_head": PLAIN}
 _ROUTER: dict[str, Kind] = {"*.mlp.gate": PLAIN, "*.mlp.shared_expert_gate": PLAIN}
 _TOWERS: dict[str, Kind] = {
@@ -185,6 +187,7 @@ LLAMA = Family(
     _HEADS_128 | {"model_type": "llama"},
     _UNIFORM,
     fp8_kv=True,
+    ran="test_engine.py::test_modelopt",
 )
 
 FAMILIES: tuple[Family, ...] = (
@@ -199,6 +202,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEADS_128 | {"model_type": "qwen3"},
         _UNIFORM,
         fp8_kv=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Qwen 3 (dense), compressed-tensors",
@@ -211,6 +215,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEADS_128 | {"model_type": "qwen3"},
         _UNIFORM,
         format="compressed-tensors",
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Qwen 3.8 (hybrid GDN, vision)",
@@ -218,6 +223,7 @@ FAMILIES: tuple[Family, ...] = (
         _QWEN35,
         _HEAD | _TOWERS | _GDN_PLAIN | {"*": W4A4},
         multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Qwen 3.5 (hybrid GDN, vision), compressed-tensors",
@@ -226,6 +232,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEAD | _TOWERS | {"*linear_attn*": PLAIN, "*": W4A4},
         format="compressed-tensors",
         multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Qwen 3.6 (hybrid GDN, vision), mixed",
@@ -234,6 +241,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEAD | _TOWERS | _GDN_PLAIN | {"*.mlp.*": W4A16, "*": FP8},
         fp8_kv=True,
         multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Qwen 3.6 and 3.8 (hybrid GDN, vision), mixed with lm_head",
@@ -242,6 +250,7 @@ FAMILIES: tuple[Family, ...] = (
         _TOWERS | _GDN_PLAIN | {"*.mlp.*": W4A16, "lm_head": W4A16, "*": FP8},
         fp8_kv=True,
         multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Qwen 3.6 and 3.8 (hybrid GDN, vision), mixed compressed-tensors",
@@ -250,6 +259,7 @@ FAMILIES: tuple[Family, ...] = (
         _TOWERS | _GDN_PLAIN | {"*.mlp.*": W4A4, "*": Kind.FP8_CHANNEL},
         format="compressed-tensors",
         multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Muse Glimmer",
@@ -263,14 +273,15 @@ FAMILIES: tuple[Family, ...] = (
                 "num_hidden_layers": 1,
                 "num_attention_heads": 2,
             },
-            "out_hidden_size": 128,
+            "out_hidden_size": 256,
             "projector_hidden_size": 64,
             "image_token_id": 300,
             "video_token_id": 301,
         },
-        _HEAD | _TOWERS | {"*": W4A4},
+        _HEAD | _TOWERS | {"*.vision_*": PLAIN, "*": W4A4},
         multimodal=True,
         fields={"vision_config.output_dim": 256, "vision_config.adapter_dim": 64},
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Nemotron Nano 2 (Mamba-2 hybrid)",
@@ -278,6 +289,7 @@ FAMILIES: tuple[Family, ...] = (
         _NEMOTRON_H,
         _HEAD | {"*": W4A4},
         fp8_kv=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Nemotron 3 Nano 4B (Mamba-2 hybrid), mixed",
@@ -285,6 +297,7 @@ FAMILIES: tuple[Family, ...] = (
         _NEMOTRON_H,
         {"lm_head": FP8, "backbone.layers.[13].*": W4A4, "*": FP8},
         fp8_kv=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Gemma 4 (dense, vision)",
@@ -293,6 +306,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEAD | _TOWERS | {"*embed_vision*": PLAIN, "*self_attn*": PLAIN, "*": W4A4},
         fp8_kv=True,
         multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Gemma 4 (dense, vision), compressed-tensors",
@@ -301,6 +315,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEAD | _TOWERS | {"*embed_vision*": PLAIN, "*": W4A4},
         format="compressed-tensors",
         multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Mistral Small 3.2 (vision), compressed-tensors",
@@ -314,6 +329,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEAD | _TOWERS | {"*": W4A4},
         format="compressed-tensors",
         multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Mistral Medium 3.5 (vision), mixed",
@@ -327,6 +343,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEAD | _TOWERS | {"*self_attn*": FP8, "*": W4A4},
         fp8_kv=True,
         multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     Family(
         "Qwen 2.5 VL",
@@ -348,6 +365,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _HEAD | _TOWERS | {"*": W4A4},
         multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
     ),
     # --- mixtures of experts --------------------------------------------------------------------
     Family(
@@ -359,6 +377,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEADS_128 | _EXPERTS | {"model_type": "qwen3_moe", "num_experts": 4},
         _UNIFORM_EXPERTS,
         fp8_kv=True,
+        ran="test_experts_engine.py::test_qwen3_w4a4",
     ),
     Family(
         "Qwen 3 Next (hybrid GDN, experts)",
@@ -421,6 +440,7 @@ FAMILIES: tuple[Family, ...] = (
             "num_nextn_predict_layers": 0,
         },
         _EXPERTS_ONLY,
+        ran="test_experts_engine.py::test_glm4_of_mixed_precision",
     ),
     Family(
         "Gemma 4 (experts, vision)",
@@ -479,7 +499,7 @@ FAMILIES: tuple[Family, ...] = (
             "num_experts_per_tok": 2,
         },
         _HEAD | {"*.block_sparse_moe.gate": PLAIN, "*self_attn*": PLAIN, "*": W4A4},
-        fields={"rotary_dim": 64, "scoring_func": "sigmoid"},
+        fields={"rotary_dim": 64, "scoring_func": "sigmoid", "use_routing_bias": True},
     ),
     Family(
         "MiniMax M2, compressed-tensors",
@@ -493,7 +513,7 @@ FAMILIES: tuple[Family, ...] = (
         },
         _HEAD | {"*.block_sparse_moe.gate": PLAIN, "*self_attn*": PLAIN, "*": W4A4},
         format="compressed-tensors",
-        fields={"rotary_dim": 64, "scoring_func": "sigmoid"},
+        fields={"rotary_dim": 64, "scoring_func": "sigmoid", "use_routing_bias": True},
     ),
     Family(
         "Trinity",
@@ -603,12 +623,14 @@ FAMILIES: tuple[Family, ...] = (
         _MLA | {"model_type": "deepseek_v3"},
         _EXPERTS_ONLY,
         fp8_kv=True,
+        fields=_DEEPSEEK_ROUTER,
     ),
     Family(
         "Kimi K2 Thinking (MLA, experts)",
         ("nvidia/Kimi-K2-Thinking-NVFP4",),
         _MLA | {"model_type": "deepseek_v3"},
         _EXPERTS_ONLY,
+        fields=_DEEPSEEK_ROUTER,
     ),
     Family(
         "Kimi K2.5, K2.6 (MLA, experts, vision)",
@@ -700,7 +722,12 @@ FAMILIES: tuple[Family, ...] = (
         _HEADS_128 | _EXPERTS | {"model_type": "hy_v3", "num_experts": 4, "num_shared_experts": 1},
         _HEAD | {"*gate": PLAIN, "*.experts.*": W4A4, "*": Kind.FP8_CHANNEL},
         format="compressed-tensors",
-        fields={"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True},
+        fields={
+            "first_k_dense_replace": 1,
+            "expert_hidden_dim": 64,
+            "route_norm": True,
+            "qk_norm": True,
+        },
     ),
     Family(
         "DeepSeek V4 (sparse attention, experts), mixed",
@@ -816,6 +843,11 @@ FAMILIES: tuple[Family, ...] = (
             r"\.self_attn\.o_proj": ".attention.wo",
             r"\.mlp\.(gate|experts|shared_experts)\.": r".\1.",
             r"\.mlp\.": ".feed_forward.",
+            ".*e_score_correction_bias": "",
+            r"\.input_layernorm": ".attention_norm",
+            r"\.post_attention_layernorm": ".ffn_norm",
+            r"\.self_attn\.(q|kv)_a_layernorm": r".attention.\1_a_norm",
+            r"^model\.norm": "norm",
             "gate_proj": "w1",
             "down_proj": "w2",
             "up_proj": "w3",
@@ -828,6 +860,7 @@ FAMILIES: tuple[Family, ...] = (
         _HEAD | {"*": W4A4},
         architecture="LlamaBidirectionalModel",
         fields={"pooling": "avg"},
+        ran="test_embedding_models.py::test_embeddings",
     ),
     Family(
         "Quark exports",

@@ -32,7 +32,8 @@ class Family:
             transformers' config of it is not the hub's; it is planned by its headers then.
         only_gpu: whether it is vLLM's code for CPUs that cannot build it.
         ran: test that serves it and compares what comes out; empty: it is only planned.
-        renamed: regular expressions in names that transformers writes, and what exporters have.
+        renamed: regular expressions in names that transformers writes, and what exporters have;
+            nothing: they have no such tensor.
     """
 
     name: str

@@ -10,6 +10,7 @@ from tests.catalogue.family import Family
 from vllm_fp4_plugin.catalogue import ARCHS, Cell, Row
 from vllm_fp4_plugin.report import Report
 from vllm_fp4_plugin.report_command import model_report, stored_report
+from vllm_fp4_plugin.verify_command import verified
 
 _BY_VLLM = re.compile(r"(\w+) \(vLLM")
 _PATHS = re.compile(r"/\S+/")
@@ -26,6 +27,9 @@ def plan(family: Family, directory: Path, archs: tuple[str, ...] = ARCHS) -> Row
     if not (directory / "config.json").exists():
         checkpoint.write(family, directory)
     cells = {arch: _cell(family, directory, arch) for arch in archs}
+    refusal = _refusal_of_load(family, directory)
+    if refusal:
+        cells = {arch: Cell("refused", refusal) for arch in archs}
     return Row(family.name, family.checkpoints, family.format, family.ran, cells)
 
 
@@ -44,6 +48,17 @@ def _cell(family: Family, directory: Path, arch: str) -> Cell:
     if family.by_headers:
         raise AssertionError(f"{family.name}: is built for {arch}, so needs no plan by headers")
     return Cell(*_served(layers))
+
+
+def _refusal_of_load(family: Family, directory: Path) -> str:
+    """Reason why the checkpoint would not load, whatever the device; empty: it would."""
+    if family.by_headers:
+        return ""
+    try:
+        verified(directory)
+    except Exception as error:  # the plan is what became of it
+        return _message(error)
+    return ""
 
 
 def _by_headers(directory: Path, arch: str) -> Cell:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_activation
+from tests.catalogue.hub_classes import of_transformers
 from tests.mixed_checkpoints import round_input
 from vllm_fp4_plugin.kind import Kind
 
@@ -122,7 +123,8 @@ def load(auto: Any, directory: Path, roundings: Mapping[str, Rounding]) -> nn.Mo
     Raises:
         AssertionError: the checkpoint has not all of its tensors, or others.
     """
-    model, told = auto.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    with of_transformers():
+        model, told = auto.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
     assert not told["missing_keys"], told["missing_keys"]
     assert not told["unexpected_keys"], told["unexpected_keys"]
     modules = dict(model.named_modules())

@@ -1,13 +1,13 @@
 """Checkpoints with quantised experts: their kinds, who serves them, and what ``verify`` refuses."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import Tensor
 
+from nvfp4_kernels.devices import standing_in
 from tests import moe_checkpoints
 from tests.moe_checkpoints import change
 from tests.test_plugin.test_layer_kinds import (
@@ -22,7 +22,6 @@ from tests.test_plugin.test_layer_kinds import (
     headers,
 )
 from vllm_fp4_plugin import meta_model
-from vllm_fp4_plugin.experts import choice
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint, parse
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.layer_kinds import LayerKind, LayerKinds
@@ -163,7 +162,7 @@ def without(prefix: str) -> Callable[[dict[str, Tensor]], None]:
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have vLLM's methods chosen, as if its kernel for Hopper could run."""
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
     from vllm.model_executor.layers.fused_moe.oracle.nvfp4 import NvFp4MoeBackend
@@ -172,10 +171,11 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         compressed_tensors_moe_w4a4_nvfp4 as compressed_tensors,
     )
 
-    monkeypatch.setattr(choice, "current_platform", SimpleNamespace(is_cpu=lambda: False))
     for module in (modelopt, compressed_tensors):
         chosen = (NvFp4MoeBackend.MARLIN, MarlinExperts)
         monkeypatch.setattr(module, "select_nvfp4_moe_backend", lambda chosen=chosen, **_: chosen)
+    with standing_in("cpu", "sm_90"):
+        yield
 
 
 @pytest.mark.parametrize("server", ["reference", "vllm"])

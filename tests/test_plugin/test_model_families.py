@@ -175,6 +175,26 @@ CASES = {
             f"gate_up_proj ×4: {FUSED}/reference (cpu), W4A4",
         ),
     ),
+    "Qwen 3": Case(
+        BY_NAME["Qwen 3 (dense)"],
+        SAME_W4A4,
+        (f"qkv_proj ×2: {W4A4}", "attn ×2: nvfp4_paged_attention_fp8_kv"),
+    ),
+    "Qwen 3, compressed-tensors, W4A16": Case(
+        weight_only(BY_NAME["Qwen 3 (dense), compressed-tensors"]),
+        SAME,
+        (f"qkv_proj ×2: {W4A16}",),
+    ),
+    "Qwen 3.5, compressed-tensors, W4A16": Case(
+        weight_only(BY_NAME["Qwen 3.5 (hybrid GDN, vision), compressed-tensors"]),
+        SAME,
+        ("in_proj_qkvz ×3: unquantized (vLLM), 16-bit, ignored by", f"qkv_proj ×1: {W4A16}"),
+    ),
+    "Qwen 3.6, mixed": Case(
+        BY_NAME["Qwen 3.6 (hybrid GDN, vision), mixed"],
+        SAME,
+        (f"in_proj_qkvz ×3: {FP8}", f"down_proj ×4: {W4A16}"),
+    ),
     "Qwen 3.6, mixed with lm_head": Case(
         BY_NAME["Qwen 3.6 and 3.8 (hybrid GDN, vision), mixed with lm_head"],
         SAME,
