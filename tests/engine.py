@@ -51,12 +51,27 @@ def inspect_models_here() -> None:
 def replace_kernels_once() -> None:
     """Have vLLM put functions in the place of Triton kernels with a process's first engine only.
 
-    For each engine it would look through every module for what it has put there itself.
+    For each engine it would look through every module for what it has put there itself. It stumbles
+    over llvmlite's, which models with audio import.
     """
     from vllm.triton_utils import dispatcher
 
     if dispatcher._registry:
         dispatcher.register_kernels = lambda overrides: None
+        return
+    register = dispatcher.register_kernels
+
+    def without_llvmlite(overrides: Any) -> None:
+        hidden = {n: m for n, m in sys.modules.items() if n.partition(".")[0] == "llvmlite"}
+        for name in hidden:
+            del sys.modules[name]
+        try:
+            register(overrides)
+        finally:
+            sys.modules.update(hidden)
+            dispatcher.register_kernels = register
+
+    dispatcher.register_kernels = without_llvmlite
 
 
 @contextmanager
