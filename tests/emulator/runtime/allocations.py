@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from tests.emulator.machine.limits import Limits
 
 
+_ALIGNMENT = 16  # bytes, of a device's allocations at least
+
+
 @dataclass(frozen=True)
 class Range:
     """Bytes that kernels may touch, and what reports call them."""
@@ -73,6 +76,8 @@ def live_storages() -> list[Range]:
             continue
         storage = item.untyped_storage()
         address, nbytes = storage.data_ptr(), storage.nbytes()
+        if address % _ALIGNMENT:
+            continue  # mapped from a file; no kernel can have been given it
         if address and (address not in found or found[address].nbytes < nbytes):
             kind = str(item.dtype).removeprefix("torch.")
             # The whole storage: the tensor at hand may be a view of it.
