@@ -11,6 +11,8 @@ from torch import Tensor
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.checkpoint_files import TensorHeader, quantised_modules
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.tensor_kinds import find_kinds, layer_of
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PIECE = 1 << 24  # elements that are checked at a time
@@ -49,10 +51,30 @@ def global_scales(headers: Mapping[str, TensorHeader], checkpoint: CheckpointCon
     """Names of the global scales that are used."""
     names = checkpoint.names
     used = [names.weight_global, names.k_scale, names.v_scale]
+    if checkpoint.groups or checkpoint.is_silent:
+        return list(_scales_by_layer(headers, checkpoint, used))
     if not checkpoint.weight_only:
         used.append(names.input_global)
     suffixes = tuple(f".{name}" for name in used)
     return [name for name in headers if name.endswith(suffixes)]
+
+
+def _scales_by_layer(
+    headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig, used: Sequence[str]
+) -> Iterator[str]:
+    """Global scales of a checkpoint of mixed precision, whose layers use different ones."""
+    found, suffixes = find_kinds(headers, checkpoint), tuple(f".{name}" for name in used)
+    for name in headers:
+        module, _, tensor = name.rpartition(".")
+        layer, _ = layer_of(module)
+        if name.endswith(suffixes):
+            yield name
+        elif layer in found:
+            kind, inputs = found[layer].group.kind, found[layer].group.inputs
+            is_input = kind is Kind.NVFP4 and tensor == checkpoint.names.input_global
+            is_static = inputs == "static" and tensor == "input_scale"
+            if is_input or is_static or (kind is Kind.FP8 and tensor == "weight_scale"):
+                yield name
 
 
 def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig | None) -> None:

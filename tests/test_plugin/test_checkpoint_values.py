@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vllm_fp4_plugin.checkpoint_files import read_headers
 from vllm_fp4_plugin.checkpoint_values import check_global_scales, check_values
-from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint, parse
 
 LAYER = "model.layers.0"
 ATTENTION = f"{LAYER}.self_attn"
@@ -58,6 +58,38 @@ def test_scales_that_cannot_be(format: str, value: float, tmp_path: Path) -> Non
         )
         with pytest.raises(UnsupportedCheckpoint, match=message):
             check_global_scales(read_headers(tmp_path), config(format))
+
+
+def test_scales_of_mixed_precision(tmp_path: Path) -> None:
+    """Those that each layer's kind uses, of FP8 layers too."""
+    fp8 = {
+        "o_proj.weight": torch.ones(4, 16).to(torch.float8_e4m3fn),
+        "o_proj.weight_scale": torch.tensor(0.5),
+        "o_proj.input_scale": torch.tensor(0.5),
+    }
+    good = tensors("modelopt") | {f"{ATTENTION}.{name}": tensor for name, tensor in fp8.items()}
+    layers = {f"{ATTENTION}.q_proj": "NVFP4", f"{ATTENTION}.o_proj": "FP8"}
+    mixed = parse(
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                name: {"quant_algo": algo, "group_size": 16} for name, algo in layers.items()
+            },
+        }
+    )
+    used = [
+        *scales("modelopt"),
+        *(f"{ATTENTION}.o_proj.{end}_scale" for end in ("weight", "input")),
+    ]
+    save_file(good, tmp_path / "model.safetensors")
+    assert check_global_scales(read_headers(tmp_path), mixed) == len(used)
+    for name in used:
+        save_file(
+            good | {name: torch.full_like(good[name], math.nan)}, tmp_path / "model.safetensors"
+        )
+        with pytest.raises(UnsupportedCheckpoint, match=f"{name}: holds .*nan"):
+            check_global_scales(read_headers(tmp_path), mixed)
 
 
 @pytest.mark.parametrize("value", [2.0**-60, 2.0**60], ids=["least", "largest"])
