@@ -18,6 +18,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.logger import init_logger
 
 from vllm_fp4_plugin import checkpoint_files, meta_model
+from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import METHOD, Options
 
@@ -53,8 +54,7 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
         if args.quantization == METHOD:
             Options.of(args)
         config = create(args, *more, **named)
-        ours = getattr(config.quant_config, "get_name", str)() == METHOD
-        if ours and not meta_model.is_building():
+        if isinstance(config.quant_config, Nvfp4TcConfig) and not meta_model.is_building():
             model = config.model_config
             directory = checkpoint_files.local_directory(
                 model.model, model.revision, args.download_dir

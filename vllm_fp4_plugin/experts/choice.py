@@ -8,6 +8,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, Unquantized
 from nvfp4_kernels.devices import device_family
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin import completeness
+from vllm_fp4_plugin.delegated import choice as delegated
 from vllm_fp4_plugin.device import current_device, is_planned
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
 from vllm_fp4_plugin.experts.vllm_methods import KEEPS_16_BITS, backend, vllm_experts
@@ -103,8 +104,7 @@ def arithmetic_of(group: LayerGroup) -> str:
     """Bits of weights and activations of experts, e.g. ``W4A4 static``."""
     if group.kind.is_nvfp4:
         return "W4A4 static" if group.kind is Kind.NVFP4 else "W4A16"
-    bits = "4" if group.kind is Kind.MXFP4 else "8"
-    return f"W{bits}A16" if group.inputs == "16-bit" else f"W{bits}A{bits} {group.inputs}"
+    return delegated.arithmetic(group)
 
 
 def _matrices(layer: Any) -> list[tuple[int, int, int]]:
