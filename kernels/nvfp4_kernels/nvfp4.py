@@ -111,7 +111,7 @@ class Nvfp4Tensor:
         """Values as ``dtype``, shape ``(..., rows, K)``; the product is formed in float32."""
         linear = self.to_linear()
         step = linear.scales.float() * _per_row(self.global_scale)
-        return _scale_blocks(decode_e2m1(self.data), step).to(dtype)
+        return scale_blocks(decode_e2m1(self.data), step).to(dtype)
 
 
 # --- E2M1 -----------------------------------------------------------------------------------
@@ -240,13 +240,16 @@ def absmax_scales(
     return torch.where(scales.float() == 0, eps, scales.float()).to(torch.float8_e4m3fn)
 
 
-def quantize_activation(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_activation(
+    x: Tensor, global_scale: Tensor, smallest_scale: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Quantise activations as an inference engine does, at run time.
 
     Args:
         x: bfloat16, float16 or float32 ``(..., rows, K)``.
         global_scale: float32 ``()`` or one per row ``(..., rows)``; the factor that multiplies
             the values, as ModelOpt's ``input_scale``.
+        smallest_scale: block scale, on E4M3's grid, of blocks that would get less and are not zero.
 
     Returns:
         ``data`` uint8 ``(..., rows, K/2)``, and ``scales`` float8_e4m3fn ``(..., rows, K/16)`` in
@@ -257,12 +260,20 @@ def quantize_activation(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor
     blocks = x.float().unflatten(-1, (-1, BLOCK_SIZE))
     inverse = _per_row(global_scale).reciprocal()
     amax = blocks.abs().amax(-1)
-    scales = (inverse * (amax * (1.0 / E2M1_MAX))).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
-    step = scales.float() * inverse.reciprocal()
+    exact = (inverse * (amax * (1.0 / E2M1_MAX))).clamp(max=E4M3_MAX)
+    if smallest_scale:
+        exact = torch.where(amax == 0, exact, exact.clamp(min=smallest_scale))
+    scales = exact.to(torch.float8_e4m3fn)
+    step = activation_step(scales, global_scale)
     # A zero scale must give zeros, not 0/0: the hardware quantiser multiplies by zero there.
     multiplier = torch.where(step == 0, 0.0, step.reciprocal())
     scaled = (blocks * multiplier.unsqueeze(-1)).flatten(-2)
     return encode_e2m1(scaled), scales
+
+
+def activation_step(scales: Tensor, global_scale: Tensor) -> Tensor:
+    """Value of one unit of E2M1 in each block of an activation: float32, shaped like ``scales``."""
+    return scales.float() * _per_row(global_scale).reciprocal().reciprocal()
 
 
 def row_global_scales(x: Tensor) -> Tensor:
@@ -287,7 +298,7 @@ def decode_blocks(data: Tensor, blocked_scales: Tensor) -> Tensor:
     """E2M1 value times block scale, without the global scale: float32 ``(..., rows, K)``, exact."""
     rows, k = data.shape[-2], 2 * data.shape[-1]
     scales = from_blocked(blocked_scales, rows, k // BLOCK_SIZE)
-    return _scale_blocks(decode_e2m1(data), scales.float())
+    return scale_blocks(decode_e2m1(data), scales.float())
 
 
 def block_scaled_product(a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales: Tensor) -> Tensor:
@@ -302,17 +313,24 @@ def block_scaled_product(a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales
         b: uint8 ``(..., N, K/2)``.
         b_scales: float8_e4m3fn, blocked.
     """
-    decoded_a = a.float() if a_scales is None else decode_blocks(a, a_scales)
-    row_tiles = max(1, _DECODED_ELEMENTS // (ATOM_ROWS * max(1, decoded_a.shape[-1])))
-    out = decoded_a.new_empty((*decoded_a.shape[:-1], b.shape[-2]))
+    return product_with_weight(
+        a.float() if a_scales is None else decode_blocks(a, a_scales), b, b_scales
+    )
+
+
+def product_with_weight(a: Tensor, b: Tensor, b_scales: Tensor) -> Tensor:
+    """``block_scaled_product`` of decoded activations: float32 ``(..., M, K)``."""
+    row_tiles = max(1, _DECODED_ELEMENTS // (ATOM_ROWS * max(1, a.shape[-1])))
+    out = a.new_empty((*a.shape[:-1], b.shape[-2]))
     for tile in range(0, b_scales.shape[-4], row_tiles):
         rows = slice(tile * ATOM_ROWS, (tile + row_tiles) * ATOM_ROWS)
         decoded_b = decode_blocks(b[..., rows, :], b_scales[..., tile : tile + row_tiles, :, :, :])
-        out[..., rows] = decoded_a @ decoded_b.mT
+        out[..., rows] = a @ decoded_b.mT
     return out
 
 
-def _scale_blocks(values: Tensor, per_block: Tensor) -> Tensor:
+def scale_blocks(values: Tensor, per_block: Tensor) -> Tensor:
+    """Multiply each block of 16 of ``values`` ``(..., K)`` by its factor in ``(..., K/16)``."""
     return (values.unflatten(-1, (-1, BLOCK_SIZE)) * per_block.unsqueeze(-1)).flatten(-2)
 
 

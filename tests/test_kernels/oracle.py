@@ -89,27 +89,52 @@ class Operand:
     values: Float64
 
 
-def operand(codes: Float64, linear_scales: Tensor) -> Operand:
-    """Pack E2M1 values ``(..., rows, K)`` with their scales ``(..., rows, K/16)``."""
+def operand(codes: Float64, linear_scales: Tensor, terms: int = 1) -> Operand:
+    """Pack E2M1 values ``(..., rows, K)`` with their scales ``(..., rows, K/16)``.
+
+    Of more than one term, ``(..., terms, rows, K)``, which add up.
+    """
     data = pack(codes)
-    return Operand(data, blocked(linear_scales), dequantize(data, linear_scales, 1.0))
+    values = dequantize(data, linear_scales, 1.0)
+    if terms == 1:
+        return Operand(data, blocked(linear_scales), values)
+    return Operand(data, blocked(stacked(linear_scales)), values.sum(-3))
 
 
-def grid_operand(rng: np.random.Generator, *shape: int) -> Operand:
+def stacked(linear_scales: Tensor) -> Tensor:
+    """Scales ``(..., terms, rows, columns)``, each term's from a multiple of 32 or of 128 rows."""
+    *batch, terms, rows, columns = linear_scales.shape
+    pitch = 32 if 0 < rows <= 32 else (rows + 127) // 128 * 128
+    spaced = np.zeros((*batch, terms * pitch, columns), np.uint8)
+    for term in range(terms):
+        given = linear_scales.view(torch.uint8).numpy()[..., term, :, :]
+        spaced[..., term * pitch : term * pitch + rows, :] = given
+    return torch.from_numpy(spaced).view(linear_scales.dtype)
+
+
+def grid_operand(rng: np.random.Generator, *shape: int, terms: int = 1) -> Operand:
     """Small integers and power-of-two scales: float32 sums of products with it are exact."""
+    shape = _of_terms(shape, terms)
     codes = rng.choice([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], size=shape)
     scales = rng.choice([0.5, 1.0, 2.0], size=(*shape[:-1], shape[-1] // 16))
-    return operand(codes, e4m3(scales))
+    return operand(codes, e4m3(scales), terms)
 
 
-def positive_operand(rng: np.random.Generator, *shape: int) -> Operand:
+def positive_operand(rng: np.random.Generator, *shape: int, terms: int = 1) -> Operand:
     """Values 1, 2 and 4."""
+    shape = _of_terms(shape, terms)
     codes = rng.choice([1.0, 2.0], size=shape)
-    return operand(codes, e4m3(rng.choice([1.0, 2.0], size=(*shape[:-1], shape[-1] // 16))))
+    scales = rng.choice([1.0, 2.0], size=(*shape[:-1], shape[-1] // 16))
+    return operand(codes, e4m3(scales), terms)
 
 
-def random_operand(rng: np.random.Generator, *shape: int) -> Operand:
+def random_operand(rng: np.random.Generator, *shape: int, terms: int = 1) -> Operand:
     """Any E2M1 code, and scales over 12 octaves with all their mantissas."""
+    shape = _of_terms(shape, terms)
     codes = rng.choice([*E2M1_GRID, *(-v for v in E2M1_GRID)], size=shape)
     scales = 2.0 ** rng.uniform(-6, 6, size=(*shape[:-1], shape[-1] // 16))
-    return operand(codes, e4m3(scales))
+    return operand(codes, e4m3(scales), terms)
+
+
+def _of_terms(shape: tuple[int, ...], terms: int) -> tuple[int, ...]:
+    return shape if terms == 1 else (*shape[:-2], terms, *shape[-2:])

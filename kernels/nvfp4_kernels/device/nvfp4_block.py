@@ -1,4 +1,4 @@
-"""One NVFP4 block on the SM: 16 float32 values, bit for bit as ``nvfp4.quantize_activation``.
+"""One NVFP4 block on the SM: 16 float32 values, bit for bit as ``terms.quantize_terms``.
 
 Every operation rounds to nearest even and keeps subnormal numbers, as torch does on CPU.
 """
@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.nvfp4 import E2M1_MAX, GLOBAL_RANGE, SMALLEST_ROW_SCALE
+from nvfp4_kernels.nvfp4 import E2M1_MAX, E4M3_TINY, GLOBAL_RANGE, SMALLEST_ROW_SCALE
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,31 @@ class GlobalScale:
 
 @dataclass(frozen=True)
 class Block:
-    """``codes``: 16 E2M1 codes in two words, the first lowest; ``scale``: E4M3 bits."""
+    """A quantised block.
+
+    Attributes:
+        codes: 16 E2M1 codes in two words, the first lowest.
+        scale: E4M3 bits.
+        step: value of one unit of E2M1.
+    """
 
     codes: Vector
     scale: Uint8
+    step: Float32
 
 
 @dataclass(frozen=True)
 class BlockScale:
-    """``bits``: of the E4M3 scale; ``multiplier``: what brings elements into E2M1's range."""
+    """Scale of a block.
+
+    Attributes:
+        bits: of the E4M3 scale.
+        step: value of one unit of E2M1.
+        multiplier: factor that brings elements into E2M1's range.
+    """
 
     bits: Uint8
+    step: Float32
     multiplier: Float32
 
 
@@ -63,15 +77,37 @@ def amax(elements: Vector) -> Float32:
     return found[0]
 
 
-def quantize(values: Vector, largest: Float32, scale: GlobalScale) -> Block:
-    """``values`` float32 (16,), ``largest`` their ``amax``."""
-    shared = block_scale(largest, scale)
-    return Block(to_e2m1(values * shared.multiplier), shared.bits)
+def quantize(
+    values: Vector, largest: Float32, scale: GlobalScale, smallest_scale: float = 0.0
+) -> Block:
+    """``values`` float32 (16,), ``largest`` their ``amax``; the rest as in ``nvfp4``."""
+    shared = block_scale(largest, scale, smallest_scale)
+    return Block(to_e2m1(values * shared.multiplier), shared.bits, shared.step)
 
 
-def block_scale(largest: Float32, scale: GlobalScale) -> BlockScale:
+def quantize_terms(values: Vector, largest: Float32, scale: GlobalScale, terms: int) -> list[Block]:
+    """``values`` float32 (16,), then what is left of them, ``terms`` times in all."""
+    blocks = [quantize(values, largest, scale)]
+    while len(blocks) < terms:
+        values = _left(values, blocks[-1])
+        blocks.append(quantize(values, amax(values), scale, E4M3_TINY))
+    return blocks
+
+
+def _left(values: Vector, block: Block) -> Vector:
+    """``values`` less the block's: each difference rounded once."""
+    codes = _from_e2m1(block.codes)
+    step = -block.step
+    left = [cute.math.fma(codes[n], step, values[n]) for n in range(len(codes))]
+    return Vector.from_elements(tuple(left), Float32)
+
+
+def block_scale(largest: Float32, scale: GlobalScale, smallest_scale: float = 0.0) -> BlockScale:
     """Scale of 16 elements whose ``amax`` is ``largest``."""
     exact = scale.inverse * (largest * Float32(1.0 / E2M1_MAX))
+    if smallest_scale:
+        least = cute.arch.fmax(exact, smallest_scale, nan=True)
+        exact = cutlass.select_(largest == 0.0, Float32(0.0), least)
     pair = ptx.inline_ptx(
         "cvt.rn.satfinite.e4m3x2.f32 {$w0}, 0f00000000, {$r0};",
         write_only_types=[cutlass.Uint16],
@@ -80,7 +116,7 @@ def block_scale(largest: Float32, scale: GlobalScale) -> BlockScale:
     step = _e4m3_to_float(pair) * scale.unit
     # A zero scale must give zeros, not 0/0.
     multiplier = Float32(cutlass.select_(step == 0.0, Float32(0.0), 1.0 / step))
-    return BlockScale(pair.to(Uint8), multiplier)
+    return BlockScale(pair.to(Uint8), step, multiplier)
 
 
 def _e4m3_to_float(pair: cutlass.Uint16) -> Float32:
@@ -109,3 +145,20 @@ def to_e2m1(scaled: Vector) -> Vector:
         for first in (0, 8)
     ]
     return Vector.from_elements(tuple(words), Uint32)
+
+
+def _from_e2m1(codes: Vector) -> list[Float32]:
+    """Values of 16 codes in two words."""
+    convert = " ".join(
+        f"cvt.rn.f16x2.e2m1x2 pair, b{n}; mov.b32 {{low, high}}, pair; "
+        f"cvt.f32.f16 {{$w{2 * n}}}, low; cvt.f32.f16 {{$w{2 * n + 1}}}, high;"
+        for n in range(4)
+    )
+    word = (
+        "{ .reg .b8 b0, b1, b2, b3; .reg .b32 pair; .reg .b16 low, high; "
+        "mov.b32 {b0, b1, b2, b3}, {$r0}; " + convert + " }"
+    )
+    values: list[Float32] = []
+    for n in range(2):
+        values += ptx.inline_ptx(word, write_only_types=[Float32] * 8, read_only_args=[codes[n]])
+    return values

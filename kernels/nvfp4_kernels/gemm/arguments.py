@@ -10,7 +10,8 @@ from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.dispatch import Kernel, Mode, WeightLayout
 from nvfp4_kernels.fragments import fragment_shapes
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.terms import check_terms, data_shape, scales_shape
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 A16_DTYPES = (torch.bfloat16, torch.float16)
@@ -22,8 +23,10 @@ _OPERANDS = (
     "Tensor a, Tensor? a_scales, Tensor b, Tensor b_scales, Tensor alpha, SymInt[] shard_sizes, "
     "Tensor? row_scale, Tensor? bias"
 )
-PRODUCT_SCHEMA = f"({_OPERANDS}, ScalarType out_dtype) -> Tensor"
-QUANTIZED_SCHEMA = f"({_OPERANDS}, Tensor out_global_scale) -> (Tensor, Tensor)"
+PRODUCT_SCHEMA = f"({_OPERANDS}, ScalarType out_dtype, int terms) -> Tensor"
+QUANTIZED_SCHEMA = (
+    f"({_OPERANDS}, Tensor out_global_scale, int terms, int out_terms) -> (Tensor, Tensor)"
+)
 
 
 def check_product(
@@ -36,6 +39,7 @@ def check_product(
     row_scale: Tensor | None,
     bias: Tensor | None,
     out_dtype: torch.dtype,
+    terms: int = 1,
 ) -> tuple[Mode, int, int, int]:
     """Check the arguments of ``gemm`` or ``gemv``; return mode, M, N and K."""
     fragments = weight_layout(b_scales) == "fragments"
@@ -44,9 +48,9 @@ def check_product(
         check_fragments("b", b, b_scales, n, k, "shard_sizes")
     else:
         n, k = check_weight("b", b, b_scales)
-    mode, m = check_activation(a, a_scales, row_scale, k)
+    mode, m = check_activation(a, a_scales, row_scale, k, terms)
     if not fragments:
-        check_batch(a, "b", b)
+        check_batch(a, "b", b, terms)
     check_shards(alpha, shard_sizes, n)
     check_bias(bias, n)
     check_out_dtype(out_dtype)
@@ -66,23 +70,31 @@ def fake_product(
     *rest: Any,
 ) -> Tensor:
     """The result of ``gemm`` or ``gemv`` without its values."""
-    *_, out_dtype = rest
+    *_, out_dtype, terms = rest
     n = sum(shard_sizes) if weight_layout(b_scales) == "fragments" else b.shape[-2]
-    return a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
+    return a.new_empty((*batch_of(a, terms), a.shape[-2], n), dtype=out_dtype)
 
 
-def fake_quantized_product(
-    a: Tensor, a_scales: Tensor | None, b: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor]:
-    """The result of ``gemm_quantized`` without its values."""
-    m, n = a.shape[-2], b.shape[-2]
-    data = a.new_empty((*a.shape[:-1], n // 2), dtype=torch.uint8)
-    shape = (*a.shape[:-2], *blocked_shape(m, n // BLOCK_SIZE))
-    return data, a.new_empty(shape, dtype=torch.float8_e4m3fn)
+def quantized_result(a: Tensor, n: int, terms: int, out_terms: int) -> tuple[Tensor, Tensor]:
+    """Memory for a quantised result of ``n`` columns: its data and blocked scales."""
+    batch, m = batch_of(a, terms), a.shape[-2]
+    data = a.new_empty(data_shape(batch, m, n, out_terms), dtype=torch.uint8)
+    scales = a.new_empty(scales_shape(batch, m, n, out_terms), dtype=torch.float8_e4m3fn)
+    return data, scales
+
+
+def batch_of(a: Tensor, terms: int) -> tuple[int, ...]:
+    """Batch dimensions of an activation."""
+    return tuple(a.shape[:-2] if terms == 1 else a.shape[:-3])
 
 
 def check_weight(name: str, b: Tensor, b_scales: Tensor) -> tuple[int, int]:
     """Check a packed weight ``(..., N, K/2)`` and its blocked scales; return (N, K)."""
+    return check_operand(name, b, b_scales, terms=1)
+
+
+def check_operand(name: str, b: Tensor, b_scales: Tensor, terms: int) -> tuple[int, int]:
+    """Check packed rows ``(..., N, K/2)`` and their blocked scales; return (N, K)."""
     check_dtype(name, b, (torch.uint8,))
     check_dtype(f"{name}_scales", b_scales, (torch.float8_e4m3fn,))
     if b.ndim < 2:
@@ -91,8 +103,14 @@ def check_weight(name: str, b: Tensor, b_scales: Tensor) -> tuple[int, int]:
         )
     n, k = b.shape[-2], 2 * b.shape[-1]
     _check_k(name, k)
-    expected = (*b.shape[:-2], *blocked_shape(n, k // BLOCK_SIZE))
-    check_shape(f"{name}_scales", b_scales, expected, "permute linear scales with to_blocked()")
+    if terms > 1 and (b.ndim < 3 or b.shape[-3] != terms):
+        raise InvalidArgument(
+            f"{name}: shape is {tuple(b.shape)}, must be (..., {terms}, rows, K/2) as terms is "
+            f"{terms}; quantise it with quantize(terms={terms}), or say how many terms it has"
+        )
+    expected = scales_shape(batch_of(b, terms), n, k, terms)
+    remedy = "permute linear scales with to_blocked(), those of several terms with stack_scales()"
+    check_shape(f"{name}_scales", b_scales, expected, remedy)
     return n, k
 
 
@@ -155,13 +173,19 @@ def refuse_fragments(op: str, **scales: Tensor) -> None:
 
 
 def check_activation(
-    a: Tensor, a_scales: Tensor | None, row_scale: Tensor | None, k: int
+    a: Tensor, a_scales: Tensor | None, row_scale: Tensor | None, k: int, terms: int = 1
 ) -> tuple[Mode, int]:
     """Check the activation against the weight's K; return the mode and M.
 
     With ``a_scales`` the activation is NVFP4 (w4a4), without it 16-bit floating point (w4a16).
     """
+    check_terms("terms", terms)
     if a_scales is None:
+        if terms > 1:
+            raise InvalidArgument(
+                f"terms: is {terms} with 16-bit activations, must be 1; quantise them with "
+                "quantize(terms=…) and pass a_scales too"
+            )
         check_dtype("a", a, A16_DTYPES)
         if a.ndim < 2 or a.shape[-1] != k:
             raise InvalidArgument(
@@ -173,12 +197,13 @@ def check_activation(
                 "pass a_scales too, or leave row_scale out"
             )
         return "w4a16", a.shape[-2]
-    m, a_k = check_weight("a", a, a_scales)
+    m, a_k = check_operand("a", a, a_scales, terms)
     if a_k != k:
         raise InvalidArgument(f"a: K is {a_k}, must be {k} as the weight's; check the operands")
     if row_scale is not None:
         check_dtype("row_scale", row_scale, (torch.float32,))
-        check_shape("row_scale", row_scale, a.shape[:-1], "one global scale per row of a")
+        rows = (*batch_of(a, terms), m)
+        check_shape("row_scale", row_scale, rows, "one global scale per row of a")
     return "w4a4", m
 
 
@@ -207,12 +232,12 @@ def check_bias(bias: Tensor | None, n: int) -> None:
         check_shape("bias", bias, (n,), "one value per output column")
 
 
-def check_batch(a: Tensor, name: str, b: Tensor) -> None:
+def check_batch(a: Tensor, name: str, b: Tensor, terms: int = 1) -> None:
     """A batched weight needs an equally batched activation; an unbatched one serves any batch."""
-    if b.ndim > 2 and a.shape[:-2] != b.shape[:-2]:
+    batch = batch_of(a, terms)
+    if b.ndim > 2 and batch != tuple(b.shape[:-2]):
         raise InvalidArgument(
-            f"{name}: batch dimensions are {tuple(b.shape[:-2])}, must be none or "
-            f"{tuple(a.shape[:-2])} as a's"
+            f"{name}: batch dimensions are {tuple(b.shape[:-2])}, must be none or {batch} as a's"
         )
 
 

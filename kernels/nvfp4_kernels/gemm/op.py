@@ -19,10 +19,11 @@ from nvfp4_kernels.gemm.arguments import (
     check_layout_taken,
     check_product,
     fake_product,
-    fake_quantized_product,
+    quantized_result,
     refuse_fragments,
 )
 from nvfp4_kernels.gemm.kernels import KERNELS, MAX_GEMV_ROWS, QUANTIZED_KERNELS
+from nvfp4_kernels.terms import check_terms
 
 
 def gemm(
@@ -36,6 +37,7 @@ def gemm(
     row_scale: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    terms: int = 1,
 ) -> Tensor:
     """Matrix product of activations with an NVFP4 weight.
 
@@ -61,6 +63,8 @@ def gemm(
         row_scale: float32 ``(..., M)``, the activation's global scales when there is one per row.
         bias: ``(N,)``, bfloat16, float16 or float32.
         out_dtype: bfloat16, float16 or float32.
+        terms: how many NVFP4 values, 1 to 4, add up to each of the activation's; with more than
+            one, ``a`` is ``(..., terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``.
@@ -70,7 +74,7 @@ def gemm(
         NoKernelError: no kernel for this device and mode; the message lists what there is.
     """
     return torch.ops.nvfp4.gemm(
-        a, a_scales, b, b_scales, alpha, list(shard_sizes), row_scale, bias, out_dtype
+        a, a_scales, b, b_scales, alpha, list(shard_sizes), row_scale, bias, out_dtype, terms
     )
 
 
@@ -85,6 +89,7 @@ def gemv(
     row_scale: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    terms: int = 1,
 ) -> Tensor:
     """``gemm`` of a decode step: at most ``MAX_GEMV_ROWS`` rows of activations, else refused.
 
@@ -100,7 +105,7 @@ def gemv(
         )
     return gemm(
         a, a_scales, b, b_scales, alpha, shard_sizes,
-        row_scale=row_scale, bias=bias, out_dtype=out_dtype,
+        row_scale=row_scale, bias=bias, out_dtype=out_dtype, terms=terms,
     )  # fmt: skip
 
 
@@ -115,29 +120,36 @@ def gemm_quantized(
     *,
     row_scale: Tensor | None = None,
     bias: Tensor | None = None,
+    terms: int = 1,
+    out_terms: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """``gemm`` with its result quantised for the next product, from the float32 values.
 
     Takes what ``gemm`` takes, fragments aside, N a multiple of 16, and ``out_global_scale``,
-    float32 ``()``: the next layer's input scale.
+    float32 ``()``: the next layer's input scale. ``out_terms``, 1 to 4: how many NVFP4 values add
+    up to each of the result's.
 
     Returns:
-        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout.
+        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout; of more
+        than one term as ``quantize`` returns them.
 
     Raises:
         InvalidArgument, NoKernelError: as ``gemm``.
     """
     return torch.ops.nvfp4.gemm_quantized(
-        a, a_scales, b, b_scales, alpha, list(shard_sizes), row_scale, bias, out_global_scale
-    )
+        a, a_scales, b, b_scales, alpha, list(shard_sizes), row_scale, bias, out_global_scale,
+        terms, out_terms,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("nvfp4::gemm", mutates_args=(), schema=PRODUCT_SCHEMA)
-def _gemm(*operands: Any) -> Tensor:
-    mode, *_ = check_product(*operands)
-    kernel = KERNELS.select(operands[0].device, mode)
-    check_layout_taken("b", operands[3], kernel)
-    return kernel.load()(*operands)
+def _gemm(*arguments: Any) -> Tensor:
+    mode, *_ = check_product(*arguments)
+    kernel = KERNELS.select(arguments[0].device, mode)
+    check_layout_taken("b", arguments[3], kernel)
+    *operands, terms = arguments
+    # Kernels of 16-bit activations know of one term alone.
+    return kernel.load()(*(arguments if terms > 1 else operands))
 
 
 _gemm.register_fake(fake_product)
@@ -145,16 +157,20 @@ _gemm.register_fake(fake_product)
 
 @torch.library.custom_op("nvfp4::gemm_quantized", mutates_args=(), schema=QUANTIZED_SCHEMA)
 def _gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *operands, out_global_scale = arguments
+    *operands, out_global_scale, terms, out_terms = arguments
     refuse_fragments("gemm_quantized", b_scales=operands[3])
     check_dtype("out_global_scale", out_global_scale, (torch.float32,))
     check_shape("out_global_scale", out_global_scale, (), "one scale for the whole output")
-    given: tuple[Any, ...] = (*operands, torch.float32)
+    given: tuple[Any, ...] = (*operands, torch.float32, terms)
     mode, _, n, _ = check_product(*given)
+    check_terms("out_terms", out_terms)
     check_blocks_of_16("output", (1, n))  # the next product's K is this one's N
     check_same_device(a=operands[0], out_global_scale=out_global_scale)
     kernel = QUANTIZED_KERNELS.select(operands[0].device, mode).load()
-    return kernel(*operands, out_global_scale)
+    return kernel(*arguments)
 
 
-_gemm_quantized.register_fake(fake_quantized_product)
+@_gemm_quantized.register_fake
+def _(a: Tensor, a_scales: Tensor | None, b: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *_, terms, out_terms = rest
+    return quantized_result(a, b.shape[-2], terms, out_terms)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.fragments import blocked_weight
-from nvfp4_kernels.nvfp4 import block_scaled_product, quantize_activation, to_blocked
+from nvfp4_kernels.nvfp4 import product_with_weight
+from nvfp4_kernels.terms import decode_terms, quantize_terms
 
 
 def gemm(
@@ -19,10 +20,12 @@ def gemm(
     row_scale: Tensor | None,
     bias: Tensor | None,
     out_dtype: torch.dtype,
+    terms: int = 1,
 ) -> Tensor:
     """See ``nvfp4_kernels.gemm.op.gemm``."""
     b, b_scales = blocked_weight(b, b_scales, sum(shard_sizes), a.shape[-1])
-    accumulator = block_scaled_product(a, a_scales, b, b_scales)
+    values = a.float() if a_scales is None else decode_terms(a, a_scales, terms)
+    accumulator = product_with_weight(values, b, b_scales)
     sizes = torch.tensor(list(shard_sizes), device=alpha.device)
     out = accumulator.mul_(alpha.repeat_interleave(sizes))
     if row_scale is not None:
@@ -42,8 +45,9 @@ def gemm_quantized(
     row_scale: Tensor | None,
     bias: Tensor | None,
     out_global_scale: Tensor,
+    terms: int = 1,
+    out_terms: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.gemm.op.gemm_quantized``."""
     operands = (a, a_scales, b, b_scales, alpha, shard_sizes, row_scale, bias)
-    data, scales = quantize_activation(gemm(*operands, torch.float32), out_global_scale)
-    return data, to_blocked(scales)
+    return quantize_terms(gemm(*operands, torch.float32, terms), out_global_scale, out_terms)

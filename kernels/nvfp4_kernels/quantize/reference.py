@@ -2,17 +2,16 @@
 
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import quantize_activation, row_global_scales, to_blocked
+from nvfp4_kernels.nvfp4 import row_global_scales
+from nvfp4_kernels.terms import quantize_terms
 
 
-def quantize(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.quantize.op.quantize``."""
-    data, scales = quantize_activation(x, global_scale)
-    return data, to_blocked(scales)
+    return quantize_terms(x, global_scale, terms)
 
 
-def quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def quantize_per_token(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.quantize.op.quantize_per_token``."""
     row_scale = row_global_scales(x)
-    data, scales = quantize_activation(x, row_scale)
-    return data, to_blocked(scales), row_scale
+    return (*quantize_terms(x, row_scale, terms), row_scale)

@@ -29,6 +29,7 @@ from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.quantize.choose import choose_config
+from nvfp4_kernels.terms import ONE_TERM, TermLayout
 
 
 class QuantizeArguments(NamedTuple):
@@ -47,11 +48,13 @@ class QuantizeSm100:
         dtype: of the input, e.g. ``"bfloat16"``.
         per_token: whether a row's global scale is its own.
         tile: rows and threads.
+        terms: of the result.
     """
 
     dtype: str
     per_token: bool
     tile: RowTile
+    terms: TermLayout = ONE_TERM
 
     def signature(self) -> tuple[QuantizeArguments]:
         """One example of ``__call__``'s bundle of arguments."""
@@ -73,7 +76,7 @@ class QuantizeSm100:
     def kernel(self, arguments: QuantizeArguments) -> None:
         """Quantise one CTA's rows, or zero the scales of padding."""
         out = arguments.out
-        place = find(self.tile, out.m, out.k)
+        place = find(self.tile, out.m, out.k, self.terms)
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         if place.live:
@@ -87,25 +90,26 @@ class QuantizeSm100:
         return [load_block(x, start + place.element(s), place.has(s)) for s in place.steps]
 
 
-def quantize(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor, global_scale: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.quantize.op.quantize``."""
-    return _run(x, global_scale, per_token=False)
+    return _run(x, global_scale, False, terms)
 
 
-def quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def quantize_per_token(x: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.quantize.op.quantize_per_token``."""
     row_scale = new_row_scale(x)
-    return (*_run(x, row_scale, per_token=True), row_scale)
+    return (*_run(x, row_scale, True, terms), row_scale)
 
 
-def _run(x: Tensor, scale: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
+def _run(x: Tensor, scale: Tensor, per_token: bool, terms: int) -> tuple[Tensor, Tensor]:
     rows = rows_of("x", x)
-    data, scales = new_operand(x, rows.k)
+    data, scales = new_operand(x, rows.k, terms)
     if x.numel():
         tile = choose_config(
             rows.count, rows.k, x.element_size(), per_token, multiprocessors(x.device)
         )
-        kernel = QuantizeSm100(dtype_name(x.dtype), per_token, tile)
+        layout = TermLayout.of(terms, rows.m)
+        kernel = QuantizeSm100(dtype_name(x.dtype), per_token, tile, layout)
         out = QuantizedRows(data, scales, scale, rows.m, rows.k, rows.batch)
         launch(kernel, QuantizeArguments(x, rows.stride, out))
     return data, scales

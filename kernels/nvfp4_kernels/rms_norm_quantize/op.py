@@ -19,10 +19,11 @@ from nvfp4_kernels.device.rowwise.operands import (
     new_row_scale,
 )
 from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS
+from nvfp4_kernels.terms import check_terms
 
 
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+    x: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int = 1
 ) -> tuple[Tensor, Tensor]:
     """``x / sqrt(mean(x²) + eps) · weight`` in NVFP4, with one calibrated global scale.
 
@@ -37,20 +38,22 @@ def rms_norm_quantize(
         weight: ``(K,)`` of ``x``'s dtype or float32, contiguous.
         eps: added to the mean square, 0 or more.
         global_scale: float32 ``()``, the factor that multiplies the values.
+        terms: how many NVFP4 values, 1 to 4, add up to each (see ``nvfp4_kernels.terms``).
 
     Returns:
         ``data`` uint8 ``(..., M, K/2)`` and ``scales`` float8_e4m3fn in the blocked layout
-        ``(..., ceil(M/128), ceil(K/64), 32, 16)``, padding zero.
+        ``(..., ceil(M/128), ceil(K/64), 32, 16)``, padding zero; of more than one term as
+        ``quantize`` returns them.
 
     Raises:
         InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
         NoKernelError: no kernel for this device.
     """
-    return torch.ops.nvfp4.rms_norm_quantize(x, weight, eps, global_scale)
+    return torch.ops.nvfp4.rms_norm_quantize(x, weight, eps, global_scale, terms)
 
 
 def rms_norm_quantize_per_token(
-    x: Tensor, weight: Tensor, eps: float
+    x: Tensor, weight: Tensor, eps: float, terms: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Variant of ``rms_norm_quantize`` with one global scale per row, taken from the row itself.
 
@@ -60,11 +63,11 @@ def rms_norm_quantize_per_token(
     Raises:
         InvalidArgument, NoKernelError: as ``rms_norm_quantize``.
     """
-    return torch.ops.nvfp4.rms_norm_quantize_per_token(x, weight, eps)
+    return torch.ops.nvfp4.rms_norm_quantize_per_token(x, weight, eps, terms)
 
 
 def add_rms_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``rms_norm_quantize`` of ``x + residual``, which is returned too; inputs stay as they are.
 
@@ -76,6 +79,7 @@ def add_rms_norm_quantize(
         weight: as for ``rms_norm_quantize``.
         eps: as for ``rms_norm_quantize``.
         global_scale: as for ``rms_norm_quantize``.
+        terms: as for ``rms_norm_quantize``.
 
     Returns:
         ``data``, ``scales``, and the new residual ``x + residual``, of ``x``'s dtype and shape,
@@ -84,11 +88,11 @@ def add_rms_norm_quantize(
     Raises:
         InvalidArgument, NoKernelError: as ``rms_norm_quantize``.
     """
-    return torch.ops.nvfp4.add_rms_norm_quantize(x, residual, weight, eps, global_scale)
+    return torch.ops.nvfp4.add_rms_norm_quantize(x, residual, weight, eps, global_scale, terms)
 
 
 def add_rms_norm_quantize_per_token(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, terms: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Variant of ``add_rms_norm_quantize`` with one global scale per row, taken from the row.
 
@@ -98,13 +102,14 @@ def add_rms_norm_quantize_per_token(
     Raises:
         InvalidArgument, NoKernelError: as ``rms_norm_quantize``.
     """
-    return torch.ops.nvfp4.add_rms_norm_quantize_per_token(x, residual, weight, eps)
+    return torch.ops.nvfp4.add_rms_norm_quantize_per_token(x, residual, weight, eps, terms)
 
 
 def _check(
     x: Tensor,
     weight: Tensor,
     eps: float,
+    terms: int,
     residual: Tensor | None = None,
     global_scale: Tensor | None = None,
 ) -> None:
@@ -115,6 +120,7 @@ def _check(
     check_shape("weight", weight, x.shape[-1:], "one factor per column of x")
     if not (math.isfinite(eps) and eps >= 0):
         raise InvalidArgument(f"eps: is {eps}, must be 0 or more and finite; models use 1e-5 or so")
+    check_terms("terms", terms)
     if residual is not None:
         check_dtype("residual", residual, (x.dtype,))
         check_shape("residual", residual, x.shape, "one value for each of x")
@@ -126,59 +132,61 @@ def _check(
 
 @torch.library.custom_op("nvfp4::rms_norm_quantize", mutates_args=())
 def _rms_norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+    x: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int
 ) -> tuple[Tensor, Tensor]:
-    _check(x, weight, eps, global_scale=global_scale)
+    _check(x, weight, eps, terms, global_scale=global_scale)
     kernel = KERNELS["rms_norm_quantize"].select(x.device, "w4a4").load()
-    return kernel(x, weight, eps, global_scale)
+    return kernel(x, weight, eps, global_scale, terms)
 
 
 @_rms_norm_quantize.register_fake
-def _(x: Tensor, weight: Tensor, eps: float, global_scale: Tensor) -> tuple[Tensor, Tensor]:
-    return new_operand(x, x.shape[-1])
+def _(
+    x: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int
+) -> tuple[Tensor, Tensor]:
+    return new_operand(x, x.shape[-1], terms)
 
 
 @torch.library.custom_op("nvfp4::rms_norm_quantize_per_token", mutates_args=())
 def _rms_norm_quantize_per_token(
-    x: Tensor, weight: Tensor, eps: float
+    x: Tensor, weight: Tensor, eps: float, terms: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check(x, weight, eps)
+    _check(x, weight, eps, terms)
     kernel = KERNELS["rms_norm_quantize_per_token"].select(x.device, "w4a4").load()
-    return kernel(x, weight, eps)
+    return kernel(x, weight, eps, terms)
 
 
 @_rms_norm_quantize_per_token.register_fake
-def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    return (*new_operand(x, x.shape[-1]), new_row_scale(x))
+def _(x: Tensor, weight: Tensor, eps: float, terms: int) -> tuple[Tensor, Tensor, Tensor]:
+    return (*new_operand(x, x.shape[-1], terms), new_row_scale(x))
 
 
 @torch.library.custom_op("nvfp4::add_rms_norm_quantize", mutates_args=())
 def _add_rms_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check(x, weight, eps, residual, global_scale)
+    _check(x, weight, eps, terms, residual, global_scale)
     kernel = KERNELS["add_rms_norm_quantize"].select(x.device, "w4a4").load()
-    return kernel(x, residual, weight, eps, global_scale)
+    return kernel(x, residual, weight, eps, global_scale, terms)
 
 
 @_add_rms_norm_quantize.register_fake
 def _(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return (*new_operand(x, x.shape[-1]), x.new_empty(x.shape))
+    return (*new_operand(x, x.shape[-1], terms), x.new_empty(x.shape))
 
 
 @torch.library.custom_op("nvfp4::add_rms_norm_quantize_per_token", mutates_args=())
 def _add_rms_norm_quantize_per_token(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, terms: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check(x, weight, eps, residual)
+    _check(x, weight, eps, terms, residual)
     kernel = KERNELS["add_rms_norm_quantize_per_token"].select(x.device, "w4a4").load()
-    return kernel(x, residual, weight, eps)
+    return kernel(x, residual, weight, eps, terms)
 
 
 @_add_rms_norm_quantize_per_token.register_fake
 def _(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, terms: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (*new_operand(x, x.shape[-1]), new_row_scale(x), x.new_empty(x.shape))
+    return (*new_operand(x, x.shape[-1], terms), new_row_scale(x), x.new_empty(x.shape))

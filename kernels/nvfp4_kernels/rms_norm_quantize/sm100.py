@@ -40,6 +40,7 @@ from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.rms_norm_quantize.choose import choose_config
+from nvfp4_kernels.terms import ONE_TERM, TermLayout
 
 
 class Inputs(NamedTuple):
@@ -74,6 +75,7 @@ class RmsNormQuantizeSm100:
         adds: whether a residual is added first.
         per_token: whether a row's global scale is its own.
         tile: rows and threads; covers whole rows.
+        terms: of the result.
     """
 
     dtype: str
@@ -81,6 +83,7 @@ class RmsNormQuantizeSm100:
     adds: bool
     per_token: bool
     tile: RowTile
+    terms: TermLayout = ONE_TERM
 
     def signature(self) -> tuple[RmsNormQuantizeArguments]:
         """One example of ``__call__``'s bundle of arguments."""
@@ -104,7 +107,7 @@ class RmsNormQuantizeSm100:
     def kernel(self, arguments: RmsNormQuantizeArguments) -> None:
         """Normalise and quantise one CTA's rows, or zero the scales of padding."""
         inputs, out = arguments.inputs, arguments.out
-        place = find(self.tile, out.m, out.k)
+        place = find(self.tile, out.m, out.k, self.terms)
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for step in cutlass.range_constexpr(self.tile.steps):
             wanted = place.live & (place.slot == 0) & (place.block(step) < place.blocks)
@@ -163,40 +166,41 @@ def _add_squares(values: Vector, squares: Float32) -> Float32:
 
 
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+    x: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int = 1
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.rms_norm_quantize.op.rms_norm_quantize``."""
-    return _run(x, weight, eps, global_scale)
+    return _run(x, weight, eps, terms, global_scale)
 
 
 def rms_norm_quantize_per_token(
-    x: Tensor, weight: Tensor, eps: float
+    x: Tensor, weight: Tensor, eps: float, terms: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.rms_norm_quantize.op.rms_norm_quantize_per_token``."""
     row_scale = new_row_scale(x)
-    return (*_run(x, weight, eps, row_scale, per_token=True), row_scale)
+    return (*_run(x, weight, eps, terms, row_scale, per_token=True), row_scale)
 
 
 def add_rms_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.rms_norm_quantize.op.add_rms_norm_quantize``."""
     out = x.new_empty(x.shape)
-    return (*_run(x, weight, eps, global_scale, residual, out), out)
+    return (*_run(x, weight, eps, terms, global_scale, residual, out), out)
 
 
 def add_rms_norm_quantize_per_token(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, terms: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.rms_norm_quantize.op.add_rms_norm_quantize_per_token``."""
     row_scale, out = new_row_scale(x), x.new_empty(x.shape)
-    return (*_run(x, weight, eps, row_scale, residual, out, per_token=True), row_scale, out)
+    return (*_run(x, weight, eps, terms, row_scale, residual, out, per_token=True), row_scale, out)
 
 
 def _run(
     x: Tensor,
     weight: Tensor,
     eps: float,
+    terms: int,
     scale: Tensor,
     residual: Tensor | None = None,
     residual_out: Tensor | None = None,
@@ -205,11 +209,12 @@ def _run(
     rows = rows_of("x", x)
     residual_rows = rows if residual is None else rows_of("residual", residual)
     check_vector("weight", weight)
-    data, scales = new_operand(x, rows.k)
+    data, scales = new_operand(x, rows.k, terms)
     if x.numel():
         tile = choose_config(rows.count, rows.k, multiprocessors(x.device))
         dtypes = dtype_name(x.dtype), dtype_name(weight.dtype)
-        kernel = RmsNormQuantizeSm100(*dtypes, residual is not None, per_token, tile)
+        layout = TermLayout.of(terms, rows.m)
+        kernel = RmsNormQuantizeSm100(*dtypes, residual is not None, per_token, tile, layout)
         inputs = Inputs(x, residual, weight, residual_out, rows.stride, residual_rows.stride)
         out = QuantizedRows(data, scales, scale, rows.m, rows.k, rows.batch)
         launch(kernel, RmsNormQuantizeArguments(inputs, out, eps))

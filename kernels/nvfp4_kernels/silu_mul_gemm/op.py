@@ -13,6 +13,7 @@ from nvfp4_kernels.checks import (
     check_shape,
 )
 from nvfp4_kernels.gemm.arguments import (
+    batch_of,
     check_activation,
     check_batch,
     check_fragments,
@@ -20,11 +21,12 @@ from nvfp4_kernels.gemm.arguments import (
     check_out_dtype,
     check_weight,
     fragments_k,
+    quantized_result,
     refuse_fragments,
     weight_layout,
 )
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS
+from nvfp4_kernels.terms import check_terms
 
 
 def silu_mul_gemm(
@@ -39,6 +41,7 @@ def silu_mul_gemm(
     row_scale: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     n: int | None = None,
+    terms: int = 1,
 ) -> Tensor:
     """``silu(alpha[0] · A · B1ᵀ) · (alpha[1] · A · B2ᵀ)``, formed in float32, rounded once.
 
@@ -57,6 +60,8 @@ def silu_mul_gemm(
         out_dtype: bfloat16, float16 or float32.
         n: rows of each weight; needed with fragments, which are padded to whole tiles of 64 rows
             and 64 elements. ``a`` says what their K is.
+        terms: how many NVFP4 values, 1 to 4, add up to each of the activation's; with more than
+            one, ``a`` is ``(..., terms, M, K/2)`` and ``a_scales`` as ``quantize`` returns it.
 
     Returns:
         ``(..., M, N)`` of ``out_dtype``.
@@ -66,7 +71,7 @@ def silu_mul_gemm(
         NoKernelError: no kernel for this device and mode; the message lists what there is.
     """
     return torch.ops.nvfp4.silu_mul_gemm(
-        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, n, out_dtype
+        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, n, out_dtype, terms
     )
 
 
@@ -81,21 +86,26 @@ def silu_mul_gemm_quantized(
     out_global_scale: Tensor,
     *,
     row_scale: Tensor | None = None,
+    terms: int = 1,
+    out_terms: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """``silu_mul_gemm`` with its result quantised for the next GEMM, from the float32 values.
 
     Takes what ``silu_mul_gemm`` takes, fragments aside, N a multiple of 16, and
-    ``out_global_scale``, float32 ``()``: the next layer's input scale.
+    ``out_global_scale``, float32 ``()``: the next layer's input scale. ``out_terms``, 1 to
+    4: how many NVFP4 values add up to each of the result's.
 
     Returns:
-        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout.
+        ``data`` uint8 ``(..., M, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout; of more
+        than one term as ``quantize`` returns them.
 
     Raises:
         InvalidArgument, NoKernelError: as ``silu_mul_gemm``.
     """
     return torch.ops.nvfp4.silu_mul_gemm_quantized(
-        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_global_scale
-    )
+        a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale, out_global_scale,
+        terms, out_terms,
+    )  # fmt: skip
 
 
 _OPERANDS = (
@@ -144,13 +154,16 @@ def _run(
     n: int | None,
     out_global_scale: Tensor | None,
     out_dtype: torch.dtype,
+    terms: int,
+    out_terms: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
     a, a_scales, b1, b1_scales, b2, b2_scales, alpha, row_scale = operands
     rows, k = _check_pair(operands, n)
-    mode, _ = check_activation(a, a_scales, row_scale, k)
+    mode, _ = check_activation(a, a_scales, row_scale, k, terms)
+    check_terms("out_terms", out_terms)
     if weight_layout(b1_scales) == "blocked":
-        check_batch(a, "b1", b1)
-        check_batch(a, "b2", b2)
+        check_batch(a, "b1", b1, terms)
+        check_batch(a, "b2", b2, terms)
     check_dtype("alpha", alpha, (torch.float32,))
     check_shape("alpha", alpha, (2,), "one factor for the gate and one for the up projection")
     check_out_dtype(out_dtype)
@@ -160,48 +173,51 @@ def _run(
     )  # fmt: skip
     kernel = KERNELS.select(a.device, mode)
     check_layout_taken("b1", b1_scales, kernel)
-    return kernel.load()(*operands, rows, out_global_scale, out_dtype)
+    # Kernels of 16-bit activations know of one term alone.
+    of_terms = (terms, out_terms) if terms > 1 or out_terms > 1 else ()
+    return kernel.load()(*operands, rows, out_global_scale, out_dtype, *of_terms)
 
 
 @torch.library.custom_op(
     "nvfp4::silu_mul_gemm",
     mutates_args=(),
-    schema=f"({_OPERANDS}, SymInt? n, ScalarType out_dtype) -> Tensor",
+    schema=f"({_OPERANDS}, SymInt? n, ScalarType out_dtype, int terms) -> Tensor",
 )
 def _silu_mul_gemm(*arguments: Any) -> Tensor:
-    *operands, n, out_dtype = arguments
-    out, _ = _run(tuple(operands), n, None, out_dtype)
+    *operands, n, out_dtype, terms = arguments
+    out, _ = _run(tuple(operands), n, None, out_dtype, terms)
     return out
 
 
 @_silu_mul_gemm.register_fake
 def _(a: Tensor, a_scales: Tensor | None, b1: Tensor, b1_scales: Tensor, *rest: Any) -> Tensor:
-    *_, n, out_dtype = rest
+    *_, n, out_dtype, terms = rest
     rows = _fragments_n(n) if weight_layout(b1_scales) == "fragments" else b1.shape[-2]
-    return a.new_empty((*a.shape[:-1], rows), dtype=out_dtype)
+    return a.new_empty((*batch_of(a, terms), a.shape[-2], rows), dtype=out_dtype)
 
 
 @torch.library.custom_op(
     "nvfp4::silu_mul_gemm_quantized",
     mutates_args=(),
-    schema=f"({_OPERANDS}, Tensor out_global_scale) -> (Tensor, Tensor)",
+    schema=(
+        f"({_OPERANDS}, Tensor out_global_scale, int terms, int out_terms) -> (Tensor, Tensor)"
+    ),
 )
 def _silu_mul_gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *operands, out_global_scale = arguments
+    *operands, out_global_scale, terms, out_terms = arguments
     _, _, b1, b1_scales, _, b2_scales, *_ = operands
     refuse_fragments("silu_mul_gemm_quantized", b1_scales=b1_scales, b2_scales=b2_scales)
     check_dtype("out_global_scale", out_global_scale, (torch.float32,))
     check_shape("out_global_scale", out_global_scale, (), "one scale for the whole output")
     n, _ = check_weight("b1", b1, b1_scales)
     check_blocks_of_16("output", (1, n))  # the next layer's K is this product's N
-    data, scales = _run(tuple(operands), n, out_global_scale, torch.float32)
+    given = tuple(operands), n, out_global_scale, torch.float32
+    data, scales = _run(*given, terms, out_terms)
     assert scales is not None
     return data, scales
 
 
 @_silu_mul_gemm_quantized.register_fake
 def _(a: Tensor, a_scales: Tensor | None, b1: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    m, n = a.shape[-2], b1.shape[-2]
-    data = a.new_empty((*a.shape[:-1], n // 2), dtype=torch.uint8)
-    scales_shape = (*a.shape[:-2], *blocked_shape(m, n // BLOCK_SIZE))
-    return data, a.new_empty(scales_shape, dtype=torch.float8_e4m3fn)
+    *_, terms, out_terms = rest
+    return quantized_result(a, b1.shape[-2], terms, out_terms)

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.fragments import blocked_weight
-from nvfp4_kernels.nvfp4 import block_scaled_product, quantize_activation, to_blocked
+from nvfp4_kernels.nvfp4 import product_with_weight
+from nvfp4_kernels.terms import decode_terms, quantize_terms
 
 
 def silu_mul_gemm(
@@ -19,16 +20,18 @@ def silu_mul_gemm(
     n: int,
     out_global_scale: Tensor | None,
     out_dtype: torch.dtype,
+    terms: int = 1,
+    out_terms: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output."""
     k = a.shape[-1]
-    gate = block_scaled_product(a, a_scales, *blocked_weight(b1, b1_scales, n, k)).mul_(alpha[0])
-    up = block_scaled_product(a, a_scales, *blocked_weight(b2, b2_scales, n, k)).mul_(alpha[1])
+    values = a.float() if a_scales is None else decode_terms(a, a_scales, terms)
+    gate = product_with_weight(values, *blocked_weight(b1, b1_scales, n, k)).mul_(alpha[0])
+    up = product_with_weight(values, *blocked_weight(b2, b2_scales, n, k)).mul_(alpha[1])
     if row_scale is not None:
         gate.mul_(row_scale.unsqueeze(-1))
         up.mul_(row_scale.unsqueeze(-1))
     out = torch.nn.functional.silu(gate).mul_(up)
     if out_global_scale is None:
         return out.to(out_dtype), None
-    data, scales = quantize_activation(out, out_global_scale)
-    return data, to_blocked(scales)
+    return quantize_terms(out, out_global_scale, out_terms)

@@ -3,21 +3,22 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.nvfp4 import quantize_activation, row_global_scales, to_blocked
+from nvfp4_kernels.nvfp4 import row_global_scales
+from nvfp4_kernels.terms import quantize_terms
 
 
-def silu_mul_quantize(gate_up: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+def silu_mul_quantize(
+    gate_up: Tensor, global_scale: Tensor, terms: int = 1
+) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.silu_mul_quantize.op.silu_mul_quantize``."""
-    data, scales = quantize_activation(silu_mul(gate_up), global_scale)
-    return data, to_blocked(scales)
+    return quantize_terms(silu_mul(gate_up), global_scale, terms)
 
 
-def silu_mul_quantize_per_token(gate_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def silu_mul_quantize_per_token(gate_up: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.silu_mul_quantize.op.silu_mul_quantize_per_token``."""
     product = silu_mul(gate_up)
     row_scale = row_global_scales(product)
-    data, scales = quantize_activation(product, row_scale)
-    return data, to_blocked(scales), row_scale
+    return (*quantize_terms(product, row_scale, terms), row_scale)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

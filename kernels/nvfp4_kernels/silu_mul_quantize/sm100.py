@@ -31,6 +31,7 @@ from nvfp4_kernels.device.rowwise.tile import BLOCK, RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.silu_mul_quantize.choose import choose_config
+from nvfp4_kernels.terms import ONE_TERM, TermLayout
 
 
 class SiluMulQuantizeArguments(NamedTuple):
@@ -49,11 +50,13 @@ class SiluMulQuantizeSm100:
         dtype: of the input, e.g. ``"bfloat16"``.
         per_token: whether a row's global scale is its own.
         tile: rows and threads.
+        terms: of the result.
     """
 
     dtype: str
     per_token: bool
     tile: RowTile
+    terms: TermLayout = ONE_TERM
 
     def signature(self) -> tuple[SiluMulQuantizeArguments]:
         """One example of ``__call__``'s bundle of arguments."""
@@ -77,7 +80,7 @@ class SiluMulQuantizeSm100:
     def kernel(self, arguments: SiluMulQuantizeArguments) -> None:
         """Quantise one CTA's rows, or zero the scales of padding."""
         out = arguments.out
-        place = find(self.tile, out.m, out.k)
+        place = find(self.tile, out.m, out.k, self.terms)
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         if place.live:
@@ -115,26 +118,29 @@ def silu(x: Vector) -> Vector:
     return (values * Vector.from_elements(tuple(sigmoid), Float32)).to(x.dtype)
 
 
-def silu_mul_quantize(gate_up: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+def silu_mul_quantize(
+    gate_up: Tensor, global_scale: Tensor, terms: int = 1
+) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.silu_mul_quantize.op.silu_mul_quantize``."""
-    return _run(gate_up, global_scale, per_token=False)
+    return _run(gate_up, global_scale, False, terms)
 
 
-def silu_mul_quantize_per_token(gate_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def silu_mul_quantize_per_token(gate_up: Tensor, terms: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.silu_mul_quantize.op.silu_mul_quantize_per_token``."""
     row_scale = new_row_scale(gate_up)
-    return (*_run(gate_up, row_scale, per_token=True), row_scale)
+    return (*_run(gate_up, row_scale, True, terms), row_scale)
 
 
-def _run(gate_up: Tensor, scale: Tensor, per_token: bool) -> tuple[Tensor, Tensor]:
+def _run(gate_up: Tensor, scale: Tensor, per_token: bool, terms: int) -> tuple[Tensor, Tensor]:
     rows = rows_of("gate_up", gate_up)
     k = rows.k // 2
-    data, scales = new_operand(gate_up, k)
+    data, scales = new_operand(gate_up, k, terms)
     if gate_up.numel():
         tile = choose_config(
             rows.count, k, gate_up.element_size(), per_token, multiprocessors(gate_up.device)
         )
-        kernel = SiluMulQuantizeSm100(dtype_name(gate_up.dtype), per_token, tile)
+        layout = TermLayout.of(terms, rows.m)
+        kernel = SiluMulQuantizeSm100(dtype_name(gate_up.dtype), per_token, tile, layout)
         out = QuantizedRows(data, scales, scale, rows.m, k, rows.batch)
         launch(kernel, SiluMulQuantizeArguments(gate_up, rows.stride, out))
     return data, scales

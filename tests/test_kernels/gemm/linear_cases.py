@@ -36,6 +36,7 @@ class Case:
     bias: torch.dtype | None = None
     a_dtype: torch.dtype | None = None
     out_dtype: torch.dtype = torch.float32
+    terms: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def grid_problem(case: Case) -> Problem:
     rng = np.random.default_rng(0)
     a: oracle.Operand | Float64
     if case.a_dtype is None:
-        a = oracle.grid_operand(rng, *case.batch, case.m, case.k)
+        a = oracle.grid_operand(rng, *case.batch, case.m, case.k, terms=case.terms)
     else:
         a = rng.integers(-4, 5, (*case.batch, case.m, case.k)).astype(np.float64)
     b = oracle.grid_operand(rng, *_weight_batch(case), case.n, case.k)
@@ -90,7 +91,7 @@ def random_problem(case: Case) -> Problem:
     rng = np.random.default_rng(0)
     a: oracle.Operand | Float64
     if case.a_dtype is None:
-        a = oracle.random_operand(rng, *case.batch, case.m, case.k)
+        a = oracle.random_operand(rng, *case.batch, case.m, case.k, terms=case.terms)
     else:
         a = rng.standard_normal((*case.batch, case.m, case.k))
     b = oracle.random_operand(rng, *_weight_batch(case), case.n, case.k)
@@ -137,6 +138,7 @@ def _problem(
             "row_scale": row_tensor,
             "bias": bias_tensor,
             "out_dtype": case.out_dtype,
+            "terms": case.terms,
         },
         a=a_values,
         b=b.values,
@@ -160,11 +162,11 @@ def check_close(op: LinearOp, case: Case) -> None:
     """On random values the error stays within what float32 sums in any order may cost.
 
     Products are exact (at most 6 significant bits from NVFP4 and 11 from float16). Summing K of
-    them rounds each at most K times, and alpha, row scale and bias round three times more; the
-    output rounds once.
+    them for each term rounds each at most that many times, and alpha, row scale and bias round
+    three times more; the output rounds once.
     """
     problem = random_problem(case)
     expected, actual = problem.expected(), oracle.float64(problem.run(op))
-    accumulation = (case.k + 3) * ROUNDOFF[torch.float32] * problem.magnitude()
+    accumulation = (case.k * case.terms + 3) * ROUNDOFF[torch.float32] * problem.magnitude()
     bound = accumulation + rounding_error(np.abs(expected) + accumulation, case.out_dtype)
     assert (np.abs(actual - expected) <= bound).all()

@@ -214,7 +214,7 @@ def test_pair_opcheck(name: str) -> None:
     _, fragments = pair_calls(PAIR_CASES[name])
     order = (
         "a", "a_scales", "b1", "b1_scales", "b2", "b2_scales", "alpha", "row_scale", "n",
-        "out_dtype",
+        "out_dtype", "terms",
     )  # fmt: skip
     check_op(torch.ops.nvfp4.silu_mul_gemm.default, tuple(fragments[name] for name in order))
 

@@ -54,6 +54,22 @@ CASES = {
     "empty batch": Case(5, 130, 48, batch=(0,)),
     "batched weight": Case(5, 130, 48, batch=(3,), batched_weight=True),
     "batched weight, rows": Case(129, 300, 80, batch=(2, 2), batched_weight=True, row_scale=True),
+    "2 terms, one row": Case(1, 256, 128, terms=2),
+    "3 terms, everything": Case(
+        29,
+        160,
+        96,
+        shards=(100, 60),
+        row_scale=True,
+        bias=FP32,
+        batch=(2,),
+        out_dtype=BF16,
+        terms=3,
+    ),
+    "4 terms, 33 rows": Case(33, 130, 96, terms=4),
+    "3 terms, ragged": Case(131, 200, 80, terms=3),
+    "2 terms, batched weight": Case(5, 130, 48, batch=(3,), batched_weight=True, terms=2),
+    "4 terms, no rows": Case(0, 128, 64, terms=4),
     "w4a16 bf16": Case(37, 130, 96, a_dtype=BF16, out_dtype=BF16),
     "w4a16 fp16": Case(37, 130, 96, a_dtype=FP16, out_dtype=FP16),
     "w4a16 everything": Case(
@@ -152,15 +168,21 @@ def test_shards_with_their_own_global_scales(ratio: float) -> None:
 # --- compilation and errors -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["everything", "w4a16 everything", "batched weight", "row scale"])
+@pytest.mark.parametrize(
+    "name",
+    ["everything", "w4a16 everything", "batched weight", "row scale", "3 terms, everything"],
+)
 def test_opcheck(name: str) -> None:
     check_op(torch.ops.nvfp4.gemm.default, tuple(random_problem(CASES[name]).args.values()))
 
 
-@pytest.mark.parametrize("name", ["everything", "w4a16 everything", "batched weight"])
+@pytest.mark.parametrize(
+    "name", ["everything", "w4a16 everything", "batched weight", "3 terms, ragged"]
+)
 def test_compiled(name: str) -> None:
     problems = [random_problem(replace(CASES[name], m=m)) for m in (5, 40, 128)]
-    check_compiled(gemm, [((), problem.args) for problem in problems], graphs=1)
+    graphs = 1 if CASES[name].terms == 1 else 2  # terms share one row of atoms up to 32 rows
+    check_compiled(gemm, [((), problem.args) for problem in problems], graphs=graphs)
 
 
 @EVERY_MISTAKE
@@ -177,14 +199,14 @@ def test_devices() -> None:
 QUANTIZED = {name: case for name, case in CASES.items() if case.n % 16 == 0}
 
 
-def check_quantized(op: LinearOp, plain: LinearOp, case: Case) -> None:
+def check_quantized(op: LinearOp, plain: LinearOp, case: Case, out_terms: int = 1) -> None:
     """What ``op`` gives is ``plain``'s float32 result, quantised."""
     args = grid_problem(replace(case, out_dtype=FP32)).args
     full = plain(**args)
     scale = (full.abs().amax() if full.numel() else torch.ones(())) / 2688
     args.pop("out_dtype")
-    data, scales = op(**args, out_global_scale=scale)
-    expected_data, expected_scales = quantize(full, scale)
+    data, scales = op(**args, out_global_scale=scale, out_terms=out_terms)
+    expected_data, expected_scales = quantize(full, scale, out_terms)
     assert torch.equal(data, expected_data)
     assert scales.shape == expected_scales.shape
     assert torch.equal(scales.view(torch.uint8), expected_scales.view(torch.uint8))
@@ -192,13 +214,16 @@ def check_quantized(op: LinearOp, plain: LinearOp, case: Case) -> None:
 
 @pytest.mark.parametrize("case", QUANTIZED.values(), ids=QUANTIZED)
 def test_quantized(case: Case) -> None:
-    check_quantized(gemm_quantized, gemm, case)
+    for out_terms in (1, 3):
+        check_quantized(gemm_quantized, gemm, case, out_terms)
 
 
 def test_quantized_is_an_op() -> None:
     args = grid_problem(CASES["everything"]).args
     args["out_dtype"] = torch.tensor(0.5)
-    check_op(torch.ops.nvfp4.gemm_quantized.default, tuple(args.values()))
+    for out_terms in (1, 3):
+        arguments = (*args.values(), out_terms)
+        check_op(torch.ops.nvfp4.gemm_quantized.default, arguments)
 
 
 @pytest.mark.parametrize(

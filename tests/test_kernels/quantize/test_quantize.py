@@ -142,8 +142,9 @@ def test_rows_near_the_end_of_float32_stay_finite(largest: float) -> None:
 @pytest.mark.parametrize("name", ["ragged", "batch of batches"])
 def test_opcheck(name: str) -> None:
     x = CASES[name].random()
-    check_op(torch.ops.nvfp4.quantize.default, (x, torch.tensor(0.01)))
-    check_op(torch.ops.nvfp4.quantize_per_token.default, (x,))
+    for terms in (1, 3):
+        check_op(torch.ops.nvfp4.quantize.default, (x, torch.tensor(0.01), terms))
+        check_op(torch.ops.nvfp4.quantize_per_token.default, (x, terms))
 
 
 @pytest.mark.parametrize("name", ["ragged", "batch of batches"])
@@ -152,6 +153,8 @@ def test_compiled(name: str) -> None:
     scale = torch.tensor(0.01)
     check_compiled(quantize, [((x, scale), {}) for x in inputs], graphs=1)
     check_compiled(quantize_per_token, [((x,), {}) for x in inputs], graphs=1)
+    # Terms share one row of atoms up to 32 rows: a specialised size.
+    check_compiled(quantize, [((x, scale, 3), {}) for x in inputs], graphs=2)
 
 
 def test_compiled_with_the_product() -> None:
@@ -199,15 +202,15 @@ def test_devices() -> None:
     """Called below the dispatcher, which hands meta tensors to the fake kernel."""
     x, scale = torch.zeros(2, 32), torch.tensor(1.0)
     with pytest.raises(InvalidArgument, match="global_scale: is on meta, must be on cpu as x is"):
-        quantize_op._quantize._init_fn(x, scale.to("meta"))
+        quantize_op._quantize._init_fn(x, scale.to("meta"), 1)
     there_is = (
         r"no w4a4 kernel for meta \(meta\); there is nvfp4_quantize/reference \(cpu\), "
         r"nvfp4_quantize/QuantizeSm100 \(sm_100\); run on"
     )
     with pytest.raises(NoKernelError, match=there_is):
-        quantize_op._quantize._init_fn(x.to("meta"), scale.to("meta"))
+        quantize_op._quantize._init_fn(x.to("meta"), scale.to("meta"), 1)
     with pytest.raises(NoKernelError, match="quantize_per_token: no w4a4 kernel for meta"):
-        quantize_op._quantize_per_token._init_fn(x.to("meta"))
+        quantize_op._quantize_per_token._init_fn(x.to("meta"), 1)
 
 
 def test_the_smallest_rows_keep_their_zeros() -> None:

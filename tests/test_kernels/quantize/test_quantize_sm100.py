@@ -28,13 +28,13 @@ from tests.test_kernels.rowwise.row_cases import (
 pytestmark = [pytest.mark.arch("sm_100"), pytest.mark.schedules("random 1")]
 
 
-def check(x: Tensor, global_scale: Tensor, device: torch.device) -> None:
-    found = quantize(x.to(device), global_scale.to(device))
-    check_equal(found, reference.quantize(x, global_scale))
+def check(x: Tensor, global_scale: Tensor, device: torch.device, terms: int = 1) -> None:
+    found = quantize(x.to(device), global_scale.to(device), terms)
+    check_equal(found, reference.quantize(x, global_scale, terms))
 
 
-def check_per_token(x: Tensor, device: torch.device) -> None:
-    check_equal(quantize_per_token(x.to(device)), reference.quantize_per_token(x))
+def check_per_token(x: Tensor, device: torch.device, terms: int = 1) -> None:
+    check_equal(quantize_per_token(x.to(device), terms), reference.quantize_per_token(x, terms))
 
 
 @EVERY_CASE
@@ -48,11 +48,29 @@ def test_quantize_per_token(case: Case, op_device: torch.device) -> None:
     check_per_token(case.random(), op_device)
 
 
+@EVERY_CASE
+def test_terms(case: Case, op_device: torch.device) -> None:
+    x = case.random()
+    check(x, global_scale_of(x) * 0.5, op_device, terms=3)
+    check_per_token(x, op_device, terms=2)
+
+
+@EVERY_TILE
+def test_terms_by_tiles(
+    tile: RowTile, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 32 rows one atom holds the scales of all terms; beyond, each has its own."""
+    use_tile(monkeypatch, "quantize", tile)
+    for m, terms in ((19, 4), (32, 2), (35, 3)):
+        check_per_token(Case(m, 16 * 37, batch=(2,)).random(), op_device, terms)
+
+
 @EVERY_SCHEDULE
 def test_every_schedule(op_device: torch.device) -> None:
     x = CASES["ragged"].random()
     check(x, torch.tensor(0.003), op_device)
     check_per_token(x, op_device)
+    check_per_token(x, op_device, terms=4)
 
 
 @EVERY_TILE
@@ -69,6 +87,7 @@ def test_every_magnitude(op_device: torch.device) -> None:
     x = every[every.isfinite()].view(-1, 16 * 15)
     for scale in (2.0**-110, 0.01, 2.0**119):
         check(x, torch.tensor(scale), op_device)
+        check(x, torch.tensor(scale), op_device, terms=3)
     check_per_token(x[x.abs().amax(-1) > 2.0**-118], op_device)
 
 
@@ -87,8 +106,9 @@ def test_zeros(op_device: torch.device) -> None:
     x = torch.randn(7, 96, dtype=BF16)
     x[0] = x[1, 16:48] = 0.0
     x[2, ::3] = -0.0
-    check(x, torch.tensor(0.002), op_device)
-    check_per_token(x, op_device)
+    for terms in (1, 3):
+        check(x, torch.tensor(0.002), op_device, terms)
+        check_per_token(x, op_device, terms)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
@@ -97,7 +117,8 @@ def test_not_finite_stays_visible(bad: float, op_device: torch.device) -> None:
     x = torch.randn(40, 64, dtype=BF16)
     x[3, 20] = x[39, 0] = bad
     x[3, 40] = -bad if bad == float("inf") else bad
-    check(x, torch.tensor(0.002), op_device)
+    for terms in (1, 3):
+        check(x, torch.tensor(0.002), op_device, terms)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=str)
@@ -145,17 +166,18 @@ def test_arithmetic_is_ieee() -> None:
             assert re.search(r"\.(approx|ftz)\b", text) is None
 
 
+@pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("case", [Case(131, 80), Case(3, 4096, dtype=FP32)], ids=["bf16", "fp32"])
-def test_each_byte_once(case: Case) -> None:
+def test_each_byte_once(case: Case, terms: int) -> None:
     """Read once from memory, and each byte of the results, padding too, written once."""
     with devices.emulated_ops(EAGER) as gpu:
         x = case.random()
-        written = quantize_per_token(x)
+        written = quantize_per_token(x, terms)
         counted = gpu.launches[-1].counters.nbytes
         assert counted["global read"] == x.nbytes
         assert counted["global write"] == sum(t.nbytes for t in written)
         assert counted["HBM write, each byte once"] == counted["global write"]
-        written = quantize(x, torch.tensor(0.01))
+        written = quantize(x, torch.tensor(0.01), terms)
         counted = gpu.launches[-1].counters.nbytes
         assert counted["HBM read, each byte once"] == x.nbytes + 4
         assert counted["global write"] == sum(t.nbytes for t in written)

@@ -66,24 +66,30 @@ def test_reference(case: Case, weight_dtype: torch.dtype | None) -> None:
 # --- sm_100 -----------------------------------------------------------------------------------
 
 
-def check_exact(case: Case, device: torch.device, weight_dtype: torch.dtype | None = None) -> None:
+def check_exact(
+    case: Case,
+    device: torch.device,
+    weight_dtype: torch.dtype | None = None,
+    terms: int = 1,
+) -> None:
     """All four ops, on integers."""
     x, residual, weight = case.integers(), case.integers(), random_weight(case, weight_dtype)
     dx, dr, dw, ds = (t.to(device) for t in (x, residual, weight, SCALE))
     check_equal(
-        rms_norm_quantize(dx, dw, EPS, ds), reference.rms_norm_quantize(x, weight, EPS, SCALE)
+        rms_norm_quantize(dx, dw, EPS, ds, terms),
+        reference.rms_norm_quantize(x, weight, EPS, SCALE, terms),
     )
     check_equal(
-        rms_norm_quantize_per_token(dx, dw, EPS),
-        reference.rms_norm_quantize_per_token(x, weight, EPS),
+        rms_norm_quantize_per_token(dx, dw, EPS, terms),
+        reference.rms_norm_quantize_per_token(x, weight, EPS, terms),
     )
     check_equal(
-        add_rms_norm_quantize(dx, dr, dw, EPS, ds),
-        reference.add_rms_norm_quantize(x, residual, weight, EPS, SCALE),
+        add_rms_norm_quantize(dx, dr, dw, EPS, ds, terms),
+        reference.add_rms_norm_quantize(x, residual, weight, EPS, SCALE, terms),
     )
     check_equal(
-        add_rms_norm_quantize_per_token(dx, dr, dw, EPS),
-        reference.add_rms_norm_quantize_per_token(x, residual, weight, EPS),
+        add_rms_norm_quantize_per_token(dx, dr, dw, EPS, terms),
+        reference.add_rms_norm_quantize_per_token(x, residual, weight, EPS, terms),
     )
 
 
@@ -106,6 +112,14 @@ def test_every_schedule(op_device: torch.device) -> None:
 def test_tiles(tile: RowTile, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use_tile(monkeypatch, "rms_norm_quantize", tile)
     check_exact(Case(3, 16 * 37, batch=(2,), dtype=FP16), op_device, FP32)
+
+
+@SM100
+@ONE_SCHEDULE
+@pytest.mark.parametrize("terms", [2, 3, 4])
+@pytest.mark.parametrize("m", [3, 35])
+def test_terms(m: int, terms: int, op_device: torch.device) -> None:
+    check_exact(Case(m, 16 * 37, batch=(2,)), op_device, terms=terms)
 
 
 @SM100
@@ -198,10 +212,11 @@ def test_opcheck() -> None:
     case = CASES["batch of batches"]
     x, weight = case.random(), random_weight(case)
     ops = torch.ops.nvfp4
-    check_op(ops.rms_norm_quantize.default, (x, weight, EPS, SCALE))
-    check_op(ops.rms_norm_quantize_per_token.default, (x, weight, EPS))
-    check_op(ops.add_rms_norm_quantize.default, (x, x.clone(), weight, EPS, SCALE))
-    check_op(ops.add_rms_norm_quantize_per_token.default, (x, x.clone(), weight, EPS))
+    for terms in (1, 2):
+        check_op(ops.rms_norm_quantize.default, (x, weight, EPS, SCALE, terms))
+        check_op(ops.rms_norm_quantize_per_token.default, (x, weight, EPS, terms))
+        check_op(ops.add_rms_norm_quantize.default, (x, x.clone(), weight, EPS, SCALE, terms))
+        check_op(ops.add_rms_norm_quantize_per_token.default, (x, x.clone(), weight, EPS, terms))
 
 
 def test_compiled() -> None:
@@ -272,6 +287,6 @@ def test_refused_layout(op_device: torch.device) -> None:
 def test_devices() -> None:
     meta = X.to("meta")
     with pytest.raises(InvalidArgument, match="weight: is on meta, must be on cpu as x is"):
-        rms_norm_op._rms_norm_quantize._init_fn(X, WEIGHT.to("meta"), EPS, SCALE)
+        rms_norm_op._rms_norm_quantize._init_fn(X, WEIGHT.to("meta"), EPS, SCALE, 1)
     with pytest.raises(NoKernelError, match="rms_norm_quantize_per_token: no w4a4 kernel for meta"):
-        rms_norm_op._rms_norm_quantize_per_token._init_fn(meta, WEIGHT.to("meta"), EPS)
+        rms_norm_op._rms_norm_quantize_per_token._init_fn(meta, WEIGHT.to("meta"), EPS, 1)

@@ -38,6 +38,7 @@ class Case:
     row_scale: bool = False
     a_dtype: torch.dtype | None = None
     out_dtype: torch.dtype = FP32
+    terms: int = 1
 
 
 CASES = {
@@ -53,6 +54,11 @@ CASES = {
     "batch": Case(5, 144, 48, batch=(3,), row_scale=True),
     "batched weight": Case(5, 144, 48, batch=(2, 3), batched_weight=True, out_dtype=BF16),
     "empty batch": Case(5, 144, 48, batch=(0,)),
+    "3 terms, one row": Case(1, 256, 128, out_dtype=BF16, terms=3),
+    "2 terms, ragged": Case(131, 208, 80, terms=2),
+    "4 terms, batched weight": Case(
+        5, 144, 48, batch=(2, 3), batched_weight=True, row_scale=True, terms=4
+    ),
     "w4a16 bf16": Case(37, 144, 96, a_dtype=BF16, out_dtype=BF16),
     "w4a16 fp16": Case(2, 144, 96, batch=(2,), batched_weight=True, a_dtype=FP16),
     "Qwen3 0.6B, N/12": Case(17, 256, 1024, out_dtype=BF16),
@@ -83,15 +89,14 @@ def make_problem(case: Case, *, grid: bool) -> Problem:
         gate, up, a = (
             oracle.positive_operand(rng, *weight_shape),
             oracle.grid_operand(rng, *weight_shape),
-            oracle.positive_operand(rng, *a_shape),
+            oracle.positive_operand(rng, *a_shape, terms=case.terms),
         )
         # The gate is at least K; alpha makes that 64 or more, the row scale at least half of it.
         alpha = np.array([2.0 ** (6 - int(np.log2(case.k))), 0.25])
         rows = 2.0 ** rng.integers(-1, 1, a_shape[:-1]).astype(np.float64)
     else:
-        gate, up, a = (
-            oracle.random_operand(rng, *shape) for shape in (weight_shape, weight_shape, a_shape)
-        )
+        gate, up = (oracle.random_operand(rng, *weight_shape) for _ in range(2))
+        a = oracle.random_operand(rng, *a_shape, terms=case.terms)
         # Their root mean square is 47: gates and ups of a few units, of either sign.
         rms = 47 * (47 if case.a_dtype is None else 1)
         alpha = rng.uniform(1, 2, 2) / (case.k**0.5 * rms)
@@ -105,7 +110,7 @@ def make_problem(case: Case, *, grid: bool) -> Problem:
     args |= {"b1": gate.data, "b1_scales": gate.scales, "b2": up.data, "b2_scales": up.scales}
     args["alpha"] = torch.from_numpy(alpha).float()
     args["row_scale"] = torch.from_numpy(rows).float() if case.row_scale else None
-    args["out_dtype"] = case.out_dtype
+    args |= {"out_dtype": case.out_dtype, "terms": case.terms}
     factors = oracle.float64(args["alpha"])
     row = oracle.float64(args["row_scale"])[..., None] if case.row_scale else np.ones(1)
 
@@ -222,12 +227,13 @@ def ordered(args: dict[str, Any], *names: str) -> tuple[Any, ...]:
             *(args[n] for n in names))  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["batch", "batched weight", "w4a16 bf16"])
+@pytest.mark.parametrize("name", ["batch", "4 terms, batched weight", "w4a16 bf16"])
 def test_opcheck(name: str) -> None:
     problem = make_problem(CASES[name], grid=False)
-    plain = ordered({**problem.args, "n": None}, "row_scale", "n", "out_dtype")
+    plain = ordered({**problem.args, "n": None}, "row_scale", "n", "out_dtype", "terms")
     check_op(torch.ops.nvfp4.silu_mul_gemm.default, plain)
-    quantized = ordered(quantized_args(problem), "row_scale", "out_global_scale")
+    arguments = {**quantized_args(problem), "out_terms": 3}
+    quantized = ordered(arguments, "row_scale", "out_global_scale", "terms", "out_terms")
     check_op(torch.ops.nvfp4.silu_mul_gemm_quantized.default, quantized)
 
 

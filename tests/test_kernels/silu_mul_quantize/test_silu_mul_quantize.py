@@ -64,12 +64,12 @@ def test_reference(case: Case) -> None:
 # --- sm_100 -----------------------------------------------------------------------------------
 
 
-def check_exact(x: Tensor, device: torch.device) -> None:
+def check_exact(x: Tensor, device: torch.device, terms: int = 1) -> None:
     scale = torch.tensor(0.25)
-    found = silu_mul_quantize(x.to(device), scale.to(device))
-    check_equal(found, reference.silu_mul_quantize(x, scale))
-    found_per_token = silu_mul_quantize_per_token(x.to(device))
-    check_equal(found_per_token, reference.silu_mul_quantize_per_token(x))
+    found = silu_mul_quantize(x.to(device), scale.to(device), terms)
+    check_equal(found, reference.silu_mul_quantize(x, scale, terms))
+    found_per_token = silu_mul_quantize_per_token(x.to(device), terms)
+    check_equal(found_per_token, reference.silu_mul_quantize_per_token(x, terms))
 
 
 @SM100
@@ -91,6 +91,14 @@ def test_every_schedule(op_device: torch.device) -> None:
 def test_tiles(tile: RowTile, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use_tile(monkeypatch, "silu_mul_quantize", tile)
     check_exact(grid_input(Case(3, 16 * 37, batch=(2,))), op_device)
+
+
+@SM100
+@ONE_SCHEDULE
+@pytest.mark.parametrize("terms", [2, 3, 4])
+@pytest.mark.parametrize("m", [3, 35])
+def test_terms(m: int, terms: int, op_device: torch.device) -> None:
+    check_exact(grid_input(Case(m, 16 * 37, batch=(2,))), op_device, terms)
 
 
 def bounds(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,8 +179,9 @@ def test_each_byte_once() -> None:
 
 def test_opcheck() -> None:
     x = random_input(CASES["batch of batches"])
-    check_op(torch.ops.nvfp4.silu_mul_quantize.default, (x, SCALE))
-    check_op(torch.ops.nvfp4.silu_mul_quantize_per_token.default, (x,))
+    for terms in (1, 2):
+        check_op(torch.ops.nvfp4.silu_mul_quantize.default, (x, SCALE, terms))
+        check_op(torch.ops.nvfp4.silu_mul_quantize_per_token.default, (x, terms))
 
 
 def test_compiled() -> None:
@@ -227,6 +236,6 @@ def test_refused_layout(op: Callable[[Tensor], object], op_device: torch.device)
 def test_devices() -> None:
     x = torch.zeros(2, 32)
     with pytest.raises(InvalidArgument, match="global_scale: is on meta, must be on cpu as gate"):
-        silu_op._silu_mul_quantize._init_fn(x, SCALE.to("meta"))
+        silu_op._silu_mul_quantize._init_fn(x, SCALE.to("meta"), 1)
     with pytest.raises(NoKernelError, match="silu_mul_quantize_per_token: no w4a4 kernel for meta"):
-        silu_op._silu_mul_quantize_per_token._init_fn(x.to("meta"))
+        silu_op._silu_mul_quantize_per_token._init_fn(x.to("meta"), 1)

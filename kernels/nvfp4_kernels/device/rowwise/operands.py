@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+from nvfp4_kernels.terms import data_shape, scales_shape
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ALIGNMENT = 32  # bytes a thread loads at once
@@ -87,11 +87,12 @@ def check_aligned(name: str, x: Tensor) -> None:
         )
 
 
-def new_operand(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def new_operand(x: Tensor, k: int, terms: int = 1) -> tuple[Tensor, Tensor]:
     """Memory for the ``data`` and the blocked ``scales`` of ``x``'s rows, ``k`` elements each."""
-    data = x.new_empty((*x.shape[:-1], k // 2), dtype=torch.uint8)
-    shape = (*x.shape[:-2], *blocked_shape(x.shape[-2], k // BLOCK_SIZE))
-    return data, x.new_empty(shape, dtype=torch.float8_e4m3fn)
+    batch, rows = x.shape[:-2], x.shape[-2]
+    data = x.new_empty(data_shape(batch, rows, k, terms), dtype=torch.uint8)
+    scales = x.new_empty(scales_shape(batch, rows, k, terms), dtype=torch.float8_e4m3fn)
+    return data, scales
 
 
 def new_row_scale(x: Tensor) -> Tensor:

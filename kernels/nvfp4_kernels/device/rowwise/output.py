@@ -8,7 +8,13 @@ import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.device.nvfp4_block import GlobalScale, amax, global_scale, quantize, row_scale
+from nvfp4_kernels.device.nvfp4_block import (
+    GlobalScale,
+    amax,
+    global_scale,
+    quantize_terms,
+    row_scale,
+)
 from nvfp4_kernels.device.rowwise.place import Place, store_block
 from nvfp4_kernels.device.rowwise.reduction import largest, reduce_row
 
@@ -17,7 +23,7 @@ class QuantizedRows(NamedTuple):
     """Rows to write, in global memory; part of a kernel's arguments.
 
     Attributes:
-        data: bytes of codes [batch, m, k/2].
+        data: bytes of codes [batch, m, k/2], or [batch, terms, m, k/2].
         scales: bytes, blocked.
         scale: float32 [1], the global scale to read; or [batch, m], those of the rows to write.
         m, k, batch: sizes.
@@ -58,8 +64,9 @@ class RowQuantizer:
         scale = self._scale(place, largest_of)
         for step, elements in enumerate(rows):
             values = again(elements).to(Float32) if self.per_token else elements.to(Float32)
-            block = quantize(values, largest_of[step], scale)
-            store_block(place, step, block, self.data, self.scales)
+            blocks = quantize_terms(values, largest_of[step], scale, place.terms.count)
+            for term, block in enumerate(blocks):
+                store_block(place, step, term, block, self.data, self.scales)
 
     def _scale(self, place: Place, found: list[Float32]) -> GlobalScale:
         if not self.per_token:

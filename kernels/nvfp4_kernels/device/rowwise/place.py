@@ -16,6 +16,7 @@ from nvfp4_kernels.device.rowwise.tile import (
     WARP,
     RowTile,
 )
+from nvfp4_kernels.terms import TermLayout
 
 ATOM_BYTES = ATOM_ROWS * ATOM_BLOCKS
 
@@ -26,6 +27,10 @@ class Place:
 
     Attributes:
         tile: of the CTA.
+        terms: of the operand that is written.
+        m: rows of a matrix.
+        batch: index of the row's matrix.
+        term_bytes: from one term's scales to the next one's.
         inside: whether the row exists; if not, it is padding of the scales.
         live: whether any row of the CTA exists.
         row: its index among the rows of all matrices.
@@ -33,12 +38,17 @@ class Place:
         first_of_cta: the CTA's first block.
         blocks: of a row.
         slot: of the row, among those of the CTA.
+        first_slot: of the CTA, among those of an atom.
         lane: index among the threads of a warp that share the row.
         warp: index in the CTA.
         scales: offset of the CTA's first scale, in bytes.
     """
 
     tile: RowTile
+    terms: TermLayout
+    m: Int32
+    batch: Int32
+    term_bytes: Int64
     inside: Boolean
     live: Boolean
     row: Int64
@@ -46,6 +56,7 @@ class Place:
     first_of_cta: Int32
     blocks: Int32
     slot: Int32
+    first_slot: Int32
     lane: Int32
     warp: Int32
     scales: Int64
@@ -61,6 +72,15 @@ class Place:
     def element(self, step: int) -> Int64:
         """Index in the row of the first element of ``step``."""
         return Int64(self.first) * BLOCK + step * self.tile.stride * BLOCK
+
+    def term_row(self, term: int) -> Int64:
+        """Index of a term's row among those of all terms and matrices."""
+        return self.row + (Int64(self.batch) * (self.terms.count - 1) + term) * self.m
+
+    def pads(self, slot: Int32) -> Boolean:
+        """Whether one of the CTA's slots, of an atom that terms share, holds no term of any row."""
+        of_atom = self.first_slot + slot
+        return (of_atom // 4 >= self.m) | (of_atom % 4 >= self.terms.count)
 
     def has(self, step: int) -> Boolean:
         """Whether there is a block to read and write in ``step``."""
@@ -78,7 +98,7 @@ def ctas(tile: RowTile, m: Int32, k: Int32, batch: Int32) -> Int32:
     return columns * cute.ceil_div(m, ATOM_ROWS) * tile.groups * batch
 
 
-def find(tile: RowTile, m: Int32, k: Int32) -> Place:
+def find(tile: RowTile, m: Int32, k: Int32, terms: TermLayout) -> Place:
     """This thread's place; CTAs run along the rows first."""
     thread, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
     warp, in_warp = thread // WARP, thread % WARP
@@ -90,9 +110,17 @@ def find(tile: RowTile, m: Int32, k: Int32) -> Place:
     batch, above = atom_row // down, atom_row % down * ATOM_ROWS
     row = above + _row(group * tile.slots + slot)
     first_of_cta = column * tile.blocks
-    atoms = Int64(atom_row) * _atoms_across(k // BLOCK) + first_of_cta // ATOM_BLOCKS
+    across = _atoms_across(k // BLOCK)
+    # Terms that do not share atoms lie one after the other, in each matrix.
+    if not terms.packed:
+        atom_row += batch * (down * (terms.count - 1))
+    atoms = Int64(atom_row) * across + first_of_cta // ATOM_BLOCKS
     return Place(
         tile=tile,
+        terms=terms,
+        m=m,
+        batch=batch,
+        term_bytes=Int64(down) * across * ATOM_BYTES,
         inside=row < m,
         live=above + _row(group * tile.slots) < m,
         row=Int64(batch) * m + row,
@@ -100,6 +128,7 @@ def find(tile: RowTile, m: Int32, k: Int32) -> Place:
         first_of_cta=first_of_cta,
         blocks=k // BLOCK,
         slot=slot,
+        first_slot=group * tile.slots,
         lane=lane,
         warp=warp,
         scales=atoms * ATOM_BYTES + group * (tile.slots * ATOM_BLOCKS),
@@ -147,18 +176,28 @@ def prefetch_block(source: cute.Pointer, index: Int64, inside: Boolean) -> None:
 
 @cute.jit
 def store_block(
-    place: Place, step: cutlass.Constexpr, block: Block, data: cute.Pointer, scales: cute.Pointer
+    place: Place,
+    step: cutlass.Constexpr,
+    term: cutlass.Constexpr,
+    block: Block,
+    data: cute.Pointer,
+    scales: cute.Pointer,
 ) -> None:
     """Codes where there is data, scales where there are atoms: padding is a block of zeros."""
     tile = place.tile
     if place.has(step):
         codes = Array(data, shape=(1,))
-        offset = place.row * (place.blocks * (BLOCK // 2)) + place.element(step) // 2
+        offset = place.term_row(term) * (place.blocks * (BLOCK // 2)) + place.element(step) // 2
         codes.store(block.codes.bitcast(Uint8), offset, alignment=8)
-    if place.block(step) < _atoms_across(place.blocks) * ATOM_BLOCKS:
+    stored = place.block(step) < _atoms_across(place.blocks) * ATOM_BLOCKS
+    if cutlass.const_expr(place.terms.packed):
+        # Padding is the first term's to write. Where there is a row, its slot is the first term's.
+        stored = stored & (place.inside | place.pads(place.slot) if term == 0 else place.inside)
+    if stored:
         offset = place.scales + place.slot * ATOM_BLOCKS + place.lane % ATOM_BLOCKS
         offset += (place.first - place.first_of_cta) // ATOM_BLOCKS * ATOM_BYTES
         offset += step * tile.stride // ATOM_BLOCKS * ATOM_BYTES
+        offset += term * (ATOM_BLOCKS if place.terms.packed else place.term_bytes)
         Array(scales, shape=(1,)).store(block.scale, offset)
 
 
@@ -182,6 +221,11 @@ def store_padding(place: Place, scales: cute.Pointer) -> None:
     for part in cutlass.range_constexpr(cute.ceil_div(tile.steps, 4)):
         word = thread + part * tile.threads
         atom, slot = word // tile.slots, word % tile.slots
-        if atom < tile.blocks // ATOM_BLOCKS and atom < left:
+        inside = (atom < tile.blocks // ATOM_BLOCKS) & (atom < left)
+        if cutlass.const_expr(place.terms.packed):
+            inside = inside & place.pads(slot)
+        if inside:
             offset = place.scales + atom * ATOM_BYTES + slot * ATOM_BLOCKS
-            Array(scales, shape=(1,)).store(zeros, offset, alignment=4)
+            for _ in cutlass.range_constexpr(1 if place.terms.packed else place.terms.count):
+                Array(scales, shape=(1,)).store(zeros, offset, alignment=4)
+                offset += place.term_bytes
