@@ -57,10 +57,16 @@ def test_gemv_is_exact(case: Case, op_device: torch.device) -> None:
 
 @w4a4(test_gemm.QUANTIZED)
 def test_gemm_quantized(case: Case, op_device: torch.device) -> None:
-    test_gemm.check_quantized(on(op_device, gemm_quantized), on(op_device, gemm), case)
+    ops = on(op_device, gemm_quantized), on(op_device, gemm)
+    test_gemm.check_quantized(*ops, case)
+    if case.m in (5, 37, 128):
+        test_gemm.check_quantized(*ops, case, out_terms=2)
 
 
-@pytest.mark.parametrize("name", ["ragged", "everything", "Qwen3 0.6B qkv, N/4"])
+@pytest.mark.parametrize(
+    "name",
+    ["ragged", "everything", "Qwen3 0.6B qkv, N/4", "3 terms, everything", "4 terms, 33 rows"],
+)
 def test_gemm_is_close(name: str, op_device: torch.device) -> None:
     check_close(on(op_device, gemm), test_gemm.CASES[name])
 
@@ -90,14 +96,18 @@ def test_quantized_is_the_float32_result_quantized(
     check_quantized(case, op_device)
 
 
-def check_quantized(case: test_silu_mul_gemm.Case, op_device: torch.device) -> None:
+def check_quantized(
+    case: test_silu_mul_gemm.Case, op_device: torch.device, out_terms: int = 1
+) -> None:
     """By the kernel as by the reference, from the same float32 values."""
     problem = test_silu_mul_gemm.make_problem(case, grid=True)
     args = {k: v for k, v in problem.args.items() if k != "out_dtype"}
     full = on(op_device, silu_mul_gemm)(**args, out_dtype=torch.float32)
     scale = (full.abs().amax() if full.numel() else torch.ones(())) / 2688
-    data, scales = on(op_device, silu_mul_gemm_quantized)(**args, out_global_scale=scale)
-    assert_same_operand(data, scales, *quantize(full, scale))
+    data, scales = on(op_device, silu_mul_gemm_quantized)(
+        **args, out_global_scale=scale, out_terms=out_terms
+    )
+    assert_same_operand(data, scales, *quantize(full, scale, out_terms))
 
 
 def assert_same_operand(data: Tensor, scales: Tensor, *expected: Tensor) -> None:

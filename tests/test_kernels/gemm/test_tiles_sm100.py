@@ -10,6 +10,7 @@ import torch
 from nvfp4_kernels import gemm, silu_mul_gemm
 from nvfp4_kernels.gemm.sm100.choose import Problem, fits, with_store
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
+from nvfp4_kernels.terms import TermLayout
 from tests.test_kernels.gemm.linear_cases import Case, check_exact
 from tests.test_kernels.gemm.test_sm100 import check_quantized, on
 from tests.test_kernels.rounds import Rounds, gemm_sm100
@@ -39,6 +40,12 @@ class TileCase:
         return ", ".join(words) or "plain"
 
     @property
+    def of_terms(self) -> str:
+        """Its family, and what it does with terms."""
+        terms = self.tile.terms
+        return self.family + ", terms" * (terms.count > 1) + ", packed" * terms.packed
+
+    @property
     def rounds(self) -> Rounds:
         """Rounds of its accumulators and its ring."""
         case = self.case
@@ -49,6 +56,10 @@ class TileCase:
         output = with_store(output, self.tile, case.n)
         sizes = case.m, case.n, case.k, math.prod(case.batch)
         return gemm_sm100(self.tile, output, *sizes, self.sms)
+
+
+def terms(count: int, packed: bool = False) -> TermLayout:
+    return TermLayout(count, packed)
 
 
 ALL = Case(300, 208, 1312, shards=(100, 60, 48), bias=FP32, row_scale=True, out_dtype=BF16)
@@ -135,6 +146,66 @@ GEMM = {
     "swapped 64, multicast 1x2": TileCase(
         Tile(64, swap_ab=True, cluster_n=2, max_stages=3), Case(250, 520, 832, out_dtype=BF16), 4
     ),
+    "128x128, 3 terms": TileCase(
+        Tile(128, terms=terms(3)), Case(300, 264, 832, out_dtype=BF16, terms=3), 2
+    ),
+    "128x96, atoms and a quarter, 2 terms": TileCase(
+        Tile(96, terms=terms(2)), Case(150, 488, 832, bias=FP32, out_dtype=BF16, terms=2), 2
+    ),
+    "128x256, overlapping, 3 terms": TileCase(
+        Tile(256, terms=terms(3)), Case(384, 512, 768, terms=3), 1
+    ),
+    "256x256, 3 terms, batched": TileCase(
+        Tile(256, two_cta=True, cluster_m=2, terms=terms(3)),
+        Case(300, 520, 832, batch=(2,), batched_weight=True, terms=3),
+        2,
+    ),
+    "256x256, multicast 4x2, 2 terms, two scale sets": TileCase(
+        Tile(256, two_cta=True, cluster_m=4, cluster_n=2, scale_sets=2, terms=terms(2)),
+        Case(600, 1040, 2080, out_dtype=BF16, terms=2),
+        8,
+    ),
+    "256x128, everything, 2 terms": TileCase(
+        Tile(128, two_cta=True, cluster_m=2, terms=terms(2)), replace(ALL, m=600, k=832, terms=2), 2
+    ),
+    "128x128, multicast 2x2, 2 terms": TileCase(
+        Tile(128, cluster_m=2, cluster_n=2, terms=terms(2)),
+        Case(700, 400, 1536, out_dtype=BF16, terms=2),
+        4,
+    ),
+    "split 2, everything, 2 terms": TileCase(
+        Tile(128, split_k=2, terms=terms(2)), replace(ALL, m=700, terms=2), 4
+    ),
+    "swapped 8, 4 terms, split 4": TileCase(
+        Tile(8, swap_ab=True, split_k=4, max_stages=2, terms=terms(4, packed=True)),
+        Case(5, 600, 2080, row_scale=True, batch=(2,), out_dtype=BF16, terms=4),
+        4,
+    ),
+    "swapped 16, 3 terms, many tiles": TileCase(
+        Tile(16, swap_ab=True, max_stages=2, terms=terms(3, packed=True)),
+        Case(9, 700, 576, out_dtype=BF16, terms=3),
+        1,
+    ),
+    "swapped 32, 2 terms, everything": TileCase(
+        Tile(32, swap_ab=True, max_stages=3, terms=terms(2, packed=True)),
+        Case(29, 400, 1312, shards=(100, 300), bias=FP16, row_scale=True, out_dtype=BF16, terms=2),
+        1,
+    ),
+    "swapped 32, 3 terms, two tiles of tokens": TileCase(
+        Tile(32, swap_ab=True, max_stages=3, terms=terms(3)),
+        Case(50, 400, 832, batch=(2,), out_dtype=BF16, terms=3),
+        2,
+    ),
+    "swapped 64, 4 terms, multicast 1x2": TileCase(
+        Tile(64, swap_ab=True, cluster_n=2, max_stages=2, terms=terms(4)),
+        Case(250, 520, 832, out_dtype=BF16, terms=4),
+        4,
+    ),
+    "swapped 64, 3 terms, multicast 2x1": TileCase(
+        Tile(64, swap_ab=True, cluster_m=2, max_stages=2, terms=terms(3)),
+        Case(70, 900, 832, terms=3),
+        2,
+    ),
     "swapped 96": TileCase(Tile(96, swap_ab=True), Case(200, 328, 832, out_dtype=BF16), 2),
     "swapped 128x256": TileCase(Tile(256, swap_ab=True), Case(256, 130, 832, out_dtype=BF16), 1),
 }
@@ -148,8 +219,24 @@ PAIRS = {
         Tile(16, 2, swap_ab=True, split_k=2), Case(9, 720, 1312, row_scale=True), 2
     ),
     "swapped 32": TileCase(Tile(32, 2, swap_ab=True), Case(30, 720, 832), 1),
+    "128x64, 3 terms": TileCase(
+        Tile(64, 2, max_stages=3, terms=terms(3)), Case(140, 208, 832, terms=3), 1
+    ),
+    "256x96, 2 terms": TileCase(
+        Tile(96, 2, two_cta=True, cluster_m=2, terms=terms(2)), Case(600, 208, 832, terms=2), 2
+    ),
+    "swapped 16, split 2, 4 terms": TileCase(
+        Tile(16, 2, swap_ab=True, split_k=2, max_stages=2, terms=terms(4, packed=True)),
+        Case(9, 720, 1312, row_scale=True, terms=4),
+        2,
+    ),
+    "swapped 64, 2 terms": TileCase(
+        Tile(64, 2, swap_ab=True, max_stages=3, terms=terms(2)),
+        Case(100, 720, 832, row_scale=True, terms=2),
+        2,
+    ),
     "swapped 64, two columns of tiles": TileCase(
-        Tile(64, 2, swap_ab=True), Case(100, 720, 832, row_scale=True), 2
+        Tile(64, 2, swap_ab=True), Case(90, 720, 832, row_scale=True), 2
     ),
 }
 
@@ -157,12 +244,14 @@ PAIRS = {
 FAMILIES = sorted({each.family for each in (*GEMM.values(), *PAIRS.values())})
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", sorted({each.of_terms for each in (*GEMM.values(), *PAIRS.values())})
+)
 def test_each_family_goes_round(family: str) -> None:
     rounds = {
         name: each.rounds
         for name, each in (GEMM | {f"pair {name}": each for name, each in PAIRS.items()}).items()
-        if each.family == family
+        if each.of_terms == family
     }
     assert any(each.enough for each in rounds.values()), rounds
 
@@ -193,7 +282,9 @@ def test_gemm(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatc
 
 
 def pair_case(case: Case) -> test_silu_mul_gemm.Case:
-    return test_silu_mul_gemm.Case(case.m, case.n, case.k, case.batch, row_scale=case.row_scale)
+    return test_silu_mul_gemm.Case(
+        case.m, case.n, case.k, case.batch, row_scale=case.row_scale, terms=case.terms
+    )
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -203,7 +294,22 @@ def test_pairs(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPat
 
 
 # 64 columns go out at once: more than halves of 64, and no whole part of 96.
-@pytest.mark.parametrize("name", sorted(PAIRS.keys() - {"split 2", "256x96"}))
+@pytest.mark.parametrize("name", sorted(PAIRS.keys() - {"split 2", "256x96", "256x96, 2 terms"}))
 def test_quantized(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use(PAIRS[name], monkeypatch)
     check_quantized(pair_case(PAIRS[name].case), op_device)
+
+
+@pytest.mark.parametrize("out_terms", [2, 3, 4])
+@pytest.mark.parametrize("name", ["128x64, 3 terms", "swapped 16, split 2", "swapped 64, 2 terms"])
+def test_quantized_to_terms(
+    name: str, out_terms: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(PAIRS[name], monkeypatch)
+    check_quantized(pair_case(PAIRS[name].case), op_device, out_terms)
+
+
+def test_few_tokens_by_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terms of up to 32 tokens share atoms, also where a thread has a row of them."""
+    use(PAIRS["128x64"], monkeypatch)
+    check_quantized(test_silu_mul_gemm.Case(19, 208, 832, batch=(2,)), op_device, 3)

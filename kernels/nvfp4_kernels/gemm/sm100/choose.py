@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from nvfp4_kernels.devices import ELEMENT_BITS, assumed_clusters
 from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS, WARP_ROWS
+from nvfp4_kernels.terms import PACKED_ROWS, TermLayout
 
 MACS_PER_CYCLE = 16384
 OPERAND_BYTES_PER_CYCLE = 101  # of shared memory, into the tensor core
@@ -32,6 +33,7 @@ SCALED_BYTES = 0.5 + 1 / 16  # per element
 
 _FEW = (8, 16, 32)  # tokens: one tile's columns, always swapped
 MAX_FEW_TOKENS = max(_FEW)
+assert MAX_FEW_TOKENS == PACKED_ROWS
 _SOME = (64, 128, 256)  # tokens: tiles with either side
 MAX_SWAP_AB_TOKENS = max(_SOME)
 _MOST_ACROSS = 4  # tiles of tokens that each read all weights
@@ -67,13 +69,17 @@ _GATE_UP = [
 
 @dataclass(frozen=True)
 class Problem:
-    """``batch`` times ``m`` tokens by ``weights`` matrices of ``n`` rows, all of ``k`` elements."""
+    """``batch`` times ``m`` tokens by ``weights`` matrices of ``n`` rows, all of ``k`` elements.
+
+    Each token is the sum of ``terms``.
+    """
 
     m: int
     n: int
     k: int
     batch: int = 1
     weights: int = 1
+    terms: int = 1
 
 
 @functools.cache
@@ -107,8 +113,11 @@ def _candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, Ep
     elif tokens:
         columns = range(max(MAX_FEW_TOKENS, tokens // _MOST_ACROSS), 2 * tokens)
     tiles = [replace(t, weights=problem.weights) for t in _SWAP_AB if t.columns in columns]
-    if not 0 < tokens <= MAX_FEW_TOKENS:
+    few = 0 < tokens <= MAX_FEW_TOKENS
+    if not few:
         tiles += _GATE_UP if problem.weights == 2 else _REGULAR
+    if problem.terms > 1:
+        tiles = [replace(t, terms=TermLayout(problem.terms, packed=few)) for t in tiles]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
     return [(t, o) for t, o in fitting if fits(problem, t, o)]
 

@@ -37,6 +37,7 @@ from nvfp4_kernels.gemm.sm100.split_k import Partials
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, EPILOGUE_WARPS, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_maps import tensor_map
+from nvfp4_kernels.terms import PACKED_ROWS
 
 _SWIZZLES = {0: TensorMapSwizzle.none, 64: TensorMapSwizzle.s64b, 128: TensorMapSwizzle.s128b}
 
@@ -47,10 +48,10 @@ class GemmArguments(NamedTuple):
     """Arguments of a launch, in global memory.
 
     Attributes:
-        x, sfx: activations, bytes [batch, m, k/2], and their blocked scales.
+        x, sfx: activations, bytes [batch, terms, m, k/2], and their blocked scales.
         w1, sfw1: a weight, bytes [weight_batch, n, k/2], and its blocked scales.
         w2, sfw2: those of the up projection where w1 is the gate, else w1's.
-        out: result [batch, m, n].
+        out: result [batch, m, n], an NVFP4 one bytes [batch, terms, m, n/2].
         sf_out, out_scale: of an NVFP4 result, its blocked scales and its global scale.
         alpha, row_scale, bias, shard_ends: see ``ScalingOperands``.
         m, n, k, batch: sizes.
@@ -133,13 +134,18 @@ class BlockScaledGemm:
         m, n, k, batch = arguments.m, arguments.n, arguments.k, arguments.batch
         tile = self.tile
         defective = arguments.defective_below
-        tokens = Extent(m, k, batch, defective)
+        tokens = token_scales = Extent(m, k, batch * tile.terms.count, defective)
+        if cutlass.const_expr(tile.terms.packed):
+            token_scales = Extent(PACKED_ROWS * tile.terms.count, k, batch, defective)
         weights = Extent(n, k, arguments.weight_batch, defective)
-        x_maps = self._maps(arguments.x, arguments.sfx, tokens, n_side=tile.swap_ab)
-        w1_maps = self._maps(arguments.w1, arguments.sfw1, weights, n_side=not tile.swap_ab)
+        x = arguments.x, tokens, arguments.sfx, token_scales
+        x_maps = self._maps(*x, n_side=tile.swap_ab)
+        w1 = arguments.w1, weights, arguments.sfw1, weights
+        w1_maps = self._maps(*w1, n_side=not tile.swap_ab)
         w2_maps = None, None
         if cutlass.const_expr(tile.weights == 2):
-            w2_maps = self._maps(arguments.w2, arguments.sfw2, weights, n_side=not tile.swap_ab)
+            w2 = arguments.w2, weights, arguments.sfw2, weights
+            w2_maps = self._maps(*w2, n_side=not tile.swap_ab)
         out_map = None
         if cutlass.const_expr(self.output.store == "tma"):
             out_map = self._out_map(arguments.out, m, n, batch, defective)
@@ -157,13 +163,20 @@ class BlockScaledGemm:
             use_pdl=True,
         )
 
-    def _maps(self, data: cute.Pointer, scales: cute.Pointer, extent: Extent, n_side: bool) -> Maps:
+    def _maps(
+        self,
+        data: cute.Pointer,
+        extent: Extent,
+        scales: cute.Pointer,
+        scales_extent: Extent,
+        n_side: bool,
+    ) -> Maps:
         """Tensor maps whose boxes are what one of the CTAs that share an operand loads."""
         tile = self.tile
         rows = tile.b_rows // tile.sharers_b if n_side else CTA_ROWS // tile.cluster_n
         atoms = tile.atoms_n if n_side else 1
         atoms_k = ATOMS_K // (tile.sharers_sfb if n_side else tile.cluster_n)
-        return data_map(data, extent, rows), scale_map(scales, extent, atoms, atoms_k)
+        return data_map(data, extent, rows), scale_map(scales, scales_extent, atoms, atoms_k)
 
     def _out_map(
         self, out: cute.Pointer, m: Int32, n: Int32, batch: Int32, defective_below: Int32
@@ -197,7 +210,8 @@ class BlockScaledGemm:
         tile, output, stages = self.tile, self.output, self.stages
         group = ptx.CTAGroup.CTA_2 if tile.two_cta else ptx.CTAGroup.CTA_1
         m_side, n_side = self._operands(
-            [(map_x, map_sfx)], [(map_w1, map_sfw1), (map_w2, map_sfw2)][: tile.weights]
+            [(map_x, map_sfx)] * tile.terms.count,
+            [(map_w1, map_sfw1), (map_w2, map_sfw2)][: tile.weights],
         )
         barriers = shared_barriers(tile, stages)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
@@ -255,8 +269,20 @@ class BlockScaledGemm:
         """Shared memory of either side's operands."""
         tile = self.tile
         m_maps, n_maps = (weights, tokens) if tile.swap_ab else (tokens, weights)
-        m_side = [shared_operand(maps, self.stages, CTA_ROWS, 1) for maps in m_maps]
-        n_side = [shared_operand(maps, self.stages, tile.b_rows, tile.atoms_n) for maps in n_maps]
+        m_side = [
+            shared_operand(maps, self.stages, CTA_ROWS, 1, term=0 if tile.swap_ab else index)
+            for index, maps in enumerate(m_maps)
+        ]
+        n_side = [
+            shared_operand(
+                maps,
+                self.stages,
+                tile.b_rows,
+                tile.atoms_n if index < tile.n_scales else 0,
+                term=index if tile.swap_ab else 0,
+            )
+            for index, maps in enumerate(n_maps)
+        ]
         return m_side, n_side
 
     def _partials(self) -> Any:

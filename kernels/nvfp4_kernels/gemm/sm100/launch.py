@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,12 +10,12 @@ from torch import Tensor
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import defective_map_bytes, dtype_name, max_clusters, multiprocessors
-from nvfp4_kernels.gemm.arguments import MAX_SHARDS
+from nvfp4_kernels.gemm.arguments import MAX_SHARDS, batch_of, quantized_result
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config, with_store
 from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, OutDtype, Tile
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, blocked_shape
+from nvfp4_kernels.terms import TermLayout
 
 # Tensor maps have strides of 16 bytes: 32 elements of K.
 _K_STEP = 32
@@ -30,10 +31,13 @@ def gemm(
     row_scale: Tensor | None,
     bias: Tensor | None,
     out_dtype: torch.dtype,
+    terms: int = 1,
 ) -> Tensor:
     """See ``nvfp4_kernels.gemm.op.gemm``."""
     weights = [(b, b_scales)]
-    out, _ = product((a, a_scales), weights, alpha, shard_sizes, row_scale, bias, out_dtype)
+    out, _ = product(
+        (a, a_scales), weights, alpha, shard_sizes, row_scale, bias, out_dtype, terms=terms
+    )
     return out
 
 
@@ -47,12 +51,15 @@ def gemm_quantized(
     row_scale: Tensor | None,
     bias: Tensor | None,
     out_global_scale: Tensor,
+    terms: int = 1,
+    out_terms: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.gemm.op.gemm_quantized``."""
     weights = [(b, b_scales)]
     return product(
-        (a, a_scales), weights, alpha, shard_sizes, row_scale, bias, torch.float32, out_global_scale
-    )
+        (a, a_scales), weights, alpha, shard_sizes, row_scale, bias, torch.float32,
+        out_global_scale, terms=terms, out_terms=out_terms,
+    )  # fmt: skip
 
 
 def silu_mul_gemm(
@@ -67,10 +74,15 @@ def silu_mul_gemm(
     n: int,
     out_global_scale: Tensor | None,
     out_dtype: torch.dtype,
+    terms: int = 1,
+    out_terms: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output."""
     weights = [(b1, b1_scales), (b2, b2_scales)]
-    return product((a, a_scales), weights, alpha, [n], row_scale, None, out_dtype, out_global_scale)
+    return product(
+        (a, a_scales), weights, alpha, [n], row_scale, None, out_dtype, out_global_scale,
+        terms=terms, out_terms=out_terms,
+    )  # fmt: skip
 
 
 def product(
@@ -83,13 +95,15 @@ def product(
     out_dtype: torch.dtype,
     out_global_scale: Tensor | None = None,
     tile: Tile | None = None,
+    terms: int = 1,
+    out_terms: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
     """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
 
     ``tokens`` are data and blocked scales of the activations ``(..., M, K/2)``, ``weights`` those
     of one product, or of the gate and up projection. ``out_global_scale``, float32 ``()``: quantise
-    the result with it. ``tile``, which must fit: that one, not what would be chosen. The rest is as
-    for ``gemm``.
+    the result with it, to ``out_terms``. ``tile``, which must fit: that one, not what would be
+    chosen. The rest is as for ``gemm``.
 
     Returns:
         The result, and its blocked scales if it was quantised.
@@ -98,7 +112,8 @@ def product(
         InvalidArgument: an operand is not contiguous or not aligned, or has too many shards.
     """
     data, scales = tokens
-    *batch_shape, m, packed = data.shape
+    m, packed = data.shape[-2:]
+    batch_shape = batch_of(data, terms)
     n, k, batch = weights[0][0].shape[-2], 2 * packed, math.prod(batch_shape)
     named = {"a": data, "a_scales": scales, "alpha": alpha, "row_scale": row_scale, "bias": bias}
     for index, (weight, weight_scales) in enumerate(weights):
@@ -115,9 +130,7 @@ def product(
     if out_global_scale is None:
         out = data.new_empty((*batch_shape, m, n), dtype=out_dtype)
     else:
-        out = data.new_empty((*batch_shape, m, n // 2))
-        shape = (*batch_shape, *blocked_shape(m, n // BLOCK_SIZE))
-        out_scales = data.new_empty(shape, dtype=torch.float8_e4m3fn)
+        out, out_scales = quantized_result(data, n, terms, out_terms)
     if out.numel() == 0:
         return out, out_scales
     if k == 0:
@@ -129,12 +142,14 @@ def product(
         shards=len(shard_sizes) if len(weights) == 1 else 1,
         bias=dtype_name(bias.dtype) if bias is not None else "",
         row_scale=row_scale is not None,
+        terms=TermLayout.of(out_terms, m),
     )
-    problem = Problem(m, n, k, batch, len(weights))
+    problem = Problem(m, n, k, batch, len(weights), terms)
     sms = multiprocessors(data.device)
     if tile is None:
         kernel = BlockScaledGemm(*choose_config(problem, output, sms))
     else:
+        tile = replace(tile, terms=TermLayout.of(terms, m))
         kernel = BlockScaledGemm(tile, with_store(output, tile, n))
     padded = -k % _K_STEP // 2
     x, w1, w2 = (

@@ -91,6 +91,14 @@ class TmaLoader:
                 for operand in operands:
                     load(operand, coord, state, state.first_k_step + step, stage, full)
 
+    def _matrix(
+        self, operand: Operand, coord: TileCoord, state: SchedulerState, of_weights: bool
+    ) -> Int32:
+        """Index of an operand's matrix: a weight may serve all of a batch, tokens have terms."""
+        if of_weights:
+            return coord.batch * state.weight_batch_stride
+        return coord.batch * self.tile.terms.count + operand.term
+
     def _m_row(self, coord: TileCoord, state: SchedulerState) -> Int32:
         """First row that this CTA loads of its tile of the M side."""
         tile = self.tile
@@ -121,7 +129,7 @@ class TmaLoader:
         slice_bytes = CTA_ROWS // tile.cluster_n * TILE_BYTES
         data = operand.data.subview(stage * (CTA_ROWS * TILE_BYTES) + turn * slice_bytes)
         row = self._m_row(coord, state)
-        batch = coord.batch * state.weight_batch_stride if tile.swap_ab else coord.batch
+        batch = self._matrix(operand, coord, state, of_weights=tile.swap_ab)
         self._copy(operand.data_map, [step * TILE_BYTES, row, batch], data, full, mask)
         atoms = ATOMS_K // tile.cluster_n
         scales = operand.scales.subview((stage * ATOMS_K + turn * atoms) * ATOM_BYTES)
@@ -149,7 +157,7 @@ class TmaLoader:
         data_turn = turn // tile.ctas
         data = operand.data.subview(stage * (tile.b_rows * TILE_BYTES) + data_turn * slice_bytes)
         row = self._n_row(coord, state)
-        batch = coord.batch if tile.swap_ab else coord.batch * state.weight_batch_stride
+        batch = self._matrix(operand, coord, state, of_weights=not tile.swap_ab)
         self._copy(
             operand.data_map,
             [step * TILE_BYTES, row, batch],
@@ -157,6 +165,24 @@ class TmaLoader:
             full,
             mask_of_column(tile, state, same_half=True),
         )
+        if cutlass.const_expr(operand.scales is not None):
+            self._load_n_scales(operand, coord, state, step, stage, full)
+
+    def _load_n_scales(
+        self,
+        operand: Operand,
+        coord: TileCoord,
+        state: SchedulerState,
+        step: Int32,
+        stage: Int32,
+        full: Array,
+    ) -> None:
+        """Load this CTA's slice of an N operand's scales; of all terms if they share atoms."""
+        tile = self.tile
+        turn = rank_in_column(tile, state)
+        batch = coord.batch
+        if not tile.terms.packed:
+            batch = self._matrix(operand, coord, state, of_weights=not tile.swap_ab)
         atoms = ATOMS_K // tile.sharers_sfb
         offset = (stage * ATOMS_K + turn * atoms) * (tile.atoms_n * ATOM_BYTES)
         row_atom = coord.n * tile.columns // ATOM_ROWS

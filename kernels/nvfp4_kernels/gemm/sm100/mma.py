@@ -60,7 +60,8 @@ class Mma:
         readers = mask_of_readers(tile, state)
         both = Int16(0b11 << state.rank) if tile.two_cta else None
         descriptors = [data_descriptor(o.data) for o in m_side + n_side]
-        scale_descriptors = [scale_descriptor(o.scales) for o in m_side + n_side]
+        scaled = [operand for operand in m_side + n_side if operand.scales is not None]
+        scale_descriptors = [scale_descriptor(operand.scales) for operand in scaled]
 
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
@@ -123,12 +124,26 @@ class Mma:
             column += count % 2 * tile.scale_set_columns
         return column
 
-    def _collector(self, product: int) -> ptx.Tcgen05MMACollectorOp | None:
-        """Collector hint: activations on the M side stay in the core from gate to up projection."""
-        if self.tile.weights == 1 or self.tile.swap_ab:
+    def _products(self) -> list[tuple[int, int]]:
+        """Pairs of a weight and a term, those with the same tile of the M side together."""
+        tile = self.tile
+        weights, terms = range(tile.weights), range(tile.terms.count)
+        if tile.swap_ab:
+            return [(weight, term) for weight in weights for term in terms]
+        return [(weight, term) for term in terms for weight in weights]
+
+    def _collector(self, use: int) -> ptx.Tcgen05MMACollectorOp | None:
+        """Collector hint of the ``use``-th MMA of a stage's 64 elements of K.
+
+        The M side's tile stays in the core from one product to the next: activations for gate and
+        up projection or, with swap_ab, a weight for all terms.
+        """
+        ops, uses = ptx.Tcgen05MMACollectorOp, self.tile.n_operands
+        if uses == 1:
             return None
-        ops = ptx.Tcgen05MMACollectorOp
-        return ops.FILL if product == 0 else ops.LASTUSE
+        if use % uses == 0:
+            return ops.FILL
+        return ops.LASTUSE if use % uses == uses - 1 else ops.USE
 
     def _copy_scales(self, descriptors: list[Int64], stage: Int32, scales: Int32) -> None:
         """Copy scales to tensor memory, replicated for four warps' lanes (PTX ISA, tcgen05.cp)."""
@@ -158,7 +173,7 @@ class Mma:
         coord: TileCoord,
         accumulate: object,
     ) -> None:
-        """Issue one MMA per product: 64 elements of K."""
+        """Issue one MMA per weight and term: 64 elements of K."""
         tile = self.tile
         instruction = ptx.Tcgen05MxOmmaInstrDesc.build(
             a_dtype=cutlass.Float4E2M1FN,
@@ -168,27 +183,29 @@ class Mma:
             n_dim=tile.columns,
             sparsity_version=0,
         )
-        for product in range(tile.weights):
-            m = product % tile.m_operands
-            n = product % tile.n_operands
+        for use, (weight, term) in enumerate(self._products()):
+            m, n = (weight, term) if tile.swap_ab else (term, weight)
             a = advance(descriptors[m], stage * (CTA_ROWS * TILE_BYTES // 16))
             b = advance(descriptors[tile.m_operands + n], stage * (tile.b_rows * TILE_BYTES // 16))
             sfa = ATOM_COLUMNS * (m * ATOMS_K + part)
-            sfb = ATOM_COLUMNS * (tile.m_operands * ATOMS_K + (n * ATOMS_K + part) * tile.atoms_n)
-            scale_b = scales + sfb
+            tile_n = 0 if tile.terms.packed else n
+            atom_n = (tile_n * ATOMS_K + part) * tile.atoms_n
+            scale_b = scales + ATOM_COLUMNS * (tile.m_operands * ATOMS_K + atom_n)
+            if tile.terms.packed:
+                scale_b += term  # 32 rows of an atom to a column
             if tile.columns < ATOM_ROWS:
                 # A tile that starts inside of an atom: 32 of its rows to a column.
                 scale_b += coord.n * tile.columns % ATOM_ROWS // WARP_ROWS
             ptx.tcgen05_mma_block_scale(
                 ptx.MMABlockScaleKind.MXF4NVF4,
                 self.group,
-                tensor_pointer(target + product * tile.columns),
+                tensor_pointer(target + weight * tile.columns),
                 advance(a, part * (MMA_K // 2 // 16)),
                 advance(b, part * (MMA_K // 2 // 16)),
                 instruction,
-                enable_input_d=accumulate,
+                enable_input_d=accumulate if term == 0 else True,
                 scale_a=tensor_pointer(scales + sfa),
                 scale_b=tensor_pointer(scale_b),
                 scale_vec_size=ptx.Tcgen05MMABlockScale.BLOCK16,
-                collector_op=self._collector(product),
+                collector_op=self._collector(use),
             )

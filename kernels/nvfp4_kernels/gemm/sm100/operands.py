@@ -1,6 +1,7 @@
 """Operands of the GEMM: tensor maps on the host, rings in shared memory."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -33,13 +34,16 @@ class Operand:
     Attributes:
         data_map, scale_map: tensor maps; their boxes are what one of the CTAs that share it loads.
         data: ring of [rows, 128] bytes per stage, 128-byte swizzle.
-        scales: ring of [4 K atoms, row atoms, 512] bytes per stage.
+        scales: ring of [4 K atoms, row atoms, 512] bytes per stage; None of a term whose scales
+            come with the first one's.
+        term: which of the activations' terms it is.
     """
 
     data_map: TensorMap
     scale_map: TensorMap
     data: Array
-    scales: Array
+    scales: Any
+    term: int = 0
 
 
 def data_map(data: cute.Pointer, extent: Extent, box_rows: int) -> TensorMap:
@@ -76,12 +80,16 @@ def data_descriptor(data: Array) -> Int64:
 
 
 def shared_operand(
-    maps: tuple[TensorMap, TensorMap], stages: int, rows: int, atoms: int
+    maps: tuple[TensorMap, TensorMap], stages: int, rows: int, atoms: int, term: int = 0
 ) -> Operand:
     """Shared memory for ``stages`` tiles of ``rows`` rows, with ``atoms`` row atoms of scales."""
     space = cutlass.AddressSpace.smem
+    scales = None
+    if atoms:
+        scales = Array(Uint8, stages * ATOMS_K * atoms * ATOM_BYTES, space=space, alignment=128)
     return Operand(
         *maps,
         data=Array(Uint8, stages * rows * TILE_BYTES, space=space, alignment=1024),
-        scales=Array(Uint8, stages * ATOMS_K * atoms * ATOM_BYTES, space=space, alignment=128),
+        scales=scales,
+        term=term,
     )

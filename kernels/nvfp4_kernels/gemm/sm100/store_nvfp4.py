@@ -7,10 +7,17 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Float32, Int32, Int64, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.device.nvfp4_block import Block, GlobalScale, amax, global_scale, quantize
+from nvfp4_kernels.device.nvfp4_block import (
+    Block,
+    GlobalScale,
+    amax,
+    global_scale,
+    quantize_terms,
+)
 from nvfp4_kernels.gemm.sm100.result import Chunk, OutputTensor
 from nvfp4_kernels.gemm.sm100.tile import TRANSPOSE_PITCH, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K, WARP_ROWS
+from nvfp4_kernels.terms import PACKED_ROWS
 
 
 @dataclass(frozen=True)
@@ -40,31 +47,45 @@ class Nvfp4Store:
     def _rows(
         self, result: OutputTensor, chunk: Chunk, values: list[Float32], scale: GlobalScale
     ) -> None:
-        """Store four blocks of a thread's row, whose scales are one word."""
-        data = Array(result.data, shape=(1,))
+        """Store four blocks of a thread's row, whose scales are one word, of every term."""
+        data, terms = Array(result.data, shape=(1,)), self.output.terms.count
         inside = chunk.row < result.m
         left = result.n - chunk.column if inside else Int32(0)
-        start = (Int64(chunk.batch) * result.m + chunk.row) * (result.n // 2) + chunk.column // 2
-        packed = Uint32(0)
-        words = []
+        packed = [Uint32(0)] * terms
+        words: list[list[Uint32]] = [[] for _ in range(terms)]
         for index in cutlass.range_constexpr(len(values) // BLOCK):
-            block = quantized(values[BLOCK * index : BLOCK * (index + 1)], scale)
-            scale_bits = Uint32(block.scale) if BLOCK * index < left else Uint32(0)
-            packed |= scale_bits << (8 * index)
-            words += [block.codes[0], block.codes[1]]
+            blocks = self._quantized(values[BLOCK * index : BLOCK * (index + 1)], scale)
+            for term, block in enumerate(blocks):
+                scale_bits = Uint32(block.scale) if BLOCK * index < left else Uint32(0)
+                packed[term] |= scale_bits << (8 * index)
+                words[term] += [block.codes[0], block.codes[1]]
         together = 2 if self.output.store == "vector" else 1  # blocks
-        for index in cutlass.range_constexpr(0, len(values) // BLOCK, together):
-            if BLOCK * index < left:
-                part = Vector.from_elements(
-                    tuple(words[2 * index : 2 * (index + together)]), Uint32
+        for term in cutlass.range_constexpr(terms):
+            start = self._data_row(result, chunk.batch, term, chunk.row) * (result.n // 2)
+            for index in cutlass.range_constexpr(0, len(values) // BLOCK, together):
+                if BLOCK * index < left:
+                    part = words[term][2 * index : 2 * (index + together)]
+                    codes = Vector.from_elements(tuple(part), Uint32).bitcast(Uint8)
+                    offset = start + (chunk.column // 2 + 8 * index)
+                    data.store(codes, offset, alignment=8 * together)
+            bits = Vector.from_elements((packed[term],), Uint32).bitcast(Uint8)
+            if self._has_scales(result, chunk.row, term) & (chunk.column < result.n):
+                coord = self._scale_offset(
+                    result, chunk.batch, term, chunk.row, chunk.column // BLOCK
                 )
-                data.store(part.bitcast(Uint8), start + 8 * index, alignment=8 * together)
-        down = cute.ceil_div(result.m, ATOM_ROWS)
-        if chunk.row < down * ATOM_ROWS and chunk.column < result.n:
-            # Rows of padding have scales too: zeros.
-            bits = Vector.from_elements((packed,), Uint32).bitcast(Uint8)
-            coord = scale_offset(result, chunk.batch, chunk.row, chunk.column // BLOCK)
-            Array(result.scales, shape=(1,)).store(bits, coord, alignment=4)
+                Array(result.scales, shape=(1,)).store(bits, coord, alignment=4)
+
+    def _has_scales(self, result: OutputTensor, row: Int32, term: int) -> Boolean:
+        """Whether a row stores scales of ``term``: rows of padding have some too, zeros."""
+        if self.output.terms.packed:
+            inside = row < result.m
+            return inside | self._pads(result, row) if term == 0 else inside
+        return row < cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
+
+    def _pads(self, result: OutputTensor, row: Int32) -> Boolean:
+        """Whether a row of an atom that terms share holds no term of any token."""
+        unused = (row % PACKED_ROWS >= result.m) | (row // PACKED_ROWS >= self.output.terms.count)
+        return (row < ATOM_ROWS) & unused
 
     @cute.jit
     def _transposed(
@@ -93,41 +114,64 @@ class Nvfp4Store:
                 loaded = transposed.load(
                     coord * TRANSPOSE_PITCH + index % blocks * BLOCK, BLOCK, alignment=16
                 )
-                block = quantized(loaded.to_elements(), scale)
-                bits = Uint8(0)
-                if n < result.n:
-                    start = ((Int64(chunk.batch) * result.m + token) * result.n + n) // 2
-                    data.store(block.codes.bitcast(Uint8), start, alignment=8)
-                    bits = block.scale
-                if n // BLOCK < across:
-                    scales.store(bits, scale_offset(result, chunk.batch, token, n // BLOCK))
+                quantized = self._quantized(loaded.to_elements(), scale)
+                for term in cutlass.range_constexpr(len(quantized)):
+                    block = quantized[term]
+                    bits = Uint8(0)
+                    if n < result.n:
+                        row = self._data_row(result, chunk.batch, term, token)
+                        start = (row * result.n + n) // 2
+                        data.store(block.codes.bitcast(Uint8), start, alignment=8)
+                        bits = block.scale
+                    if n // BLOCK < across:
+                        place = self._scale_offset(result, chunk.batch, term, token, n // BLOCK)
+                        scales.store(bits, place)
         self._pad(result, chunk, across)
 
     @cute.jit
     def _pad(self, result: OutputTensor, chunk: Chunk, across: Int32) -> None:
-        """Zero the scales of the tokens that the atoms have beyond the last one."""
-        lane = cute.arch.lane_idx()
+        """With the last token's chunk, zero the scales of the rows that atoms have beyond it."""
+        lane, terms = cute.arch.lane_idx(), self.output.terms
         down = cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
-        if chunk.column < result.m and chunk.column + self.tile.split_columns >= result.m:
+        last = chunk.column + self.output.chunk(self.tile) >= result.m
+        if chunk.column < result.m and last:
             first = (chunk.row - lane) // BLOCK
             for turn in cutlass.range_constexpr(ATOM_ROWS // WARP_ROWS):
-                token = result.m + turn * WARP_ROWS + lane
-                if token < down:
+                row = turn * WARP_ROWS + lane
+                pads = Boolean(True)
+                if cutlass.const_expr(terms.packed):
+                    pads = self._pads(result, row)
+                else:
+                    row += result.m
+                    pads = row < down
+                if pads:
                     for block in cutlass.range_constexpr(WARP_ROWS // BLOCK):
                         if first + block < across:
-                            coord = scale_offset(result, chunk.batch, token, first + block)
-                            Array(result.scales, shape=(1,)).store(Uint8(0), coord)
+                            for term in cutlass.range_constexpr(1 if terms.packed else terms.count):
+                                coord = self._scale_offset(
+                                    result, chunk.batch, term, row, first + block
+                                )
+                                Array(result.scales, shape=(1,)).store(Uint8(0), coord)
 
+    def _quantized(self, values: list[Float32], scale: GlobalScale) -> list[Block]:
+        """Terms of a block of 16 values, each with the scale of its own maximum."""
+        block = Vector.from_elements(tuple(values), Float32)
+        return quantize_terms(block, amax(block), scale, self.output.terms.count)
 
-def quantized(values: list[Float32], scale: GlobalScale) -> Block:
-    """Block of 16 values with the scale of their own maximum."""
-    block = Vector.from_elements(tuple(values), Float32)
-    return quantize(block, amax(block), scale)
+    def _data_row(self, result: OutputTensor, batch: Int32, term: int, row: Int32) -> Int64:
+        """Index of a token's row among those of all terms and matrices."""
+        return (Int64(batch) * self.output.terms.count + term) * result.m + row
 
-
-def scale_offset(result: OutputTensor, batch: Int32, row: Int32, block: Int32) -> Int64:
-    """Byte offset of a scale in the blocked layout, see ``nvfp4``."""
-    across = cute.ceil_div(result.n, MMA_K)
-    down = cute.ceil_div(result.m, ATOM_ROWS)
-    atom = (Int64(batch) * down + row // ATOM_ROWS) * across + block // 4
-    return atom * ATOM_BYTES + row % 32 * 16 + row % ATOM_ROWS // 32 * 4 + block % 4
+    def _scale_offset(
+        self, result: OutputTensor, batch: Int32, term: int, row: Int32, block: Int32
+    ) -> Int64:
+        """Byte offset of a scale in the blocked layout, see ``terms``."""
+        across = cute.ceil_div(result.n, MMA_K)
+        down = cute.ceil_div(result.m, ATOM_ROWS)
+        matrix = Int64(batch)
+        if self.output.terms.packed:
+            row = row + term * PACKED_ROWS
+        else:
+            matrix = matrix * self.output.terms.count + term
+        atom = (matrix * down + row // ATOM_ROWS) * across + block // 4
+        return atom * ATOM_BYTES + row % 32 * 16 + row % ATOM_ROWS // 32 * 4 + block % 4

@@ -20,6 +20,7 @@ from nvfp4_kernels.sm100.limits import (
     TENSOR_COLUMNS,
     WARP_ROWS,
 )
+from nvfp4_kernels.terms import ONE_TERM, PACKED_ROWS, TermLayout
 
 TILE_K = 256  # elements of K per stage: 128 bytes, the widest swizzle
 TILE_BYTES = TILE_K // 2
@@ -45,6 +46,8 @@ class Tile:
             start anywhere in an atom of scales, at whole columns of tensor memory.
         weights: products that share the activations, each with an accumulator: 1, or 2 for the
             gate and up projection.
+        terms: of the activations. A stage holds a tile of each beside one of the weights; their
+            MMAs add up in one accumulator.
         swap_ab: whether the weights are the M side.
         two_cta: whether pairs of CTAs compute tiles of 256 rows, each holding half of the N side.
         cluster_m, cluster_n: CTAs, along either side, that load what they share once for all.
@@ -64,6 +67,7 @@ class Tile:
     split_k: int = 1
     max_stages: int = MAX_STAGES
     scale_sets: int = 1
+    terms: TermLayout = ONE_TERM
 
     def __post_init__(self) -> None:
         assert self.columns in (8, 16, 32, 64, 96, 128, 256), self.columns
@@ -71,6 +75,8 @@ class Tile:
         assert self.scale_sets in (1, 2), self.scale_sets
         assert self.cluster_m % self.ctas == 0, "a pair of CTAs lies along the M side"
         assert self.split_k == 1 or self.cluster == self.split_k, "a split has no other cluster"
+        # Scales of all terms in one atom: 32 rows, a column of tensor memory, for each.
+        assert not self.terms.packed or (self.swap_ab and self.columns <= PACKED_ROWS)
         assert self.cluster <= 8, "larger clusters are not portable"
         assert self.b_rows // self.sharers_b >= 8, "the N side is shared in groups of 8 rows"
         assert ATOMS_K % self.sharers_sfb == 0
@@ -94,11 +100,18 @@ class Tile:
 
     @property
     def m_operands(self) -> int:
-        return self.weights if self.swap_ab else 1
+        """Tiles of the M side per stage: one for each weight, or each term of the activations."""
+        return self.weights if self.swap_ab else self.terms.count
 
     @property
     def n_operands(self) -> int:
-        return 1 if self.swap_ab else self.weights
+        """Tiles of the N side per stage."""
+        return self.terms.count if self.swap_ab else self.weights
+
+    @property
+    def n_scales(self) -> int:
+        """Tiles of the N side's scales per stage."""
+        return 1 if self.terms.packed else self.n_operands
 
     @property
     def b_rows(self) -> int:
@@ -135,7 +148,7 @@ class Tile:
     @property
     def scale_set_columns(self) -> int:
         """Columns of the scales of one K step."""
-        return ATOM_COLUMNS * ATOMS_K * (self.m_operands + self.n_operands * self.atoms_n)
+        return ATOM_COLUMNS * ATOMS_K * (self.m_operands + self.n_scales * self.atoms_n)
 
     @property
     def scale_columns(self) -> int:
@@ -176,7 +189,7 @@ class Tile:
     def stage_bytes(self) -> int:
         """Bytes that arrive in one CTA's shared memory per stage."""
         rows = self.m_operands * CTA_ROWS + self.n_operands * self.b_rows
-        atoms = ATOMS_K * (self.m_operands + self.n_operands * self.atoms_n)
+        atoms = ATOMS_K * (self.m_operands + self.n_scales * self.atoms_n)
         return rows * TILE_BYTES + atoms * ATOM_BYTES
 
     @property
@@ -184,9 +197,9 @@ class Tile:
         """Bytes that one CTA fetches per stage: its part of what it shares with others."""
         scales = ATOMS_K * ATOM_BYTES
         m_side = (CTA_ROWS * TILE_BYTES + scales) / self.cluster_n
-        n_side = self.b_rows * TILE_BYTES / self.sharers_b
-        n_side += self.atoms_n * scales / self.sharers_sfb
-        return self.m_operands * m_side + self.n_operands * n_side
+        n_side = self.n_operands * self.b_rows * TILE_BYTES / self.sharers_b
+        n_side += self.n_scales * self.atoms_n * scales / self.sharers_sfb
+        return self.m_operands * m_side + n_side
 
     def depth(self, epilogue_bytes: int) -> int:
         """Stages of the operand ring beside an epilogue's shared memory; two are needed."""
@@ -207,6 +220,7 @@ class EpilogueConfig:
         shards: factors ``alpha`` along the weights' rows.
         bias: dtype of the bias, "" for none.
         row_scale: whether every token has a factor of its own.
+        terms: of an NVFP4 result.
     """
 
     dtype: OutDtype = "bfloat16"
@@ -215,10 +229,12 @@ class EpilogueConfig:
     shards: int = 1
     bias: str = ""
     row_scale: bool = False
+    terms: TermLayout = ONE_TERM
 
     def __post_init__(self) -> None:
         assert 1 <= self.shards <= MAX_SHARDS
         assert self.dtype != "nvfp4" or self.store != "tma"
+        assert self.dtype == "nvfp4" or self.terms == ONE_TERM
         assert self.box_bytes in (64, 128), self.box_bytes
 
     @property
