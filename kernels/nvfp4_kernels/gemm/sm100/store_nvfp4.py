@@ -130,7 +130,7 @@ class Nvfp4Store:
 
     @cute.jit
     def _pad(self, result: OutputTensor, chunk: Chunk, across: Int32) -> None:
-        """With the last token's chunk, zero the scales of the rows that atoms have beyond it."""
+        """Zero, with the last token, the scales of the rows that atoms have beyond it."""
         lane, terms = cute.arch.lane_idx(), self.output.terms
         down = cute.ceil_div(result.m, ATOM_ROWS) * ATOM_ROWS
         last = chunk.column + self.output.chunk(self.tile) >= result.m
