@@ -193,7 +193,16 @@ DENSE: tuple[Family, ...] = (
             "model_type": "qwen2_5_vl",
             # Its heads have 128 elements, by these numbers alone.
             "text_config": SIZES
-            | {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1},
+            | {
+                "hidden_size": 256,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e6,
+                    "mrope_section": [16, 24, 24],
+                },
+            },
             "vision_config": {
                 "depth": 1,
                 "hidden_size": 64,
