@@ -55,6 +55,8 @@ def write(
         tensors |= _quantized(family, name, tensor, kinds)
     save_file(tensors, file, metadata={"format": "pt"})
     _set_config(family, directory, kinds)
+    if family.surround:
+        family.surround(directory)
     return directory
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_activation
+from tests.catalogue import nemotron_vl
 from tests.catalogue.hub_classes import of_transformers
 from tests.mixed_checkpoints import round_input
 from vllm_fp4_plugin.kind import Kind
@@ -70,10 +71,13 @@ def decode(checkpoint: Path, directory: Path) -> dict[str, Rounding]:
             values[name] = tensor.float()
     file = directory / "config.json"
     config = json.loads(file.read_text())
+    del config["quantization_config"]
     if config["model_type"] in _STACKED:
         values = _stack(values)
+    if "llm_config" in config:  # that of the text model, which alone transformers has a class of
+        config, start = config["llm_config"], nemotron_vl.PREFIX
+        values = {n.removeprefix(start): v for n, v in values.items() if n.startswith(start)}
     save_file(values, directory / "model.safetensors", metadata={"format": "pt"})
-    del config["quantization_config"]
     file.write_text(json.dumps(config))
     return roundings
 

@@ -98,6 +98,8 @@ def auto_class(family: Family) -> Any:
 
 def settings(family: Family) -> dict[str, Any]:
     """Arguments of an engine that is given text alone."""
+    if family.surround:
+        return NO_IMAGES | {"trust_remote_code": True}
     return NO_IMAGES if family.multimodal else {}
 
 
@@ -236,6 +238,11 @@ CASES = {
             f"up_proj ×2: {W4A4}",
             "attn ×1: nvfp4_paged_attention_fp8_kv",
         ),
+    ),
+    "Nemotron Nano 2 VL": Case(
+        BY_NAME["Nemotron Nano 2 VL (Mamba-2 hybrid, vision)"],
+        SAME_W4A4,
+        (f"in_proj ×1: {W4A4}", f"up_proj ×2: {W4A4}", f"qkv_proj ×1: {W4A4}"),
     ),
     "Gemma 4, W4A16": Case(
         weight_only(BY_NAME["Gemma 4 (dense, vision), compressed-tensors"]),
