@@ -100,7 +100,10 @@ def _quantized(
         return {name: tensor}
     if is_stack:
         if module != name:
-            return _nvfp4_rows(name, tensor, [f"{module}.weight_scale", f"{module}.weight_scale_2"])
+            scales = [f"{module}.weight_scale", f"{module}.weight_scale_2"]
+            inputs = torch.full((len(tensor),), _FP4_INPUT)
+            extra = {f"{module}.input_scale": inputs} if kind is Kind.NVFP4 else {}
+            return _nvfp4_rows(name, tensor, scales) | extra
         if name.endswith("_proj"):
             return _nvfp4_stack(name, tensor)
         return _nvfp4_rows(name, tensor, [f"{name}.scale", f"{name}.scale2"])
@@ -145,10 +148,7 @@ def _nvfp4_rows(name: str, weights: Tensor, scales: list[str]) -> dict[str, Tens
     each = [quantize_weight(w.float()) for w in weights]
     parts = [(w.data, w.scales, w.global_scale) for w in each]
     stacked = [torch.stack(part) for part in zip(*parts, strict=True)]
-    tensors = dict(zip([name, *scales], stacked, strict=True))
-    if name.endswith(".weight"):
-        tensors[name.replace(".weight", ".input_scale")] = torch.full((len(each),), _FP4_INPUT)
-    return tensors
+    return dict(zip([name, *scales], stacked, strict=True))
 
 
 def _set_config(family: Family, directory: Path, kinds: Mapping[str, Kind]) -> None:

@@ -1,5 +1,6 @@
 """Facts of families with mixtures of experts."""
 
+from tests.catalogue import step3p7
 from tests.catalogue.common import (
     DEEPSEEK_ROUTER,
     DIFFUSION_GEMMA,
@@ -224,6 +225,8 @@ MIXTURES: tuple[Family, ...] = (
                 "num_experts_per_tok": 2,
                 "moe_intermediate_size": 64,
                 "mlp_layer_types": ["dense", "sparse"],
+                "layer_types": ["full_attention", "sliding_attention"],
+                "sliding_window": 64,
                 "share_expert_dim": 64,
             },
             "vision_config": {
@@ -235,9 +238,9 @@ MIXTURES: tuple[Family, ...] = (
             },
             "image_token_id": 300,
         },
-        EXPERTS_ONLY | {"*.moe.gate": PLAIN, "vit_large_projector": PLAIN, "*": W4A4},
+        {"*.moe.gate": PLAIN, "vit_large_projector": PLAIN} | EXPERTS_ONLY,
         multimodal=True,
-        by_headers="output_dim",
+        surround=step3p7.surround,
     ),
     Family(
         "Nemotron 3 Nano Omni (Mamba-2 hybrid, experts)",

@@ -106,6 +106,9 @@ def _weight(data: Tensor, beside: Mapping[str, Tensor | None]) -> Tensor:
             inverse = beside["weight_global_scale"]
             assert inverse is not None
             factor = inverse.reciprocal().view(())
+        if data.ndim == 3:  # of all experts
+            each = zip(data, scale, factor, strict=True)
+            return torch.stack([Nvfp4Tensor(*parts).dequantize() for parts in each])
         return Nvfp4Tensor(data, scale, factor).dequantize()
     if scale.ndim == 1 and scale.numel() > 1:
         scale = scale.unsqueeze(1)
