@@ -109,7 +109,9 @@ def _quantized(
         return _nvfp4_rows(name, tensor, [f"{name}.scale", f"{name}.scale2"])
     modelopt = family.format == "modelopt"
     if kind.is_nvfp4:
-        parts = _nvfp4(kind, tensor, modelopt=modelopt)
+        input_scale = torch.tensor(_FP4_INPUT) if kind is Kind.NVFP4 else None
+        weight = quantize_weight(tensor.float())
+        parts = mixed_checkpoints.nvfp4_tensors(weight, input_scale, modelopt=modelopt)
     else:
         parts = mixed_checkpoints.quantize(kind, tensor, modelopt=modelopt).tensors
         if kind is Kind.FP8:
@@ -118,18 +120,6 @@ def _quantized(
     if family.fp8_kv and module.endswith((".k_proj", ".v_proj")) and "self_attn" in module:
         parts = parts | {f"{module[-6]}_scale": torch.tensor(1.0)}
     return {f"{module}.{part}": t.contiguous() for part, t in parts.items()}
-
-
-def _nvfp4(kind: Kind, weight: Tensor, *, modelopt: bool) -> dict[str, Tensor]:
-    w = quantize_weight(weight.float())
-    if modelopt:
-        parts = {"weight": w.data, "weight_scale": w.scales, "weight_scale_2": w.global_scale}
-        extra = {"input_scale": torch.tensor(_FP4_INPUT)}
-    else:
-        inverse = w.global_scale.reciprocal().view(1)
-        parts = {"weight_packed": w.data, "weight_scale": w.scales, "weight_global_scale": inverse}
-        extra = {"input_global_scale": torch.tensor([1 / _FP4_INPUT])}
-    return parts | (extra if kind is Kind.NVFP4 else {})
 
 
 def _nvfp4_stack(name: str, weights: Tensor) -> dict[str, Tensor]:
