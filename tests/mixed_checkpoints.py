@@ -194,17 +194,27 @@ def write(
 
 def _nvfp4(kind: Kind, module: str, nvfp4: Mapping[str, Tensor], *, modelopt: bool) -> Quantized:
     names = ("weight", "weight_scale", "weight_scale_2")
-    parts = [nvfp4[f"{module}.{name}"] for name in names]
-    values = Nvfp4Tensor(*parts).dequantize()
-    input_scale = nvfp4[f"{module}.input_scale"]
+    weight = Nvfp4Tensor(*(nvfp4[f"{module}.{name}"] for name in names))
+    input_scale = nvfp4[f"{module}.input_scale"] if kind is Kind.NVFP4 else None
+    return Quantized(nvfp4_tensors(weight, input_scale, modelopt=modelopt), weight.dequantize())
+
+
+def nvfp4_tensors(
+    weight: Nvfp4Tensor, input_scale: Tensor | None, *, modelopt: bool
+) -> dict[str, Tensor]:
+    """Tensors of an NVFP4 matrix on disk by their names beside the module's.
+
+    Args:
+        weight: the matrix, with linear scales.
+        input_scale: calibrated, a factor; None: the activations stay in 16 bits.
+        modelopt: ModelOpt's format, else that of compressed-tensors, which has divisors.
+    """
+    names = ("weight", "weight_scale", "weight_scale_2", "input_scale")
+    scalars = [weight.global_scale, *([] if input_scale is None else [input_scale])]
     if not modelopt:
-        names = ("weight_packed", "weight_scale", "weight_global_scale")
-        parts[2] = parts[2].reciprocal().view(1)
-        input_scale = input_scale.reciprocal().view(1)
-    tensors = dict(zip(names, parts, strict=True))
-    if kind is Kind.NVFP4:
-        tensors["input_scale" if modelopt else "input_global_scale"] = input_scale
-    return Quantized(tensors, values)
+        names = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
+        scalars = [scalar.reciprocal().view(1) for scalar in scalars]
+    return dict(zip(names, (weight.data, weight.scales, *scalars), strict=False))
 
 
 def set_config(directory: Path, quantization: dict[str, Any]) -> None:

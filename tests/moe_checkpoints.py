@@ -29,8 +29,15 @@ from nvfp4_kernels.nvfp4 import (
     quantize_weight,
 )
 from tests import tiny_llama
+from tests.catalogue import reference
 from tests.engine import Run
-from tests.mixed_checkpoints import ALGORITHMS, E4M3_STEPS_OF_NVFP4, quantize, set_config
+from tests.mixed_checkpoints import (
+    ALGORITHMS,
+    E4M3_STEPS_OF_NVFP4,
+    nvfp4_tensors,
+    quantize,
+    set_config,
+)
 from vllm_fp4_plugin.formats import FORMATS
 from vllm_fp4_plugin.kind import Kind
 
@@ -169,11 +176,11 @@ def write(
     plain = _random(directory / "plain", config)
     originals = load_file(plain / "model.safetensors")
     scales = calibrated(plain) if {Kind.NVFP4, Kind.FP8} & set(kinds.values()) else {}
-    tensors, values = {}, {}
+    tensors = {}
     chosen: dict[str, Kind] = {}
     ignore = []
     for name, tensor in originals.items():
-        tensors[name], values[name] = tensor, tensor.float()
+        tensors[name] = tensor
         module = name.removesuffix(".weight")
         if tensor.ndim != 2 or module == name or module.endswith("embed_tokens"):
             continue
@@ -185,20 +192,18 @@ def write(
         chosen[module] = kind
         if kind.is_nvfp4:
             quantised = quantize_weight(tensor, _joint_scale(module, originals) if joined else None)
-            values[name] = quantised.dequantize()
             scale = scales[module] if kind is Kind.NVFP4 else None
-            tensors |= _stored(module, quantised, scale, modelopt=modelopt)
-            continue
-        other = quantize(kind, tensor, modelopt=modelopt)
-        values[name] = other.values
-        tensors |= {f"{module}.{part}": t for part, t in other.tensors.items()}
+            parts = nvfp4_tensors(quantised, scale, modelopt=modelopt)
+        else:
+            parts = quantize(kind, tensor, modelopt=modelopt).tensors
+        tensors |= {f"{module}.{part}": t for part, t in parts.items()}
         if kind is Kind.FP8:
             tensors[f"{module}.input_scale"] = scales[module] * E4M3_STEPS_OF_NVFP4
-    decoded = _copy(plain, directory / "decoded", values)
     path = _copy(plain, directory / "model", tensors)
     set_config(path, _config(chosen, ignore, modelopt=modelopt))
+    reference.decode(path, directory / "decoded")
     rounded = {m: s for m, s in scales.items() if chosen.get(m) is Kind.NVFP4}
-    return Moe(path, decoded, rounded)
+    return Moe(path, directory / "decoded", rounded)
 
 
 def _config(kinds: Mapping[str, Kind], ignore: list[str], *, modelopt: bool) -> dict[str, Any]:
@@ -348,26 +353,6 @@ def _random(directory: Path, config: PreTrainedConfig) -> Path:
     model.to(torch.bfloat16).save_pretrained(directory)
     tiny_llama.tokenizer().save_pretrained(directory)
     return directory
-
-
-def _stored(
-    module: str, quantised: Nvfp4Tensor, input_scale: Tensor | None, *, modelopt: bool
-) -> dict[str, Tensor]:
-    chosen = FORMATS["modelopt" if modelopt else "compressed-tensors"]
-    names = chosen.names
-
-    def scalar(value: Tensor) -> Tensor:
-        value = value.reciprocal() if chosen.reciprocal else value
-        return value.reshape(chosen.scalar).clone()
-
-    found = {
-        names.weight: quantised.data,
-        names.block_scale: quantised.scales,
-        names.weight_global: scalar(quantised.global_scale),
-    }
-    if input_scale is not None:
-        found[names.input_global] = scalar(input_scale)
-    return {f"{module}.{name}": tensor.contiguous() for name, tensor in found.items()}
 
 
 def _copy(plain: Path, directory: Path, tensors: dict[str, Tensor]) -> Path:

@@ -27,6 +27,8 @@ from vllm_fp4_plugin.write_coverage import Interval, WriteCoverage
 
 LEDGER = "ledger"  # attribute of a method that knows by itself which tensors have come
 _NAMED = 4  # missing tensors in a message
+# Parameters by their module's class that stay as vLLM builds them: its model skips a checkpoint's.
+_KEPT = {"RadioVisionEncoderLayer": ("ls1", "ls2")}
 INCOMPLETE = "the checkpoint is incomplete, copy or download it again, or export the model again"
 
 
@@ -133,7 +135,7 @@ def _needed(model: nn.Module, shared: type[nn.Module] | None) -> Iterator[_Neede
             continue  # which knows every expert's tensors, where a parameter has padding too
         if shared is not None and isinstance(module, shared):
             continue
-        optional = getattr(method, "optional_parameters", ())
+        optional = getattr(method, "optional_parameters", ()) + _KEPT.get(type(module).__name__, ())
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.numel() and name not in optional:
                 yield _Needed(f"{prefix}.{name}" if prefix else name, module, parameter)

@@ -127,8 +127,10 @@ class Nvfp4LinearBase(LinearMethodBase):
         return plan
 
     def _record(self, plan: LinearPlan) -> LayerRecord:
-        layout, k = plan.kernel.weight_layout, plan.k
-        weight_bytes = sum(weights.weight_bytes(n, k, layout) for n in plan.weight_rows)
+        layout, k, padded = plan.kernel.weight_layout, plan.k, plan.pads_rows
+        weight_bytes = sum(
+            weights.weight_bytes(n, k, layout, padded=padded) for n in plan.weight_rows
+        )
         global_bytes = 4 * len(plan.shard_sizes) + 4 * (plan.activation == "static")
         arithmetic = "W4A16" if plan.activation == "16-bit" else f"W4A4 {plan.activation}"
         return LayerRecord(
@@ -151,6 +153,7 @@ class Nvfp4LinearBase(LinearMethodBase):
             input_global,
             gate_up=self.plan.gate_up,
             layout=self.plan.kernel.weight_layout,
+            padded=self.plan.pads_rows,
         )
 
     @staticmethod

@@ -46,6 +46,11 @@ class LinearPlan:
         return self.kernel.target, None if self.quantizer is None else self.quantizer.target
 
     @property
+    def pads_rows(self) -> bool:
+        """Whether the kernel wants K padded: references take the weight as it is."""
+        return self.kernel.arch != "cpu"
+
+    @property
     def weight_rows(self) -> list[int]:
         """Rows of each weight that the kernel is given: gate and up projection, or one of all."""
         return self.shard_sizes if self.gate_up else [sum(self.shard_sizes)]

@@ -21,6 +21,9 @@ def report(
     ] = "{}",
     dtype: Annotated[str, typer.Option(help="As for vllm serve.")] = "auto",
     attention_backend: Annotated[str, typer.Option(help="As for vllm serve.")] = "auto",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="As for vllm serve.")
+    ] = False,
     arch: Annotated[
         str,
         typer.Option(help=f"Plan for another device than this machine's: {', '.join(ARCHS)}."),
@@ -52,6 +55,7 @@ def report(
                 additional_config=given,
                 dtype=dtype,
                 attention_backend=attention_backend,
+                trust_remote_code=trust_remote_code,
             )
     console = command_line.output()
     console.print(_table(model, arch, layers, every_layer=every_layer))

@@ -15,6 +15,9 @@ def verify(
         str, typer.Option(help="JSON, as for vllm serve; options of ours under nvfp4_tc.")
     ] = "{}",
     dtype: Annotated[str, typer.Option(help="As for vllm serve.")] = "auto",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="As for vllm serve.")
+    ] = False,
     values: Annotated[
         bool, typer.Option("--values", help="Read every tensor too, and check what it holds.")
     ] = False,
@@ -26,7 +29,13 @@ def verify(
     """
     given = command_line.parse_additional_config(additional_config)
     with command_line.refusals(str(model)):
-        lines = verified(model, values=values, additional_config=given, dtype=dtype)
+        lines = verified(
+            model,
+            values=values,
+            additional_config=given,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+        )
     console = command_line.output()
     for line in lines:
         console.print(line, markup=False, highlight=False)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nvfp4_kernels.dispatch import WeightLayout
 from nvfp4_kernels.fragments import (
@@ -28,6 +29,9 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 # input's is still a normal float32.
 MIN_GLOBAL, MAX_GLOBAL = 2.0**-60, 2.0**60
 
+# Rows of a tensor map are multiples of 16 bytes: a kernel would pad a weight's at every call.
+_ROW_BYTES = 16
+
 _PIECE = 1 << 22  # elements of a weight that are permuted at a time, in some 50 MB
 
 
@@ -36,8 +40,8 @@ class KernelWeight:
     """Weight of a linear layer as the kernels take it.
 
     Attributes:
-        data: uint8 ``(N, K/2)``, or the data of its fragments; ``(2, …)`` of the two matrices of
-            a fused gate and up projection.
+        data: uint8 ``(N, K/2)``, K padded for a kernel, or the data of its fragments; ``(2, …)`` of
+            the two matrices of a fused gate and up projection.
         scales: float8_e4m3fn in the blocked layout, or uint8 those of fragments; ``(2, …)`` when
             fused.
         alpha: float32 ``(S,)``, what multiplies the accumulator of each shard.
@@ -58,17 +62,19 @@ def kernel_weight(
     *,
     gate_up: bool,
     layout: WeightLayout,
+    padded: bool = False,
 ) -> KernelWeight:
     """Bring a weight to its kernel's layout and fold the global scales into one alpha per shard.
 
     Args:
-        data: uint8 ``(N, K/2)``; the blocked layout keeps it as it is.
+        data: uint8 ``(N, K/2)``; the blocked layout keeps it as it is, or pads it.
         scales: float8_e4m3fn ``(N, K/16)``, linear.
         weight_global: float32 ``(S,)``, factors, one per shard.
         input_global: float32 ``(S,)``, factors, or None. Shards share their input, so one scale
             serves them all; the largest saturates nothing that any of them was calibrated for.
         gate_up: N holds a gate and an up projection of equal size to be run as one op.
         layout: layout that the kernel takes.
+        padded: of the blocked layout, pad K to a multiple of 32 with zeros.
     """
     input_scale = None if input_global is None else input_global.max()
     alpha = weight_global if input_scale is None else weight_global * input_scale
@@ -76,6 +82,8 @@ def kernel_weight(
         data = data.unflatten(0, (2, -1))
         scales = scales.view(torch.uint8).unflatten(0, (2, -1)).view(torch.float8_e4m3fn)
     if layout == "blocked":
+        if padded and data.shape[-1] % _ROW_BYTES:
+            data = functional.pad(data, (0, -data.shape[-1] % _ROW_BYTES))
         return KernelWeight(data, to_blocked(scales), alpha.clone(), input_scale)
     fragments = _fragments(data, scales)
     return KernelWeight(fragments.data, fragments.scales, alpha.clone(), input_scale)
@@ -100,18 +108,19 @@ def _fragments(data: Tensor, scales: Tensor) -> Fragments:
     return settled(out)
 
 
-def weight_bytes(n: int, k: int, layout: WeightLayout) -> int:
+def weight_bytes(n: int, k: int, layout: WeightLayout, *, padded: bool = False) -> int:
     """Bytes of the data and the block scales of ``n`` rows of ``k`` elements, padding included."""
     if layout == "fragments":
         return sum(torch.Size(shape).numel() for shape in fragment_shapes(n, k))
-    return n * k // 2 + torch.Size(blocked_shape(n, k // BLOCK_SIZE)).numel()
+    row = k // 2 + (-(k // 2) % _ROW_BYTES if padded else 0)
+    return n * row + torch.Size(blocked_shape(n, k // BLOCK_SIZE)).numel()
 
 
 def decode(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
     """Decode a weight of either layout, without its global scale: float32 ``(n, k)``."""
     if scales.dtype == torch.uint8:
         return decode_fragments(data, scales, n, k)
-    return decode_blocks(data, scales)
+    return decode_blocks(data[..., : k // 2], scales)
 
 
 def join_shards(shards: Sequence[Nvfp4Tensor]) -> tuple[Tensor, Tensor, Tensor]:

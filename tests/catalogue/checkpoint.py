@@ -55,6 +55,8 @@ def write(
         tensors |= _quantized(family, name, tensor, kinds)
     save_file(tensors, file, metadata={"format": "pt"})
     _set_config(family, directory, kinds)
+    if family.surround:
+        family.surround(directory)
     return directory
 
 
@@ -98,13 +100,18 @@ def _quantized(
         return {name: tensor}
     if is_stack:
         if module != name:
-            return _nvfp4_rows(name, tensor, [f"{module}.weight_scale", f"{module}.weight_scale_2"])
+            scales = [f"{module}.weight_scale", f"{module}.weight_scale_2"]
+            inputs = torch.full((len(tensor),), _FP4_INPUT)
+            extra = {f"{module}.input_scale": inputs} if kind is Kind.NVFP4 else {}
+            return _nvfp4_rows(name, tensor, scales) | extra
         if name.endswith("_proj"):
             return _nvfp4_stack(name, tensor)
         return _nvfp4_rows(name, tensor, [f"{name}.scale", f"{name}.scale2"])
     modelopt = family.format == "modelopt"
     if kind.is_nvfp4:
-        parts = _nvfp4(kind, tensor, modelopt=modelopt)
+        input_scale = torch.tensor(_FP4_INPUT) if kind is Kind.NVFP4 else None
+        weight = quantize_weight(tensor.float())
+        parts = mixed_checkpoints.nvfp4_tensors(weight, input_scale, modelopt=modelopt)
     else:
         parts = mixed_checkpoints.quantize(kind, tensor, modelopt=modelopt).tensors
         if kind is Kind.FP8:
@@ -113,18 +120,6 @@ def _quantized(
     if family.fp8_kv and module.endswith((".k_proj", ".v_proj")) and "self_attn" in module:
         parts = parts | {f"{module[-6]}_scale": torch.tensor(1.0)}
     return {f"{module}.{part}": t.contiguous() for part, t in parts.items()}
-
-
-def _nvfp4(kind: Kind, weight: Tensor, *, modelopt: bool) -> dict[str, Tensor]:
-    w = quantize_weight(weight.float())
-    if modelopt:
-        parts = {"weight": w.data, "weight_scale": w.scales, "weight_scale_2": w.global_scale}
-        extra = {"input_scale": torch.tensor(_FP4_INPUT)}
-    else:
-        inverse = w.global_scale.reciprocal().view(1)
-        parts = {"weight_packed": w.data, "weight_scale": w.scales, "weight_global_scale": inverse}
-        extra = {"input_global_scale": torch.tensor([1 / _FP4_INPUT])}
-    return parts | (extra if kind is Kind.NVFP4 else {})
 
 
 def _nvfp4_stack(name: str, weights: Tensor) -> dict[str, Tensor]:
@@ -143,10 +138,7 @@ def _nvfp4_rows(name: str, weights: Tensor, scales: list[str]) -> dict[str, Tens
     each = [quantize_weight(w.float()) for w in weights]
     parts = [(w.data, w.scales, w.global_scale) for w in each]
     stacked = [torch.stack(part) for part in zip(*parts, strict=True)]
-    tensors = dict(zip([name, *scales], stacked, strict=True))
-    if name.endswith(".weight"):
-        tensors[name.replace(".weight", ".input_scale")] = torch.full((len(each),), _FP4_INPUT)
-    return tensors
+    return dict(zip([name, *scales], stacked, strict=True))
 
 
 def _set_config(family: Family, directory: Path, kinds: Mapping[str, Kind]) -> None:

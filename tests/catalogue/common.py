@@ -61,16 +61,37 @@ QWEN_TOKENS = {
     "vision_start_token_id": 302,
     "vision_end_token_id": 303,
 }
+QWEN_VISION_DEEPSTACK = QWEN_VISION | {"deepstack_visual_indexes": [0]}
+QWEN3_VL_TEXT = HEADS_128 | {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 5e6,
+        "mrope_section": [24, 20, 20],
+        "mrope_interleaved": True,
+    }
+}
+QWEN35_TEXT = (
+    SIZES
+    | GDN
+    | {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [11, 11, 10],
+            "mrope_interleaved": True,
+        }
+    }
+)
 QWEN35 = {
     "model_type": "qwen3_5",
-    "text_config": SIZES | GDN,
+    "text_config": QWEN35_TEXT,
     "vision_config": QWEN_VISION,
     **QWEN_TOKENS,
 }
 QWEN35_EXPERTS = QWEN35 | {
     "model_type": "qwen3_5_moe",
-    "text_config": SIZES
-    | GDN
+    "text_config": QWEN35_TEXT
     | EXPERTS
     | {"num_experts": 4, "shared_expert_intermediate_size": 64},
 }

@@ -1,5 +1,6 @@
 """Facts of dense families, hybrid ones and those of mixed precision among them."""
 
+from tests.catalogue import nemotron_vl
 from tests.catalogue.common import (
     FP8,
     GDN_PLAIN,
@@ -193,7 +194,16 @@ DENSE: tuple[Family, ...] = (
             "model_type": "qwen2_5_vl",
             # Its heads have 128 elements, by these numbers alone.
             "text_config": SIZES
-            | {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1},
+            | {
+                "hidden_size": 256,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e6,
+                    "mrope_section": [16, 24, 24],
+                },
+            },
             "vision_config": {
                 "depth": 1,
                 "hidden_size": 64,
@@ -212,10 +222,10 @@ DENSE: tuple[Family, ...] = (
         "Nemotron Nano 2 VL (Mamba-2 hybrid, vision)",
         ("nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-NVFP4-QAD",),
         NEMOTRON_H,
-        HEAD | {"*": W4A4},
-        architecture="NemotronH_Nano_VL_V2",
-        renamed={"^": "language_model."},
-        by_headers="has no attribute 'text_config'",
+        HEAD | {"vision_model*": PLAIN, "mlp1*": PLAIN, "*": W4A4},
+        renamed={"^": nemotron_vl.PREFIX},
+        ran="test_images.py::test_an_image",
+        surround=nemotron_vl.surround,
     ),
     Family(
         "Nemotron 3 Embed (bidirectional)",

@@ -1,5 +1,6 @@
 """Facts of families with mixtures of experts."""
 
+from tests.catalogue import step3p7
 from tests.catalogue.common import (
     DEEPSEEK_ROUTER,
     DIFFUSION_GEMMA,
@@ -17,9 +18,10 @@ from tests.catalogue.common import (
     NEMOTRON_EXPERTS,
     PIXTRAL,
     PLAIN,
+    QWEN3_VL_TEXT,
     QWEN35_EXPERTS,
     QWEN_TOKENS,
-    QWEN_VISION,
+    QWEN_VISION_DEEPSTACK,
     ROUTER,
     SIZES,
     TOWERS,
@@ -60,13 +62,14 @@ MIXTURES: tuple[Family, ...] = (
         ("nvidia/Qwen3-VL-235B-A22B-Instruct-NVFP4",),
         {
             "model_type": "qwen3_vl_moe",
-            "text_config": HEADS_128 | EXPERTS | {"num_experts": 4},
-            "vision_config": QWEN_VISION | {"deepstack_visual_indexes": [0]},
+            "text_config": QWEN3_VL_TEXT | EXPERTS | {"num_experts": 4},
+            "vision_config": QWEN_VISION_DEEPSTACK,
             **QWEN_TOKENS,
         },
         HEAD | TOWERS | ROUTER | {"*": W4A4},
         multimodal=True,
         fields={"text_config.norm_topk_prob": True},
+        ran="test_images.py::test_an_image",
     ),
     Family(
         "Qwen 3.5 and 3.8 (hybrid GDN, experts, vision)",
@@ -222,6 +225,8 @@ MIXTURES: tuple[Family, ...] = (
                 "num_experts_per_tok": 2,
                 "moe_intermediate_size": 64,
                 "mlp_layer_types": ["dense", "sparse"],
+                "layer_types": ["full_attention", "sliding_attention"],
+                "sliding_window": 64,
                 "share_expert_dim": 64,
             },
             "vision_config": {
@@ -233,9 +238,9 @@ MIXTURES: tuple[Family, ...] = (
             },
             "image_token_id": 300,
         },
-        EXPERTS_ONLY | {"*.moe.gate": PLAIN, "vit_large_projector": PLAIN, "*": W4A4},
+        {"*.moe.gate": PLAIN, "vit_large_projector": PLAIN} | EXPERTS_ONLY,
         multimodal=True,
-        by_headers="output_dim",
+        surround=step3p7.surround,
     ),
     Family(
         "Nemotron 3 Nano Omni (Mamba-2 hybrid, experts)",

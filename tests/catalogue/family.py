@@ -1,8 +1,9 @@
 """What is known of a family of checkpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal
 
 from vllm_fp4_plugin.kind import Kind
@@ -34,6 +35,8 @@ class Family:
         ran: test that serves it and compares what comes out; empty: it is only planned.
         renamed: regular expressions in names that transformers writes, and what exporters have;
             nothing: they have no such tensor.
+        surround: makes the checkpoint of a text model that of the whole, which transformers has
+            no class of; its config comes with code then, as the hub's does.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Family:
     only_gpu: bool = False
     ran: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
+    surround: Callable[[Path], None] | None = None
 
     def kind(self, module: str) -> Kind:
         """Kind of a linear layer by its module's name on disk.

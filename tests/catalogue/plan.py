@@ -35,7 +35,7 @@ def plan(family: Family, directory: Path, archs: tuple[str, ...] = ARCHS) -> Row
 
 def _cell(family: Family, directory: Path, arch: str) -> Cell:
     try:
-        layers = model_report(str(directory), arch=arch)
+        layers = _report(family, directory, arch)
     except Exception as error:  # the plan is what became of it
         said = _message(error)
         if isinstance(error, NoKernelError) or not family.by_headers:
@@ -50,12 +50,24 @@ def _cell(family: Family, directory: Path, arch: str) -> Cell:
     return Cell(*_served(layers))
 
 
+def _report(family: Family, directory: Path, arch: str) -> Report:
+    with_code = family.surround is not None
+    return model_report(str(directory), arch=arch, trust_remote_code=with_code)
+
+
 def _refusal_of_load(family: Family, directory: Path) -> str:
-    """Reason why the checkpoint would not load, whatever the device; empty: it would."""
+    """Reason why the checkpoint would not load, whatever the device; empty: it would.
+
+    Only a model that this machine builds shows one.
+    """
     if family.by_headers:
         return ""
     try:
-        verified(directory)
+        _report(family, directory, "cpu")
+    except ValueError:
+        return ""
+    try:
+        verified(directory, trust_remote_code=family.surround is not None)
     except Exception as error:  # the plan is what became of it
         return _message(error)
     return ""

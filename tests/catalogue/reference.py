@@ -1,6 +1,7 @@
 """Reference of a tiny checkpoint: transformers' model of its decoded weights, in float32."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_activation
+from tests.catalogue import nemotron_vl
 from tests.catalogue.hub_classes import of_transformers
 from tests.mixed_checkpoints import round_input
 from vllm_fp4_plugin.kind import Kind
@@ -19,6 +21,8 @@ from vllm_fp4_plugin.kind import Kind
 Rounding = Callable[[Tensor], Tensor]
 _PARTS = ("weight_scale", "weight_scale_2", "weight_global_scale", "input_scale")
 _PARTS += ("input_global_scale", "k_scale", "v_scale")
+_STACKED = ("qwen3_vl_moe",)  # types whose experts transformers reads from stacks alone
+_EXPERT = re.compile(r"(.+\.experts)\.\d\.(\w+)\.weight")  # of at most ten, so in order
 
 
 def even_out(model: Any) -> None:
@@ -29,9 +33,9 @@ def even_out(model: Any) -> None:
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     gains = {"k_proj": 1.4, "v_proj": 0.8, "up_proj": 1.3, "gate_proj": 0.9, "in_proj_a": 4.0}
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
+        if parameter.ndim == 2 or ".experts." in name:
             gain = next((g for key, g in gains.items() if key in name), 1.0)
-            width = 1 if "embed_tokens" in name and not tied else parameter.shape[1]
+            width = 1 if "embed_tokens" in name and not tied else parameter.shape[-1]
             parameter.data.normal_(std=gain * width**-0.5)
     for module in model.modules():
         # Where norms, which are learnt, alone keep a softmax from choosing one key.
@@ -65,12 +69,33 @@ def decode(checkpoint: Path, directory: Path) -> dict[str, Rounding]:
                 roundings[module] = rounding
         else:
             values[name] = tensor.float()
-    save_file(values, directory / "model.safetensors", metadata={"format": "pt"})
     file = directory / "config.json"
     config = json.loads(file.read_text())
     del config["quantization_config"]
+    if config["model_type"] in _STACKED:
+        values = _stack(values)
+    if "llm_config" in config:  # that of the text model, which alone transformers has a class of
+        config, start = config["llm_config"], nemotron_vl.PREFIX
+        values = {n.removeprefix(start): v for n, v in values.items() if n.startswith(start)}
+    save_file(values, directory / "model.safetensors", metadata={"format": "pt"})
     file.write_text(json.dumps(config))
     return roundings
+
+
+def _stack(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The values with one tensor for all experts, those of gate over those of up."""
+    stacked: dict[str, Tensor] = {}
+    experts: dict[str, dict[str, list[Tensor]]] = {}
+    for name, value in values.items():
+        found = _EXPERT.fullmatch(name)
+        if found:
+            experts.setdefault(found[1], {}).setdefault(found[2], []).append(value)
+        else:
+            stacked[name] = value
+    for layer, weights in experts.items():
+        gate, up, down = (torch.stack(weights[f"{each}_proj"]) for each in ("gate", "up", "down"))
+        stacked |= {f"{layer}.gate_up_proj": torch.cat([gate, up], 1), f"{layer}.down_proj": down}
+    return stacked
 
 
 def _weight(data: Tensor, beside: Mapping[str, Tensor | None]) -> Tensor:
@@ -81,6 +106,9 @@ def _weight(data: Tensor, beside: Mapping[str, Tensor | None]) -> Tensor:
             inverse = beside["weight_global_scale"]
             assert inverse is not None
             factor = inverse.reciprocal().view(())
+        if data.ndim == 3:  # of all experts
+            each = zip(data, scale, factor, strict=True)
+            return torch.stack([Nvfp4Tensor(*parts).dequantize() for parts in each])
         return Nvfp4Tensor(data, scale, factor).dequantize()
     if scale.ndim == 1 and scale.numel() > 1:
         scale = scale.unsqueeze(1)

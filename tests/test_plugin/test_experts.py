@@ -231,7 +231,9 @@ class Layer(nn.Module):
         self.ckpt_down_proj_name = "down_proj"
         self.activation = MoEActivation.SILU
         self.swiglu_limit = self.swiglu_alpha = self.swiglu_beta = None
-        self.apply_router_weight_on_input = False
+        self.apply_router_weight_on_input = self.use_grouped_topk = False
+        self.scoring_func = "softmax"
+        self.custom_routing_function = self.e_score_correction_bias = None
         first, local = rank * E // ep if ep > 1 else 0, E // ep
         self.expert_map = None
         if ep > 1:
@@ -453,6 +455,27 @@ def test_tensors_that_do_not_fit(name: str, by: Any, message: str, build: Build)
 def test_layers_that_are_not_served(config: dict[str, Any], message: str, build: Build) -> None:
     with pytest.raises(UnsupportedCheckpoint, match=f"{PREFIX}: {message}"):
         build(Layer(**config))
+
+
+@pytest.mark.parametrize(
+    ("router", "refused"),
+    [
+        ({"scoring_func": "sigmoid"}, "sigmoid and without"),
+        ({"e_score_correction_bias": torch.zeros(E)}, "softmax with a bias and without"),
+        ({"scoring_func": "sigmoid", "use_grouped_topk": True}, ""),
+        ({"scoring_func": "sigmoid", "custom_routing_function": len}, ""),
+        ({"scoring_func": "sqrtsoftplus", "e_score_correction_bias": torch.zeros(E)}, ""),
+    ],
+)
+def test_routers_of_a_cpu(router: dict[str, Any], refused: str, build: Build) -> None:
+    layer = Layer()
+    for name, value in router.items():
+        setattr(layer, name, value)
+    if not refused:
+        build(layer)
+        return
+    with pytest.raises(UnsupportedCheckpoint, match=f"its router scores experts by {refused}"):
+        build(layer)
 
 
 def test_a_dummy_load_is_served(build: Build, vllm_config: Any) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from nvfp4_kernels.devices import standing_in
 from tests import moe_checkpoints
+from tests.catalogue.checkpoint import write
+from tests.catalogue.facts import named
 from tests.moe_checkpoints import change
 from tests.test_plugin.test_layer_kinds import (
     CHANNEL,
@@ -195,6 +197,8 @@ def test_a_missing_projection_is_named(
 ) -> None:
     if server == "vllm":
         request.getfixturevalue("as_on_a_gpu")
+    elif model == "minimax":
+        pytest.skip("vLLM's router on CPU does not route it")
     checkpoint = written(model, Kind.NVFP4_A16)
     assert "complete" in verified(checkpoint)[0]
     change(checkpoint, without(missing))
@@ -210,6 +214,23 @@ def test_a_missing_scale_is_named(written: Written) -> None:
     change(checkpoint, without(name))
     with pytest.raises(ValueError, match=rf"{name}: is missing beside"):
         verified(checkpoint)
+
+
+def test_a_router_that_a_cpu_lacks_is_named(written: Written) -> None:
+    message = "router scores experts by sigmoid with a bias and without groups, .* on a GPU"
+    with pytest.raises(UnsupportedCheckpoint, match=rf"layers\.0\.mlp\.experts: its {message}"):
+        verified(written("minimax"))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_packed_experts(tmp_path: Path) -> None:
+    """Step 3.7 has one tensor of all experts' gates, which vLLM's model takes apart."""
+    path = write(named("Step 3.7 Flash (experts, vision)"), tmp_path)
+    assert "complete" in verified(path, trust_remote_code=True)[0]
+    change(path, without("model.layers.1.moe.up_proj."))
+    name = r"language_model\.model\.layers\.1\.moe\.experts\.0\.up_proj\.weight"
+    with pytest.raises(UnsupportedCheckpoint, match=rf"holds no {name}, .* and 12 more"):
+        verified(path, trust_remote_code=True)
 
 
 def test_a_dense_model_was_there_before(written: Written, base_config: Any) -> None:

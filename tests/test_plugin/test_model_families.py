@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ def auto_class(family: Family) -> Any:
 
 def settings(family: Family) -> dict[str, Any]:
     """Arguments of an engine that is given text alone."""
+    if family.surround:
+        return NO_IMAGES | {"trust_remote_code": True}
     return NO_IMAGES if family.multimodal else {}
 
 
@@ -237,6 +240,11 @@ CASES = {
             "attn ×1: nvfp4_paged_attention_fp8_kv",
         ),
     ),
+    "Nemotron Nano 2 VL": Case(
+        BY_NAME["Nemotron Nano 2 VL (Mamba-2 hybrid, vision)"],
+        SAME_W4A4,
+        (f"in_proj ×1: {W4A4}", f"up_proj ×2: {W4A4}", f"qkv_proj ×1: {W4A4}"),
+    ),
     "Gemma 4, W4A16": Case(
         weight_only(BY_NAME["Gemma 4 (dense, vision), compressed-tensors"]),
         SAME,
@@ -297,6 +305,28 @@ def test_log_probabilities(case: Case, served: Callable[..., Served]) -> None:
         assert max(mutants.values()) > case.bound
     else:
         assert min(mutants.values()) > case.bound
+
+
+def test_packed_experts(served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step 3.7, whose experts are one tensor on disk.
+
+    On CPU vLLM routes by sigmoid scores in groups alone: one group is what the model means.
+    """
+    from vllm.model_executor.models import step3p5
+
+    in_a_group = partial(
+        step3p5.FusedMoEFactory, use_grouped_topk=True, num_expert_group=1, topk_group=1
+    )
+    monkeypatch.setattr(step3p5, "FusedMoEFactory", in_a_group)
+    of = served(weight_only(BY_NAME["Step 3.7 Flash (experts, vision)"]))
+    assert "experts ×1: nvfp4_experts/reference (cpu), W4A16" in of.report
+    assert of.distance() < SAME  # .005 was seen
+    experts = next(m for n, m in of.model.named_modules() if n.endswith(".experts"))
+    for name in ("gate_up_proj", "down_proj"):
+        weights = getattr(experts, name).data
+        weights.copy_(weights.roll(1, 0))
+        assert of.distance() > SAME
+        weights.copy_(weights.roll(-1, 0))
 
 
 # --- 16-bit checkpoints, quantised at load ------------------------------------------------------

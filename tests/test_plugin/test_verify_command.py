@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.catalogue import checkpoint, facts
+from tests.engine import report_command as report
 from tests.engine import verify_command as verify
 
 pytestmark = pytest.mark.slow
@@ -79,3 +81,19 @@ def test_what_is_no_checkpoint(content: dict[str, str] | None, tmp_path: Path) -
     assert done.exit_code == 1
     expected = "is no directory" if content is None else "holds no safetensors files"
     assert done.stderr.startswith(f"{model}: {expected}")
+
+
+def test_code_of_a_checkpoint_and_what_its_model_skips(tmp_path: Path) -> None:
+    """A tower of RADIO's kind has layer scales, which no checkpoint of it has."""
+    family = facts.named("Nemotron Nano 2 VL (Mamba-2 hybrid, vision)")
+    path = checkpoint.write(family, tmp_path)
+    refused = verify(path)
+    assert refused.exit_code == 1
+    assert "trust_remote_code=True" in refused.stderr
+    done = verify(path, "--trust-remote-code")
+    assert done.exit_code == 0, done.stderr
+    planned = report(path, "--trust-remote-code")
+    assert planned.exit_code == 0, planned.stderr
+    bias = "vision_model.radio_model.model.blocks.3.attn.qkv.bias"
+    lacking = verify(changed(path, tmp_path, bias, None), "--trust-remote-code")
+    assert "holds no vision_model.model.encoder.layers.3.attn.qkv.bias" in lacking.stderr

@@ -63,6 +63,16 @@ class Nvfp4ExpertsMethod(FusedMoEMethodBase):
                 f"{name}: its activation is {activation}, must be {', '.join(ACTIVATIONS)} on CPU; "
                 "serve the model on a GPU"
             )
+        grouped = layer.use_grouped_topk or layer.custom_routing_function is not None
+        biased = layer.e_score_correction_bias is not None
+        plain = layer.scoring_func == "softmax" and not biased
+        if not (grouped or plain or layer.scoring_func == "sqrtsoftplus"):
+            raise UnsupportedCheckpoint(
+                f"{name}: its router scores experts by {layer.scoring_func}"
+                f"{' with a bias' if biased else ''} and without groups, which vLLM's router on "
+                "CPU does not, must be softmax without a bias, or in groups; serve the model on a "
+                "GPU"
+            )
         if config.has_bias:
             raise UnsupportedCheckpoint(
                 f"{name}: its experts have biases, which must not be on CPU; serve it on a GPU"

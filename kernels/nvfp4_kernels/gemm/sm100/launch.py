@@ -17,7 +17,7 @@ from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, OutDtype, Tile
 from nvfp4_kernels.terms import TermLayout
 
-# Tensor maps have strides of 16 bytes: 32 elements of K.
+# Tensor maps have strides of 16 bytes: 32 elements of K. A weight may be padded to them already.
 _K_STEP = 32
 
 
@@ -151,9 +151,9 @@ def product(
     else:
         tile = replace(tile, terms=TermLayout.of(terms, m))
         kernel = BlockScaledGemm(tile, with_store(output, tile, n))
-    padded = -k % _K_STEP // 2
+    row = (k + -k % _K_STEP) // 2
     x, w1, w2 = (
-        torch.nn.functional.pad(t, (0, padded)) if padded else t
+        t if t.shape[-1] == row else torch.nn.functional.pad(t, (0, row - t.shape[-1]))
         for t in (data, weights[0][0], weights[-1][0])
     )
     arguments = GemmArguments(
@@ -171,7 +171,7 @@ def product(
         bias=bias,
         m=m,
         n=n,
-        k=k + 2 * padded,
+        k=2 * row,
         batch=batch,
         weight_batch=math.prod(weights[0][0].shape[:-2]),
         clusters=max_clusters(data.device, kernel.tile.cluster),
