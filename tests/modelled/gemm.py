@@ -111,13 +111,14 @@ class Modeller:
         """Zeros: the time does not depend on values."""
         import torch
 
-        from nvfp4_kernels.nvfp4 import blocked_shape
+        from nvfp4_kernels.terms import data_shape, scales_shape
 
-        def operand(rows: int) -> list[torch.Tensor]:
-            scales = torch.zeros(blocked_shape(rows, problem.k // 16), dtype=torch.uint8)
-            return [torch.zeros(rows, problem.k // 2, dtype=torch.uint8), scales]
+        def operand(rows: int, terms: int = 1) -> list[torch.Tensor]:
+            data = torch.zeros(data_shape((), rows, problem.k, terms), dtype=torch.uint8)
+            scales = torch.zeros(scales_shape((), rows, problem.k, terms), dtype=torch.uint8)
+            return [data, scales]
 
-        x, w1 = operand(m), operand(n)
+        x, w1 = operand(m, problem.terms), operand(n)
         w2 = operand(n) if problem.weights == 2 else w1
         out = torch.zeros(m, n, dtype=torch.bfloat16)
         alpha = torch.ones(2)
@@ -129,20 +130,21 @@ class Modeller:
 
 def operand_bytes(problem: "Problem") -> float:
     """Bytes of the operands, each read once."""
-    rows = problem.weights * problem.n + problem.m
+    rows = problem.weights * problem.n + problem.terms * problem.m
     return problem.batch * rows * problem.k * BYTES
 
 
-def report(modeller: Modeller, name: str, shape: tuple[int, ...], every: bool) -> None:
+def report(
+    modeller: Modeller, name: str, shape: tuple[int, ...], every: bool, terms: int
+) -> None:
     """Prints a line for the tile that is chosen, or for every tile that fits."""
     from nvfp4_kernels.gemm.sm100.choose import Problem, candidates, choose_config, estimate
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 
-    problem, output = Problem(*shape), EpilogueConfig("bfloat16")
+    problem, output = Problem(*shape, terms=terms), EpilogueConfig("bfloat16")
     results = problem.batch * problem.m * problem.n
-    least = speed_of_light(
-        2.0 * results * problem.k * problem.weights, operand_bytes(problem), 2.0 * results
-    )
+    flops = 2.0 * results * problem.k * problem.weights * problem.terms
+    least = speed_of_light(flops, operand_bytes(problem), 2.0 * results)
     tiles = candidates(problem, output) if every else [choose_config(problem, output)]
     timed = [(modeller.time(problem, tile, out), tile, out) for tile, out in tiles]
     for timing, tile, out in sorted(timed, key=lambda row: row[0].cycles):
@@ -160,13 +162,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", help="M,N,K[,batch[,weights]]")
     parser.add_argument("--all", action="store_true", help="every tile that fits")
+    parser.add_argument("--terms", type=int, default=1, help="of the activations")
     given = parser.parse_args()
     shapes: dict[str, tuple[int, ...]] = dict(SHAPES)
     if given.shape:
         shapes = {given.shape: tuple(int(x) for x in given.shape.split(","))}
     modeller = Modeller()
     for name, shape in shapes.items():
-        report(modeller, name, shape, given.all)
+        report(modeller, name, shape, given.all, given.terms)
 
 
 if __name__ == "__main__":

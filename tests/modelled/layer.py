@@ -87,10 +87,10 @@ def hopper(tracer: Tracer, model_name: str, shape: "Shape", tokens: int, keys: i
     return ", ".join([*said, compared("layer", whole, LAYERS_US[model_name].get(tokens))])
 
 
-def blackwell(tracer: Tracer, shape: "Shape", tokens: int) -> str:
+def blackwell(tracer: Tracer, shape: "Shape", tokens: int, terms: int) -> str:
     """Products of a layer on a B200: one by one, and in a chain."""
     p = B200_TIMING
-    layer = ProductsSm100(tracer, shape, tokens)
+    layer = ProductsSm100(tracer, shape, tokens, terms)
     names = ("x", "qkv", "y", "z", "x")
     products = [
         layer.product(name, read, written)
@@ -107,7 +107,7 @@ def blackwell(tracer: Tracer, shape: "Shape", tokens: int) -> str:
         for each in products
     ]
     weights = sum(n * k * count for n, k, count in map(shape.product, PRODUCTS))
-    flops = 2.0 * tokens * weights
+    flops = 2.0 * tokens * terms * weights
     least = max(weights * 0.5625 / (p.hbm_bandwidth * 1e6), flops / 9.0e9)
     together = layer_time(products, p)
     return (
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--tokens", type=int, nargs="+")
     parser.add_argument("--keys", type=int, default=192, help="of each sequence, on sm_90")
+    parser.add_argument("--terms", type=int, default=1, help="of the activations, on sm_100")
     given = parser.parse_args()
     tracer = Tracer(given.arch)
     from examples.kernel_bench.layer import shape_of
@@ -133,7 +134,7 @@ def main() -> None:
         if given.arch == "sm_90":
             said = hopper(tracer, given.model, shape, tokens, given.keys)
         else:
-            said = blackwell(tracer, shape, tokens)
+            said = blackwell(tracer, shape, tokens, given.terms)
         print(f"{tokens} tokens, µs: {said} [{time.monotonic() - start:.0f} s]", flush=True)
 
 

@@ -19,12 +19,14 @@ class ProductsSm100:
         tracer: for ``"sm_100"``.
         shape: sizes of the model's layers.
         tokens: of the batch.
+        terms: that each token is the sum of.
     """
 
-    def __init__(self, tracer: Tracer, shape: "Shape", tokens: int) -> None:
+    def __init__(self, tracer: Tracer, shape: "Shape", tokens: int, terms: int = 1) -> None:
         self._tracer = tracer
         self._shape = shape
         self._tokens = tokens
+        self._terms = terms
 
     def product(self, name: str, read: str, written: str) -> Traced:
         """A linear layer, or gate and up projection with SiLU-mul, on the tile that is chosen.
@@ -41,11 +43,11 @@ class ProductsSm100:
         from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
         from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
-        from nvfp4_kernels.nvfp4 import blocked_shape
         from nvfp4_kernels.sm100.limits import SMS
+        from nvfp4_kernels.terms import data_shape, scales_shape
 
         n, k, weights = self._shape.product(name)
-        problem = Problem(self._tokens, n, k, weights=weights)
+        problem = Problem(self._tokens, n, k, weights=weights, terms=self._terms)
         tile, output = choose_config(problem, EpilogueConfig("bfloat16"))
         down = tile.rows * max(1, tile.cluster_m // tile.ctas)
         across = tile.columns * tile.cluster_n
@@ -57,11 +59,11 @@ class ProductsSm100:
         if not tile.swap_ab:
             m, part = min(self._tokens, down), turns * across
 
-        def packed(height: int) -> list[torch.Tensor]:
-            scales = torch.zeros(blocked_shape(height, k // 16), dtype=torch.uint8)
-            return [torch.zeros(height, k // 2, dtype=torch.uint8), scales]
+        def packed(height: int, terms: int = 1) -> list[torch.Tensor]:
+            data = torch.zeros(data_shape((), height, k, terms), dtype=torch.uint8)
+            return [data, torch.zeros(scales_shape((), height, k, terms), dtype=torch.uint8)]
 
-        x, matrices = packed(m), [packed(part) for _ in range(weights)]
+        x, matrices = packed(m, self._terms), [packed(part) for _ in range(weights)]
         arguments = GemmArguments(
             x=x[0],
             sfx=x[1],
@@ -87,7 +89,7 @@ class ProductsSm100:
         traced, registers = self._tracer.run(
             lambda: launch(BlockScaledGemm(tile, output), arguments)
         )
-        tokens = float(self._tokens * k)
+        tokens = float(self._terms * self._tokens * k)
         operands = [
             operand(read, x[0], tokens / 2),
             operand(f"{read} scales", x[1], tokens / 16),
@@ -96,8 +98,6 @@ class ProductsSm100:
             label = f"{name} {number}"
             operands.append(operand(label, data, n * k / 2))
             operands.append(operand(f"{label} scales", scales, n * k / 16))
-        writes = {
-            written: float(self._tokens * n) / 2,
-            f"{written} scales": float(self._tokens * n) / 16,
-        }
+        results = float(self._terms * self._tokens * n)
+        writes = {written: results / 2, f"{written} scales": results / 16}
         return Traced(traced, clusters, tuple(operands), writes, registers)
