@@ -33,11 +33,11 @@ class Startup:
         self.max_tokens = 0
         self.waiting: set[str] = set()
         self._names: dict[str, None] = {}
-        self._patterns: tuple[str, ...] = ()
+        self._patterns: list[tuple[str, str]] = []  # and the options they were given as
 
-    def watch(self, patterns: Iterable[str]) -> None:
-        """Note the user's ``ignore`` patterns, of which each should cover a layer."""
-        self._patterns = tuple(patterns)
+    def watch(self, option: str, patterns: Iterable[str]) -> None:
+        """Note patterns that the user gave as an option, of which each should cover a layer."""
+        self._patterns += [(option, pattern) for pattern in patterns]
 
     def built(self, prefix: str, shard_names: Iterable[str]) -> None:
         """Note a layer of any kind, and the names its shards have in the checkpoint."""
@@ -57,10 +57,11 @@ class Startup:
             self.max_tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens
 
     def idle_patterns(self) -> list[str]:
-        """Patterns of the user's ``ignore`` that cover no layer built so far."""
+        """Warnings about patterns of the user that cover no layer built so far."""
         return [
-            pattern
-            for pattern in self._patterns
+            f"{KEY}.{option}: {pattern!r} covers no layer of this process; name modules as the "
+            "report does, or their shards (q_proj)"
+            for option, pattern in self._patterns
             if all(ignore.matches(name, [pattern]) is None for name in self._names)
         ]
 
@@ -76,13 +77,5 @@ class Startup:
         if rank == 0:
             for line in filter(None, lines):
                 logger.info("%s: %s", METHOD, line)
-            for pattern in self.idle_patterns():
-                logger.warning("%s", idle(pattern))
-
-
-def idle(pattern: str) -> str:
-    """Warning about a pattern that covers no layer."""
-    return (
-        f"{KEY}.ignore: {pattern!r} covers no layer of this process; name modules as the report "
-        "does, or their shards (q_proj)"
-    )
+            for warning in self.idle_patterns():
+                logger.warning("%s", warning)
