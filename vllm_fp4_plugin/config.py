@@ -40,7 +40,7 @@ from vllm_fp4_plugin.layer_kinds import LayerKinds
 from vllm_fp4_plugin.linear import Nvfp4LinearMethod
 from vllm_fp4_plugin.online import Nvfp4OnlineLinearMethod
 from vllm_fp4_plugin.options import METHOD, Options
-from vllm_fp4_plugin.startup import Startup
+from vllm_fp4_plugin.startup import NVFP4_LINEAR, Startup
 
 
 class Nvfp4TcConfig(QuantizationConfig):
@@ -76,7 +76,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             if self._checkpoint is not None:
                 options.refuse_online_only()
             self.startup.watch("ignore", options.ignore)
-            self.startup.watch(OPTION, options.terms_patterns)
+            self.startup.watch(OPTION, options.terms_patterns, NVFP4_LINEAR)
             self._attention_config = config.attention_config
             self._attention_reason = defaults.choose(config, options, self.startup.report)
         return self._options
@@ -193,7 +193,8 @@ class Nvfp4TcConfig(QuantizationConfig):
         return Nvfp4OnlineLinearMethod(self.startup, options, prefix, terms)
 
     def _terms(self, prefix: str, packed: Mapping[str, list[str]]) -> GivenTerms | None:
-        """Number of terms that the user gave a layer's activations."""
+        """Number of terms that the user gave the activations of a layer that can take them."""
+        self.startup.built(prefix, shard_names(prefix, packed), NVFP4_LINEAR)
         return given_terms(self.options.activation_terms, prefix, packed)
 
     def _checkpoint_method(

@@ -86,6 +86,20 @@ def test_shards_share_their_input(terms: dict[str, int], each: str) -> None:
         given_terms(parsed, "m.qkv_proj", PACKED)
 
 
+def test_patterns_that_cover_no_nvfp4_layer_are_told(vllm_config: Any) -> None:
+    """Experts and layers in 16 bits have no terms."""
+    option(vllm_config, {"down_proj": 2, "q_proj": 3, "*.experts": 2, "fc": 2})
+    config = Nvfp4TcConfig(checkpoint(ignore=("m.fc",)))
+    config.packed_modules_mapping = {"qkv_proj": ["q_proj"]}
+    for kind in ("row", "qkv", "column"):
+        LAYERS[kind][0](config)
+    config.get_quant_method(torch.nn.Identity(), "m.experts")
+    assert [warning.partition(";")[0] for warning in config.startup.idle_patterns()] == [
+        f"nvfp4_tc.activation_terms: {pattern!r} covers no NVFP4 linear layer of this process"
+        for pattern in ("*.experts", "fc")
+    ]
+
+
 # --- the plan ---------------------------------------------------------------------------------
 
 NO_W4A16 = "sm_100 has no W4A16 kernel"

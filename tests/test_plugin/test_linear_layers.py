@@ -415,18 +415,13 @@ def test_misaligned_k_is_refused() -> None:
 
 def test_patterns_that_cover_nothing_are_told(vllm_config: Any) -> None:
     patterns = ["fc", "q_proj", "re:.*k_proj", "lm_head", "nothing", "m.f"]
-    terms = {"q": 2, "m.fc": 2}
-    vllm_config.additional_config = {"nvfp4_tc": {"ignore": patterns, "activation_terms": terms}}
+    vllm_config.additional_config = {"nvfp4_tc": {"ignore": patterns}}
     quant = Nvfp4TcConfig()
     quant.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj"]}
     for prefix in ("m.fc", "m.qkv_proj", "lm_head"):
         quant.get_quant_method(torch.nn.Identity(), prefix)
     told = [warning.partition(" covers no layer")[0] for warning in quant.startup.idle_patterns()]
-    assert told == [
-        "nvfp4_tc.ignore: 'nothing'",
-        "nvfp4_tc.ignore: 'm.f'",
-        "nvfp4_tc.activation_terms: 'q'",
-    ]
+    assert told == ["nvfp4_tc.ignore: 'nothing'", "nvfp4_tc.ignore: 'm.f'"]
 
 
 @pytest.mark.usefixtures("vllm_config")
