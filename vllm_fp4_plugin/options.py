@@ -49,12 +49,12 @@ class Options:
         experts: what serves a checkpoint's quantised experts: vLLM's own methods (on CPU, which it
             has none for, a reference), or nothing: such a checkpoint is refused.
         activation_terms: how many NVFP4 values, 1 to 4, add up to each activation of a linear
-            layer (see ``nvfp4_kernels.terms``): a number, or numbers by patterns as in ``ignore``,
-            of which the first that matches wins. None, or no match: one where activations are
-            NVFP4; where they are in 16 bits, these, or three on a device without a kernel for them.
-            A number makes those of such layers NVFP4 too, with a scale per token. A calibrated
-            scale serves all terms. Each term is exact to 9 % of what the ones before it left, and
-            adds the product's arithmetic once more, not its weights' bytes.
+            layer or head (see ``nvfp4_kernels.terms``): a number, or numbers by patterns as in
+            ``ignore``, of which the first that matches wins. None, or no match: one where
+            activations are NVFP4; those in 16 bits stay so, or become three on a device without a
+            kernel for them (Blackwell). Given, they become NVFP4 with a scale per token, unless the
+            device has no kernel for that (Hopper); the report says which. A calibrated scale serves
+            all terms. Each term costs the product's arithmetic once more and no bytes of weights.
     """
 
     fuse_mlp: bool = True

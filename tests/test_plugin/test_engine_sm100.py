@@ -63,5 +63,8 @@ def test_weight_only_says_what_the_dequantised_model_says(weight_only: Path) -> 
     print(f"log-probabilities differ by {apart} in the mean")
     assert apart < SAME_W4A16
     made, launched = kernels.warmup["linear layers'"], kernels.launched
+    layouts = [(type(k).__name__, k.tile if hasattr(k, "output") else k) for k in launched]
+    counts = {(name, holder.terms.count) for name, holder in layouts}
+    assert counts == {("BlockScaledGemm", 3), ("QuantizeSm100", 3)}
     assert len(launched) > 4
     assert launched <= made
