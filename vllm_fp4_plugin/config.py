@@ -1,5 +1,6 @@
 """vLLM's interface to the method: which checkpoint this is, and which method each layer gets."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from vllm_fp4_plugin import (
     formats,
     head,
 )
+from vllm_fp4_plugin.activation_terms import OPTION, GivenTerms, given_terms
 from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.embedding import Nvfp4EmbeddingMethod
@@ -38,7 +40,7 @@ from vllm_fp4_plugin.layer_kinds import LayerKinds
 from vllm_fp4_plugin.linear import Nvfp4LinearMethod
 from vllm_fp4_plugin.online import Nvfp4OnlineLinearMethod
 from vllm_fp4_plugin.options import METHOD, Options
-from vllm_fp4_plugin.startup import Startup
+from vllm_fp4_plugin.startup import NVFP4_LINEAR, Startup
 
 
 class Nvfp4TcConfig(QuantizationConfig):
@@ -73,8 +75,8 @@ class Nvfp4TcConfig(QuantizationConfig):
             options = self._options = Options.of(config)
             if self._checkpoint is not None:
                 options.refuse_online_only()
-            else:
-                self.startup.watch(options.ignore)
+            self.startup.watch("ignore", options.ignore)
+            self.startup.watch(OPTION, options.terms_patterns, NVFP4_LINEAR)
             self._attention_config = config.attention_config
             self._attention_reason = defaults.choose(config, options, self.startup.report)
         return self._options
@@ -187,7 +189,13 @@ class Nvfp4TcConfig(QuantizationConfig):
             self.startup.unquantized(layer, prefix, f"ignored by {pattern!r}")
             return UnquantizedLinearMethod()
         self.startup.waiting.add(prefix)
-        return Nvfp4OnlineLinearMethod(self.startup, options, prefix)
+        terms = self._terms(prefix, self.packed_modules_mapping)
+        return Nvfp4OnlineLinearMethod(self.startup, options, prefix, terms)
+
+    def _terms(self, prefix: str, packed: Mapping[str, list[str]]) -> GivenTerms | None:
+        """Number of terms that the user gave the activations of a layer that can take them."""
+        self.startup.built(prefix, shard_names(prefix, packed), NVFP4_LINEAR)
+        return given_terms(self.options.activation_terms, prefix, packed)
 
     def _checkpoint_method(
         self, layer: Any, prefix: str, options: Options, checkpoint: CheckpointConfig
@@ -213,8 +221,9 @@ class Nvfp4TcConfig(QuantizationConfig):
         startup.waiting.add(prefix)
         weight_only = group.kind is Kind.NVFP4_A16
         return Nvfp4LinearMethod(
-            startup, options, prefix, checkpoint, weight_only=weight_only, reason=reason
-        )
+            startup, options, prefix, checkpoint, weight_only=weight_only, reason=reason,
+            terms=self._terms(prefix, packed),
+        )  # fmt: skip
 
     def _head_method(self, layer: ParallelLMHead, prefix: str) -> QuantizeMethodBase | None:
         """Method of an ``lm_head``; None: it is in 16 bits, or the embedding."""
@@ -234,8 +243,9 @@ class Nvfp4TcConfig(QuantizationConfig):
         self.startup.waiting.add(prefix)
         weight_only = group.kind is Kind.NVFP4_A16
         return Nvfp4HeadMethod(
-            self.startup, self.options, prefix, checkpoint, weight_only=weight_only, reason=""
-        )
+            self.startup, self.options, prefix, checkpoint, weight_only=weight_only, reason="",
+            terms=self._terms(prefix, {}),
+        )  # fmt: skip
 
     def _experts_method(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
         """Method of a layer of experts; None: they are in 16 bits."""

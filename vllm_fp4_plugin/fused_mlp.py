@@ -38,6 +38,7 @@ class GateUp:
         n: I, width of gate and up projection on this rank.
         kernel: target of its kernel, see ``linear_op.silu_mul_linear``.
         quantizer: target of its input's kernel, or None.
+        terms: how many NVFP4 values add up to each of its input's.
     """
 
     x: Tensor
@@ -45,13 +46,14 @@ class GateUp:
     n: int
     kernel: str
     quantizer: str | None
+    terms: int
 
     def silu_and_mul(self) -> Tensor:
         """Compute ``silu(gate) · up``: ``(..., I)`` of x's dtype."""
         layer = self.layer
         return silu_mul_linear(
             self.x, layer.weight, layer.weight_scale, layer.alpha, self.n, layer.input_scale,
-            self.kernel, self.quantizer,
+            self.kernel, self.quantizer, self.terms,
         )  # fmt: skip
 
     def __getattr__(self, name: str) -> NoReturn:

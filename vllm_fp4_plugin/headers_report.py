@@ -7,13 +7,15 @@ from pathlib import Path
 
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from vllm_fp4_plugin import checkpoint_files, checkpoint_values, formats
+from vllm_fp4_plugin.activation_terms import GivenTerms, given_terms
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
 from vllm_fp4_plugin.delegated import choice as delegated
 from vllm_fp4_plugin.experts import choice as experts
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.formats.fields import read_object
 from vllm_fp4_plugin.kind import Kind
-from vllm_fp4_plugin.plan import choose_kernels
+from vllm_fp4_plugin.options import Activation, Options
+from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
 from vllm_fp4_plugin.report import LayerRecord, Report
 from vllm_fp4_plugin.tensor_kinds import EXPERTS, find_kinds, layer_of
 
@@ -25,11 +27,12 @@ _CONFIG = "config.json"
 _ELEMENTS_PER_BYTE = 2  # of packed weights
 
 
-def headers_report(directory: Path) -> Report:
+def headers_report(directory: Path, options: Options) -> Report:
     """Report which kernel the layers of a local checkpoint would get, module by module.
 
     Args:
         directory: where the checkpoint is.
+        options: the user's, of which ``activation_terms`` matters, by the names on disk.
 
     Raises:
         UnsupportedCheckpoint: it is not quantised, or would be refused for what its headers say.
@@ -45,13 +48,14 @@ def headers_report(directory: Path) -> Report:
         elements, size = sizes[layer]
         says = found.config_says
         reason = f"{found.group.kind} in the checkpoint, whose config says {says}" if says else ""
-        report.add(_record(layer, found.group, reason, elements, size))
+        given = given_terms(options.activation_terms, layer, {})
+        report.add(_record(layer, found.group, reason, elements, size, given))
     for layer, stacked in _stacked_experts(headers, checkpoint).items():
         sizes_of = [sizes[module] for module in stacked]
         elements, size = (sum(column) for column in zip(*sizes_of, strict=True))
         group = checkpoint.format.group(Kind.NVFP4, static_input=True)
         assert group is not None
-        report.add(_record(f"{layer}.{EXPERTS}", group, "", elements, size))
+        report.add(_record(f"{layer}.{EXPERTS}", group, "", elements, size, None))
     return report
 
 
@@ -107,7 +111,9 @@ def _sizes(headers: Mapping[str, TensorHeader]) -> dict[str, tuple[int, int]]:
     return sizes
 
 
-def _record(layer: str, group: LayerGroup, reason: str, elements: int, size: int) -> LayerRecord:
+def _record(
+    layer: str, group: LayerGroup, reason: str, elements: int, size: int, given: GivenTerms | None
+) -> LayerRecord:
     kind = group.kind
     if kind is Kind.UNQUANTIZED:
         return LayerRecord.unquantized(layer, reason, elements, size)
@@ -118,7 +124,8 @@ def _record(layer: str, group: LayerGroup, reason: str, elements: int, size: int
         by_reference = delegated.serves_by_reference(group)
         kernel = delegated.reference_label(group) if by_reference else f"{kind.family} (vLLM)"
         return LayerRecord(layer, kernel, delegated.arithmetic(group), reason, elements, size)
-    choice = choose_kernels(GEMM_KERNELS, "16-bit" if kind is Kind.NVFP4_A16 else "static")
-    arithmetic = "W4A16" if choice.activation == "16-bit" else f"W4A4 {choice.activation}"
+    activation: Activation = "16-bit" if kind is Kind.NVFP4_A16 else "static"
+    choice = choose_kernels(GEMM_KERNELS, activation, given)
+    arithmetic = arithmetic_of(choice.activation, choice.terms)
     why = "; ".join(filter(None, (reason, choice.reason)))
     return LayerRecord(layer, choice.kernel.label, arithmetic, why, elements, size)

@@ -18,6 +18,7 @@ from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import completeness, fused_mlp, weights
+from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.linear_op import linear
 from vllm_fp4_plugin.options import Activation, Options
@@ -35,6 +36,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         options: the user's.
         prefix: the layer's name.
         activation: how its input is to be quantised.
+        terms: number of terms of its input that the user gave.
     """
 
     # vLLM makes one method per layer, so what is decided for the layer is kept here.
@@ -42,12 +44,18 @@ class Nvfp4LinearBase(LinearMethodBase):
     reason: str = ""  # for the layer's kind
 
     def __init__(
-        self, startup: Startup, options: Options, prefix: str, activation: Activation
+        self,
+        startup: Startup,
+        options: Options,
+        prefix: str,
+        activation: Activation,
+        terms: GivenTerms | None,
     ) -> None:
         self.startup = startup
         self.options = options
         self.prefix = prefix
         self.activation: Activation = activation
+        self.terms = terms
         self._owner: Module | None = None  # until the layer is settled
         self._settled = False
 
@@ -108,7 +116,9 @@ class Nvfp4LinearBase(LinearMethodBase):
         """
         gate_up = unfused is None
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
-        kernel, quantizer, activation, unquantised = choose_kernels(table, self.activation)
+        kernel, quantizer, activation, terms, why = choose_kernels(
+            table, self.activation, self.terms
+        )
         if activation == "static" and self.prefix.endswith(".kv_b_proj"):
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
@@ -119,11 +129,11 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"{self.prefix}: joins {len(sizes)} projections, must join at most {MAX_SHARDS} on "
                 f"{kernel.arch}; leave the layer unquantised"
             )
-        reason = "; ".join(filter(None, (self.reason, unquantised, unfused)))
-        plan = LinearPlan(kernel, quantizer, activation, sizes, k, gate_up, reason)
+        reason = "; ".join(filter(None, (self.reason, why, unfused)))
+        plan = LinearPlan(kernel, quantizer, activation, terms, sizes, k, gate_up, reason)
         self.startup.report.add(self._record(plan))
         self.startup.expect(self.prefix, product_of(layer, plan, dtype))
-        hash_kernels(get_current_vllm_config(), plan)
+        hash_kernels(get_current_vllm_config(), plan, self.options)
         return plan
 
     def _record(self, plan: LinearPlan) -> LayerRecord:
@@ -132,11 +142,10 @@ class Nvfp4LinearBase(LinearMethodBase):
             weights.weight_bytes(n, k, layout, padded=padded) for n in plan.weight_rows
         )
         global_bytes = 4 * len(plan.shard_sizes) + 4 * (plan.activation == "static")
-        arithmetic = "W4A16" if plan.activation == "16-bit" else f"W4A4 {plan.activation}"
         return LayerRecord(
             self.prefix,
             plan.kernel.label,
-            arithmetic,
+            plan.arithmetic,
             plan.reason,
             sum(plan.shard_sizes) * k,
             weight_bytes + global_bytes,
@@ -182,10 +191,10 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"bfloat16 or float16 (..., {plan.k}); convert it, or leave the layer unquantised"
             )
         if plan.gate_up:
-            return fused_mlp.GateUp(x, layer, plan.shard_sizes[0], *plan.targets)
+            return fused_mlp.GateUp(x, layer, plan.shard_sizes[0], *plan.targets, plan.terms)
         return linear(
             x, layer.weight, layer.weight_scale, layer.alpha, plan.shard_sizes, layer.input_scale,
-            bias, *plan.targets,
+            bias, *plan.targets, plan.terms,
         )  # fmt: skip
 
     def dequantize_weight(self, layer: Any) -> Tensor:
@@ -211,8 +220,9 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         options: as for the base.
         prefix: as for the base.
         checkpoint: content of the checkpoint's config.
-        weight_only: the layer's activations stay in 16 bits.
+        weight_only: the checkpoint leaves the layer's activations in 16 bits.
         reason: reason for its kind, for the report; may be empty.
+        terms: as for the base.
 
     Attributes:
         optional_parameters: names of those that the checkpoint may leave out.
@@ -229,8 +239,9 @@ class Nvfp4LinearMethod(Nvfp4LinearBase):
         *,
         weight_only: bool,
         reason: str,
+        terms: GivenTerms | None = None,
     ) -> None:
-        super().__init__(startup, options, prefix, "16-bit" if weight_only else "static")
+        super().__init__(startup, options, prefix, "16-bit" if weight_only else "static", terms)
         self.checkpoint = checkpoint
         self.reason = reason
 

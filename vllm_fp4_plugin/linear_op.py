@@ -34,15 +34,20 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _operand(
-    x: Tensor, input_scale: Tensor | None, quantizer: str | None
+    x: Tensor, input_scale: Tensor | None, quantizer: str | None, terms: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Data, block scales and row scales of the input, flattened to ``(tokens, K)``."""
     flat = _readable(x.reshape(-1, x.shape[-1]))
     if quantizer is None:
         return flat, None, None
     if input_scale is None:
-        return _function(quantizer)(flat)
-    return (*_function(quantizer)(flat, input_scale), None)
+        return _function(quantizer)(flat, terms)
+    return (*_function(quantizer)(flat, input_scale, terms), None)
+
+
+def _of_terms(quantizer: str | None, terms: int) -> tuple[int, ...]:
+    """Last argument of a product's kernel; those of 16-bit activations know of no terms."""
+    return () if quantizer is None else (terms,)
 
 
 def _linear(
@@ -55,6 +60,7 @@ def _linear(
     bias: Tensor | None,
     kernel: str,
     quantizer: str | None,
+    terms: int,
 ) -> Tensor:
     """Compute ``x · weightᵀ + bias`` in NVFP4.
 
@@ -69,14 +75,16 @@ def _linear(
         kernel: target of a kernel of ``gemm``, see ``nvfp4_kernels.dispatch.Kernel``.
         quantizer: target of a kernel of ``quantize``, or of ``quantize_per_token`` where there is
             no ``input_scale``; None: activations stay in 16 bits.
+        terms: how many NVFP4 values add up to each of x.
 
     Returns:
         ``(..., N)`` of x's dtype.
     """
-    a, a_scales, row_scale = _operand(x, input_scale, quantizer)
+    a, a_scales, row_scale = _operand(x, input_scale, quantizer, terms)
     out = _function(kernel)(
-        a, a_scales, weight, weight_scale, alpha, shard_sizes, row_scale, bias, x.dtype
-    )
+        a, a_scales, weight, weight_scale, alpha, shard_sizes, row_scale, bias, x.dtype,
+        *_of_terms(quantizer, terms),
+    )  # fmt: skip
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
@@ -89,6 +97,7 @@ def _silu_mul_linear(
     input_scale: Tensor | None,
     kernel: str,
     quantizer: str | None,
+    terms: int,
 ) -> Tensor:
     """Compute ``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4.
 
@@ -103,14 +112,15 @@ def _silu_mul_linear(
         input_scale: as for ``linear``.
         kernel: target of a kernel of ``silu_mul_gemm``.
         quantizer: as for ``linear``.
+        terms: as for ``linear``.
 
     Returns:
         ``(..., N)`` of x's dtype.
     """
-    a, a_scales, row_scale = _operand(x, input_scale, quantizer)
+    a, a_scales, row_scale = _operand(x, input_scale, quantizer, terms)
     out, _ = _function(kernel)(
         a, a_scales, weight[0], weight_scale[0], weight[1], weight_scale[1], alpha, row_scale, n,
-        None, x.dtype,
+        None, x.dtype, *_of_terms(quantizer, terms),
     )  # fmt: skip
     return out.view(*x.shape[:-1], out.shape[-1])
 
@@ -125,13 +135,13 @@ def _define(name: str, schema: str, function: Callable[..., Tensor]) -> Callable
 linear = _define(
     "linear",
     "Tensor x, Tensor weight, Tensor weight_scale, Tensor alpha, SymInt[] shard_sizes, "
-    "Tensor? input_scale, Tensor? bias, str kernel, str? quantizer",
+    "Tensor? input_scale, Tensor? bias, str kernel, str? quantizer, int terms",
     _linear,
 )
 silu_mul_linear = _define(
     "silu_mul_linear",
     "Tensor x, Tensor weight, Tensor weight_scale, Tensor alpha, SymInt n, Tensor? input_scale, "
-    "str kernel, str? quantizer",
+    "str kernel, str? quantizer, int terms",
     _silu_mul_linear,
 )
 

@@ -17,6 +17,7 @@ from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
 from nvfp4_kernels.scale_search import quantize_with_rule
 from vllm_fp4_plugin import completeness, weights
+from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear import Nvfp4LinearBase
 from vllm_fp4_plugin.options import Options
@@ -34,8 +35,10 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
 
     uses_meta_device = True
 
-    def __init__(self, startup: Startup, options: Options, prefix: str) -> None:
-        super().__init__(startup, options, prefix, options.activation)
+    def __init__(
+        self, startup: Startup, options: Options, prefix: str, terms: GivenTerms | None = None
+    ) -> None:
+        super().__init__(startup, options, prefix, options.activation, terms)
 
     def create_weights(
         self,

@@ -4,11 +4,12 @@ They live there because vLLM hashes that option into its compile cache; environm
 not invalidate what was compiled.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
+from nvfp4_kernels.terms import MAX_TERMS
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 
 METHOD = "nvfp4-tc"  # vLLM's name for ours
@@ -22,6 +23,8 @@ Activation = Literal["static", "per-token", "16-bit"]
 OnlineActivation = Literal["per-token", "16-bit"]
 IndexerFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
 ExpertsServer = Literal["vllm", "refuse"]
+# One number for all layers, or pairs of a pattern and a number, in the order they were given.
+ActivationTerms = int | tuple[tuple[str, int], ...] | None
 
 
 class InvalidOption(ValueError):
@@ -45,6 +48,13 @@ class Options:
             method; None: the model's. See ``vllm_fp4_plugin.indexer``.
         experts: what serves a checkpoint's quantised experts: vLLM's own methods (on CPU, which it
             has none for, a reference), or nothing: such a checkpoint is refused.
+        activation_terms: how many NVFP4 values, 1 to 4, add up to each activation of a linear
+            layer or head (see ``nvfp4_kernels.terms``): a number, or numbers by patterns as in
+            ``ignore``, of which the first that matches wins. None, or no match: one where
+            activations are NVFP4; those in 16 bits stay so, or become three on a device without a
+            kernel for them (Blackwell). Given, they become NVFP4 with a scale per token, unless the
+            device has no kernel for that (Hopper); the report says which. A calibrated scale serves
+            all terms. Each term costs the product's arithmetic once more and no bytes of weights.
     """
 
     fuse_mlp: bool = True
@@ -54,8 +64,15 @@ class Options:
     norm_rope_kernels: bool = True
     indexer_format: IndexerFormat | None = None
     experts: ExpertsServer = "vllm"
+    activation_terms: ActivationTerms = None
 
     ONLINE_ONLY = ("scales", "activation", "ignore")
+
+    @property
+    def terms_patterns(self) -> list[str]:
+        """Patterns of ``activation_terms``, in the order they were given."""
+        terms = self.activation_terms
+        return [pattern for pattern, _ in terms] if isinstance(terms, tuple) else []
 
     @classmethod
     def of(cls, vllm_config: Any) -> "Options":
@@ -91,6 +108,8 @@ class Options:
         values = dict(given)
         if "ignore" in values:
             values["ignore"] = tuple(values["ignore"])
+        if isinstance(values.get("activation_terms"), Mapping):
+            values["activation_terms"] = tuple(values["activation_terms"].items())
         return cls(**values)
 
     def refuse_online_only(self) -> None:
@@ -113,11 +132,10 @@ def _check(name: str, value: Any) -> None:
     if name == "ignore":
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise InvalidOption(f"{KEY}.ignore: is {value!r}, must be a list of layer names")
-        for pattern in value:
-            try:
-                check_pattern(f"{KEY}.ignore", pattern)
-            except InvalidPattern as error:
-                raise InvalidOption(str(error)) from error
+        _check_patterns(name, value)
+        return
+    if name == "activation_terms":
+        _check_terms(value)
         return
     if name in SWITCHES:
         accepted = (True, False)
@@ -132,3 +150,36 @@ def _check(name: str, value: Any) -> None:
     if value not in accepted or (name in SWITCHES and not isinstance(value, bool)):
         choices = ", ".join(str(a).lower() for a in accepted)
         raise InvalidOption(f"{KEY}.{name}: is {value!r}, must be one of {choices}")
+
+
+def _check_patterns(name: str, patterns: Iterable[str]) -> None:
+    for pattern in patterns:
+        try:
+            check_pattern(f"{KEY}.{name}", pattern)
+        except InvalidPattern as error:
+            raise InvalidOption(str(error)) from error
+
+
+def _check_terms(value: Any) -> None:
+    option, accepted = f"{KEY}.activation_terms", f"1 to {MAX_TERMS}"
+    remedy = "give 3, which lose less than bfloat16 does, or leave the option out"
+    if not isinstance(value, Mapping):
+        if not _is_count(value):
+            raise InvalidOption(
+                f"{option}: is {value!r}, must be {accepted}, or an object from patterns of layers "
+                f"to such numbers; {remedy}"
+            )
+        return
+    for pattern, count in value.items():
+        if not isinstance(pattern, str):
+            raise InvalidOption(
+                f"{option}: has the pattern {pattern!r}, must be a string; name a layer"
+            )
+        if not _is_count(count):
+            raise InvalidOption(f"{option}: {pattern!r} is {count!r}, must be {accepted}; {remedy}")
+    _check_patterns("activation_terms", value)
+
+
+def _is_count(value: Any) -> bool:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return is_number and 1 <= value <= MAX_TERMS

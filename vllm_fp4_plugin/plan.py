@@ -7,15 +7,18 @@ import torch
 from vllm.model_executor.layers.linear import RowParallelLinear
 
 from nvfp4_kernels.devices import device_arch, dtype_name
-from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode
+from nvfp4_kernels.dispatch import Kernel, KernelTable
 from nvfp4_kernels.precompile.model import Layer
 from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE_KERNELS
 from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
+from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.device import current_device
-from vllm_fp4_plugin.options import KEY, Activation
+from vllm_fp4_plugin.options import KEY, Activation, Options
 from vllm_fp4_plugin.warmup import Product
 
 KERNELS_KEY = f"{KEY}_kernels"  # of additional_config
+# Of NVFP4 activations in place of 16-bit ones: the fewest that lose less than bfloat16 does.
+EXACT_TERMS = 3
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class LinearPlan:
         kernel: kernel of the product.
         quantizer: kernel that quantises its input; None where activations stay in 16 bits.
         activation: how its input is quantised.
+        terms: how many NVFP4 values add up to each of its input's; 1 of one in 16 bits.
         shard_sizes: output widths of its shards on this rank.
         k: elements of its input on this rank.
         gate_up: gate and up projection run as one op with SiLU-and-mul.
@@ -35,6 +39,7 @@ class LinearPlan:
     kernel: Kernel
     quantizer: Kernel | None
     activation: Activation
+    terms: int
     shard_sizes: list[int]
     k: int
     gate_up: bool
@@ -44,6 +49,11 @@ class LinearPlan:
     def targets(self) -> tuple[str, str | None]:
         """Targets of the product's kernel and the input's, as the custom ops take them."""
         return self.kernel.target, None if self.quantizer is None else self.quantizer.target
+
+    @property
+    def arithmetic(self) -> str:
+        """Bits of weights and activations, and how the latter are scaled, for reports."""
+        return arithmetic_of(self.activation, self.terms)
 
     @property
     def pads_rows(self) -> bool:
@@ -62,44 +72,70 @@ class Choice(NamedTuple):
     kernel: Kernel
     quantizer: Kernel | None
     activation: Activation
+    terms: int
     reason: str
+
+
+def arithmetic_of(activation: Activation, terms: int) -> str:
+    """Bits of a product's operands, e.g. ``W4A16``, ``W4A4 static`` or ``W4A4×3 per-token``."""
+    if activation == "16-bit":
+        return "W4A16"
+    return f"W4A4{f'×{terms}' if terms > 1 else ''} {activation}"
 
 
 _QUANTIZERS = {"static": QUANTIZE_KERNELS, "per-token": PER_TOKEN_KERNELS}
 
 
-def choose_kernels(table: KernelTable, activation: Activation) -> Choice:
+def choose_kernels(table: KernelTable, activation: Activation, given: GivenTerms | None) -> Choice:
     """Choose the kernels of a layer for this process's device.
 
-    A device without a kernel for NVFP4 activations multiplies 16-bit ones, which loses nothing.
+    A device without a kernel for NVFP4 activations multiplies 16-bit ones, which loses nothing; one
+    without a kernel for 16-bit ones sums of NVFP4 terms, which lose less than rounding to 16 bits.
 
     Args:
         table: the product's kernels.
         activation: how activations are to be quantised.
+        given: number of terms that the user gave the layer.
 
     Raises:
         NoKernelError: the device has neither kernel.
     """
     device = current_device()
-    mode: Mode = "w4a16" if activation == "16-bit" else "w4a4"
-    kernel, wide = table.find(device, mode), table.find(device, "w4a16")
-    if kernel is None and wide is not None:
-        reason = f"{device_arch(device)} has no W4A4 kernel, activations stay 16-bit"
-        return Choice(wide, None, "16-bit", reason)
-    kernel = table.select(device, mode)
+    arch = device_arch(device)
+    narrow, wide = table.find(device, "w4a4"), table.find(device, "w4a16")
+    if narrow is None and wide is not None:
+        wanted = activation != "16-bit" or given is not None
+        reason = f"{arch} has no W4A4 kernel, activations stay 16-bit" if wanted else ""
+        return Choice(wide, None, "16-bit", 1, reason)
+    if activation == "16-bit" and (narrow is None or (wide is not None and given is None)):
+        return Choice(table.select(device, "w4a16"), None, activation, 1, "")
+    reasons = [] if given is None else [given.reason]
+    terms = 1 if given is None else given.count
     if activation == "16-bit":
-        return Choice(kernel, None, activation, "")
-    return Choice(kernel, _QUANTIZERS[activation].select(device, mode), activation, "")
+        activation = "per-token"
+        if given is None:
+            terms, reasons = EXACT_TERMS, [f"{EXACT_TERMS} terms lose less than bfloat16"]
+        if wide is None:
+            reasons.insert(0, f"{arch} has no W4A16 kernel")
+    kernel = table.select(device, "w4a4")
+    quantizer = _QUANTIZERS[activation].select(device, "w4a4")
+    return Choice(kernel, quantizer, activation, terms, "; ".join(reasons))
 
 
-def hash_kernels(vllm_config: Any, plan: LinearPlan) -> None:
+def hash_kernels(vllm_config: Any, plan: LinearPlan, options: Options) -> None:
     """Have vLLM's compile cache depend on the kernels, which compiled graphs hold by name.
 
-    vLLM hashes ``additional_config``, and nothing else that a plugin may write to.
+    And on the numbers of terms, which they hold too. vLLM hashes ``additional_config``, and nothing
+    else that a plugin may write to; of an object not the order, on which ``activation_terms``
+    depends.
     """
     given = vllm_config.additional_config
     if isinstance(given, dict):
         names = {*given.get(KERNELS_KEY, ()), *filter(None, plan.targets)}
+        if plan.terms > 1:
+            names.add(f"{plan.terms} terms")
+        if options.terms_patterns:
+            names.add(f"patterns of terms: {options.terms_patterns}")
         vllm_config.additional_config = given | {KERNELS_KEY: sorted(names)}
 
 
@@ -119,4 +155,5 @@ def product_of(layer: Any, plan: LinearPlan, dtype: torch.dtype) -> Product | No
         bias=added,
     )
     # Layers are built with bfloat16 or float16 alone, which is what a Dtype names.
-    return Product(plan.kernel.arch, sizes, dtype_name(dtype), plan.activation)  # type: ignore[arg-type]
+    name: Any = dtype_name(dtype)
+    return Product(plan.kernel.arch, sizes, name, plan.activation, plan.terms)

@@ -1,6 +1,7 @@
 """``python -m vllm_fp4_plugin report``: which kernel every layer of a model would get, and why."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
@@ -47,7 +48,7 @@ def report(
     with command_line.refusals(model):
         _check_arch(arch)
         if by_headers:
-            layers = stored_report(model, arch)
+            layers = stored_report(model, arch, given)
         else:
             layers = _built(
                 model,
@@ -76,21 +77,23 @@ def _built(model: str, **args: Any) -> Report:
 def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
     """Report of a model's linear and attention layers; see ``meta_model.built``."""
     with meta_model.built(model, arch=arch, **engine_args) as (_, config):
-        from vllm_fp4_plugin.startup import idle
-
         startup = config.quant_config.startup
     report: Report = startup.report
-    report.notes = [idle(pattern) for pattern in startup.idle_patterns()]
+    report.notes = startup.idle_patterns()
     return report
 
 
-def stored_report(model: str, arch: str = "") -> Report:
+def stored_report(
+    model: str, arch: str = "", additional_config: dict[str, Any] | None = None
+) -> Report:
     """Report of a local checkpoint by its headers; see ``headers_report``."""
     from vllm_fp4_plugin.device import planned_for
     from vllm_fp4_plugin.headers_report import headers_report
+    from vllm_fp4_plugin.options import Options
 
+    options = Options.of(SimpleNamespace(additional_config=additional_config))
     with planned_for(arch):
-        return headers_report(Path(model))
+        return headers_report(Path(model), options)
 
 
 def _check_arch(arch: str) -> None:

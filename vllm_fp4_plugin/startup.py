@@ -16,6 +16,8 @@ from vllm_fp4_plugin.warmup import Product
 # vLLM's handlers hang on its own logger, so that messages appear among its start-up lines.
 logger = init_logger("vllm.nvfp4_tc")
 
+LAYER, NVFP4_LINEAR = "layer", "NVFP4 linear layer"
+
 
 class Startup:
     """Account of one process's layers, from the first that is built to the last that is loaded.
@@ -32,16 +34,22 @@ class Startup:
         self.products: dict[str, Product] = {}
         self.max_tokens = 0
         self.waiting: set[str] = set()
-        self._names: dict[str, None] = {}
-        self._patterns: tuple[str, ...] = ()
+        self._names: dict[str, dict[str, None]] = {}  # of layers, by what they are
+        self._patterns: list[tuple[str, str, str]] = []
 
-    def watch(self, patterns: Iterable[str]) -> None:
-        """Note the user's ``ignore`` patterns, of which each should cover a layer."""
-        self._patterns = tuple(patterns)
+    def watch(self, option: str, patterns: Iterable[str], what: str = LAYER) -> None:
+        """Note patterns that the user gave as an option, of which each should cover a layer.
 
-    def built(self, prefix: str, shard_names: Iterable[str]) -> None:
-        """Note a layer of any kind, and the names its shards have in the checkpoint."""
-        self._names |= dict.fromkeys((prefix, *shard_names))
+        Args:
+            option: the option.
+            patterns: its patterns.
+            what: what it is for, as ``built`` is told.
+        """
+        self._patterns += [(option, pattern, what) for pattern in patterns]
+
+    def built(self, prefix: str, shard_names: Iterable[str], what: str = LAYER) -> None:
+        """Note a layer, and the names its shards have in the checkpoint."""
+        self._names.setdefault(what, {}).update(dict.fromkeys((prefix, *shard_names)))
 
     def unquantized(self, layer: Any, prefix: str, reason: str) -> None:
         """Record a linear layer that vLLM runs in 16 bits, and why."""
@@ -57,11 +65,12 @@ class Startup:
             self.max_tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens
 
     def idle_patterns(self) -> list[str]:
-        """Patterns of the user's ``ignore`` that cover no layer built so far."""
+        """Warnings about patterns of the user that cover no layer built so far."""
         return [
-            pattern
-            for pattern in self._patterns
-            if all(ignore.matches(name, [pattern]) is None for name in self._names)
+            f"{KEY}.{option}: {pattern!r} covers no {what} of this process; name modules as the "
+            "report does, or their shards (q_proj)"
+            for option, pattern, what in self._patterns
+            if all(ignore.matches(name, [pattern]) is None for name in self._names.get(what, ()))
         ]
 
     def loaded(self, prefix: str, device: torch.device) -> None:
@@ -76,13 +85,5 @@ class Startup:
         if rank == 0:
             for line in filter(None, lines):
                 logger.info("%s: %s", METHOD, line)
-            for pattern in self.idle_patterns():
-                logger.warning("%s", idle(pattern))
-
-
-def idle(pattern: str) -> str:
-    """Warning about a pattern that covers no layer."""
-    return (
-        f"{KEY}.ignore: {pattern!r} covers no layer of this process; name modules as the report "
-        "does, or their shards (q_proj)"
-    )
+            for warning in self.idle_patterns():
+                logger.warning("%s", warning)

@@ -39,12 +39,14 @@ class Product:
         layer: sizes of the layer.
         dtype: dtype of its input and result.
         activation: how the input is quantised.
+        terms: how many NVFP4 values add up to each of the input's.
     """
 
     family: str
     layer: Layer
     dtype: Dtype
     activation: Activation
+    terms: int = 1
 
     @property
     def model(self) -> Model:
@@ -58,9 +60,12 @@ def _weight_only(product: Product, max_tokens: int, sms: int) -> Specs:
 
 def _block_scaled(product: Product, max_tokens: int, sms: int) -> Specs:
     assert product.activation != "16-bit"  # there is no such kernel
-    activations = (product.activation,)
     return block_scaled_kernels(
-        product.model, max_tokens=max_tokens, activations=activations, sms=sms
+        product.model,
+        max_tokens=max_tokens,
+        activations=(product.activation,),
+        terms=product.terms,
+        sms=sms,
     )
 
 

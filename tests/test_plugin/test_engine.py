@@ -85,6 +85,37 @@ def test_weight_only_equals_the_dequantised_model(
     assert served.report[0] == f"qkv_proj ×2: {GEMM_W4A16}, W4A16"
 
 
+def in_terms(terms: int) -> dict[str, Any]:
+    """Arguments of an engine whose activations are sums of so many NVFP4 terms."""
+    return {"additional_config": {"nvfp4_tc": {"activation_terms": terms}}}
+
+
+def test_weight_only_in_terms(weight_only: Path, engine: Callable[..., Run]) -> None:
+    """Three terms are as good as 16 bits, one is what it is in any W4A4 model."""
+    expected = dequantized(weight_only)
+    apart = {}
+    for terms, arithmetic in ((1, "W4A4"), (3, "W4A4×3")):
+        served = engine(weight_only, **in_terms(terms))
+        apart[terms] = distance(served, expected)
+        told = f"qkv_proj ×2: {GEMM}, {arithmetic} per-token, activation_terms is {terms}"
+        assert served.report[0] == told
+    sixteen = distance(engine(weight_only), expected)
+    print(f"mean |Δ log-probability|: 16-bit {sixteen:.4f}, terms {apart}")
+    assert apart[3] < SAME_W4A16 < apart[1] < SAME_W4A4
+
+
+def test_compiled_in_terms(weight_only: Path, engine: Callable[..., Run]) -> None:
+    compiled = engine(weight_only, enforce_eager=False, **in_terms(3))
+    assert distance(engine(weight_only, **in_terms(3)), compiled) < SAME_W4A16
+
+
+def test_calibrated_scales_serve_all_terms(modelopt: Path, engine: Callable[..., Run]) -> None:
+    """What the activations' rounding loses comes back; what the weights' does, does not."""
+    served, expected = engine(modelopt, **in_terms(3)), dequantized(modelopt)
+    assert served.report[0] == f"qkv_proj ×2: {GEMM}, W4A4×3 static, activation_terms is 3"
+    assert distance(served, expected) < distance(engine(modelopt), expected) / 2
+
+
 def test_modelopt(modelopt: Path, reference: Run, engine: Callable[..., Run]) -> None:
     served = engine(modelopt)
     assert distance(served, reference) < QUANTISED
@@ -207,10 +238,14 @@ def test_one_scale_for_all_shards_is_caught(
 
 
 @pytest.fixture(scope="module")
-def parallel(bf16: Path, modelopt: Path) -> dict[str, Run]:
-    """What two ranks say: quantising at load, and of a checkpoint; in a process of their own."""
+def parallel(bf16: Path, modelopt: Path, weight_only: Path) -> dict[str, Run]:
+    """What two ranks say: quantising at load, and of checkpoints; in a process of their own."""
     online = {"additional_config": {"nvfp4_tc": {"activation": "16-bit"}}}
-    kinds = {"online": (bf16, online), "modelopt": (modelopt, {})}
+    kinds = {
+        "online": (bf16, online),
+        "modelopt": (modelopt, {}),
+        "terms": (weight_only, in_terms(3)),
+    }
     command = [sys.executable, "-m", "tests.engine"]
     for model, arguments in kinds.values():
         command += [str(model), json.dumps({"tensor_parallel_size": 2, **arguments})]
@@ -233,7 +268,7 @@ def parallel(bf16: Path, modelopt: Path) -> dict[str, Run]:
     return dict(zip(kinds, runs, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["online", "modelopt"])
+@pytest.mark.parametrize("kind", ["online", "modelopt", "terms"])
 def test_tensor_parallel(
     kind: str,
     weight_only: Path,
@@ -249,6 +284,7 @@ def test_tensor_parallel(
     single, bound = {
         "online": (weight_only, SAME_W4A16),
         "modelopt": (modelopt, SAME_W4A4),
+        "terms": (weight_only, SAME_W4A16),  # one of 16-bit activations
     }[kind]
     assert distance(engine(single), parallel[kind]) < bound
 

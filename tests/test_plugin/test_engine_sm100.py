@@ -7,8 +7,9 @@ import pytest
 
 from tests import devices
 from tests.emulator import randomised
-from tests.engine import run
+from tests.engine import dequantized, distance, run
 from tests.recorded_warmup import recorded
+from tests.test_plugin.test_engine import SAME_W4A16
 
 pytestmark = pytest.mark.slow
 
@@ -39,5 +40,31 @@ def test_serves_as_the_references_do(kind: str, modelopt: Path, bf16: Path) -> N
     assert apart < SAME
     made, launched = kernels.warmup["linear layers'"], kernels.launched
     print(f"launched {len(launched)} of {len(made)} kernels of the warmup")
+    assert len(launched) > 4
+    assert launched <= made
+
+
+def test_weight_only_says_what_the_dequantised_model_says(weight_only: Path) -> None:
+    """Activations that a checkpoint leaves in 16 bits are sums of three terms, as exact as those.
+
+    Against transformers on weights that we dequantised ourselves.
+    """
+    devices.cutlass_or_skip()
+    with devices.emulated_ops(randomised(1)), recorded() as kernels:
+        emulated = run(str(weight_only), attention_backend="CPU_ATTN")
+    why = "sm_100 has no W4A16 kernel; 3 terms lose less than bfloat16"
+    assert [line for line in emulated.report if "W4A" in line] == [
+        f"qkv_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4×3 per-token, {why}",
+        f"o_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4×3 per-token, {why}",
+        f"gate_up_proj ×2: nvfp4_silu_mul_gemm/block_scaled (sm_100), W4A4×3 per-token, {why}",
+        f"down_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4×3 per-token, {why}",
+    ]
+    apart = distance(emulated, dequantized(weight_only))
+    print(f"log-probabilities differ by {apart} in the mean")
+    assert apart < SAME_W4A16
+    made, launched = kernels.warmup["linear layers'"], kernels.launched
+    layouts = [(type(k).__name__, k.tile if hasattr(k, "output") else k) for k in launched]
+    counts = {(name, holder.terms.count) for name, holder in layouts}
+    assert counts == {("BlockScaledGemm", 3), ("QuantizeSm100", 3)}
     assert len(launched) > 4
     assert launched <= made

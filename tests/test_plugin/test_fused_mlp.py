@@ -152,7 +152,7 @@ def test_handover_calls_the_activation(
     activation = Mlp(quant, SiluAndMul).act_fn
     assert type(activation) is FusedSiluAndMul
     monkeypatch.setattr(activation, "forward", lambda given: ("called with", given))
-    promise = GateUp(torch.ones(1), None, 1, "", None)
+    promise = GateUp(torch.ones(1), None, 1, "", None, 1)
     for _, key in producers:
         monkeypatch.setattr(fused_act_quant, "get_input_quant_key", lambda _, key=key: key)
         out = fused_act_quant.maybe_fused_act_quant(activation, promise, torch.nn.Identity())

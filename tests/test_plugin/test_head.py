@@ -1,18 +1,22 @@
 """A quantised ``lm_head``: loaded as vLLM loads it, padded, on two ranks, in whole engines."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from vllm.model_executor.layers import vocab_parallel_embedding as embedding
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
 )
 
-from nvfp4_kernels.nvfp4 import Convention, global_scale_of
+from nvfp4_kernels.nvfp4 import Convention, Nvfp4Tensor, global_scale_of, row_global_scales
+from tests import devices
+from tests.emulator import randomised
 from tests.engine import dequantized, distance, run
 from tests.test_plugin.test_engine import SAME_W4A4, SAME_W4A16
 from tests.test_plugin.test_layer_kinds import NVFP4, headers
@@ -58,11 +62,58 @@ def test_logits_of_a_padded_vocabulary(format: Convention, weight_only: bool) ->
     assert not logits[:, VOCABULARY:].any()
 
 
-@pytest.mark.usefixtures("vllm_config")
-def test_two_ranks_hold_half_of_the_vocabulary_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def bound_of_terms(x: Tensor, shard: Nvfp4Tensor) -> Tensor:
+    """Bound on what three terms lose of float64 logits before these are rounded.
+
+    A term is off by half of E2M1's widest step, 2 of 6, and its block scale by 2⁻⁴: at most a
+    quarter of what its block has left. Scales have a floor, see ``nvfp4_kernels.terms``.
+    """
+    blocks = x.double().unflatten(-1, (-1, 16)).abs().amax(-1).repeat_interleave(16, -1)
+    floor = row_global_scales(x).double().unsqueeze(-1) * 2.0**-11
+    lost = torch.maximum(blocks * 0.25**3, floor)
+    return lost @ shard.dequantize(torch.float64).abs().T
+
+
+def check_logits_of_terms(logits: Tensor, x: Tensor, shard: Nvfp4Tensor) -> None:
+    """Check logits of a vocabulary against the dequantised weight and 16-bit activations."""
+    exact = expected_output(x, [shard], None)
+    rounding = exact.abs() * BF16_ROUNDING["rtol"] + BF16_ROUNDING["atol"]
+    off = (logits[:, :VOCABULARY].double() - exact).abs()
+    assert (off <= bound_of_terms(x, shard) + rounding).all()
+    assert off.norm() < 2 * (2.0**-9 * exact).norm()  # half a unit of bfloat16
+    assert not logits[:, VOCABULARY:].any()
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_100"])
+def test_logits_of_three_terms(arch: str, vllm_config: Any) -> None:
+    """A weight-only head, on Blackwell unasked."""
+    torch.manual_seed(0)
+    x, quant = torch.randn(5, K, dtype=torch.bfloat16), checkpoint(weight_only=True)
+    [shard] = quantised_shards([VOCABULARY], [1.0])
+    with ExitStack() as stack:
+        if arch == "cpu":
+            vllm_config.additional_config = {"nvfp4_tc": {"activation_terms": {"lm_head": 3}}}
+        else:
+            devices.cutlass_or_skip()
+            stack.enter_context(devices.emulated_ops(randomised(1)))
+        layer = head(Nvfp4TcConfig(quant))
+        load(layer, tensors_on_disk(shard, INPUT_SCALE, quant))
+        finish(layer)
+        logits = layer.quant_method.apply(layer, x)
+    plan = layer.quant_method.plan
+    assert (plan.kernel.arch, plan.arithmetic) == (arch, "W4A4×3 per-token")
+    check_logits_of_terms(logits, x, shard)
+
+
+@pytest.mark.parametrize("terms", [None, 3])
+def test_two_ranks_hold_half_of_the_vocabulary_each(
+    terms: int | None, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second one's half ends in padding."""
     torch.manual_seed(0)
     x, quant = torch.randn(5, K, dtype=torch.bfloat16), checkpoint(weight_only=True)
+    if terms is not None:
+        vllm_config.additional_config = {"nvfp4_tc": {"activation_terms": terms}}
     [shard] = quantised_shards([VOCABULARY], [1.0])
     monkeypatch.setattr(embedding, "get_tensor_model_parallel_world_size", lambda: 2)
     logits = []
@@ -73,9 +124,12 @@ def test_two_ranks_hold_half_of_the_vocabulary_each(monkeypatch: pytest.MonkeyPa
         finish(layer)
         logits.append(layer.quant_method.apply(layer, x))
         assert logits[-1].shape == (5, 64)
+    whole = torch.cat(logits, dim=1)
+    if terms is not None:
+        check_logits_of_terms(whole, x, shard)
+        return
     expected = expected_output(x, [shard], None)
-    whole = torch.cat(logits, dim=1)[:, :VOCABULARY].double()
-    torch.testing.assert_close(whole, expected, **BF16_ROUNDING)
+    torch.testing.assert_close(whole[:, :VOCABULARY].double(), expected, **BF16_ROUNDING)
 
 
 @pytest.mark.usefixtures("vllm_config")
@@ -130,6 +184,14 @@ def test_weight_only_engine(weight_only_head: Path) -> None:
     served = run(str(weight_only_head))
     assert distance(served, dequantized(weight_only_head)) < SAME_W4A16
     assert "lm_head ×1: nvfp4_gemm_w4a16/reference (cpu), W4A16" in served.report
+
+
+@pytest.mark.slow
+def test_weight_only_engine_in_terms(weight_only_head: Path) -> None:
+    served = run(str(weight_only_head), additional_config={"nvfp4_tc": {"activation_terms": 3}})
+    assert distance(served, dequantized(weight_only_head)) < SAME_W4A16
+    told = "lm_head ×1: nvfp4_gemm/reference (cpu), W4A4×3 per-token, activation_terms is 3"
+    assert told in served.report
 
 
 @pytest.mark.slow

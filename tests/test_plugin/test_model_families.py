@@ -209,6 +209,17 @@ CASES = {
             "attn ×1: nvfp4_paged_attention_fp8_kv",
         ),
     ),
+    "Qwen 3.6, mixed with lm_head, in terms": Case(
+        BY_NAME["Qwen 3.6 and 3.8 (hybrid GDN, vision), mixed with lm_head"],
+        SAME,
+        (
+            f"in_proj_qkvz ×3: {FP8}",
+            f"gate_up_proj ×4: {FUSED}/reference (cpu), W4A4×3 per-token",
+            f"down_proj ×4: {W4A4}×3 per-token",
+            f"lm_head ×1: {W4A4}×3 per-token",
+        ),
+        {"additional_config": {"nvfp4_tc": {"activation_terms": 3}}},
+    ),
     "Qwen 3.6, mixed compressed-tensors": Case(
         BY_NAME["Qwen 3.6 and 3.8 (hybrid GDN, vision), mixed compressed-tensors"],
         SAME_W4A4,

@@ -1,5 +1,6 @@
 """Options under ``--additional-config``: what is accepted, and what is refused by name."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from vllm_fp4_plugin.options import InvalidOption, Options
 
 
 def test_defaults() -> None:
-    assert Options.parse({}) == Options(True, "absmax", "per-token", (), True, None, "vllm")
+    assert Options.parse({}) == Options(True, "absmax", "per-token", (), True, None, "vllm", None)
 
 
 def test_every_option_is_read() -> None:
@@ -20,9 +21,20 @@ def test_every_option_is_read() -> None:
         "norm_rope_kernels": False,
         "indexer_format": "nvfp4",
         "experts": "refuse",
+        "activation_terms": {"*.down_proj": 3, "m": 1},
     }
-    expected = Options(False, "sweep", "16-bit", ("lm_head",), False, "nvfp4", "refuse")
+    terms = (("*.down_proj", 3), ("m", 1))
+    expected = Options(False, "sweep", "16-bit", ("lm_head",), False, "nvfp4", "refuse", terms)
     assert Options.parse(given) == expected
+    assert expected.terms_patterns == ["*.down_proj", "m"]
+
+
+def test_terms_of_all_layers() -> None:
+    for count in (1, 2, 3, 4):
+        options = Options.parse({"activation_terms": count})
+        assert options.activation_terms == count
+        assert options.terms_patterns == []
+        options.refuse_online_only()
 
 
 @pytest.mark.parametrize(
@@ -42,6 +54,29 @@ def test_every_option_is_read() -> None:
         ({"ignore": ["a", "re:["]}, r"nvfp4_tc\.ignore: 're:\[' is no regular expression \(unterm"),
         ({"indexer_format": "int8"}, "indexer_format: is 'int8', must be one of nvfp4, mxfp4, fp8"),
         ({"experts": True}, "experts: is True, must be one of vllm, refuse"),
+        *(
+            (
+                {"activation_terms": value},
+                rf"nvfp4_tc\.activation_terms: is {re.escape(repr(value))}, must be 1 to 4, or an "
+                "object from patterns of layers to such numbers; give 3, which lose less than bfl",
+            )
+            for value in (0, 5, True, 2.0, "3", None, ["*"])
+        ),
+        *(
+            (
+                {"activation_terms": {"m": 3, "*.o_proj": value}},
+                rf"activation_terms: '\*\.o_proj' is {value!r}, must be 1 to 4; give 3, which lose",
+            )
+            for value in (0, 5, False, "3", None)
+        ),
+        (
+            {"activation_terms": {"re:(": 2}},
+            r"nvfp4_tc\.activation_terms: 're:\(' is no regular expression \(missing \), .*must be",
+        ),
+        (
+            {"activation_terms": {3: 2}},
+            r"activation_terms: has the pattern 3, must be a string; name a layer",
+        ),
         (["fuse_mlp"], r"nvfp4_tc: is \['fuse_mlp'\], must be an object of options"),
     ],
 )

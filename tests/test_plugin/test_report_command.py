@@ -74,15 +74,25 @@ def test_additional_config_must_be_json(bf16: Path) -> None:
 
 
 def test_another_device(modelopt: Path, weight_only: Path) -> None:
-    """A GPU's kernels are planned where there is none, and what it has no kernel for is refused."""
+    """A GPU's kernels are planned where there is none; of 16-bit activations it makes terms."""
     done = report(modelopt, "--arch", "sm_100")
     assert done.exit_code == 0, done.stderr
     assert "for sm_100" in done.stdout
     assert "nvfp4_silu_mul_gemm/block_scaled (sm_100)" in done.stdout
     assert "nvfp4_paged_attention_fp8_kv/FmhaSm100 (sm_100)" in done.stdout
-    refused = report(weight_only, "--arch", "sm_100")
-    assert refused.exit_code == 1
-    assert "no w4a16 kernel" in refused.stderr
+    for how in ([], ["--by-headers"]):
+        done = report(weight_only, "--arch", "sm_100", *how)
+        assert done.exit_code == 0, done.stderr
+        text = " ".join(done.stdout.replace("│", " ").split())
+        assert "W4A4×3 per-token" in text
+        assert "W4A16 kernel; 3 terms lose less" in text
+        assert "nvfp4_gemm/block_scaled" in text
+    terms = '{"nvfp4_tc": {"activation_terms": {"q_proj": 2, "k_proj": 2, "v_proj": 2}}}'
+    for how in ([], ["--by-headers"]):
+        done = report(weight_only, "--arch", "cpu", "--additional-config", terms, *how)
+        text = " ".join(done.stdout.replace("│", " ").split())
+        assert "W4A4×2 per-token" in text
+        assert "activation_terms of 'q_proj'" in text
     unknown = report(modelopt, "--arch", "sm_101")
     assert unknown.exit_code == 1
     assert "--arch: is 'sm_101', must be one of cpu, sm_90, sm_100, sm_103" in unknown.stderr

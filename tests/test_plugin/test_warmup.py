@@ -216,8 +216,8 @@ class Launches:
             monkeypatch.setattr(module, "launch", lambda kernel, *_: self.kernels.add(kernel))
 
 
-def warmed_up(family: str, layer: Layer, activation: Any) -> set[Any]:
-    product = Product(family, layer, "bfloat16", activation)
+def warmed_up(family: str, layer: Layer, activation: Any, terms: int = 1) -> set[Any]:
+    product = Product(family, layer, "bfloat16", activation, terms)
     specs = warmup.product_kernels([product], MOST, SM_COUNTS[family])
     return {spec.kernel() for spec in specs}
 
@@ -234,14 +234,16 @@ def test_kernels_are_those_that_products_launch(
     kernel = f"{product.__name__}:gemm"
     with standing_in("cpu", "sm_90"):
         for m in range(1, MOST + 1):
-            linear(x[:m], *weight, torch.ones(3), [96, 32, 32], None, bias, kernel, None)
+            linear(x[:m], *weight, torch.ones(3), [96, 32, 32], None, bias, kernel, None, 1)
     assert warmed_up("sm_90", LINEAR, "16-bit") == launches.kernels
 
 
-@pytest.mark.parametrize("activation", ["static", "per-token"])
+@pytest.mark.parametrize(
+    ("activation", "terms"), [("static", 1), ("static", 2), ("per-token", 1), ("per-token", 3)]
+)
 @pytest.mark.parametrize("pair", [False, True], ids=["linear", "pair"])
 def test_kernels_on_blackwell_are_those_that_layers_launch(
-    pair: bool, activation: str, monkeypatch: pytest.MonkeyPatch
+    pair: bool, activation: str, terms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices.cutlass_or_skip()
     with devices.emulated(EAGER, "sm_100"):
@@ -260,12 +262,12 @@ def test_kernels_on_blackwell_are_those_that_layers_launch(
             for m in range(1, MOST + 1):
                 if pair:
                     weight = data, weight_scales, torch.ones(2)
-                    silu_mul_linear(x[:m], *weight, N, input_scale, pair_kernel, quantizer)
+                    silu_mul_linear(x[:m], *weight, N, input_scale, pair_kernel, quantizer, terms)
                 else:
                     single = data[0], weight_scales[0], torch.ones(3), [96, 32, 32]
-                    linear(x[:m], *single, input_scale, bias, kernel, quantizer)
+                    linear(x[:m], *single, input_scale, bias, kernel, quantizer, terms)
         layer = Layer("", N, K, gate_up=True) if pair else LINEAR
-        assert warmed_up("sm_100", layer, activation) == launches.kernels
+        assert warmed_up("sm_100", layer, activation, terms) == launches.kernels
 
 
 def test_after_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +279,7 @@ def test_after_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup.logger, "warning", lambda _, *words: warned.append(words[-1]))
     process = Startup()
     process.products, process.max_tokens, process.waiting = {"a": PRODUCTS[0]}, 77, {"a", "b"}
-    process.watch(["nothing"])
+    process.watch("ignore", ["nothing"])
     process.loaded("a", CUDA)
     assert not told
     process.loaded("b", CUDA)

@@ -8,6 +8,7 @@ from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.quantize.choose import choose_config as choose_quantize
 from nvfp4_kernels.sm100.limits import SMS
+from nvfp4_kernels.terms import TermLayout
 
 # How activations are scaled: by one calibrated number, or one for each token.
 Activation = Literal["static", "per-token"]
@@ -20,6 +21,7 @@ def block_scaled_kernels(
     *,
     max_tokens: int,
     activations: tuple[Activation, ...] = ACTIVATIONS,
+    terms: int = 1,
     sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:
     """Every kernel of ``model``'s linear layers and of their inputs, with the layers it serves.
@@ -28,14 +30,15 @@ def block_scaled_kernels(
         model: dense decoder.
         max_tokens: of a batch, at the most; all numbers from 1 on are covered.
         activations: how they may be scaled.
+        terms: how many NVFP4 values add up to each of them.
         sms: of the GPU.
     """
     found: dict[KernelSpec, list[str]] = {}
     for activation in activations:
         per_token = activation == "per-token"
         for layer in model.layers:
-            specs = quantize_kernels(model.dtype, layer.k, max_tokens, per_token, sms)
-            specs += _product_kernels(model.dtype, layer, max_tokens, per_token, sms)
+            specs = quantize_kernels(model.dtype, layer.k, max_tokens, per_token, terms, sms)
+            specs += _product_kernels(model.dtype, layer, max_tokens, per_token, terms, sms)
             for spec in specs:
                 users = found.setdefault(spec, [])
                 if layer.name not in users:
@@ -44,24 +47,27 @@ def block_scaled_kernels(
 
 
 def quantize_kernels(
-    dtype: Dtype, k: int, max_tokens: int, per_token: bool, sms: int = SMS
+    dtype: Dtype, k: int, max_tokens: int, per_token: bool, terms: int = 1, sms: int = SMS
 ) -> list[KernelSpec]:
     """Kernels that quantise rows of ``k`` elements: the input of every plain layer."""
-    tokens = range(1, max_tokens + 1)
-    tiles = [choose_quantize(m, k, _ELEMENT_SIZE, per_token, sms) for m in tokens]
+    layouts = [
+        (choose_quantize(m, k, _ELEMENT_SIZE, per_token, sms), TermLayout.of(terms, m))
+        for m in range(1, max_tokens + 1)
+    ]
     target = "nvfp4_kernels.quantize.sm100:QuantizeSm100"
     return [
-        KernelSpec("quantize", target, (dtype, per_token, tile)) for tile in dict.fromkeys(tiles)
+        KernelSpec("quantize", target, (dtype, per_token, *layout))
+        for layout in dict.fromkeys(layouts)
     ]
 
 
 def _product_kernels(
-    dtype: Dtype, layer: Layer, max_tokens: int, per_token: bool, sms: int
+    dtype: Dtype, layer: Layer, max_tokens: int, per_token: bool, terms: int, sms: int
 ) -> list[KernelSpec]:
     output = layer_epilogue(layer, dtype, per_token)
     op = "silu_mul_gemm" if layer.gate_up else "gemm"
     tokens = range(1, max_tokens + 1)
-    problems = (Problem(m, layer.n, layer.k, 1, layer.weights) for m in tokens)
+    problems = (Problem(m, layer.n, layer.k, 1, layer.weights, terms) for m in tokens)
     chosen = [choose_config(problem, output, sms) for problem in problems]
     return [product_spec(op, *tile_and_output) for tile_and_output in dict.fromkeys(chosen)]
 

@@ -21,6 +21,7 @@ from nvfp4_kernels.precompile.linear_sm100 import ACTIVATIONS, block_scaled_kern
 from nvfp4_kernels.precompile.model import Model
 from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.terms import MAX_TERMS
 from nvfp4_kernels.tool.build import Built, build_all
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.destination import make_folder
@@ -81,6 +82,14 @@ def build(
     activation: Annotated[
         ActivationName | None, typer.Option(help="How inputs are scaled, on sm_100a; else both.")
     ] = None,
+    terms: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_TERMS,
+            help="NVFP4 values that add up to each input, on sm_100a; weight-only models take 3.",
+        ),
+    ] = None,
     dtype: DtypeOption = None,
     kv_cache: Annotated[
         CacheName | None,
@@ -112,8 +121,9 @@ def build(
         page_size = _page_size(block_size)
         started = time.monotonic()
         wanted = _Wanted(
-            chosen, max_tokens, sms or SM_COUNTS[target_arch(arch)], page_size, activation, kv_cache
-        )
+            chosen, max_tokens, sms or SM_COUNTS[target_arch(arch)], page_size, activation, terms,
+            kv_cache,
+        )  # fmt: skip
         specs = _KERNELS[FAMILIES[target_arch(arch)]](wanted)
         check_compiler()
         make_folder("--out", out)
@@ -145,6 +155,7 @@ class _Wanted(NamedTuple):
     sms: int
     page_size: int
     activation: ActivationName | None
+    terms: int | None
     kv_cache: CacheName | None
 
 
@@ -155,7 +166,11 @@ def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
         UnusableModel: options are given that no kernel depends on: activations stay as they are,
             and FP8 caches are vLLM's own.
     """
-    given = {"--activation": wanted.activation, "--kv-cache": wanted.kv_cache}
+    given = {
+        "--activation": wanted.activation,
+        "--terms": wanted.terms,
+        "--kv-cache": wanted.kv_cache,
+    }
     for option, value in given.items():
         if value is not None:
             raise UnusableModel(
@@ -175,7 +190,11 @@ def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
     model, sms, both = wanted.model, wanted.sms, ActivationName.both
     activations = tuple(a for a in ACTIVATIONS if wanted.activation in (a, both, None))
     specs = block_scaled_kernels(
-        model, max_tokens=wanted.max_tokens, activations=activations, sms=sms
+        model,
+        max_tokens=wanted.max_tokens,
+        activations=activations,
+        terms=wanted.terms or 1,
+        sms=sms,
     )
     if model.attention is not None:
         caches = tuple(c for c in CACHES if wanted.kv_cache in (c, CacheName.both, None))

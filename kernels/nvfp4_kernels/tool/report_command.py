@@ -232,6 +232,6 @@ def _configuration(spec: KernelSpec) -> tuple[str, str, str]:
     if spec.op == "merge_segments":
         before, after, head_dim, _, ahead = spec.fields
         return f"D {head_dim}, {before} to {after}, {ahead} ahead", "–", "–"
-    dtype, per_token, rows = spec.fields
+    dtype, per_token, rows, _ = spec.fields
     words = f"{rows.slots} rows × {rows.threads} threads × {rows.steps} blocks, {dtype}"
     return words + (" per token" if per_token else ""), "–", "–"

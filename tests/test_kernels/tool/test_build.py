@@ -286,6 +286,18 @@ def test_another_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("float16" in repr(spec) and "bfloat16" not in repr(spec) for spec in seen)
 
 
+@pytest.mark.parametrize("terms", [None, 3])
+def test_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: int | None) -> None:
+    seen: list[KernelSpec] = []
+    monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    given = [] if terms is None else ["--terms", str(terms)]
+    assert invoke("--linear", "64,64", "--max-tokens", "40", *given, "--out", tmp_path)[0] == 0
+    counts = {
+        (spec.fields[-1] if spec.op == "quantize" else spec.fields[0].terms).count for spec in seen
+    }
+    assert counts == {terms or 1}
+
+
 @pytest.mark.parametrize(("size", "given"), [(16, []), (64, ["--block-size", "64"])])
 def test_pages_on_a_hopper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, given: list[str]
@@ -322,6 +334,7 @@ def test_a_hopper_without_a_kernel_for_attention(
             "--arch: is 'sm_80', must be one of sm_90a, sm_100a, sm_103a",
         ),
         ([*ON_HOPPER, "--activation", "static"], "--activation: is 'static', must not be given"),
+        ([*ON_HOPPER, "--terms", "3"], "--terms: is '3', must not be given"),
         ([*ON_HOPPER, "--kv-cache", "fp8"], "--kv-cache: is 'fp8', must not be given"),
         ([*ON_HOPPER, "--block-size", "48"], "--block-size: is 48, must be a power of"),
         (["--linear", "64,64", "--block-size", "48"], "--block-size: is 48, must be a power of"),
@@ -339,6 +352,7 @@ def test_a_hopper_without_a_kernel_for_attention(
         "odd K",
         "arch",
         "activation on sm_90",
+        "terms on sm_90",
         "cache on sm_90",
         "pages on sm_90",
         "pages",

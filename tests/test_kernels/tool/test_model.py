@@ -15,6 +15,7 @@ from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 from nvfp4_kernels.precompile.attention_sm100 import CACHES, Cache, attention_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Attention, Layer
+from nvfp4_kernels.terms import TermLayout
 from nvfp4_kernels.tool.model import UnusableModel, explicit, read_model
 from nvfp4_kernels.tool.shapes import LLAMA_8B, given_shape
 
@@ -198,6 +199,18 @@ def test_every_number_of_tokens_has_its_kernel() -> None:
     }
     for m in range(1, 1201):
         assert choose_config(Problem(m, 4096, 4096), EpilogueConfig("bfloat16")) in found
+
+
+@pytest.mark.parametrize("terms", [2, 3])
+def test_activations_in_terms_have_theirs(terms: int) -> None:
+    model = explicit(["4096,4096"], [])
+    found = block_scaled_kernels(model, max_tokens=300, activations=("static",), terms=terms)
+    products = {spec.fields for spec in found if spec.op == "gemm"}
+    output = EpilogueConfig("bfloat16")
+    expected = [choose_config(Problem(m, 4096, 4096, 1, 1, terms), output) for m in range(1, 301)]
+    assert products == set(expected)
+    layouts = {spec.fields[-1] for spec in found if spec.op == "quantize"}
+    assert layouts == {TermLayout(terms, packed=True), TermLayout(terms)}
 
 
 def test_layers_share_kernels() -> None:

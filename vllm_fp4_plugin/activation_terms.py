@@ -1,0 +1,59 @@
+"""Numbers of NVFP4 terms that the user asks for, layer by layer; see ``nvfp4_kernels.terms``."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from vllm_fp4_plugin.ignore import matches, shard_names
+from vllm_fp4_plugin.options import KEY, ActivationTerms, InvalidOption
+
+OPTION = "activation_terms"
+
+
+@dataclass(frozen=True)
+class GivenTerms:
+    """Number of terms of a layer's activations that the user gave.
+
+    Attributes:
+        count: 1 to 4.
+        reason: where it was given, for the report.
+    """
+
+    count: int
+    reason: str
+
+
+def given_terms(
+    option: ActivationTerms, name: str, packed_modules: Mapping[str, list[str]]
+) -> GivenTerms | None:
+    """Find the number of terms that the user gave a layer; None: none, the default holds.
+
+    Of an object's patterns the first that matches wins, of those of a fused layer for each shard.
+
+    Args:
+        option: the user's ``activation_terms``.
+        name: the layer's.
+        packed_modules: shards of fused layers.
+
+    Raises:
+        InvalidOption: the shards of a fused layer, which have one input, would get several numbers.
+    """
+    if option is None:
+        return None
+    if isinstance(option, int):
+        return GivenTerms(option, f"{OPTION} is {option}")
+    shards = shard_names(name, packed_modules)
+    found = {shard: _first((name, shard), option) for shard in shards}
+    if len({given and given.count for given in found.values()}) > 1:
+        each = ", ".join(f"{s} {g.count if g else 'the default'}" for s, g in found.items())
+        raise InvalidOption(
+            f"{KEY}.{OPTION}: gives shards of {name} several numbers ({each}), must give them one, "
+            "as they share their input; name the fused layer, or all of its shards"
+        )
+    return found[shards[0]]
+
+
+def _first(names: Iterable[str], option: Iterable[tuple[str, int]]) -> GivenTerms | None:
+    for pattern, count in option:
+        if any(matches(name, [pattern]) is not None for name in names):
+            return GivenTerms(count, f"{OPTION} of {pattern!r} is {count}")
+    return None
