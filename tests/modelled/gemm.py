@@ -134,9 +134,7 @@ def operand_bytes(problem: "Problem") -> float:
     return problem.batch * rows * problem.k * BYTES
 
 
-def report(
-    modeller: Modeller, name: str, shape: tuple[int, ...], every: bool, terms: int
-) -> None:
+def report(modeller: Modeller, name: str, shape: tuple[int, ...], every: bool, terms: int) -> None:
     """Prints a line for the tile that is chosen, or for every tile that fits."""
     from nvfp4_kernels.gemm.sm100.choose import Problem, candidates, choose_config, estimate
     from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig

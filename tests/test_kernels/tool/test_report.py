@@ -19,6 +19,7 @@ from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
 from nvfp4_kernels.precompile.linear_sm100 import product_spec
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm100.limits import MAX_SHARED_BYTES
+from nvfp4_kernels.terms import TermLayout
 from nvfp4_kernels.tool import instructions, report_command, toolchain
 from nvfp4_kernels.tool.binary import FAT_MAGIC, UnreadableBinary, read_cubin, read_fat_binary
 from nvfp4_kernels.tool.instructions import NoDisassembler, count, disassemble, find_nvdisasm
@@ -47,7 +48,21 @@ def every_kernel() -> list[KernelSpec]:
         if tile.weights == 1:
             output = replace(output, shards=3, bias="bfloat16")
         specs.append(product_spec("gemm", tile, with_store(output, tile, 4096)))
+    for tile in OF_TERMS:
+        output = EpilogueConfig("nvfp4" if tile.weights == 2 else "bfloat16", row_scale=True)
+        if tile.weights == 2:
+            output = replace(output, terms=tile.terms)
+        specs.append(product_spec("gemm", tile, with_store(output, tile, 4096)))
     return specs
+
+
+OF_TERMS = (
+    Tile(8, swap_ab=True, split_k=4, terms=TermLayout(4, packed=True)),
+    Tile(256, two_cta=True, cluster_m=4, terms=TermLayout(3)),
+    Tile(32, 2, swap_ab=True, terms=TermLayout(3, packed=True)),
+    Tile(64, 2, swap_ab=True, terms=TermLayout(3)),
+    Tile(128, 2, two_cta=True, cluster_m=2, terms=TermLayout(3)),
+)
 
 
 def test_every_tile_keeps_within_its_sm() -> None:

@@ -170,8 +170,9 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
     multiplied = CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE
     read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
     supplied = tile.loaded_bytes * work.occupied / (sms * LOAD_BYTES_PER_CYCLE)
-    step = max(tile.weights * max(multiplied, read), supplied)
-    moved = problem.batch * problem.k * (problem.weights * problem.n + problem.m) * SCALED_BYTES
+    step = max(tile.weights * tile.terms.count * max(multiplied, read), supplied)
+    rows = problem.weights * problem.n + problem.terms * problem.m
+    moved = problem.batch * problem.k * rows * SCALED_BYTES
     boxed = tile.split_columns % WARP_ROWS == 0
     column = EPILOGUE_COLUMN * tile.weights + (0 if boxed else UNBOXED_COLUMN)
     exposed = work.waves if tile.accumulators == 1 else 1  # epilogues that no MMAs run over

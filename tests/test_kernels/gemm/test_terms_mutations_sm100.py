@@ -1,0 +1,152 @@
+"""Mistakes made on purpose with the terms of activations, in products and in their results."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
+from nvfp4_kernels.gemm.sm100.tile import Tile
+from nvfp4_kernels.quantize import reference
+from nvfp4_kernels.terms import TermLayout
+from tests.test_kernels.gemm.linear_cases import Case, check_exact
+from tests.test_kernels.gemm.test_tiles_sm100 import TileCase, pair_case, use
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    WRONG,
+    Mistake,
+    Room,
+    check_caught,
+    check_nothing_to_catch,
+)
+from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
+
+KERNEL = Room("nvfp4_kernels.gemm.sm100")
+BLOCK = Room("nvfp4_kernels.device")
+
+FEW = TileCase(  # scales of all terms in one atom
+    Tile(8, swap_ab=True, max_stages=2, terms=TermLayout(3, packed=True)),
+    Case(5, 700, 576, terms=3),
+    1,
+)
+SOME = TileCase(
+    Tile(64, swap_ab=True, max_stages=2, terms=TermLayout(2)), Case(100, 400, 832, terms=2), 1
+)
+MANY = TileCase(
+    Tile(128, two_cta=True, cluster_m=2, max_stages=2, terms=TermLayout(2)),
+    Case(300, 520, 832, terms=2),
+    2,
+)
+PRODUCTS = {"few": FEW, "some": SOME, "many": MANY}
+
+
+def product(on: TileCase) -> Callable[[], None]:
+    return partial(check_exact, gemm, on.case)
+
+
+def first_term_twice(self: Any) -> list[tuple[int, int]]:
+    """Multiply every weight with the first term again instead of the last."""
+    tile = self.tile
+    weights, terms = range(tile.weights), range(tile.terms.count)
+    pairs = [(weight, term) for term in terms for weight in weights]
+    if tile.swap_ab:
+        pairs = [(weight, term) for weight in weights for term in terms]
+    return [(weight, 0 if term == tile.terms.count - 1 else term) for weight, term in pairs]
+
+
+def first_matrix(self: Any, operand: Any, coord: Any, state: Any, of_weights: bool) -> Any:
+    """Load the first term for all of them."""
+    if of_weights:
+        return coord.batch * state.weight_batch_stride
+    return coord.batch * self.tile.terms.count
+
+
+def other_scales(found: Any, *rest: Any) -> tuple[Any, ...]:
+    """Copy the terms' scales in the opposite order: they are the M side's first two operands."""
+    return ([found[1], found[0], *found[2:]], *rest)
+
+
+ALWAYS_NEW = KERNEL.with_arguments("mma:Mma", "_multiply", lambda *args: (*args[:-1], False))
+MISTAKES = {
+    "a term twice, few": (KERNEL.replaced("mma:Mma", "_products", first_term_twice), FEW),
+    "a term twice, some": (KERNEL.replaced("mma:Mma", "_products", first_term_twice), SOME),
+    "a term twice, many": (KERNEL.replaced("mma:Mma", "_products", first_term_twice), MANY),
+    "the first term loaded for all, few": (
+        KERNEL.replaced("loader:TmaLoader", "_matrix", first_matrix), FEW,
+    ),
+    "the first term loaded for all, many": (
+        KERNEL.replaced("loader:TmaLoader", "_matrix", first_matrix), MANY,
+    ),
+    "terms with each other's scales": (
+        KERNEL.with_arguments("mma:Mma", "_copy_scales", other_scales), MANY,
+    ),
+    "each step begins anew": (ALWAYS_NEW, FEW),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_products(name: str) -> None:
+    patch, on = MISTAKES[name]
+    check_caught(Mistake(patch, WRONG), product(on), partial(use, on))
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_nothing_to_catch(name: str) -> None:
+    on = PRODUCTS[name]
+    assert on.rounds.enough, on.rounds
+    check_nothing_to_catch(product(on), partial(use, on))
+
+
+# --- results in terms -------------------------------------------------------------------------
+
+SWAPPED = TileCase(Tile(16, 2, swap_ab=True, max_stages=2), Case(9, 208, 544), 1)
+ROWS = TileCase(Tile(64, 2, max_stages=2), Case(140, 208, 544), 1)
+
+
+def results(on: TileCase) -> Callable[[], None]:
+    """Results of three terms are the float32 ones quantised."""
+
+    def check() -> None:
+        args = dict(test_silu_mul_gemm.make_problem(pair_case(on.case), grid=True).args)
+        args["out_dtype"] = torch.float32
+        full = silu_mul_gemm(**args)
+        del args["out_dtype"]
+        scale = full.abs().amax() / 2688
+        found = silu_mul_gemm_quantized(**args, out_global_scale=scale, out_terms=3)
+        expected = reference.quantize(full, scale, 3)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+    return check
+
+
+def of_another(values: Any, block: Any) -> Any:
+    """Leave what the block is, not what it leaves."""
+    return values
+
+
+def another_row(self: Any, result: Any, batch: Any, term: int, row: Any) -> Any:
+    """Place codes of later terms a row further."""
+    return (batch * self.output.terms.count + term) * result.m + (row + term) % result.m
+
+
+RESULT_MISTAKES = {
+    "the residual is the value": BLOCK.replaced("nvfp4_block", "_left", of_another),
+    "codes of later terms a row further": KERNEL.replaced(
+        "store_nvfp4:Nvfp4Store", "_data_row", another_row
+    ),
+    "scales of all terms in the first one's place": KERNEL.with_arguments(
+        "store_nvfp4:Nvfp4Store",
+        "_scale_offset",
+        lambda result, batch, term, *rest: (result, batch, 0, *rest),
+    ),
+}
+
+
+@pytest.mark.parametrize("on", [SWAPPED, ROWS], ids=["swapped", "rows"])
+@pytest.mark.parametrize("name", RESULT_MISTAKES)
+def test_results(name: str, on: TileCase) -> None:
+    mistake = Mistake(RESULT_MISTAKES[name], ANYTHING)
+    check_caught(mistake, results(on), partial(use, on))
