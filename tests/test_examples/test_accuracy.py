@@ -173,6 +173,9 @@ def test_known_variants_are_made_and_served_by_their_names():
     online = json.loads(known["nvfp4-tc-online-sweep"].options[1])
     assert online == {"nvfp4_tc": {"scales": "sweep"}}
     assert known["nvfp4-tc-online-sweep"].tool is None
+    terms = json.loads(known["nvfp4-tc-terms-3"].options[1])
+    assert terms == {"nvfp4_tc": {"activation_terms": 3}}
+    assert [known[f"rounded-terms-{n}"].input_terms for n in (2, 3)] == [2, 3]
     assert not known["nvfp4-tc-w4a16"].calibrated
     assert known["modelopt"].tool[-1] == "--shared-fused-scale"
 
