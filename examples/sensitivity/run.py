@@ -71,7 +71,7 @@ def run(
     own, *others = input_terms
 
     def deviations(
-        title: str, variants: dict[str, Sequence[str]], terms: int = own
+        title: str, variants: Mapping[str, Sequence[str]], terms: int = own
     ) -> dict[str, Deviation]:
         def quantised(linears: Sequence[str]) -> AbstractContextManager[None]:
             scales = subject.input_scales if terms else {}
