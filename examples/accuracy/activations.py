@@ -1,10 +1,12 @@
-"""Rounding the inputs of a served 16-bit model's linears to NVFP4 and back."""
+"""Rounding the inputs of a served 16-bit model's linears to sums of NVFP4 terms and back."""
 
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_activation, row_global_scales
+from nvfp4_kernels.nvfp4 import row_global_scales
+from nvfp4_kernels.terms import decode_terms, quantize_terms
 
 
 class ActivationRounder:
@@ -12,8 +14,12 @@ class ActivationRounder:
 
     model_runner: Any  # the worker's own
 
-    def round_activations(self) -> int:
+    rounding: list[RemovableHandle] | None = None
+
+    def round_activations(self, terms: int = 1) -> int:
         """Round them from now on, with a scale for each token; returns the number of linears.
+
+        What an earlier call has asked for no longer holds.
 
         Those are the linears of the decoder layers, as those that our tool quantises.
 
@@ -26,26 +32,29 @@ class ActivationRounder:
             raise RuntimeError(
                 "activations: cannot be rounded in a compiled model; serve it with --enforce-eager"
             )
-        return round_inputs(self.model_runner.model, LinearBase)
+        for hook in self.rounding or ():
+            hook.remove()
+        self.rounding = round_inputs(self.model_runner.model, LinearBase, terms)
+        return len(self.rounding)
 
 
-def round_inputs(model: nn.Module, linear: type[nn.Module]) -> int:
-    """Round what every ``linear`` of the layers of ``model`` gets; returns how many there are."""
+def round_inputs(
+    model: nn.Module, linear: type[nn.Module], terms: int = 1
+) -> list[RemovableHandle]:
+    """Round what every ``linear`` of the layers of ``model`` gets; returns a hook for each."""
     modules = dict(model.named_modules())
     stacks = tuple(f"{name}." for name, m in modules.items() if isinstance(m, nn.ModuleList))
     chosen = [m for name, m in modules.items() if isinstance(m, linear) and name.startswith(stacks)]
-    for module in chosen:
-        module.register_forward_pre_hook(_round_input)
-    return len(chosen)
+
+    def round_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *others = args
+        return (rounded(x, terms), *others)
+
+    return [module.register_forward_pre_hook(round_input) for module in chosen]
 
 
-def _round_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    x, *others = args
-    return (rounded(x), *others)
-
-
-def rounded(x: Tensor) -> Tensor:
-    """``x`` ``(tokens, K)`` rounded to NVFP4 and back, each token by a global scale of its own."""
+def rounded(x: Tensor, terms: int = 1) -> Tensor:
+    """``x`` ``(…, tokens, K)`` rounded to a sum of NVFP4 terms; a global scale for each token."""
     scale = row_global_scales(x)
-    data, scales = quantize_activation(x, scale)
-    return Nvfp4Tensor(data, scales, scale).dequantize(x.dtype)
+    data, scales = quantize_terms(x, scale, terms)
+    return (decode_terms(data, scales, terms) * scale[..., None]).to(x.dtype)

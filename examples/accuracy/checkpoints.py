@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.accuracy.rounding import round_checkpoint
-from examples.accuracy.variants import YARDSTICKS, Variant
+from examples.accuracy.variants import Variant
 from examples.quantize import quantize
 from examples.stages import StageCache, hash_files, plugin_sources
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
@@ -44,7 +44,7 @@ def checkpoint_of(
         QuantizeError, QuantizerError: it cannot be made.
         ValueError: it needs a calibration text.
     """
-    if variant.name in YARDSTICKS:
+    if variant.input_terms is not None:
         stage = cache.stage(
             "files-rounded",
             {"model": fingerprint(model)},

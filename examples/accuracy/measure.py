@@ -48,8 +48,8 @@ class Comparison:
         reference = self._reference()
         if reference is None or not variants:
             return
-        self._yardsticks(reference)
-        for variant in variants:
+        self._yardsticks(reference, [v for v in variants if v.input_terms])
+        for variant in (v for v in variants if v.input_terms is None):
             result = self._result(variant)
             if variant.needs_gpu and not self.gpu:
                 result.errors.append("vLLM has kernels for it on GPUs alone; measure it on one")
@@ -72,13 +72,14 @@ class Comparison:
         self.results.write(self.file)
         return stage
 
-    def _yardsticks(self, reference: Stage) -> None:
-        weights, both = yardsticks()
-        results = [self._result(variant) for variant in (weights, both)]
-        with self._failing(results[0], weights), self._at_server(results[0], weights) as server:
-            _keep(results[0], server.windows(reference))
-            _keep(results[1], server.windows(reference, rounding=True))
-        results[1].checkpoint = results[0].checkpoint
+    def _yardsticks(self, reference: Stage, more: Sequence[Variant]) -> None:
+        variants = (*yardsticks(), *more)
+        first, *rest = results = [self._result(variant) for variant in variants]
+        with self._failing(first, variants[0]), self._at_server(first, variants[0]) as server:
+            for variant, result in zip(variants, results, strict=True):
+                _keep(result, server.windows(reference, variant.input_terms or 0))
+        for result in rest:
+            result.checkpoint = first.checkpoint
         self.results.write(self.file)
 
     def _result(self, variant: Variant) -> VariantResult:

@@ -106,10 +106,10 @@ class AtServer:
     content: str
     start: Callable[[], Server]
 
-    def windows(self, reference: Stage | None, rounding: bool = False) -> Stage:
+    def windows(self, reference: Stage | None, input_terms: int = 0) -> Stage:
         """Measure the text's windows against those of ``reference``, None for itself.
 
-        With ``rounding``, activations are rounded to NVFP4 and back from now on.
+        With ``input_terms``, activations are rounded to so many NVFP4 terms from now on.
 
         Raises:
             DistributionError, ValueError, httpx.HTTPError: as ``measure_windows``.
@@ -124,8 +124,8 @@ class AtServer:
 
         def make(folder: Path) -> None:
             server = self.start()
-            if rounding:
-                _round_activations(server)
+            if input_terms:
+                _round_activations(server, input_terms)
             beside = reference.folder if reference else None
             found = measure_windows(server.url, settings.windows, beside, folder, on_window)
             log = server.log.read_text(encoding="utf-8", errors="replace")
@@ -135,11 +135,12 @@ class AtServer:
         inputs = {
             "windows": hashlib.sha256(settings.windows.tobytes()).hexdigest(),
             "reference": reference.content if reference else "",
-            "rounding": rounding,
+            "input_terms": input_terms,
         }
         files = ("recorder", "activations", "divergence", "distributions")
         code = [HERE / f"{file}.py" for file in files]
-        return self._stage(f"{name}-windows{'-rounding' * rounding}", inputs, code, make)
+        suffix = f"-terms-{input_terms}" if input_terms else ""
+        return self._stage(f"{name}-windows{suffix}", inputs, code, make)
 
     def scores(self) -> list[TaskScore]:
         """Scores of every task.
@@ -183,9 +184,9 @@ class AtServer:
         return self.bench.stages.stage(name, {**served, **inputs}, code, make)
 
 
-def _round_activations(server: Server) -> None:
+def _round_activations(server: Server, terms: int) -> None:
     with connect(server.url) as client:
-        linears = [int(number) for number in call(client, "round_activations")]
+        linears = [int(number) for number in call(client, "round_activations", terms)]
     if not all(linears):
         raise DistributionError(
             f"round_activations: found {linears} linears in the layers of vLLM's model, must be "

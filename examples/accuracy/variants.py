@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from examples.methods import METHODS
+from nvfp4_kernels.terms import MAX_TERMS
 
 REFERENCE = "bf16"
 ROUNDED_WEIGHTS, ROUNDED_BOTH = YARDSTICKS = ("rounded-weights", "rounded-both")
@@ -32,6 +33,8 @@ class Variant:
         checkpoint: its files, if they are the user's.
         options: more of ``vllm serve``.
         needs_gpu: whether vLLM has it on GPUs alone.
+        input_terms: NVFP4 terms that a yardstick's activations are rounded to, 0: they stay as they
+            are; None: it is no yardstick.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Variant:
     checkpoint: Path | None = None
     options: tuple[str, ...] = ()
     needs_gpu: bool = False
+    input_terms: int | None = None
 
 
 _BOTH: Rounds = "weights and activations"
@@ -55,6 +59,24 @@ def _online(name: str, scales: str) -> Variant:
     return Variant(
         name, f"quantised at load, {scales}", _BOTH, options=("--additional-config", option)
     )
+
+
+def _terms(terms: int) -> Variant:
+    option = f'{{"nvfp4_tc": {{"activation_terms": {terms}}}}}'
+    return Variant(
+        f"nvfp4-tc-terms-{terms}", f"ModelOpt files, activations of {terms} terms", _BOTH,
+        tool=_MODELOPT, options=("--additional-config", option),
+    )  # fmt: skip
+
+
+def _yardstick(name: str, title: str, rounds: Rounds, input_terms: int) -> Variant:
+    eager = ("--enforce-eager",)  # or hooks on its layers would not run
+    return Variant(name, title, rounds, method=None, options=eager, input_terms=input_terms)
+
+
+def _rounded_terms(terms: int) -> Variant:
+    title = f"weights rounded, activations to {terms} terms"
+    return _yardstick(f"rounded-terms-{terms}", title, _BOTH, terms)
 
 
 def known_variants(vllm_attention: str) -> dict[str, Variant]:
@@ -80,6 +102,8 @@ def known_variants(vllm_attention: str) -> dict[str, Variant]:
         _online("nvfp4-tc-online", "absmax"),
         _online("nvfp4-tc-online-sweep", "sweep"),
         _online("nvfp4-tc-online-four-over-six", "four-over-six"),
+        *(_terms(terms) for terms in (2, 3)),
+        *(_rounded_terms(terms) for terms in range(2, MAX_TERMS + 1)),
         # vLLM's loader takes one of the scales of q/k/v, and of gate/up, for all.
         Variant("modelopt", "ModelOpt files, vLLM's own kernels", _BOTH, needs_gpu=True,
                 method=METHODS["modelopt"], tool=(*_MODELOPT, "--shared-fused-scale")),
@@ -98,12 +122,11 @@ DEFAULT_GPU = (
 def yardsticks() -> tuple[Variant, Variant]:
     """16-bit models whose weights, and whose activations as well, are rounded to NVFP4 and back.
 
-    Both are served from the same files, one after the other.
+    They, and those with more terms, are served from the same files, one after the other.
     """
-    eager = ("--enforce-eager",)  # or hooks on its layers would not run
     return (
-        Variant(ROUNDED_WEIGHTS, "weights rounded", "weights", method=None, options=eager),
-        Variant(ROUNDED_BOTH, "weights and activations rounded", _BOTH, method=None, options=eager),
+        _yardstick(ROUNDED_WEIGHTS, "weights rounded", "weights", 0),
+        _yardstick(ROUNDED_BOTH, "weights and activations rounded", _BOTH, 1),
     )
 
 

@@ -27,6 +27,13 @@ def sensitivity(
     scales: Annotated[
         str, typer.Option(metavar="absmax|sweep|four-over-six", help="As the quantising tool's.")
     ] = "absmax",
+    input_terms: Annotated[
+        str,
+        typer.Option(
+            help="NVFP4 terms of inputs, 0 for inputs in 16 bits; further ones after a comma are "
+            "measured beside them, and no list is chosen by them."
+        ),
+    ] = "1",
     win_back: Annotated[
         float | None,
         typer.Option(
@@ -65,6 +72,7 @@ def sensitivity(
     from examples.paths import check_folder
     from examples.sensitivity import display
     from examples.sensitivity.budget import make_budget
+    from examples.sensitivity.input_terms import parse_input_terms
     from examples.sensitivity.subject import open_subject
     from examples.versions import check_importable
 
@@ -74,6 +82,7 @@ def sensitivity(
         from examples.sensitivity.run import run
 
         budget = make_budget(win_back, max_ignored, keep_bits, WIN_BACK)
+        terms = parse_input_terms(input_terms, calibrate is not None)
         device = choose_device(device)
         subject = open_subject(
             model.resolve(),
@@ -85,7 +94,16 @@ def sensitivity(
             device=device,
             dtype=dtype,
         )
-        run(subject, scales, budget, windows_at_once, context.params, device_name(device), out)
+        run(
+            subject,
+            scales,
+            terms,
+            budget,
+            windows_at_once,
+            context.params,
+            device_name(device),
+            out,
+        )
     except (ValueError, OSError) as error:
         display.failure(error)
         raise typer.Exit(1) from error

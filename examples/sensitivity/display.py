@@ -34,9 +34,9 @@ def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
 
 def results(found: Results) -> None:
     """The most sensitive layers, then the whole model with and without the list."""
-    rows = sorted(found.groups, key=lambda row: -row.kl.estimate)
-    shown = rows[:ROWS]
-    more = f", the first {ROWS} of {len(rows)}" if len(rows) > ROWS else ""
+    layers = sorted(found.groups, key=lambda row: -row.kl.estimate)
+    shown = layers[:ROWS]
+    more = f", the first {ROWS} of {len(layers)}" if len(layers) > ROWS else ""
     table = _table(f"Each layer quantised alone, scales {found.rule}{more}")
     for heading in (
         "layer",
@@ -44,6 +44,7 @@ def results(found: Results) -> None:
         "KL",
         "95% interval",
         "Δ log ppl",
+        *(_with_terms(terms) for terms in found.quantised_with_terms),
         "more in 16 bits",
         "",
     ):
@@ -55,6 +56,7 @@ def results(found: Results) -> None:
             f"{row.kl.estimate:.2e}",
             _interval(row.kl, ".1e"),
             f"{row.log_perplexity.estimate:+.5f}",
+            *(f"{kl.estimate:.2e}" for kl in row.kl_with_terms.values()),
             decimal(row.group.extra_bytes),
             "ignored" if row.ignored else "",
         )
@@ -71,7 +73,12 @@ def results(found: Results) -> None:
         "95% interval",
     ):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for name, whole in (("none ignored", found.quantised), (f"{ignored} ignored", found.with_list)):
+    rows = {
+        "none ignored": found.quantised,
+        **{f"{_with_terms(t)}, none ignored": w for t, w in found.quantised_with_terms.items()},
+        f"{ignored} ignored": found.with_list,
+    }
+    for name, whole in rows.items():
         table.add_row(
             name,
             f"{whole.bits_per_weight:.3f}",
@@ -96,6 +103,10 @@ def results(found: Results) -> None:
 def failure(error: Exception) -> None:
     """Why the run ends early."""
     console.print(f"{type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
+
+
+def _with_terms(terms: int) -> str:
+    return f"inputs ×{terms}" if terms else "16-bit inputs"
 
 
 def _table(title: str) -> Table:

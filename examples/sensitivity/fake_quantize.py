@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_activation
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule, quantize_with_rule
+from nvfp4_kernels.terms import decode_terms, quantize_terms
 
 
 def quantise_weights(
@@ -48,6 +49,7 @@ def fake_quantised(
     linears: Iterable[str],
     weights: Mapping[str, Nvfp4Tensor],
     input_scales: Mapping[str, Tensor],
+    terms: int = 1,
 ) -> Iterator[None]:
     """Let ``linears`` compute with dequantised weights and inputs inside a ``with`` block.
 
@@ -56,6 +58,7 @@ def fake_quantised(
         linears: their names.
         weights: quantised, by linear.
         input_scales: float32 ``()`` by linear; the inputs of one that has none stay as they are.
+        terms: NVFP4 terms that inputs are rounded to.
     """
     changed: list[tuple[Any, Tensor, Any]] = []
     try:
@@ -64,7 +67,7 @@ def fake_quantised(
             scale = input_scales.get(name)
             hook = None
             if scale is not None:
-                hook = module.register_forward_pre_hook(_quantise_input(scale))
+                hook = module.register_forward_pre_hook(_quantise_input(scale, terms))
             changed.append((module, module.weight.data, hook))
             module.weight.data = weights[name].dequantize(module.weight.dtype)
         yield
@@ -75,9 +78,11 @@ def fake_quantised(
                 hook.remove()
 
 
-def _quantise_input(scale: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
+def _quantise_input(
+    scale: Tensor, terms: int
+) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
     def quantise(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-        data, scales = quantize_activation(args[0], scale)
-        return (Nvfp4Tensor(data, scales, scale).dequantize(args[0].dtype),)
+        data, scales = quantize_terms(args[0], scale, terms)
+        return ((decode_terms(data, scales, terms) * scale).to(args[0].dtype),)
 
     return quantise

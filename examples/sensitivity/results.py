@@ -18,6 +18,7 @@ class GroupResult:
         kl: mean divergence, in nats, when it alone is quantised.
         log_perplexity: by how much that rises then.
         ignored: whether it is on the list.
+        kl_with_terms: the divergence with other numbers of terms of its inputs; 0: 16-bit inputs.
     """
 
     group: Group
@@ -25,6 +26,7 @@ class GroupResult:
     kl: Interval
     log_perplexity: Interval
     ignored: bool
+    kl_with_terms: dict[int, Interval]
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Results:
         rule: of the block scales that were measured.
         groups: every layer, in the model's order, on all windows.
         quantised: all layers quantised.
+        quantised_with_terms: the same with other numbers of terms of the inputs.
         with_list: all but those on the list.
         kl_won: the difference of the two, window by window.
         log_perplexity_won: likewise.
@@ -71,6 +74,7 @@ class Results:
     rule: str
     groups: list[GroupResult]
     quantised: Whole
+    quantised_with_terms: dict[int, Whole]
     with_list: Whole
     kl_won: Interval
     log_perplexity_won: Interval

@@ -37,6 +37,7 @@ CHOOSING, JUDGING = slice(0, None, 2), slice(1, None, 2)
 def run(
     subject: Subject,
     scales: str,
+    input_terms: Sequence[int],
     budget: Budget,
     windows_at_once: int,
     options: Mapping[str, Any],
@@ -48,6 +49,8 @@ def run(
     Args:
         subject: the model and what it is measured on.
         scales: the rule of the block scales to measure.
+        input_terms: NVFP4 terms of the inputs, 0 for inputs in 16 bits; the list is chosen by the
+            first, the others are measured beside it.
         budget: how long the list may get.
         windows_at_once: run together.
         options: of the command, for the record.
@@ -65,10 +68,15 @@ def run(
     with display.progress("weights", len(names)) as advance:
         weights, errors = quantise_weights(subject.model, names, rule, advance)
 
-    def quantised(linears: Sequence[str]) -> AbstractContextManager[None]:
-        return fake_quantised(subject.model, linears, weights, subject.input_scales)
+    own, *others = input_terms
 
-    def deviations(title: str, variants: dict[str, Sequence[str]]) -> dict[str, Deviation]:
+    def deviations(
+        title: str, variants: Mapping[str, Sequence[str]], terms: int = own
+    ) -> dict[str, Deviation]:
+        def quantised(linears: Sequence[str]) -> AbstractContextManager[None]:
+            scales = subject.input_scales if terms else {}
+            return fake_quantised(subject.model, linears, weights, scales, terms)
+
         batches = -(-len(subject.windows) // windows_at_once)
         with display.progress(title, batches * len(variants)) as advance:
             return measure(subject, quantised, variants, windows_at_once, advance)
@@ -79,7 +87,12 @@ def run(
         title = f"all but {len(ignored)}" if ignored else "all layers"
         return deviations(title, {"": left})[""]
 
-    alone = deviations("each layer alone", {group.name: group.linears for group in groups})
+    layers = {group.name: group.linears for group in groups}
+    alone = deviations("each layer alone", layers)
+    with_terms = {
+        terms: deviations(f"inputs of {terms} terms", {**layers, "": names}, terms)
+        for terms in others
+    }
     kl = {name: _choosing_kl(deviation) for name, deviation in alone.items()}
     ignored = _choose(groups, kl, budget, lambda some: _choosing_kl(without(tuple(some))))
     whole = without(()).of_windows(JUDGING)
@@ -105,10 +118,15 @@ def run(
                 alone[group.name].kl,
                 alone[group.name].log_perplexity,
                 group in ignored,
+                {terms: found[group.name].kl for terms, found in with_terms.items()},
             )
             for group in groups
         ],
         quantised=_whole(whole, groups, []),
+        quantised_with_terms={
+            terms: _whole(found[""].of_windows(JUDGING), groups, [])
+            for terms, found in with_terms.items()
+        },
         with_list=_whole(with_list, groups, ignored),
         kl_won=mean_interval((whole.divergence - with_list.divergence).mean(axis=1)),
         log_perplexity_won=log_perplexity_difference(whole.logprobs, with_list.logprobs),

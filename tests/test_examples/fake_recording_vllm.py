@@ -15,15 +15,17 @@ import numpy as np
 from safetensors.numpy import save_file
 
 VOCABULARY = 320
-ROUNDING_NOISE = 0.04  # that rounding activations adds
+ROUNDING_NOISE = 0.04  # that rounding activations adds; each further term takes 9 tenths off
 windows = []
-rounding = []
+rounding = []  # the number of terms, if there is rounding
 
 
 def behaviour():
     file = Path(sys.argv[2]) / "behaviour.json"
     does = json.loads(file.read_text()) if file.is_file() else {}
-    return does | {"noise": does.get("noise", 0.0) + ROUNDING_NOISE * len(rounding)}
+    return does | {
+        "noise": does.get("noise", 0.0) + sum(ROUNDING_NOISE / 10 ** (t - 1) for t in rounding)
+    }
 
 
 def logits_of(window, noise=0.0):
@@ -56,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         assert self.path == "/collective_rpc"
         calls = []
         if body["method"] == "round_activations":
-            rounding.append(True)
+            rounding[:] = body["args"]
             calls = str(does.get("linears", 14))  # as vLLM answers what is no list
         if body["method"] == "write_logits":
             file, rows = body["args"]

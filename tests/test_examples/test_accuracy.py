@@ -173,6 +173,9 @@ def test_known_variants_are_made_and_served_by_their_names():
     online = json.loads(known["nvfp4-tc-online-sweep"].options[1])
     assert online == {"nvfp4_tc": {"scales": "sweep"}}
     assert known["nvfp4-tc-online-sweep"].tool is None
+    terms = json.loads(known["nvfp4-tc-terms-3"].options[1])
+    assert terms == {"nvfp4_tc": {"activation_terms": 3}}
+    assert [known[f"rounded-terms-{n}"].input_terms for n in (2, 3)] == [2, 3]
     assert not known["nvfp4-tc-w4a16"].calibrated
     assert known["modelopt"].tool[-1] == "--shared-fused-scale"
 
@@ -303,6 +306,7 @@ def test_inputs_of_the_layers_are_rounded_and_no_others():
     before = model["head"](x)
     first, _, second = layer
     expected = second(rounded(nn.functional.silu(first(rounded(x)))))
-    assert round_inputs(model, nn.Linear) == 2
+    hooks = round_inputs(model, nn.Linear)
+    assert len(hooks) == 2
     assert torch.equal(layer(x), expected)
     assert torch.equal(model["head"](x), before)

@@ -116,6 +116,14 @@ def test_figures_are_those_of_the_distributions(measure, variant, tmp_path):
     assert near["kernels"] == ["nvfp4-tc: o_proj ×1: gemm/reference (cpu)"]
 
 
+def test_terms_are_measured_beside_the_yardsticks(measure, started):
+    result, fields = measure("rounded-terms-2", "rounded-terms-3")
+    assert result.exit_code == 0, result.output
+    assert names(started) == ["bf16", "rounded"]
+    _, weights, both, two, three = (np.mean(v["windows"]["kl"]) for v in fields["variants"])
+    assert weights < three < two < both
+
+
 def test_second_run_starts_no_server(measure, variant, started):
     near = variant("near", noise=0.1)
     _, first = measure(near)

@@ -226,6 +226,27 @@ def test_command_writes_a_list_that_the_tool_takes(checkpoint, text, tmp_path):
     assert sizes[True] - sizes[False] == cost > 0
 
 
+def test_inputs_of_more_terms_are_measured_beside(subject, checkpoint, text, tmp_path):
+    result = run(checkpoint, "--text", text, "--calibrate", text, "--out", tmp_path, *OPTIONS,
+                 "--input-terms", "1,2,3,0")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "inputs ×2" in result.output
+    assert "16-bit inputs, none ignored" in result.output
+    found = json.loads((tmp_path / "results.json").read_text())
+    weights, _ = quantise_weights(subject.model, LINEARS, "absmax")
+    [sixteen_bit] = direct_kl(subject, weights, {}, slice(1, None, 2), [[]])
+    kl = {t: whole["kl"]["estimate"] for t, whole in found["quantised_with_terms"].items()}
+    assert kl["0"] == pytest.approx(sixteen_bit, rel=1e-5)
+    one = found["quantised"]["kl"]["estimate"] - sixteen_bit
+    assert abs(kl["2"] - sixteen_bit) < 0.1 * one
+    assert abs(kl["3"] - sixteen_bit) < 0.01 * one
+    for row in found["groups"]:
+        one, two, three, none = (row["kl"], *(row["kl_with_terms"][t] for t in "230"))
+        assert one["estimate"] > none["estimate"]
+        assert three["estimate"] == pytest.approx(none["estimate"], rel=0.01)
+        assert two["estimate"] == pytest.approx(none["estimate"], rel=0.1)
+
+
 def test_budget_of_bits_is_kept(subject, checkpoint, text, tmp_path):
     result = run(checkpoint, "--text", text, "--out", tmp_path, *OPTIONS, "--keep-bits", "7")
     assert result.exit_code == 0, result.output
@@ -296,6 +317,12 @@ def test_mistakes_are_named(checkpoint, text, tmp_path, monkeypatch):
         ([checkpoint, "--text", text, "--scales", "best"], "scales: is 'best', must be one of abs"),
         ([checkpoint, "--text", text, "--dtype", "int8"], "dtype: is 'int8', must be float32 or"),
         ([checkpoint, "--text", text, "--device", "tpu"], "device: is 'tpu', must be cuda or cpu"),
+        (
+            [checkpoint, "--text", text, "--calibrate", text, "--input-terms", "1,5"],
+            "input_terms: is '1,5', must be numbers from 0 to 4",
+        ),
+        ([checkpoint, "--text", text, "--calibrate", text, "--input-terms", "2,2"], "each once"),
+        ([checkpoint, "--text", text, "--input-terms", "2"], "stay in 16 bits; give --calibrate"),
         ([checkpoint, "--text", text, "--win-back", "2"], "win_back: is 2, must lie between"),
         ([checkpoint, "--text", text, "--max-ignored", "99"], "max_ignored: is 99, must be less"),
         ([checkpoint, "--text", text, "--keep-bits", "1"], "keep_bits: is 1, must be from"),

@@ -1,0 +1,23 @@
+"""Numbers of NVFP4 terms of the inputs, as the command takes them."""
+
+from nvfp4_kernels.terms import MAX_TERMS
+
+
+def parse_input_terms(written: str, calibrated: bool) -> tuple[int, ...]:
+    """Numbers with commas between, each once; 0 stands for inputs in 16 bits.
+
+    Raises:
+        ValueError: one is out of range or there twice, or inputs have no scales.
+    """
+    numbers = [part.strip() for part in written.split(",")]
+    known = {str(terms): terms for terms in range(MAX_TERMS + 1)}
+    if any(number not in known for number in numbers) or len({*numbers}) < len(numbers):
+        raise ValueError(
+            f"input_terms: is {written!r}, must be numbers from 0 to {MAX_TERMS}, each once, with "
+            "commas between; change --input-terms"
+        )
+    if numbers != ["1"] and not calibrated:
+        raise ValueError(
+            f"input_terms: is {written!r}, and inputs stay in 16 bits; give --calibrate"
+        )
+    return tuple(known[number] for number in numbers)
