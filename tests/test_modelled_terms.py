@@ -1,0 +1,56 @@
+"""Modelled times of activations as sums of terms, held to bars."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import devices
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+
+
+def modelled(command: str, *arguments: str) -> str:
+    """Output of a command of ``tests.modelled``, which needs a process of its own."""
+    devices.cutlass_or_skip()
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.modelled.{command}", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_three_terms_cost_a_decode_layer_little() -> None:
+    """Products of Llama 8B in a chain: weights are read once, whatever the terms."""
+    one, three = (
+        [float(us) for us in re.findall(r"in a chain ([\d.]+)", output)]
+        for output in (
+            modelled("layer", "--terms", terms, "--tokens", "1", "16") for terms in ("1", "3")
+        )
+    )
+    assert len(one) == len(three) == 2
+    assert all(b <= 1.1 * a for a, b in zip(one, three, strict=True)), (one, three)
+
+
+@pytest.mark.parametrize(("shape", "bar"), [("1,19968,6656", 14.0), ("32,6656,19968", 15.0)])
+def test_large_products_of_few_tokens(shape: str, bar: float) -> None:
+    [us] = re.findall(r"([\d.]+) us, least", modelled("gemm", "--terms", "3", "--shape", shape))
+    assert float(us) <= bar
+
+
+def test_three_terms_of_many_tokens() -> None:
+    """Three quarters of 3.0 PFLOP/s at least."""
+    shape = "8192,8192,8192"
+    [us] = re.findall(r"([\d.]+) us, least", modelled("gemm", "--terms", "3", "--shape", shape))
+    flops = 2.0 * 8192**3
+    assert flops / float(us) / 1e9 >= 0.75 * 3.0
