@@ -88,7 +88,7 @@ def gemm_with(**changes: Callable[..., Any]) -> Callable[..., Tensor]:
     names = gemm.__code__.co_varnames[: gemm.__code__.co_argcount]
 
     def mutant(*args: Any) -> Tensor:
-        named = dict(zip(names, args, strict=True))
+        named = dict(zip(names, args, strict=False))  # terms may be left out
         for name, change in changes.items():
             named[name] = change(**named)
         return gemm(**named)
