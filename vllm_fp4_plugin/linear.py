@@ -12,6 +12,7 @@ from vllm.model_executor.layers.linear import (
 )
 
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.device.rowwise.tile import longest_row
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
@@ -123,6 +124,13 @@ class Nvfp4LinearBase(LinearMethodBase):
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: is quantised with its activations, but MLA needs its weight "
                 "alone; quantise the model with kv_b_proj excluded"
+            )
+        longest = longest_row(words=BLOCK_SIZE // 2)  # of 16-bit elements
+        if kernel.arch != "cpu" and activation == "per-token" and k > longest:
+            raise UnsupportedCheckpoint(
+                f"{self.prefix}: K is {k} on each rank, must be at most {longest} on {kernel.arch} "
+                "for a scale per token; use a larger --tensor-parallel-size, or leave the layer "
+                "unquantised"
             )
         if kernel.arch != "cpu" and len(sizes) > MAX_SHARDS:
             raise UnsupportedCheckpoint(

@@ -27,6 +27,7 @@ from tests.test_plugin.test_linear_layers import (
 )
 from vllm_fp4_plugin.activation_terms import GivenTerms, given_terms
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import InvalidOption, Options
 
 SCALE = torch.tensor(0.01)
@@ -169,6 +170,17 @@ def test_plan(
     else:
         assert product is not None
         assert (product.activation, product.terms) == (plan.activation, plan.terms)
+
+
+def test_rows_too_long_for_a_scale_per_token(vllm_config: Any) -> None:
+    """One CTA holds a row; Llama 405B's down projection needs two ranks."""
+    option(vllm_config, None)
+    config = Nvfp4TcConfig(checkpoint(weight_only=True))
+    with standing_in("cpu", "sm_100"):
+        RowParallelLinear(40960, 32, bias=False, quant_config=config, prefix="m.down_proj")
+        refused = r"m.o_proj: K is 40976 on each rank, must be at most 40960 on sm_100 for a scale"
+        with pytest.raises(UnsupportedCheckpoint, match=refused):
+            RowParallelLinear(40976, 32, bias=False, quant_config=config, prefix="m.o_proj")
 
 
 def test_lines_of_the_report(vllm_config: Any) -> None:

@@ -82,6 +82,11 @@ def choose_row_parts(m: int, k: int, words: int, sms: int) -> RowTile:
     return RowTile(8, WARPS // 2, 1)
 
 
+def longest_row(words: int) -> int:
+    """Elements of the longest row that one CTA holds, ``words`` registers to a block."""
+    return MAX_WARPS * WARP * (MAX_HELD_WORDS // (words + 1)) * BLOCK
+
+
 def choose_whole_rows(m: int, k: int, words: int, sms: int) -> RowTile:
     """Layout for kernels that look at a whole row before they write any of it. Pure.
 
@@ -101,11 +106,10 @@ def choose_whole_rows(m: int, k: int, words: int, sms: int) -> RowTile:
     """
     columns = _ceil_div(k, ATOM_BLOCKS * BLOCK) * ATOM_BLOCKS
     held = words + 1  # and its largest magnitude
-    longest = MAX_WARPS * WARP * (MAX_HELD_WORDS // held)
-    if columns > longest:
+    longest = longest_row(words)
+    if columns * BLOCK > longest:
         raise InvalidArgument(
-            f"x: K is {k}, must be at most {longest * BLOCK}; quantise longer rows with one "
-            "global scale"
+            f"x: K is {k}, must be at most {longest}; quantise longer rows with one global scale"
         )
     usual = WARPS * WARP * (HELD_WORDS // held)
     slots = 8
