@@ -35,22 +35,30 @@ def test_three_terms_cost_a_decode_layer_little() -> None:
     one, three = (
         [float(us) for us in re.findall(r"in a chain ([\d.]+)", output)]
         for output in (
-            modelled("layer", "--terms", terms, "--tokens", "1", "16") for terms in ("1", "3")
+            modelled("layer", "--terms", terms, "--tokens", "1", "8", "16") for terms in ("1", "3")
         )
     )
-    assert len(one) == len(three) == 2
+    assert len(one) == len(three) == 3
     assert all(b <= 1.1 * a for a, b in zip(one, three, strict=True)), (one, three)
 
 
-@pytest.mark.parametrize(("shape", "bar"), [("1,19968,6656", 14.0), ("32,6656,19968", 15.0)])
+@pytest.mark.parametrize(
+    ("shape", "bar"),
+    [
+        ("1,19968,6656", 14.0),
+        ("1,6656,19968", 14.0),
+        ("32,19968,6656", 15.0),
+        ("32,6656,19968", 15.0),
+    ],
+)
 def test_large_products_of_few_tokens(shape: str, bar: float) -> None:
     [us] = re.findall(r"([\d.]+) us, least", modelled("gemm", "--terms", "3", "--shape", shape))
     assert float(us) <= bar
 
 
-def test_three_terms_of_many_tokens() -> None:
-    """Three quarters of 3.0 PFLOP/s at least."""
-    shape = "8192,8192,8192"
-    [us] = re.findall(r"([\d.]+) us, least", modelled("gemm", "--terms", "3", "--shape", shape))
-    flops = 2.0 * 8192**3
-    assert flops / float(us) / 1e9 >= 0.75 * 3.0
+@pytest.mark.parametrize("terms", [2, 3])
+def test_many_tokens(terms: int) -> None:
+    """Three quarters at least of 9 PFLOP/s, which the terms share."""
+    output = modelled("gemm", "--terms", str(terms), "--shape", "8192,8192,8192")
+    [us] = re.findall(r"([\d.]+) us, least", output)
+    assert 2.0 * 8192**3 / float(us) / 1e9 >= 0.75 * 9.0 / terms

@@ -99,7 +99,7 @@ def test_quantized_is_the_float32_result_quantized(
 def check_quantized(
     case: test_silu_mul_gemm.Case, op_device: torch.device, out_terms: int = 1
 ) -> None:
-    """By the kernel as by the reference, from the same float32 values."""
+    """Compare with the reference's quantisation of the kernel's own float32 values."""
     problem = test_silu_mul_gemm.make_problem(case, grid=True)
     args = {k: v for k, v in problem.args.items() if k != "out_dtype"}
     full = on(op_device, silu_mul_gemm)(**args, out_dtype=torch.float32)

@@ -12,7 +12,7 @@ from nvfp4_kernels.gemm.sm100.tile import Tile
 from nvfp4_kernels.quantize import reference
 from nvfp4_kernels.terms import TermLayout
 from tests.test_kernels.gemm.linear_cases import Case, check_exact
-from tests.test_kernels.gemm.test_tiles_sm100 import TileCase, pair_case, use
+from tests.test_kernels.gemm.test_tiles_sm100 import GEMM, PAIRS, TileCase, pair_case, use
 from tests.test_kernels.mistakes import (
     ANYTHING,
     WRONG,
@@ -97,6 +97,21 @@ def test_nothing_to_catch(name: str) -> None:
     on = PRODUCTS[name]
     assert on.rounds.enough, on.rounds
     check_nothing_to_catch(product(on), partial(use, on))
+
+
+# A tile of terms of every family: those of a pair multiply with gate and up projection.
+EVERY_FAMILY = {
+    each.of_terms: each for each in (*GEMM.values(), *PAIRS.values()) if each.tile.terms.count > 1
+}
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_every_schedule(family: str) -> None:
+    on = EVERY_FAMILY[family]
+    check = product(on)
+    if on.tile.weights == 2:
+        check = partial(test_silu_mul_gemm.check_exact, silu_mul_gemm, pair_case(on.case))
+    check_nothing_to_catch(check, partial(use, on))
 
 
 # --- results in terms -------------------------------------------------------------------------
