@@ -376,6 +376,21 @@ def test_what_is_loaded_is_what_is_served(format: str, weight_only: bool, build:
     assert_same(out, model.oracle(x, weights, ids, silu_mul))
 
 
+@pytest.mark.parametrize(("count", "off"), [(1, 0.2), (2, 0.02), (3, 0.004)])
+def test_sums_of_terms(count: int, off: float, build: Build) -> None:
+    """Inputs of both products in NVFP4 terms with a scale per token, in place of 16 bits."""
+    model = Model(weight_only=True)
+    method, layer = build(weight_only=True, terms=GivenTerms(count, "given"))
+    times = f"×{count}" if count > 1 else ""
+    assert (method.plan.arithmetic, method.plan.reason) == (f"W4A4{times} per-token", "given")
+    load(layer, model)
+    method.process_weights_after_loading(layer)
+    x, weights, ids = batch()
+    expected = model.oracle(x, weights, ids, silu_mul)
+    seen = (method.apply(layer, x, weights, ids, None, None).double() - expected).norm()
+    assert off / 10 < seen / expected.norm() < off
+
+
 @pytest.mark.parametrize("parallel", ["tp", "ep"])
 def test_two_ranks_add_up(parallel: str, build: Build) -> None:
     """Input scales are of all experts, wherever they are."""
@@ -389,6 +404,74 @@ def test_two_ranks_add_up(parallel: str, build: Build) -> None:
         assert layer.w13_input == model.w13_input
         parts += method.apply(layer, x, weights, ids, None, None).float()
     assert_same(parts, model.oracle(x, weights, ids, silu_mul))
+
+
+def load_stacked(layer: Layer, model: Model, *, filled: bool = False) -> None:
+    """Give a layer what vLLM makes of Llama 4's tensors; ``filled``: numbers without a loader."""
+    names = FORMATS["modelopt"].names
+    shards = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    mine = range(layer.first, layer.first + layer.local)
+
+    def give(whole: str, tensor: Tensor, shard: str, expert: int) -> None:
+        param = getattr(layer, whole)
+        param.weight_loader(param, tensor, f"{PREFIX}.{whole}", shard, expert)
+
+    def of(projection: str, part: str) -> Tensor:
+        return torch.stack([getattr(model.weights[e, projection], part) for e in range(E)])
+
+    for projection, shard in shards.items():
+        part = "w2" if shard == "w2" else "w13"
+        give(f"{part}_{names.weight}", of(projection, "data")[list(mine)], shard, layer.first)
+    for part, shard, projections in (
+        ("w13", "w1", ("gate_proj", "up_proj")),
+        ("w2", "w2", ("down_proj",)),
+    ):
+        scales = torch.cat(
+            [of(projection, "scales").view(torch.uint8) for projection in projections], 1
+        )
+        give(f"{part}_{names.block_scale}", scales.view(torch.float8_e4m3fn), shard, 0)
+        numbers = {
+            names.weight_global: of(projections[0], "global_scale"),
+            names.input_global: torch.stack([model.scales[e, projections[0]] for e in range(E)]),
+        }
+        for name, tensor in numbers.items():
+            if filled:
+                getattr(layer, f"{part}_{name}").data.fill_(tensor[0].item())
+            else:
+                give(f"{part}_{name}", tensor, shard, 0)
+
+
+@pytest.mark.parametrize("ranks", [{}, {"ep": 2, "rank": 1}, {"tp": 2, "rank": 1}], ids=str)
+def test_stacks_are_taken_apart(ranks: dict[str, int], build: Build) -> None:
+    """Experts in one tensor are loaded as those in a tensor each; up's scale is then gate's."""
+    model = Model(weight_only=False, inner=2 * INNER if "tp" in ranks else INNER)
+    for expert in range(E):
+        gate = model.weights[expert, "gate_proj"].global_scale
+        up = model.weights[expert, "up_proj"]
+        model.weights[expert, "up_proj"] = Nvfp4Tensor(up.data, up.scales, gate)
+        model.scales[expert, "up_proj"] = model.scales[expert, "gate_proj"]
+    held = []
+    for how in (load, load_stacked):
+        method, layer = build(Layer(**ranks))
+        how(layer, model)
+        method.process_weights_after_loading(layer)
+        held.append(method.held(layer))
+    for one, other in zip(*held, strict=True):
+        assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def test_numbers_that_a_model_fills(build: Build) -> None:
+    model = Model(weight_only=False)
+    method, layer = build()
+    load_stacked(layer, model, filled=True)
+    missing = list(method.ledger.missing())
+    assert f"{PREFIX}.0.down_proj.weight_scale_2" in missing
+    assert len(missing) == 2 * 3 * E
+    method.ledger.note_filled(lambda parameter: parameter is not layer.w2_input_scale)
+    assert len(list(method.ledger.missing())) == E
+    method.ledger.note_filled(lambda parameter: True)
+    method.process_weights_after_loading(layer)
+    assert layer.w13_input == model.scales[0, "gate_proj"]
 
 
 def test_dynamo_sees_one_op(build: Build) -> None:
@@ -453,8 +536,8 @@ def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None
         ("0.gate_proj.input_scale", lambda t: t.expand(2), r"shape is \(2,\), must be one number"),
         (
             "0.gate_proj.weight",
-            lambda t: t.expand(E, *t.shape),
-            r"one tensor of \(4, 48, 32\)",
+            lambda t: t.expand(3, *t.shape),
+            r"shape is \(3, 48, 32\), must be \(48, 32\)",
         ),
         ("0.gate_proj.weight_scale_2", lambda t: -t, r"experts, w13 of expert 0\.weight_scale_2"),
         (
