@@ -57,7 +57,7 @@ def gelu(x: Float32) -> Float32:
 
 
 def gelu_tanh(x: Float32) -> Float32:
-    """GELU's tanh form, as x · sigmoid(2 √(2/π) (x + 0.044715 x³)): the same, and cancels nowhere."""
+    """GELU in its tanh form, as x · sigmoid(2 √(2/π) (x + 0.044715 x³)), which cancels nowhere."""
     inner = x * (_GELU_LINEAR + _GELU_CUBIC * (x * x))
     return x * cute.arch.rcp_approx(1.0 + cute.math.exp2(inner * -LOG2_E, fastmath=True))
 
