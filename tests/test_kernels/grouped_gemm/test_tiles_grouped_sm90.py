@@ -1,4 +1,4 @@
-"""Every kind of tile of the grouped GEMM of sm_90, bit for bit, beside spare room that is poison."""
+"""Every kind of tile of sm_90 in grouped products, bit for bit, beside poisoned spare room."""
 
 from dataclasses import replace
 

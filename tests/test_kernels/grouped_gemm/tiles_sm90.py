@@ -1,4 +1,4 @@
-"""Grouped products on sm_90: one tile of the kernel, launched on memory whose spare room is poison."""
+"""Grouped products on sm_90: a tile of the kernel, launched on memory with poisoned spare room."""
 
 from dataclasses import dataclass, replace
 
@@ -71,7 +71,7 @@ def grid_operands(
 
 
 def put_tiles(device: KernelDevice, name: str, tensor: Tensor, used: int) -> Tensor:
-    """``tensor`` where kernels can read it; beyond ``used`` rows it is poison, and not to be read."""
+    """``tensor`` in its place; beyond ``used`` rows it is poison, which nothing may read."""
     placed = device.output(name, tensor)
     placed[:used] = tensor[:used]
     if isinstance(device, Emulated) and used:
