@@ -1,10 +1,13 @@
-"""Functions of float32 values in registers: exponentials as softmax takes them, SiLU."""
+"""Functions of float32 values in registers: exponentials as softmax takes them, activations."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
 LOG2_E = 1.4426950408889634
+_SQRT_HALF = 0.7071067811865476
+_GELU_LINEAR = 1.5957691216057308  # 2 √(2/π)
+_GELU_CUBIC = 0.044715 * _GELU_LINEAR
 NEGATIVE_INFINITY = float("-inf")
 _LEAST_SILU = -43.6  # e^43.6 is just below 2^63
 
@@ -46,6 +49,29 @@ def silu_pair(x: Float32, y: Float32) -> tuple[Float32, Float32]:
         cutlass.select_(x <= _LEAST_SILU, zero, first),
         cutlass.select_(y <= _LEAST_SILU, zero, second),
     )
+
+
+def gelu(x: Float32) -> Float32:
+    """GELU, x · Φ(x), by the error function."""
+    return 0.5 * x * (1.0 + cute.math.erf(x * _SQRT_HALF))
+
+
+def gelu_tanh(x: Float32) -> Float32:
+    """GELU in its tanh form, as x · sigmoid(2 √(2/π) (x + 0.044715 x³)), which cancels nowhere."""
+    inner = x * (_GELU_LINEAR + _GELU_CUBIC * (x * x))
+    return x * cute.arch.rcp_approx(1.0 + cute.math.exp2(inner * -LOG2_E, fastmath=True))
+
+
+def swigluoai(x: Float32, alpha: float) -> Float32:
+    """SiLU with a factor in its sigmoid, x · sigmoid(alpha · x)."""
+    power = cute.math.exp2(x * (-LOG2_E * alpha), fastmath=True)
+    return x * cute.arch.rcp_approx(1.0 + power)
+
+
+def relu2(x: Float32) -> Float32:
+    """max(x, 0)²; NaN stays NaN."""
+    positive = cute.arch.fmax(x, 0.0, nan=True)
+    return positive * positive
 
 
 def finite(peak: Float32) -> Float32:
