@@ -169,6 +169,7 @@ def product(
         alpha=alpha,
         row_scale=row_scale,
         bias=bias,
+        groups=None,
         m=m,
         n=n,
         k=2 * row,

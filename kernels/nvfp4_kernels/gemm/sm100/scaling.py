@@ -20,7 +20,8 @@ class ScalingOperands:
     """Factors and bias in global memory.
 
     Attributes:
-        alpha: float32 [shards]: of the weights' rows, or of each product of a pair.
+        alpha: float32 [shards]: of the weights' rows, or of each product of a pair; of a grouped
+            product [experts, products].
         ends: where each shard but the last ends, along the weights' rows.
         row_scale: float32 [batch, m], of the tokens.
         bias: [n].
@@ -59,7 +60,10 @@ class Scaling:
         tile, output = self.tile, self.output
         alpha = Array(operands.alpha, shape=(1,))
         bias = Float32(0.0)
-        if cutlass.const_expr(tile.weights == 2):
+        if cutlass.const_expr(tile.grouped):
+            first = coord.weight * tile.weights
+            scales = [alpha.load(first + product) for product in range(tile.weights)]
+        elif cutlass.const_expr(tile.weights == 2):
             scales = [alpha.load(0), alpha.load(1)]
         elif cutlass.const_expr(output.shards == 1):
             scales = [alpha.load(0)]

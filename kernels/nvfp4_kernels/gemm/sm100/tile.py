@@ -56,6 +56,10 @@ class Tile:
         scale_sets: places in tensor memory that K steps' scales take in turn. With one, the copy of
             a step's scales relies on the order of the tensor core's pipe; with two, it waits until
             the MMAs that read what it overwrites are done (see ``Mma``).
+        grouped: whether it is of a grouped product: each matrix of the batch is a tile of tokens
+            whose weights are those of its expert, and their number is read on the device.
+        routed_before: of a grouped product, whether the routing was complete before the launch
+            before this one began, see ``scheduler.counted``.
     """
 
     columns: int = 128
@@ -68,6 +72,8 @@ class Tile:
     max_stages: int = MAX_STAGES
     scale_sets: int = 1
     terms: TermLayout = ONE_TERM
+    grouped: bool = False
+    routed_before: bool = False
 
     def __post_init__(self) -> None:
         assert self.columns in (8, 16, 32, 64, 96, 128, 256), self.columns
@@ -77,12 +83,18 @@ class Tile:
         assert self.split_k == 1 or self.cluster == self.split_k, "a split has no other cluster"
         # Scales of all terms in one atom: 32 rows, a column of tensor memory, for each.
         assert not self.terms.packed or (self.swap_ab and self.columns <= PACKED_ROWS)
+        assert self.grouped or not self.routed_before
         assert self.cluster <= 8, "larger clusters are not portable"
         assert self.b_rows // self.sharers_b >= 8, "the N side is shared in groups of 8 rows"
         assert ATOMS_K % self.sharers_sfb == 0
         assert ATOMS_K % self.cluster_n == 0
         assert self.split_k == 1 or self.split_columns >= 1
         assert self.accumulator_columns + self.scale_columns <= TENSOR_COLUMNS, "tensor memory"
+
+    @property
+    def counts_first(self) -> bool:
+        """Whether all roles begin with the wait for the kernel before, which counts the tiles."""
+        return self.grouped and not self.routed_before
 
     @property
     def ctas(self) -> int:
