@@ -6,6 +6,11 @@ from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.decode_attention import decode_attention
 from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.gemm import gemm, gemm_quantized, gemv
+from nvfp4_kernels.grouped_gemm import grouped_gemm, grouped_gemm_quantized
+from nvfp4_kernels.grouped_silu_mul_gemm import (
+    grouped_silu_mul_gemm,
+    grouped_silu_mul_gemm_quantized,
+)
 from nvfp4_kernels.indexer import (
     indexer_gather_k,
     indexer_logits,
@@ -17,6 +22,9 @@ from nvfp4_kernels.indexer import (
     indexer_topk,
 )
 from nvfp4_kernels.merge_segments import merge_segments
+from nvfp4_kernels.moe_combine import moe_combine
+from nvfp4_kernels.moe_quantize import moe_gather, moe_quantize, moe_quantize_per_token
+from nvfp4_kernels.moe_route import moe_route
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from nvfp4_kernels.quantize import quantize, quantize_per_token
 from nvfp4_kernels.rms_norm_quantize import (
@@ -41,6 +49,10 @@ __all__ = [
     "gemm",
     "gemm_quantized",
     "gemv",
+    "grouped_gemm",
+    "grouped_gemm_quantized",
+    "grouped_silu_mul_gemm",
+    "grouped_silu_mul_gemm_quantized",
     "indexer_gather_k",
     "indexer_logits",
     "indexer_logits_paged",
@@ -50,6 +62,11 @@ __all__ = [
     "indexer_store_k",
     "indexer_topk",
     "merge_segments",
+    "moe_combine",
+    "moe_gather",
+    "moe_quantize",
+    "moe_quantize_per_token",
+    "moe_route",
     "paged_attention",
     "quantize",
     "quantize_per_token",

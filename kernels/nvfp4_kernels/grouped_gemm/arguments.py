@@ -1,0 +1,120 @@
+"""Checks and shapes that the grouped ops share."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.fragments import fragment_shapes
+from nvfp4_kernels.gemm.arguments import (
+    batch_of,
+    check_activation,
+    check_out_dtype,
+    check_weight,
+    fragments_k,
+    weight_layout,
+)
+from nvfp4_kernels.routing import check_groups, check_tile_tokens
+from nvfp4_kernels.terms import data_shape, scales_shape
+
+OPERANDS = (
+    "Tensor a, Tensor? a_scales, Tensor groups, Tensor b, Tensor b_scales, Tensor alpha, "
+    "Tensor? row_scale"
+)
+ACTIVATION = "str? activation, float? limit, float act_alpha, float act_beta"
+
+
+class GroupedOperands(NamedTuple):
+    """Operands of every grouped product; see ``grouped_gemm`` and ``grouped_silu_mul_gemm``."""
+
+    a: Tensor
+    a_scales: Tensor | None
+    groups: Tensor
+    b: Tensor
+    b_scales: Tensor
+    alpha: Tensor
+    row_scale: Tensor | None
+
+
+def check_grouped(
+    operands: GroupedOperands, per_expert: tuple[int, ...], n: int | None, terms: int
+) -> tuple[Mode, int]:
+    """Check the operands; return the mode and N.
+
+    ``per_expert``: matrices of an expert, ``(2,)`` of gate and up, else ``()``.
+    """
+    a, a_scales, groups, b, b_scales, alpha, row_scale = operands
+    dims = 1 + len(per_expert) + (5 if weight_layout(b_scales) == "fragments" else 2)
+    if b.ndim != dims or tuple(b.shape[1 : 1 + len(per_expert)]) != per_expert:
+        inner = "".join(f"{size}, " for size in per_expert)
+        raise InvalidArgument(
+            f"b: shape is {tuple(b.shape)}, must be (experts, {inner}N, K/2), or that of fragments "
+            "with uint8 scales; stack the experts' weights"
+        )
+    matrices = (b.shape[0], *per_expert)
+    if weight_layout(b_scales) == "fragments":
+        k, n = fragments_k("b", a, a_scales), _fragments_n(n)
+        check_dtype("b", b, (torch.uint8,))
+        data, scales = fragment_shapes(n, k)
+        remedy = f"the fragments of N = {n} (n) × K = {k} (a) of each matrix"
+        check_shape("b", b, (*matrices, *data), remedy)
+        check_shape("b_scales", b_scales, (*matrices, *scales), remedy)
+    else:
+        rows, k = check_weight("b", b, b_scales)
+        if n not in (None, rows):
+            raise InvalidArgument(
+                f"n: is {n}, must be {rows} as b's rows; leave it out in the blocked layout"
+            )
+        n = rows
+    mode, tile_tokens = check_activation(a, a_scales, row_scale, k, terms)
+    batch = batch_of(a, terms)
+    if len(batch) != 1:
+        raise InvalidArgument(
+            f"a: shape is {tuple(a.shape)}, must be (tiles, T, …), or (tiles, {terms}, T, …) with "
+            "more than one term; make it with moe_quantize() or moe_gather()"
+        )
+    check_tile_tokens("a: T", tile_tokens)
+    check_groups("groups", groups, batch[0])
+    check_dtype("alpha", alpha, (torch.float32,))
+    check_shape("alpha", alpha, matrices, "one factor for each matrix of b")
+    check_same_device(**operands._asdict())
+    return mode, n
+
+
+def check_out(
+    out_global_scale: Tensor | None, out_dtype: torch.dtype, operands: GroupedOperands
+) -> None:
+    """Check what the result is to be."""
+    check_out_dtype(out_dtype)
+    if out_global_scale is not None:
+        check_dtype("out_global_scale", out_global_scale, (torch.float32,))
+        experts = (operands.b.shape[0],)
+        check_shape("out_global_scale", out_global_scale, experts, "one scale for each expert")
+        check_same_device(a=operands.a, out_global_scale=out_global_scale)
+
+
+def fake_result(
+    operands: GroupedOperands, n: int | None, out_dtype: torch.dtype, terms: int
+) -> Tensor:
+    """The result of a grouped product without its values."""
+    a, b = operands.a, operands.b
+    rows = _fragments_n(n) if weight_layout(operands.b_scales) == "fragments" else b.shape[-2]
+    return a.new_empty((*batch_of(a, terms), a.shape[-2], rows), dtype=out_dtype)
+
+
+def quantized_tiles(a: Tensor, n: int, terms: int, out_terms: int) -> tuple[Tensor, Tensor]:
+    """Memory for a quantised result of ``n`` columns: its data and blocked scales."""
+    batch, rows = batch_of(a, terms), a.shape[-2]
+    data = a.new_empty(data_shape(batch, rows, n, out_terms), dtype=torch.uint8)
+    scales = a.new_empty(scales_shape(batch, rows, n, out_terms), dtype=torch.float8_e4m3fn)
+    return data, scales
+
+
+def _fragments_n(n: int | None) -> int:
+    if n is None:
+        raise InvalidArgument(
+            "n: is None, must be the rows of each matrix of b, which fragments pad; pass it"
+        )
+    return n

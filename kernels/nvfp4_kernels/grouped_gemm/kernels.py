@@ -1,0 +1,13 @@
+"""Kernels of ``grouped_gemm``: on GPUs those of ``gemm``, with token tiles for a batch."""
+
+from nvfp4_kernels.dispatch import KernelTable
+
+_REFERENCE = "nvfp4_kernels.grouped_gemm.reference:grouped_gemm"
+
+KERNELS = KernelTable(
+    "grouped_gemm",
+    {
+        ("cpu", "w4a4"): ("reference", _REFERENCE),
+        ("cpu", "w4a16"): ("reference", _REFERENCE),
+    },
+)

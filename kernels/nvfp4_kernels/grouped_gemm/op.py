@@ -1,0 +1,181 @@
+"""``grouped_gemm``: the product of every token tile with the weight of its expert."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.activation import Activation, check_ungated
+from nvfp4_kernels.checks import check_blocks_of_16
+from nvfp4_kernels.gemm.arguments import check_layout_taken, refuse_fragments
+from nvfp4_kernels.grouped_gemm.arguments import (
+    ACTIVATION,
+    OPERANDS,
+    GroupedOperands,
+    check_grouped,
+    check_out,
+    fake_result,
+    quantized_tiles,
+)
+from nvfp4_kernels.grouped_gemm.kernels import KERNELS
+from nvfp4_kernels.terms import check_terms
+
+
+def grouped_gemm(
+    a: Tensor,
+    a_scales: Tensor | None,
+    groups: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    *,
+    row_scale: Tensor | None = None,
+    activation: Activation | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    n: int | None = None,
+    terms: int = 1,
+) -> Tensor:
+    """Matrix product of each token tile with its expert's NVFP4 weight.
+
+    Sums, ``alpha``, ``row_scale`` and ``activation`` are float32, rounded once. Which experts a
+    batch reaches is read on the device.
+
+    Args:
+        a: w4a4: uint8 ``(tiles, T, K/2)``; w4a16 (``a_scales`` None): 16-bit floats
+            ``(tiles, T, K)``; T one of ``routing.TILE_TOKENS``.
+        a_scales: float8_e4m3fn, blocked layout of each tile's scales, or None.
+        groups: int32 ``(1 + tiles,)``, of a ``Routing``.
+        b: uint8 ``(experts, N, K/2)``; w4a16 on CPU and sm_90 also in fragments,
+            ``(experts, ceil(N/64), ceil(K/64), 4, 32, 16)``.
+        b_scales: float8_e4m3fn, blocked layout of each weight's scales; of fragments uint8. Their
+            dtype tells the two apart.
+        alpha: float32 ``(experts,)``, the global scale of each weight, times that of its input
+            where that is one number.
+        row_scale: float32 ``(tiles, T)``, the activation's global scales when there is one per row.
+        activation: of the result, one of ``activation.UNGATED``, or None.
+        out_dtype: bfloat16, float16 or float32.
+        n: rows of each weight; needed with fragments, which are padded to whole tiles.
+        terms: how many NVFP4 values, 1 to 4, add up to each of the activation's; with more than
+            one, ``a`` is ``(tiles, terms, T, K/2)``, and ``a_scales`` as ``moe_quantize`` gives it.
+
+    Returns:
+        ``(tiles, T, N)`` of ``out_dtype``; tiles that are not in use are not written.
+
+    Raises:
+        InvalidArgument: shapes, dtypes or devices that do not fit, named.
+        NoKernelError: no kernel for this device and mode; the message lists what there is.
+    """
+    return torch.ops.nvfp4.grouped_gemm(
+        a, a_scales, groups, b, b_scales, alpha, row_scale, n, *activation_arguments(activation),
+        out_dtype, terms,
+    )  # fmt: skip
+
+
+def grouped_gemm_quantized(
+    a: Tensor,
+    a_scales: Tensor | None,
+    groups: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    out_global_scale: Tensor,
+    *,
+    row_scale: Tensor | None = None,
+    activation: Activation | None = None,
+    terms: int = 1,
+    out_terms: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """``grouped_gemm`` with its result quantised for the next product, from the float32 values.
+
+    Takes what ``grouped_gemm`` takes, fragments aside, N a multiple of 16, and
+    ``out_global_scale``, float32 ``(experts,)``: the input scale of each expert's next product.
+    ``out_terms``, 1 to 4: how many NVFP4 values add up to each of the result's.
+
+    Returns:
+        ``data`` uint8 ``(tiles, T, N/2)`` and ``scales`` float8_e4m3fn in the blocked layout of
+        each tile; of more than one term as ``moe_quantize`` returns them.
+
+    Raises:
+        InvalidArgument, NoKernelError: as ``grouped_gemm``.
+    """
+    return torch.ops.nvfp4.grouped_gemm_quantized(
+        a, a_scales, groups, b, b_scales, alpha, row_scale, out_global_scale,
+        *activation_arguments(activation), terms, out_terms,
+    )  # fmt: skip
+
+
+def activation_arguments(
+    activation: Activation | None,
+) -> tuple[str | None, float | None, float, float]:
+    """The activation as arguments of a torch op."""
+    return (None, None, 1.0, 0.0) if activation is None else (*activation,)
+
+
+def activation_of(
+    name: str | None, limit: float | None, alpha: float, beta: float
+) -> Activation | None:
+    """Undo ``activation_arguments``."""
+    return None if name is None else Activation(name, limit, alpha, beta)
+
+
+def _run(
+    operands: GroupedOperands,
+    n: int | None,
+    out_global_scale: Tensor | None,
+    activation: Activation | None,
+    out_dtype: torch.dtype,
+    terms: int,
+    out_terms: int = 1,
+) -> tuple[Tensor, Tensor | None]:
+    mode, rows = check_grouped(operands, (), n, terms)
+    check_ungated(activation)
+    check_out(out_global_scale, out_dtype, operands)
+    kernel = KERNELS.select(operands.a.device, mode)
+    check_layout_taken("b", operands.b_scales, kernel)
+    return kernel.load()(*operands, rows, out_global_scale, activation, out_dtype, terms, out_terms)
+
+
+@torch.library.custom_op(
+    "nvfp4::grouped_gemm",
+    mutates_args=(),
+    schema=f"({OPERANDS}, SymInt? n, {ACTIVATION}, ScalarType out_dtype, int terms) -> Tensor",
+)
+def _grouped_gemm(*arguments: Any) -> Tensor:
+    *operands, n, name, limit, alpha, beta, out_dtype, terms = arguments
+    activation = activation_of(name, limit, alpha, beta)
+    out, _ = _run(GroupedOperands(*operands), n, None, activation, out_dtype, terms)
+    return out
+
+
+@_grouped_gemm.register_fake
+def _(*arguments: Any) -> Tensor:
+    *operands, n, _, _, _, _, out_dtype, terms = arguments
+    return fake_result(GroupedOperands(*operands), n, out_dtype, terms)
+
+
+@torch.library.custom_op(
+    "nvfp4::grouped_gemm_quantized",
+    mutates_args=(),
+    schema=(
+        f"({OPERANDS}, Tensor out_global_scale, {ACTIVATION}, int terms, int out_terms) -> "
+        "(Tensor, Tensor)"
+    ),
+)
+def _grouped_gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *given, out_global_scale, name, limit, alpha, beta, terms, out_terms = arguments
+    operands = GroupedOperands(*given)
+    refuse_fragments("grouped_gemm_quantized", b_scales=operands.b_scales)
+    check_terms("out_terms", out_terms)
+    check_blocks_of_16("output", (1, operands.b.shape[-2]))  # the next product's K
+    activation = activation_of(name, limit, alpha, beta)
+    data, scales = _run(
+        operands, None, out_global_scale, activation, torch.float32, terms, out_terms
+    )
+    assert scales is not None
+    return data, scales
+
+
+@_grouped_gemm_quantized.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    a, _, _, b, *_, terms, out_terms = arguments
+    return quantized_tiles(a, b.shape[-2], terms, out_terms)

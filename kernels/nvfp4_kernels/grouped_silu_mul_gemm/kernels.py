@@ -1,0 +1,13 @@
+"""Kernels of ``grouped_silu_mul_gemm``: on GPUs those of ``gemm``, with pairs of weights."""
+
+from nvfp4_kernels.dispatch import KernelTable
+
+_REFERENCE = "nvfp4_kernels.grouped_silu_mul_gemm.reference:grouped_silu_mul_gemm"
+
+KERNELS = KernelTable(
+    "grouped_silu_mul_gemm",
+    {
+        ("cpu", "w4a4"): ("reference", _REFERENCE),
+        ("cpu", "w4a16"): ("reference", _REFERENCE),
+    },
+)

@@ -1,0 +1,97 @@
+"""Token tiles: which rows of which expert a mixture of experts multiplies, and where they lie.
+
+Of M tokens each goes to k experts: M · k *slots*, slot ``m · k + j`` being token m's j-th. The
+slots of experts that this rank holds are sorted by expert into tiles of T rows, each of one expert.
+What enters and leaves an expert's products has a tile for its batch index, ``(tiles, T, …)``, with
+scale atoms of its own, so that what one product writes is what the next one reads as it lies.
+
+Ids that are no expert's, such as -1 for padding, ids of other ranks' experts and ids that come
+twice for a token are ordinary input.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_shape
+
+TILE_TOKENS = (8, 16, 32, 64, 128, 256)  # rows of a tile
+
+
+class Routing(NamedTuple):
+    """Slots of a batch in token tiles of T rows.
+
+    Tiles ascend by expert, and slots within an expert; only its last tile has padding. Memory is
+    for the worst case: what lies beyond ``groups[0]`` tiles is neither written nor read.
+
+    Attributes:
+        groups: int32 ``(1 + tiles,)``: the number of tiles in use, then the expert of each, as the
+            row of this rank's weights.
+        slots: int32 ``(tiles, T)``: the slot of each row, -1 for padding.
+        rows: int32 ``(M, k)``: ``tile · T + row`` of each slot, -1 for one that goes to no expert
+            of this rank.
+    """
+
+    groups: Tensor
+    slots: Tensor
+    rows: Tensor
+
+    @property
+    def tile_tokens(self) -> int:
+        """Rows of a tile, T."""
+        return self.slots.shape[1]
+
+    @property
+    def top_k(self) -> int:
+        """Slots of a token, k."""
+        return self.rows.shape[1]
+
+
+def max_tiles(slots: int, experts: int, tile_tokens: int) -> int:
+    """Tiles that ``slots`` over ``experts`` fill at the most; branches on no size."""
+    reached = torch.sym_min(slots, experts)
+    return (slots + (tile_tokens - 1) * reached) // tile_tokens
+
+
+def tile_tokens_of(tokens: int, top_k: int, experts: int, most: int = TILE_TOKENS[-1]) -> int:
+    """Rows of a tile that hold the slots of an expert which is reached, where all are alike.
+
+    Args:
+        tokens: M.
+        top_k: slots of a token.
+        experts: that the slots are spread over, of all ranks.
+        most: bound on the answer.
+    """
+    reached = experts * (1 - (1 - min(1.0, top_k / experts)) ** tokens)
+    each = tokens * top_k / reached if reached else 0
+    return next((t for t in TILE_TOKENS if each <= t and t <= most), most)
+
+
+def check_tile_tokens(name: str, tile_tokens: int) -> None:
+    """Raise unless tiles may have so many rows."""
+    if tile_tokens not in TILE_TOKENS:
+        accepted = ", ".join(map(str, TILE_TOKENS))
+        raise InvalidArgument(
+            f"{name}: is {tile_tokens}, must be one of {accepted}; take tile_tokens_of()"
+        )
+
+
+def check_routing(routing: Routing) -> None:
+    """Raise unless the parts of a routing fit together."""
+    groups, slots, rows = routing
+    for name, part, dims in (("groups", groups, 1), ("slots", slots, 2), ("rows", rows, 2)):
+        check_dtype(f"routing.{name}", part, (torch.int32,))
+        if part.ndim != dims:
+            raise InvalidArgument(
+                f"routing.{name}: shape is {tuple(part.shape)}, must have {dims} dimensions; "
+                "make it with moe_route()"
+            )
+    check_tile_tokens("routing.slots: T", slots.shape[1])
+    check_groups("routing.groups", groups, slots.shape[0])
+
+
+def check_groups(name: str, groups: Tensor, tiles: int) -> None:
+    """Raise unless ``groups`` describes so many tiles."""
+    check_dtype(name, groups, (torch.int32,))
+    check_shape(name, groups, (1 + tiles,), "the count, then an expert per tile, of moe_route()")
