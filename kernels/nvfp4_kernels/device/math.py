@@ -1,4 +1,6 @@
-"""Functions of float32 values in registers: exponentials as softmax takes them, SiLU."""
+"""Functions of float32 values in registers: exponentials as softmax takes them, activations."""
+
+import math
 
 import cutlass
 import cutlass.cute as cute
@@ -28,7 +30,28 @@ def tanh(value: Float32) -> Float32:
 
 def silu(x: Float32) -> Float32:
     """SiLU, x · sigmoid(x); exp2 and the reciprocal are the approximations of 2 and 1 ulp."""
-    return x * cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -LOG2_E, fastmath=True))
+    return x * sigmoid(x)
+
+
+def sigmoid(x: Float32) -> Float32:
+    """1 / (1 + e^−x)."""
+    return cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -LOG2_E, fastmath=True))
+
+
+def gelu(x: Float32) -> Float32:
+    """GELU, x · Φ(x)."""
+    return x * (0.5 + 0.5 * cute.math.erf(x * math.sqrt(0.5)))
+
+
+def gelu_tanh(x: Float32) -> Float32:
+    """GELU's tanh form: with (1 + tanh u) / 2 = sigmoid(2u) nothing cancels."""
+    return x * sigmoid(x * (2.0 * math.sqrt(2.0 / math.pi)) * (1.0 + 0.044715 * (x * x)))
+
+
+def relu2(x: Float32) -> Float32:
+    """max(x, 0)²."""
+    held = cute.arch.fmax(x, 0.0, nan=True)
+    return held * held
 
 
 def silu_pair(x: Float32, y: Float32) -> tuple[Float32, Float32]:

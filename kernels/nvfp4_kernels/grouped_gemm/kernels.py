@@ -9,5 +9,9 @@ KERNELS = KernelTable(
     {
         ("cpu", "w4a4"): ("reference", _REFERENCE),
         ("cpu", "w4a16"): ("reference", _REFERENCE),
+        ("sm_100", "w4a4"): (
+            "block_scaled",
+            "nvfp4_kernels.gemm.sm100.launch_grouped:grouped_gemm",
+        ),
     },
 )

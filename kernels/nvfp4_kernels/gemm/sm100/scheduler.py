@@ -154,7 +154,9 @@ def counted(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
     raster = state.raster
     tiles = Array(state.groups, shape=(1,)).load(0) * (raster.across_m * raster.across_n)
     # From this cluster's first tile on every ``tile_stride``-th, if there are as many.
-    return replace(state, num_tiles=(tiles + state.tile_stride - 1 - state.first) // raster.clusters)
+    return replace(
+        state, num_tiles=(tiles + state.tile_stride - 1 - state.first) // raster.clusters
+    )
 
 
 @cute.jit

@@ -8,6 +8,7 @@ and weights stream through the side that is always full.
 from dataclasses import dataclass
 from typing import Literal
 
+from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.devices import ELEMENT_BITS
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.sm100.limits import (
@@ -233,6 +234,7 @@ class EpilogueConfig:
         bias: dtype of the bias, "" for none.
         row_scale: whether every token has a factor of its own.
         terms: of an NVFP4 result.
+        activation: of the sums; None for none, or of a pair of weights SiLU.
     """
 
     dtype: OutDtype = "bfloat16"
@@ -242,6 +244,7 @@ class EpilogueConfig:
     bias: str = ""
     row_scale: bool = False
     terms: TermLayout = ONE_TERM
+    activation: Activation | None = None
 
     def __post_init__(self) -> None:
         assert 1 <= self.shards <= MAX_SHARDS
