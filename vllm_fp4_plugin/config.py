@@ -260,7 +260,10 @@ class Nvfp4TcConfig(QuantizationConfig):
         if group.kind is Kind.UNQUANTIZED:
             self.startup.report.add(experts.unquantized(layer, prefix, reason))
             return None
-        return experts.choose(layer, prefix, group, checkpoint, self.options, self.startup, reason)
+        terms = self._terms(prefix, {}) if group.kind.is_nvfp4 else None
+        return experts.choose(
+            layer, prefix, group, checkpoint, self.options, self.startup, reason, terms
+        )
 
     def _lookup_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """Method of a layer that is no linear one; None: it is in 16 bits."""

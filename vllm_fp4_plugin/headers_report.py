@@ -49,13 +49,13 @@ def headers_report(directory: Path, options: Options) -> Report:
         says = found.config_says
         reason = f"{found.group.kind} in the checkpoint, whose config says {says}" if says else ""
         given = given_terms(options.activation_terms, layer, {})
-        report.add(_record(layer, found.group, reason, elements, size, given))
+        report.add(_record(layer, found.group, reason, elements, size, given, options))
     for layer, stacked in _stacked_experts(headers, checkpoint).items():
         sizes_of = [sizes[module] for module in stacked]
         elements, size = (sum(column) for column in zip(*sizes_of, strict=True))
         group = checkpoint.format.group(Kind.NVFP4, static_input=True)
         assert group is not None
-        report.add(_record(f"{layer}.{EXPERTS}", group, "", elements, size, None))
+        report.add(_record(f"{layer}.{EXPERTS}", group, "", elements, size, None, options))
     return report
 
 
@@ -112,14 +112,21 @@ def _sizes(headers: Mapping[str, TensorHeader]) -> dict[str, tuple[int, int]]:
 
 
 def _record(
-    layer: str, group: LayerGroup, reason: str, elements: int, size: int, given: GivenTerms | None
+    layer: str,
+    group: LayerGroup,
+    reason: str,
+    elements: int,
+    size: int,
+    given: GivenTerms | None,
+    options: Options,
 ) -> LayerRecord:
     kind = group.kind
     if kind is Kind.UNQUANTIZED:
         return LayerRecord.unquantized(layer, reason, elements, size)
     if layer.endswith(f".{EXPERTS}"):
-        kernel, arithmetic = experts.label(layer, group), experts.arithmetic_of(group)
-        return LayerRecord(layer, kernel, arithmetic, reason, elements, size)
+        kernel, arithmetic, why = experts.planned(layer, group, options, given)
+        reasons = "; ".join(filter(None, (reason, why)))
+        return LayerRecord(layer, kernel, arithmetic, reasons, elements, size)
     if not kind.is_nvfp4:
         by_reference = delegated.serves_by_reference(group)
         kernel = delegated.reference_label(group) if by_reference else f"{kind.family} (vLLM)"

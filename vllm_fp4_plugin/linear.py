@@ -141,7 +141,8 @@ class Nvfp4LinearBase(LinearMethodBase):
         plan = LinearPlan(kernel, quantizer, activation, terms, sizes, k, gate_up, reason)
         self.startup.report.add(self._record(plan))
         self.startup.expect(self.prefix, product_of(layer, plan, dtype))
-        hash_kernels(get_current_vllm_config(), plan, self.options)
+        targets = filter(None, plan.targets)
+        hash_kernels(get_current_vllm_config(), targets, plan.terms, self.options)
         return plan
 
     def _record(self, plan: LinearPlan) -> LayerRecord:

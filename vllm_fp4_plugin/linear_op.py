@@ -20,13 +20,13 @@ ALIGNMENT = 32  # bytes: the most that a kernel's thread loads of an input at on
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
 
-def _function(target: str) -> Callable[..., Any]:
+def function(target: str) -> Callable[..., Any]:
     """Function of a ``Kernel.target``, ``"module:function"``, as its module has it now."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 
 
-def _readable(x: Tensor) -> Tensor:
+def readable(x: Tensor) -> Tensor:
     """Return ``x`` as kernels read it: a copy if it is columns of a wider matrix, as MLA's are."""
     if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:
         return x
@@ -37,12 +37,12 @@ def _operand(
     x: Tensor, input_scale: Tensor | None, quantizer: str | None, terms: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Data, block scales and row scales of the input, flattened to ``(tokens, K)``."""
-    flat = _readable(x.reshape(-1, x.shape[-1]))
+    flat = readable(x.reshape(-1, x.shape[-1]))
     if quantizer is None:
         return flat, None, None
     if input_scale is None:
-        return _function(quantizer)(flat, terms)
-    return (*_function(quantizer)(flat, input_scale, terms), None)
+        return function(quantizer)(flat, terms)
+    return (*function(quantizer)(flat, input_scale, terms), None)
 
 
 def _of_terms(quantizer: str | None, terms: int) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ def _linear(
         ``(..., N)`` of x's dtype.
     """
     a, a_scales, row_scale = _operand(x, input_scale, quantizer, terms)
-    out = _function(kernel)(
+    out = function(kernel)(
         a, a_scales, weight, weight_scale, alpha, shard_sizes, row_scale, bias, x.dtype,
         *_of_terms(quantizer, terms),
     )  # fmt: skip
@@ -118,7 +118,7 @@ def _silu_mul_linear(
         ``(..., N)`` of x's dtype.
     """
     a, a_scales, row_scale = _operand(x, input_scale, quantizer, terms)
-    out, _ = _function(kernel)(
+    out, _ = function(kernel)(
         a, a_scales, weight[0], weight_scale[0], weight[1], weight_scale[1], alpha, row_scale, n,
         None, x.dtype, *_of_terms(quantizer, terms),
     )  # fmt: skip

@@ -22,7 +22,7 @@ NORM_ROPE_KERNELS_OFF = "switched off (norm_rope_kernels)"
 Activation = Literal["static", "per-token", "16-bit"]
 OnlineActivation = Literal["per-token", "16-bit"]
 IndexerFormat = Literal["nvfp4", "mxfp4", "fp8", "bf16"]
-ExpertsServer = Literal["vllm", "refuse"]
+ExpertsServer = Literal["auto", "own", "vllm"]
 # One number for all layers, or pairs of a pattern and a number, in the order they were given.
 ActivationTerms = int | tuple[tuple[str, int], ...] | None
 
@@ -46,8 +46,9 @@ class Options:
             there are any (Hopper): they let the kernel after them start early.
         indexer_format: format of the keys of sparse attention's indexer, whatever the quantization
             method; None: the model's. See ``vllm_fp4_plugin.indexer``.
-        experts: what serves a checkpoint's quantised experts: vLLM's own methods (on CPU, which it
-            has none for, a reference), or nothing: such a checkpoint is refused.
+        experts: what serves a checkpoint's quantised experts: kernels of ours and, where they do
+            not, vLLM's own methods (``"auto"``); one of the two alone (``"own"``, ``"vllm"``). The
+            report says which, and why.
         activation_terms: how many NVFP4 values, 1 to 4, add up to each activation of a linear
             layer or head (see ``nvfp4_kernels.terms``): a number, or numbers by patterns as in
             ``ignore``, of which the first that matches wins. None, or no match: one where
@@ -63,7 +64,7 @@ class Options:
     ignore: tuple[str, ...] = ()
     norm_rope_kernels: bool = True
     indexer_format: IndexerFormat | None = None
-    experts: ExpertsServer = "vllm"
+    experts: ExpertsServer = "auto"
     activation_terms: ActivationTerms = None
 
     ONLINE_ONLY = ("scales", "activation", "ignore")

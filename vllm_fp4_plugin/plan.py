@@ -1,5 +1,6 @@
 """Plan of a linear layer: its kernels, chosen once, when the layer is built."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,7 +87,12 @@ def arithmetic_of(activation: Activation, terms: int) -> str:
 _QUANTIZERS = {"static": QUANTIZE_KERNELS, "per-token": PER_TOKEN_KERNELS}
 
 
-def choose_kernels(table: KernelTable, activation: Activation, given: GivenTerms | None) -> Choice:
+def choose_kernels(
+    table: KernelTable,
+    activation: Activation,
+    given: GivenTerms | None,
+    quantizers: Mapping[str, KernelTable] = _QUANTIZERS,
+) -> Choice:
     """Choose the kernels of a layer for this process's device.
 
     A device without a kernel for NVFP4 activations multiplies 16-bit ones, which loses nothing; one
@@ -96,6 +102,7 @@ def choose_kernels(table: KernelTable, activation: Activation, given: GivenTerms
         table: the product's kernels.
         activation: how activations are to be quantised.
         given: number of terms that the user gave the layer.
+        quantizers: kernels that quantise its input, by how they do.
 
     Raises:
         NoKernelError: the device has neither kernel.
@@ -118,22 +125,22 @@ def choose_kernels(table: KernelTable, activation: Activation, given: GivenTerms
         if wide is None:
             reasons.insert(0, f"{arch} has no W4A16 kernel")
     kernel = table.select(device, "w4a4")
-    quantizer = _QUANTIZERS[activation].select(device, "w4a4")
+    quantizer = quantizers[activation].select(device, "w4a4")
     return Choice(kernel, quantizer, activation, terms, "; ".join(reasons))
 
 
-def hash_kernels(vllm_config: Any, plan: LinearPlan, options: Options) -> None:
-    """Have vLLM's compile cache depend on the kernels, which compiled graphs hold by name.
+def hash_kernels(vllm_config: Any, targets: Iterable[str], terms: int, options: Options) -> None:
+    """Have vLLM's compile cache depend on a layer's kernels, which compiled graphs hold by name.
 
-    And on the numbers of terms, which they hold too. vLLM hashes ``additional_config``, and nothing
+    And on its number of terms, which they hold too. vLLM hashes ``additional_config``, and nothing
     else that a plugin may write to; of an object not the order, on which ``activation_terms``
     depends.
     """
     given = vllm_config.additional_config
     if isinstance(given, dict):
-        names = {*given.get(KERNELS_KEY, ()), *filter(None, plan.targets)}
-        if plan.terms > 1:
-            names.add(f"{plan.terms} terms")
+        names = {*given.get(KERNELS_KEY, ()), *targets}
+        if terms > 1:
+            names.add(f"{terms} terms")
         if options.terms_patterns:
             names.add(f"patterns of terms: {options.terms_patterns}")
         vllm_config.additional_config = given | {KERNELS_KEY: sorted(names)}

@@ -85,11 +85,11 @@ def kernel_weight(
         if padded and data.shape[-1] % _ROW_BYTES:
             data = functional.pad(data, (0, -data.shape[-1] % _ROW_BYTES))
         return KernelWeight(data, to_blocked(scales), alpha.clone(), input_scale)
-    fragments = _fragments(data, scales)
-    return KernelWeight(fragments.data, fragments.scales, alpha.clone(), input_scale)
+    packed = fragments(data, scales)
+    return KernelWeight(packed.data, packed.scales, alpha.clone(), input_scale)
 
 
-def _fragments(data: Tensor, scales: Tensor) -> Fragments:
+def fragments(data: Tensor, scales: Tensor) -> Fragments:
     """Bring ``(..., N, K/2)`` to fragments, a few rows at a time.
 
     In one piece it takes over twenty times a weight, which loading would peak at.

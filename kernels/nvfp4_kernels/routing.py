@@ -64,7 +64,7 @@ def tile_tokens_of(tokens: int, top_k: int, experts: int, most: int = TILE_TOKEN
         most: bound on the answer.
     """
     reached = experts * (1 - (1 - min(1.0, top_k / experts)) ** tokens)
-    each = tokens * top_k / reached if reached else 0
+    each = round(tokens * top_k / reached) if reached else 0
     return next((t for t in TILE_TOKENS if each <= t and t <= most), most)
 
 

@@ -9,25 +9,28 @@ import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
+from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
 from nvfp4_kernels.nvfp4 import (
     Nvfp4Tensor,
     quantize_activation,
     quantize_weight,
-    to_blocked,
 )
+from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts import vllm_methods
-from vllm_fp4_plugin.experts.arithmetic import ACTIVATIONS, GATED, Activation, Experts, mixture
 from vllm_fp4_plugin.experts.joined_scales import GlobalScales, described, join
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
+from vllm_fp4_plugin.experts.op import experts
+from vllm_fp4_plugin.experts.plan import make_plan
+from vllm_fp4_plugin.experts.weights import StoredExperts, kernel_experts
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.options import Options
 from vllm_fp4_plugin.report import LayerRecord
 from vllm_fp4_plugin.startup import Startup
 
 E, H, INNER, K = 4, 64, 48, 2
 F32 = torch.float32  # the default is bfloat16 where vLLM is configured
-SILU = Activation("silu")
 
 
 class Model:
@@ -49,8 +52,8 @@ class Model:
             for expert, name in self.weights
         }
 
-    def held(self, rows: slice = slice(None)) -> Experts:
-        """The experts of a rank, in the form of the reference."""
+    def held(self, rows: slice = slice(None)) -> StoredExperts:
+        """The experts of a rank, as a checkpoint holds them."""
         chosen = range(E)[rows]
 
         def stack(part: str, name: str) -> Tensor:
@@ -60,9 +63,9 @@ class Model:
             return tensors if part == "w13" else tensors.squeeze(1)
 
         w2_input = torch.stack([self.scales[e, "down_proj"] for e in chosen])
-        return Experts(
-            stack("w13", "data"), to_blocked(stack("w13", "scales")), stack("w13", "global_scale"),
-            stack("w2", "data"), to_blocked(stack("w2", "scales")), stack("w2", "global_scale"),
+        return StoredExperts(
+            stack("w13", "data"), stack("w13", "scales"), stack("w13", "global_scale"),
+            stack("w2", "data"), stack("w2", "scales"), stack("w2", "global_scale"),
             None if self.weight_only else self.w13_input, None if self.weight_only else w2_input,
         )  # fmt: skip
 
@@ -109,6 +112,28 @@ class Model:
                 else:
                     out[token] += self.says(x[token], expert, activation) * factor.double()
         return out
+
+
+def mixture(
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    expert_map: Tensor | None,
+    held: StoredExperts,
+    activation: Activation,
+    *,
+    weight_on_input: bool,
+    per_token: bool = False,
+) -> Tensor:
+    """What a layer that holds these experts computes."""
+    gated = held.w13.shape[1] == 2
+    inputs = "16-bit" if held.w13_input is None else "per-token" if per_token else "static"
+    plan = make_plan(activation, gated=gated, inputs=inputs, given=None)  # type: ignore[arg-type]
+    sizes = [held.w13.shape[2], x.shape[1], E]
+    return experts(
+        x, weights, ids, expert_map, *kernel_experts(held, plan), sizes, plan.targets,
+        inputs != "16-bit", plan.terms, *activation, weight_on_input,
+    )  # fmt: skip
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
@@ -198,25 +223,23 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", FORMULAS)
 def test_activations(name: str) -> None:
-    model = Model(weight_only=True, gated=name in GATED)
+    gated = not name.endswith("_no_mul")
+    model = Model(weight_only=True, gated=gated)
     x, weights, ids = batch()
     oai = name == "swigluoai_uninterleave"
-    activation = Activation(name, 7.0, 1.702, 1.0) if oai else Activation(name)
+    activation = Activation(name.removesuffix("_no_mul"), *((7.0, 1.702, 1.0) if oai else ()))
     out = mixture(x, weights, ids, None, model.held(), activation, weight_on_input=False)
     assert_same(out, model.oracle(x, weights, ids, FORMULAS[name]))
 
 
 def test_activations_are_named_as_vllm_names_them() -> None:
-    for name in ACTIVATIONS:
-        assert MoEActivation(name).is_gated == (name in GATED)
-
-
-def test_silu_with_a_limit() -> None:
-    projections = torch.tensor([[[9.0, -9.0]], [[-9.0, 2.0]]])
-    gate, up = torch.tensor([7.0, -9.0]), torch.tensor([-7.0, 2.0])
-    torch.testing.assert_close(Activation("silu", 7.0)(projections)[0], silu_mul(gate, up))
+    for name in GATED:
+        assert MoEActivation(name).is_gated
+    for name in UNGATED:
+        assert not MoEActivation(f"{name}_no_mul").is_gated
+    assert set(FORMULAS) == {*GATED, *(f"{name}_no_mul" for name in UNGATED)}
 
 
 # --- the method ---------------------------------------------------------------------------------
@@ -251,6 +274,9 @@ class Layer(nn.Module):
             "intermediate_size": INNER * tp,
             "intermediate_size_per_partition": INNER,
             "tp_rank": rank if tp > 1 else 0,
+            "moe_parallel_config": SimpleNamespace(
+                enable_eplb=False, use_all2all_kernels=False, all2all_backend="none"
+            ),
         }
         self.moe_config = SimpleNamespace(**(settings | config))
         self.first, self.local = first, local
@@ -266,13 +292,19 @@ PREFIX = "model.layers.0.mlp.experts"
 @pytest.fixture
 def build(vllm_config: Any) -> Build:
     def built(
-        layer: Layer | None = None, *, format: str = "modelopt", weight_only: bool = False
+        layer: Layer | None = None,
+        *,
+        format: str = "modelopt",
+        weight_only: bool = False,
+        terms: GivenTerms | None = None,
     ) -> tuple[Nvfp4ExpertsMethod, Layer]:
         layer = layer or Layer()
         checkpoint = CheckpointConfig(FORMATS[format], weight_only)  # type: ignore[index]
         startup = Startup()
         startup.waiting.add(PREFIX)
-        method = Nvfp4ExpertsMethod(startup, layer, PREFIX, checkpoint, weight_only=weight_only)
+        method = Nvfp4ExpertsMethod(
+            startup, Options(), layer, PREFIX, checkpoint, weight_only=weight_only, terms=terms
+        )
         config = layer.moe_config
         method.create_weights(
             layer,
@@ -330,7 +362,9 @@ def test_what_is_loaded_is_what_is_served(format: str, weight_only: bool, build:
     method.process_weights_after_loading(layer)
     method.process_weights_after_loading(layer)  # vLLM may ask twice
     assert not method.startup.waiting
-    for held, expected in zip(method.held(layer), model.held(), strict=True):
+    for held, expected in zip(
+        method.held(layer), kernel_experts(model.held(), method.plan), strict=True
+    ):
         if expected is None:
             assert held is None
         elif expected.dtype == torch.float32:

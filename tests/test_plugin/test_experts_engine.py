@@ -16,7 +16,9 @@ import torch
 
 from tests import limits, moe_checkpoints
 from tests.engine import Run, distance, run, started
-from vllm_fp4_plugin.experts import op
+from vllm_fp4_plugin.experts import base
+from vllm_fp4_plugin.experts.plan import ExpertsPlan
+from vllm_fp4_plugin.experts.weights import KernelExperts, StoredExperts
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
 
@@ -27,7 +29,8 @@ SAME_W4A4 = 0.25  # .13, with gate's scale for up .64
 
 SAME_FP8 = 0.1  # .045: FP8 layers round their inputs, the reference does not
 
-REFERENCE = "nvfp4_experts/reference (cpu)"
+W4A16 = "nvfp4_grouped_silu_mul_gemm_w4a16/reference (cpu), W4A16"
+W4A4 = "nvfp4_grouped_silu_mul_gemm/reference (cpu), W4A4"
 MLP = ("experts", "shared_experts", "gate_proj", "up_proj", "down_proj")
 
 
@@ -36,17 +39,16 @@ def test_qwen3_w4a16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = moe_checkpoints.write(tmp_path, moe_checkpoints.qwen3(), {"experts": Kind.NVFP4_A16})
     expected = moe_checkpoints.said(model)
     found = run(str(model.path))
-    assert f"experts ×2: {REFERENCE}, W4A16" in found.report
+    assert f"experts ×2: {W4A16}" in found.report
     assert distance(found, expected) < SAME
 
-    right = op.mixture
+    right = base.kernel_experts
 
-    def with_gates_scale(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, *rest, **kw):
-        expert_map, held, activation = rest
-        gates = held.w13_global[:, :1].expand(-1, 2)
-        return right(x, weights, ids, expert_map, held._replace(w13_global=gates), activation, **kw)
+    def with_gates_scale(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
+        gates = stored.w13_global[:, :1].expand(-1, 2)
+        return right(stored._replace(w13_global=gates), plan)
 
-    monkeypatch.setattr(op, "mixture", with_gates_scale)
+    monkeypatch.setattr(base, "kernel_experts", with_gates_scale)
     assert distance(run(str(model.path)), expected) > 3 * SAME
 
 
@@ -54,7 +56,7 @@ def test_qwen3_w4a4(tmp_path: Path) -> None:
     config = moe_checkpoints.qwen3()
     model = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4}, modelopt=False)
     found = run(str(model.path))
-    assert f"experts ×2: {REFERENCE}, W4A4 static" in found.report
+    assert f"experts ×2: {W4A4} static" in found.report
     assert distance(found, moe_checkpoints.said(model)) < SAME_W4A4
 
 
@@ -105,7 +107,7 @@ def test_glm4_of_mixed_precision(tmp_path: Path) -> None:
     kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | {"self_attn": Kind.FP8_CHANNEL}
     model = moe_checkpoints.write(tmp_path, moe_checkpoints.glm4(), kinds)
     found = run(str(model.path))
-    assert f"experts ×1: {REFERENCE}, W4A16" in found.report
+    assert f"experts ×1: {W4A16}" in found.report
     assert "gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/reference (cpu), W4A16" in found.report
     assert "qkv_proj ×2: fp8 (vLLM: ModelOptLinearMethod), W8A8 dynamic" in found.report
     assert distance(found, moe_checkpoints.said(model)) < SAME_FP8
@@ -115,7 +117,7 @@ def test_mixtral_compiled(tmp_path: Path) -> None:
     config = moe_checkpoints.mixtral()
     model = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4_A16}, modelopt=False)
     found = run(str(model.path), enforce_eager=False)
-    assert f"experts ×2: {REFERENCE}, W4A16" in found.report
+    assert f"experts ×2: {W4A16}" in found.report
     assert distance(found, moe_checkpoints.said(model)) < SAME
 
 

@@ -268,7 +268,7 @@ def experts_rows(checkpoint: Path, **options: Any) -> list[str]:
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_vllms_methods_are_named(kind: Kind, modelopt: bool, row: str, written: Written) -> None:
     checkpoint = written(kind=kind, modelopt=modelopt)
-    assert experts_rows(checkpoint) == [f"experts ×2: nvfp4 {row}"]
+    assert experts_rows(checkpoint, experts="vllm") == [f"experts ×2: nvfp4 {row}"]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -291,12 +291,19 @@ def test_fp8_experts_have_no_reference(tmp_path: Path) -> None:
         experts_rows(moe.path)
 
 
-def test_the_user_may_refuse_them(written: Written) -> None:
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_the_user_chooses_who_serves_them(written: Written) -> None:
     checkpoint = written()
-    assert experts_rows(checkpoint, experts="vllm")
-    message = f"{EXPERTS}: holds NVFP4 experts, and nvfp4_tc.experts is 'refuse'"
+    [row] = experts_rows(checkpoint, experts="vllm")
+    assert row.startswith("experts ×2: nvfp4 (vLLM: ModelOptNvFp4FusedMoE MARLIN)")
+
+
+def test_vllm_serves_none_on_a_cpu(written: Written) -> None:
+    checkpoint = written()
+    assert experts_rows(checkpoint) == experts_rows(checkpoint, experts="own")
+    message = f"{EXPERTS}: nvfp4_tc.experts is 'vllm', which has no methods for NVFP4 experts on C"
     with pytest.raises(UnsupportedCheckpoint, match=message):
-        experts_rows(checkpoint, experts="refuse")
+        experts_rows(checkpoint, experts="vllm")
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -309,4 +316,4 @@ def test_what_vllm_has_no_method_for(written: Written, monkeypatch: pytest.Monke
     monkeypatch.setattr(modelopt, "select_nvfp4_moe_backend", none)
     message = rf"{EXPERTS}: holds NVFP4 experts, .* no method for \(No NvFp4 MoE backend\)"
     with pytest.raises(UnsupportedCheckpoint, match=message):
-        experts_rows(written())
+        experts_rows(written(), experts="vllm")

@@ -98,7 +98,11 @@ CASES = {
     "Qwen 3.8": Case(QWEN_38, (f"proj ×1: {PLAIN}", f"in_proj_qkvz ×3: {W4A16}")),
     "Qwen 3 VL": Case(QWEN_3_VL, (f"proj ×1: {PLAIN}", f"qkv_proj ×2: {W4A16}")),
     "Qwen 3 VL, experts": Case(
-        QWEN_3_VL_EXPERTS, (f"proj ×1: {PLAIN}", "experts ×2: nvfp4_experts/reference (cpu), W4A16")
+        QWEN_3_VL_EXPERTS,
+        (
+            f"proj ×1: {PLAIN}",
+            "experts ×2: nvfp4_grouped_silu_mul_gemm_w4a16/reference (cpu), W4A16",
+        ),
     ),
     "Nemotron Nano 2 VL": Case(
         BY_NAME["Nemotron Nano 2 VL (Mamba-2 hybrid, vision)"],

@@ -330,7 +330,7 @@ def test_packed_experts(served: Callable[..., Served], monkeypatch: pytest.Monke
     )
     monkeypatch.setattr(step3p5, "FusedMoEFactory", in_a_group)
     of = served(weight_only(BY_NAME["Step 3.7 Flash (experts, vision)"]))
-    assert "experts ×1: nvfp4_experts/reference (cpu), W4A16" in of.report
+    assert "experts ×1: nvfp4_grouped_silu_mul_gemm_w4a16/reference (cpu), W4A16" in of.report
     assert of.distance() < SAME  # .005 was seen
     experts = next(m for n, m in of.model.named_modules() if n.endswith(".experts"))
     for name in ("gate_up_proj", "down_proj"):

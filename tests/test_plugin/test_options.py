@@ -9,7 +9,7 @@ from vllm_fp4_plugin.options import InvalidOption, Options
 
 
 def test_defaults() -> None:
-    assert Options.parse({}) == Options(True, "absmax", "per-token", (), True, None, "vllm", None)
+    assert Options.parse({}) == Options(True, "absmax", "per-token", (), True, None, "auto", None)
 
 
 def test_every_option_is_read() -> None:
@@ -20,11 +20,11 @@ def test_every_option_is_read() -> None:
         "ignore": ["lm_head"],
         "norm_rope_kernels": False,
         "indexer_format": "nvfp4",
-        "experts": "refuse",
+        "experts": "own",
         "activation_terms": {"*.down_proj": 3, "m": 1},
     }
     terms = (("*.down_proj", 3), ("m", 1))
-    expected = Options(False, "sweep", "16-bit", ("lm_head",), False, "nvfp4", "refuse", terms)
+    expected = Options(False, "sweep", "16-bit", ("lm_head",), False, "nvfp4", "own", terms)
     assert Options.parse(given) == expected
     assert expected.terms_patterns == ["*.down_proj", "m"]
 
@@ -53,7 +53,7 @@ def test_terms_of_all_layers() -> None:
         ({"ignore": "lm_head"}, r"ignore: is 'lm_head', must be a list of layer names"),
         ({"ignore": ["a", "re:["]}, r"nvfp4_tc\.ignore: 're:\[' is no regular expression \(unterm"),
         ({"indexer_format": "int8"}, "indexer_format: is 'int8', must be one of nvfp4, mxfp4, fp8"),
-        ({"experts": True}, "experts: is True, must be one of vllm, refuse"),
+        ({"experts": True}, "experts: is True, must be one of auto, own, vllm"),
         *(
             (
                 {"activation_terms": value},

@@ -1,4 +1,4 @@
-"""Quantised mixtures of experts: vLLM's own methods on a GPU, a reference in torch on CPU.
+"""Quantised mixtures of experts: on kernels of ours or, where they do not serve, vLLM's methods.
 
-``choice.choose`` says which method serves a layer; kernels of ours would be one more answer of it.
+``choice.choose`` says which method serves a layer.
 """

@@ -5,20 +5,23 @@ from typing import Any
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, UnquantizedFusedMoEMethod
 
-from nvfp4_kernels.devices import device_family
+from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin import completeness
+from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.delegated import choice as delegated
-from vllm_fp4_plugin.device import current_device, is_planned
+from vllm_fp4_plugin.device import is_planned
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
+from vllm_fp4_plugin.experts.plan import ExpertsPlan, is_on_cpu, make_plan
 from vllm_fp4_plugin.experts.vllm_methods import KEEPS_16_BITS, backend, vllm_experts
+from vllm_fp4_plugin.experts.weights import experts_bytes
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.options import KEY, Options
+from vllm_fp4_plugin.options import Activation as Inputs
 from vllm_fp4_plugin.report import LayerRecord
 from vllm_fp4_plugin.startup import Startup
-
-REFERENCE = "nvfp4_experts/reference (cpu)"
 
 
 def choose(
@@ -29,8 +32,9 @@ def choose(
     options: Options,
     startup: Startup,
     reason: str,
+    terms: GivenTerms | None,
 ) -> FusedMoEMethodBase:
-    """Choose the method of a layer of experts and report it: vLLM's, or on CPU the reference.
+    """Choose the method of a layer of experts and report it: ours, or where it serves not, vLLM's.
 
     Args:
         layer: vLLM's layer of routed experts.
@@ -40,35 +44,89 @@ def choose(
         options: the user's.
         startup: told of the choice, and when the weights are in place.
         reason: reason for their kind, for the report.
+        terms: number of terms of the products' inputs that the user gave.
 
     Raises:
-        UnsupportedCheckpoint: nobody serves them, or the user wants nobody to.
+        UnsupportedCheckpoint: nobody serves them, or nobody that the user lets.
     """
-    if options.experts == "refuse":
-        raise UnsupportedCheckpoint(
-            f"{prefix}: holds {group.kind} experts, and {KEY}.experts is 'refuse'; leave the "
-            "option out to have them served by vLLM's methods, on CPU by a reference"
-        )
     completeness.check_load_format(get_current_vllm_config().load_config.load_format)
+    against = _against_ours(prefix, group, options)
+    if against is None:
+        try:
+            method = Nvfp4ExpertsMethod(
+                startup, options, layer, prefix, checkpoint,
+                weight_only=group.kind is Kind.NVFP4_A16, terms=terms,
+            )  # fmt: skip
+        except (UnsupportedCheckpoint, NoKernelError) as error:
+            against = str(error).removeprefix(f"{prefix}: ")
+        else:
+            startup.waiting.add(prefix)
+            startup.report.add(own_record(layer, prefix, method.plan, reason))
+            return method
+    if options.experts == "own" or is_on_cpu():
+        raise UnsupportedCheckpoint(f"{prefix}: {against}")
+    startup.waiting.add(prefix)
+    if options.experts == "vllm" or not group.kind.is_nvfp4:
+        against = ""  # nobody expects them to be ours
+    return _delegated(layer, prefix, group, checkpoint, startup, (reason, against))
+
+
+def _against_ours(prefix: str, group: LayerGroup, options: Options) -> str | None:
+    """Why a method of ours is not even asked; None: it is."""
+    if not group.kind.is_nvfp4:
+        where = " on CPU; serve the model on a GPU" if is_on_cpu() else "; leave out experts='own'"
+        return f"holds {group.kind} experts, must hold NVFP4 or 16-bit ones{where}"
+    if options.experts == "vllm":
+        return (
+            f"{KEY}.experts is 'vllm', which has no methods for NVFP4 experts on CPU; leave the "
+            "option out"
+        )
+    return None
+
+
+def _delegated(
+    layer: Any,
+    prefix: str,
+    group: LayerGroup,
+    checkpoint: CheckpointConfig,
+    startup: Startup,
+    reasons: tuple[str, ...],
+) -> FusedMoEMethodBase:
+    """Have vLLM serve a layer by a method of its own, and report it."""
     method: FusedMoEMethodBase
-    arithmetic, unquantised = arithmetic_of(group), ""
-    kernel = label(prefix, group)
-    if kernel != REFERENCE and is_planned():
+    arithmetic, kernel, unquantised = arithmetic_of(group), f"{group.kind.family} (vLLM)", ""
+    if is_planned():
         # vLLM would ask the GPU that is there, and experts that never run may be of any kind.
         method = UnquantizedFusedMoEMethod(layer.moe_config)
-    elif kernel != REFERENCE:
+    else:
         method, name = vllm_experts(layer, prefix, group, checkpoint, startup)
         kernel = f"{group.kind.family} (vLLM: {name})"
         if group.kind is Kind.NVFP4 and backend(method) in KEEPS_16_BITS:
             arithmetic, unquantised = "W4A16", f"{backend(method)} leaves activations in 16 bits"
-    else:
-        weight_only = group.kind is Kind.NVFP4_A16
-        method = Nvfp4ExpertsMethod(startup, layer, prefix, checkpoint, weight_only=weight_only)
-    startup.waiting.add(prefix)
-    reason = "; ".join(filter(None, (reason, unquantised)))
-    sizes = _sizes(layer, group.kind)
-    startup.report.add(LayerRecord(prefix, kernel, arithmetic, reason, *sizes))
+    reason = "; ".join(filter(None, (*reasons, unquantised)))
+    elements = sum(count * n * k for count, n, k in _matrices(layer))
+    size = sum(count * _matrix_bytes(n, k, group.kind) for count, n, k in _matrices(layer))
+    startup.report.add(LayerRecord(prefix, kernel, arithmetic, reason, elements, size))
     return method
+
+
+def own_record(layer: Any, prefix: str, plan: ExpertsPlan, reason: str) -> LayerRecord:
+    """Record of experts that kernels of ours serve."""
+    config = layer.moe_config
+    h, i, count = (
+        config.hidden_dim,
+        config.intermediate_size_per_partition,
+        config.num_local_experts,
+    )
+    projections = 2 if plan.gated else 1
+    return LayerRecord(
+        prefix,
+        plan.first.label,
+        plan.arithmetic,
+        "; ".join(filter(None, (reason, plan.reason))),
+        count * (projections + 1) * h * i,
+        experts_bytes(count, projections, h, i, plan),
+    )
 
 
 def projections(layer: Any) -> list[str]:
@@ -84,20 +142,27 @@ def unquantized(layer: Any, prefix: str, reason: str) -> LayerRecord:
     return LayerRecord.unquantized(prefix, reason, elements, elements * layer.params_dtype.itemsize)
 
 
-def label(prefix: str, group: LayerGroup) -> str:
-    """Name of what serves quantised experts on this device, for reports.
+def planned(
+    prefix: str, group: LayerGroup, options: Options, terms: GivenTerms | None
+) -> tuple[str, str, str]:
+    """Plan of gated experts that only headers tell of: kernel's label, arithmetic, reason.
 
     Raises:
-        UnsupportedCheckpoint: nobody does.
+        UnsupportedCheckpoint: nobody would.
     """
-    if device_family(current_device()) != "cpu":
-        return f"{group.kind.family} (vLLM)"
-    if group.kind.is_nvfp4:
-        return REFERENCE
-    raise UnsupportedCheckpoint(
-        f"{prefix}: holds {group.kind} experts, must hold NVFP4 or 16-bit ones on CPU; serve the "
-        "model on a GPU"
-    )
+    against = _against_ours(prefix, group, options)
+    if against is None:
+        inputs: Inputs = "16-bit" if group.kind is Kind.NVFP4_A16 else "static"
+        try:
+            plan = make_plan(SILU, gated=True, inputs=inputs, given=terms)
+        except NoKernelError as error:
+            against = str(error)
+        else:
+            return plan.first.label, plan.arithmetic, plan.reason
+    if options.experts == "own" or is_on_cpu():
+        raise UnsupportedCheckpoint(f"{prefix}: {against}")
+    why = "" if options.experts == "vllm" or not group.kind.is_nvfp4 else against
+    return f"{group.kind.family} (vLLM)", arithmetic_of(group), why
 
 
 def arithmetic_of(group: LayerGroup) -> str:
@@ -114,13 +179,5 @@ def _matrices(layer: Any) -> list[tuple[int, int, int]]:
     return [(e * (2 if config.is_act_and_mul else 1), i, h), (e, h, i)]
 
 
-def _sizes(layer: Any, kind: Kind) -> tuple[int, int]:
-    """Elements of the weights on this rank, and the bytes that they take."""
-    elements = size = 0
-    for count, n, k in _matrices(layer):
-        elements += count * n * k
-        if kind.is_nvfp4:
-            size += count * (n * k // 2 + n * k // BLOCK_SIZE + 4)
-        else:
-            size += count * kind.weight_bytes(n, k)
-    return elements, size
+def _matrix_bytes(n: int, k: int, kind: Kind) -> int:
+    return n * k // 2 + n * k // BLOCK_SIZE + 4 if kind.is_nvfp4 else kind.weight_bytes(n, k)

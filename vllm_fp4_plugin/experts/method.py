@@ -1,4 +1,4 @@
-"""Method of a layer of NVFP4 experts on CPU: the reference, in torch."""
+"""Method of a layer of experts whose checkpoint holds NVFP4 weights."""
 
 from typing import Any
 
@@ -6,90 +6,53 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from vllm.config import get_current_vllm_config
-from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, GLOBAL_RANGE, to_blocked
+from nvfp4_kernels.nvfp4 import GLOBAL_RANGE
 from vllm_fp4_plugin import weights
-from vllm_fp4_plugin.experts.arithmetic import ACTIVATIONS, GATED, Experts
+from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import ExpertLedger, nvfp4_forms
-from vllm_fp4_plugin.experts.op import experts
-from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.experts.weights import StoredExperts
+from vllm_fp4_plugin.formats import CheckpointConfig
+from vllm_fp4_plugin.options import Activation, Options
 from vllm_fp4_plugin.startup import Startup
 
 
-class Nvfp4ExpertsMethod(FusedMoEMethodBase):
+class Nvfp4ExpertsMethod(ExpertsMethod):
     """Method of a layer of experts whose checkpoint holds NVFP4 weights.
 
-    Gate and up keep a global scale each. Inputs are quantised once for all experts of the layer,
-    with the largest of their scales, which saturates nothing; what goes into the second product,
-    with the expert's own.
-
     Args:
-        startup: told when the weights are in place.
+        startup: as for the base, like ``options``, ``layer``, ``prefix`` and ``terms``.
+        options: the user's.
         layer: vLLM's layer of routed experts.
         prefix: its name.
         checkpoint: content of the checkpoint's config.
-        weight_only: activations stay in 16 bits.
+        weight_only: the checkpoint leaves activations in 16 bits.
+        terms: number of terms that the user gave.
 
     Attributes:
         ledger: account of what was loaded.
 
     Raises:
-        UnsupportedCheckpoint: the layer does what the reference does not.
+        UnsupportedCheckpoint, NoKernelError: as the base.
     """
 
     def __init__(
         self,
         startup: Startup,
+        options: Options,
         layer: Any,
         prefix: str,
         checkpoint: CheckpointConfig,
         *,
         weight_only: bool,
+        terms: GivenTerms | None = None,
     ) -> None:
-        super().__init__(layer.moe_config)
-        self.startup = startup
-        self.prefix = prefix
+        inputs: Activation = "16-bit" if weight_only else "static"
+        super().__init__(startup, options, layer, prefix, inputs, terms)
         self.checkpoint = checkpoint
         self.weight_only = weight_only
-        self._check_served(layer)
         self.ledger = ExpertLedger(layer, prefix)
-
-    def _check_served(self, layer: Any) -> None:
-        config, name = self.moe, self.prefix
-        activation = config.activation.value
-        if activation not in ACTIVATIONS or (activation in GATED) != config.is_act_and_mul:
-            raise UnsupportedCheckpoint(
-                f"{name}: its activation is {activation}, must be {', '.join(ACTIVATIONS)} on CPU; "
-                "serve the model on a GPU"
-            )
-        grouped = layer.use_grouped_topk or layer.custom_routing_function is not None
-        biased = layer.e_score_correction_bias is not None
-        plain = layer.scoring_func == "softmax" and not biased
-        if not (grouped or plain or layer.scoring_func == "sqrtsoftplus"):
-            raise UnsupportedCheckpoint(
-                f"{name}: its router scores experts by {layer.scoring_func}"
-                f"{' with a bias' if biased else ''} and without groups, which vLLM's router on "
-                "CPU does not, must be softmax without a bias, or in groups; serve the model on a "
-                "GPU"
-            )
-        if config.has_bias:
-            raise UnsupportedCheckpoint(
-                f"{name}: its experts have biases, which must not be on CPU; serve it on a GPU"
-            )
-        if config.is_lora_enabled:
-            raise UnsupportedCheckpoint(
-                f"{name}: LoRA is enabled, must not be for NVFP4 experts; leave out --enable-lora"
-            )
-        for which, size in (
-            ("H", config.hidden_dim),
-            ("I on a rank", config.intermediate_size_per_partition),
-        ):
-            if size % BLOCK_SIZE:
-                raise UnsupportedCheckpoint(
-                    f"{name}: {which} is {size}, must be a multiple of {BLOCK_SIZE}; use a smaller "
-                    "--tensor-parallel-size, or --enable-expert-parallel"
-                )
 
     def create_weights(
         self,
@@ -156,7 +119,7 @@ class Nvfp4ExpertsMethod(FusedMoEMethodBase):
         return True if return_success else None
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check what was loaded, and bring it to the form that the reference takes."""
+        """Check what was loaded, and bring it to the kernels' layout."""
         names = self.checkpoint.names
         if not hasattr(layer, f"w13_{names.weight_global}"):
             return  # done already
@@ -169,64 +132,26 @@ class Nvfp4ExpertsMethod(FusedMoEMethodBase):
             self.ledger.check_complete()
         for key in keys:
             delattr(layer, key)
-        tensors: dict[str, Tensor | None] = {"w13_input": None, "w2_input": None}
+        parts: dict[str, Tensor] = {}
         for part in ("w13", "w2"):
             data, scales, weight_global, input_global = (loaded[f"{part}_{n}"] for n in order)
             for row, codes in enumerate(data):
                 where = f"{self.prefix}, {part} of expert {row} of this rank"
                 flat = (scales[row].flatten(0, -2), codes.flatten(0, -2))
                 weights.check_block_scales(where, names.block_scale, *flat)
-            tensors[f"{part}_weight"] = data
-            tensors[f"{part}_weight_scale"] = to_blocked(scales)
-            tensors[f"{part}_weight_global"] = self._factors(
-                part, names.weight_global, weight_global
-            )
+            parts |= {part: data, f"{part}_scale": scales}
+            parts[f"{part}_global"] = self._factors(part, names.weight_global, weight_global)
             if not self.weight_only:
-                factors = self._factors(part, names.input_global, input_global)
-                tensors[f"{part}_input"] = factors.max() if part == "w13" else factors
-        for name, tensor in tensors.items():
-            value = None if tensor is None else Parameter(tensor, requires_grad=False)
-            layer.register_parameter(name, value)
-        self.startup.loaded(self.prefix, layer.w13_weight.device)
+                parts[f"{part}_input"] = self._factors(part, names.input_global, input_global)
+        w13_input = None if self.weight_only else parts.pop("w13_input").max()
+        w2_input = None if self.weight_only else parts.pop("w2_input")
+        self.install(layer, StoredExperts(**parts, w13_input=w13_input, w2_input=w2_input))
 
     def _factors(self, part: str, name: str, stored: Tensor) -> Tensor:
         """Global scales as factors, whichever way the checkpoint stores them."""
         for row, values in enumerate(stored):
             weights.check_globals(f"{self.prefix}, {part} of expert {row}", name, values)
         return stored.reciprocal() if self.checkpoint.format.reciprocal else stored
-
-    def held(self, layer: Any) -> Experts:
-        """Weights of a layer that has been loaded."""
-        return Experts(
-            layer.w13_weight,
-            layer.w13_weight_scale,
-            layer.w13_weight_global,
-            layer.w2_weight,
-            layer.w2_weight_scale,
-            layer.w2_weight_global,
-            layer.w13_input,
-            layer.w2_input,
-        )
-
-    def get_fused_moe_quant_config(self, layer: Any) -> None:
-        """None: that is for vLLM's kernels."""
-
-    def apply(
-        self,
-        layer: Any,
-        x: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        shared_experts: Any,
-        shared_experts_input: Tensor | None,
-    ) -> Tensor:
-        """Compute the routed experts' sum; shared experts are vLLM's to run."""
-        return experts(
-            x, topk_weights, topk_ids, layer.expert_map, *self.held(layer),
-            layer.activation.value, layer.swiglu_limit,
-            1.0 if layer.swiglu_alpha is None else layer.swiglu_alpha,
-            layer.swiglu_beta or 0.0, layer.apply_router_weight_on_input,
-        )  # fmt: skip
 
 
 def _fill_dummy(tensors: Any) -> None:

@@ -1,15 +1,22 @@
-"""Custom op of a layer's experts: dynamo, which traces through vLLM's layer on CPU, sees one call.
+"""Custom op of a layer's experts: one dispatch from 16-bit tokens to their 16-bit sums.
 
-Which experts a batch reaches is known on the device alone, and must not be specialised on.
+It calls the kernels that the layer's plan chose, by name, and checks nothing. Dynamo, which traces
+through vLLM's layer on CPU, sees one call: which experts a batch reaches is known on the device
+alone, and how it is cut into tiles depends on the number of tokens, which must not be specialised
+on.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
-from vllm_fp4_plugin.experts.arithmetic import Activation, Experts, mixture
+from nvfp4_kernels.activation import Activation
+from nvfp4_kernels.grouped_gemm.tile_tokens import choose_tile_tokens
+from nvfp4_kernels.routing import Routing
+from vllm_fp4_plugin.linear_op import function, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
@@ -21,31 +28,103 @@ def _experts(
     expert_map: Tensor | None,
     w13: Tensor,
     w13_scale: Tensor,
-    w13_global: Tensor,
+    w13_alpha: Tensor,
     w2: Tensor,
     w2_scale: Tensor,
-    w2_global: Tensor,
+    w2_alpha: Tensor,
     w13_input: Tensor | None,
     w2_input: Tensor | None,
+    sizes: Sequence[int],
+    kernels: Sequence[str],
+    quantizes: bool,
+    terms: int,
     activation: str,
     limit: float | None,
     alpha: float,
     beta: float,
     weight_on_input: bool,
 ) -> Tensor:
-    """See ``arithmetic.mixture``, ``Experts`` and ``Activation``."""
-    held = Experts(w13, w13_scale, w13_global, w2, w2_scale, w2_global, w13_input, w2_input)
-    between = Activation(activation, limit, alpha, beta)
-    return mixture(
-        x, topk_weights, topk_ids, expert_map, held, between, weight_on_input=weight_on_input
-    )
+    """Sum, for each token, what this rank's experts say in its slots, by their weights.
+
+    Args:
+        x: bfloat16 or float16 ``(M, H)``.
+        topk_weights: float32 ``(M, k)``; those of slots without an expert here are not looked at.
+        topk_ids: int32 ``(M, k)``; an id that is no expert's, such as -1 for padding, adds nothing.
+        expert_map: int32 ``(E,)``, rows of the weights by id, -1 for other ranks'; None: ids are
+            rows.
+        w13: uint8 ``(L, 2, I, H/2)``, gate before up, or ``(L, I, H/2)`` without a gate; or the
+            data of their fragments.
+        w13_scale: float8_e4m3fn, blocked layout of each, or uint8, that of fragments.
+        w13_alpha: float32 ``(L, 2)`` or ``(L,)``; includes ``w13_input`` where there is one.
+        w2: uint8 ``(L, H, I/2)``, or the data of its fragments.
+        w2_scale: as ``w13_scale``.
+        w2_alpha: float32 ``(L,)``; includes ``w2_input`` where there is one.
+        w13_input: float32 ``()``, calibrated for all experts; None: a scale per token, or 16-bit
+            activations.
+        w2_input: float32 ``(L,)``, calibrated for each expert; None as ``w13_input``.
+        sizes: rows of each weight in w13 and in w2, and experts of all ranks.
+        kernels: targets of ``ExpertsPlan``.
+        quantizes: activations are NVFP4.
+        terms: how many NVFP4 values add up to each.
+        activation: its name; see ``nvfp4_kernels.activation.Activation``, as the next three.
+        limit: bound of gate and up.
+        alpha: factor in the sigmoid.
+        beta: what is added to up.
+        weight_on_input: a token is multiplied by its weight before the first product, not after
+            the second.
+
+    Returns:
+        ``(M, H)`` of x's dtype.
+    """
+    route, bring, first, second, combine = map(function, kernels)
+    x, between = readable(x), Activation(activation, limit, alpha, beta)
+    i, h, total = sizes
+    (m, k), local = topk_ids.shape, w2.shape[0]
+    tile_tokens = choose_tile_tokens(x.device, m, k, total, local, h, i)
+    routing = Routing(*route(topk_ids.contiguous(), expert_map, local, tile_tokens))
+    weights = topk_weights.float().contiguous()
+    on_input, on_output = (weights, None) if weight_on_input else (None, weights)
+
+    how = (routing, quantizes, terms)
+    a, a_scales, row_scale = _in_tiles(bring, x, w13_input, on_input, *how)
+    to_nvfp4 = w2_input is not None
+    hidden, hidden_scales = first(
+        a, a_scales, routing.groups, w13, w13_scale, w13_alpha, row_scale, i, w2_input, between,
+        torch.float32 if to_nvfp4 else x.dtype, terms, terms if to_nvfp4 else 1,
+    )  # fmt: skip
+    row_scale = None
+    if quantizes and not to_nvfp4:
+        hidden, hidden_scales, row_scale = _in_tiles(bring, hidden, None, None, *how)
+    out, _ = second(
+        hidden, hidden_scales, routing.groups, w2, w2_scale, w2_alpha, row_scale, h, None, None,
+        x.dtype, terms, 1,
+    )  # fmt: skip
+    return combine(out, routing.rows, on_output, x.dtype)
+
+
+def _in_tiles(
+    bring: Callable[..., Any],
+    rows: Tensor,
+    scale: Tensor | None,
+    weights: Tensor | None,
+    routing: Routing,
+    quantizes: bool,
+    terms: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Rows of token tiles as a product takes them: data, block scales, scales of rows."""
+    if not quantizes:
+        return bring(rows, routing, weights), None, None
+    if scale is None:
+        return bring(rows, routing, weights, terms)
+    return (*bring(rows, routing, scale, weights, terms), None)
 
 
 _LIBRARY.define(
     "experts(Tensor x, Tensor topk_weights, Tensor topk_ids, Tensor? expert_map, Tensor w13, "
-    "Tensor w13_scale, Tensor w13_global, Tensor w2, Tensor w2_scale, Tensor w2_global, "
-    "Tensor? w13_input, Tensor? w2_input, str activation, float? limit, float alpha, float beta, "
-    "bool weight_on_input) -> Tensor",
+    "Tensor w13_scale, Tensor w13_alpha, Tensor w2, Tensor w2_scale, Tensor w2_alpha, "
+    "Tensor? w13_input, Tensor? w2_input, SymInt[] sizes, str[] kernels, bool quantizes, "
+    "int terms, str activation, float? limit, float alpha, float beta, bool weight_on_input) -> "
+    "Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.impl("experts", _experts, "CompositeExplicitAutograd")
@@ -53,5 +132,5 @@ experts = torch.ops.nvfp4_tc.experts.default
 
 
 @register_fake("nvfp4_tc::experts", lib=_LIBRARY)
-def _(x: Tensor, *rest: Any) -> Tensor:
+def _(x: Tensor, *rest: object) -> Tensor:
     return torch.empty_like(x)

@@ -1,0 +1,118 @@
+"""Method of a layer of experts that kernels of ours serve, wherever its weights come from."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
+
+from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.experts.op import experts
+from vllm_fp4_plugin.experts.plan import (
+    ExpertsPlan,
+    activation_of,
+    cpu_obstacle,
+    is_on_cpu,
+    make_plan,
+    obstacle,
+)
+from vllm_fp4_plugin.experts.weights import (
+    KernelExperts,
+    StoredExperts,
+    kernel_experts,
+    padded_width,
+)
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.options import Activation, Options
+from vllm_fp4_plugin.plan import hash_kernels
+from vllm_fp4_plugin.startup import Startup
+
+_PARAMETERS = {
+    "w13": "w13_weight",
+    "w13_scale": "w13_weight_scale",
+    "w13_alpha": "w13_alpha",
+    "w2": "w2_weight",
+    "w2_scale": "w2_weight_scale",
+    "w2_alpha": "w2_alpha",
+    "w13_input": "w13_input",
+    "w2_input": "w2_input",
+}
+
+
+class ExpertsMethod(FusedMoEMethodBase):
+    """Method of a layer of NVFP4 experts.
+
+    Gate and up keep a global scale each. Inputs are quantised once for all experts of the layer,
+    with the largest of their scales, which saturates nothing; what goes into the second product,
+    with the expert's own; or both with a scale per token.
+
+    Args:
+        startup: told when the weights are in place.
+        options: the user's.
+        layer: vLLM's layer of routed experts.
+        prefix: its name.
+        inputs: how the products' inputs are to be quantised.
+        terms: number of terms of them that the user gave.
+
+    Attributes:
+        plan: the kernels.
+
+    Raises:
+        UnsupportedCheckpoint: the layer does what the kernels do not.
+        NoKernelError: there are none for this device.
+    """
+
+    def __init__(
+        self,
+        startup: Startup,
+        options: Options,
+        layer: Any,
+        prefix: str,
+        inputs: Activation,
+        terms: GivenTerms | None,
+    ) -> None:
+        super().__init__(layer.moe_config)
+        self.startup = startup
+        self.prefix = prefix
+        against = obstacle(layer) or (cpu_obstacle(layer) if is_on_cpu() else None)
+        if against is not None:
+            raise UnsupportedCheckpoint(f"{prefix}: {against}")
+        gated = self.moe.is_act_and_mul
+        self.plan: ExpertsPlan = make_plan(
+            activation_of(layer), gated=gated, inputs=inputs, given=terms
+        )
+        self._i: int = self.moe.intermediate_size_per_partition
+        hash_kernels(get_current_vllm_config(), self.plan.targets, self.plan.terms, options)
+
+    def install(self, layer: Any, stored: StoredExperts) -> None:
+        """Give the layer the tensors that its forward pass reads."""
+        for name, tensor in kernel_experts(stored, self.plan)._asdict().items():
+            value = None if tensor is None else Parameter(tensor, requires_grad=False)
+            layer.register_parameter(_PARAMETERS[name], value)
+        self.startup.loaded(self.prefix, layer.w13_weight.device)
+
+    def held(self, layer: Any) -> KernelExperts:
+        """Weights of a layer that has been loaded."""
+        return KernelExperts(*(getattr(layer, name) for name in _PARAMETERS.values()))
+
+    def get_fused_moe_quant_config(self, layer: Any) -> None:
+        """None: that is for vLLM's kernels."""
+
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any,
+        shared_experts_input: Tensor | None,
+    ) -> Tensor:
+        """Compute the routed experts' sum; shared experts are vLLM's to run."""
+        plan = self.plan
+        sizes = (padded_width(self._i, plan), self.moe.hidden_dim, self.moe.num_experts)
+        return experts(
+            x, topk_weights, topk_ids, layer.expert_map, *self.held(layer), sizes, plan.targets,
+            plan.inputs != "16-bit", plan.terms, *plan.activation,
+            layer.apply_router_weight_on_input,
+        )  # fmt: skip

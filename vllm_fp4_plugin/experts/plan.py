@@ -1,0 +1,175 @@
+"""Plan of a layer of experts: its kernels, chosen once, when the layer is built."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from nvfp4_kernels.activation import GATED, UNGATED, Activation
+from nvfp4_kernels.devices import device_family
+from nvfp4_kernels.dispatch import Kernel
+from nvfp4_kernels.grouped_gemm.kernels import KERNELS as GROUPED_GEMM
+from nvfp4_kernels.grouped_silu_mul_gemm.kernels import KERNELS as GROUPED_SILU_MUL_GEMM
+from nvfp4_kernels.moe_combine.kernels import KERNELS as MOE_COMBINE
+from nvfp4_kernels.moe_quantize.kernels import GATHER_KERNELS as MOE_GATHER
+from nvfp4_kernels.moe_quantize.kernels import KERNELS as MOE_QUANTIZE
+from nvfp4_kernels.moe_quantize.kernels import PER_TOKEN_KERNELS as MOE_QUANTIZE_PER_TOKEN
+from nvfp4_kernels.moe_route.kernels import KERNELS as MOE_ROUTE
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.device import current_device
+from vllm_fp4_plugin.options import Activation as Inputs
+from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
+
+_QUANTIZERS = {"static": MOE_QUANTIZE, "per-token": MOE_QUANTIZE_PER_TOKEN}
+_NO_MUL = "_no_mul"
+ROW = 32  # elements of K that a GPU's weights are padded to multiples of
+# Of what sends tokens between data-parallel ranks: others bring kernels and layouts of their own.
+ALL2ALL = "allgather_reducescatter"
+
+
+@dataclass(frozen=True)
+class ExpertsPlan:
+    """Plan of how a layer of experts will run; made when it is built, before weights are loaded.
+
+    Attributes:
+        route: kernel that sorts slots into token tiles.
+        bring: kernel that brings the tokens there, quantised or not.
+        first: kernel of the first product, with the activation.
+        second: kernel of the second.
+        combine: kernel that sums up each token's slots.
+        inputs: how the inputs of both products are quantised.
+        terms: how many NVFP4 values add up to each; 1 of those in 16 bits.
+        gated: experts have gate and up projections, which ``first`` takes together.
+        activation: activation between the products.
+        reason: reason why it runs so and not as a reader would expect; may be empty.
+    """
+
+    route: Kernel
+    bring: Kernel
+    first: Kernel
+    second: Kernel
+    combine: Kernel
+    inputs: Inputs
+    terms: int
+    gated: bool
+    activation: Activation
+    reason: str
+
+    @property
+    def targets(self) -> list[str]:
+        """Targets of the kernels, in the order in which a forward pass runs them."""
+        kernels = (self.route, self.bring, self.first, self.second, self.combine)
+        return [kernel.target for kernel in kernels]
+
+    @property
+    def arithmetic(self) -> str:
+        """Bits of weights and activations, and how the latter are scaled, for reports."""
+        return arithmetic_of(self.inputs, self.terms)
+
+    @property
+    def pads(self) -> bool:
+        """Whether the kernels want the weights padded: references take them as they are."""
+        return self.first.arch != "cpu" and self.first.weight_layout == "blocked"
+
+
+def make_plan(
+    activation: Activation, *, gated: bool, inputs: Inputs, given: GivenTerms | None
+) -> ExpertsPlan:
+    """Choose the kernels of a layer for this process's device.
+
+    Args:
+        activation: between the products.
+        gated: experts have a gate.
+        inputs: how the products' inputs are to be quantised.
+        given: number of terms that the user gave the layer.
+
+    Raises:
+        NoKernelError: the device lacks one of them; the message lists what there is.
+    """
+    table = GROUPED_SILU_MUL_GEMM if gated else GROUPED_GEMM
+    choice = choose_kernels(table, inputs, given, _QUANTIZERS)
+    device = current_device()
+    bring = choice.quantizer or MOE_GATHER.select(device, "float")
+    return ExpertsPlan(
+        route=MOE_ROUTE.select(device, "float"),
+        bring=bring,
+        first=choice.kernel,
+        second=GROUPED_GEMM.select(device, choice.kernel.mode),
+        combine=MOE_COMBINE.select(device, "float"),
+        inputs=choice.activation,
+        terms=choice.terms,
+        gated=gated,
+        activation=activation,
+        reason=choice.reason,
+    )
+
+
+def activation_of(layer: Any) -> Activation:
+    """Activation of vLLM's layer of routed experts, in our words."""
+    return Activation(
+        layer.moe_config.activation.value.removesuffix(_NO_MUL),
+        layer.swiglu_limit,
+        1.0 if layer.swiglu_alpha is None else layer.swiglu_alpha,
+        layer.swiglu_beta or 0.0,
+    )
+
+
+def obstacle(layer: Any) -> str | None:
+    """Name something that a layer asks for and our kernels do not do; None: they do all of it."""
+    config = layer.moe_config
+    return _of_arithmetic(config) or _of_sizes(config) or _of_ranks(config.moe_parallel_config)
+
+
+def _of_arithmetic(config: Any) -> str | None:
+    activation = config.activation.value
+    known = GATED if config.is_act_and_mul else UNGATED
+    names = known if config.is_act_and_mul else tuple(f"{name}{_NO_MUL}" for name in known)
+    if activation not in names:
+        return f"its activation is {activation}, must be {', '.join(names)}"
+    if config.has_bias:
+        return "its experts have biases, must have none"
+    if config.is_lora_enabled:
+        return "LoRA is enabled, must not be for NVFP4 experts; leave out --enable-lora"
+    return None
+
+
+def _of_sizes(config: Any) -> str | None:
+    for which, size in (
+        ("H", config.hidden_dim),
+        ("I on a rank", config.intermediate_size_per_partition),
+    ):
+        if size % BLOCK_SIZE:
+            return (
+                f"{which} is {size}, must be a multiple of {BLOCK_SIZE}; use a smaller "
+                "--tensor-parallel-size, or --enable-expert-parallel"
+            )
+    return None
+
+
+def _of_ranks(parallel: Any) -> str | None:
+    if parallel.enable_eplb:
+        return "experts are balanced over ranks, must not be; leave out --enable-eplb"
+    if parallel.use_all2all_kernels and parallel.all2all_backend != ALL2ALL:
+        return (
+            f"all2all-backend is {parallel.all2all_backend}, must be {ALL2ALL}; leave out "
+            "--all2all-backend"
+        )
+    return None
+
+
+def cpu_obstacle(layer: Any) -> str | None:
+    """Name something of a layer that vLLM's router on CPU does not do; None: there is nothing."""
+    grouped = layer.use_grouped_topk or layer.custom_routing_function is not None
+    biased = layer.e_score_correction_bias is not None
+    plain = layer.scoring_func == "softmax" and not biased
+    if grouped or plain or layer.scoring_func == "sqrtsoftplus":
+        return None
+    return (
+        f"its router scores experts by {layer.scoring_func}{' with a bias' if biased else ''} and "
+        "without groups, which vLLM's router on CPU does not, must be softmax without a bias, or "
+        "in groups; serve the model on a GPU"
+    )
+
+
+def is_on_cpu() -> bool:
+    """Whether layers are built for a CPU."""
+    return device_family(current_device()) == "cpu"

@@ -1,0 +1,103 @@
+"""Conversion of a rank's experts to what kernels take: pure functions, run once per layer."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, to_blocked
+from vllm_fp4_plugin.experts.plan import ROW, ExpertsPlan
+from vllm_fp4_plugin.weights import fragments, weight_bytes
+
+
+class StoredExperts(NamedTuple):
+    """Experts of one rank as checkpoints hold them: L experts, S projections before the activation.
+
+    Attributes:
+        w13: uint8 ``(L, S, I, H/2)``, gate before up.
+        w13_scale: float8_e4m3fn ``(L, S, I, H/16)``, linear.
+        w13_global: float32 ``(L, S)``, factors.
+        w2: uint8 ``(L, H, I/2)``.
+        w2_scale: float8_e4m3fn ``(L, H, I/16)``, linear.
+        w2_global: float32 ``(L,)``, factors.
+        w13_input: float32 ``()``, the factor that all experts' inputs are quantised with; None:
+            none is calibrated.
+        w2_input: float32 ``(L,)``, likewise of what the activation gives.
+    """
+
+    w13: Tensor
+    w13_scale: Tensor
+    w13_global: Tensor
+    w2: Tensor
+    w2_scale: Tensor
+    w2_global: Tensor
+    w13_input: Tensor | None
+    w2_input: Tensor | None
+
+
+class KernelExperts(NamedTuple):
+    """Experts of one rank as ``op.experts`` takes them; see there."""
+
+    w13: Tensor
+    w13_scale: Tensor
+    w13_alpha: Tensor
+    w2: Tensor
+    w2_scale: Tensor
+    w2_alpha: Tensor
+    w13_input: Tensor | None
+    w2_input: Tensor | None
+
+
+def kernel_experts(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
+    """Bring experts to their kernels' layout and fold the global scales into alphas."""
+    w13, w13_scale, w13_global, w2, w2_scale, w2_global, w13_input, w2_input = stored
+    if plan.inputs != "static":
+        w13_input = w2_input = None
+    w13_alpha = w13_global if w13_input is None else w13_global * w13_input
+    w2_alpha = w2_global if w2_input is None else w2_global * w2_input
+    if plan.pads:
+        w13, w13_scale, w2, w2_scale = _padded(w13, w13_scale, w2, w2_scale)
+    if not plan.gated:
+        w13, w13_scale, w13_alpha = w13[:, 0], w13_scale[:, 0], w13_alpha[:, 0]
+    w13, w13_scale = _in_layout(w13, w13_scale, plan)
+    w2, w2_scale = _in_layout(w2, w2_scale, plan)
+    alphas = w13_alpha.contiguous().clone(), w2_alpha.clone()
+    return KernelExperts(w13, w13_scale, alphas[0], w2, w2_scale, alphas[1], w13_input, w2_input)
+
+
+def _in_layout(data: Tensor, scales: Tensor, plan: ExpertsPlan) -> tuple[Tensor, Tensor]:
+    """A weight's data and scales in the layout that the kernels take."""
+    if plan.first.weight_layout == "blocked":
+        return data.contiguous(), to_blocked(scales)
+    packed = fragments(data.contiguous(), scales.contiguous())
+    return packed.data, packed.scales
+
+
+def _padded(w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor) -> tuple[Tensor, ...]:
+    """Pad I with zeros: what no activation sees, as all of them map zero to zero."""
+    more = -w13.shape[-2] % ROW
+    if not more:
+        return w13, w13_scale, w2, w2_scale
+    return (
+        pad(w13, (0, 0, 0, more)),
+        _pad_scales(w13_scale, (0, 0, 0, more)),
+        pad(w2, (0, more // 2)),
+        _pad_scales(w2_scale, (0, more // BLOCK_SIZE)),
+    )
+
+
+def _pad_scales(scales: Tensor, by: tuple[int, ...]) -> Tensor:
+    return pad(scales.view(torch.uint8), by).view(scales.dtype)
+
+
+def padded_width(i: int, plan: ExpertsPlan) -> int:
+    """Rows of each of w13's weights, as the kernels take them."""
+    return i + -i % ROW if plan.pads else i
+
+
+def experts_bytes(count: int, projections: int, h: int, i: int, plan: ExpertsPlan) -> int:
+    """Bytes of the weights of ``count`` experts, scales included."""
+    layout, i = plan.first.weight_layout, padded_width(i, plan)
+    each = projections * weight_bytes(i, h, layout) + weight_bytes(h, i, layout)
+    return count * (each + 4 * (projections + 1))
