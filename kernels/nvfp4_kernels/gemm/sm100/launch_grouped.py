@@ -1,5 +1,7 @@
 """Launches of the block-scaled GEMM on token tiles: ``grouped_gemm``, ``grouped_silu_mul_gemm``."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -29,11 +31,15 @@ def grouped_gemm(
     out_dtype: torch.dtype,
     terms: int = 1,
     out_terms: int = 1,
+    routed_before: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.grouped_gemm.op``; the second result is None for 16-bit output.
 
     ``b`` may be gate and up, ``(experts, 2, N, K/2)`` as ``alpha``, of which ``activation`` makes
     one: this is ``grouped_silu_mul_gemm`` too. Tiles beyond ``groups[0]`` are not touched.
+
+    ``routed_before``: the launch before this one is a product of the same routing, which has waited
+    for it, see ``scheduler.counted``. Weights are then loaded while that product ends.
 
     Raises:
         InvalidArgument: an operand is not contiguous or not aligned, or K is not padded.
@@ -61,7 +67,9 @@ def grouped_gemm(
     )
     weights = alpha.numel() // experts
     problem = GroupedProblem(tile_tokens, n, k, a.shape[0], experts, weights, terms)
-    kernel = BlockScaledGemm(*choose_grouped(problem, output, multiprocessors(a.device)))
+    tile, output = choose_grouped(problem, output, multiprocessors(a.device))
+    tile = replace(tile, routed_before=routed_before)
+    kernel = BlockScaledGemm(tile, output)
     arguments = GemmArguments(
         x=a,
         sfx=a_scales,
@@ -81,7 +89,7 @@ def grouped_gemm(
         k=k,
         batch=a.shape[0],
         weight_batch=experts * weights,
-        clusters=max_clusters(a.device, kernel.tile.cluster),
+        clusters=max_clusters(a.device, tile.cluster),
         defective_below=defective_map_bytes(a.device),
         shard_ends=shard_ends([n]),
     )
