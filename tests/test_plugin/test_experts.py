@@ -129,7 +129,7 @@ def mixture(
     gated = held.w13.shape[1] == 2
     inputs = "16-bit" if held.w13_input is None else "per-token" if per_token else "static"
     plan = make_plan(activation, gated=gated, inputs=inputs, given=None)  # type: ignore[arg-type]
-    sizes = [held.w13.shape[2], x.shape[1], E]
+    sizes = [x.shape[1], held.w13.shape[2], len(held.w13), E]
     return experts(
         x, weights, ids, expert_map, *kernel_experts(held, plan), sizes, plan.targets,
         inputs != "16-bit", plan.terms, *activation, weight_on_input,
