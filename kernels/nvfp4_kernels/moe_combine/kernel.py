@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
-import cutlass
 import cutlass.cute as cute
 import torch
 from cutlass import Array, Boolean, Float32, Int32, Int64, Uint32, Vector
