@@ -12,11 +12,12 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
 from nvfp4_kernels.nvfp4 import (
     Nvfp4Tensor,
+    global_scale_of,
     quantize_activation,
     quantize_weight,
 )
 from vllm_fp4_plugin.activation_terms import GivenTerms
-from vllm_fp4_plugin.experts import vllm_methods
+from vllm_fp4_plugin.experts import online, vllm_methods
 from vllm_fp4_plugin.experts.joined_scales import GlobalScales, described, join
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
@@ -575,6 +576,31 @@ def test_layers_that_are_not_served(config: dict[str, Any], message: str, build:
 
 
 @pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (
+            {"enable_eplb": True},
+            "experts are balanced over ranks, must not be; leave out --enable-",
+        ),
+        (
+            {"use_all2all_kernels": True, "all2all_backend": "deepep_low_latency"},
+            "all2all-backend is deepep_low_latency, must be allgather_reducescatter",
+        ),
+        ({"use_all2all_kernels": True, "all2all_backend": "allgather_reducescatter"}, ""),
+        ({"all2all_backend": "deepep_low_latency"}, ""),  # of one data-parallel rank
+    ],
+)
+def test_ranks_that_are_not_served(ranks: dict[str, Any], message: str, build: Build) -> None:
+    layer = Layer()
+    vars(layer.moe_config.moe_parallel_config).update(ranks)
+    if not message:
+        build(layer)
+        return
+    with pytest.raises(UnsupportedCheckpoint, match=f"{PREFIX}: {message}"):
+        build(layer)
+
+
+@pytest.mark.parametrize(
     ("router", "refused"),
     [
         ({"scoring_func": "sigmoid"}, "sigmoid and without"),
@@ -604,6 +630,76 @@ def test_a_dummy_load_is_served(build: Build, vllm_config: Any) -> None:
     finally:
         vllm_config.load_config.load_format = kept
     assert method.apply(layer, *batch(), None, None).isfinite().all()
+
+
+# --- experts that are quantised at load ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [{}, {"ep": 2, "rank": 1}, {"tp": 2, "rank": 1}], ids=str)
+def test_16_bit_experts_are_quantised(
+    ranks: dict[str, int], vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each matrix would be by itself; a rank's part of one with the scale of the whole."""
+    torch.manual_seed(7)
+    inner = 2 * INNER if "tp" in ranks else INNER
+    shapes = {"w1": (inner, H), "w3": (inner, H), "w2": (H, inner)}
+    plain = {
+        (expert, shard): torch.randn(shape).bfloat16() * (1 + expert)
+        for expert in range(E)
+        for shard, shape in shapes.items()
+    }
+    layer, startup = Layer(**ranks), Startup()
+    layer.moe_config.tp_size = ranks.get("tp", 1)
+    whole = {(e, s): weight.abs().amax().float() for (e, s), weight in plain.items()}
+
+    def gathered(amax: Tensor, **_: Any) -> None:
+        """What both ranks see of the matrices in the order of w13 or w2."""
+        order = [("w1", "w3"), ("w2",)][len(amax) == layer.local]
+        mine = range(layer.first, layer.first + layer.local)
+        amax.copy_(torch.stack([whole[e, s] for e in mine for s in order]))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", gathered)
+    group = SimpleNamespace(world_size=2, device_group=None)
+    monkeypatch.setattr(online, "get_tp_group", lambda: group)
+    options = Options(activation="16-bit")
+    method = online.Nvfp4OnlineExpertsMethod(startup, options, layer, PREFIX)
+    sizes = layer.local, H, INNER, torch.bfloat16
+    method.create_weights(layer, *sizes, global_num_experts=E, weight_loader=None)
+    for name in ("w13_weight", "w2_weight"):  # which vLLM would do once all have come
+        param = getattr(layer, name)
+        assert param.device.type == "meta"
+        real = nn.Parameter(torch.full(param.shape, torch.nan).bfloat16(), requires_grad=False)
+        setattr(layer, name, real)
+    for (expert, shard), weight in plain.items():
+        name = "w2_weight" if shard == "w2" else "w13_weight"
+        given = (getattr(layer, name), weight, f"{PREFIX}.{name}", shard, expert, True)
+        method.ledger.loader(method._load)(*given)
+    method.process_weights_after_loading(layer)
+    method.process_weights_after_loading(layer)  # done already
+    held = method.held(layer)
+    for row, expert in enumerate(range(layer.first, layer.first + layer.local)):
+        for shard, weight in ((s, plain[expert, s]) for s in shapes):
+            expected = quantize_weight(weight, global_scale_of(whole[expert, shard]))
+            part = slice(layer.moe_config.tp_rank * INNER, (layer.moe_config.tp_rank + 1) * INNER)
+            if shard == "w2":
+                bytes_ = slice(part.start // 2, part.stop // 2)
+                assert torch.equal(held.w2[row], expected.data[:, bytes_])
+                assert held.w2_alpha[row] == expected.global_scale
+            else:
+                at = ("w1", "w3").index(shard)
+                assert torch.equal(held.w13[row, at], expected.data[part])
+                assert held.w13_alpha[row, at] == expected.global_scale
+
+
+def test_a_missing_weight_is_named(vllm_config: Any) -> None:
+    layer, method = Layer(), None
+    method = online.Nvfp4OnlineExpertsMethod(Startup(), Options(), layer, PREFIX)
+    method.create_weights(
+        layer, E, H, INNER, torch.bfloat16, global_num_experts=E, weight_loader=None
+    )
+    assert len(list(method.ledger.missing())) == 3 * E
+    with pytest.raises(UnsupportedCheckpoint, match=rf"{PREFIX}\.0\.gate_proj\.weight and 11 more"):
+        method.process_weights_after_loading(layer)
 
 
 # --- one global scale for gate and up -----------------------------------------------------------
