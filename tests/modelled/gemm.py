@@ -125,7 +125,7 @@ class Modeller:
         unique = {t.data_ptr(): t for t in (*x, *w1, *w2, out, alpha)}
         for address, tensor in unique.items():
             self._gpu.memory.register(address, tensor.nbytes, keep=tensor)
-        return [*x, *w1, *w2, out, None, None, alpha, None, None]
+        return [*x, *w1, *w2, out, None, None, alpha, None, None, None]
 
 
 def operand_bytes(problem: "Problem") -> float:

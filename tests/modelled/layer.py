@@ -49,6 +49,7 @@ def layers(launches: Sequence[Traced], count: int) -> list[Link]:
             ),
             each.writes,
             each.registers,
+            each.repeats,
         )
         for number in range(count)
         for each in launches

@@ -77,6 +77,7 @@ class ProductsSm100:
             alpha=torch.ones(2),
             row_scale=None,
             bias=None,
+            groups=None,
             m=m,
             n=part,
             k=k,

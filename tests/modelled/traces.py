@@ -25,6 +25,7 @@ class Traced:
         operands: that it reads, without the layer they belong to.
         writes: bytes by operand's name.
         registers: of a thread.
+        repeats: clusters of the trace that those of the grid repeat in turn; all by default.
     """
 
     launch: Launch
@@ -32,6 +33,7 @@ class Traced:
     operands: tuple[Operand, ...]
     writes: dict[str, float]
     registers: int
+    repeats: tuple[int, ...] = ()
 
 
 class Tracer:

@@ -1,13 +1,12 @@
 """Functions of float32 values in registers: exponentials as softmax takes them, activations."""
 
+import math
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
 LOG2_E = 1.4426950408889634
-_SQRT_HALF = 0.7071067811865476
-_GELU_LINEAR = 1.5957691216057308  # 2 √(2/π)
-_GELU_CUBIC = 0.044715 * _GELU_LINEAR
 NEGATIVE_INFINITY = float("-inf")
 _LEAST_SILU = -43.6  # e^43.6 is just below 2^63
 
@@ -31,7 +30,28 @@ def tanh(value: Float32) -> Float32:
 
 def silu(x: Float32) -> Float32:
     """SiLU, x · sigmoid(x); exp2 and the reciprocal are the approximations of 2 and 1 ulp."""
-    return x * cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -LOG2_E, fastmath=True))
+    return x * sigmoid(x)
+
+
+def sigmoid(x: Float32) -> Float32:
+    """1 / (1 + e^−x)."""
+    return cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -LOG2_E, fastmath=True))
+
+
+def gelu(x: Float32) -> Float32:
+    """GELU, x · Φ(x)."""
+    return x * (0.5 + 0.5 * cute.math.erf(x * math.sqrt(0.5)))
+
+
+def gelu_tanh(x: Float32) -> Float32:
+    """GELU's tanh form: with (1 + tanh u) / 2 = sigmoid(2u) nothing cancels."""
+    return x * sigmoid(x * (2.0 * math.sqrt(2.0 / math.pi)) * (1.0 + 0.044715 * (x * x)))
+
+
+def relu2(x: Float32) -> Float32:
+    """max(x, 0)²."""
+    held = cute.arch.fmax(x, 0.0, nan=True)
+    return held * held
 
 
 def silu_pair(x: Float32, y: Float32) -> tuple[Float32, Float32]:
@@ -51,27 +71,9 @@ def silu_pair(x: Float32, y: Float32) -> tuple[Float32, Float32]:
     )
 
 
-def gelu(x: Float32) -> Float32:
-    """GELU, x · Φ(x), by the error function."""
-    return 0.5 * x * (1.0 + cute.math.erf(x * _SQRT_HALF))
-
-
-def gelu_tanh(x: Float32) -> Float32:
-    """GELU in its tanh form, as x · sigmoid(2 √(2/π) (x + 0.044715 x³)), which cancels nowhere."""
-    inner = x * (_GELU_LINEAR + _GELU_CUBIC * (x * x))
-    return x * cute.arch.rcp_approx(1.0 + cute.math.exp2(inner * -LOG2_E, fastmath=True))
-
-
 def swigluoai(x: Float32, alpha: float) -> Float32:
     """SiLU with a factor in its sigmoid, x · sigmoid(alpha · x)."""
-    power = cute.math.exp2(x * (-LOG2_E * alpha), fastmath=True)
-    return x * cute.arch.rcp_approx(1.0 + power)
-
-
-def relu2(x: Float32) -> Float32:
-    """max(x, 0)²; NaN stays NaN."""
-    positive = cute.arch.fmax(x, 0.0, nan=True)
-    return positive * positive
+    return x * sigmoid(alpha * x)
 
 
 def finite(peak: Float32) -> Float32:

@@ -14,5 +14,9 @@ KERNELS = KernelTable(
             "nvfp4_kernels.gemm.sm90.launch_grouped:grouped_silu_mul_gemm",
             "fragments",
         ),
+        ("sm_100", "w4a4"): (
+            "block_scaled",
+            "nvfp4_kernels.gemm.sm100.launch_grouped:grouped_silu_mul_gemm",
+        ),
     },
 )

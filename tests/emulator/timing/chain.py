@@ -36,6 +36,7 @@ class Link:
             reads come from HBM.
         writes: bytes that it writes, by operand's name: L2 holds them afterwards.
         registers: of a thread, as ptxas says (-v); 0 for unknown.
+        repeats: see ``Prepared``.
     """
 
     launch: "Launch"
@@ -43,6 +44,7 @@ class Link:
     operands: tuple[Operand, ...] = ()
     writes: dict[str, float] = field(default_factory=dict)
     registers: int = 0
+    repeats: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,13 @@ def chain(
     if not links:
         raise TimingError("links: none, accepted one launch or more")
     p, sizes = parameters, parameters.gpc_sizes()
-    known: dict[tuple[int, int | None, int], Prepared] = {}
+    known: dict[tuple[object, ...], Prepared] = {}
     prepared = []
     for link in links:
-        key = (id(link.launch), link.clusters, link.registers)
+        how = link.clusters, link.registers, link.repeats
+        key = (id(link.launch), *how)
         if key not in known:
-            known[key] = Prepared(link.launch, p, link.clusters, link.registers)
+            known[key] = Prepared(link.launch, p, *how)
         prepared.append(known[key])
     if gpcs is None:
         gpcs = len(sizes) if sum(map(_items, prepared)) <= _BUDGET else 1

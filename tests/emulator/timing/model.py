@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapreplace
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ def model(
     footprint: float | None = None,
     exact: bool | None = None,
     registers: int = 0,
+    repeats: Sequence[int] = (),
 ) -> Timing:
     """Models the time of a finished launch.
 
@@ -46,13 +47,13 @@ def model(
             distinct ones that the clusters that were run read, for each repetition of them.
         exact: whether to simulate every cluster; by default where that is cheap.
         registers: of a thread, as ptxas says (-v): they limit the CTAs of an SM; 0 for unknown.
+        repeats: see ``Prepared``.
 
     Raises:
         TimingError: the launch was not traced, or its trace ends in a deadlock.
     """
-    return Model(Prepared(launch, parameters, clusters, registers), parameters, footprint).run(
-        exact
-    )
+    prepared = Prepared(launch, parameters, clusters, registers, repeats)
+    return Model(prepared, parameters, footprint).run(exact)
 
 
 class Model:

@@ -1,6 +1,7 @@
 """A traced launch as the model replays it: its script, its clusters, and what a CTA needs."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tests.emulator.machine.residency import needs_of
@@ -34,9 +35,11 @@ class Prepared:
         p: parameters of the chip.
         clusters: of the grid; None for those that were run.
         registers: of a thread; 0 for unknown.
+        repeats: numbers of clusters that were run, which those of the grid repeat in turn; by
+            default all, in order.
 
     Attributes:
-        traced: clusters that were run, each CTA at its rank.
+        traced: clusters that the grid repeats, each CTA at its rank.
         size: CTAs of a cluster.
         clusters: of the grid.
         needs: of a CTA.
@@ -50,7 +53,12 @@ class Prepared:
     """
 
     def __init__(
-        self, launch: "Launch", p: Parameters, clusters: int | None = None, registers: int = 0
+        self,
+        launch: "Launch",
+        p: Parameters,
+        clusters: int | None = None,
+        registers: int = 0,
+        repeats: Sequence[int] = (),
     ) -> None:
         if launch.traces is None:
             raise TimingError("launch: has no trace, run it with traced=True")
@@ -60,9 +68,10 @@ class Prepared:
         if not found:
             raise TimingError("launch: its trace has no CTA")
         self.launch = launch
-        self.traced = [
+        self._run = [
             sorted(cluster, key=lambda cta: cta.rank) for _, cluster in sorted(found.items())
         ]
+        self.traced = [self._run[number] for number in repeats] or self._run
         self.size = len(self.traced[0])
         self.clusters = clusters or len(self.traced)
         self.needs = needs_of(launch, registers)
@@ -73,12 +82,12 @@ class Prepared:
 
     @property
     def ctas(self) -> list[CtaTrace]:
-        """CTAs that were run."""
+        """CTAs of the clusters that the grid repeats."""
         return [cta for cluster in self.traced for cta in cluster]
 
     @property
     def repeat(self) -> float:
-        """Clusters of the grid for each one that was run."""
+        """Number of times that the grid repeats them."""
         return self.clusters / len(self.traced)
 
     @property
@@ -87,11 +96,11 @@ class Prepared:
         return self.places * self.deep
 
     def repeated(self, count: int) -> list[Cluster]:
-        """``count`` clusters, those that were run one after the other."""
+        """``count`` clusters, those to repeat one after the other."""
         return [self.traced[number % len(self.traced)] for number in range(count)]
 
     def _read_script(self, p: Parameters) -> Script:
-        program, ctas = self.launch.program, self.ctas
+        program, ctas = self.launch.program, [cta for cluster in self._run for cta in cluster]
         body = program.kernel.body
         return Script(
             program,

@@ -245,13 +245,13 @@ def test_nothing_to_catch(tile_case: TileCase) -> None:
 def taller_last_group(given: Any) -> Any:
     """Take the last group of rows for one row of tiles taller: one of its tiles is left out."""
 
-    def order(across_m: Any, across_n: Any, batch: Any, clusters: Any) -> Any:
+    def order(across_m: Any, *rest: Any) -> Any:
         import cutlass.cute as cute
 
         from nvfp4_kernels.gemm.sm100.scheduler import GROUP
 
         divisor = cute.FastDivmodDivisorV2((across_m - 1) % GROUP + 2)
-        return replace(given(across_m, across_n, batch, clusters), last=divisor)
+        return replace(given(across_m, *rest), last=divisor)
 
     return order
 

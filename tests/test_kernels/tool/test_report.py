@@ -40,10 +40,10 @@ REGISTERS_PER_SM = 65536
 
 def every_kernel() -> list[KernelSpec]:
     """One per tile that may be chosen, with everything that an epilogue can have to do."""
-    swap_ab = candidates._SWAP_AB
-    pairs = [*(replace(t, weights=2) for t in swap_ab), *candidates._GATE_UP]
+    swap_ab = candidates.SWAP_AB
+    pairs = [*(replace(t, weights=2) for t in swap_ab), *candidates.GATE_UP]
     specs = []
-    for tile in [*swap_ab, *candidates._REGULAR, *pairs]:
+    for tile in [*swap_ab, *candidates.REGULAR, *pairs]:
         output = EpilogueConfig("bfloat16", row_scale=True)
         if tile.weights == 1:
             output = replace(output, shards=3, bias="bfloat16")

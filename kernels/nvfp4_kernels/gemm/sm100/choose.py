@@ -38,12 +38,12 @@ _SOME = (64, 128, 256)  # tokens: tiles with either side
 MAX_SWAP_AB_TOKENS = max(_SOME)
 _MOST_ACROSS = 4  # tiles of tokens that each read all weights
 
-_SWAP_AB = [
+SWAP_AB = [
     *(Tile(columns, swap_ab=True, split_k=s) for columns in _FEW for s in (1, 2, 4, 8)),
     *(Tile(columns, swap_ab=True, split_k=s) for columns in (64, 128) for s in (1, 2, 4)),
     Tile(64, swap_ab=True, cluster_n=2),
 ]
-_REGULAR = [
+REGULAR = [
     Tile(256, two_cta=True, cluster_m=2),
     Tile(256, two_cta=True, cluster_m=4),
     Tile(128, two_cta=True, cluster_m=2),
@@ -55,7 +55,7 @@ _REGULAR = [
     Tile(64),
     Tile(64, split_k=2),
 ]
-_GATE_UP = [
+GATE_UP = [
     Tile(128, 2, two_cta=True, cluster_m=2),
     Tile(128, 2, two_cta=True, cluster_m=4),
     Tile(128, 2),
@@ -112,10 +112,10 @@ def _candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, Ep
         columns = range(tokens, MAX_FEW_TOKENS + 1)
     elif tokens:
         columns = range(max(MAX_FEW_TOKENS, tokens // _MOST_ACROSS), 2 * tokens)
-    tiles = [replace(t, weights=problem.weights) for t in _SWAP_AB if t.columns in columns]
+    tiles = [replace(t, weights=problem.weights) for t in SWAP_AB if t.columns in columns]
     few = 0 < tokens <= MAX_FEW_TOKENS
     if not few:
-        tiles += _GATE_UP if problem.weights == 2 else _REGULAR
+        tiles += GATE_UP if problem.weights == 2 else REGULAR
     if problem.terms > 1:
         tiles = [replace(t, terms=TermLayout(problem.terms, packed=few)) for t in tiles]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]

@@ -69,7 +69,8 @@ class Epilogue:
         leader = ptx.elect_sync()  # the same lane throughout: bulk groups are a thread's own
         lanes = tensor + ((warp * WARP_ROWS) << 16)
         # Factors, and the result's memory, may be in use by the kernel before this one.
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        if cutlass.const_expr(not tile.counts_first):
+            ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
             row = coord.m * tile.rows + state.rank % tile.ctas * CTA_ROWS + warp * WARP_ROWS + lane
@@ -95,7 +96,9 @@ class Epilogue:
                     if cutlass.const_expr(last and number == self._last_shared(chunks)):
                         self._release(barriers.acc_empty.subview(accumulator), leader)
                     values += scaling.apply(sums, own, scratch.vectors, here)
-                chunk = Chunk(row, column + offset, coord.batch, index * chunks + number)
+                chunk = Chunk(
+                    row, column + offset, coord.batch, coord.weight, index * chunks + number
+                )
                 store.put(result, scratch.slots, chunk, values, leader)
             if cutlass.const_expr(tile.split_k > 1):
                 split.release(scratch.partials, state.rank, lane)

@@ -30,6 +30,7 @@ from nvfp4_kernels.gemm.sm100.scaling import ScalingOperands
 from nvfp4_kernels.gemm.sm100.scheduler import (
     RasterOrder,
     clusters_across,
+    counted,
     raster_order,
     scheduler_state,
 )
@@ -47,6 +48,9 @@ Maps = tuple[TensorMap, TensorMap]  # of an operand's data and scales
 class GemmArguments(NamedTuple):
     """Arguments of a launch, in global memory.
 
+    A grouped product has ``batch`` tiles of ``m`` tokens at the most. Of a pair, ``w1`` has the
+    gate and the up projection of each expert, one after the other.
+
     Attributes:
         x, sfx: activations, bytes [batch, terms, m, k/2], and their blocked scales.
         w1, sfw1: a weight, bytes [weight_batch, n, k/2], and its blocked scales.
@@ -54,8 +58,9 @@ class GemmArguments(NamedTuple):
         out: result [batch, m, n], an NVFP4 one bytes [batch, terms, m, n/2].
         sf_out, out_scale: of an NVFP4 result, its blocked scales and its global scale.
         alpha, row_scale, bias, shard_ends: see ``ScalingOperands``.
+        groups: see ``SchedulerState``.
         m, n, k, batch: sizes.
-        weight_batch: 1 or ``batch``.
+        weight_batch: 1 or ``batch``; of a grouped product all of ``w1``'s matrices.
         clusters: to launch, at the most.
         defective_below: see ``devices.defective_map_bytes``.
     """
@@ -72,6 +77,7 @@ class GemmArguments(NamedTuple):
     alpha: cute.Pointer
     row_scale: cute.Pointer
     bias: cute.Pointer
+    groups: cute.Pointer
     m: Int32
     n: Int32
     k: Int32
@@ -113,7 +119,8 @@ class BlockScaledGemm:
         scaling = dict.fromkeys(("out_scale", "alpha", "row_scale"), Float32)
         out = TYPES.get(self.output.dtype, Uint8)
         bias = TYPES.get(self.output.bias, Float32)
-        return (example(GemmArguments, {**packed, **scaling, "out": out, "bias": bias}),)
+        others = {"out": out, "bias": bias, "groups": Int32}
+        return (example(GemmArguments, {**packed, **scaling, **others}),)
 
     @property
     def unread(self) -> list[str]:
@@ -126,6 +133,7 @@ class BlockScaledGemm:
             *(("row_scale",) if not output.row_scale else ()),
             *(("bias",) if not output.bias else ()),
             *(("shard_ends",) if output.shards == 1 else ()),
+            "weight_batch" if self.tile.grouped else "groups",
         ]
 
     @cute.jit
@@ -143,7 +151,7 @@ class BlockScaledGemm:
         w1 = arguments.w1, weights, arguments.sfw1, weights
         w1_maps = self._maps(*w1, n_side=not tile.swap_ab)
         w2_maps = None, None
-        if cutlass.const_expr(tile.weights == 2):
+        if cutlass.const_expr(tile.weights == 2 and not tile.grouped):
             w2 = arguments.w2, weights, arguments.sfw2, weights
             w2_maps = self._maps(*w2, n_side=not tile.swap_ab)
         out_map = None
@@ -153,7 +161,7 @@ class BlockScaledGemm:
         across_m = clusters_across(rows_m, tile.rows, tile.cluster_m // tile.ctas)
         across_n = clusters_across(rows_n, tile.columns, tile.cluster_n)
         clusters = cutlass.min(across_m * across_n * batch, arguments.clusters)
-        raster = raster_order(across_m, across_n, batch, clusters)
+        raster = raster_order(across_m, across_n, batch, clusters, tile.grouped)
         read = without_unread(arguments, self.unread)
         self.kernel(*x_maps, *w1_maps, *w2_maps, out_map, read, raster).launch(
             grid=(clusters * tile.cluster, 1, 1),
@@ -209,9 +217,10 @@ class BlockScaledGemm:
         """Set up barriers and tensor memory, run one role per warp, tear down."""
         tile, output, stages = self.tile, self.output, self.stages
         group = ptx.CTAGroup.CTA_2 if tile.two_cta else ptx.CTAGroup.CTA_1
+        w1_maps, w2_maps = (map_w1, map_sfw1), (map_w2, map_sfw2)
         m_side, n_side = self._operands(
             [(map_x, map_sfx)] * tile.terms.count,
-            [(map_w1, map_sfw1), (map_w2, map_sfw2)][: tile.weights],
+            [w1_maps, w1_maps if tile.grouped else w2_maps][: tile.weights],
         )
         barriers = shared_barriers(tile, stages)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
@@ -221,23 +230,25 @@ class BlockScaledGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         rank = ptx.cluster_ctarank()
         partials = self._partials()
-        state = scheduler_state(tile, raster, arguments.k, arguments.weight_batch, rank)
+        state = scheduler_state(
+            tile, raster, arguments.k, arguments.weight_batch, arguments.groups, rank
+        )
         if warp == WEIGHTS_WARP:
             init_barriers(barriers, partials, tile, stages)
             lifetime.start(initialises=True)
             if ptx.elect_sync():
-                loader.run_weights(m_side, n_side, barriers, state)
+                loader.run_weights(m_side, n_side, barriers, counted(tile, state))
             lifetime.arrive_end(warp)
         elif warp == TOKENS_WARP:
             lifetime.start(initialises=False)
             if ptx.elect_sync():
-                loader.run_tokens(m_side, n_side, barriers, state)
+                loader.run_tokens(m_side, n_side, barriers, counted(tile, state))
             lifetime.arrive_end(warp)
         elif warp == MMA_WARP:
             lifetime.start(initialises=False)
             lifetime.allocated()
             if rank % tile.ctas == 0:
-                mma.run(m_side, n_side, barriers, tensor.load(), state)
+                mma.run(m_side, n_side, barriers, tensor.load(), counted(tile, state))
             lifetime.arrive_end(warp)
         else:
             lifetime.start(initialises=False)
@@ -253,6 +264,7 @@ class BlockScaledGemm:
                 arguments.m, arguments.n,
             )  # fmt: skip
             scratch = self._scratch(partials, warp)
+            state = counted(tile, state)
             epilogue.run(scaling, result, scratch, barriers, tensor.load(), state, warp)
             lifetime.arrive_end(warp)
             epilogue.drain()
@@ -270,7 +282,7 @@ class BlockScaledGemm:
         tile = self.tile
         m_maps, n_maps = (weights, tokens) if tile.swap_ab else (tokens, weights)
         m_side = [
-            shared_operand(maps, self.stages, CTA_ROWS, 1, term=0 if tile.swap_ab else index)
+            shared_operand(maps, self.stages, CTA_ROWS, 1, index)
             for index, maps in enumerate(m_maps)
         ]
         n_side = [
@@ -279,7 +291,7 @@ class BlockScaledGemm:
                 self.stages,
                 tile.b_rows,
                 tile.atoms_n if index < tile.n_scales else 0,
-                term=index if tile.swap_ab else 0,
+                index,
             )
             for index, maps in enumerate(n_maps)
         ]

@@ -18,7 +18,7 @@ from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, OutDtype, Tile
 from nvfp4_kernels.terms import TermLayout
 
 # Tensor maps have strides of 16 bytes: 32 elements of K. A weight may be padded to them already.
-_K_STEP = 32
+K_STEP = 32
 
 
 def gemm(
@@ -126,17 +126,12 @@ def product(
             f"shard_sizes: {len(shard_sizes)} shards, must be at most {MAX_SHARDS} on sm_100; "
             "split the weight"
         )
-    out_scales = None
-    if out_global_scale is None:
-        out = data.new_empty((*batch_shape, m, n), dtype=out_dtype)
-    else:
-        out, out_scales = quantized_result(data, n, terms, out_terms)
+    out, out_scales, dtype = new_result(data, n, out_global_scale, out_dtype, terms, out_terms)
     if out.numel() == 0:
         return out, out_scales
     if k == 0:
         raise InvalidArgument("a: K is 0, must be at least 16; there is nothing to multiply")
 
-    dtype: OutDtype = "nvfp4" if out_scales is not None else dtype_name(out_dtype)  # type: ignore[assignment]
     output = EpilogueConfig(
         dtype,
         shards=len(shard_sizes) if len(weights) == 1 else 1,
@@ -151,7 +146,7 @@ def product(
     else:
         tile = replace(tile, terms=TermLayout.of(terms, m))
         kernel = BlockScaledGemm(tile, with_store(output, tile, n))
-    row = (k + -k % _K_STEP) // 2
+    row = (k + -k % K_STEP) // 2
     x, w1, w2 = (
         t if t.shape[-1] == row else torch.nn.functional.pad(t, (0, row - t.shape[-1]))
         for t in (data, weights[0][0], weights[-1][0])
@@ -169,6 +164,7 @@ def product(
         alpha=alpha,
         row_scale=row_scale,
         bias=bias,
+        groups=None,
         m=m,
         n=n,
         k=2 * row,
@@ -180,3 +176,21 @@ def product(
     )
     launch(kernel, arguments)
     return out, out_scales
+
+
+def new_result(
+    data: Tensor,
+    n: int,
+    out_global_scale: Tensor | None,
+    out_dtype: torch.dtype,
+    terms: int,
+    out_terms: int,
+) -> tuple[Tensor, Tensor | None, OutDtype]:
+    """Memory for a result of ``n`` columns, its blocked scales if any, and what it consists of.
+
+    ``data`` is that of the activations, of so many ``terms``.
+    """
+    if out_global_scale is not None:
+        return *quantized_result(data, n, terms, out_terms), "nvfp4"
+    out = data.new_empty((*batch_of(data, terms), data.shape[-2], n), dtype=out_dtype)
+    return out, None, dtype_name(out_dtype)  # type: ignore[return-value]

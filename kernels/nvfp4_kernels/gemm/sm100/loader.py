@@ -20,8 +20,9 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, CTA_ROWS
 class TmaLoader:
     """Role of one thread of each of two warps: one loads the weights, one the activations.
 
-    Weights are what no kernel before this one writes, so that their loads wait for none. CTAs of a
-    cluster that share an operand load a slice of it each.
+    Weights are what no kernel before this one writes, so that their loads wait for none, but for
+    what says which ones a grouped product takes. CTAs of a cluster that share an operand load a
+    slice of it each.
     """
 
     tile: Tile
@@ -59,7 +60,8 @@ class TmaLoader:
     ) -> None:
         """Load all activations, which the kernel before this one may have written."""
         on_m_side = not self.tile.swap_ab
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        if cutlass.const_expr(not self.tile.counts_first):
+            ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         tokens = m_side if on_m_side else n_side
         self._load(tokens, on_m_side, barriers, state, expects=False)
 
@@ -96,8 +98,10 @@ class TmaLoader:
     ) -> Int32:
         """Index of an operand's matrix: a weight may serve all of a batch, tokens have terms."""
         if of_weights:
-            return coord.batch * state.weight_batch_stride
-        return coord.batch * self.tile.terms.count + operand.term
+            if self.tile.grouped:
+                return coord.weight * self.tile.weights + operand.index
+            return coord.weight
+        return coord.batch * self.tile.terms.count + operand.index
 
     def _m_row(self, coord: TileCoord, state: SchedulerState) -> Int32:
         """First row that this CTA loads of its tile of the M side."""

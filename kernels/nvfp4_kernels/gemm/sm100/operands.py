@@ -36,14 +36,14 @@ class Operand:
         data: ring of [rows, 128] bytes per stage, 128-byte swizzle.
         scales: ring of [4 K atoms, row atoms, 512] bytes per stage; None of a term whose scales
             come with the first one's.
-        term: which of the activations' terms it is.
+        index: which of the activations' terms it is, or which of the weights.
     """
 
     data_map: TensorMap
     scale_map: TensorMap
     data: Array
     scales: Any
-    term: int = 0
+    index: int = 0
 
 
 def data_map(data: cute.Pointer, extent: Extent, box_rows: int) -> TensorMap:
@@ -80,7 +80,7 @@ def data_descriptor(data: Array) -> Int64:
 
 
 def shared_operand(
-    maps: tuple[TensorMap, TensorMap], stages: int, rows: int, atoms: int, term: int = 0
+    maps: tuple[TensorMap, TensorMap], stages: int, rows: int, atoms: int, index: int = 0
 ) -> Operand:
     """Shared memory for ``stages`` tiles of ``rows`` rows, with ``atoms`` row atoms of scales."""
     space = cutlass.AddressSpace.smem
@@ -91,5 +91,5 @@ def shared_operand(
         *maps,
         data=Array(Uint8, stages * rows * TILE_BYTES, space=space, alignment=1024),
         scales=scales,
-        term=term,
+        index=index,
     )

@@ -14,7 +14,7 @@ class OutputTensor:
     Attributes:
         data: of the result's dtype, or bytes of packed E2M1.
         scales: bytes, blocked; of NVFP4 alone.
-        scale: float32 [1], its global scale; of NVFP4 alone.
+        scale: float32 [1], its global scale, of a grouped product [experts]; of NVFP4 alone.
         tensor_map: for whole boxes of ``data``; of store "tma" alone.
         m, n: its rows and columns.
     """
@@ -34,10 +34,12 @@ class Chunk:
     Attributes:
         row, column: of the first value, along the M and the N side.
         batch: index of the matrix.
+        weight: index of its weights.
         number: running number of the chunk in this warp.
     """
 
     row: Int32
     column: Int32
     batch: Int32
+    weight: Int32
     number: Int32

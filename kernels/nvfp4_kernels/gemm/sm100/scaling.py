@@ -1,4 +1,4 @@
-"""Scaling of accumulators to the result's float32 values: alpha, row scales, SiLU-mul, bias."""
+"""Scaling of accumulators to the result's float32 values: factors, activation, bias."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,9 @@ import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.device.math import silu, silu_pair
+from nvfp4_kernels.activation import SILU, Activation
+from nvfp4_kernels.device.activation import function, limited
+from nvfp4_kernels.device.math import silu_pair
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.result import OutputTensor
 from nvfp4_kernels.gemm.sm100.scheduler import TileCoord
@@ -20,7 +22,8 @@ class ScalingOperands:
     """Factors and bias in global memory.
 
     Attributes:
-        alpha: float32 [shards]: of the weights' rows, or of each product of a pair.
+        alpha: float32 [shards]: of the weights' rows, or of each product of a pair; of a grouped
+            product [experts, products].
         ends: where each shard but the last ends, along the weights' rows.
         row_scale: float32 [batch, m], of the tokens.
         bias: [n].
@@ -42,7 +45,7 @@ class RowScaling:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Epilogue formula: value = sum · alpha · row_scale, then silu(gate) · up, then + bias.
+    """Epilogue formula: value = sum · alpha · row_scale, then the activation or + bias.
 
     What goes along the accumulator's rows is a thread's own; what goes along its columns is staged
     in shared memory, a copy for each warp.
@@ -59,7 +62,10 @@ class Scaling:
         tile, output = self.tile, self.output
         alpha = Array(operands.alpha, shape=(1,))
         bias = Float32(0.0)
-        if cutlass.const_expr(tile.weights == 2):
+        if cutlass.const_expr(tile.grouped):
+            first = coord.weight * tile.weights
+            scales = [alpha.load(first + product) for product in range(tile.weights)]
+        elif cutlass.const_expr(tile.weights == 2):
             scales = [alpha.load(0), alpha.load(1)]
         elif cutlass.const_expr(output.shards == 1):
             scales = [alpha.load(0)]
@@ -123,11 +129,11 @@ class Scaling:
             products = [p * factor for p in products]
         if tile.weights == 2:
             gates, ups = (p.to_elements() for p in products)
-            return _silu_mul(gates, ups)
+            return _gated(gates, ups, output.activation or SILU)
         values = products[0]
         if output.bias:
             values = values + (row.bias if tile.swap_ab else along[0])
-        return values.to_elements()
+        return _activated(values.to_elements(), output.activation)
 
     def _bias(self, operands: ScalingOperands, n: Int32) -> Float32:
         return Float32(Array(operands.bias, shape=(1,)).load(n))
@@ -150,10 +156,18 @@ class Scaling:
         return self.output.vector_length(self.tile)
 
 
-def _silu_mul(gates: list[Float32], ups: list[Float32]) -> list[Float32]:
-    """``silu(gate) · up`` of a thread's values."""
-    if len(gates) % 2:
-        return [silu(gate) * up for gate, up in zip(gates, ups, strict=True)]
-    pairs = zip(gates[::2], gates[1::2], strict=True)
-    activated = [value for pair in pairs for value in silu_pair(*pair)]
-    return [value * up for value, up in zip(activated, ups, strict=True)]
+def _gated(gates: list[Float32], ups: list[Float32], activation: Activation) -> list[Float32]:
+    """``Activation.gated`` of a thread's values."""
+    pairs = [limited([*pair], activation) for pair in zip(gates, ups, strict=True)]
+    held = _activated([gate for gate, _ in pairs], activation)
+    return [gate * up for gate, (_, up) in zip(held, pairs, strict=True)]
+
+
+def _activated(values: list[Float32], activation: Activation | None) -> list[Float32]:
+    """A thread's values after the activation of one projection, or of the gate."""
+    if activation is None:
+        return values
+    if activation.name == "silu" and len(values) % 2 == 0:
+        pairs = zip(values[::2], values[1::2], strict=True)
+        return [Float32(value) for pair in pairs for value in silu_pair(*pair)]
+    return [function(value, activation) for value in values]

@@ -1,12 +1,14 @@
 """Tile scheduler: which tiles a cluster computes, in which raster order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Array, Int32
+from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.gemm.sm100.tile import TILE_K
+from nvfp4_kernels.gemm.sm100.tile import TILE_K, Tile
 
 # Tiles along the M side that are taken together: their M operands stay in L2 while the N side
 # passes by.
@@ -15,11 +17,15 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class TileCoord:
-    """A tile: its index along either side, and in the batch."""
+    """A tile: its index along either side, and in the batch.
+
+    ``weight`` is the index of its weights: of a grouped product its expert.
+    """
 
     m: Int32
     n: Int32
     batch: Int32
+    weight: Int32
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class RasterOrder:
         across_m, across_n: clusters of tiles along either side.
         each, extra: tiles of every cluster of the grid, and how many clusters have one more.
         matrix, group, last: divisors: tiles of a matrix, of a group, and the last group's height.
+        clusters: divisor: clusters of the grid; None unless the product is grouped.
     """
 
     across_m: Int32
@@ -39,6 +46,7 @@ class RasterOrder:
     matrix: cute.FastDivmodDivisorV2
     group: cute.FastDivmodDivisorV2
     last: cute.FastDivmodDivisorV2
+    clusters: Any = None
 
 
 @dataclass(frozen=True)
@@ -48,12 +56,14 @@ class SchedulerState:
     Attributes:
         first: number of its cluster's first tile; the others follow ``tile_stride``.
         tile_stride: clusters of the grid.
-        num_tiles: how many tiles there are.
+        num_tiles: how many tiles there are; of a grouped product not before ``counted``.
         raster: of all tiles.
         cta_m, cta_n: of this CTA's tile among those of its cluster.
         weight_batch_stride: 1 if every matrix of the batch has weights of its own, else 0.
         first_k_step, k_steps: of K, the part that this CTA adds up.
         rank: of this CTA in its cluster.
+        groups: int32 [1 + batch] of a grouped product, else None: how many matrices of the batch
+            are in use, then the expert of each.
     """
 
     first: Int32
@@ -66,6 +76,7 @@ class SchedulerState:
     first_k_step: Int32
     k_steps: Int32
     rank: Int32
+    groups: Any = None
 
 
 def clusters_across(rows: Int32, tile_rows: int, in_cluster: int) -> Int32:
@@ -74,7 +85,13 @@ def clusters_across(rows: Int32, tile_rows: int, in_cluster: int) -> Int32:
 
 
 @cute.jit
-def raster_order(across_m: Int32, across_n: Int32, batch: Int32, clusters: Int32) -> RasterOrder:
+def raster_order(
+    across_m: Int32,
+    across_n: Int32,
+    batch: Int32,
+    clusters: Int32,
+    grouped: cutlass.Constexpr = False,
+) -> RasterOrder:
     """Raster order for a grid of ``clusters``."""
     tiles = across_m * across_n * batch
     return RasterOrder(
@@ -85,12 +102,18 @@ def raster_order(across_m: Int32, across_n: Int32, batch: Int32, clusters: Int32
         matrix=cute.FastDivmodDivisorV2(across_m * across_n),
         group=cute.FastDivmodDivisorV2(GROUP * across_n),
         last=cute.FastDivmodDivisorV2((across_m - 1) % GROUP + 1),
+        clusters=cute.FastDivmodDivisorV2(clusters) if grouped else None,
     )
 
 
 @cute.jit
 def scheduler_state(
-    tile: cutlass.Constexpr, raster: RasterOrder, k: Int32, weight_batch: Int32, rank: Int32
+    tile: cutlass.Constexpr,
+    raster: RasterOrder,
+    k: Int32,
+    weight_batch: Any,
+    groups: Any,
+    rank: Int32,
 ) -> SchedulerState:
     """This CTA's ``SchedulerState``."""
     k_steps = cute.ceil_div(k, TILE_K)
@@ -106,10 +129,33 @@ def scheduler_state(
         raster=raster,
         cta_m=Int32(0) if tile.split_k > 1 else rank % tile.cluster_m // tile.ctas,
         cta_n=Int32(0) if tile.split_k > 1 else rank // tile.cluster_m,
-        weight_batch_stride=Int32(weight_batch > 1),
+        weight_batch_stride=Int32(0) if tile.grouped else Int32(weight_batch > 1),
         first_k_step=first_k_step,
         k_steps=last_step - first_k_step,
         rank=rank,
+        groups=groups,
+    )
+
+
+@cute.jit
+def counted(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
+    """``state`` of a role that begins: with its number of tiles where that is read on the device.
+
+    The batch is the outermost index of the raster order, so that only its end is not known to the
+    host. The kernel before may be the one that routes; then all of this one waits for it. With
+    ``routed_before`` it is a product that has read the same groups: it lets this kernel start after
+    its own wait for the routing, which has therefore ended, so that its results are in memory, and
+    nobody overwrites them before this kernel ends too.
+    """
+    if cutlass.const_expr(not tile.grouped):
+        return state
+    if cutlass.const_expr(tile.counts_first):
+        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+    raster = state.raster
+    tiles = Array(state.groups, shape=(1,)).load(0) * (raster.across_m * raster.across_n)
+    # From this cluster's first tile on every ``tile_stride``-th, if there are as many.
+    return replace(
+        state, num_tiles=(tiles + state.tile_stride - 1 - state.first) // raster.clusters
     )
 
 
@@ -127,4 +173,11 @@ def tile_coord(tile: cutlass.Constexpr, state: SchedulerState, index: Int32) -> 
         m=(group * GROUP + down) * (tile.cluster_m // tile.ctas) + state.cta_m,
         n=across * tile.cluster_n + state.cta_n,
         batch=batch,
+        weight=_weight(tile, state, batch),
     )
+
+
+def _weight(tile: Tile, state: SchedulerState, batch: Int32) -> Int32:
+    if tile.grouped:
+        return Array(state.groups, shape=(1,)).load(1 + batch)
+    return batch * state.weight_batch_stride

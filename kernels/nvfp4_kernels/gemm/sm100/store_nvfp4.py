@@ -37,7 +37,8 @@ class Nvfp4Store:
         leader: Boolean,
     ) -> None:
         """See ``Store.put``."""
-        scale = global_scale(Array(result.scale, shape=(1,)).load(0))
+        expert = chunk.weight if self.tile.grouped else 0
+        scale = global_scale(Array(result.scale, shape=(1,)).load(expert))
         if cutlass.const_expr(self.tile.swap_ab):
             self._transposed(result, slots, chunk, values, scale)
         else:

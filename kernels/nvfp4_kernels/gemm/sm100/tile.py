@@ -8,6 +8,7 @@ and weights stream through the side that is always full.
 from dataclasses import dataclass
 from typing import Literal
 
+from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.devices import ELEMENT_BITS
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.sm100.limits import (
@@ -56,6 +57,10 @@ class Tile:
         scale_sets: places in tensor memory that K steps' scales take in turn. With one, the copy of
             a step's scales relies on the order of the tensor core's pipe; with two, it waits until
             the MMAs that read what it overwrites are done (see ``Mma``).
+        grouped: whether it is of a grouped product: each matrix of the batch is a tile of tokens
+            whose weights are those of its expert, and their number is read on the device.
+        routed_before: of a grouped product, whether the routing was complete before the launch
+            before this one began, see ``scheduler.counted``.
     """
 
     columns: int = 128
@@ -68,6 +73,8 @@ class Tile:
     max_stages: int = MAX_STAGES
     scale_sets: int = 1
     terms: TermLayout = ONE_TERM
+    grouped: bool = False
+    routed_before: bool = False
 
     def __post_init__(self) -> None:
         assert self.columns in (8, 16, 32, 64, 96, 128, 256), self.columns
@@ -77,12 +84,18 @@ class Tile:
         assert self.split_k == 1 or self.cluster == self.split_k, "a split has no other cluster"
         # Scales of all terms in one atom: 32 rows, a column of tensor memory, for each.
         assert not self.terms.packed or (self.swap_ab and self.columns <= PACKED_ROWS)
+        assert self.grouped or not self.routed_before
         assert self.cluster <= 8, "larger clusters are not portable"
         assert self.b_rows // self.sharers_b >= 8, "the N side is shared in groups of 8 rows"
         assert ATOMS_K % self.sharers_sfb == 0
         assert ATOMS_K % self.cluster_n == 0
         assert self.split_k == 1 or self.split_columns >= 1
         assert self.accumulator_columns + self.scale_columns <= TENSOR_COLUMNS, "tensor memory"
+
+    @property
+    def counts_first(self) -> bool:
+        """Whether all roles begin with the wait for the kernel before, which counts the tiles."""
+        return self.grouped and not self.routed_before
 
     @property
     def ctas(self) -> int:
@@ -221,6 +234,7 @@ class EpilogueConfig:
         bias: dtype of the bias, "" for none.
         row_scale: whether every token has a factor of its own.
         terms: of an NVFP4 result.
+        activation: of the sums; None for none, or of a pair of weights SiLU.
     """
 
     dtype: OutDtype = "bfloat16"
@@ -230,6 +244,7 @@ class EpilogueConfig:
     bias: str = ""
     row_scale: bool = False
     terms: TermLayout = ONE_TERM
+    activation: Activation | None = None
 
     def __post_init__(self) -> None:
         assert 1 <= self.shards <= MAX_SHARDS

@@ -30,7 +30,6 @@ def grouped_gemm(
     out_dtype: torch.dtype,
     terms: int = 1,
     out_terms: int = 1,
-    *,
     routed_before: bool = False,
 ) -> tuple[Tensor, None]:
     """See ``nvfp4_kernels.grouped_gemm.op``; the weights are in fragments.

@@ -1,0 +1,185 @@
+"""Chooser of a grouped product's tile, and of how many tokens a layer's tiles have. Pure, no CuTe.
+
+The estimate counts cycles of one SM, with the rates of ``choose``. Beside that one it knows of a
+last wave that few clusters have, of one expert's weights that several tiles of tokens read, and of
+clusters that get no work because fewer tiles are in use than there is memory for. Tiles were
+compared in the discrete-event model of the tests (``python -m tests.modelled.experts --all``).
+None of it was measured on a B200.
+"""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+from nvfp4_kernels.devices import assumed_clusters
+from nvfp4_kernels.gemm.sm100.choose import (
+    CLUSTER,
+    EPILOGUE_COLUMN,
+    EXCHANGE,
+    EXCHANGE_COLUMN,
+    GATE_UP,
+    LATENCY,
+    LOAD_BYTES_PER_CYCLE,
+    MACS_PER_CYCLE,
+    MEMORY_BYTES_PER_CYCLE,
+    OPERAND_BYTES_PER_CYCLE,
+    REGULAR,
+    RING_BYTES_PER_CYCLE,
+    SCALED_BYTES,
+    SWAP_AB,
+    Problem,
+    fits,
+    with_store,
+)
+from nvfp4_kernels.gemm.sm100.tile import TILE_BYTES, TILE_K, EpilogueConfig, Tile
+from nvfp4_kernels.routing import tile_tokens_of
+from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS
+from nvfp4_kernels.terms import TermLayout
+
+HAND_OVER = (
+    900  # cycles at least of a split's tile, whose parts go to and fro before the next one's
+)
+# Ranks that may share the experts, of which a launch is told nothing: each gets its part of slots.
+_RANKS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class GroupedProblem:
+    """Up to ``tiles`` tiles of tokens, by the weights of ``experts``.
+
+    Attributes:
+        tile_tokens: rows of a tile.
+        n, k: rows and elements of each weight.
+        tiles: that there is memory for.
+        experts: of this rank.
+        weights: of each expert.
+        terms: that each token is the sum of.
+    """
+
+    tile_tokens: int
+    n: int
+    k: int
+    tiles: int
+    experts: int
+    weights: int = 1
+    terms: int = 1
+
+
+@functools.cache
+def choose_grouped(
+    problem: GroupedProblem,
+    output: EpilogueConfig,
+    sms: int = SMS,
+) -> tuple[Tile, EpilogueConfig]:
+    """The candidate that costs least, of equals the first; with the way its result leaves.
+
+    How many tiles are in use nobody knows before the launch. Each candidate is judged by its loss
+    against the best one, added up over what is likely with one rank or more.
+    """
+    fitting = grouped_candidates(problem, output)
+    losses = [0.0] * len(fitting)
+    for ranks in _RANKS:
+        used = _likely_tiles(problem, ranks)
+        costs = [estimate_grouped(problem, tile, used, sms) for tile, _ in fitting]
+        losses = [loss + cost / min(costs) for loss, cost in zip(losses, costs, strict=True)]
+    return fitting[losses.index(min(losses))]
+
+
+def grouped_candidates(
+    problem: GroupedProblem, output: EpilogueConfig
+) -> list[tuple[Tile, EpilogueConfig]]:
+    """Tiles whose tokens' side a tile of tokens fills, each with the way its result leaves."""
+    tokens, weights = problem.tile_tokens, problem.weights
+    tiles = [tile for tile in SWAP_AB if tile.columns == min(tokens, CTA_ROWS)]
+    if tokens >= CTA_ROWS:
+        tiles += [tile for tile in (GATE_UP if weights == 2 else REGULAR) if tile.rows <= tokens]
+    terms = TermLayout.of(problem.terms, tokens)
+    one = Problem(tokens, problem.n, problem.k, 1, weights, problem.terms)
+    tiles = [
+        replace(tile, weights=weights, terms=terms, grouped=True)
+        for tile in tiles
+        if tile.cluster_m == tile.ctas and not (tile.swap_ab and tile.cluster_n > 1)
+    ]
+    stored = [(tile, with_store(output, tile, problem.n)) for tile in tiles]
+    return [(tile, out) for tile, out in stored if fits(one, tile, out)]
+
+
+def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = SMS) -> float:
+    """Cycles of the product with so many tiles of tokens in use, roughly."""
+    slots = assumed_clusters(sms, tile.cluster)
+    waves, rest = divmod(_clusters_of_tiles(problem, tile) * used, slots)
+    steps = math.ceil(math.ceil(problem.k / TILE_K) / tile.split_k)
+    multiplied = CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE
+    read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
+    sums = tile.weights * tile.terms.count * max(multiplied, read)
+    column = EPILOGUE_COLUMN * tile.weights
+    exchanged = float(CLUSTER * (tile.cluster > 1))
+    exposed = waves + bool(rest) if tile.accumulators == 1 else 1  # epilogues
+    handed = HAND_OVER if tile.split_k > 1 else 0
+    if tile.split_k > 1:
+        sent = tile.weights * (tile.columns - tile.split_columns)
+        exchanged += exposed * (EXCHANGE + EXCHANGE_COLUMN * sent)
+
+    def wave(clusters: int) -> float:
+        """Cycles of tiles of so many clusters side by side."""
+        supplied = tile.loaded_bytes * clusters * tile.cluster / (sms * LOAD_BYTES_PER_CYCLE)
+        step = max(sums, supplied, tile.loaded_bytes / RING_BYTES_PER_CYCLE)
+        bytes_each = _moved(problem, used) / (waves * slots + rest)
+        return max(steps * step, handed, clusters * bytes_each / MEMORY_BYTES_PER_CYCLE)
+
+    last = wave(rest) if rest else 0.0
+    return LATENCY + waves * wave(slots) + last + exposed * tile.split_columns * column + exchanged
+
+
+def _likely_tiles(problem: GroupedProblem, ranks: int) -> int:
+    """Tiles in use where slots are spread evenly over the experts of so many ranks alike."""
+    tiles, rows, experts = problem.tiles, problem.tile_tokens, problem.experts
+    slots = max(1, tiles if tiles <= experts else rows * tiles - (rows - 1) * experts) / ranks
+    reached = experts * (1 - (1 - 1 / experts) ** slots)
+    # An expert's last tile is half empty, its only one more so.
+    return max(1, round(max(reached, slots / rows + reached / 2)))
+
+
+def _clusters_of_tiles(problem: GroupedProblem, tile: Tile) -> int:
+    """Clusters' tiles of each tile of tokens."""
+    sides = problem.n, problem.tile_tokens
+    rows, columns = sides if tile.swap_ab else sides[::-1]
+    return math.ceil(rows / tile.rows) * math.ceil(columns / (tile.columns * tile.cluster_n))
+
+
+def _moved(problem: GroupedProblem, used: int) -> float:
+    """Bytes from memory: weights of the experts that are reached, and the tiles of tokens."""
+    weights = min(used, problem.experts) * problem.weights * problem.n
+    tokens = used * problem.terms * problem.tile_tokens
+    return (weights + tokens) * problem.k * SCALED_BYTES
+
+
+def choose_tile_tokens(
+    tokens: int,
+    top_k: int,
+    experts: int,
+    global_experts: int,
+    n: int,
+    k: int,
+    weights: int = 2,
+    sms: int = SMS,
+) -> int:
+    """Rows of the tiles that both products of a layer take.
+
+    As many as an expert that is reached gets: tiles of 8, 16 and 32 cost alike, and fuller ones
+    read weights less often.
+
+    Args:
+        tokens: M.
+        top_k: slots of each of them.
+        experts: that this rank holds.
+        global_experts: of all ranks.
+        n: width between the products.
+        k: width of the layer's input and result.
+        weights: of the first product, for each expert.
+        sms: of the device.
+
+    Returns:
+        One of ``TILE_TOKENS``.
+    """
+    return tile_tokens_of(tokens, top_k, global_experts)

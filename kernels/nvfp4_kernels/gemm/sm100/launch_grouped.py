@@ -1,0 +1,101 @@
+"""Launches of the block-scaled GEMM on token tiles: ``grouped_gemm``, ``grouped_silu_mul_gemm``."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.activation import Activation
+from nvfp4_kernels.checks import InvalidArgument, check_layout
+from nvfp4_kernels.compile import launch
+from nvfp4_kernels.devices import defective_map_bytes, max_clusters, multiprocessors
+from nvfp4_kernels.gemm.shards import shard_ends
+from nvfp4_kernels.gemm.sm100.choose_grouped import GroupedProblem, choose_grouped
+from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
+from nvfp4_kernels.gemm.sm100.launch import K_STEP, new_result
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
+from nvfp4_kernels.terms import TermLayout
+
+
+def grouped_gemm(
+    a: Tensor,
+    a_scales: Tensor,
+    groups: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    row_scale: Tensor | None,
+    n: int,
+    out_global_scale: Tensor | None,
+    activation: Activation | None,
+    out_dtype: torch.dtype,
+    terms: int = 1,
+    out_terms: int = 1,
+    routed_before: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """See ``nvfp4_kernels.grouped_gemm.op``; the second result is None for 16-bit output.
+
+    ``b`` may be gate and up, ``(experts, 2, N, K/2)`` as ``alpha``, of which ``activation`` makes
+    one: this is ``grouped_silu_mul_gemm`` too. Tiles beyond ``groups[0]`` are not touched.
+
+    ``routed_before``: the launch before this one is a product of the same routing, which has waited
+    for it, see ``scheduler.counted``. Weights are then loaded while that product ends.
+
+    Raises:
+        InvalidArgument: an operand is not contiguous or not aligned, or K is not padded.
+    """
+    named = {
+        "a": a, "a_scales": a_scales, "groups": groups, "b": b, "b_scales": b_scales,
+        "alpha": alpha, "row_scale": row_scale, "out_global_scale": out_global_scale,
+    }  # fmt: skip
+    for name, tensor in named.items():
+        check_layout(name, tensor)
+    k, tile_tokens, experts = 2 * a.shape[-1], a.shape[-2], b.shape[0]
+    if k == 0 or k % K_STEP:
+        raise InvalidArgument(
+            f"b: K is {k}, must be a positive multiple of {K_STEP} on sm_100, whose tensor maps "
+            "have strides of 16 bytes; pad K of the weights with zeros at load, and a with it"
+        )
+    out, out_scales, dtype = new_result(a, n, out_global_scale, out_dtype, terms, out_terms)
+    if out.numel() == 0 or experts == 0:
+        return out, out_scales
+    output = EpilogueConfig(
+        dtype,
+        row_scale=row_scale is not None,
+        terms=TermLayout.of(out_terms, tile_tokens),
+        activation=activation,
+    )
+    weights = alpha.numel() // experts
+    problem = GroupedProblem(tile_tokens, n, k, a.shape[0], experts, weights, terms)
+    tile, output = choose_grouped(problem, output, multiprocessors(a.device))
+    tile = replace(tile, routed_before=routed_before)
+    kernel = BlockScaledGemm(tile, output)
+    arguments = GemmArguments(
+        x=a,
+        sfx=a_scales,
+        w1=b,
+        sfw1=b_scales,
+        w2=None,
+        sfw2=None,
+        out=out,
+        sf_out=out_scales,
+        out_scale=out_global_scale,
+        alpha=alpha,
+        row_scale=row_scale,
+        bias=None,
+        groups=groups,
+        m=tile_tokens,
+        n=n,
+        k=k,
+        batch=a.shape[0],
+        weight_batch=experts * weights,
+        clusters=max_clusters(a.device, tile.cluster),
+        defective_below=defective_map_bytes(a.device),
+        shard_ends=shard_ends([n]),
+    )
+    launch(kernel, arguments)
+    return out, out_scales
+
+
+# Of weights in pairs that is what it computes.
+grouped_silu_mul_gemm = grouped_gemm
