@@ -9,6 +9,7 @@ from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import ActDtype
 from tests.devices import KernelDevice
 from tests.test_kernels.grouped_gemm.tiles_sm90 import check, grid_operands, stored
+from tests.test_kernels.rounds import gemm_sm90
 from tests.test_kernels.routing_cases import RoutingCase
 
 pytestmark = pytest.mark.arch("sm_90")
@@ -84,6 +85,14 @@ def put_to_the_test(device: KernelDevice, name: str, sms: int, early: bool = Fal
 
 def grouped(tile: Tile, early: bool = False) -> Tile:
     return replace(tile, grouped=True, routed_before=early)
+
+
+@pytest.mark.parametrize("name", [name for name, (tile, *_) in FAMILIES.items() if tile.parts == 1])
+def test_each_persistent_family_goes_round(name: str) -> None:
+    """On one SM."""
+    tile, routing, n, k, boxes = FAMILIES[name]
+    used = grid_operands(routing, n, k, gated=tile.weights == 2).used
+    assert gemm_sm90(tile, stored(tile, n, boxes), used * tile.tokens, n, k, sms=1).enough
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -20,12 +20,11 @@ from nvfp4_kernels.gemm.sm90.choose import (
 )
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.routing import TILE_TOKENS
-from nvfp4_kernels.sm90.limits import SMS
+from nvfp4_kernels.sm90.limits import REGISTERS, SMS
 
 # Cycles of an SM for 64 × 64 elements of a weight and a tile of tokens, where all SMs are busy.
 _CYCLES = {8: 125, 16: 167, 32: 202, 64: 215, 128: 288, 256: 512}
 assert tuple(_CYCLES) == TILE_TOKENS
-_SLICED_TOGETHER = 2  # tiles of an SM, at the most, for slices to be faster
 _SPREAD = 10  # standard deviations of a Poisson distribution that are summed
 
 
@@ -156,9 +155,14 @@ def _few_token_tiles(problem: GroupedProblem, used: int, sms: int) -> list[Tile]
     plain = Tile(tokens, weights, warpgroups=_warpgroups(tokens, weights), ctas_per_sm=1 + weights)
     tiles = [replace(plain, k_tiles=k_tiles) for k_tiles in (2, 1)]
     together = max(1, math.ceil(used * math.ceil(problem.n / TILE) / sms))
-    if together <= _SLICED_TOGETHER:
-        # Few tiles to an SM: four warpgroups share one, or two of them two.
-        slices = 4 // together
-        sliced = Tile(tokens, weights, warpgroups=slices, slices=slices, ctas_per_sm=together)
+    # Few tiles to an SM: four warpgroups share the only one, two each of several.
+    slices = max(2, 4 // together)
+    sliced = Tile(tokens, weights, warpgroups=slices, slices=slices, ctas_per_sm=together)
+    if _has_registers(sliced):
         tiles = [replace(sliced, k_tiles=k_tiles) for k_tiles in (2, 1)] + tiles
     return [*tiles, Tile(tokens, weights, warpgroups=1)]
+
+
+def _has_registers(tile: Tile) -> bool:
+    """Whether an SM's CTAs have what decoding and accumulators take, as ptxas has it."""
+    return tile.ctas_per_sm * tile.threads * (60 + tile.columns * 5 // 8) <= REGISTERS
