@@ -36,9 +36,8 @@ from nvfp4_kernels.routing import tile_tokens_of
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS
 from nvfp4_kernels.terms import TermLayout
 
-HAND_OVER = (
-    900  # cycles at least of a split's tile, whose parts go to and fro before the next one's
-)
+IN_CHAIN = 980  # cycles that a cluster costs beside its start and end, in a chain of launches
+HAND_OVER = 900  # at least, of a split's tile: its parts go to and fro before the next one's
 # Ranks that may share the experts, of which a launch is told nothing: each gets its part of slots.
 _RANKS = (1, 2, 4, 8)
 
@@ -113,7 +112,7 @@ def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = 
     read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
     sums = tile.weights * tile.terms.count * max(multiplied, read)
     column = EPILOGUE_COLUMN * tile.weights
-    exchanged = float(CLUSTER * (tile.cluster > 1))
+    exchanged = float((CLUSTER + IN_CHAIN) * (tile.cluster > 1))
     exposed = waves + bool(rest) if tile.accumulators == 1 else 1  # epilogues
     handed = HAND_OVER if tile.split_k > 1 else 0
     if tile.split_k > 1:
