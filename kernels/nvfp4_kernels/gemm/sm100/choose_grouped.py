@@ -38,6 +38,8 @@ from nvfp4_kernels.terms import TermLayout
 
 IN_CHAIN = 980  # cycles that a cluster costs beside its start and end, in a chain of launches
 HAND_OVER = 900  # at least, of a split's tile: its parts go to and fro before the next one's
+# Pairs of CTAs with weights on the M side: of each, two read half of the tokens' rows.
+_SWAP_AB_PAIRS = [Tile(c, swap_ab=True, two_cta=True, cluster_m=2) for c in (64, 128, 256)]
 # Ranks that may share the experts, of which a launch is told nothing: each gets its part of slots.
 _RANKS = (1, 2, 4, 8)
 
@@ -90,6 +92,13 @@ def grouped_candidates(
     """Tiles whose tokens' side a tile of tokens fills, each with the way its result leaves."""
     tokens, weights = problem.tile_tokens, problem.weights
     tiles = [tile for tile in SWAP_AB if tile.columns == min(tokens, CTA_ROWS)]
+    tiles += [
+        tile
+        for tile in _SWAP_AB_PAIRS
+        if tile.columns in (tokens, CTA_ROWS)
+        and weights * tile.columns <= 256
+        and tile.columns <= tokens
+    ]
     if tokens >= CTA_ROWS:
         tiles += [tile for tile in (GATE_UP if weights == 2 else REGULAR) if tile.rows <= tokens]
     terms = TermLayout.of(problem.terms, tokens)
