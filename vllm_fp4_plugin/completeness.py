@@ -69,7 +69,8 @@ class CompleteLoad:
         needed = list(_needed(self._model, self._shared))
         for ledger in _ledgers(self._model):
             ledger.begin()
-        coverage = WriteCoverage(parameter for _, _, parameter in needed)
+        numbers = [p for ledger in _ledgers(self._model) for p in ledger.number_parameters()]
+        coverage = WriteCoverage([*(parameter for _, _, parameter in needed), *numbers])
         try:
             with coverage:
                 claimed = self._model.load_weights(self._noted(weights), *args, **kwargs)
@@ -117,6 +118,7 @@ class CompleteLoad:
     ) -> Iterator[str]:
         packed = getattr(self._model, "packed_modules_mapping", None) or {}
         for ledger in _ledgers(self._model):
+            ledger.note_filled(lambda parameter: not coverage.holes(parameter))
             yield from ledger.missing()
         for name, module, parameter in needed:
             holes = coverage.holes(parameter)

@@ -7,7 +7,11 @@ import torch
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.layers.fused_moe import RoutedExperts
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    ReplicatedLinear,
+    UnquantizedLinearMethod,
+)
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
@@ -41,6 +45,9 @@ from vllm_fp4_plugin.linear import Nvfp4LinearMethod
 from vllm_fp4_plugin.online import Nvfp4OnlineLinearMethod
 from vllm_fp4_plugin.options import METHOD, Options
 from vllm_fp4_plugin.startup import NVFP4_LINEAR, Startup
+
+# Linears of a mixture of experts that decide who is asked, which every exporter leaves alone.
+_ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
 class Nvfp4TcConfig(QuantizationConfig):
@@ -188,6 +195,9 @@ class Nvfp4TcConfig(QuantizationConfig):
         if pattern is not None:
             self.startup.unquantized(layer, prefix, f"ignored by {pattern!r}")
             return UnquantizedLinearMethod()
+        if isinstance(layer, ReplicatedLinear) and prefix.rpartition(".")[2] in _ROUTERS:
+            self.startup.unquantized(layer, prefix, "routes to experts: 4 bits change the choice")
+            return UnquantizedLinearMethod()
         self.startup.waiting.add(prefix)
         terms = self._terms(prefix, self.packed_modules_mapping)
         return Nvfp4OnlineLinearMethod(self.startup, options, prefix, terms)
@@ -251,9 +261,8 @@ class Nvfp4TcConfig(QuantizationConfig):
         """Method of a layer of experts; None: they are in 16 bits."""
         checkpoint, kinds = self._checkpoint, self._kinds
         if checkpoint is None or kinds is None:
-            reason = "experts are not quantised at load"
-            self.startup.report.add(experts.unquantized(layer, prefix, reason))
-            return None
+            terms = self._terms(prefix, {})
+            return experts.choose_online(layer, prefix, self.options, self.startup, terms)
         group, reason = kinds.of_experts(
             prefix, layer.moe_config.num_logical_experts, experts.projections(layer)
         )

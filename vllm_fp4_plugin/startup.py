@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from vllm_fp4_plugin import ignore, warmup
 from vllm_fp4_plugin.options import KEY, METHOD
 from vllm_fp4_plugin.report import LayerRecord, Report
-from vllm_fp4_plugin.warmup import Product
+from vllm_fp4_plugin.warmup import Served
 
 # vLLM's handlers hang on its own logger, so that messages appear among its start-up lines.
 logger = init_logger("vllm.nvfp4_tc")
@@ -31,7 +31,7 @@ class Startup:
 
     def __init__(self) -> None:
         self.report = Report()
-        self.products: dict[str, Product] = {}
+        self.products: dict[str, Served] = {}
         self.max_tokens = 0
         self.waiting: set[str] = set()
         self._names: dict[str, dict[str, None]] = {}  # of layers, by what they are
@@ -58,8 +58,8 @@ class Startup:
         size = elements * layer.params_dtype.itemsize
         self.report.add(LayerRecord.unquantized(prefix, reason, elements, size))
 
-    def expect(self, prefix: str, product: Product | None) -> None:
-        """Note a layer's product, in place of one that was noted; None: it needs no kernels."""
+    def expect(self, prefix: str, product: Served | None) -> None:
+        """Note what a layer needs compiled, in place of what was noted; None: nothing."""
         if product is not None:
             self.products[prefix] = product
             self.max_tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens

@@ -19,6 +19,7 @@ from vllm.distributed import (
 from nvfp4_kernels.compile import CACHE_VARIABLE, arch, compiled, object_path
 from nvfp4_kernels.compile_workers import build_apart
 from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.precompile.experts import Experts, experts_kernels
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
@@ -54,6 +55,19 @@ class Product:
         return Model("", self.dtype, (self.layer,))
 
 
+@dataclass(frozen=True)
+class ExpertsLayer:
+    """A layer of experts that kernels of ours serve.
+
+    Attributes:
+        family: as of a ``Product``.
+        experts: all that its kernels depend on, but for the tokens.
+    """
+
+    family: str
+    experts: Experts
+
+
 def _weight_only(product: Product, max_tokens: int, sms: int) -> Specs:
     return weight_only_kernels(product.model, max_tokens=max_tokens, sms=sms)
 
@@ -69,13 +83,14 @@ def _block_scaled(product: Product, max_tokens: int, sms: int) -> Specs:
     )
 
 
+Served = Product | ExpertsLayer
 _BY_FAMILY: dict[str, Callable[[Product, int, int], Specs]] = {
     "sm_90": _weight_only,
     "sm_100": _block_scaled,
 }
 
 
-def product_kernels(products: Iterable[Product], max_tokens: int, sms: int) -> list[KernelSpec]:
+def product_kernels(products: Iterable[Served], max_tokens: int, sms: int) -> list[KernelSpec]:
     """Kernels that 1 to ``max_tokens`` tokens are served by, those of quantising included.
 
     Args:
@@ -85,11 +100,14 @@ def product_kernels(products: Iterable[Product], max_tokens: int, sms: int) -> l
     """
     found: Specs = {}
     for each in products:
-        found |= _BY_FAMILY[each.family](each, max_tokens, sms)
+        if isinstance(each, ExpertsLayer):
+            found |= experts_kernels(each.experts, each.family, max_tokens=max_tokens, sms=sms)
+        else:
+            found |= _BY_FAMILY[each.family](each, max_tokens, sms)
     return list(found)
 
 
-def compile_products(products: Iterable[Product], max_tokens: int, device: torch.device) -> str:
+def compile_products(products: Iterable[Served], max_tokens: int, device: torch.device) -> str:
     """Compile, and load, what ``products`` may need on a GPU.
 
     Args:

@@ -22,6 +22,7 @@ k = ``2 t``, ``2 t + 1``, ``2 t + 8`` and ``2 t + 9``.
   moves to its elements.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -41,16 +42,17 @@ ROTATIONS = ((2, 2, 2, 2), (6, 6, 6, 6), (8, 0, 8, 8), (12, 12, 12, 12))
 SCALE_BIT = 4
 
 EXPONENT_BIAS = 22
+_AT_ONCE = 1 << 26  # elements of a stack of weights that are brought into this layout together
 NAN_SCALE = 0xFF
 _LEAST_EXPONENT = -9  # of an E4M3 number: its smallest subnormal
 
 
 class Fragments(NamedTuple):
-    """A weight in this layout.
+    """A weight in this layout, or a stack of them.
 
     Attributes:
-        data: uint8 ``(row tiles, K tiles, 4, 32, 16)``.
-        scales: uint8 ``(row tiles, K tiles, 4, 8, 8)``.
+        data: uint8 ``(..., row tiles, K tiles, 4, 32, 16)``.
+        scales: uint8 ``(..., row tiles, K tiles, 4, 8, 8)``.
     """
 
     data: Tensor
@@ -64,11 +66,13 @@ def fragment_shapes(n: int, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
-    """Bring a weight into this layout; done once, at load.
+    """Bring a weight, or a stack of experts' weights, into this layout; done once, at load.
+
+    What it needs beside its result is a few times ``_AT_ONCE`` bytes, however large a stack is.
 
     Args:
-        data: uint8 ``(N, K/2)``, two E2M1 codes per byte, K a multiple of 16.
-        scales: float8_e4m3fn ``(N, K/16)``, linear.
+        data: uint8 ``(..., N, K/2)``, two E2M1 codes per byte, K a multiple of 16.
+        scales: float8_e4m3fn ``(..., N, K/16)``, linear.
 
     Returns:
         The same values exactly, padded to whole tiles.
@@ -78,22 +82,24 @@ def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
     """
     check_dtype("data", data, (torch.uint8,))
     check_dtype("scales", scales, (torch.float8_e4m3fn,))
-    if data.ndim != 2 or data.shape[1] % (BLOCK_SIZE // 2):
+    if data.ndim < 2 or data.shape[-1] % (BLOCK_SIZE // 2):
         raise InvalidArgument(
-            f"data: shape is {tuple(data.shape)}, must be (N, K/2) with K a multiple of 16; "
-            "pad K with zeros, and bring each matrix of a batch into this layout by itself"
+            f"data: shape is {tuple(data.shape)}, must be (..., N, K/2) with K a multiple of 16; "
+            "pad K with zeros"
         )
-    n, k = data.shape[0], 2 * data.shape[1]
-    check_shape("scales", scales, (n, k // BLOCK_SIZE), "linear scales of the same weight")
-    padded_n, padded_k = -n % TILE, -k % TILE
-    codes = torch.stack([data & 15, data >> 4], dim=-1).flatten(-2)
-    blocks = codes.unflatten(-1, (-1, BLOCK_SIZE))
-    raw = scales.view(torch.uint8)
-    blocks = blocks * (raw & 0x7F != 0).unsqueeze(-1) ^ (raw >> 7 << 3).unsqueeze(-1)
-    codes = torch.nn.functional.pad(blocks.flatten(-2), (0, padded_k, 0, padded_n))
-    stored = _scale_codes(data.device)[(raw & 0x7F).int()]
-    stored = torch.nn.functional.pad(stored, (0, padded_k // BLOCK_SIZE, 0, padded_n), value=1 << 3)
-    return settled(Fragments(_pack_data(codes), _pack_scales(stored)))
+    *batch, n, k = *data.shape[:-1], 2 * data.shape[-1]
+    expected = (*batch, n, k // BLOCK_SIZE)
+    check_shape("scales", scales, expected, "linear scales of the same weight")
+    shapes, matrices = fragment_shapes(n, k), math.prod(batch)
+    fragments = Fragments(*(data.new_empty((matrices, *shape)) for shape in shapes))
+    flat, raw = data.reshape(-1, n, k // 2), scales.view(torch.uint8).reshape(-1, *expected[-2:])
+    stored = _scale_codes(data.device)
+    step = max(1, _AT_ONCE // max(1, n * k))
+    for first in range(0, matrices, step):
+        some = slice(first, first + step)
+        _pack(Fragments(*(each[some] for each in fragments)), flat[some], raw[some], stored)
+    stacks = (each.view(*batch, *shape) for each, shape in zip(fragments, shapes, strict=True))
+    return settled(Fragments(*stacks))
 
 
 def settled(weight: Fragments) -> Fragments:
@@ -108,22 +114,23 @@ def settled(weight: Fragments) -> Fragments:
 
 
 def from_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """Undo ``to_fragments``: data uint8 ``(n, k/2)`` and linear scales float8_e4m3fn ``(n, k/16)``.
+    """Undo ``to_fragments``: data uint8 ``(..., n, k/2)``, linear float8_e4m3fn ``(..., n, k/16)``.
 
     The same values; of blocks of zeros the scale is the smallest one.
     """
-    shapes = fragment_shapes(n, k)
-    check_shape("data", data, shapes[0], f"the layout of {n} × {k} elements")
-    check_shape("scales", scales, shapes[1], f"the layout of {n} × {k} elements")
-    codes = _unpack_data(data)[:n, :k]
-    stored = _unpack_scales(scales)[:n, : k // BLOCK_SIZE].int()
+    batch, shapes = data.shape[:-5], fragment_shapes(n, k)
+    check_shape("data", data, (*batch, *shapes[0]), f"the layout of {n} × {k} elements")
+    check_shape("scales", scales, (*batch, *shapes[1]), f"the layout of {n} × {k} elements")
+    codes = _unpack_data(data.reshape(-1, *shapes[0]))[:, :n, :k]
+    stored = _unpack_scales(scales.reshape(-1, *shapes[1]))[:, :n, : k // BLOCK_SIZE].int()
     values = torch.ldexp((8 + (stored & 7)).float() / 8, (stored >> 3) - EXPONENT_BIAS)
-    values = torch.where(stored >> 3 == 31, torch.nan, values)
-    return codes[:, 0::2] | codes[:, 1::2] << 4, values.to(torch.float8_e4m3fn)
+    values = torch.where(stored >> 3 == 31, torch.nan, values).to(torch.float8_e4m3fn)
+    packed = codes[..., 0::2] | codes[..., 1::2] << 4
+    return packed.view(*batch, n, k // 2), values.view(*batch, n, k // BLOCK_SIZE)
 
 
 def decode_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
-    """Values without the global scale: float32 ``(n, k)``, exact."""
+    """Values without the global scale: float32 ``(..., n, k)``, exact."""
     packed, linear = from_fragments(data, scales, n, k)
     blocks = decode_e2m1(packed).unflatten(-1, (-1, BLOCK_SIZE))
     return (blocks * linear.float().unsqueeze(-1)).flatten(-2)
@@ -154,37 +161,52 @@ def _scale_codes(device: torch.device) -> Tensor:
     return codes.to(torch.uint8).to(device)
 
 
-# A tile's rows are (warp 4, half 2, g 8), its K is (step 4, half 2, t 4, parity 2).
+def _pack(target: Fragments, data: Tensor, raw: Tensor, stored: Tensor) -> None:
+    """Write some matrices of a stack, ``(matrices, N, K/2)``; ``raw`` are their scales' bytes."""
+    padded_n, padded_k = -data.shape[1] % TILE, -2 * data.shape[2] % TILE
+    codes = torch.stack([data & 15, data >> 4], dim=-1).flatten(-2)
+    blocks = codes.unflatten(-1, (-1, BLOCK_SIZE))
+    blocks = blocks * (raw & 0x7F != 0).unsqueeze(-1) ^ (raw >> 7 << 3).unsqueeze(-1)
+    codes = torch.nn.functional.pad(blocks.flatten(-2), (0, padded_k, 0, padded_n))
+    padding = (0, padded_k // BLOCK_SIZE, 0, padded_n)
+    scales = torch.nn.functional.pad(stored[(raw & 0x7F).int()], padding, value=1 << 3)
+    target.data.copy_(_pack_data(codes))
+    target.scales.copy_(_pack_scales(scales))
+
+
+# Words are int32, whose bytes are little-endian wherever torch runs. A tile's rows are (warp 4,
+# half 2, g 8), its K is (step 4, half 2, t 4, parity 2).
 
 
 def _pack_data(codes: Tensor) -> Tensor:
-    rows, columns = codes.shape[0] // TILE, codes.shape[1] // TILE
-    tiles = codes.view(rows, WARPS, 2, 8, columns, STEPS, 2, 4, 2)
-    # (row tile, warp, row half, g, K tile, step, K half, t, parity)
-    # -> (row tile, K tile, warp, g, t, step, K half, row half, parity)
-    pairs = tiles.permute(0, 4, 1, 3, 7, 5, 6, 2, 8).flatten(-3, -2).long()
-    words = torch.zeros_like(pairs[..., 0, 0])
+    rows, columns = codes.shape[1] // TILE, codes.shape[2] // TILE
+    tiles = codes.view(-1, rows, WARPS, 2, 8, columns, STEPS, 2, 4, 2)
+    # (matrix, row tile, warp, row half, g, K tile, step, K half, t, parity)
+    # -> (matrix, row tile, K tile, warp, g, t, step, K half, row half, parity)
+    pairs = tiles.permute(0, 1, 5, 2, 4, 8, 6, 7, 3, 9).flatten(-3, -2)
+    words = torch.zeros_like(pairs[..., 0, 0], dtype=torch.int32)
     for pair, bits in enumerate(_sources()):
         for parity, places in enumerate(bits):
-            code = pairs[..., pair, parity]
+            code = pairs[..., pair, parity].int()
             for bit, place in zip((3, 2, 1, 0), places, strict=True):
                 words |= (code >> bit & 1) << place
-    return _bytes(words).reshape(rows, columns, WARPS, LANES, 16)
+    return words.contiguous().view(torch.uint8).view(-1, rows, columns, WARPS, LANES, 16)
 
 
 def _unpack_data(data: Tensor) -> Tensor:
-    rows, columns = data.shape[:2]
-    words = _words(data.view(rows, columns, WARPS, 8, 4, STEPS, 4))
+    rows, columns = data.shape[1:3]
+    words = _words(data.view(-1, rows, columns, WARPS, 8, 4, STEPS, 4))
     pairs = []
     for bits in _sources():
         for places in bits:
             code = torch.zeros_like(words)
             for bit, place in zip((3, 2, 1, 0), places, strict=True):
                 code |= (words >> place & 1) << bit
-            pairs.append(code)
-    # (row tile, K tile, warp, g, t, step, K half, row half, parity)
-    tiles = torch.stack(pairs, dim=-1).unflatten(-1, (2, 2, 2)).to(torch.uint8)
-    return tiles.permute(0, 2, 7, 3, 1, 5, 6, 4, 8).reshape(rows * TILE, columns * TILE)
+            pairs.append(code.to(torch.uint8))
+    # (matrix, row tile, K tile, warp, g, t, step, K half, row half, parity)
+    tiles = torch.stack(pairs, dim=-1).unflatten(-1, (2, 2, 2))
+    tiles = tiles.permute(0, 1, 3, 8, 4, 2, 6, 7, 5, 9)
+    return tiles.reshape(-1, rows * TILE, columns * TILE)
 
 
 def _sources() -> list[tuple[list[int], list[int]]]:
@@ -199,33 +221,31 @@ def _sources() -> list[tuple[list[int], list[int]]]:
 
 
 def _pack_scales(stored: Tensor) -> Tensor:
-    rows, columns = stored.shape[0] // TILE, stored.shape[1] // STEPS
-    tiles = stored.view(rows, WARPS, 2, 8, columns, 2, 2).long()
-    # (row tile, warp, row half, g, K tile, word, step of it)
-    # -> (row tile, K tile, warp, g, word, step of it, row half)
-    scales = tiles.permute(0, 4, 1, 3, 5, 6, 2)
+    rows, columns = stored.shape[1] // TILE, stored.shape[2] // STEPS
+    tiles = stored.view(-1, rows, WARPS, 2, 8, columns, 2, 2).int()
+    # (matrix, row tile, warp, row half, g, K tile, word, step of it)
+    # -> (matrix, row tile, K tile, warp, g, word, step of it, row half)
+    scales = tiles.permute(0, 1, 5, 2, 4, 6, 7, 3)
     first, second = (scales[..., i, 0] | scales[..., i, 1] << 16 for i in range(2))
-    second = second << SCALE_BIT
-    turned = (second >> 8 | second << 24) & 0xFFFFFFFF
-    return _bytes(first << SCALE_BIT | turned).reshape(rows, columns, WARPS, 8, 8)
+    words = first << SCALE_BIT | _turned(second << SCALE_BIT, 24)
+    return words.contiguous().view(torch.uint8).view(-1, rows, columns, WARPS, 8, 8)
 
 
 def _unpack_scales(scales: Tensor) -> Tensor:
-    rows, columns = scales.shape[:2]
-    words = _words(scales.view(rows, columns, WARPS, 8, 2, 4))
-    turned = (words << 8 | words >> 24) & 0xFFFFFFFF
+    rows, columns = scales.shape[1:3]
+    words = _words(scales.view(-1, rows, columns, WARPS, 8, 2, 4))
     places = (SCALE_BIT, SCALE_BIT + 16)
-    stored = [word >> place & 0xFF for word in (words, turned) for place in places]
-    # (row tile, K tile, warp, g, word, step of it, row half)
+    stored = [word >> at & 0xFF for word in (words, _turned(words, 8)) for at in places]
+    # (matrix, row tile, K tile, warp, g, word, step of it, row half)
     tiles = torch.stack(stored, dim=-1).unflatten(-1, (2, 2)).to(torch.uint8)
-    return tiles.permute(0, 2, 6, 3, 1, 4, 5).reshape(rows * TILE, columns * STEPS)
+    return tiles.permute(0, 1, 3, 7, 4, 2, 5, 6).reshape(-1, rows * TILE, columns * STEPS)
 
 
-def _bytes(words: Tensor) -> Tensor:
-    """Little-endian, in a new last dimension of 4."""
-    return torch.stack([words >> at & 0xFF for at in (0, 8, 16, 24)], dim=-1).to(torch.uint8)
+def _turned(words: Tensor, by: int) -> Tensor:
+    """Rotate int32 words left."""
+    return words << by | words >> 32 - by & (1 << by) - 1
 
 
 def _words(parts: Tensor) -> Tensor:
-    wide = parts.long()
+    wide = parts.int()
     return wide[..., 0] | wide[..., 1] << 8 | wide[..., 2] << 16 | wide[..., 3] << 24

@@ -105,7 +105,7 @@ def _quantized(
             extra = {f"{module}.input_scale": inputs} if kind is Kind.NVFP4 else {}
             return _nvfp4_rows(name, tensor, scales) | extra
         if name.endswith("_proj"):
-            return _nvfp4_stack(name, tensor)
+            return _nvfp4_stack(name, tensor, kind)
         return _nvfp4_rows(name, tensor, [f"{name}.scale", f"{name}.scale2"])
     modelopt = family.format == "modelopt"
     if kind.is_nvfp4:
@@ -122,14 +122,15 @@ def _quantized(
     return {f"{module}.{part}": t.contiguous() for part, t in parts.items()}
 
 
-def _nvfp4_stack(name: str, weights: Tensor) -> dict[str, Tensor]:
+def _nvfp4_stack(name: str, weights: Tensor, kind: Kind) -> dict[str, Tensor]:
     """``(E, K, N)`` as Llama 4's exports hold it: codes along K, scales ``(E, K/16, N)``."""
     each = [quantize_weight(w.float().T.contiguous()) for w in weights]
+    inputs = {f"{name}_input_scale": torch.full((len(each),), _FP4_INPUT)}
     return {
         name: torch.stack([w.data.T for w in each]).contiguous(),
         f"{name}_weight_scale": torch.stack([w.scales.T for w in each]).contiguous(),
         f"{name}_weight_scale_2": torch.stack([w.global_scale for w in each]),
-        f"{name}_input_scale": torch.full((len(each),), _FP4_INPUT),
+        **(inputs if kind is Kind.NVFP4 else {}),
     }
 
 

@@ -21,6 +21,8 @@ from vllm_fp4_plugin.kind import Kind
 Rounding = Callable[[Tensor], Tensor]
 _PARTS = ("weight_scale", "weight_scale_2", "weight_global_scale", "input_scale")
 _PARTS += ("input_global_scale", "k_scale", "v_scale")
+# Beside Llama 4's stacks.
+_STACKED_PARTS = ("_weight_scale", "_weight_scale_2", "_input_scale")
 _STACKED = ("qwen3_vl_moe",)  # types whose experts transformers reads from stacks alone
 _EXPERT = re.compile(r"(.+\.experts)\.\d\.(\w+)\.weight")  # of at most ten, so in order
 
@@ -59,7 +61,10 @@ def decode(checkpoint: Path, directory: Path) -> dict[str, Rounding]:
     roundings: dict[str, Rounding] = {}
     for name, tensor in stored.items():
         module, _, part = name.rpartition(".")
-        if part in _PARTS:
+        if part in _PARTS or name.endswith(_STACKED_PARTS):
+            continue
+        if f"{name}_weight_scale" in stored:
+            values[name] = _stacked_weight(name, stored)
             continue
         if part == "weight_packed" or (part == "weight" and f"{module}.weight_scale" in stored):
             beside = {p: stored.get(f"{module}.{p}") for p in _PARTS}
@@ -80,6 +85,14 @@ def decode(checkpoint: Path, directory: Path) -> dict[str, Rounding]:
     save_file(values, directory / "model.safetensors", metadata={"format": "pt"})
     file.write_text(json.dumps(config))
     return roundings
+
+
+def _stacked_weight(name: str, stored: Mapping[str, Tensor]) -> Tensor:
+    """Values of Llama 4's stacks, ``(E, K, N)``, whose codes lie along K."""
+    parts = (stored[f"{name}{part}"] for part in ("", *_STACKED_PARTS[:2]))
+    data, scale, factor = parts
+    each = zip(data.mT.contiguous(), scale.mT.contiguous(), factor, strict=True)
+    return torch.stack([Nvfp4Tensor(*of_one).dequantize().T for of_one in each]).contiguous()
 
 
 def _stack(values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.moe_route import reference
 from nvfp4_kernels.routing import Routing
 
 
@@ -54,6 +55,11 @@ class RoutingCase:
             return ids
         chosen = [torch.randperm(total)[: self.top_k] for _ in range(self.tokens)]
         return torch.stack(chosen).int() if chosen else torch.empty(shape, dtype=torch.int32)
+
+    def routing(self, ids: Tensor) -> Routing:
+        """The reference's, on whatever device ops run."""
+        arguments = ids, self.expert_map(), self.experts, self.tile_tokens
+        return Routing(*reference.moe_route(*arguments))
 
 
 CASES = {

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvfp4_kernels import InvalidArgument
+from nvfp4_kernels import fragments as fragments_module
 from nvfp4_kernels.fragments import (
     Fragments,
     blocked_weight,
@@ -220,6 +222,51 @@ def test_strided_input() -> None:
     assert torch.equal(every_other.scales, whole.scales)
 
 
+# --- stacks of weights ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [(3,), (2, 2), (0,), (1, 2, 1)], ids=str)
+@pytest.mark.parametrize("at_once", [1, 2 * 70 * 80, 1 << 26], ids=["one", "two", "all"])
+def test_a_stack_is_each_of_its_weights(
+    batch: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they are brought into the layout one by one, or several together."""
+    monkeypatch.setattr(fragments_module, "_AT_ONCE", at_once)
+    data = torch.randint(0, 256, (*batch, 70, 40), dtype=torch.uint8)
+    scales = torch.randint(1, 0x7F, (*batch, 70, 5), dtype=torch.uint8).view(E4M3)
+    stack = to_fragments(data, scales)
+    for whole, shape in zip(stack, fragment_shapes(70, 80), strict=True):
+        assert whole.shape == (*batch, *shape)
+        assert whole.is_contiguous()
+    for index in np.ndindex(batch):
+        one = to_fragments(data[index], scales[index])
+        assert torch.equal(stack.data[index], one.data)
+        assert torch.equal(stack.scales[index], one.scales)
+    back, back_scales = from_fragments(*stack, 70, 80)
+    assert torch.equal(back, data)
+    assert torch.equal(back_scales.view(torch.uint8), scales.view(torch.uint8))
+    assert decode_fragments(*stack, 70, 80).shape == (*batch, 70, 80)
+
+
+def test_a_stack_takes_no_memory_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor beside the arguments and the result is larger than what is taken together."""
+    monkeypatch.setattr(fragments_module, "_AT_ONCE", 64 * 128)
+    data = torch.zeros(40, 64, 64, dtype=torch.uint8)
+    scales = torch.ones(40, 64, 8).to(E4M3)
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = function(*args, **(kwargs or {}))
+            sizes.extend([out.untyped_storage().nbytes()] if isinstance(out, Tensor) else [])
+            return out
+
+    with Sizes():
+        to_fragments(data, scales)
+    given = [data.nbytes, scales.nbytes]  # as large as the result's
+    assert max(size for size in sizes if size not in given) <= 4 * 64 * 128
+
+
 # --- refused ----------------------------------------------------------------------------------
 
 _DATA, _SCALES = torch.zeros(70, 40, dtype=torch.uint8), torch.zeros(70, 5, dtype=E4M3)
@@ -231,10 +278,11 @@ _DATA, _SCALES = torch.zeros(70, 40, dtype=torch.uint8), torch.zeros(70, 5, dtyp
         (_DATA.char(), _SCALES, "data: dtype is int8, must be uint8"),
         (_DATA, _SCALES.view(torch.uint8), "scales: dtype is uint8, must be float8_e4m3fn"),
         (_DATA[:, :36], _SCALES, r"data: shape is \(70, 36\), .* K a multiple of 16; pad K"),
-        (_DATA[None], _SCALES, r"data: shape is \(1, 70, 40\), .* each matrix of a batch"),
+        (_DATA[0], _SCALES, r"data: shape is \(40,\), must be \(\.\.\., N, K/2\)"),
+        (_DATA[None], _SCALES, r"scales: shape is \(70, 5\), must be \(1, 70, 5\); linear"),
         (_DATA, to_blocked(_SCALES), r"scales: shape is .*, must be \(70, 5\); linear scales"),
     ],
-    ids=["data dtype", "scales dtype", "K", "batch", "blocked scales"],
+    ids=["data dtype", "scales dtype", "K", "one row", "batch", "blocked scales"],
 )
 def test_weight_is_refused(data: Tensor, scales: Tensor, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):

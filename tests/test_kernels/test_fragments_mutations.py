@@ -36,21 +36,21 @@ def product(name: str) -> Callable[[], None]:
 
 def swap_rows(codes: Tensor) -> Tensor:
     """Rows g and g + 8 of each warp exchanged."""
-    return codes.unflatten(0, (-1, 2, 8)).flip(1).flatten(0, 2)
+    return codes.unflatten(1, (-1, 2, 8)).flip(2).flatten(1, 3)
 
 
 def swap_steps(scales: Tensor) -> Tensor:
     """Scales of neighbouring blocks exchanged."""
-    return scales.unflatten(1, (-1, 2)).flip(2).flatten(1, 2)
+    return scales.unflatten(2, (-1, 2)).flip(3).flatten(2, 3)
 
 
 def transpose_lanes(data: Tensor) -> Tensor:
     """Lane 4 g + t at 8 t + g."""
-    return data.unflatten(3, (8, 4)).transpose(3, 4).flatten(3, 4)
+    return data.unflatten(4, (8, 4)).transpose(4, 5).flatten(4, 5)
 
 
 def restore_lanes(data: Tensor) -> Tensor:
-    return data.unflatten(3, (4, 8)).transpose(3, 4).flatten(3, 4)
+    return data.unflatten(4, (4, 8)).transpose(4, 5).flatten(4, 5)
 
 
 def big_endian(data: Tensor) -> Tensor:

@@ -12,11 +12,12 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
 from nvfp4_kernels.nvfp4 import (
     Nvfp4Tensor,
+    global_scale_of,
     quantize_activation,
     quantize_weight,
 )
 from vllm_fp4_plugin.activation_terms import GivenTerms
-from vllm_fp4_plugin.experts import vllm_methods
+from vllm_fp4_plugin.experts import online, vllm_methods
 from vllm_fp4_plugin.experts.joined_scales import GlobalScales, described, join
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
@@ -129,7 +130,7 @@ def mixture(
     gated = held.w13.shape[1] == 2
     inputs = "16-bit" if held.w13_input is None else "per-token" if per_token else "static"
     plan = make_plan(activation, gated=gated, inputs=inputs, given=None)  # type: ignore[arg-type]
-    sizes = [held.w13.shape[2], x.shape[1], E]
+    sizes = [x.shape[1], held.w13.shape[2], len(held.w13), E]
     return experts(
         x, weights, ids, expert_map, *kernel_experts(held, plan), sizes, plan.targets,
         inputs != "16-bit", plan.terms, *activation, weight_on_input,
@@ -376,6 +377,21 @@ def test_what_is_loaded_is_what_is_served(format: str, weight_only: bool, build:
     assert_same(out, model.oracle(x, weights, ids, silu_mul))
 
 
+@pytest.mark.parametrize(("count", "off"), [(1, 0.2), (2, 0.02), (3, 0.004)])
+def test_sums_of_terms(count: int, off: float, build: Build) -> None:
+    """Inputs of both products in NVFP4 terms with a scale per token, in place of 16 bits."""
+    model = Model(weight_only=True)
+    method, layer = build(weight_only=True, terms=GivenTerms(count, "given"))
+    times = f"×{count}" if count > 1 else ""
+    assert (method.plan.arithmetic, method.plan.reason) == (f"W4A4{times} per-token", "given")
+    load(layer, model)
+    method.process_weights_after_loading(layer)
+    x, weights, ids = batch()
+    expected = model.oracle(x, weights, ids, silu_mul)
+    seen = (method.apply(layer, x, weights, ids, None, None).double() - expected).norm()
+    assert off / 10 < seen / expected.norm() < off
+
+
 @pytest.mark.parametrize("parallel", ["tp", "ep"])
 def test_two_ranks_add_up(parallel: str, build: Build) -> None:
     """Input scales are of all experts, wherever they are."""
@@ -389,6 +405,74 @@ def test_two_ranks_add_up(parallel: str, build: Build) -> None:
         assert layer.w13_input == model.w13_input
         parts += method.apply(layer, x, weights, ids, None, None).float()
     assert_same(parts, model.oracle(x, weights, ids, silu_mul))
+
+
+def load_stacked(layer: Layer, model: Model, *, filled: bool = False) -> None:
+    """Give a layer what vLLM makes of Llama 4's tensors; ``filled``: numbers without a loader."""
+    names = FORMATS["modelopt"].names
+    shards = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    mine = range(layer.first, layer.first + layer.local)
+
+    def give(whole: str, tensor: Tensor, shard: str, expert: int) -> None:
+        param = getattr(layer, whole)
+        param.weight_loader(param, tensor, f"{PREFIX}.{whole}", shard, expert)
+
+    def of(projection: str, part: str) -> Tensor:
+        return torch.stack([getattr(model.weights[e, projection], part) for e in range(E)])
+
+    for projection, shard in shards.items():
+        part = "w2" if shard == "w2" else "w13"
+        give(f"{part}_{names.weight}", of(projection, "data")[list(mine)], shard, layer.first)
+    for part, shard, projections in (
+        ("w13", "w1", ("gate_proj", "up_proj")),
+        ("w2", "w2", ("down_proj",)),
+    ):
+        scales = torch.cat(
+            [of(projection, "scales").view(torch.uint8) for projection in projections], 1
+        )
+        give(f"{part}_{names.block_scale}", scales.view(torch.float8_e4m3fn), shard, 0)
+        numbers = {
+            names.weight_global: of(projections[0], "global_scale"),
+            names.input_global: torch.stack([model.scales[e, projections[0]] for e in range(E)]),
+        }
+        for name, tensor in numbers.items():
+            if filled:
+                getattr(layer, f"{part}_{name}").data.fill_(tensor[0].item())
+            else:
+                give(f"{part}_{name}", tensor, shard, 0)
+
+
+@pytest.mark.parametrize("ranks", [{}, {"ep": 2, "rank": 1}, {"tp": 2, "rank": 1}], ids=str)
+def test_stacks_are_taken_apart(ranks: dict[str, int], build: Build) -> None:
+    """Experts in one tensor are loaded as those in a tensor each; up's scale is then gate's."""
+    model = Model(weight_only=False, inner=2 * INNER if "tp" in ranks else INNER)
+    for expert in range(E):
+        gate = model.weights[expert, "gate_proj"].global_scale
+        up = model.weights[expert, "up_proj"]
+        model.weights[expert, "up_proj"] = Nvfp4Tensor(up.data, up.scales, gate)
+        model.scales[expert, "up_proj"] = model.scales[expert, "gate_proj"]
+    held = []
+    for how in (load, load_stacked):
+        method, layer = build(Layer(**ranks))
+        how(layer, model)
+        method.process_weights_after_loading(layer)
+        held.append(method.held(layer))
+    for one, other in zip(*held, strict=True):
+        assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def test_numbers_that_a_model_fills(build: Build) -> None:
+    model = Model(weight_only=False)
+    method, layer = build()
+    load_stacked(layer, model, filled=True)
+    missing = list(method.ledger.missing())
+    assert f"{PREFIX}.0.down_proj.weight_scale_2" in missing
+    assert len(missing) == 2 * 3 * E
+    method.ledger.note_filled(lambda parameter: parameter is not layer.w2_input_scale)
+    assert len(list(method.ledger.missing())) == E
+    method.ledger.note_filled(lambda parameter: True)
+    method.process_weights_after_loading(layer)
+    assert layer.w13_input == model.scales[0, "gate_proj"]
 
 
 def test_dynamo_sees_one_op(build: Build) -> None:
@@ -453,8 +537,8 @@ def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None
         ("0.gate_proj.input_scale", lambda t: t.expand(2), r"shape is \(2,\), must be one number"),
         (
             "0.gate_proj.weight",
-            lambda t: t.expand(E, *t.shape),
-            r"one tensor of \(4, 48, 32\)",
+            lambda t: t.expand(3, *t.shape),
+            r"shape is \(3, 48, 32\), must be \(48, 32\)",
         ),
         ("0.gate_proj.weight_scale_2", lambda t: -t, r"experts, w13 of expert 0\.weight_scale_2"),
         (
@@ -492,6 +576,31 @@ def test_layers_that_are_not_served(config: dict[str, Any], message: str, build:
 
 
 @pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (
+            {"enable_eplb": True},
+            "experts are balanced over ranks, must not be; leave out --enable-",
+        ),
+        (
+            {"use_all2all_kernels": True, "all2all_backend": "deepep_low_latency"},
+            "all2all-backend is deepep_low_latency, must be allgather_reducescatter",
+        ),
+        ({"use_all2all_kernels": True, "all2all_backend": "allgather_reducescatter"}, ""),
+        ({"all2all_backend": "deepep_low_latency"}, ""),  # of one data-parallel rank
+    ],
+)
+def test_ranks_that_are_not_served(ranks: dict[str, Any], message: str, build: Build) -> None:
+    layer = Layer()
+    vars(layer.moe_config.moe_parallel_config).update(ranks)
+    if not message:
+        build(layer)
+        return
+    with pytest.raises(UnsupportedCheckpoint, match=f"{PREFIX}: {message}"):
+        build(layer)
+
+
+@pytest.mark.parametrize(
     ("router", "refused"),
     [
         ({"scoring_func": "sigmoid"}, "sigmoid and without"),
@@ -521,6 +630,76 @@ def test_a_dummy_load_is_served(build: Build, vllm_config: Any) -> None:
     finally:
         vllm_config.load_config.load_format = kept
     assert method.apply(layer, *batch(), None, None).isfinite().all()
+
+
+# --- experts that are quantised at load ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [{}, {"ep": 2, "rank": 1}, {"tp": 2, "rank": 1}], ids=str)
+def test_16_bit_experts_are_quantised(
+    ranks: dict[str, int], vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each matrix would be by itself; a rank's part of one with the scale of the whole."""
+    torch.manual_seed(7)
+    inner = 2 * INNER if "tp" in ranks else INNER
+    shapes = {"w1": (inner, H), "w3": (inner, H), "w2": (H, inner)}
+    plain = {
+        (expert, shard): torch.randn(shape).bfloat16() * (1 + expert)
+        for expert in range(E)
+        for shard, shape in shapes.items()
+    }
+    layer, startup = Layer(**ranks), Startup()
+    layer.moe_config.tp_size = ranks.get("tp", 1)
+    whole = {(e, s): weight.abs().amax().float() for (e, s), weight in plain.items()}
+
+    def gathered(amax: Tensor, **_: Any) -> None:
+        """What both ranks see of the matrices in the order of w13 or w2."""
+        order = [("w1", "w3"), ("w2",)][len(amax) == layer.local]
+        mine = range(layer.first, layer.first + layer.local)
+        amax.copy_(torch.stack([whole[e, s] for e in mine for s in order]))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", gathered)
+    group = SimpleNamespace(world_size=2, device_group=None)
+    monkeypatch.setattr(online, "get_tp_group", lambda: group)
+    options = Options(activation="16-bit")
+    method = online.Nvfp4OnlineExpertsMethod(startup, options, layer, PREFIX)
+    sizes = layer.local, H, INNER, torch.bfloat16
+    method.create_weights(layer, *sizes, global_num_experts=E, weight_loader=None)
+    for name in ("w13_weight", "w2_weight"):  # which vLLM would do once all have come
+        param = getattr(layer, name)
+        assert param.device.type == "meta"
+        real = nn.Parameter(torch.full(param.shape, torch.nan).bfloat16(), requires_grad=False)
+        setattr(layer, name, real)
+    for (expert, shard), weight in plain.items():
+        name = "w2_weight" if shard == "w2" else "w13_weight"
+        given = (getattr(layer, name), weight, f"{PREFIX}.{name}", shard, expert, True)
+        method.ledger.loader(method._load)(*given)
+    method.process_weights_after_loading(layer)
+    method.process_weights_after_loading(layer)  # done already
+    held = method.held(layer)
+    for row, expert in enumerate(range(layer.first, layer.first + layer.local)):
+        for shard, weight in ((s, plain[expert, s]) for s in shapes):
+            expected = quantize_weight(weight, global_scale_of(whole[expert, shard]))
+            part = slice(layer.moe_config.tp_rank * INNER, (layer.moe_config.tp_rank + 1) * INNER)
+            if shard == "w2":
+                bytes_ = slice(part.start // 2, part.stop // 2)
+                assert torch.equal(held.w2[row], expected.data[:, bytes_])
+                assert held.w2_alpha[row] == expected.global_scale
+            else:
+                at = ("w1", "w3").index(shard)
+                assert torch.equal(held.w13[row, at], expected.data[part])
+                assert held.w13_alpha[row, at] == expected.global_scale
+
+
+def test_a_missing_weight_is_named(vllm_config: Any) -> None:
+    layer, method = Layer(), None
+    method = online.Nvfp4OnlineExpertsMethod(Startup(), Options(), layer, PREFIX)
+    method.create_weights(
+        layer, E, H, INNER, torch.bfloat16, global_num_experts=E, weight_loader=None
+    )
+    assert len(list(method.ledger.missing())) == 3 * E
+    with pytest.raises(UnsupportedCheckpoint, match=rf"{PREFIX}\.0\.gate_proj\.weight and 11 more"):
+        method.process_weights_after_loading(layer)
 
 
 # --- one global scale for gate and up -----------------------------------------------------------

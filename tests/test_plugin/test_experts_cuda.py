@@ -1,7 +1,7 @@
-"""Quantised experts on a real GPU, where vLLM's own methods serve them.
+"""Quantised experts on a real GPU, on kernels of ours and by vLLM's own methods.
 
 Bounds as in ``test_experts_engine``. vLLM gives an expert's gate and up one global scale; models
-have one for both, but where that is what is tested.
+that its methods serve have one for both, but where that is what is tested.
 """
 
 from collections.abc import Mapping
@@ -43,30 +43,61 @@ def decoded(model: Moe) -> Moe:
     return Moe(model.path, model.decoded, {})
 
 
+OWN = "nvfp4_grouped_silu_mul_gemm_w4a16/wgmma (sm_90), W4A16"
+BY_VLLM = {"additional_config": {"nvfp4_tc": {"experts": "vllm"}}}
+FORMATS = pytest.mark.parametrize("modelopt", [True, False], ids=["modelopt", "compressed-tensors"])
+
+
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("modelopt", [True, False], ids=["modelopt", "compressed-tensors"])
+@FORMATS
 def test_weight_only(model: str, modelopt: bool, tmp_path: Path) -> None:
+    """Gate and up with a global scale each; under CUDA graphs."""
+    moe = written(tmp_path, model, {"experts": Kind.NVFP4_A16}, modelopt=modelopt)
+    served, log = serve(moe.path, enforce_eager=False)
+    assert OWN in log
+    assert distance(served, moe_checkpoints.said(moe)) < SAME
+
+
+def test_sizes_of_no_tile(tmp_path: Path) -> None:
+    config = moe_checkpoints.qwen3()  # of 96 between the products
+    moe = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4_A16})
+    served, log = serve(moe.path)
+    assert OWN in log
+    assert distance(served, moe_checkpoints.said(moe)) < SAME
+
+
+@FORMATS
+def test_with_activations(modelopt: bool, tmp_path: Path) -> None:
+    moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4}, modelopt=modelopt)
+    served, log = serve(moe.path)
+    assert f"{OWN}, sm_90 has no W4A4 kernel, activations stay 16-bit" in log
+    assert distance(served, moe_checkpoints.said(decoded(moe))) < SAME
+
+
+@pytest.mark.parametrize("model", MODELS)
+@FORMATS
+def test_by_vllm(model: str, modelopt: bool, tmp_path: Path) -> None:
     kinds = {"experts": Kind.NVFP4_A16}
     moe = written(tmp_path, model, kinds, modelopt=modelopt, joined=True)
-    served, log = serve(moe.path, enforce_eager=False)
+    served, log = serve(moe.path, enforce_eager=False, **BY_VLLM)
     assert ": nvfp4 (vLLM: " in log
     assert "global scales of gate and up differ" not in log
     assert distance(served, moe_checkpoints.said(moe)) < SAME
 
 
-@pytest.mark.parametrize("modelopt", [True, False], ids=["modelopt", "compressed-tensors"])
-def test_with_activations(modelopt: bool, tmp_path: Path) -> None:
+@FORMATS
+def test_with_activations_by_vllm(modelopt: bool, tmp_path: Path) -> None:
     moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4}, modelopt=modelopt, joined=True)
-    served, log = serve(moe.path)
+    served, log = serve(moe.path, **BY_VLLM)
     assert "MARLIN), W4A16, MARLIN leaves activations in 16 bits" in log
     assert distance(served, moe_checkpoints.said(decoded(moe))) < SAME
 
 
-@pytest.mark.parametrize("modelopt", [True, False], ids=["modelopt", "compressed-tensors"])
+@FORMATS
 def test_scales_that_vllm_joins(modelopt: bool, tmp_path: Path) -> None:
     """Gate and up with a global scale each, which vLLM's own configs serve wrongly."""
     moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4_A16}, modelopt=modelopt)
-    served, log = serve(moe.path)
+    served, log = serve(moe.path, **BY_VLLM)
     assert "global scales of gate and up differ in 8 of 8 experts" in log
     assert "down's makes up for it" in log
     expected = moe_checkpoints.said(moe)

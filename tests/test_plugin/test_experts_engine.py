@@ -86,13 +86,15 @@ def test_reload(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         llm.collective_rpc(reload)
 
 
-def test_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has half of every expert."""
+@pytest.mark.parametrize("parallel", ["half of every expert", "half of the experts"])
+def test_two_ranks(parallel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has what ``parallel`` says."""
     config = moe_checkpoints.qwen3()
     model = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4_A16})
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # one memory node, two workers
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    arguments = json.dumps({"tensor_parallel_size": 2})
+    whole = parallel == "half of the experts"
+    arguments = json.dumps({"tensor_parallel_size": 2, "enable_expert_parallel": whole})
     command = [sys.executable, "-m", "tests.engine", str(model.path), arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=limits.PROCESS, check=False
@@ -121,9 +123,25 @@ def test_mixtral_compiled(tmp_path: Path) -> None:
     assert distance(found, moe_checkpoints.said(model)) < SAME
 
 
-def test_experts_of_a_16_bit_checkpoint_stay_so(tmp_path: Path) -> None:
+def online(tmp_path: Path, **options: Any) -> tuple[Run, list[str]]:
+    """A 16-bit checkpoint served with its experts quantised at load, and lines on experts."""
     moe_checkpoints.write(tmp_path, moe_checkpoints.qwen3(), {"experts": Kind.NVFP4_A16})
-    found = run(str(tmp_path / "plain"))
-    row = "experts ×2: unquantized (vLLM), 16-bit, experts are not quantised at load"
-    assert row in found.report
-    assert any(line.startswith("qkv_proj ×2: nvfp4_gemm/") for line in found.report)
+    found = run(str(tmp_path / "plain"), additional_config={"nvfp4_tc": options})
+    return found, [line for line in found.report if line.startswith("experts")]
+
+
+def test_experts_of_a_16_bit_checkpoint(tmp_path: Path) -> None:
+    """Quantised at load as the quantised checkpoint is: its weights are made of these."""
+    options = {"activation": "16-bit", "ignore": ["*self_attn*"]}
+    found, rows = online(tmp_path, **options)
+    assert rows == [f"experts ×2: {W4A16}"]
+    model = moe_checkpoints.write(
+        tmp_path / "again", moe_checkpoints.qwen3(), {"experts": Kind.NVFP4_A16}
+    )
+    assert distance(found, moe_checkpoints.said(model)) < SAME
+
+
+def test_experts_that_stay_in_16_bits(tmp_path: Path) -> None:
+    _, rows = online(tmp_path, ignore=["*.1.mlp.experts"])
+    row = "experts ×1: unquantized (vLLM), 16-bit, ignored by '*.1.mlp.experts'"
+    assert rows == [f"experts ×1: {W4A4} per-token", row]

@@ -7,6 +7,9 @@ from torch.nn import Parameter
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 
+from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
+from nvfp4_kernels.precompile.experts import Experts
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts.op import experts
 from vllm_fp4_plugin.experts.plan import (
@@ -27,6 +30,7 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import Activation, Options
 from vllm_fp4_plugin.plan import hash_kernels
 from vllm_fp4_plugin.startup import Startup
+from vllm_fp4_plugin.warmup import ExpertsLayer
 
 _PARAMETERS = {
     "w13": "w13_weight",
@@ -83,7 +87,26 @@ class ExpertsMethod(FusedMoEMethodBase):
             activation_of(layer), gated=gated, inputs=inputs, given=terms
         )
         self._i: int = self.moe.intermediate_size_per_partition
+        self.startup.expect(prefix, self._layer())
         hash_kernels(get_current_vllm_config(), self.plan.targets, self.plan.terms, options)
+
+    @property
+    def _sizes(self) -> ExpertSizes:
+        moe, width = self.moe, padded_width(self._i, self.plan)
+        held, total = moe.num_local_experts, moe.num_experts
+        return ExpertSizes(moe.hidden_dim, width, held, total, self.plan.gated)
+
+    def _layer(self) -> ExpertsLayer | None:
+        """The layer as far as its kernels depend on it; None if references serve it."""
+        plan = self.plan
+        if plan.first.arch == "cpu":
+            return None
+        # Layers are built with bfloat16 or float16 alone, which is what a Dtype names.
+        dtype: Any = dtype_name(self.moe.in_dtype)
+        experts = Experts(
+            self._sizes, self.moe.experts_per_token, plan.activation, dtype, plan.inputs, plan.terms
+        )
+        return ExpertsLayer(plan.first.arch, experts)
 
     def install(self, layer: Any, stored: StoredExperts) -> None:
         """Give the layer the tensors that its forward pass reads."""
@@ -110,9 +133,9 @@ class ExpertsMethod(FusedMoEMethodBase):
     ) -> Tensor:
         """Compute the routed experts' sum; shared experts are vLLM's to run."""
         plan = self.plan
-        sizes = (padded_width(self._i, plan), self.moe.hidden_dim, self.moe.num_experts)
         return experts(
-            x, topk_weights, topk_ids, layer.expert_map, *self.held(layer), sizes, plan.targets,
+            x, topk_weights, topk_ids, layer.expert_map, *self.held(layer), self._sizes[:4],
+            plan.targets,
             plan.inputs != "16-bit", plan.terms, *plan.activation,
             layer.apply_router_weight_on_input,
         )  # fmt: skip

@@ -13,10 +13,12 @@ from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.delegated import choice as delegated
 from vllm_fp4_plugin.device import is_planned
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
+from vllm_fp4_plugin.experts.online import Nvfp4OnlineExpertsMethod
 from vllm_fp4_plugin.experts.plan import ExpertsPlan, is_on_cpu, make_plan
 from vllm_fp4_plugin.experts.vllm_methods import KEEPS_16_BITS, backend, vllm_experts
 from vllm_fp4_plugin.experts.weights import experts_bytes
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.ignore import covered
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.options import KEY, Options
 from vllm_fp4_plugin.options import Activation as Inputs
@@ -69,6 +71,41 @@ def choose(
     if options.experts == "vllm" or not group.kind.is_nvfp4:
         against = ""  # nobody expects them to be ours
     return _delegated(layer, prefix, group, checkpoint, startup, (reason, against))
+
+
+def choose_online(
+    layer: Any, prefix: str, options: Options, startup: Startup, terms: GivenTerms | None
+) -> FusedMoEMethodBase | None:
+    """Choose the method of a layer of 16-bit experts and report it; None: they stay as they are.
+
+    Args:
+        layer: vLLM's layer of routed experts.
+        prefix: its name.
+        options: the user's.
+        startup: told of the choice, and when the weights are in place.
+        terms: number of terms of the products' inputs that the user gave.
+
+    Raises:
+        UnsupportedCheckpoint: experts that the user wants quantised cannot be.
+    """
+    pattern = covered(prefix, options.ignore, {})
+    if pattern is not None:
+        startup.report.add(unquantized(layer, prefix, f"ignored by {pattern!r}"))
+        return None
+    if options.experts == "vllm":
+        startup.report.add(unquantized(layer, prefix, f"{KEY}.experts is 'vllm'"))
+        return None
+    try:
+        method = Nvfp4OnlineExpertsMethod(startup, options, layer, prefix, terms)
+    except (UnsupportedCheckpoint, NoKernelError) as error:
+        if options.experts == "own":
+            raise
+        reason = str(error).removeprefix(f"{prefix}: ")
+        startup.report.add(unquantized(layer, prefix, reason))
+        return None
+    startup.waiting.add(prefix)
+    startup.report.add(own_record(layer, prefix, method.plan, ""))
+    return method
 
 
 def _against_ours(prefix: str, group: LayerGroup, options: Options) -> str | None:

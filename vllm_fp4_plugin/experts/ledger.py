@@ -1,7 +1,8 @@
 """Account of the tensors of a layer's experts: each that comes is checked, none may be missing."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -9,9 +10,8 @@ from torch import Tensor
 from vllm.config import get_current_vllm_config
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from vllm_fp4_plugin.experts.stacks import DOWN, GATE, UP, Part, apart
 from vllm_fp4_plugin.formats import TensorNames, UnsupportedCheckpoint
-
-_UP, _DOWN = ("w1", "w3"), "w2"  # vLLM's names of an expert's projections
 
 
 class Form(NamedTuple):
@@ -50,11 +50,11 @@ class ExpertLedger:
     def __init__(self, layer: Any, prefix: str) -> None:
         self.prefix = prefix
         self._names = {
-            "w1": layer.ckpt_gate_proj_name,
-            "w2": layer.ckpt_down_proj_name,
-            "w3": layer.ckpt_up_proj_name,
+            GATE: layer.ckpt_gate_proj_name,
+            DOWN: layer.ckpt_down_proj_name,
+            UP: layer.ckpt_up_proj_name,
         }
-        self.shards = tuple(s for s in _UP if self._names[s] is not None)
+        self.shards = tuple(s for s in (GATE, UP) if self._names[s] is not None)
         config = layer.moe_config
         self._count: int = config.num_experts
         self._h: int = config.hidden_dim_unpadded or config.hidden_dim
@@ -64,6 +64,7 @@ class ExpertLedger:
         self._filtered = get_current_vllm_config().parallel_config.enable_ep_weight_filter
         self._wanted: dict[str, Form | None] = {}
         self._received: set[tuple[str, int, str]] = set()
+        self._numbers: list[tuple[str, str, Tensor]] = []
         self._complete = False
 
     def expect(self, tensor: str, form: Form | None = None) -> None:
@@ -87,11 +88,64 @@ class ExpertLedger:
             return_success: bool = False,
         ) -> Any:
             tensor = weight_name.rpartition(".")[2].partition("_")[2]
-            self._note(tensor, loaded_weight, shard_id, expert_id)
-            return inner(param, loaded_weight, weight_name, shard_id, expert_id, return_success)
+            parts = list(self._apart(tensor, loaded_weight, shard_id, expert_id))
+            came = [
+                self._take(tensor, part, inner, param, weight_name, return_success)
+                for part in parts
+            ]
+            if len(parts) > 1:  # a stack, of which a model may have picked this rank's experts
+                shards = {part.shard for part in parts}
+                self._note_all(tensor, shards)
+            return any(came) if return_success else None
 
         load.supports_moe_loading = True  # type: ignore[attr-defined]
         return load
+
+    def _apart(self, tensor: str, loaded: Tensor, shard: str, expert: int) -> Iterator[Part]:
+        form = self._wanted.get(tensor)
+        return apart(
+            loaded, shard, expert, is_number=form is not None and form.columns_per is None,
+            rows=self._i, shards=self.shards, held=self._held, count=self._count,
+        )  # fmt: skip
+
+    def _take(
+        self,
+        tensor: str,
+        part: Part,
+        inner: Callable[..., Any],
+        param: Tensor,
+        weight_name: str,
+        return_success: bool,
+    ) -> Any:
+        self._note(tensor, part.tensor, part.shard, part.expert)
+        return inner(param, part.tensor, weight_name, part.shard, part.expert, return_success)
+
+    def number_parameters(self) -> list[Tensor]:
+        """Parameters of single numbers, which a model may fill whole without a loader."""
+        return [parameter for _, _, parameter in self._numbers]
+
+    def watch(self, part: str, tensor: str, parameter: Tensor) -> None:
+        """Have a parameter of single numbers count as loaded once a model has filled it.
+
+        Args:
+            part: ``"w13"`` or ``"w2"``.
+            tensor: name of what it holds.
+            parameter: the parameter.
+        """
+        self._numbers.append((part, tensor, parameter))
+
+    def note_filled(self, is_filled: Callable[[Tensor], bool]) -> None:
+        """Note the numbers of all experts whose parameter was filled whole, as Llama 4's are."""
+        for part, tensor, parameter in self._numbers:
+            if is_filled(parameter):
+                self._note_all(tensor, self.shards if part == "w13" else (DOWN,))
+
+    def _note_all(self, tensor: str, shards: Iterable[str]) -> None:
+        self._received.update((tensor, e, s) for e in range(self._count) for s in shards)
+
+    @cached_property
+    def _held(self) -> list[int]:
+        return self.local_experts()
 
     def local_experts(self) -> list[int]:
         """Experts of this rank, in the order in which it holds them."""
@@ -110,7 +164,7 @@ class ExpertLedger:
             for expert in range(self._count):
                 if self._filtered and is_weight and self._row_of(expert) < 0:
                     continue
-                for shard in (*self.shards, _DOWN):
+                for shard in (*self.shards, DOWN):
                     if (tensor, expert, shard) not in self._received:
                         yield self._name(tensor, expert, shard)
 
@@ -133,11 +187,6 @@ class ExpertLedger:
         return f"{self.prefix}.{expert}.{self._names[shard]}.{tensor}"
 
     def _note(self, tensor: str, loaded: Tensor, shard: str, expert: int) -> None:
-        if loaded.ndim == 3:  # Llama 4, which fills some scales without a loader, too
-            raise UnsupportedCheckpoint(
-                f"{self.prefix}: its experts' {tensor} is one tensor of {tuple(loaded.shape)}, "
-                "must be one for each expert; on a GPU, serve the checkpoint without --quantization"
-            )
         if self._complete:
             self.begin()  # of a reload that came without saying so
         form = self._wanted.get(tensor)
@@ -159,7 +208,7 @@ class ExpertLedger:
                     "model again with one global scale per tensor"
                 )
             return
-        n, k = (self._h, self._i) if shard == _DOWN else (self._i, self._h)
+        n, k = (self._h, self._i) if shard == DOWN else (self._i, self._h)
         expected = (n, k // form.columns_per)
         if tuple(loaded.shape) != expected:
             raise UnsupportedCheckpoint(

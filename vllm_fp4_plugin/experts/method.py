@@ -12,6 +12,7 @@ from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import ExpertLedger, nvfp4_forms
+from vllm_fp4_plugin.experts.stacks import DOWN, copy_part
 from vllm_fp4_plugin.experts.weights import StoredExperts
 from vllm_fp4_plugin.formats import CheckpointConfig
 from vllm_fp4_plugin.options import Activation, Options
@@ -88,6 +89,8 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
                 parameter = Parameter(data, requires_grad=False)
                 parameter.weight_loader = load  # type: ignore[attr-defined]
                 layer.register_parameter(f"{part}_{name}", parameter)
+                if columns_per is None:
+                    self.ledger.watch(part, name, parameter)
         self._locally = layer._map_global_expert_id_to_local_expert_id
 
     def _load(
@@ -101,22 +104,12 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
     ) -> bool | None:
         """Take this rank's part of a tensor; see ``RoutedExperts.weight_loader``."""
         row = self._locally(expert_id)
-        everywhere = shard_id != "w2" and len(param) == self.moe.num_experts
+        everywhere = shard_id != DOWN and len(param) == self.moe.num_experts
         if everywhere and weight_name.endswith(self.checkpoint.names.input_global):
             row = expert_id  # quantising is the same on every rank
-        if row < 0:
-            return False if return_success else None
-        place = param.data[row]
-        if shard_id != "w2":
-            place = place[self.ledger.shards.index(shard_id)]
-        if place.ndim == 0:
-            loaded_weight = loaded_weight.reshape(())
-        else:
-            dim = 1 if shard_id == "w2" else 0
-            size = place.shape[dim]
-            loaded_weight = loaded_weight.narrow(dim, self.moe.tp_rank * size, size)
-        place.copy_(loaded_weight)
-        return True if return_success else None
+        if row >= 0:
+            copy_part(param.data[row], loaded_weight, shard_id, self.ledger.shards, self.moe)
+        return (row >= 0) if return_success else None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check what was loaded, and bring it to the kernels' layout."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.activation import Activation
-from nvfp4_kernels.grouped_gemm.tile_tokens import choose_tile_tokens
+from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.routing import Routing
 from vllm_fp4_plugin.linear_op import function, readable
 
@@ -62,7 +62,7 @@ def _experts(
         w13_input: float32 ``()``, calibrated for all experts; None: a scale per token, or 16-bit
             activations.
         w2_input: float32 ``(L,)``, calibrated for each expert; None as ``w13_input``.
-        sizes: rows of each weight in w13 and in w2, and experts of all ranks.
+        sizes: the first four of ``ExpertSizes``.
         kernels: targets of ``ExpertsPlan``.
         quantizes: activations are NVFP4.
         terms: how many NVFP4 values add up to each.
@@ -78,10 +78,11 @@ def _experts(
     """
     route, bring, first, second, combine = map(function, kernels)
     x, between = readable(x), Activation(activation, limit, alpha, beta)
-    i, h, total = sizes
-    (m, k), local = topk_ids.shape, w2.shape[0]
-    tile_tokens = choose_tile_tokens(x.device, m, k, total, local, h, i)
-    routing = Routing(*route(topk_ids.contiguous(), expert_map, local, tile_tokens))
+    h, i, held, total = sizes
+    of_layer = ExpertSizes(h, i, held, total, gated=w13_alpha.ndim == 2)
+    tokens, top_k = topk_ids.shape
+    tile_tokens = choose_tile_tokens(x.device, tokens, top_k, of_layer)
+    routing = Routing(*route(topk_ids.contiguous(), expert_map, held, tile_tokens))
     weights = topk_weights.float().contiguous()
     on_input, on_output = (weights, None) if weight_on_input else (None, weights)
 
@@ -95,9 +96,11 @@ def _experts(
     row_scale = None
     if quantizes and not to_nvfp4:
         hidden, hidden_scales, row_scale = _in_tiles(bring, hidden, None, None, *how)
+    # What was launched before it, the first product or what quantises its result, began once the
+    # routing was complete: the second one may load weights while that ends.
     out, _ = second(
         hidden, hidden_scales, routing.groups, w2, w2_scale, w2_alpha, row_scale, h, None, None,
-        x.dtype, terms, 1,
+        x.dtype, terms, 1, True,
     )  # fmt: skip
     return combine(out, routing.rows, on_output, x.dtype)
 

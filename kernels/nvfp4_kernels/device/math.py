@@ -71,6 +71,11 @@ def silu_pair(x: Float32, y: Float32) -> tuple[Float32, Float32]:
     )
 
 
+def swigluoai(x: Float32, alpha: float) -> Float32:
+    """SiLU with a factor in its sigmoid, x · sigmoid(alpha · x)."""
+    return x * sigmoid(alpha * x)
+
+
 def finite(peak: Float32) -> Float32:
     """Row maximum, or 0 for a row that has seen no key: all of its P is then 2^−∞."""
     return cutlass.select_(peak == NEGATIVE_INFINITY, Float32(0.0), peak)

@@ -9,6 +9,11 @@ KERNELS = KernelTable(
     {
         ("cpu", "w4a4"): ("reference", _REFERENCE),
         ("cpu", "w4a16"): ("reference", _REFERENCE),
+        ("sm_90", "w4a16"): (
+            "wgmma",
+            "nvfp4_kernels.gemm.sm90.launch_grouped:grouped_silu_mul_gemm",
+            "fragments",
+        ),
         ("sm_100", "w4a4"): (
             "block_scaled",
             "nvfp4_kernels.gemm.sm100.launch_grouped:grouped_silu_mul_gemm",

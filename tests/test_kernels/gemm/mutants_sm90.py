@@ -148,7 +148,7 @@ MISTAKES = {
     "weights of another step": Mistake("loader", "+ step * tile.k_tiles", "+ step", WRONG, DEEP),
     "one weight for both": Mistake(
         "loader",
-        "weights[operand % self.tile.weights]",
+        "weights[operand % len(weights)]",
         "weights[0]",
         WRONG,
         PAIR,
@@ -348,7 +348,11 @@ MISTAKES = {
         SHARDS,
     ),
     "gate and up swapped": Mistake(
-        "epilogue", "silu(values[0]) * values[1]", "silu(values[1]) * values[0]", WRONG, PAIR
+        "epilogue",
+        "activated(values, self.output.activation or",
+        "activated(values[::-1],",
+        WRONG,
+        PAIR,
     ),
     # Setting up.
     "no fence of the barriers' initialisation": Mistake(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import InvalidArgument, moe_combine, moe_route
+from nvfp4_kernels import InvalidArgument, moe_combine
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.routing_cases import CASES, RoutingCase
 
@@ -19,7 +19,7 @@ def combine_arguments(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of which only those of slots are numbers; NaN weighs slots without one."""
     ids = case.topk_ids()
-    routing = moe_route(ids, case.experts, case.tile_tokens, case.expert_map())
+    routing = case.routing(ids)
     y = torch.full((*routing.slots.shape, h), math.nan)
     rows = routing.rows[routing.rows >= 0].long()
     y.view(-1, h)[rows] = torch.randn(len(rows), h)

@@ -28,7 +28,7 @@ SCALE = torch.tensor(0.004)
 
 def routed(case: RoutingCase, k: int, dtype: torch.dtype = BF16) -> tuple[Tensor, Routing]:
     """Tokens, NaN where no expert of this rank asks for one."""
-    routing = moe_route(case.topk_ids(), case.experts, case.tile_tokens, case.expert_map())
+    routing = case.routing(case.topk_ids())
     x = torch.randn(case.tokens, k).to(dtype)
     x[(routing.rows < 0).all(1)] = math.nan
     return x, routing

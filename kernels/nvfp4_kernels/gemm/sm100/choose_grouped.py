@@ -170,6 +170,24 @@ def choose_tile_tokens(
     n: int,
     k: int,
     weights: int = 2,
+    sms: int = SMS,
 ) -> int:
-    """Rows of the tiles that both products of a layer take."""
+    """Rows of the tiles that both products of a layer take.
+
+    As many as an expert that is reached gets: tiles of 8, 16 and 32 cost alike, and fuller ones
+    read weights less often.
+
+    Args:
+        tokens: M.
+        top_k: slots of each of them.
+        experts: that this rank holds.
+        global_experts: of all ranks.
+        n: width between the products.
+        k: width of the layer's input and result.
+        weights: of the first product, for each expert.
+        sms: of the device.
+
+    Returns:
+        One of ``TILE_TOKENS``.
+    """
     return tile_tokens_of(tokens, top_k, global_experts)

@@ -8,7 +8,8 @@ from cutlass import Array, Float32, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.activation import SILU, Activation
-from nvfp4_kernels.device.math import gelu, gelu_tanh, relu2, sigmoid, silu, silu_pair
+from nvfp4_kernels.device.activation import function, limited
+from nvfp4_kernels.device.math import silu_pair
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.result import OutputTensor
 from nvfp4_kernels.gemm.sm100.scheduler import TileCoord
@@ -157,16 +158,9 @@ class Scaling:
 
 def _gated(gates: list[Float32], ups: list[Float32], activation: Activation) -> list[Float32]:
     """``Activation.gated`` of a thread's values."""
-    if activation.limit is not None:
-        gates = [cute.arch.fmin(gate, activation.limit, nan=True) for gate in gates]
-        ups = [_within(up, activation.limit) for up in ups]
-    if activation.beta:
-        ups = [up + activation.beta for up in ups]
-    return [gate * up for gate, up in zip(_activated(gates, activation), ups, strict=True)]
-
-
-def _within(value: Float32, limit: float) -> Float32:
-    return cute.arch.fmax(cute.arch.fmin(value, limit, nan=True), -limit, nan=True)
+    pairs = [limited([*pair], activation) for pair in zip(gates, ups, strict=True)]
+    held = _activated([gate for gate, _ in pairs], activation)
+    return [gate * up for gate, (_, up) in zip(held, pairs, strict=True)]
 
 
 def _activated(values: list[Float32], activation: Activation | None) -> list[Float32]:
@@ -176,7 +170,4 @@ def _activated(values: list[Float32], activation: Activation | None) -> list[Flo
     if activation.name == "silu" and len(values) % 2 == 0:
         pairs = zip(values[::2], values[1::2], strict=True)
         return [Float32(value) for pair in pairs for value in silu_pair(*pair)]
-    if activation.name == "swigluoai_uninterleave":
-        return [value * sigmoid(activation.alpha * value) for value in values]
-    function = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2}
-    return [function[activation.name](value) for value in values]
+    return [function(value, activation) for value in values]

@@ -13,13 +13,14 @@ from cutlass import Array, Float32, Int32, Int64, Vector
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
-from nvfp4_kernels.device.math import silu
+from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.device.activation import activated
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm90.dequantize import UNSCALE
 from nvfp4_kernels.gemm.sm90.exchange import Exchange
-from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord
+from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord, matrix
 from nvfp4_kernels.gemm.sm90.split_k import SplitK
 from nvfp4_kernels.gemm.sm90.tile import BARRIER, PITCH, EpilogueConfig, Tile
 from nvfp4_kernels.sm90.limits import WARPGROUP
@@ -32,7 +33,8 @@ class ScalingOperands:
     """Factors and bias in global memory.
 
     Attributes:
-        alpha: float32 [shards]: of the weight's rows, or of each product of a pair.
+        alpha: float32 [shards]: of the weight's rows, or of each product of a pair; of grouped
+            tiles [experts, products].
         ends: where each shard but the last ends, along the weight's rows.
         bias: [n].
     """
@@ -101,7 +103,7 @@ class Epilogue:
         leader = thread == 0
         first = self._first_row(coord, group)
         upper = first + warp * 16 + lane // 4
-        rows = [self._row(factors, result, upper), self._row(factors, result, upper + 8)]
+        rows = [self._row(factors, result, coord, upper + at) for at in (0, 8)]
         for start in cutlass.range_constexpr(0, tile.own_tokens, box):
             slot = scratch.subview((group * SLOTS + start // box % SLOTS) * (box * TILE))
             if leader:
@@ -168,7 +170,7 @@ class Epilogue:
             self._sync(group)
             column = self._first_row(coord, group) + row
             if column < result.n:
-                scales, bias = self._row(factors, result, column)
+                scales, bias = self._row(factors, result, coord, column)
                 for turn in cutlass.range(chunk // 2, unroll=1):
                     token = turn * 2 + thread // TILE
                     at = self._first_token(coord, group) + start + token
@@ -197,7 +199,7 @@ class Epilogue:
         row = thread % tile.split_rows
         column = coord.rows * tile.rows + state.rank * tile.split_rows + row
         inside = column < result.n
-        scales, bias = self._row(factors, result, cutlass.min(column, result.n - 1))
+        scales, bias = self._row(factors, result, coord, cutlass.min(column, result.n - 1))
         split.wait()
         if inside:
             for turn in cutlass.range_constexpr(-(-tile.tokens * tile.split_rows // threads)):
@@ -237,12 +239,15 @@ class Epilogue:
 
     @cute.jit
     def _row(
-        self, factors: ScalingOperands, result: OutputTensor, row: Int32
+        self, factors: ScalingOperands, result: OutputTensor, coord: TileCoord, row: Int32
     ) -> tuple[list[Float32], Float32]:
         """A row's factor for each product, and its bias."""
         alpha = Array(factors.alpha, shape=(1,))
         bias = Float32(0.0)
-        if cutlass.const_expr(self.tile.weights == 2):
+        if cutlass.const_expr(self.tile.grouped):
+            tile = self.tile
+            scales = [alpha.load(matrix(tile, coord, w)) * UNSCALE for w in range(tile.weights)]
+        elif cutlass.const_expr(self.tile.weights == 2):
             scales = [alpha.load(0) * UNSCALE, alpha.load(1) * UNSCALE]
         else:
             shard = Int32(0)
@@ -263,7 +268,9 @@ class Epilogue:
     def _finished(self, parts: list[Float32], scales: list[Float32], bias: Float32) -> Float32:
         values = [part * scale for part, scale in zip(parts, scales, strict=True)]
         if self.tile.weights == 2:
-            return silu(values[0]) * values[1]
+            return activated(values, self.output.activation or SILU)
+        if self.output.activation is not None:
+            return activated(values, self.output.activation)
         return values[0] + bias if self.output.bias else values[0]
 
     # --- meeting ------------------------------------------------------------------------------

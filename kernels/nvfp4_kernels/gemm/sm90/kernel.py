@@ -10,7 +10,7 @@ Each arrow is an mbarrier per stage; the roles say who arrives.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass
@@ -50,6 +50,8 @@ class GemmArguments(NamedTuple):
         alpha, bias, shard_ends: see ``ScalingOperands``.
         m, n, k: sizes.
         sms: to launch on, at the most.
+        groups: of grouped tiles, see ``SchedulerState``. Then w1 and sfw1 are stacks of weights,
+            gate and up of an expert side by side, and alpha has a factor for each of them.
     """
 
     x: cute.Pointer
@@ -65,6 +67,7 @@ class GemmArguments(NamedTuple):
     k: Int32
     sms: Int32
     shard_ends: ShardEnds
+    groups: cute.Pointer = None
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,10 @@ class WeightOnlyGemm:
     def signature(self) -> tuple[GemmArguments]:
         """One example of ``__call__``'s bundle of arguments."""
         act, out = TYPES[self.output.act], TYPES[self.output.dtype]
-        weights = dict.fromkeys(("w1", "sfw1", "w2", "sfw2"), Uint8)
+        weights: dict[str, Any] = dict.fromkeys(("w1", "sfw1", "w2", "sfw2"), Uint8)
         scaling = {"alpha": Float32, "bias": TYPES.get(self.output.bias, Float32)}
-        return (example(GemmArguments, {"x": act, "out": out, **weights, **scaling}),)
+        types = {"x": act, "out": out, **weights, **scaling, "groups": Int32}
+        return (example(GemmArguments, types),)
 
     @property
     def unread(self) -> list[str]:
@@ -91,7 +95,8 @@ class WeightOnlyGemm:
         output = self.output
         return [
             *("x", "sms"),
-            *(("w2", "sfw2") if self.tile.weights == 1 else ()),
+            *(("w2", "sfw2") if self.tile.weights == 1 or self.tile.grouped else ()),
+            *(("groups",) if not self.tile.grouped else ()),
             *(("out",) if output.boxes else ()),
             *(("bias",) if not output.bias else ()),
             *(("shard_ends",) if output.shards == 1 else ()),
@@ -156,7 +161,9 @@ class WeightOnlyGemm:
         split.start()
         ptx.barrier_cta_sync()
 
-        state = scheduler_state(tile, raster, arguments.k, rank)
+        if cutlass.const_expr(not tile.knows_weights):
+            ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        state = scheduler_state(tile, raster, arguments.groups, arguments.k, rank)
         if group == tile.warpgroups:
             if cutlass.const_expr(tile.reallocates_registers):
                 ptx.setmaxregister(LOAD_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
@@ -164,7 +171,7 @@ class WeightOnlyGemm:
                 weights = [
                     Weight(arguments.w1, arguments.sfw1),
                     Weight(arguments.w2, arguments.sfw2),
-                ][: tile.weights]
+                ][: 1 if tile.grouped else tile.weights]
                 loader.run(token_map, weights, ring, state, arguments.n, arguments.k)
             split.join_cluster_barriers()
         else:
@@ -177,6 +184,9 @@ class WeightOnlyGemm:
                 sums = mma.run(ring, state, index, group)
                 epilogue.run(sums, factors, result, scratch, coord, state, group)
             epilogue.finish()
+            if cutlass.const_expr(tile.grouped):
+                if state.num_tiles == 0:
+                    split.join_cluster_barriers()
 
     def _ring(self) -> Ring:
         tile, stages = self.tile, self.stages

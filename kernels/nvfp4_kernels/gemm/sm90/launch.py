@@ -1,6 +1,7 @@
 """Launches of the weight-only GEMM on sm_90: ``gemm`` and ``silu_mul_gemm``."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -97,9 +98,8 @@ def product(
         return out
     if k == 0:
         raise InvalidArgument("a: K is 0, must be at least 16; there is nothing to multiply")
-    output = EpilogueConfig(
-        act=dtype_name(a.dtype),  # type: ignore[arg-type]
-        dtype=dtype_name(out_dtype),  # type: ignore[arg-type]
+    output = replace(
+        epilogue(a.dtype, out_dtype),
         shards=len(shard_sizes) if len(weights) == 1 else 1,
         bias=dtype_name(bias.dtype) if bias is not None else "",
     )
@@ -123,3 +123,8 @@ def product(
     )
     launch(kernel, arguments)
     return out
+
+
+def epilogue(act: torch.dtype, out: torch.dtype) -> EpilogueConfig:
+    """Epilogue of activations and a result of these dtypes."""
+    return EpilogueConfig(act=dtype_name(act), dtype=dtype_name(out))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.fragments import TILE
-from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord, tile_coord
+from nvfp4_kernels.gemm.sm90.scheduler import SchedulerState, TileCoord, matrix, tile_coord
 from nvfp4_kernels.gemm.sm90.tile import DATA_BYTES, SCALE_BYTES, SLICED_TOKENS, Tile
 from nvfp4_kernels.sm90.limits import ROW_BYTES, WARPGROUP, ActDtype
 
@@ -20,7 +20,7 @@ EVICT_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight in fragments, in global memory."""
+    """One weight in fragments, or a stack of them, in global memory."""
 
     data: cute.Pointer
     scales: cute.Pointer
@@ -87,15 +87,9 @@ class TmaLoader:
     ) -> None:
         """Load all tiles."""
         stages = self.stages
-        # Weights are settled: they may come while the kernel before this one still runs.
-        ahead = cutlass.min(state.steps, stages)
-        coord = tile_coord(state, Int32(0))
-        ptx.prefetch_tensormap(token_map.get_ptr())
-        for step in cutlass.range(ahead, unroll=1):
-            self._load_weights(weights, ring, coord, state.first_k_step + step, step, n, k)
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        for step in cutlass.range(ahead, unroll=1):
-            self._load_tokens(token_map, ring, coord, state.first_k_step + step, step)
+        ahead = Int32(0)
+        if cutlass.const_expr(self.tile.knows_weights):
+            ahead = self._load_ahead(token_map, weights, ring, state, n, k)
         # The next kernel may start as soon as there is room for it. Not before this one has waited:
         # what ran earlier is then complete, and it may read that without waiting.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
@@ -108,6 +102,32 @@ class TmaLoader:
                     wait(ring.empty.subview(stage), count // stages - 1)
                     self._load_weights(weights, ring, coord, state.first_k_step + step, stage, n, k)
                     self._load_tokens(token_map, ring, coord, state.first_k_step + step, stage)
+
+    @cute.jit
+    def _load_ahead(
+        self,
+        token_map: TensorMap,
+        weights: list[Weight],
+        ring: Ring,
+        state: SchedulerState,
+        n: Int32,
+        k: Int32,
+    ) -> Int32:
+        """Fill the ring, waiting for the kernel before between weights and tokens; return steps.
+
+        Weights are settled: they may come while the kernel before this one still runs.
+        """
+        ahead = cutlass.min(state.steps, self.stages)
+        if cutlass.const_expr(self.tile.grouped):
+            ahead = cutlass.min(ahead, ahead * state.num_tiles)
+        coord = tile_coord(state, Int32(0))
+        ptx.prefetch_tensormap(token_map.get_ptr())
+        for step in cutlass.range(ahead, unroll=1):
+            self._load_weights(weights, ring, coord, state.first_k_step + step, step, n, k)
+        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        for step in cutlass.range(ahead, unroll=1):
+            self._load_tokens(token_map, ring, coord, state.first_k_step + step, step)
+        return ahead
 
     @cute.jit
     def _load_weights(
@@ -132,7 +152,7 @@ class TmaLoader:
 
     def _weight(self, weights: list[Weight], operand: int) -> Weight:
         """Weight that an operand's tile comes from: gate and up alternate."""
-        return weights[operand % self.tile.weights]
+        return weights[operand % len(weights)]
 
     def _first(self, coord: TileCoord, step: Int32, operand: int, n: Int32, k: Int32) -> Int64:
         """Number of an operand's first tile in its weight."""
@@ -140,7 +160,10 @@ class TmaLoader:
         row = coord.rows * (tile.rows // TILE) + operand // tile.weights
         # Beyond the last row there is nothing: what comes instead is not stored.
         row = cutlass.min(row, cute.ceil_div(n, TILE) - 1)
-        return Int64(row) * cute.ceil_div(k, TILE) + step * tile.k_tiles
+        rows = Int64(row)
+        if tile.grouped:
+            rows += Int64(matrix(tile, coord, operand)) * cute.ceil_div(n, TILE)
+        return rows * cute.ceil_div(k, TILE) + step * tile.k_tiles
 
     def _copy(
         self, source: cute.Pointer, first: Int64, ring: Array, target: Int32, full: Array, size: int

@@ -1,12 +1,17 @@
-"""Tile scheduler: which tiles a cluster computes, in which order, and which part of K."""
+"""Tile scheduler: which tiles a cluster computes, in which order, and which part of K.
+
+Of grouped tiles the count, and the expert that each tile of tokens belongs to, come from the
+device, as ``nvfp4_kernels.routing`` has them.
+"""
 
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Array, Int32
 
 from nvfp4_kernels.fragments import TILE
+from nvfp4_kernels.gemm.sm90.tile import Tile
 
 # Tiles of tokens that are taken together: they stay in L2 while the weights pass by.
 GROUP = 8
@@ -22,10 +27,11 @@ class RasterOrder:
 
 @dataclass(frozen=True)
 class TileCoord:
-    """A tile: index of its block of rows, and of its tokens."""
+    """A tile: index of its block of rows, of its tokens, and of its expert's weights."""
 
     rows: Int32
     tokens: Int32
+    expert: Int32
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class SchedulerState:
         raster: of all tiles.
         rank: of this CTA in its cluster.
         first_k_step, steps: of K, the part that this CTA adds up, in stages.
+        groups: of grouped tiles, int32 [1 + tiles]: how many are in use, and the expert of each.
     """
 
     first: Int32
@@ -47,13 +54,20 @@ class SchedulerState:
     rank: Int32
     first_k_step: Int32
     steps: Int32
+    groups: cute.Pointer | None
 
 
 @cute.jit
 def scheduler_state(
-    tile: cutlass.Constexpr, raster: RasterOrder, k: Int32, rank: Int32
+    tile: cutlass.Constexpr,
+    raster: RasterOrder,
+    groups: cute.Pointer | None,
+    k: Int32,
+    rank: Int32,
 ) -> SchedulerState:
-    """This CTA's ``SchedulerState``."""
+    """This CTA's ``SchedulerState``; of grouped tiles it has none, or fewer, as ``groups`` says."""
+    if cutlass.const_expr(tile.grouped):
+        raster = RasterOrder(rows=raster.rows, tokens=Array(groups, shape=(1,)).load(0))
     steps = cute.ceil_div(k, TILE * tile.k_tiles)
     part = rank if tile.split_k > 1 else Int32(0)
     first_k_step = part * steps // tile.split_k
@@ -69,6 +83,7 @@ def scheduler_state(
         rank=rank,
         first_k_step=first_k_step,
         steps=last_step - first_k_step,
+        groups=groups,
     )
 
 
@@ -84,4 +99,14 @@ def tile_coord(state: SchedulerState, index: Int32) -> TileCoord:
         width = cutlass.min(Int32(GROUP), raster.tokens - group * GROUP)
         rows = number // width
         tokens = group * GROUP + number - rows * width
-    return TileCoord(rows=rows, tokens=tokens)
+    expert = Int32(0)
+    if cutlass.const_expr(state.groups is not None):
+        # Beyond the tiles in use nothing is written, the experts of such tiles neither.
+        if index < state.num_tiles:
+            expert = Array(state.groups, shape=(1,)).load(1 + tokens)
+    return TileCoord(rows=rows, tokens=tokens, expert=expert)
+
+
+def matrix(tile: Tile, coord: TileCoord, product: int) -> Int32:
+    """Number of a product's weight in a stack of experts: gate and up of an expert alternate."""
+    return coord.expert * tile.weights + product % tile.weights

@@ -59,7 +59,10 @@ class SplitK:
             ptx.barrier_cta_sync(BARRIER, thread_count=tile.warpgroups * WARPGROUP)
 
     def join_cluster_barriers(self) -> None:
-        """Take part in the cluster's barriers from the load warp, after its role."""
+        """Take part in the cluster's barriers: the load warp, after its role, and who has no tile.
+
+        All CTAs of a cluster have a tile, or none has.
+        """
         if self.tile.split_k > 1:
             ptx.barrier_cluster_wait()
             ptx.barrier_cluster_arrive()

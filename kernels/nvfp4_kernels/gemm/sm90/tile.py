@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.fragments import TILE
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.sm90.limits import (
@@ -46,6 +47,10 @@ class Tile:
         ctas_per_sm: that shall fit.
         max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
         weight_per_warpgroup: whether each of two warpgroups takes one weight of gate and up.
+        grouped: whether each tile of tokens has an expert of its own, of a stack of weights; how
+            many tiles there are is read on the device.
+        routed_before: of grouped tiles, whether tokens were routed before the launch before this
+            one began. Then this one reads whose tiles they are, and loads weights, before it waits.
     """
 
     tokens: int
@@ -57,6 +62,8 @@ class Tile:
     ctas_per_sm: int = 1
     max_stages: int = MAX_STAGES
     weight_per_warpgroup: bool = False
+    grouped: bool = False
+    routed_before: bool = False
 
     def __post_init__(self) -> None:
         assert self.tokens in range(8, 257, 8), self.tokens
@@ -68,6 +75,7 @@ class Tile:
             assert self.weights == self.warpgroups == 2, "one weight for each warpgroup"
             assert self.split_k == 1
             assert self.own_tokens % 16 == 0, self.tokens
+        assert self.grouped or not self.routed_before
 
     @property
     def sides(self) -> int:
@@ -125,6 +133,11 @@ class Tile:
         return self.tokens <= FEW_TOKENS or self.slices > 1
 
     @property
+    def knows_weights(self) -> bool:
+        """Whether it is known which weights to load before the launch before has ended."""
+        return not self.grouped or self.routed_before
+
+    @property
     def reallocates_registers(self) -> bool:
         """Whether the load warp comes with three idle ones, whose registers the others take."""
         return self.columns >= 192
@@ -158,6 +171,7 @@ class EpilogueConfig:
         boxes: whether it leaves in boxes, by TMA; else element by element, for any N.
         shards: factors ``alpha`` along the weight's rows.
         bias: dtype of the bias, "" for none.
+        activation: of grouped tiles; without them a pair has SiLU, a single weight none.
     """
 
     act: ActDtype = "bfloat16"
@@ -165,6 +179,7 @@ class EpilogueConfig:
     boxes: bool = False
     shards: int = 1
     bias: str = ""
+    activation: Activation | None = None
 
     def __post_init__(self) -> None:
         assert 1 <= self.shards <= MAX_SHARDS

@@ -1,0 +1,124 @@
+"""Launches of the weight-only GEMM on sm_90: ``grouped_gemm`` and ``grouped_silu_mul_gemm``."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.activation import Activation
+from nvfp4_kernels.checks import check_layout
+from nvfp4_kernels.compile import launch
+from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.fragments import Fragments
+from nvfp4_kernels.gemm.shards import shard_ends
+from nvfp4_kernels.gemm.sm90.choose_grouped import GroupedProblem, choose_grouped_config
+from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
+from nvfp4_kernels.gemm.sm90.launch import epilogue
+
+
+def grouped_gemm(
+    a: Tensor,
+    a_scales: None,
+    groups: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    row_scale: None,
+    n: int,
+    out_global_scale: None,
+    activation: Activation | None,
+    out_dtype: torch.dtype,
+    terms: int = 1,
+    out_terms: int = 1,
+    routed_before: bool = False,
+) -> tuple[Tensor, None]:
+    """See ``nvfp4_kernels.grouped_gemm.op``; the weights are in fragments.
+
+    ``routed_before``: see ``grouped_product``; of a layer's second product.
+    """
+    weights = Fragments(b, b_scales)
+    return grouped_product(
+        a, groups, weights, alpha, n, activation, out_dtype, routed_before=routed_before
+    ), None
+
+
+def grouped_silu_mul_gemm(
+    a: Tensor,
+    a_scales: None,
+    groups: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    alpha: Tensor,
+    row_scale: None,
+    n: int,
+    out_global_scale: None,
+    activation: Activation,
+    out_dtype: torch.dtype,
+    terms: int = 1,
+    out_terms: int = 1,
+) -> tuple[Tensor, None]:
+    """See ``nvfp4_kernels.grouped_silu_mul_gemm.op``; the weights are in fragments."""
+    weights = Fragments(b, b_scales)
+    return grouped_product(a, groups, weights, alpha, n, activation, out_dtype), None
+
+
+def grouped_product(
+    a: Tensor,
+    groups: Tensor,
+    weights: Fragments,
+    alpha: Tensor,
+    n: int,
+    activation: Activation | None,
+    out_dtype: torch.dtype,
+    *,
+    routed_before: bool = False,
+) -> Tensor:
+    """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
+
+    Args:
+        a: bfloat16 or float16 ``(tiles, T, K)``.
+        groups: int32 ``(1 + tiles,)``, see ``Routing``.
+        weights: of all experts, one or gate and up of each; ``settled`` before.
+        alpha: float32 ``(experts,)`` or ``(experts, 2)``, which says whether they come in pairs.
+        n: rows of each weight.
+        activation: of the result, or None.
+        out_dtype: bfloat16, float16 or float32.
+        routed_before: whether ``groups`` was complete before the launch before this one began, as
+            that of a layer's second product is, whose first product was routed already. Weights
+            are then loaded before that launch has ended. Wrong is undefined behaviour.
+
+    Returns:
+        ``(tiles, T, n)``; tiles that are not in use are not written.
+
+    Raises:
+        InvalidArgument: an operand is not contiguous or not aligned.
+    """
+    named = {"a": a, "groups": groups, "b": weights.data, "b_scales": weights.scales}
+    for name, tensor in (named | {"alpha": alpha}).items():
+        check_layout(name, tensor)
+    (tiles, tokens, k), experts = a.shape, alpha.shape[0]
+    out = a.new_empty((tiles, tokens, n), dtype=out_dtype)
+    if out.numel() == 0 or experts == 0:
+        return out
+    output = replace(epilogue(a.dtype, out_dtype), activation=activation)
+    problem = GroupedProblem(tiles, tokens, experts, n, k, alpha[0].numel())
+    sms = multiprocessors(a.device)
+    tile, output = choose_grouped_config(problem, output, sms)
+    arguments = GemmArguments(
+        x=a,
+        w1=weights.data,
+        sfw1=weights.scales,
+        w2=None,
+        sfw2=None,
+        out=out,
+        alpha=alpha,
+        bias=None,
+        m=tiles * tokens,
+        n=n,
+        k=k,
+        sms=sms,
+        shard_ends=shard_ends([n]),
+        groups=groups,
+    )
+    launch(WeightOnlyGemm(replace(tile, routed_before=routed_before), output), arguments)
+    return out

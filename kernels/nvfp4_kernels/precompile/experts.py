@@ -1,0 +1,111 @@
+"""Kernels that a layer of experts needs, for any number of tokens. No CuTe in here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from nvfp4_kernels.activation import Activation
+from nvfp4_kernels.gemm.sm90 import choose_grouped as sm90
+from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig as EpilogueSm90
+from nvfp4_kernels.gemm.sm100 import choose_grouped as sm100
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig as EpilogueSm100
+from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, tile_tokens
+from nvfp4_kernels.precompile.linear_sm90 import weight_only_spec
+from nvfp4_kernels.precompile.linear_sm100 import product_spec
+from nvfp4_kernels.precompile.model import Dtype
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.routing import max_tiles
+from nvfp4_kernels.terms import TermLayout
+
+Inputs = Literal["static", "per-token", "16-bit"]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A layer of experts on one GPU, all that its kernels depend on but for the tokens.
+
+    Attributes:
+        sizes: of the experts.
+        top_k: slots of a token.
+        activation: between the products.
+        dtype: of tokens and results.
+        inputs: how the products' inputs are quantised; on sm_90 they are in 16 bits.
+        terms: how many NVFP4 values add up to each of them.
+    """
+
+    sizes: ExpertSizes
+    top_k: int
+    activation: Activation
+    dtype: Dtype
+    inputs: Inputs
+    terms: int = 1
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    """One product of a batch: by how many tiles of how many tokens, and of which weights."""
+
+    tiles: int
+    tile_tokens: int
+    n: int
+    k: int
+    weights: int
+    is_first: bool
+
+
+def experts_kernels(
+    experts: Experts, family: str, *, max_tokens: int, sms: int
+) -> dict[KernelSpec, list[str]]:
+    """Every kernel of a layer of experts, with the part of it that it serves.
+
+    Args:
+        experts: the layer.
+        family: of the GPU's architecture: ``"sm_90"`` or ``"sm_100"``.
+        max_tokens: of a batch, at the most; all numbers from 1 on are covered.
+        sms: of the GPU.
+    """
+    spec = {"sm_90": _spec_sm90, "sm_100": _spec_sm100}[family]
+    found: dict[KernelSpec, list[str]] = {}
+    for product in dict.fromkeys(_products(experts, family, max_tokens, sms)):
+        users = found.setdefault(spec(experts, product, sms), [])
+        name = "w13" if product.is_first else "w2"
+        if name not in users:
+            users.append(name)
+    return found
+
+
+def _products(experts: Experts, family: str, max_tokens: int, sms: int) -> Iterator[_Grouped]:
+    h, i, held, _, gated = sizes = experts.sizes
+    for tokens in range(1, max_tokens + 1):
+        rows = tile_tokens(family, tokens, experts.top_k, sizes, sms)
+        tiles = max_tiles(tokens * experts.top_k, held, rows)
+        yield _Grouped(tiles, rows, i, h, 1 + gated, is_first=True)
+        yield _Grouped(tiles, rows, h, i, 1, is_first=False)
+
+
+def _spec_sm90(experts: Experts, product: _Grouped, sms: int) -> KernelSpec:
+    activation = experts.activation if product.is_first else None
+    output = EpilogueSm90(act=experts.dtype, dtype=experts.dtype, activation=activation)
+    problem = sm90.GroupedProblem(
+        product.tiles, product.tile_tokens, experts.sizes.held, product.n, product.k,
+        product.weights,
+    )  # fmt: skip
+    tile, output = sm90.choose_grouped_config(problem, output, sms)
+    tile = replace(tile, routed_before=not product.is_first)
+    return weight_only_spec("grouped_gemm", tile, output)
+
+
+def _spec_sm100(experts: Experts, product: _Grouped, sms: int) -> KernelSpec:
+    to_nvfp4 = product.is_first and experts.inputs == "static"
+    output = EpilogueSm100(
+        "nvfp4" if to_nvfp4 else experts.dtype,
+        row_scale=experts.inputs == "per-token",
+        terms=TermLayout.of(experts.terms if to_nvfp4 else 1, product.tile_tokens),
+        activation=experts.activation if product.is_first else None,
+    )
+    problem = sm100.GroupedProblem(
+        product.tile_tokens, product.n, product.k, product.tiles, experts.sizes.held,
+        product.weights, experts.terms,
+    )  # fmt: skip
+    tile, output = sm100.choose_grouped(problem, output, sms)
+    return product_spec("grouped_gemm", replace(tile, routed_before=not product.is_first), output)

@@ -1,0 +1,190 @@
+"""The modelled time of both products of a mixture of experts on an H200, beside the least there is.
+
+    python -m tests.modelled.grouped_sm90                       Qwen3-30B, 1 to 256 tokens
+    python -m tests.modelled.grouped_sm90 --tokens 64 --tile-tokens 16
+
+Tokens choose experts alike. The tiles of the busiest SM run in the emulator, each of an expert of
+its own; the time model makes the grid of them, and a chain of layers with weights of their own:
+each launch starts while the one before ends. Routing, gathering and summing are left out. Nothing
+here was measured.
+"""
+
+import argparse
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tests.emulator.timing import chain
+from tests.modelled.layer import MEASURED_H200, layers
+from tests.modelled.layer_sm90 import ELEMENT
+from tests.modelled.traces import Traced, Tracer, operand
+
+if TYPE_CHECKING:
+    from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
+
+TOKENS = (1, 8, 64, 256)
+WEIGHT_BYTES = 0.5 + 1 / 16  # of an element, with its share of the scale
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A layer's experts, of which each token takes ``top_k``.
+
+    Attributes:
+        hidden: width of the layer's input and result.
+        inner: width between the products.
+    """
+
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+
+    def used(self, tokens: int, tile_tokens: int) -> float:
+        """Tiles of ``tile_tokens`` that are in use on average; of one token, experts hit."""
+        p = self.top_k / self.experts
+        chances = (math.comb(tokens, c) * p**c * (1 - p) ** (tokens - c) for c in range(tokens + 1))
+        return self.experts * sum(
+            chance * math.ceil(count / tile_tokens) for count, chance in enumerate(chances)
+        )
+
+    def weight_bytes(self, tokens: int, weights: int) -> float:
+        """Bytes that a product reads of the weights of experts that tokens hit."""
+        hit = self.used(tokens, tokens)
+        return hit * weights * self.hidden * self.inner * WEIGHT_BYTES
+
+
+QWEN3_30B = Experts(experts=128, top_k=8, hidden=2048, inner=768)
+
+
+class GroupedSm90:
+    """Launches of one layer's experts at one number of tokens.
+
+    Args:
+        tracer: for ``"sm_90"``.
+        shape: of the experts.
+        tokens: M.
+        tile_tokens: of a tile; 0: what the chooser takes.
+    """
+
+    def __init__(self, tracer: Tracer, shape: Experts, tokens: int, tile_tokens: int = 0) -> None:
+        from nvfp4_kernels.gemm.sm90.choose_grouped import choose_tile_tokens
+
+        self._tracer = tracer
+        self._shape = shape
+        self._tokens = tokens
+        experts, top_k = shape.experts, shape.top_k
+        self.tile_tokens = tile_tokens or choose_tile_tokens(
+            tokens, top_k, experts, experts, shape.inner, shape.hidden
+        )
+
+    def config(self, weights: int) -> "tuple[Tile, EpilogueConfig]":
+        """What the chooser takes for the first product, of two weights, or for the second."""
+        from nvfp4_kernels.activation import SILU
+        from nvfp4_kernels.gemm.sm90.choose_grouped import GroupedProblem, choose_grouped_config
+        from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
+        from nvfp4_kernels.routing import max_tiles
+
+        shape = self._shape
+        slots = self._tokens * shape.top_k
+        tiles = max_tiles(slots, shape.experts, self.tile_tokens)
+        n, k = (shape.inner, shape.hidden) if weights == 2 else (shape.hidden, shape.inner)
+        problem = GroupedProblem(tiles, self.tile_tokens, shape.experts, n, k, weights)
+        output = EpilogueConfig(activation=SILU if weights == 2 else None)
+        tile, output = choose_grouped_config(problem, output)
+        # Routing is the first product's prerequisite, and settled before the second's.
+        return replace(tile, routed_before=weights == 1), output
+
+    def product(self, weights: int) -> Traced:
+        """The first product, of two weights, or the second."""
+        import torch
+
+        from nvfp4_kernels.compile import launch
+        from nvfp4_kernels.fragments import fragment_shapes
+        from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
+        from nvfp4_kernels.gemm.sm90.tile import SLICED_TOKENS
+        from nvfp4_kernels.sm90.limits import SMS
+
+        tile, output = self.config(weights)
+        shape = self._shape
+        n, k = (shape.inner, shape.hidden) if weights == 2 else (shape.hidden, shape.inner)
+        used = self._shape.used(self._tokens, tile.tokens)
+        total = used * math.ceil(n / tile.rows)
+        # Persistent CTAs share the tiles of their SM; those with parts have one each.
+        clusters, count = math.ceil(total), 1
+        if tile.parts == 1:
+            clusters = min(clusters, SMS * tile.ctas_per_sm)
+            count = math.ceil(total / SMS) if clusters > SMS else 1
+        x = torch.zeros(count, tile.tokens, k, dtype=torch.bfloat16)
+        out = torch.zeros(count, tile.tokens, tile.rows, dtype=torch.bfloat16)
+        data, scales = (
+            torch.zeros(count, weights, *each, dtype=torch.uint8)
+            for each in fragment_shapes(tile.rows, k)
+        )
+        groups = torch.tensor([count, *range(count)], dtype=torch.int32)
+        arguments = GemmArguments(
+            x=x,
+            w1=data,
+            sfw1=scales,
+            w2=None,
+            sfw2=None,
+            out=out,
+            alpha=torch.ones(count, weights),
+            bias=None,
+            m=count * tile.tokens,
+            n=tile.rows,
+            k=k,
+            sms=1,
+            shard_ends=(0,) * 7,
+            groups=groups,
+        )
+        traced, registers = self._tracer.run(
+            lambda: launch(WeightOnlyGemm(tile, output), arguments)
+        )
+        read, written = ("x", "h") if weights == 2 else ("h", "y")
+        weight = shape.weight_bytes(self._tokens, weights)
+        streamed = tile.tokens <= SLICED_TOKENS  # the loader's hint
+        tokens = used * tile.tokens * ELEMENT
+        operands = (
+            operand(read, x, tokens * k),
+            operand(f"weights {weights}", data, weight * 8 / 9, streamed),
+            operand(f"scales {weights}", scales, weight / 9, streamed),
+            operand(f"groups {weights}", groups, 4 + 4 * used),
+        )
+        return Traced(traced, clusters, operands, {written: tokens * n}, registers)
+
+
+def described(tile: "Tile") -> str:
+    """A tile's shape in words."""
+    parts = f", {tile.slices} slices" if tile.slices > 1 else ""
+    return f"{tile.rows} rows{parts}, {tile.k_tiles} K tiles, {tile.ctas_per_sm} to an SM"
+
+
+def main() -> None:
+    """Print a line for each number of tokens."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--tile-tokens", type=int, default=0, help="the chooser's where not given")
+    given = parser.parse_args()
+    tracer, p = Tracer("sm_90"), MEASURED_H200
+    for tokens in given.tokens:
+        start = time.monotonic()
+        layer = GroupedSm90(tracer, QWEN3_30B, tokens, given.tile_tokens)
+        products = [layer.product(weights) for weights in (2, 1)]
+        alone = [chain(layers([each], 3), p).period(1) for each in products]
+        both = chain(layers(products, 2), p).period(2)
+        least = [
+            QWEN3_30B.weight_bytes(tokens, weights) / (p.hbm_bandwidth * 1e6) for weights in (2, 1)
+        ]
+        words = [described(layer.config(weights)[0]) for weights in (2, 1)]
+        print(
+            f"{tokens} tokens, tiles of {layer.tile_tokens}, µs: gate and up {alone[0]:.1f} "
+            f"({words[0]}), down {alone[1]:.1f} ({words[1]}), both {both:.1f}, "
+            f"least {sum(least):.1f} [{time.monotonic() - start:.0f} s]",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

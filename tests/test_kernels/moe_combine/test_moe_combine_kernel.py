@@ -1,0 +1,143 @@
+"""``moe_combine`` on GPUs: bit for bit the reference."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import InvalidArgument, moe_combine
+from nvfp4_kernels.moe_combine import reference
+from nvfp4_kernels.moe_combine.choose import MAX_THREADS, choose_config
+from tests import devices
+from tests.emulator import EAGER, STANDARD
+from tests.test_kernels.bits import check_equal
+from tests.test_kernels.moe_combine.test_moe_combine import combine_arguments
+from tests.test_kernels.routing_cases import CASES, RoutingCase
+from tests.test_kernels.rowwise.row_cases import EVERY_SCHEDULE
+
+pytestmark = pytest.mark.schedules("random 1")
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BOTH_ARCHS = pytest.mark.parametrize(
+    "arch", [pytest.param(a, marks=pytest.mark.arch(a)) for a in ("sm_90", "sm_100")]
+)
+
+
+def check(
+    y: Tensor, rows: Tensor, weights: Tensor | None, out_dtype: torch.dtype, device: torch.device
+) -> None:
+    expected = reference.moe_combine(y, rows, weights, out_dtype)
+    given = (x if x is None else x.to(device) for x in (y, rows, weights))
+    check_equal([moe_combine(*given, out_dtype)], [expected])
+
+
+@BOTH_ARCHS
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_cases(case: RoutingCase, arch: str, op_device: torch.device) -> None:
+    check(*combine_arguments(case, 48), BF16, op_device)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 8, 10, 32])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_slots_and_dtypes(top_k: int, dtype: torch.dtype, op_device: torch.device) -> None:
+    y, rows, weights = combine_arguments(RoutingCase(5, top_k, 40), 24, dtype)
+    rows[0, -1] = rows[1, 0] = -1
+    rows[2] = -1
+    check(y, rows, weights, BF16 if dtype == FP32 else FP32, op_device)
+    check(y, rows, None, dtype, op_device)
+
+
+@BOTH_ARCHS
+@EVERY_SCHEDULE
+def test_every_schedule(arch: str, op_device: torch.device) -> None:
+    """A row of 2688 elements takes two CTAs, 1856 bytes of the second one's are none's."""
+    check(*combine_arguments(RoutingCase(3, 6, 7, ids="hostile"), 2688), BF16, op_device)
+
+
+def test_sums_round_one_by_one(op_device: torch.device) -> None:
+    """1 + ulp from products that a fused multiply-add would not have rounded."""
+    y = torch.full((1, 8, 8), 1 + 2.0**-12)
+    rows = torch.arange(8, dtype=torch.int32).view(1, 8)
+    weights = torch.full((1, 8), 1 - 2.0**-13)
+    check(y, rows, weights, FP32, op_device)
+
+
+def test_numbers_of_dropped_slots_are_not_used(op_device: torch.device) -> None:
+    """Neither their weights, nor rows of padding; NaN of a slot stays in its token."""
+    y = torch.full((1, 8, 16), math.nan)
+    y[0, :3] = torch.randn(3, 16)
+    rows = torch.tensor([[0, -1], [-1, -1], [1, 5], [-1, 2]], dtype=torch.int32)
+    weights = torch.rand(4, 2).where(rows >= 0, math.nan)
+    found = moe_combine(*(x.to(op_device) for x in (y, rows, weights))).cpu()
+    assert found.isnan().any(1).tolist() == [False, False, True, False]
+    assert not found[1].any()
+
+
+def test_negative_zero(op_device: torch.device) -> None:
+    """A sum begins with +0, so that −0 alone gives +0."""
+    y = torch.full((1, 8, 8), -0.0)
+    check(y, torch.zeros(1, 1, dtype=torch.int32), None, FP32, op_device)
+
+
+@EVERY_SCHEDULE
+def test_dependent_launches(op_device: torch.device) -> None:
+    """A second sum may start while the first one runs, and reads what that has written."""
+    y, rows, _ = combine_arguments(RoutingCase(8, 2, 4), 16)
+    first = moe_combine(y.to(op_device), rows.to(op_device))
+    same = torch.arange(8, dtype=torch.int32, device=op_device).unsqueeze(1)
+    check_equal([moe_combine(first.unsqueeze(0), same)], [first])
+
+
+def test_each_byte_once() -> None:
+    """Rows of slots and the result once, whatever else lies in the tiles not at all."""
+    with devices.emulated_ops(EAGER) as gpu:
+        y, rows, weights = combine_arguments(CASES["linear map"], 64)
+        written = moe_combine(y, rows, weights)
+        counted = gpu.launches[-1].counters.nbytes
+    of_slots = int((rows >= 0).sum()) * 64 * 2
+    numbers = rows.nbytes + weights.nbytes
+    assert counted["HBM read, each byte once"] == of_slots + numbers
+    assert counted["global read"] == of_slots + numbers  # by one warp for each token
+    assert counted["global write"] == written.nbytes
+
+
+def test_same_bits_whatever_the_batch(op_device: torch.device) -> None:
+    """A token's sum does not know of the tokens beside it."""
+    y, rows, weights = (x.to(op_device) for x in combine_arguments(CASES["128 experts"], 32))
+    whole = moe_combine(y, rows, weights)
+    for at in (0, 32):
+        alone = moe_combine(y, rows[at : at + 1].clone(), weights[at : at + 1].clone())
+        check_equal([alone], [whole[at : at + 1]])
+
+
+def test_choose_config() -> None:
+    chosen = [choose_config(h, 2).threads for h in (8, 2048, 2688, 5120, 7168)]
+    assert chosen == [32, 256, 192, 224, 224]
+    assert all(choose_config(h, 4).threads <= MAX_THREADS for h in range(4, 9000, 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda y, rows, w: (y.mT.contiguous().mT, rows, w), "y: strides are .* call .contiguous"),
+        (lambda y, rows, w: (y[..., :12].contiguous(), rows, w), "y: H is 12, must be a mult.* 8"),
+        (lambda y, rows, w: (y, rows.mT.contiguous().mT, w), "rows: strides are"),
+        (lambda y, rows, w: (y, rows, w.mT.contiguous().mT), "topk_weights: strides are"),
+    ],
+)
+def test_refused_layout(change: object, message: str, op_device: torch.device) -> None:
+    y = torch.zeros(1, 8, 16, dtype=BF16, device=op_device)
+    rows = torch.zeros(3, 2, dtype=torch.int32, device=op_device)
+    weights = torch.zeros(3, 2, device=op_device)
+    with pytest.raises(InvalidArgument, match=message):
+        moe_combine(*change(y, rows, weights))
+
+
+def test_same_bits_whatever_the_schedule() -> None:
+    arguments = combine_arguments(CASES["384 experts"], 16)
+    results = []
+    for schedule in STANDARD:
+        with devices.emulated_ops(schedule):
+            results.append(moe_combine(*arguments))
+    for other in results[1:]:
+        assert torch.equal(other, results[0])

@@ -1,0 +1,138 @@
+"""Method of a layer of 16-bit experts, quantised while they are loaded."""
+
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.nn import Parameter
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_ep_group, get_tp_group
+from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
+
+from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
+from nvfp4_kernels.scale_search import quantize_with_rule
+from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.experts.base import ExpertsMethod
+from vllm_fp4_plugin.experts.ledger import ExpertLedger
+from vllm_fp4_plugin.experts.stacks import copy_part
+from vllm_fp4_plugin.experts.weights import StoredExperts
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.startup import Startup
+
+_WEIGHT = "weight"
+
+
+class Nvfp4OnlineExpertsMethod(ExpertsMethod):
+    """Method of a layer of experts whose 16-bit weights are quantised once they are complete.
+
+    They start on the meta device and exist in 16 bits for one layer at a time. Every matrix has a
+    global scale of its own; products' inputs have one per token, or stay in 16 bits.
+
+    Args:
+        startup: as for the base, like ``options``, ``layer``, ``prefix`` and ``terms``.
+        options: the user's.
+        layer: vLLM's layer of routed experts.
+        prefix: its name.
+        terms: number of terms that the user gave.
+
+    Attributes:
+        ledger: account of what was loaded.
+
+    Raises:
+        UnsupportedCheckpoint, NoKernelError: as the base.
+    """
+
+    uses_meta_device = True
+
+    def __init__(
+        self,
+        startup: Startup,
+        options: Options,
+        layer: Any,
+        prefix: str,
+        terms: GivenTerms | None = None,
+    ) -> None:
+        super().__init__(startup, options, layer, prefix, options.activation, terms)
+        self._rule = options.scales
+        self.ledger = ExpertLedger(layer, prefix)
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register the 16-bit weights on the meta device."""
+        e, h, i, s = num_experts, hidden_size, intermediate_size_per_partition, self.ledger.shards
+        load = self.ledger.loader(self._load)
+        self.ledger.expect(_WEIGHT)
+        for part, shape in (("w13", (e, len(s), i, h)), ("w2", (e, h, i))):
+            data = torch.empty(shape, dtype=params_dtype, device="meta")
+            parameter = Parameter(data, requires_grad=False)
+            parameter.weight_loader = load  # type: ignore[attr-defined]
+            layer.register_parameter(f"{part}_{_WEIGHT}", parameter)
+        self._locally = layer._map_global_expert_id_to_local_expert_id
+        if torch.get_default_device().type != "meta":  # or there will be no values to process
+            initialize_online_processing(layer)
+
+    def _load(
+        self,
+        param: Tensor,
+        loaded_weight: Tensor,
+        weight_name: str,
+        shard_id: str,
+        expert_id: int,
+        return_success: bool,
+    ) -> bool | None:
+        """Take this rank's part of a weight; see ``RoutedExperts.weight_loader``."""
+        row = self._locally(expert_id)
+        if row >= 0:
+            copy_part(param.data[row], loaded_weight, shard_id, self.ledger.shards, self.moe)
+        return (row >= 0) if return_success else None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Quantise each matrix with a global scale of its own, then as for any checkpoint."""
+        if layer.w13_weight.dtype == torch.uint8:
+            return  # done already
+        if get_current_vllm_config().load_config.load_format != "dummy":
+            self.ledger.check_complete()
+        w13, w2 = layer.w13_weight.data, layer.w2_weight.data
+        del layer.w13_weight, layer.w2_weight
+        first, second = self._quantized("w13", w13), self._quantized("w2", w2)
+        del w13, w2
+        self.install(layer, StoredExperts(*first, *second, None, None))
+
+    def _quantized(self, part: str, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Data, linear scales and global scales of ``(…, N, K)``."""
+        matrices = weights.flatten(0, -3)
+        amax = torch.stack([matrix.abs().amax() for matrix in matrices]).float()
+        if self.moe.tp_size > 1:
+            # Every rank holds a part of each matrix; its scale is that of the whole.
+            tp = get_tp_group()
+            group = tp if tp.world_size == self.moe.tp_size else get_ep_group()
+            torch.distributed.all_reduce(
+                amax, op=torch.distributed.ReduceOp.MAX, group=group.device_group
+            )
+        each = [
+            self._quantize(f"{self.prefix}, {part} {number}", matrix, global_scale_of(amax[number]))
+            for number, matrix in enumerate(matrices)
+        ]
+        parts = zip(
+            *((q.data, q.scales.view(torch.uint8), q.global_scale) for q in each), strict=True
+        )
+        data, scales, factors = (
+            torch.stack(tensors).unflatten(0, weights.shape[:-2]) for tensors in parts
+        )
+        return data, scales.view(torch.float8_e4m3fn), factors
+
+    def _quantize(self, name: str, matrix: Tensor, global_scale: Tensor) -> Nvfp4Tensor:
+        try:
+            return quantize_with_rule(matrix, self._rule, global_scale=global_scale)
+        except InvalidArgument as error:
+            raise UnsupportedCheckpoint(f"{name}: {error}") from error

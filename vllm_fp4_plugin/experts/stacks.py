@@ -1,0 +1,88 @@
+"""Experts that a checkpoint stacks in one tensor, taken apart.
+
+Llama 4 stacks all experts, and gate above up; vLLM hands over what it read transposed to
+``(E, rows, columns)``: weights of gate and up apart, of this rank's experts alone, and scales of
+both together, of all experts.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+GATE, UP, DOWN = "w1", "w3", "w2"  # vLLM's names of an expert's projections
+
+
+class Part(NamedTuple):
+    """One tensor of one projection of one expert.
+
+    Attributes:
+        tensor: ``(rows, columns)``, or a single number.
+        shard: ``"w1"``, ``"w2"`` or ``"w3"``.
+        expert: its index among those of all ranks.
+    """
+
+    tensor: Tensor
+    shard: str
+    expert: int
+
+
+def apart(
+    loaded: Tensor,
+    shard: str,
+    expert: int,
+    *,
+    is_number: bool,
+    rows: int,
+    shards: Sequence[str],
+    held: Sequence[int],
+    count: int,
+) -> Iterator[Part]:
+    """Take what vLLM hands over apart into one tensor for each projection of each expert.
+
+    Args:
+        loaded: as it was read: of one expert, or with one dimension more of several.
+        shard: the projection it was handed over for; of gate and up together, gate.
+        expert: the expert, of several the first.
+        is_number: each tensor is a single number.
+        rows: of gate's weight, on all ranks.
+        shards: projections before the activation.
+        held: experts of this rank, in its order.
+        count: experts of all ranks.
+    """
+    of_one = loaded.numel() == 1 if is_number else loaded.ndim < 3
+    if of_one or loaded.shape[0] not in (count, len(held)):
+        yield Part(loaded, shard, expert)  # one of several that fits nothing is refused by name
+        return
+    experts = range(count) if loaded.shape[0] == count else held
+    both = shard == GATE and len(shards) > 1 and (is_number or loaded.shape[1] == 2 * rows)
+    for number, each in zip(experts, loaded, strict=True):
+        if not both:
+            yield Part(each, shard, number)
+        elif is_number:
+            yield from (Part(each, of, number) for of in shards)
+        else:
+            halves = each.chunk(2)
+            yield from (Part(half, of, number) for half, of in zip(halves, shards, strict=True))
+
+
+def copy_part(
+    place: Tensor, loaded: Tensor, shard: str, shards: Sequence[str], config: Any
+) -> None:
+    """Copy one expert's tensor, cut to this rank's part, to where the expert's tensors are.
+
+    Args:
+        place: the expert's, ``(S, …)`` before the activation.
+        loaded: whole tensor of one projection, or a single number.
+        shard: the projection.
+        shards: projections before the activation.
+        config: vLLM's of the layer.
+    """
+    if shard != DOWN:
+        place = place[shards.index(shard)]
+    if place.ndim == 0:
+        place.copy_(loaded.reshape(()))
+        return
+    dim = 1 if shard == DOWN else 0
+    size = place.shape[dim]
+    place.copy_(loaded.narrow(dim, config.tp_rank * size, size))
