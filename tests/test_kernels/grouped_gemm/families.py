@@ -92,6 +92,16 @@ OTHERS = {
     "swapped 128 of 256 tokens": TileCase(
         swapped(128), Case((9, 200), 256, 136, 288, out_dtype=BF16), 2
     ),
+    "swapped 64, 2 CTAs": TileCase(
+        Tile(64, swap_ab=True, two_cta=True, cluster_m=2, max_stages=2),
+        Case((90, 1, 0), 64, 300, 544, row_scale=True, out_dtype=BF16),
+        2,
+    ),
+    "swapped 256, 2 CTAs": TileCase(
+        Tile(256, swap_ab=True, two_cta=True, cluster_m=2),
+        Case((9, 200), 256, 328, 288, out_dtype=BF16),
+        2,
+    ),
     "128×256 by rows": TileCase(Tile(256), Case((130, 0, 9), 128, 264, 288, out_dtype=BF16), 2),
     "128×128 by rows of 256 tokens, split 2": TileCase(
         Tile(128, split_k=2), Case((200, 0, 9), 256, 200, 544), 4
@@ -124,6 +134,11 @@ PAIRS = {
     "swapped 64": TileCase(swapped(64), Case((90, 1, 0), 64, 144, 288, 2), 2),
     "swapped 128": TileCase(swapped(128), Case((130, 1, 0), 128, 144, 288, 2), 1),
     "swapped 128 of 256 tokens": TileCase(swapped(128), Case((130, 1, 0), 256, 144, 288, 2), 1),
+    "swapped 128, 2 CTAs": TileCase(
+        Tile(128, swap_ab=True, two_cta=True, cluster_m=2, max_stages=3),
+        Case((130, 0, 9), 128, 336, 288, 2, row_scale=True),
+        2,
+    ),
     "128×128 by rows": TileCase(Tile(128), Case((130, 0, 9), 128, 208, 288, 2), 2),
     "128×64 by rows, multicast": TileCase(
         Tile(64, cluster_n=2), Case((130, 0, 9), 128, 208, 288, 2, row_scale=True), 2

@@ -94,15 +94,17 @@ def arguments(case: Case) -> dict[str, Any]:
     experts = len(case.counts)
     up = oracle.grid_operand(rng, experts, case.n, case.k)
     # The gate is K at least; alpha makes that 64 or more, the row scale at least half of it.
-    alpha = 2.0 ** rng.integers(-3, 3, (experts, case.weights))
+    # No two experts of a few have the same factors.
+    number = np.arange(experts)
+    alpha = 2.0 ** (number % 5 - 2)
     if case.weights == 2:
         gate = oracle.positive_operand(rng, experts, case.n, case.k)
         b = torch.stack([gate.data, up.data], dim=1)
         b_scales = torch.stack([x.scales.view(torch.uint8) for x in (gate, up)], dim=1)
-        alpha[:, 0] = 2.0 ** (6 - int(np.log2(case.k)) + rng.integers(0, 4, experts))
-        alpha[:, 1] /= 4
+        gate_alpha = 2.0 ** (6 - int(np.log2(case.k)) + number % 4)
+        alpha = np.stack([gate_alpha, 2.0 ** (2 * number % 7 - 5)], axis=1)
     else:
-        b, b_scales, alpha = up.data, up.scales.view(torch.uint8), alpha[:, 0]
+        b, b_scales = up.data, up.scales.view(torch.uint8)
     rows = 2.0 ** rng.integers(-1, 1, (case.tiles, case.tile_tokens))
     rows = np.concatenate([rows, np.full((case.spare, case.tile_tokens), np.nan)])
     activation = case.activation or (SILU if case.weights == 2 else None)

@@ -36,9 +36,10 @@ from nvfp4_kernels.routing import tile_tokens_of
 from nvfp4_kernels.sm100.limits import CTA_ROWS, SMS
 from nvfp4_kernels.terms import TermLayout
 
-HAND_OVER = (
-    900  # cycles at least of a split's tile, whose parts go to and fro before the next one's
-)
+IN_CHAIN = 980  # cycles that a cluster costs beside its start and end, in a chain of launches
+HAND_OVER = 900  # at least, of a split's tile: its parts go to and fro before the next one's
+# Pairs of CTAs with weights on the M side: of each, two read half of the tokens' rows.
+_SWAP_AB_PAIRS = [Tile(c, swap_ab=True, two_cta=True, cluster_m=2) for c in (64, 128, 256)]
 # Ranks that may share the experts, of which a launch is told nothing: each gets its part of slots.
 _RANKS = (1, 2, 4, 8)
 
@@ -91,6 +92,13 @@ def grouped_candidates(
     """Tiles whose tokens' side a tile of tokens fills, each with the way its result leaves."""
     tokens, weights = problem.tile_tokens, problem.weights
     tiles = [tile for tile in SWAP_AB if tile.columns == min(tokens, CTA_ROWS)]
+    tiles += [
+        tile
+        for tile in _SWAP_AB_PAIRS
+        if tile.columns in (tokens, CTA_ROWS)
+        and weights * tile.columns <= 256
+        and tile.columns <= tokens
+    ]
     if tokens >= CTA_ROWS:
         tiles += [tile for tile in (GATE_UP if weights == 2 else REGULAR) if tile.rows <= tokens]
     terms = TermLayout.of(problem.terms, tokens)
@@ -113,7 +121,7 @@ def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = 
     read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
     sums = tile.weights * tile.terms.count * max(multiplied, read)
     column = EPILOGUE_COLUMN * tile.weights
-    exchanged = float(CLUSTER * (tile.cluster > 1))
+    exchanged = float((CLUSTER + IN_CHAIN) * (tile.cluster > 1))
     exposed = waves + bool(rest) if tile.accumulators == 1 else 1  # epilogues
     handed = HAND_OVER if tile.split_k > 1 else 0
     if tile.split_k > 1:
