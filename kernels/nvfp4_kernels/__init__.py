@@ -25,6 +25,11 @@ from nvfp4_kernels.merge_segments import merge_segments
 from nvfp4_kernels.moe_combine import moe_combine
 from nvfp4_kernels.moe_quantize import moe_gather, moe_quantize, moe_quantize_per_token
 from nvfp4_kernels.moe_route import moe_route
+from nvfp4_kernels.moe_route_quantize import (
+    moe_route_gather,
+    moe_route_quantize,
+    moe_route_quantize_per_token,
+)
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from nvfp4_kernels.quantize import quantize, quantize_per_token
 from nvfp4_kernels.rms_norm_quantize import (
@@ -67,6 +72,9 @@ __all__ = [
     "moe_quantize",
     "moe_quantize_per_token",
     "moe_route",
+    "moe_route_gather",
+    "moe_route_quantize",
+    "moe_route_quantize_per_token",
     "paged_attention",
     "quantize",
     "quantize_per_token",

@@ -78,13 +78,11 @@ class GatheredRows:
         return rows * cute.ceil_div(k, self.part)
 
     @cute.jit
-    def copy(
-        self, tokens: Tokens, slots: Array, k: Int32, out: cute.Pointer, turn: Int32, first: Int32
-    ) -> None:
-        """Copy this thread's vectors of a turn; ``slots`` are those of rows from ``first`` on."""
+    def copy(self, tokens: Tokens, slots: Array, k: Int32, out: cute.Pointer, turn: Int32) -> None:
+        """Copy this thread's vectors of a turn; ``slots`` are those of all rows."""
         parts = cute.ceil_div(k, self.part)
         row, part = Int64(turn // parts), turn % parts
-        slot = load_slot(slots, row - first)
+        slot = load_slot(slots, row)
         start = first_element(slot, row, self.top_k, k)
         elements = [
             part * self.part + (step * self.tile.threads + cute.arch.thread_idx()[0]) * self.width
@@ -152,7 +150,7 @@ class MoeGather:
     def _take_turns(self, arguments: MoeGatherArguments, turns: Int32) -> None:
         slots = Array(arguments.tokens.slots, shape=(1,))
         for turn in range(cute.arch.block_idx()[0], turns, arguments.ctas):
-            self.rows.copy(arguments.tokens, slots, arguments.k, arguments.out, turn, Int32(0))
+            self.rows.copy(arguments.tokens, slots, arguments.k, arguments.out, turn)
 
 
 def moe_gather(x: Tensor, routing: Routing, topk_weights: Tensor | None) -> Tensor:

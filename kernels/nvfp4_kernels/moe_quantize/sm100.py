@@ -92,16 +92,11 @@ class MoeRows:
         of_turn = find_in_lines if self.tile_tokens <= LINES else find
         return of_turn(self.tile, self.tile_tokens, out.k, self.terms, turn)
 
-    def write(
-        self, tokens: Tokens, slots: Array, first_row: Int32 | int, out: QuantizedRows, place: Place
-    ) -> None:
-        """Quantise one CTA's rows; ``slots`` are those of rows from ``first_row`` on."""
-        slot = self._slot(slots, place, first_row)
+    def write(self, tokens: Tokens, slots: Array, out: QuantizedRows, place: Place) -> None:
+        """Quantise one CTA's rows; ``slots`` are those of all rows."""
+        slot = load_slot(slots, place.row, None if place.line_rows else place.inside)
         quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
         quantizer.write(place, self._rows(tokens, out.k, slot, place))
-
-    def _slot(self, slots: Array, place: Place, first_row: Int32 | int) -> Int32:
-        return load_slot(slots, place.row - first_row, None if place.line_rows else place.inside)
 
     def _rows(self, tokens: Tokens, k: Int32, slot: Int32, place: Place) -> list[Vector]:
         start = first_element(slot, place.row, self.top_k, k)
@@ -160,7 +155,7 @@ class MoeQuantizeSm100:
         for turn in range(cute.arch.block_idx()[0], turns, arguments.ctas):
             place = self.rows.place(out, turn)
             if place.live:
-                self.rows.write(arguments.tokens, slots, 0, out, place)
+                self.rows.write(arguments.tokens, slots, out, place)
             else:
                 store_padding(place, out.scales)
             if cutlass.const_expr(self.rows.per_token):
@@ -195,7 +190,7 @@ def _run(
         check_layout(f"routing.{name}", part)
     data, scales = new_tiles(x, routing.slots, terms)
     if data.numel():
-        rows = rows_of(x, routing, topk_weights, per_token, terms)
+        rows = rows_of(x, routing.rows.shape, routing.tile_tokens, topk_weights, per_token, terms)
         tiles, sms = len(routing.slots), multiprocessors(x.device)
         turns = turns_of_tile(rows.tile, rows.tile_tokens, x.shape[-1])
         arguments = MoeQuantizeArguments(
@@ -217,18 +212,21 @@ def check_tokens(x: Tensor, topk_weights: Tensor | None) -> None:
 
 
 def rows_of(
-    x: Tensor, routing: Routing, topk_weights: Tensor | None, per_token: bool, terms: int
+    x: Tensor,
+    slots: tuple[int, ...],
+    tile_tokens: int,
+    topk_weights: Tensor | None,
+    per_token: bool,
+    terms: int,
 ) -> MoeRows:
-    """Layout for a batch; as many rows are expected in use as it has slots."""
-    tile_tokens = routing.tile_tokens
-    sms = multiprocessors(x.device)
-    tile = choose_config(routing.rows.numel(), x.shape[-1], x.element_size(), per_token, sms)
+    """Layout for slots ``(M, k)``; as many rows are expected in use."""
+    count, sms = slots[0] * slots[1], multiprocessors(x.device)
     return MoeRows(
         dtype=dtype_name(x.dtype),
         per_token=per_token,
-        tile=tile,
+        tile=choose_config(count, x.shape[-1], x.element_size(), per_token, sms),
         tile_tokens=tile_tokens,
-        top_k=routing.top_k if x.ndim == 2 else 0,
+        top_k=slots[1] if x.ndim == 2 else 0,
         weighted=topk_weights is not None,
         terms=TermLayout.of(terms, tile_tokens),
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, moe_gather, moe_quantize, moe_quantize_per_token
 from nvfp4_kernels.device.rowwise.tile import RowTile
+from nvfp4_kernels.devices import SM_COUNTS
 from nvfp4_kernels.moe_quantize import reference
 from nvfp4_kernels.moe_quantize.choose import GatherTile, choose_gather, ctas_of, turns_of_tile
 from nvfp4_kernels.routing import Routing
@@ -34,6 +35,13 @@ TILES = {
     "2 rows": RowTile(2, 3, 2),
     "1 row": RowTile(1, 2, 2),
 }
+
+
+@pytest.fixture(autouse=True)
+def one_sm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few CTAs, each with many turns."""
+    for arch in ("sm_90", "sm_100"):
+        monkeypatch.setitem(SM_COUNTS, arch, 1)
 
 
 def on(device: torch.device, routing: Routing) -> Routing:
