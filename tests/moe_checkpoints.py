@@ -173,7 +173,7 @@ def write(
         modelopt: ModelOpt's format, else that of compressed-tensors.
         joined: an expert's gate and up have one global scale, not each its own.
     """
-    plain = _random(directory / "plain", config)
+    plain = save_random(directory / "plain", config)
     originals = load_file(plain / "model.safetensors")
     scales = calibrated(plain) if {Kind.NVFP4, Kind.FP8} & set(kinds.values()) else {}
     tensors = {}
@@ -337,7 +337,7 @@ def _text() -> Tensor:
     return torch.tensor([tiny_llama.tokenizer().encode(tiny_llama.TEXT)])
 
 
-def _random(directory: Path, config: PreTrainedConfig) -> Path:
+def save_random(directory: Path, config: PreTrainedConfig) -> Path:
     """A random model in bfloat16, such that each expert counts and each shard has its gain."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nvfp4_kernels.scale_search import quantize_with_rule
 from vllm_fp4_plugin.quantizer.destination import copy_companions
+from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.linears import build_model, select_linears
 from vllm_fp4_plugin.quantizer.source import open_source
 from vllm_fp4_plugin.quantizer.tensor_file import TensorWriter
@@ -20,10 +21,17 @@ def round_checkpoint(source_folder: Path, target: Path) -> None:
     """Write ``target``, tensor by tensor; the linears are those our tool quantises.
 
     Raises:
-        QuantizerError: the checkpoint is not one that our tool accepts.
+        QuantizerError: the checkpoint is not one that our tool accepts, or stacks its experts.
     """
     source = open_source(source_folder)
-    chosen = {f"{n}.weight" for n in select_linears(build_model(source), source, ()).quantized}
+    selected = select_linears(build_model(source), source, ()).quantized
+    for name, weight in selected.items():
+        if weight.expert is not None:
+            raise QuantizerError(
+                f"{name}: lies in the stack {weight.tensor}, must be a tensor of its own; save the "
+                "checkpoint expert by expert"
+            )
+    chosen = {f"{name}.weight" for name in selected}
     target.mkdir()
     copy_companions(source_folder, target)
     (target / "config.json").write_text(json.dumps(source.config, indent=2) + "\n")

@@ -82,6 +82,11 @@ def open_subject(
     chosen = choose_windows(_tokens(text, tokenizer), windows, window_length)
     empty = build_model(source)
     selection = select_linears(empty, source, ignore=[])
+    if selection.experts:
+        raise ValueError(
+            f"model: {folder} is a mixture of experts ({selection.experts[0].name}), must be a "
+            "dense decoder; give another model"
+        )
     input_scales = {}
     if calibration is not None:
         length = min(CALIBRATION_LENGTH, positions)
@@ -113,8 +118,6 @@ def _tokens(text: Path, tokenizer: Any) -> np.ndarray:
 def _input_scales(
     empty: Any, source: Source, selection: Selection, sequences: Tensor, device: str
 ) -> dict[str, Tensor]:
-    ranges = calibrate(
-        empty, source, selection.quantized, sequences, record_kv=False, on_linear=lambda: None
-    )
+    ranges = calibrate(empty, source, selection, sequences, record_kv=False, on_linear=lambda: None)
     largest = {n: max(ranges.inputs[m] for m in selection.fused[n]) for n in selection.quantized}
     return {name: global_scale_of(amax).to(device) for name, amax in largest.items()}

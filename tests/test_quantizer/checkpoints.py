@@ -42,6 +42,12 @@ def save_checkpoint(
         for number, parameter in enumerate(model.parameters()):
             parameter *= 1 + number % 5  # no two shards of a fused matrix share their maximum
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+    save_tokenizer(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer that starts every text with BOS."""
     vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(vocab=vocabulary | {"<s>": 256}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -51,7 +57,6 @@ def save_checkpoint(
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
     tokenizer.chat_template = "{{ messages }}"
     tokenizer.save_pretrained(folder)
-    return folder
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig, MixtralConfig
+from transformers import GPT2Config, LlamaConfig
 
 from nvfp4_kernels.nvfp4 import GLOBAL_RANGE
 from tests.test_quantizer.checkpoints import (
@@ -126,12 +126,6 @@ def test_layers_that_predict_further_tokens_are_kept(src: Path, tmp_path: Path):
     change_config(src, num_hidden_layers=1, num_nextn_predict_layers=1)
     quantize_checkpoint(src, tmp_path / "dst")
     assert quantized_in(tmp_path / "dst") == set(LINEARS[:7])
-
-
-def test_experts_are_refused(tmp_path: Path):
-    src = save_checkpoint(tmp_path / "src", MixtralConfig(**SHAPE, num_local_experts=2))
-    with pytest.raises(QuantizerError, match=r"\.experts\..*: belongs to a mixture of experts"):
-        quantize_checkpoint(src, tmp_path / "dst")
 
 
 def test_an_architecture_without_linears_is_refused(tmp_path: Path):

@@ -4,7 +4,7 @@ Each module's parameters are mapped from the checkpoint when its forward starts 
 ends.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
+from vllm_fp4_plugin.quantizer.expert_calibration import StreamedExperts
+from vllm_fp4_plugin.quantizer.layout import Layout
+from vllm_fp4_plugin.quantizer.linears import Selection
+from vllm_fp4_plugin.quantizer.maxima import raise_maximum
 from vllm_fp4_plugin.quantizer.source import Source
+from vllm_fp4_plugin.quantizer.stored import ignorable
 
 # Sequences run together: the weights are read once per batch, the activations stay small.
 _BATCH_TOKENS = 8192
@@ -23,7 +28,7 @@ class Ranges:
     """Maxima that calibration saw, each float32 ``()`` on the CPU.
 
     Attributes:
-        inputs: max|input| of each linear.
+        inputs: max|input| of each linear; of an expert's over all tokens, routed to it or not.
         keys: max|key| of each attention module, as its cache receives them: after the norm and the
             rotary embedding.
         values: max|value| of each attention module, likewise.
@@ -43,7 +48,7 @@ def batch_count(sequences: Tensor) -> int:
 def calibrate(
     model: Any,
     source: Source,
-    linears: Sequence[str],
+    selection: Selection,
     sequences: Tensor,
     *,
     record_kv: bool,
@@ -54,7 +59,7 @@ def calibrate(
     Args:
         model: made by ``linears.build_model``; runs in bfloat16, on CUDA where there is one.
         source: the checkpoint that holds its parameters.
-        linears: names of the linears to record.
+        selection: the linears to record, and the experts.
         sequences: int64 ``(sequences, seq_len)`` token ids.
         record_kv: also record the keys and values that attention caches.
         on_linear: called after each recorded linear, for a progress bar.
@@ -66,20 +71,23 @@ def calibrate(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _check_tokens(model, sequences)
     ranges = Ranges()
-    _map_parameters(model, source, device)
-    for name in linears:
-        _record_input(model.get_submodule(name), name, ranges.inputs, on_linear)
-    cache = _recording_cache(model, ranges) if record_kv else None
-    head = next((name for name in linears if _is_head(model, name)), None)
+    _refuse_latent_cache(model, record_kv)
+    _stream_experts(model, source, selection, device, ranges.inputs, on_linear)
+    _map_parameters(model, source, selection, device)
+    for name, module in selection.modules.items():
+        _record_input(model.get_submodule(module), name, ranges.inputs, on_linear)
+    cache = _recording_cache(model, selection.layout, ranges) if record_kv else None
+    head = next((n for n, module in selection.modules.items() if _is_head(model, module)), None)
     for batch in _batches(sequences):
         output = model.base_model(batch.to(device), use_cache=record_kv, past_key_values=cache)
         if head is not None:
-            _raise_maximum(ranges.inputs, head, output.last_hidden_state)
+            raise_maximum(ranges.inputs, head, output.last_hidden_state)
             on_linear()
-    for name in linears:
+    for name in selection.quantized:
         if name not in ranges.inputs:
             raise QuantizerError(
-                f"{name}: saw no input during calibration; leave it as it is with --ignore {name}"
+                f"{name}: saw no input during calibration; leave it as it is with --ignore "
+                f"{ignorable(name)}"
             )
     if record_kv and not ranges.keys:
         raise QuantizerError(
@@ -89,6 +97,28 @@ def calibrate(
         for name, amax in found.items():
             _check_range(name, amax)
     return ranges
+
+
+def _refuse_latent_cache(model: Any, record_kv: bool) -> None:
+    if record_kv and getattr(model.config, "kv_lora_rank", None):
+        raise QuantizerError(
+            f"kv_cache_scheme: {type(model).__name__} caches latent vectors, no keys and values; "
+            "leave out --kv-cache-scheme"
+        )
+
+
+def _stream_experts(
+    model: Any,
+    source: Source,
+    selection: Selection,
+    device: torch.device,
+    found: dict[str, Tensor],
+    on_linear: Callable[[], None],
+) -> None:
+    """Have layers of experts map one expert at a time."""
+    for layer in selection.experts:
+        recorded = found if layer.linear(0, layer.last) in selection.quantized else None
+        StreamedExperts(layer, source, device, recorded, on_linear).replace_forward_in(model)
 
 
 def _is_head(model: Any, name: str) -> bool:
@@ -118,62 +148,79 @@ def _check_range(name: str, amax: Tensor) -> None:
     if not (torch.isfinite(amax) and amax > 0):
         raise QuantizerError(
             f"{name}: the largest magnitude seen during calibration is {amax.item()}, must be "
-            f"positive and finite; use other text, or leave it as it is with --ignore {name}"
+            "positive and finite; use other text, or leave it as it is with --ignore "
+            f"{ignorable(name)}"
         )
 
 
-def _map_parameters(model: Any, source: Source, device: torch.device) -> None:
-    base = model.base_model
+def _map_parameters(model: Any, source: Source, selection: Selection, device: torch.device) -> None:
+    base, stored = model.base_model, selection.layout.tensors
     prefix = "" if base is model else model.base_model_prefix
+    experts = {layer.module for layer in selection.experts}
     for path, module in base.named_modules(prefix=prefix):
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[key] = buffer.to(device)
-        names = {key: f"{path}.{key}" for key, p in module._parameters.items() if p is not None}
-        for name in names.values():
-            if name not in source.specs:
+                # Computed ones are in no checkpoint.
+                name = stored.get(f"{path}.{key}")
+                module._buffers[key] = (source.load(name) if name else buffer).to(device)
+        if path in experts:
+            continue
+        names = {}
+        for key in (key for key, p in module._parameters.items() if p is not None):
+            if f"{path}.{key}" not in stored:
                 raise QuantizerError(
-                    f"{name}: the model has it, the checkpoint does not; save the checkpoint anew "
-                    "with the transformers version in use"
+                    f"{path}.{key}: the model has it, the checkpoint does not; save the checkpoint "
+                    "anew with the transformers version in use"
                 )
+            names[key] = stored[f"{path}.{key}"]
         if names:
-            _map_while_running(module, names, source, device)
+            user = path.rpartition(".")[0] if isinstance(module, nn.Conv1d) else path
+            _map_while_running(module, model.get_submodule(user), names, source, device)
 
 
 def _map_while_running(
-    module: nn.Module, names: dict[str, str], source: Source, device: torch.device
+    module: nn.Module,
+    user: nn.Module,
+    names: dict[str, str],
+    source: Source,
+    device: torch.device,
 ) -> None:
+    """Map parameters of ``module`` while ``user`` runs, itself or a mixer that reads them."""
+    if isinstance(module, nn.Embedding):
+        # Some models move the tokens to where its weight is, before it runs.
+        nowhere = torch.empty(0, dtype=torch.bfloat16, device=device)
+        module._parameters["weight"] = nn.Parameter(nowhere, requires_grad=False)
     empty = dict(module._parameters)
 
-    def load(module: nn.Module, args: Any) -> None:
+    def load(user: nn.Module, args: Any) -> None:
         for key, name in names.items():
             stored = source.load(name).to(device, torch.bfloat16)
             module._parameters[key] = nn.Parameter(stored, requires_grad=False)
 
-    def drop(module: nn.Module, args: Any, output: Any) -> None:
+    def drop(user: nn.Module, args: Any, output: Any) -> None:
         module._parameters.update(empty)
 
-    module.register_forward_pre_hook(load)
-    module.register_forward_hook(drop)
+    user.register_forward_pre_hook(load)
+    user.register_forward_hook(drop)
 
 
 def _record_input(
     module: nn.Module, name: str, found: dict[str, Tensor], on_linear: Callable[[], None]
 ) -> None:
     def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        _raise_maximum(found, name, args[0])
+        raise_maximum(found, name, args[0])
         on_linear()
 
     module.register_forward_pre_hook(record)
 
 
-def _recording_cache(model: Any, ranges: Ranges) -> Any:
+def _recording_cache(model: Any, layout: Layout, ranges: Ranges) -> Any:
     """Make a key/value cache that keeps no more than the largest magnitudes."""
     from transformers import DynamicCache
 
     # An attention module lies deeper than the layer that may carry the same index.
     attention = {
-        module.layer_idx: name
+        module.layer_idx: layout.module(name)
         for name, module in model.named_modules()
         if getattr(module, "layer_idx", None) is not None
     }
@@ -182,14 +229,8 @@ def _recording_cache(model: Any, ranges: Ranges) -> Any:
         def update(
             self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
         ) -> tuple[Tensor, Tensor]:
-            _raise_maximum(ranges.keys, attention[layer_idx], key)
-            _raise_maximum(ranges.values, attention[layer_idx], value)
+            raise_maximum(ranges.keys, attention[layer_idx], key)
+            raise_maximum(ranges.values, attention[layer_idx], value)
             return key, value
 
     return RecordingCache()
-
-
-def _raise_maximum(found: dict[str, Tensor], name: str, x: Tensor) -> None:
-    smallest, largest = torch.aminmax(x)
-    amax = torch.maximum(-smallest, largest).float().cpu()
-    found[name] = torch.maximum(found[name], amax) if name in found else amax

@@ -25,7 +25,7 @@ from vllm_fp4_plugin.quantizer.destination import (
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.linears import Selection, build_model, select_linears
 from vllm_fp4_plugin.quantizer.source import Source, open_source
-from vllm_fp4_plugin.quantizer.summary import Summary
+from vllm_fp4_plugin.quantizer.summary import Summary, mean_by_type
 from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 
 _SEQ_LEN = 512
@@ -44,13 +44,14 @@ def quantize_checkpoint(
     calibration_tokens: int = 128 * 512,
     seq_len: int | None = None,
     shared_fused_scale: bool = False,
+    shared_gate_up_scale: bool = False,
     max_shard_bytes: int = 5_000_000_000,
     console: Console | None = None,
 ) -> Summary:
-    """Write an NVFP4 copy of a dense decoder's checkpoint.
+    """Write an NVFP4 copy of a decoder's checkpoint, dense or a mixture of experts.
 
     Memory stays near the largest tensor; with ``calibrate``, the activations of 8192 tokens come on
-    top.
+    top. While calibrating, every token goes to every expert.
 
     Args:
         src: folder of a Hugging Face checkpoint in bfloat16, float16 or float32 safetensors.
@@ -67,6 +68,7 @@ def quantize_checkpoint(
         calibration_tokens: tokens to measure on, if the text has that many.
         seq_len: tokens run as one sequence; by default 512, or as many as the model takes.
         shared_fused_scale: give linears that engines fuse (q/k/v, gate/up) one weight scale.
+        shared_gate_up_scale: give gate and up one weight scale, an expert's among them.
         max_shard_bytes: largest file to write, unless one tensor is larger.
         console: where to show progress; None for silence.
 
@@ -93,8 +95,11 @@ def quantize_checkpoint(
             tokens = sequences.numel()
             record_kv = kv_cache_scheme is not None
             ranges = _calibrate(model, source, selection, sequences, record_kv, progress)
-        fused = selection.fused if shared_fused_scale else {}
-        quantizer = WeightQuantizer(source, target.name, cast(ScaleRule, scales), fused)
+        fused = selection.gate_up if shared_gate_up_scale else {}
+        fused = selection.fused if shared_fused_scale else fused
+        quantizer = WeightQuantizer(
+            source, selection.quantized, target.name, cast(ScaleRule, scales), fused
+        )
         conversion = Conversion(source, selection.quantized, target, quantizer, ranges)
         with atomic_folder(dst, conversion.nbytes) as folder:
             copy_companions(src, folder)
@@ -102,7 +107,7 @@ def quantize_checkpoint(
                 folder,
                 source.config,
                 target,
-                ignore=selection.kept,
+                ignore=selection.ignore,
                 weight_only=ranges is None,
                 fp8_kv=kv_cache_scheme is not None,
             )
@@ -115,7 +120,8 @@ def quantize_checkpoint(
         bytes_before=sum(spec.nbytes for spec in source.specs.values()),
         bytes_after=conversion.nbytes,
         bits_per_weight=conversion.bits_per_weight,
-        mean_relative_mse=fmean(errors),
+        mean_relative_mse=fmean(errors.values()),
+        relative_mse_by_type=mean_by_type(errors),
         calibration_tokens=tokens,
     )
 
@@ -184,17 +190,16 @@ def _calibrate(
     record_kv: bool,
     progress: Progress,
 ) -> calibration.Ranges:
-    linears = selection.quantized
-    total = calibration.batch_count(sequences) * len(linears)
+    total = calibration.batch_count(sequences) * len(selection.quantized)
     task = progress.add_task("Calibrating", total=total)
     ranges = calibration.calibrate(
         model,
         source,
-        linears,
+        selection,
         sequences,
         record_kv=record_kv,
         on_linear=lambda: progress.advance(task),
     )
     # Engines quantise the input of a fused matrix once.
-    inputs = {n: max(ranges.inputs[m] for m in selection.fused[n]) for n in linears}
+    inputs = {n: max(ranges.inputs[m] for m in selection.fused[n]) for n in selection.quantized}
     return calibration.Ranges(inputs, ranges.keys, ranges.values)

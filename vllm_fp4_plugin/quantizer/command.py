@@ -61,8 +61,15 @@ def quantize(
             "one of their scales to all, as vLLM's own loaders do. nvfp4-tc keeps each exactly.",
         ),
     ] = False,
+    shared_gate_up_scale: Annotated[
+        bool,
+        typer.Option(
+            "--shared-gate-up-scale",
+            help="The same of gate and up alone, experts' among them.",
+        ),
+    ] = False,
 ) -> None:
-    """Quantise a dense decoder's checkpoint to NVFP4."""
+    """Quantise a decoder's checkpoint to NVFP4, dense or a mixture of experts."""
     from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
     from vllm_fp4_plugin.quantizer.errors import QuantizerError
     from vllm_fp4_plugin.quantizer.ignore_file import read_patterns
@@ -84,6 +91,7 @@ def quantize(
             calibration_tokens=calibration_tokens,
             seq_len=seq_len,
             shared_fused_scale=shared_fused_scale,
+            shared_gate_up_scale=shared_gate_up_scale,
             console=console,
         )
     except (QuantizerError, OSError) as error:

@@ -1,7 +1,8 @@
 """Conversion of a checkpoint's tensors to those of its quantised copy."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from vllm_fp4_plugin.formats import Format
 from vllm_fp4_plugin.quantizer.calibration import Ranges
 from vllm_fp4_plugin.quantizer.source import Source
+from vllm_fp4_plugin.quantizer.stored import StoredWeight
 from vllm_fp4_plugin.quantizer.tensor_file import TensorSpec, TensorWriter
 from vllm_fp4_plugin.quantizer.tensors import (
     kv_tensors,
@@ -28,13 +30,16 @@ class Conversion:
     def __init__(
         self,
         source: Source,
-        linears: Sequence[str],
+        linears: Mapping[str, StoredWeight],
         target: Format,
         quantizer: WeightQuantizer,
         ranges: Ranges | None,
     ):
         self._source = source
-        self._linears = {f"{name}.weight": name for name in linears}
+        self._weights = linears
+        self._linears: dict[str, list[str]] = defaultdict(list)  # by the tensor that holds them
+        for name, weight in linears.items():
+            self._linears[weight.tensor].append(name)
         self._target = target
         self._quantizer = quantizer
         self._inputs: dict[str, Tensor] = {}
@@ -55,26 +60,25 @@ class Conversion:
         """Bits that one weight of a quantised linear takes, scales included."""
         specs = self._source.specs
         kept = sum(spec.nbytes for name, spec in specs.items() if name not in self._linears)
-        weights = sum(math.prod(specs[name].shape) for name in self._linears)
+        weights = sum(math.prod(weight.shape) for weight in self._weights.values())
         return 8 * (self.nbytes - kept) / weights
 
     def write(
         self, folder: Path, max_shard_bytes: int, on_tensor: Callable[[], None]
-    ) -> list[float]:
+    ) -> dict[str, float]:
         """Write all tensors into ``folder``; ``on_tensor`` is called for each one of the source.
 
         Returns:
-            The relative mean squared error of every quantised weight.
+            The relative mean squared error of every quantised weight, by its linear.
         """
         writer = TensorWriter(folder, self._specs, max_shard_bytes)
-        errors = []
+        errors = {}
         for name in self._source.specs:
-            linear = self._linears.get(name)
-            if linear is None:
+            if name not in self._linears:
                 writer.write(name, self._source.load(name))
-            else:
+            for linear in self._linears.get(name, ()):
                 quantized = self._quantizer.quantize(linear)
-                errors.append(quantized.relative_mse)
+                errors[linear] = quantized.relative_mse
                 amax = self._inputs.get(linear)
                 for part, tensor in linear_tensors(self._target, linear, quantized, amax):
                     writer.write(part, tensor)
@@ -87,9 +91,9 @@ class Conversion:
     def _plan(self) -> dict[str, TensorSpec]:
         specs: dict[str, TensorSpec] = {}
         for name, spec in self._source.specs.items():
-            linear = self._linears.get(name)
-            if linear is None:
+            if name not in self._linears:
                 specs[name] = spec
-            else:
-                specs |= linear_specs(self._target, linear, spec.shape, linear in self._inputs)
+            for linear in self._linears.get(name, ()):
+                shape = self._weights[linear].shape
+                specs |= linear_specs(self._target, linear, shape, linear in self._inputs)
         return specs | dict.fromkeys(self._kv_tensors, scalar_spec(self._target))

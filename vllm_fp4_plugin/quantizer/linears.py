@@ -1,6 +1,6 @@
 """Choice of the linears of a model that are quantised."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,41 +11,68 @@ from torch.overrides import TorchFunctionMode
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.ignore import matches
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
-from vllm_fp4_plugin.quantizer.source import Source
-
-FLOAT_DTYPES = ("BF16", "F16", "F32")
+from vllm_fp4_plugin.quantizer.experts import ExpertsLayer, check_blocks, find_experts
+from vllm_fp4_plugin.quantizer.layout import Layout, read_layout
+from vllm_fp4_plugin.quantizer.source import FLOAT_DTYPES, Source
+from vllm_fp4_plugin.quantizer.stored import StoredWeight
 
 # Inference engines make one matrix of each of these.
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_GATE_UP = (("gate_proj", "up_proj"), ("w1", "w3"))
+_FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    *_GATE_UP,
+)
+
+# Engines of MLA multiply it into other matrices, which takes its values and not its products.
+_ABSORBED = "kv_b_proj"
+
+# Parts of a router's name, and of the gate that weighs a shared expert.
+_ROUTERS = {"gate", "router", "shared_expert_gate"}
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Linears of a model, by module name.
+    """Linears of a model, by their modules' names in the checkpoint.
 
     Attributes:
-        quantized: linears that become NVFP4.
+        quantized: linears that become NVFP4, and where their weights are.
         kept: linears that stay as they are.
+        ignore: what the quantised checkpoint's config lists as not quantised.
         fused: the linears, itself included, that share a matrix with each quantised one.
+        modules: the model's names of the quantised linears that are modules there.
+        experts: all layers of experts.
+        layout: places of the model's tensors.
     """
 
-    quantized: list[str]
+    quantized: dict[str, StoredWeight]
     kept: list[str]
+    ignore: list[str]
     fused: dict[str, list[str]]
+    modules: dict[str, str]
+    experts: list[ExpertsLayer]
+    layout: Layout
+
+    @property
+    def gate_up(self) -> dict[str, list[str]]:
+        """Part of ``fused`` that is a gate and its up."""
+        leaves = {leaf for pair in _GATE_UP for leaf in pair}
+        return {n: with_ for n, with_ in self.fused.items() if n.rpartition(".")[2] in leaves}
 
 
 class _EmptyOnMeta(TorchFunctionMode):
     """Mode in which ``torch.empty``, of which layers make their parameters, allocates nothing.
 
-    Unlike under ``torch.device("meta")``, buffers computed from the config (rotary frequencies,
-    embedding scales) are real, and they are in no checkpoint.
+    Nor does ``torch.zeros`` of three sizes, which some stacks of experts are made of. Unlike under
+    ``torch.device("meta")``, buffers computed from the config (rotary frequencies, embedding
+    scales) are real, and they are in no checkpoint.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.empty:
+        if func is torch.empty or (func is torch.zeros and len(args) == 3):
             kwargs["device"] = "meta"
         return func(*args, **kwargs)
 
@@ -76,42 +103,109 @@ def select_linears(
     """Divide the linears of ``model`` into those to quantise and those to keep.
 
     Linears outside the decoder layers are kept, with ``lm_head`` but for the one that gives the
-    logits, as are those that a pattern of ``ignore`` covers: a name, a ``*`` wildcard or
-    ``re:<regex>``, see ``ignore.matches``.
+    logits, as are routers, gates of shared experts, the matrix that MLA absorbs, and those that a
+    pattern of ``ignore`` covers: a name, a ``*`` wildcard or ``re:<regex>``, see
+    ``ignore.matches``. A layer of experts is covered whole or not at all.
 
     Raises:
         QuantizerError: naming the pattern that covers no linear, or the tensor that cannot be
             quantised.
     """
-    _refuse_experts(source)
+    layout = read_layout(model, source)
     modules = dict(model.named_modules())
     lengths = {f"{n}.": len(m) for n, m in modules.items() if isinstance(m, nn.ModuleList)}
-    _refuse_layers_beyond(lengths, source)
-    stacks = tuple(lengths)
+    _refuse_layers_beyond(lengths, layout, source)
+    layers = find_experts(model, layout, source)
+    routers = _routers(modules, layers)
     linears = {n: m for n, m in modules.items() if isinstance(m, nn.Linear)}
-    for pattern in ignore:
-        if not any(matches(name, [pattern]) for name in linears):
-            raise QuantizerError(
-                f"ignore: {pattern!r} covers no linear; the model names them like "
-                f"{next(iter(linears), 'nothing')}"
-            )
     head = _head(model, linears) if lm_head else None
-    quantized = [
-        n for n in linears if (n.startswith(stacks) or n == head) and not matches(n, ignore)
-    ]
+    candidates = {n for n in linears if n.startswith(tuple(lengths)) and n not in routers} - {
+        n for n in linears if n.endswith(f".{_ABSORBED}")
+    }
+    stored = {n: _stored_name(n, layout) for n in linears}
+    experts = {name: weight for layer in layers for name, weight in layer.linears()}
+    _check_ignore(ignore, [*stored.values(), *experts])
+    chosen = {
+        stored[n]: n
+        for n in linears
+        if (n in candidates or n == head) and not matches(stored[n], ignore)
+    }
+    quantized = {
+        name: _check_linear(name, linears[n], n, layout, source) for name, n in chosen.items()
+    }
+    kept_layers = [layer for layer in layers if _is_ignored(layer, ignore)]
+    for layer in layers:
+        if layer not in kept_layers:
+            check_blocks(layer)
+            quantized |= dict(layer.linears())
     if not quantized:
         raise QuantizerError(
             f"src: no linear to quantise among {len(linears)} of "
             f"{type(model).__name__}; ignore fewer, or give another architecture"
         )
-    chosen = set(quantized)
-    for name in quantized:
-        _check_linear(name, tuple(linears[name].weight.shape), source)
+    names = {*stored.values(), *experts}
+    kept = [name for name in (*stored.values(), *experts) if name not in quantized]
+    further = [*map(layout.module, routers - linears.keys()), *(la.name for la in kept_layers)]
     return Selection(
         quantized=quantized,
-        kept=[n for n in linears if n not in chosen],
-        fused={n: _fused_with(n, linears, chosen) for n in quantized},
+        kept=kept,
+        ignore=[*kept, *sorted(further), *_unknown_matrices(layout, source)],
+        fused={n: _fused_with(n, names, quantized) for n in quantized},
+        modules=chosen,
+        experts=layers,
+        layout=layout,
     )
+
+
+def _stored_name(name: str, layout: Layout) -> str:
+    """Name that the checkpoint has for a linear."""
+    return layout.tensors.get(f"{name}.weight", f"{name}.weight").removesuffix(".weight")
+
+
+def _check_ignore(ignore: Sequence[str], names: Sequence[str]) -> None:
+    for pattern in ignore:
+        if not any(matches(name, [pattern]) for name in names):
+            raise QuantizerError(
+                f"ignore: {pattern!r} covers no linear; the model names them like "
+                f"{next(iter(names), 'nothing')}"
+            )
+
+
+def _is_ignored(layer: ExpertsLayer, ignore: Sequence[str]) -> bool:
+    """Whether patterns cover a layer of experts.
+
+    Raises:
+        QuantizerError: they cover a part of it.
+    """
+    names = [name for name, _ in layer.linears()]
+    kept = [name for name in names if matches(name, ignore)]
+    if kept and len(kept) < len(names):
+        other = next(name for name in names if name not in kept)
+        raise QuantizerError(
+            f"ignore: covers {kept[0]} but not {other}, and engines take a layer of experts whole; "
+            f"give {layer.name}, or a pattern that covers none of it"
+        )
+    return bool(kept)
+
+
+def _routers(modules: dict[str, nn.Module], layers: Sequence[ExpertsLayer]) -> set[str]:
+    """Names of the modules with matrices that choose and weigh experts."""
+    found = set()
+    for layer in layers:
+        block = f"{layer.module.rpartition('.')[0]}."
+        for name, module in modules.items():
+            if not name.startswith(block) or name == layer.module:
+                continue
+            weight = module._parameters.get("weight")
+            is_router = not _ROUTERS.isdisjoint(name.removeprefix(block).split("."))
+            if is_router and weight is not None and weight.ndim == 2:
+                found.add(name)
+    return found
+
+
+def _unknown_matrices(layout: Layout, source: Source) -> list[str]:
+    """Modules that may be linears and that transformers' model has not, such as further heads."""
+    return [n for n in layout.unknown_modules() if len(source.specs[f"{n}.weight"].shape) == 2]
 
 
 def _head(model: Any, linears: dict[str, nn.Linear]) -> str:
@@ -131,38 +225,31 @@ def _head(model: Any, linears: dict[str, nn.Linear]) -> str:
     return names[0]
 
 
-def _refuse_experts(source: Source) -> None:
-    for name in source.specs:
-        if ".experts." in name:
-            raise QuantizerError(
-                f"{name}: belongs to a mixture of experts, only dense models are supported; "
-                "quantise it with its producer's tool"
-            )
-
-
-def _refuse_layers_beyond(lengths: dict[str, int], source: Source) -> None:
+def _refuse_layers_beyond(lengths: dict[str, int], layout: Layout, source: Source) -> None:
     """Refuse layers beyond ``lengths`` of stacks, by prefix, which would stay unquantised."""
     if source.config.get("num_nextn_predict_layers"):
         return  # those follow the decoder's own, and transformers builds none of them
-    for name in source.specs:
+    for name, target in layout.targets.items():
         for prefix, length in lengths.items():
-            number = name.removeprefix(prefix).partition(".")[0]
-            if name.startswith(prefix) and number.isdecimal() and int(number) >= length:
+            number = target.removeprefix(prefix).partition(".")[0]
+            if target.startswith(prefix) and number.isdecimal() and int(number) >= length:
                 raise QuantizerError(
                     f"{name}: the checkpoint has it, config.json asks for {length} of {prefix}*; "
                     "mend its number of layers"
                 )
 
 
-def _check_linear(name: str, shape: tuple[int, ...], source: Source) -> None:
-    weight = f"{name}.weight"
+def _check_linear(
+    name: str, linear: nn.Linear, module: str, layout: Layout, source: Source
+) -> StoredWeight:
+    weight, shape = f"{name}.weight", (linear.out_features, linear.in_features)
     keep = f"keep such weights as they are with --ignore {name.rpartition('.')[2]}"
-    spec = source.specs.get(weight)
-    if spec is None:
+    if f"{module}.weight" not in layout.tensors:
         raise QuantizerError(
             f"{weight}: the model has it, the checkpoint does not; save it anew with the "
             "transformers version in use"
         )
+    spec = source.specs[weight]
     if spec.shape != shape:
         raise QuantizerError(
             f"{weight}: shape is {spec.shape}, config.json asks for {shape}; mend config.json"
@@ -176,9 +263,10 @@ def _check_linear(name: str, shape: tuple[int, ...], source: Source) -> None:
         raise QuantizerError(
             f"{weight}: K is {shape[1]}, must be a multiple of {BLOCK_SIZE}; {keep}"
         )
+    return StoredWeight(weight, shape)
 
 
-def _fused_with(name: str, linears: dict[str, Any], quantized: set[str]) -> list[str]:
+def _fused_with(name: str, linears: Container[str], quantized: Container[str]) -> list[str]:
     parent, _, leaf = name.rpartition(".")
     group = next((g for g in _FUSED if leaf in g), (leaf,))
     names = (f"{parent}.{part}" if parent else part for part in group)

@@ -14,6 +14,8 @@ from vllm_fp4_plugin.formats.modelopt import LEGACY_FILE
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.tensor_file import DTYPES, TensorSpec
 
+FLOAT_DTYPES = ("BF16", "F16", "F32")  # weights that can be quantised
+
 _QUANTIZED_KEYS = ("quantization_config", "compression_config")
 
 

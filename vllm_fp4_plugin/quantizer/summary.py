@@ -1,7 +1,10 @@
 """Summary of a run of the quantiser."""
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from rich.filesize import decimal
 from rich.table import Table
@@ -21,6 +24,8 @@ class Summary:
         mean_relative_mse: mean over quantised weights of ‖dequantised - original‖² / ‖original‖².
         calibration_tokens: tokens the input scales were measured on; 0 for a weight-only
             checkpoint.
+        relative_mse_by_type: the mean of the weights of each type, such as ``q_proj`` or
+            ``experts.gate_proj``.
     """
 
     dst: Path
@@ -31,6 +36,7 @@ class Summary:
     bits_per_weight: float
     mean_relative_mse: float
     calibration_tokens: int
+    relative_mse_by_type: dict[str, float] = field(default_factory=dict)
 
     def table(self) -> Table:
         """Make a table of the figures for a terminal."""
@@ -43,5 +49,16 @@ class Summary:
         table.add_row("size", f"{decimal(self.bytes_before)} → {decimal(self.bytes_after)}")
         table.add_row("bits per quantised weight", f"{self.bits_per_weight:.3f}")
         table.add_row("mean relative MSE of weights", f"{self.mean_relative_mse:.5f}")
+        for type, error in self.relative_mse_by_type.items():
+            table.add_row(f"  {type}", f"{error:.5f}")
         table.add_row("written to", str(self.dst))
         return table
+
+
+def mean_by_type(errors: Mapping[str, float]) -> dict[str, float]:
+    """Mean of the linears of each type; those of experts are types of their own."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for name, error in errors.items():
+        *above, leaf = name.split(".")
+        found[f"experts.{leaf}" if "experts" in above else leaf].append(error)
+    return {type: fmean(each) for type, each in found.items()}

@@ -11,6 +11,7 @@ from nvfp4_kernels.nvfp4 import BLOCK_SIZE, Convention, global_scale_of
 from nvfp4_kernels.scale_search import ScaleRule, quantize_with_rule
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.source import Source
+from vllm_fp4_plugin.quantizer.stored import StoredWeight, ignorable
 
 # Fits the caches, and leaves the allocator no large holes that peak memory would grow by.
 _SLICE_ELEMENTS = 1 << 18
@@ -38,6 +39,7 @@ class WeightQuantizer:
 
     Args:
         source: the checkpoint.
+        weights: where the weights of the linears are.
         convention: whose arithmetic to follow.
         rule: how block scales are chosen.
         sharing: linears, ``name`` among them, whose largest weight sets the global scale of
@@ -47,11 +49,13 @@ class WeightQuantizer:
     def __init__(
         self,
         source: Source,
+        weights: Mapping[str, StoredWeight],
         convention: Convention,
         rule: ScaleRule,
         sharing: Mapping[str, Sequence[str]],
     ):
         self._source = source
+        self._weights = weights
         self._convention = convention
         self._rule = rule
         self._sharing = sharing
@@ -65,7 +69,7 @@ class WeightQuantizer:
         """
         amax = torch.stack([self._amax(n) for n in self._sharing.get(name, [name])]).amax()
         scale = global_scale_of(amax, self._convention)
-        weight = self._source.load(f"{name}.weight")
+        weight = self._weights[name].load(self._source)
         rows, k = weight.shape
         data = torch.empty(rows, k // 2, dtype=torch.uint8)
         scales = torch.empty(rows, k // BLOCK_SIZE, dtype=torch.float8_e4m3fn)
@@ -88,12 +92,12 @@ class WeightQuantizer:
 
     def _amax(self, name: str) -> Tensor:
         if name not in self._known_amax:
-            weight = self._source.load(f"{name}.weight")
+            weight = self._weights[name].load(self._source)
             amax = torch.stack([part.abs().amax() for part in _slices(weight)]).amax().float()
             if not torch.isfinite(amax):
                 raise QuantizerError(
                     f"{name}.weight: holds NaN or infinity, must be finite; mend it, or leave it "
-                    f"as it is with --ignore {name}"
+                    f"as it is with --ignore {ignorable(name)}"
                 )
             self._known_amax[name] = amax
         return self._known_amax[name]

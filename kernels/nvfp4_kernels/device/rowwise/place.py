@@ -19,6 +19,8 @@ from nvfp4_kernels.device.rowwise.tile import (
 from nvfp4_kernels.terms import TermLayout
 
 ATOM_BYTES = ATOM_ROWS * ATOM_BLOCKS
+ATOM_LINES = 32  # of an atom, each with the scales of rows 32 apart
+LINE_BYTES = ATOM_BYTES // ATOM_LINES
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Place:
         lane: index among the threads of a warp that share the row.
         warp: index in the CTA.
         scales: offset of the CTA's first scale, in bytes.
+        line_rows: rows of a matrix of whose atoms the CTA writes whole lines; 0: it does not.
     """
 
     tile: RowTile
@@ -60,6 +63,7 @@ class Place:
     lane: Int32
     warp: Int32
     scales: Int64
+    line_rows: int = 0
 
     @property
     def steps(self) -> range:
@@ -98,9 +102,12 @@ def ctas(tile: RowTile, m: Int32, k: Int32, batch: Int32) -> Int32:
     return columns * cute.ceil_div(m, ATOM_ROWS) * tile.groups * batch
 
 
-def find(tile: RowTile, m: Int32, k: Int32, terms: TermLayout) -> Place:
-    """This thread's place; CTAs run along the rows first."""
-    thread, cta = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+def find(
+    tile: RowTile, m: Int32 | int, k: Int32, terms: TermLayout, cta: Int32 | None = None
+) -> Place:
+    """This thread's place; CTAs run along the rows first. ``cta``: not this one, but that one."""
+    thread = cute.arch.thread_idx()[0]
+    cta = cute.arch.block_idx()[0] if cta is None else cta
     warp, in_warp = thread // WARP, thread % WARP
     slot, lane = in_warp // tile.lanes, in_warp % tile.lanes
     columns = cute.ceil_div(k, tile.blocks * BLOCK)
@@ -132,6 +139,44 @@ def find(tile: RowTile, m: Int32, k: Int32, terms: TermLayout) -> Place:
         lane=lane,
         warp=warp,
         scales=atoms * ATOM_BYTES + group * (tile.slots * ATOM_BLOCKS),
+    )
+
+
+def find_in_lines(tile: RowTile, rows: int, k: Int32, terms: TermLayout, cta: Int32) -> Place:
+    """This thread's place in matrices of at most 32 rows: a row is a line of its atoms.
+
+    Scales of rows 0 to 31 lie 16 bytes apart, those that would be of rows 32 to 127, or are of
+    further terms, behind them. CTAs take neighbouring rows, and with each the whole lines of it and
+    of every ``rows``-th one after it: no CTA has padding alone.
+    """
+    assert rows <= ATOM_LINES
+    assert rows % tile.slots == 0
+    thread = cute.arch.thread_idx()[0]
+    warp, in_warp = thread // WARP, thread % WARP
+    slot, lane = in_warp // tile.lanes, in_warp % tile.lanes
+    columns, groups = cute.ceil_div(k, tile.blocks * BLOCK), rows // tile.slots
+    column, group = cta % columns, cta // columns
+    batch, group = group // groups, group % groups
+    first_slot, first_of_cta = group * tile.slots, column * tile.blocks
+    atoms = Int64(batch) * _atoms_across(k // BLOCK) + first_of_cta // ATOM_BLOCKS
+    return Place(
+        tile=tile,
+        terms=terms,
+        m=Int32(rows),
+        batch=batch,
+        term_bytes=Int64(0),
+        inside=Boolean(True),
+        live=Boolean(True),
+        row=Int64(batch) * rows + first_slot + slot,
+        first=first_of_cta + warp * tile.lanes + lane,
+        first_of_cta=first_of_cta,
+        blocks=k // BLOCK,
+        slot=slot,
+        first_slot=first_slot,
+        lane=lane,
+        warp=warp,
+        scales=atoms * ATOM_BYTES + first_slot * LINE_BYTES,
+        line_rows=rows,
     )
 
 
@@ -190,7 +235,11 @@ def store_block(
         offset = place.term_row(term) * (place.blocks * (BLOCK // 2)) + place.element(step) // 2
         codes.store(block.codes.bitcast(Uint8), offset, alignment=8)
     stored = place.block(step) < _atoms_across(place.blocks) * ATOM_BLOCKS
-    if cutlass.const_expr(place.terms.packed):
+    if cutlass.const_expr(place.line_rows > 0):
+        if stored:
+            _store_in_line(place, step, term, block, scales)
+        stored = Boolean(False)
+    elif cutlass.const_expr(place.terms.packed):
         # Padding is the first term's to write. Where there is a row, its slot is the first term's.
         stored = stored & (place.inside | place.pads(place.slot) if term == 0 else place.inside)
     if stored:
@@ -199,6 +248,29 @@ def store_block(
         offset += step * tile.stride // ATOM_BLOCKS * ATOM_BYTES
         offset += term * (ATOM_BLOCKS if place.terms.packed else place.term_bytes)
         Array(scales, shape=(1,)).store(block.scale, offset)
+
+
+@cute.jit
+def _store_in_line(
+    place: Place,
+    step: cutlass.Constexpr,
+    term: cutlass.Constexpr,
+    block: Block,
+    scales: cute.Pointer,
+) -> None:
+    """A scale; with the first term's also zeros where lines hold no term's, a word a thread."""
+    target, in_atom = Array(scales, shape=(1,)), place.lane % ATOM_BLOCKS
+    line = place.scales + place.slot * LINE_BYTES
+    line += (place.first - place.first_of_cta) // ATOM_BLOCKS * ATOM_BYTES
+    line += step * place.tile.stride // ATOM_BLOCKS * ATOM_BYTES
+    target.store(block.scale, line + term * ATOM_BLOCKS + in_atom)
+    if cutlass.const_expr(term == 0):
+        zeros = Vector.from_elements((0,) * ATOM_BLOCKS, Uint8)
+        if in_atom >= place.terms.count:
+            target.store(zeros, line + in_atom * ATOM_BLOCKS, alignment=4)
+        for row in cutlass.range_constexpr(place.line_rows, ATOM_LINES, place.line_rows):
+            offset = line + row * LINE_BYTES + in_atom * ATOM_BLOCKS
+            target.store(zeros, offset, alignment=4)
 
 
 @cute.jit

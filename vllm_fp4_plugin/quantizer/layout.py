@@ -1,0 +1,96 @@
+"""Names that a model's tensors have in a checkpoint, by transformers' own table of conversions."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_fp4_plugin.quantizer.source import Source
+
+_OF_EXPERT = re.compile(r"(?P<layer>.+)\.(?P<expert>\d+)\.(?P<projection>[^.]+)\.weight")
+
+
+@dataclass(frozen=True)
+class ExpertShard:
+    """Projection of one expert that a checkpoint has as a tensor of its own.
+
+    Attributes:
+        tensor: the tensor.
+        layer: name of the layer of experts in the checkpoint.
+        projection: name of the projection in the checkpoint.
+    """
+
+    tensor: str
+    layer: str
+    projection: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places of a model's tensors.
+
+    Attributes:
+        tensors: tensors of the checkpoint by the model's names.
+        shards: tensors of single experts, by the model's name of the stack that they become, the
+            expert, and their order in its rows.
+        targets: the model's names by the checkpoint's, of those too that the model has not.
+        others: tensors that the model has not.
+    """
+
+    tensors: dict[str, str] = field(default_factory=dict)
+    shards: dict[str, dict[int, dict[int, ExpertShard]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
+    )
+    targets: dict[str, str] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+
+    def module(self, name: str) -> str:
+        """Name that the checkpoint has for a module of the model, after that of a tensor below."""
+        start = f"{name}."
+        for own, stored in self.tensors.items():
+            if own.startswith(start) and stored.endswith(rest := own.removeprefix(name)):
+                return stored.removesuffix(rest)
+        return name
+
+    def unknown_modules(self) -> Iterator[str]:
+        """Yield the modules with matrices that the model has not: of further heads, of towers."""
+        for name in self.others:
+            if name.endswith(".weight"):
+                yield name.removesuffix(".weight")
+
+
+def read_layout(model: Any, source: Source) -> Layout:
+    """Find where the tensors of ``model`` lie in its checkpoint."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    conversions = get_model_conversion_mapping(model)
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    renamings = [each for each in conversions if not isinstance(each, WeightConverter)]
+    own = model.state_dict()
+    layout = Layout()
+    for name in source.specs:
+        target, pattern = rename_source_key(
+            name, renamings, converters, model.base_model_prefix, own
+        )
+        layout.targets[name] = target
+        place = _order_of_shard(pattern, converters)
+        if pattern is None and target in own:
+            layout.tensors[target] = name
+        elif place is not None and target in own and (found := _OF_EXPERT.fullmatch(name)):
+            shard = ExpertShard(name, found["layer"], found["projection"])
+            layout.shards[target][int(found["expert"])][place] = shard
+        else:
+            layout.others.append(name)
+    return layout
+
+
+def _order_of_shard(pattern: str | None, converters: list[Any]) -> int | None:
+    """Place of what ``pattern`` names in the rows of a stack; None if it makes no such stack."""
+    for converter in converters:
+        if pattern in converter.source_patterns:
+            operations = [type(each).__name__ for each in converter.operations]
+            stacks = operations in (["MergeModulelist"], ["MergeModulelist", "Concatenate"])
+            return converter.source_patterns.index(pattern) if stacks else None
+    return None

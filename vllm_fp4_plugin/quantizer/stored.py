@@ -1,0 +1,45 @@
+"""Weights of linears where a checkpoint keeps them: alone, or in a stack of experts."""
+
+import re
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vllm_fp4_plugin.quantizer.source import Source
+
+_EXPERT = re.compile(r"(.*\bexperts)\.\d+\.")
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """Place of a linear's weight, ``(N, K)``.
+
+    Attributes:
+        tensor: the tensor that holds it.
+        shape: N and K.
+        expert: its index in a stack, ``(experts, N, K)``; None: the tensor is the weight.
+        first_row: its first row in what the stack has of the expert.
+        is_transposed: the stack is ``(experts, K, N)``.
+    """
+
+    tensor: str
+    shape: tuple[int, int]
+    expert: int | None = None
+    first_row: int = 0
+    is_transposed: bool = False
+
+    def load(self, source: Source) -> Tensor:
+        """Map the weight from its file, or copy it if it is transposed there."""
+        weight = source.load(self.tensor)
+        if self.expert is None:
+            return weight
+        weight = weight[self.expert]
+        if self.is_transposed:
+            weight = weight.mT
+        return weight[self.first_row : self.first_row + self.shape[0]].contiguous()
+
+
+def ignorable(name: str) -> str:
+    """Name that ``--ignore`` takes to keep a linear: an expert goes with its whole layer."""
+    found = _EXPERT.match(name)
+    return found[1] if found else name
