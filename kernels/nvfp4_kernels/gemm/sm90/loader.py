@@ -119,7 +119,7 @@ class TmaLoader:
         """
         ahead = cutlass.min(state.steps, self.stages)
         if cutlass.const_expr(self.tile.grouped):
-            ahead = cutlass.min(ahead, ahead * state.num_tiles)
+            ahead = cutlass.min(ahead, ahead * state.num_tiles)  # nothing without a tile
         coord = tile_coord(state, Int32(0))
         ptx.prefetch_tensormap(token_map.get_ptr())
         for step in cutlass.range(ahead, unroll=1):

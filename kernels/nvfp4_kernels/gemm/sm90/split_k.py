@@ -61,7 +61,8 @@ class SplitK:
     def join_cluster_barriers(self) -> None:
         """Take part in the cluster's barriers: the load warp, after its role, and who has no tile.
 
-        All CTAs of a cluster have a tile, or none has.
+        All CTAs of a cluster have a tile, or none has. Where none has all could leave, as threads
+        that have exited are not waited for; but every arrival has its wait.
         """
         if self.tile.split_k > 1:
             ptx.barrier_cluster_wait()
