@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 CACHE = Path(__file__).parents[2] / ".cache" / "demo"
+EXPERTS = 8  # of a layer, with --moe
 
 app = typer.Typer(add_completion=False)
 
@@ -20,6 +21,9 @@ def demo(
     fresh: Annotated[bool, typer.Option("--fresh", help="Make everything anew.")] = False,
     variants: Annotated[
         bool, typer.Option("--variants", help="Also measure `quantize --scales sweep`.")
+    ] = False,
+    moe: Annotated[
+        bool, typer.Option("--moe", help="A mixture of experts, of which two take each token.")
     ] = False,
     train_seconds: Annotated[float, typer.Option(min=1, help="Time to train for.")] = 150,
     train_steps: Annotated[
@@ -54,7 +58,13 @@ def demo(
     from examples.server import ServerError
     from examples.stages import StageCache
 
-    training = TrainSettings(seconds=train_seconds, steps=train_steps, threads=threads, seed=seed)
+    training = TrainSettings(
+        seconds=train_seconds,
+        steps=train_steps,
+        threads=threads,
+        seed=seed,
+        experts=EXPERTS if moe else 0,
+    )
     measuring = MeasureSettings(windows, window_length, max_tokens, server_time_limit)
     try:
         check_folder(cache_dir, "--cache-dir")

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from examples.demo.train import DecoderModel
 
-def save_checkpoint(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path
-) -> None:
+
+def save_checkpoint(model: DecoderModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the model in BF16, its generation settings and its tokenizer into ``folder``."""
     disable_progress_bar()
     model.generation_config = GenerationConfig(

@@ -95,7 +95,7 @@ def run(
         "models": rows,
         "stages": stages,
     }
-    file = cache.root / "results.json"
+    file = cache.root / ("results-moe.json" if training.experts else "results.json")
     write_atomically(file, json.dumps(results, indent=2) + "\n")
     display.models(rows, windows[:, 1:].size)
     display.times(stages)

@@ -1,18 +1,27 @@
-"""Train a Llama on one device within a budget of seconds."""
+"""Train a Llama, or a mixture of experts, on one device within a budget of seconds."""
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import AdamW, Muon, Optimizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 MAX_POSITIONS = 1024
+
+DecoderModel: TypeAlias = LlamaForCausalLM | Qwen3MoeForCausalLM
 
 
 @dataclass(frozen=True)
@@ -27,9 +36,12 @@ class TrainSettings:
         compile: compile the decoder layer; that comes before the budget begins.
         seed: of the weights and of the order of the text.
         hidden, intermediate, layers, heads, kv_heads, head_dim: the model's sizes.
+        experts: experts of a layer, of the shape of Qwen3-MoE's; 0: a Llama.
+        experts_per_token: how many each token goes to; they share ``intermediate``.
         batch, sequence: sequences a step, tokens a sequence.
         matrix_rate: peak learning rate of Muon, for the layers' matrices.
         other_rate: peak learning rate of AdamW, for embeddings and norms.
+        expert_rate: peak learning rate of AdamW, for experts and routers.
         momentum: of Muon.
         warmup, cooldown: shares of the run in which the rates rise to their peaks and fall to 0.
     """
@@ -46,10 +58,13 @@ class TrainSettings:
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
+    experts: int = 0
+    experts_per_token: int = 2
     batch: int = 8
     sequence: int = 256
     matrix_rate: float = 0.02
     other_rate: float = 0.02
+    expert_rate: float = 0.004
     momentum: float = 0.9
     warmup: float = 0.02
     cooldown: float = 0.7
@@ -71,7 +86,7 @@ def train(
     tokens: np.ndarray,
     tokenizer: PreTrainedTokenizerFast,
     on_step: Callable[[Progress], None] = lambda progress: None,
-) -> tuple[LlamaForCausalLM, Progress]:
+) -> tuple[DecoderModel, Progress]:
     """Train from scratch.
 
     Args:
@@ -124,24 +139,33 @@ def keep_freed_memory() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
-def build_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A Llama with fresh weights and tied embeddings."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=settings.hidden,
-            intermediate_size=settings.intermediate,
-            num_hidden_layers=settings.layers,
-            num_attention_heads=settings.heads,
-            num_key_value_heads=settings.kv_heads,
-            head_dim=settings.head_dim,
-            max_position_embeddings=MAX_POSITIONS,
-            tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+def build_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast) -> DecoderModel:
+    """A model with fresh weights and tied embeddings: a Llama, or a mixture of experts."""
+    common: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": settings.hidden,
+        "intermediate_size": settings.intermediate,
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "num_key_value_heads": settings.kv_heads,
+        "head_dim": settings.head_dim,
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if not settings.experts:
+        return LlamaForCausalLM(LlamaConfig(**common))
+    config = Qwen3MoeConfig(
+        **common,
+        num_experts=settings.experts,
+        num_experts_per_tok=settings.experts_per_token,
+        moe_intermediate_size=settings.intermediate // settings.experts_per_token,
+        norm_topk_prob=True,
+        router_aux_loss_coef=0.01,
     )
+    return Qwen3MoeForCausalLM(config)
 
 
 def learning_rate_share(done: float, warmup: float, cooldown: float) -> float:
@@ -149,7 +173,7 @@ def learning_rate_share(done: float, warmup: float, cooldown: float) -> float:
     return max(0.0, min(1.0, (done + 1e-3) / warmup, (1 - done) / cooldown))
 
 
-def _compile_layers(model: LlamaForCausalLM, batch: Tensor) -> None:
+def _compile_layers(model: DecoderModel, batch: Tensor) -> None:
     """Compile what one layer does, which serves them all; the first run of it takes the time."""
     for layer in model.model.layers:
         layer.compile()
@@ -157,13 +181,19 @@ def _compile_layers(model: LlamaForCausalLM, batch: Tensor) -> None:
     model.zero_grad()
 
 
-def _loss(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
+def _loss(model: DecoderModel, batch: Tensor) -> Tensor:
     with torch.autocast(batch.device.type, torch.bfloat16):
-        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        if isinstance(model, LlamaForCausalLM):
+            balance: Tensor | float = 0.0
+            logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+        else:
+            out = model(input_ids=batch[:, :-1], use_cache=False, output_router_logits=True)
+            # Without it a few experts take all tokens.
+            balance, logits = model.router_aux_loss_coef * out.aux_loss, out.logits
+        return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten()) + balance
 
 
-def _step(model: LlamaForCausalLM, batch: Tensor, optimizers: list[Optimizer]) -> Tensor:
+def _step(model: DecoderModel, batch: Tensor, optimizers: list[Optimizer]) -> Tensor:
     loss = _loss(model, batch)
     loss.backward()
     for optimizer in optimizers:
@@ -172,13 +202,22 @@ def _step(model: LlamaForCausalLM, batch: Tensor, optimizers: list[Optimizer]) -
     return loss.detach()
 
 
-def _optimizers(model: LlamaForCausalLM, settings: TrainSettings) -> list[Optimizer]:
-    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
-    others = [p for p in model.parameters() if not any(p is m for m in matrices)]
-    return [
+def _optimizers(model: DecoderModel, settings: TrainSettings) -> list[Optimizer]:
+    layers = dict(model.model.layers.named_parameters())
+    # Muon takes matrices, experts are stacks of them.
+    routed = [p for name, p in layers.items() if settings.experts and ".mlp." in name]
+    matrices = [p for p in layers.values() if p.ndim == 2 and not _holds(routed, p)]
+    others = [p for p in model.parameters() if not _holds([*matrices, *routed], p)]
+    adam: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.0, "fused": True}
+    optimizers: list[Optimizer] = [
         Muon(matrices, lr=settings.matrix_rate, weight_decay=0.0, momentum=settings.momentum),
-        AdamW(others, lr=settings.other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        AdamW(others, lr=settings.other_rate, **adam),
     ]
+    return [*optimizers, *([AdamW(routed, lr=settings.expert_rate, **adam)] if routed else [])]
+
+
+def _holds(parameters: Sequence[Tensor], parameter: Tensor) -> bool:
+    return any(parameter is each for each in parameters)
 
 
 def _batches(tokens: np.ndarray, settings: TrainSettings) -> Iterator[Tensor]:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,9 @@ def calls(monkeypatch):
     return calls
 
 
-def demo(root, fresh=False, variants=False):
+def demo(root, fresh=False, variants=False, training=TRAINING):
     cache = StageCache(root, fresh)
-    file = run.run(cache, TRAINING, MEASURING, variants, started=time.monotonic())
+    file = run.run(cache, training, MEASURING, variants, started=time.monotonic())
     return json.loads(file.read_text())
 
 
@@ -100,6 +101,25 @@ def test_variants_are_measured_once_and_compared(tmp_path, calls):
     calls.clear()
     demo(tmp_path, variants=True)
     assert calls == ["serve nvfp4-tc"]
+
+
+def test_a_mixture_of_experts_has_a_model_and_results_of_its_own(tmp_path, calls):
+    demo(tmp_path)
+    calls.clear()
+    results = demo(tmp_path, training=replace(TRAINING, experts=4))
+    assert calls == ["serve None", "quantize absmax", "serve nvfp4-tc"]
+    assert [s["stage"] for s in results["stages"] if s["reused"]] == ["text"]
+    assert results["training"]["experts"] == 4
+    assert json.loads((tmp_path / "results.json").read_text())["training"]["experts"] == 0
+
+
+@pytest.mark.parametrize(("options", "experts"), [([], 0), (["--moe"], 8)], ids=["dense", "moe"])
+def test_command_trains_experts_on_demand(tmp_path, monkeypatch, options, experts):
+    asked = []
+    monkeypatch.setattr(run, "run", lambda _, training, *rest: asked.append(training.experts))
+    result = CliRunner().invoke(app, ["--cache-dir", str(tmp_path), *options])
+    assert result.exit_code == 0
+    assert asked == [experts]
 
 
 def test_fresh_run_makes_everything_again(tmp_path, calls):

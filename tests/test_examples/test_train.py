@@ -11,7 +11,14 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from examples.demo.export import save_checkpoint
 from examples.demo.tokenizer import train_tokenizer
-from examples.demo.train import TrainSettings, build_model, learning_rate_share, train
+from examples.demo.train import (
+    TrainSettings,
+    _optimizers,
+    build_model,
+    learning_rate_share,
+    train,
+)
+from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 TINY = TrainSettings(
     steps=3,
@@ -25,6 +32,7 @@ TINY = TrainSettings(
     batch=2,
     sequence=16,
 )
+TINY_MOE = replace(TINY, experts=4)
 TOKENS = np.random.default_rng(0).integers(256, size=2000).astype(np.uint16)
 
 
@@ -37,19 +45,24 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def test_same_steps_and_seed_give_the_same_model(tokenizer):
-    first, progress = train(TINY, TOKENS, tokenizer)
-    second, _ = train(TINY, TOKENS, tokenizer)
-    other, _ = train(replace(TINY, seed=1), TOKENS, tokenizer)
+BOTH = pytest.mark.parametrize("settings", [TINY, TINY_MOE], ids=["dense", "experts"])
+
+
+@BOTH
+def test_same_steps_and_seed_give_the_same_model(settings, tokenizer):
+    first, progress = train(settings, TOKENS, tokenizer)
+    second, _ = train(settings, TOKENS, tokenizer)
+    other, _ = train(replace(settings, seed=1), TOKENS, tokenizer)
     assert torch.equal(weights(first), weights(second))
     assert not torch.equal(weights(first), weights(other))
     assert (progress.steps, progress.tokens, progress.done) == (3, 3 * 2 * 16, 1.0)
 
 
-def test_training_learns(tokenizer):
+@BOTH
+def test_training_learns(settings, tokenizer):
     pattern = np.tile(np.arange(10, 20, dtype=np.uint16), 200)
     seen = []
-    train(replace(TINY, steps=30), pattern, tokenizer, lambda progress: seen.append(progress.loss))
+    train(replace(settings, steps=30), pattern, tokenizer, lambda step: seen.append(step.loss))
     assert seen[0] > 5  # log(270) is 5.6
     assert seen[-1] < 4.5
 
@@ -90,8 +103,9 @@ def test_every_linear_splits_into_nvfp4_blocks_on_two_ranks(tokenizer):
     assert 5e6 <= parameters <= 10e6
 
 
-def test_checkpoint_is_bf16_tied_and_knows_its_end(tokenizer, tmp_path):
-    model, _ = train(replace(TINY, steps=1), TOKENS, tokenizer)
+@BOTH
+def test_checkpoint_is_bf16_tied_and_knows_its_end(settings, tokenizer, tmp_path):
+    model, _ = train(replace(settings, steps=1), TOKENS, tokenizer)
     save_checkpoint(model, tokenizer, tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.dtype == torch.bfloat16
@@ -100,3 +114,30 @@ def test_checkpoint_is_bf16_tied_and_knows_its_end(tokenizer, tmp_path):
     generation = GenerationConfig.from_pretrained(tmp_path)
     assert generation.eos_token_id == tokenizer.eos_token_id == loaded.config.eos_token_id
     assert generation.bos_token_id == tokenizer.bos_token_id
+
+
+def test_every_part_of_a_mixture_is_trained(tokenizer):
+    """Experts, routers, attention, norms and the embedding, and each by one optimizer."""
+    torch.manual_seed(TINY_MOE.seed)
+    before = dict(build_model(TINY_MOE, tokenizer).named_parameters())
+    after, _ = train(TINY_MOE, TOKENS, tokenizer)
+    changed = {n for n, p in after.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == before.keys()
+    held = [p for o in _optimizers(after, TINY_MOE) for g in o.param_groups for p in g["params"]]
+    assert len(held) == len({id(p) for p in held}) == len(before)
+
+
+def test_experts_of_a_mixture_share_the_work_of_a_dense_layer(tokenizer):
+    with torch.device("meta"):
+        model = build_model(TrainSettings(experts=8), tokenizer)
+    experts = model.model.layers[0].mlp.experts
+    assert experts.gate_up_proj.shape == (8, 768, 256)  # two of them are one of 768
+    assert model.config.num_experts_per_tok == 2
+
+
+def test_the_tool_quantises_a_mixture(tokenizer, tmp_path):
+    model, _ = train(replace(TINY_MOE, steps=1), TOKENS, tokenizer)
+    save_checkpoint(model, tokenizer, tmp_path / "bf16")
+    summary = quantize_checkpoint(tmp_path / "bf16", tmp_path / "nvfp4")
+    assert summary.quantized == 4 + 4 * 3  # attention, experts
+    assert set(summary.relative_mse_by_type) >= {"q_proj", "experts.down_proj"}
