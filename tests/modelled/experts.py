@@ -1,24 +1,27 @@
-"""The modelled time of a mixture of experts' products on a B200, one layer after the other.
+"""The modelled time of a mixture of experts on a B200, one layer after the other.
 
     python -m tests.modelled.experts                        the models below, 1 to 1024 tokens
     python -m tests.modelled.experts --model qwen3-30b --tokens 64 --all     every tile
     python -m tests.modelled.experts --contest              a contest's grouped products
 
-A batch's tokens choose their experts at random, all alike. Of each launch two clusters run in the
-emulator, one with as many tiles as the busiest one has and one with one less; the time model
-(``tests/emulator/timing``) makes the grid of them, in their proportion. Nothing here was measured
-on a B200.
+A batch's tokens choose their experts at random, all alike. Both products alone, in a chain, and in
+one with what routes, quantises and sums up; then with weights of the second that are loaded while
+the first ends. Of each product two clusters run in the emulator, one with as many tiles as the
+busiest one has and one with one less; the time model (``tests/emulator/timing``) makes the grid of
+them, in their proportion. Nothing here was measured on a B200.
 """
 
 import argparse
 import math
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.emulator.timing import B200_TIMING, chain, model
+from tests.emulator.timing.supply import Operand
 from tests.modelled.layer import layers
 from tests.modelled.traces import Traced, Tracer, operand
 
@@ -51,19 +54,27 @@ class Shape:
     hidden: int
     intermediate: int
 
-    def counts(self, tokens: int) -> list[int]:
-        """Tokens of each expert of this rank that gets some."""
+    def ids(self, tokens: int) -> list[list[int]]:
+        """Experts of each token, of which this rank has the first ones."""
         drawn = [self._draw(tokens, random.Random(seed)) for seed in range(DRAWS)]
         hit = self.local * (1 - (1 - self.top_k / self.experts) ** tokens)
         slots = self.local * tokens * self.top_k / self.experts
-        return min(drawn, key=lambda each: (abs(len(each) - hit), abs(sum(each) - slots)))
 
-    def _draw(self, tokens: int, rng: random.Random) -> list[int]:
+        def oddity(ids: list[list[int]]) -> tuple[float, float]:
+            counts = self.counts(ids)
+            return abs(len(counts) - hit), abs(sum(counts) - slots)
+
+        return min(drawn, key=oddity)
+
+    def counts(self, ids: list[list[int]]) -> list[int]:
+        """Tokens of each expert of this rank that gets some."""
         counts = [0] * self.experts
-        for _ in range(tokens):
-            for expert in rng.sample(range(self.experts), self.top_k):
-                counts[expert] += 1
+        for expert in (expert for of_token in ids for expert in of_token):
+            counts[expert] += 1
         return [count for count in counts[: self.local] if count]
+
+    def _draw(self, tokens: int, rng: random.Random) -> list[list[int]]:
+        return [rng.sample(range(self.experts), self.top_k) for _ in range(tokens)]
 
 
 MODELS = {
@@ -119,7 +130,7 @@ class GroupedSm100:
     """Traced launches of grouped products; one that has been traced is not run again."""
 
     def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
+        self.tracer = tracer
         self._known: dict[object, Traced] = {}
 
     def traced(self, product: Product, config: "Config", read: str, written: str) -> Traced:
@@ -187,7 +198,7 @@ class GroupedSm100:
             defective_below=0,
             shard_ends=(0,) * 7,
         )
-        launched, registers = self._tracer.run(
+        launched, registers = self.tracer.run(
             lambda: launch(BlockScaledGemm(tile, output), arguments)
         )
         moved = float(len(product.counts) * weights * n * k)
@@ -205,6 +216,70 @@ class GroupedSm100:
         return Traced(launched, clusters, operands, writes, registers, _proportion(extra, clusters))
 
 
+class RowsSm100:
+    """Traced launches of a layer beside its products; every CTA runs in the emulator."""
+
+    def __init__(self, tracer: Tracer, shape: Shape, tokens: int, tile_tokens: int) -> None:
+        import torch
+
+        from nvfp4_kernels.moe_route.reference import moe_route
+        from nvfp4_kernels.routing import Routing
+
+        self._tracer = tracer
+        self._shape = shape
+        self._tile_tokens = tile_tokens
+        self._ids = torch.tensor(shape.ids(tokens), dtype=torch.int32)
+        self._map = None
+        if shape.local < shape.experts:
+            self._map = torch.arange(shape.experts, dtype=torch.int32)
+            self._map[shape.local :] = -1
+        self._routing = Routing(*moe_route(self._ids, self._map, shape.local, tile_tokens))
+
+    def route(self) -> Traced:
+        """The batch in tiles of tokens."""
+        from nvfp4_kernels.moe_route.kernel import moe_route
+
+        ids = self._ids
+        run = partial(moe_route, ids, self._map, self._shape.local, self._tile_tokens)
+        return self._traced(run, [operand("ids", ids, ids.nbytes)], {"routing": 8.0 * len(ids)})
+
+    def quantize(self, read: str, written: str) -> Traced:
+        """Each token into its rows."""
+        import torch
+
+        from nvfp4_kernels.moe_quantize.sm100 import moe_quantize
+
+        k, used = self._shape.hidden, int(self._routing.groups[0])
+        x = torch.zeros(len(self._ids), k, dtype=torch.bfloat16)
+        run = partial(moe_quantize, x, self._routing, torch.tensor(1.0), None, 1)
+        rows = used * self._tile_tokens
+        writes = {written: rows * k / 2, f"{written} scales": used * k * 8.0}
+        return self._traced(run, [operand(read, x, x.nbytes)], writes)
+
+    def combine(self, read: str, written: str) -> Traced:
+        """The sum of each token's rows."""
+        import torch
+
+        from nvfp4_kernels.moe_combine.kernel import moe_combine
+
+        slots, rows = self._routing.slots, self._routing.rows
+        y = torch.zeros(*slots.shape, self._shape.hidden, dtype=torch.bfloat16)
+        weights = torch.ones(rows.shape)
+        run = partial(moe_combine, y, rows, weights, torch.bfloat16)
+        moved = 2.0 * int((rows >= 0).sum()) * self._shape.hidden
+        return self._traced(
+            run, [operand(read, y, moved)], {written: 2.0 * len(rows) * self._shape.hidden}
+        )
+
+    def _traced(
+        self, run: Callable[[], object], operands: list[Operand], writes: dict[str, float]
+    ) -> Traced:
+        launched, registers = self._tracer.run(run)
+        assert launched.traces is not None
+        clusters = len({cta.cluster for cta in launched.traces})
+        return Traced(launched, clusters, tuple(operands), writes, registers)
+
+
 def _proportion(extra: int, clusters: int) -> tuple[int, ...]:
     """Clusters to repeat: number 0, with a tile more, as often as ``extra`` of ``clusters``."""
     if extra == 0:
@@ -220,7 +295,7 @@ def products(shape: Shape, tokens: int, tile_tokens: int) -> list[Product]:
     """Both products of a layer."""
     from nvfp4_kernels.routing import max_tiles
 
-    counts = tuple(shape.counts(tokens))
+    counts = tuple(shape.counts(shape.ids(tokens)))
     tiles = int(max_tiles(tokens * shape.top_k, shape.local, tile_tokens))
     sizes = ("gate and up", shape.intermediate, shape.hidden, 2), (
         "down", shape.hidden, shape.intermediate, 1,
@@ -286,10 +361,21 @@ def report(grouped: GroupedSm100, name: str, shape: Shape, tokens: int, every: b
                 if config == best:
                     picked.append((us, traced))
         times = ", ".join(f"{us:.2f}" for us, _ in picked)
-        together = in_chain([traced for _, traced in picked])
+        multiplied = [traced for _, traced in picked]
+        together = in_chain(multiplied)
+        rows = RowsSm100(grouped.tracer, shape, tokens, tile_tokens)
+        before, after = (
+            [rows.route(), rows.quantize("hidden", "x")],
+            [rows.combine("y", "hidden")],
+        )
+        whole = in_chain([*before, *multiplied, *after])
+        tile, output = choose_grouped(given[1].problem, outputs[1])
+        early = grouped.traced(given[1], (replace(tile, routed_before=True), output), "h", "y")
+        whole_early = in_chain([*before, multiplied[0], early, *after])
         print(
             f"{name}, {tokens} tokens, {len(given[0].counts)} experts, tiles of {tile_tokens}"
             f"{'*' if tile_tokens == chosen else ''}: {times}; in a chain {together:.1f}, "
+            f"layer {whole:.1f}, with early weights {whole_early:.1f}, "
             f"least {least(given):.1f} [{time.monotonic() - start:.0f} s]",
             flush=True,
         )
