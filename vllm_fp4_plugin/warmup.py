@@ -19,7 +19,8 @@ from vllm.distributed import (
 from nvfp4_kernels.compile import CACHE_VARIABLE, arch, compiled, object_path
 from nvfp4_kernels.compile_workers import build_apart
 from nvfp4_kernels.devices import multiprocessors
-from nvfp4_kernels.precompile.experts import Experts, experts_kernels
+from nvfp4_kernels.precompile.experts import experts_kernels
+from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model

@@ -9,7 +9,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
-from nvfp4_kernels.precompile.experts import Experts
+from nvfp4_kernels.precompile.experts_layer import Experts
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts.op import experts
 from vllm_fp4_plugin.experts.plan import (
@@ -87,8 +87,9 @@ class ExpertsMethod(FusedMoEMethodBase):
             activation_of(layer), gated=gated, inputs=inputs, given=terms
         )
         self._i: int = self.moe.intermediate_size_per_partition
-        self.startup.expect(prefix, self._layer())
-        hash_kernels(get_current_vllm_config(), self.plan.targets, self.plan.terms, options)
+        self.startup.expect(prefix, self._layer(layer))
+        targets = filter(None, self.plan.targets)
+        hash_kernels(get_current_vllm_config(), targets, self.plan.terms, options)
 
     @property
     def _sizes(self) -> ExpertSizes:
@@ -96,16 +97,20 @@ class ExpertsMethod(FusedMoEMethodBase):
         held, total = moe.num_local_experts, moe.num_experts
         return ExpertSizes(moe.hidden_dim, width, held, total, self.plan.gated)
 
-    def _layer(self) -> ExpertsLayer | None:
+    def _layer(self, layer: Any) -> ExpertsLayer | None:
         """The layer as far as its kernels depend on it; None if references serve it."""
         plan = self.plan
         if plan.first.arch == "cpu":
             return None
+        sizes = self._sizes
         # Layers are built with bfloat16 or float16 alone, which is what a Dtype names.
         dtype: Any = dtype_name(self.moe.in_dtype)
         experts = Experts(
-            self._sizes, self.moe.experts_per_token, plan.activation, dtype, plan.inputs, plan.terms
-        )
+            sizes, self.moe.experts_per_token, plan.activation, dtype, plan.inputs,
+            plan.terms,
+            mapped=sizes.total if sizes.held < sizes.total else 0,  # the map comes with the ranks
+            weight_on_input=layer.apply_router_weight_on_input,
+        )  # fmt: skip
         return ExpertsLayer(plan.first.arch, experts)
 
     def install(self, layer: Any, stored: StoredExperts) -> None:

@@ -6,7 +6,7 @@ alone, and how it is cut into tiles depends on the number of tokens, which must 
 on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,50 +76,37 @@ def _experts(
     Returns:
         ``(M, H)`` of x's dtype.
     """
-    route, bring, first, second, combine = map(function, kernels)
-    x, between = readable(x), Activation(activation, limit, alpha, beta)
+    enter, first, between, second, combine = kernels
+    x, activated = readable(x), Activation(activation, limit, alpha, beta)
     h, i, held, total = sizes
     of_layer = ExpertSizes(h, i, held, total, gated=w13_alpha.ndim == 2)
     tokens, top_k = topk_ids.shape
     tile_tokens = choose_tile_tokens(x.device, tokens, top_k, of_layer)
-    routing = Routing(*route(topk_ids.contiguous(), expert_map, held, tile_tokens))
     weights = topk_weights.float().contiguous()
     on_input, on_output = (weights, None) if weight_on_input else (None, weights)
 
-    how = (routing, quantizes, terms)
-    a, a_scales, row_scale = _in_tiles(bring, x, w13_input, on_input, *how)
+    how: tuple[Any, ...] = (on_input, terms) if quantizes else (on_input,)
+    scale = () if w13_input is None else (w13_input,)
+    groups, slots, rows, a, *scales = function(enter)(
+        x, topk_ids.contiguous(), expert_map, held, tile_tokens, *scale, *how
+    )
+    a_scales, row_scale = (*scales, None, None)[:2]
     to_nvfp4 = w2_input is not None
-    hidden, hidden_scales = first(
-        a, a_scales, routing.groups, w13, w13_scale, w13_alpha, row_scale, i, w2_input, between,
+    hidden, hidden_scales = function(first)(
+        a, a_scales, groups, w13, w13_scale, w13_alpha, row_scale, i, w2_input, activated,
         torch.float32 if to_nvfp4 else x.dtype, terms, terms if to_nvfp4 else 1,
     )  # fmt: skip
     row_scale = None
-    if quantizes and not to_nvfp4:
-        hidden, hidden_scales, row_scale = _in_tiles(bring, hidden, None, None, *how)
+    if between:
+        routing = Routing(groups, slots, rows)
+        hidden, hidden_scales, row_scale = function(between)(hidden, routing, None, terms)
     # What was launched before it, the first product or what quantises its result, began once the
     # routing was complete: the second one may load weights while that ends.
-    out, _ = second(
-        hidden, hidden_scales, routing.groups, w2, w2_scale, w2_alpha, row_scale, h, None, None,
+    out, _ = function(second)(
+        hidden, hidden_scales, groups, w2, w2_scale, w2_alpha, row_scale, h, None, None,
         x.dtype, terms, 1, True,
     )  # fmt: skip
-    return combine(out, routing.rows, on_output, x.dtype)
-
-
-def _in_tiles(
-    bring: Callable[..., Any],
-    rows: Tensor,
-    scale: Tensor | None,
-    weights: Tensor | None,
-    routing: Routing,
-    quantizes: bool,
-    terms: int,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Rows of token tiles as a product takes them: data, block scales, scales of rows."""
-    if not quantizes:
-        return bring(rows, routing, weights), None, None
-    if scale is None:
-        return bring(rows, routing, weights, terms)
-    return (*bring(rows, routing, scale, weights, terms), None)
+    return function(combine)(out, rows, on_output, x.dtype)
 
 
 _LIBRARY.define(

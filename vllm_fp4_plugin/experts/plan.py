@@ -9,17 +9,15 @@ from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.grouped_gemm.kernels import KERNELS as GROUPED_GEMM
 from nvfp4_kernels.grouped_silu_mul_gemm.kernels import KERNELS as GROUPED_SILU_MUL_GEMM
 from nvfp4_kernels.moe_combine.kernels import KERNELS as MOE_COMBINE
-from nvfp4_kernels.moe_quantize.kernels import GATHER_KERNELS as MOE_GATHER
-from nvfp4_kernels.moe_quantize.kernels import KERNELS as MOE_QUANTIZE
 from nvfp4_kernels.moe_quantize.kernels import PER_TOKEN_KERNELS as MOE_QUANTIZE_PER_TOKEN
-from nvfp4_kernels.moe_route.kernels import KERNELS as MOE_ROUTE
+from nvfp4_kernels.moe_route_quantize.kernels import GATHER_KERNELS, KERNELS, PER_TOKEN_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import Activation as Inputs
 from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
 
-_QUANTIZERS = {"static": MOE_QUANTIZE, "per-token": MOE_QUANTIZE_PER_TOKEN}
+_ENTRIES = {"static": KERNELS, "per-token": PER_TOKEN_KERNELS}
 _NO_MUL = "_no_mul"
 ROW = 32  # elements of K that a GPU's weights are padded to multiples of
 # Of what sends tokens between data-parallel ranks: others bring kernels and layouts of their own.
@@ -31,9 +29,10 @@ class ExpertsPlan:
     """Plan of how a layer of experts will run; made when it is built, before weights are loaded.
 
     Attributes:
-        route: kernel that sorts slots into token tiles.
-        bring: kernel that brings the tokens there, quantised or not.
+        enter: kernel that sorts slots into token tiles and brings the tokens there, quantised or
+            not.
         first: kernel of the first product, with the activation.
+        between: kernel that quantises its result, where the product does not do so itself.
         second: kernel of the second.
         combine: kernel that sums up each token's slots.
         inputs: how the inputs of both products are quantised.
@@ -43,9 +42,9 @@ class ExpertsPlan:
         reason: reason why it runs so and not as a reader would expect; may be empty.
     """
 
-    route: Kernel
-    bring: Kernel
+    enter: Kernel
     first: Kernel
+    between: Kernel | None
     second: Kernel
     combine: Kernel
     inputs: Inputs
@@ -56,9 +55,9 @@ class ExpertsPlan:
 
     @property
     def targets(self) -> list[str]:
-        """Targets of the kernels, in the order in which a forward pass runs them."""
-        kernels = (self.route, self.bring, self.first, self.second, self.combine)
-        return [kernel.target for kernel in kernels]
+        """Targets of the kernels, in the order in which a forward pass runs them; "" of none."""
+        kernels = (self.enter, self.first, self.between, self.second, self.combine)
+        return ["" if kernel is None else kernel.target for kernel in kernels]
 
     @property
     def arithmetic(self) -> str:
@@ -86,13 +85,14 @@ def make_plan(
         NoKernelError: the device lacks one of them; the message lists what there is.
     """
     table = GROUPED_SILU_MUL_GEMM if gated else GROUPED_GEMM
-    choice = choose_kernels(table, inputs, given, _QUANTIZERS)
-    device = current_device()
-    bring = choice.quantizer or MOE_GATHER.select(device, "float")
+    choice = choose_kernels(table, inputs, given, _ENTRIES)
+    device, between = current_device(), None
+    if choice.activation == "per-token":
+        between = MOE_QUANTIZE_PER_TOKEN.select(device, "w4a4")
     return ExpertsPlan(
-        route=MOE_ROUTE.select(device, "float"),
-        bring=bring,
+        enter=choice.quantizer or GATHER_KERNELS.select(device, "float"),
         first=choice.kernel,
+        between=between,
         second=GROUPED_GEMM.select(device, choice.kernel.mode),
         combine=MOE_COMBINE.select(device, "float"),
         inputs=choice.activation,

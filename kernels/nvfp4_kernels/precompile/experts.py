@@ -2,43 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.gemm.sm90 import choose_grouped as sm90
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig as EpilogueSm90
 from nvfp4_kernels.gemm.sm100 import choose_grouped as sm100
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig as EpilogueSm100
-from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, tile_tokens
+from nvfp4_kernels.grouped_gemm.tile_tokens import tile_tokens
+from nvfp4_kernels.precompile.experts_layer import Experts
+from nvfp4_kernels.precompile.experts_rows import row_specs
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_spec
 from nvfp4_kernels.precompile.linear_sm100 import product_spec
-from nvfp4_kernels.precompile.model import Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.routing import max_tiles
 from nvfp4_kernels.terms import TermLayout
-
-Inputs = Literal["static", "per-token", "16-bit"]
-
-
-@dataclass(frozen=True)
-class Experts:
-    """A layer of experts on one GPU, all that its kernels depend on but for the tokens.
-
-    Attributes:
-        sizes: of the experts.
-        top_k: slots of a token.
-        activation: between the products.
-        dtype: of tokens and results.
-        inputs: how the products' inputs are quantised; on sm_90 they are in 16 bits.
-        terms: how many NVFP4 values add up to each of them.
-    """
-
-    sizes: ExpertSizes
-    top_k: int
-    activation: Activation
-    dtype: Dtype
-    inputs: Inputs
-    terms: int = 1
 
 
 @dataclass(frozen=True)
@@ -71,6 +47,10 @@ def experts_kernels(
         name = "w13" if product.is_first else "w2"
         if name not in users:
             users.append(name)
+    for tokens in range(1, max_tokens + 1):
+        rows = tile_tokens(family, tokens, experts.top_k, experts.sizes, sms)
+        for name, row_spec in row_specs(experts, tokens, rows, sms):
+            found.setdefault(row_spec, [name])
     return found
 
 

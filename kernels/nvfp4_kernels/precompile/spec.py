@@ -14,7 +14,7 @@ class KernelSpec:
     Attributes:
         op: what it belongs to, for tables.
         target: ``"module:class"``.
-        fields: of that dataclass.
+        fields: of that dataclass; parts that take CuTe to be made are such specs themselves.
     """
 
     op: str
@@ -23,4 +23,5 @@ class KernelSpec:
 
     def kernel(self) -> DeviceKernel:
         module, _, kind = self.target.partition(":")
-        return getattr(import_module(module), kind)(*self.fields)
+        parts = (f.kernel() if isinstance(f, KernelSpec) else f for f in self.fields)
+        return getattr(import_module(module), kind)(*parts)

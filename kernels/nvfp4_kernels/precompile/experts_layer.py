@@ -1,0 +1,35 @@
+"""A layer of experts as its kernels see it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nvfp4_kernels.activation import Activation
+from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
+from nvfp4_kernels.precompile.model import Dtype
+
+Inputs = Literal["static", "per-token", "16-bit"]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A layer of experts on one GPU, all that its kernels depend on but for the tokens.
+
+    Attributes:
+        sizes: of the experts.
+        top_k: slots of a token.
+        activation: between the products.
+        dtype: of tokens and results.
+        inputs: how the products' inputs are quantised; on sm_90 they are in 16 bits.
+        terms: how many NVFP4 values add up to each of them.
+        mapped: length of the map from all ranks' experts to this one's; 0: there is none.
+        weight_on_input: tokens are multiplied by their weights before the first product.
+    """
+
+    sizes: ExpertSizes
+    top_k: int
+    activation: Activation
+    dtype: Dtype
+    inputs: Inputs
+    terms: int = 1
+    mapped: int = 0
+    weight_on_input: bool = False

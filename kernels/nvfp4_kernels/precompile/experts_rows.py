@@ -1,0 +1,86 @@
+"""Kernels that route, bring in and sum up the tokens of a layer of experts. No CuTe in here."""
+
+from collections.abc import Iterator
+
+from nvfp4_kernels.moe_combine.choose import choose_config as choose_combine
+from nvfp4_kernels.moe_quantize.choose import choose_config as choose_rows
+from nvfp4_kernels.moe_quantize.choose import choose_gather
+from nvfp4_kernels.moe_route.choose import choose_config as choose_route
+from nvfp4_kernels.moe_route.choose import mapped_experts
+from nvfp4_kernels.moe_route.tile import Sizes
+from nvfp4_kernels.moe_route_quantize.choose import is_one_launch, row_capacity, sort_tile
+from nvfp4_kernels.precompile.experts_layer import Experts
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.terms import TermLayout
+
+_ELEMENT_SIZE = 2  # of bfloat16 and float16
+_QUANTIZE = "nvfp4_kernels.moe_quantize.sm100"
+_GATHER = "nvfp4_kernels.moe_quantize.gather"
+_FUSED = "nvfp4_kernels.moe_route_quantize"
+
+
+def row_specs(
+    experts: Experts, tokens: int, tile_tokens: int, sms: int
+) -> Iterator[tuple[str, KernelSpec]]:
+    """Kernels of one number of tokens beside the products, with what each is for.
+
+    Args:
+        experts: the layer.
+        tokens: M.
+        tile_tokens: rows of a token tile.
+        sms: of the GPU.
+    """
+    gathers = experts.inputs == "16-bit"
+    parts = _gathered(experts) if gathers else _quantized(experts, tokens, tile_tokens, sms)
+    rows, threads = parts
+    slots, held = tokens * experts.top_k, experts.sizes.held
+    mapped = mapped_experts(experts.mapped) if experts.mapped else 0
+    sizes = Sizes(held, mapped, tile_tokens)
+    if is_one_launch(slots, held, tile_tokens, threads):
+        place = sort_tile(slots, threads), sizes, row_capacity(slots, held, tile_tokens)
+        route = KernelSpec("", f"{_FUSED}.route:CtaRoute", place)
+        target = "gather:MoeRouteGather" if gathers else "sm100:MoeRouteQuantizeSm100"
+        yield "tokens", KernelSpec("moe_route_quantize", f"{_FUSED}.{target}", (route, rows))
+    else:
+        tile = choose_route(slots, held)
+        yield (
+            "routing",
+            KernelSpec("moe_route", "nvfp4_kernels.moe_route.kernel:MoeRoute", (tile, sizes)),
+        )
+        if gathers:
+            fields = (rows, tile_tokens)
+            yield "tokens", KernelSpec("moe_gather", f"{_GATHER}:MoeGather", fields)
+        else:
+            yield "tokens", KernelSpec("moe_quantize", f"{_QUANTIZE}:MoeQuantizeSm100", (rows,))
+    if experts.inputs == "per-token":
+        in_tiles, _ = _quantized(experts, tokens, tile_tokens, sms, in_tiles=True)
+        yield "w2", KernelSpec("moe_quantize", f"{_QUANTIZE}:MoeQuantizeSm100", (in_tiles,))
+    yield "sum", _combine(experts)
+
+
+def _quantized(
+    experts: Experts, tokens: int, tile_tokens: int, sms: int, *, in_tiles: bool = False
+) -> tuple[KernelSpec, int]:
+    """Rows of tiles that are quantised, and threads of a CTA."""
+    per_token = experts.inputs == "per-token"
+    k = experts.sizes.i if in_tiles else experts.sizes.h
+    tile = choose_rows(tokens * experts.top_k, k, _ELEMENT_SIZE, per_token, sms)
+    top_k = 0 if in_tiles else experts.top_k
+    weighted = experts.weight_on_input and not in_tiles
+    layout = TermLayout.of(experts.terms, tile_tokens)
+    fields = (experts.dtype, per_token, tile, tile_tokens, top_k, weighted, layout)
+    return KernelSpec("", f"{_QUANTIZE}:MoeRows", fields), tile.threads
+
+
+def _gathered(experts: Experts) -> tuple[KernelSpec, int]:
+    """Rows of tiles that are copied, and threads of a CTA."""
+    tile = choose_gather(experts.sizes.h * _ELEMENT_SIZE)
+    fields = (experts.dtype, tile, experts.top_k, experts.weight_on_input)
+    return KernelSpec("", f"{_GATHER}:GatheredRows", fields), tile.threads
+
+
+def _combine(experts: Experts) -> KernelSpec:
+    tile = choose_combine(experts.sizes.h, _ELEMENT_SIZE)
+    weighted = not experts.weight_on_input
+    fields = (experts.dtype, experts.dtype, experts.top_k, weighted, tile)
+    return KernelSpec("moe_combine", "nvfp4_kernels.moe_combine.kernel:MoeCombine", fields)
