@@ -24,15 +24,12 @@ from tests.test_kernels.routing_cases import CASES, RoutingCase
 KERNEL = Room("nvfp4_kernels.moe_combine")
 
 
-def fused(total: Any, values: Any, weight: Any, there_is: Any) -> Any:
+def fused(total: Any, values: Any, weight: Any) -> Any:
     """Round products and sums together."""
     import cutlass
     import cutlass.cute as cute
 
-    sums = [
-        cutlass.select_(there_is, cute.math.fma(values[n], weight, total[n]), total[n])
-        for n in range(total.numel())
-    ]
+    sums = [cute.math.fma(values[n], weight, total[n]) for n in range(total.numel())]
     return cutlass.Vector.from_elements(tuple(sums), cutlass.Float32)
 
 
@@ -40,15 +37,15 @@ PATCHES = {
     "slots in reverse order": KERNEL.with_result(
         "kernel:MoeCombine", "_of_token", lambda numbers: numbers[::-1]
     ),
-    "weights of dropped slots multiplied": KERNEL.with_arguments(
-        "kernel", "_add", lambda total, v, weight, has: (total, v, weight, has | (v[0] == v[0]))
+    "dropped slots are rows": KERNEL.with_result(
+        "kernel:MoeCombine", "_of_token", lambda numbers: [n * (n >= 0) for n in numbers]
     ),
     "products not rounded": KERNEL.replaced("kernel", "_add", fused),
     "the next row": KERNEL.with_arguments(
         "kernel", "_load", lambda y, index, has: (y, index + 48, has)
     ),
     "weights left out": KERNEL.with_arguments(
-        "kernel", "_add", lambda total, v, weight, has: (total, v, None, has)
+        "kernel", "_add", lambda total, v, weight: (total, v, None)
     ),
 }
 
