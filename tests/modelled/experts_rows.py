@@ -89,7 +89,7 @@ class RowsSm100:
         from nvfp4_kernels.moe_route_quantize.choose import is_one_launch
 
         slots, threads = self._ids.numel(), self._tile().threads
-        return is_one_launch(slots, self._shape.local, self._tile_tokens, threads)
+        return is_one_launch(slots, self._tile_tokens, threads)
 
     def before_products(self) -> list[Traced]:
         """Launches from the chosen experts to NVFP4 in token tiles."""
@@ -131,8 +131,12 @@ class RowsSm100:
         import torch
 
         from nvfp4_kernels import moe_route_quantize
+        from nvfp4_kernels.moe_route_quantize.choose import ctas_of
+        from nvfp4_kernels.sm100.limits import SMS
 
-        turns, ctas = self._turns()
+        turns = self._turns()[0]
+        of_tile = turns // max(1, int(self.routing.groups[0]))
+        ctas = ctas_of(of_tile * len(self.routing.slots), SMS)  # those without a turn sort, too
         busy = min(turns, ctas)
         scale = torch.tensor(GLOBAL_SCALE)
         few = min(busy, TRACED_CTAS)
@@ -147,7 +151,7 @@ class RowsSm100:
             operand("x", self._x, float(self._x.nbytes)),
         )
         writes = self._written() | {"routing": self._routing_bytes()}
-        return Traced(traced, busy + 1, operands, writes, registers)
+        return Traced(traced, ctas + 1, operands, writes, registers)
 
     def combine(self) -> Traced:
         """Sum over slots of rows that the second product has written."""
