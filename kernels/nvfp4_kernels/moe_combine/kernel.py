@@ -137,7 +137,7 @@ class MoeCombine:
             for n in cutlass.range_constexpr(len(values)):
                 # Branched around, so that a slot of another rank costs no arithmetic.
                 if there_is[n]:
-                    weight = weights[first + n] if self.weighted else None
+                    weight = None if weights is None else weights[first + n]
                     total = _add(total, values[n].to(Float32), weight)
         return total
 
