@@ -24,6 +24,8 @@ NOTE = (
     "known, nor whether the model needs more tensors than these"
 )
 _CONFIG = "config.json"
+# Of experts, where it is one that needs telling: headers do not, and configs each in their way.
+_ACTIVATIONS = {"KimiK3ForConditionalGeneration": "situ"}
 _ELEMENTS_PER_BYTE = 2  # of packed weights
 
 
@@ -42,21 +44,32 @@ def headers_report(directory: Path, options: Options) -> Report:
     headers = checkpoint_files.read_headers(directory)
     checkpoint_files.check_nvfp4(headers, checkpoint)
     checkpoint_values.check_global_scales(headers, checkpoint)
-    sizes = _sizes(headers)
+    sizes, activation = _sizes(headers), _activation(directory)
     report = Report(notes=[NOTE])
     for layer, found in find_kinds(headers, checkpoint).items():
         elements, size = sizes[layer]
         says = found.config_says
         reason = f"{found.group.kind} in the checkpoint, whose config says {says}" if says else ""
         given = given_terms(options.activation_terms, layer, {})
-        report.add(_record(layer, found.group, reason, elements, size, given, options))
+        report.add(_record(layer, found.group, reason, elements, size, given, options, activation))
     for layer, stacked in _stacked_experts(headers, checkpoint).items():
         sizes_of = [sizes[module] for module in stacked]
         elements, size = (sum(column) for column in zip(*sizes_of, strict=True))
         group = checkpoint.format.group(Kind.NVFP4, static_input=True)
         assert group is not None
-        report.add(_record(f"{layer}.{EXPERTS}", group, "", elements, size, None, options))
+        report.add(
+            _record(f"{layer}.{EXPERTS}", group, "", elements, size, None, options, activation)
+        )
     return report
+
+
+def _activation(directory: Path) -> str:
+    """Activation of the model's experts, as far as its architecture tells."""
+    config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
+    known = (
+        _ACTIVATIONS[name] for name in config.get("architectures") or () if name in _ACTIVATIONS
+    )
+    return next(known, "silu")
 
 
 def _stacked_experts(
@@ -119,12 +132,13 @@ def _record(
     size: int,
     given: GivenTerms | None,
     options: Options,
+    between: str,
 ) -> LayerRecord:
     kind = group.kind
     if kind is Kind.UNQUANTIZED:
         return LayerRecord.unquantized(layer, reason, elements, size)
     if layer.endswith(f".{EXPERTS}"):
-        kernel, arithmetic, why = experts.planned(layer, group, options, given)
+        kernel, arithmetic, why = experts.planned(layer, group, options, given, between)
         reasons = "; ".join(filter(None, (reason, why)))
         return LayerRecord(layer, kernel, arithmetic, reasons, elements, size)
     if not kind.is_nvfp4:

@@ -84,14 +84,17 @@ def _by_headers(directory: Path, arch: str) -> Cell:
 def _served(layers: Report) -> tuple[Any, str]:
     """Verdict on a model that is not refused, and what of it vLLM runs."""
     theirs: dict[str, None] = {}
+    ours: dict[str, None] = {}
     attention: dict[str, None] = {}
     for record in layers.layers:
         kind = _BY_VLLM.match(record.kernel)
         if "KV cache" in record.arithmetic:
             attention |= dict.fromkeys(["ours" if record.kernel.startswith("nvfp4_") else "vLLM's"])
+        elif record.kernel.startswith("nvfp4_grouped"):
+            ours |= dict.fromkeys(["experts ours"])
         elif kind and kind[1] != "unquantized":
             theirs |= dict.fromkeys([f"{kind[1]} {_noun(record.name)}"])
-    parts = [f"{', '.join(theirs)} by vLLM"] if theirs else []
+    parts = [*ours, *([f"{', '.join(theirs)} by vLLM"] if theirs else [])]
     if attention:
         parts.append(f"attention {' and '.join(attention)}")
     return ("delegated" if theirs else "served"), "; ".join(parts)

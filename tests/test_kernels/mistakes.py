@@ -5,6 +5,7 @@ Kernels are Python that CuTe DSL traces: ``Room`` replaces functions of an op's 
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,6 +90,25 @@ def without(name: str, when: Callable[..., bool] = lambda *args, **kwargs: True)
         patch.setattr(ptx, name, maybe)
 
     return apply
+
+
+def without_in(name: str, *callers: str) -> Patch:
+    """Patch that leaves out a primitive where one of ``callers`` is the kernel's function.
+
+    Bodies of loops and branches are functions of their own: the nearest that is named counts.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> bool:
+        frame: Any = sys._getframe(2)
+        while frame is not None:
+            owner = frame.f_globals.get("__name__", "")
+            own = owner.startswith("nvfp4_kernels.") and "_body" not in frame.f_code.co_name
+            if own and not frame.f_code.co_name.startswith(("loop_", "if_", "then_", "else_", "<")):
+                return frame.f_code.co_name in callers
+            frame = frame.f_back
+        return False
+
+    return without(name, called)
 
 
 def changed(name: str, change: Callable[..., tuple[Any, ...]]) -> Patch:

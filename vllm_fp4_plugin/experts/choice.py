@@ -5,7 +5,7 @@ from typing import Any
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, UnquantizedFusedMoEMethod
 
-from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.activation import GATED, SILU
 from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin import completeness
@@ -180,7 +180,7 @@ def unquantized(layer: Any, prefix: str, reason: str) -> LayerRecord:
 
 
 def planned(
-    prefix: str, group: LayerGroup, options: Options, terms: GivenTerms | None
+    prefix: str, group: LayerGroup, options: Options, terms: GivenTerms | None, activation: str
 ) -> tuple[str, str, str]:
     """Plan of gated experts that only headers tell of: kernel's label, arithmetic, reason.
 
@@ -188,6 +188,8 @@ def planned(
         UnsupportedCheckpoint: nobody would.
     """
     against = _against_ours(prefix, group, options)
+    if activation not in GATED:
+        against = f"its activation is {activation}, must be {', '.join(GATED)}"
     if against is None:
         inputs: Inputs = "16-bit" if group.kind is Kind.NVFP4_A16 else "static"
         try:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 WARP = 32
 VECTOR_BYTES = 16  # of a row that a thread adds up
-MAX_THREADS = 256
+MAX_THREADS = 128
 SLOTS_IN_FLIGHT = 16  # that a thread has loaded before it adds the first
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
+import cutlass
 import cutlass.cute as cute
 import torch
 from cutlass import Array, Boolean, Float32, Int32, Int64, Uint32, Vector
@@ -116,6 +117,7 @@ class MoeCombine:
         ]
         return [quads[slot // QUAD][slot % QUAD] for slot in range(self.top_k)]
 
+    @cute.jit
     def _sum(
         self,
         arguments: CombineArguments,
@@ -125,15 +127,18 @@ class MoeCombine:
     ) -> Vector:
         inside = element < arguments.h
         total = Vector.from_elements((0.0,) * self.width, Float32)
-        for first in range(0, self.top_k, SLOTS_IN_FLIGHT):
+        for first in cutlass.range_constexpr(0, self.top_k, SLOTS_IN_FLIGHT):
             slots = range(first, min(self.top_k, first + SLOTS_IN_FLIGHT))
             there_is = [inside & (rows[slot] >= 0) for slot in slots]
             values = [
                 _load(arguments.y, Int64(rows[slot]) * arguments.h + element, has)
                 for slot, has in zip(slots, there_is, strict=True)
             ]
-            for slot, value, has in zip(slots, values, there_is, strict=True):
-                total = _add(total, value.to(Float32), weights and weights[slot], has)
+            for n in cutlass.range_constexpr(len(values)):
+                # Branched around, so that a slot of another rank costs no arithmetic.
+                if there_is[n]:
+                    weight = None if weights is None else weights[first + n]
+                    total = _add(total, values[n].to(Float32), weight)
         return total
 
 
@@ -149,33 +154,24 @@ def _load(source: cute.Pointer, index: Int64, there_is: Boolean) -> Vector:
     return Vector.from_elements(tuple(words), Uint32).bitcast(source.dtype)
 
 
-def _add(total: Vector, values: Vector, weight: Float32 | None, there_is: Boolean) -> Vector:
-    """``total + values · weight`` where there is a slot, else ``total``.
+def _add(total: Vector, values: Vector, weight: Float32 | None) -> Vector:
+    """``total + values · weight``: the product is rounded, then the sum.
 
-    The product is rounded, then the sum: what is not written with a rounding may be fused.
+    What is not written with a rounding may be fused.
     """
-    width = total.numel()
-    value, of_weight, predicate = "{{$r{0}}}", f"{{$r{2 * width + 1}}}", f"{{$r{2 * width}}}"
-    lines = []
-    for n in range(width):
-        before, term, result = f"{{$r{n}}}", value.format(width + n), f"{{$w{n}}}"
-        lines.append(f"mov.f32 {result}, {before};")
-        if weight is None:
-            lines.append(f"@{predicate} add.rn.f32 {result}, {before}, {term};")
-        else:
-            lines.append(f"mul.rn.f32 product, {term}, {of_weight};")
-            lines.append(f"@{predicate} add.rn.f32 {result}, {before}, product;")
-    sums = ptx.inline_ptx(
-        "{ .reg .f32 product; " + " ".join(lines) + " }",
-        write_only_types=[Float32] * width,
-        read_only_args=[
-            *(total[n] for n in range(width)),
-            *(values[n] for n in range(width)),
-            there_is,
-            *([] if weight is None else [weight]),
-        ],
-    )
+    sums = []
+    for n in range(total.numel()):
+        term = values[n] if weight is None else _rounded("mul", values[n], weight)
+        sums.append(_rounded("add", total[n], term))
     return Vector.from_elements(tuple(sums), Float32)
+
+
+def _rounded(operation: str, a: Float32, b: Float32) -> Float32:
+    return ptx.inline_ptx(
+        f"{operation}.rn.f32 {{$w0}}, {{$r0}}, {{$r1}};",
+        write_only_types=[Float32],
+        read_only_args=[a, b],
+    )
 
 
 def moe_combine(

@@ -17,6 +17,7 @@ from nvfp4_kernels.device.scan import count_lanes_before, cta_exclusive_sum
 from nvfp4_kernels.moe_route.tile import WARP, RouteTile, Sizes
 
 NO_EXPERT = -1
+PADDING_OF_LANE = 4  # rows of a tile for each lane that looks for padding
 
 
 class Batch(NamedTuple):
@@ -287,19 +288,20 @@ def write_slot(batch: Batch, out: RoutingOut, slot: Int32, row: Int32) -> None:
 
 @cute.jit
 def write_tiles(sort: Sorter, out: RoutingOut, used: Int32) -> None:
-    """Write the experts of tiles and the padding behind their slots, a warp an expert."""
-    rows, warps = sort.sizes.tile_tokens, sort.tile.warps
+    """Write the experts of tiles and the padding behind their slots, some lanes an expert."""
+    rows, lanes = sort.sizes.tile_tokens, min(WARP, sort.sizes.tile_tokens // PADDING_OF_LANE)
     groups, slots = Array(out.groups, shape=(1,)), Array(out.slots, shape=(1,))
+    teams, lane = sort.tile.threads // lanes, sort.thread % lanes
     for expert in range(
-        sort.rank * warps + sort.warp, sort.sizes.experts, sort.tile.cluster * warps
+        sort.rank * teams + sort.thread // lanes, sort.sizes.experts, sort.tile.cluster * teams
     ):
         end, first = sort.ends[expert], Int32(0)
         if expert > 0:
             first = (sort.ends[expert - 1] + (rows - 1)) // rows
         behind = (end + (rows - 1)) // rows
-        for tile in range(first + sort.lane, behind, WARP):
+        for tile in range(first + lane, behind, lanes):
             groups.store(expert, 1 + tile)
-        for row in range(end + sort.lane, behind * rows, WARP):
+        for row in range(end + lane, behind * rows, lanes):
             slots.store(Int32(-1), row)
     if (sort.thread == 0) & (sort.rank == 0):
         groups.store(used, 0)

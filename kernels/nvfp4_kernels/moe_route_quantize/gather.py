@@ -14,13 +14,17 @@ from nvfp4_kernels.compile import launch
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import multiprocessors
-from nvfp4_kernels.moe_quantize.choose import ctas_of
 from nvfp4_kernels.moe_quantize.gather import GatheredRows, gathered_rows, moe_gather
 from nvfp4_kernels.moe_quantize.tokens import TOKEN_ALIGNMENT, TOKEN_TYPES, Tokens
 from nvfp4_kernels.moe_route.kernel import batch_of, check_batch, moe_route, sizes_of
 from nvfp4_kernels.moe_route.op import new_routing
 from nvfp4_kernels.moe_route.sort import BATCH_TYPES, ROUTING_TYPES, Batch, RoutingOut
-from nvfp4_kernels.moe_route_quantize.choose import is_one_launch, row_capacity, sort_tile
+from nvfp4_kernels.moe_route_quantize.choose import (
+    ctas_of,
+    is_one_launch,
+    row_capacity,
+    sort_tile,
+)
 from nvfp4_kernels.moe_route_quantize.route import CtaRoute
 from nvfp4_kernels.routing import Routing
 
@@ -99,7 +103,7 @@ def moe_route_gather(
     """See ``nvfp4_kernels.moe_route_quantize.op.moe_route_gather``."""
     count, k = topk_ids.numel(), x.shape[1]
     rows = gathered_rows(x, topk_ids.shape[1], topk_weights)
-    if not is_one_launch(count, num_experts, tile_tokens, rows.tile.threads):
+    if not is_one_launch(count, tile_tokens, rows.tile.threads):
         routing = Routing(*moe_route(topk_ids, expert_map, num_experts, tile_tokens))
         return (*routing, moe_gather(x, routing, topk_weights))
     check_batch(topk_ids, expert_map)
@@ -119,7 +123,7 @@ def moe_route_gather(
         tokens=Tokens(x, None, topk_weights),
         out=out,
         k=k,
-        ctas=1 + ctas_of(turns, rows.tile.threads, multiprocessors(x.device)),
+        ctas=1 + ctas_of(turns, multiprocessors(x.device)),
     )
     launch(MoeRouteGather(route, rows), arguments)
     return (*routing, out)

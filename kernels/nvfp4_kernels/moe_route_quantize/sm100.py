@@ -18,14 +18,19 @@ from nvfp4_kernels.device.rowwise.output import OUTPUT_ALIGNMENT, OUTPUT_TYPES, 
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import multiprocessors
 from nvfp4_kernels.moe_quantize import sm100 as quantizing
-from nvfp4_kernels.moe_quantize.choose import ctas_of, turns_of_tile
+from nvfp4_kernels.moe_quantize.choose import turns_of_tile
 from nvfp4_kernels.moe_quantize.op import new_tiles
 from nvfp4_kernels.moe_quantize.sm100 import MoeRows, check_tokens, rows_of
 from nvfp4_kernels.moe_quantize.tokens import TOKEN_ALIGNMENT, TOKEN_TYPES, Tokens
 from nvfp4_kernels.moe_route.kernel import batch_of, check_batch, moe_route, sizes_of
 from nvfp4_kernels.moe_route.op import new_routing
 from nvfp4_kernels.moe_route.sort import BATCH_TYPES, ROUTING_TYPES, Batch, RoutingOut
-from nvfp4_kernels.moe_route_quantize.choose import is_one_launch, row_capacity, sort_tile
+from nvfp4_kernels.moe_route_quantize.choose import (
+    ctas_of,
+    is_one_launch,
+    row_capacity,
+    sort_tile,
+)
 from nvfp4_kernels.moe_route_quantize.route import CtaRoute
 from nvfp4_kernels.routing import Routing
 
@@ -109,7 +114,7 @@ def moe_route_quantize(
 ) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.moe_route_quantize.op.moe_route_quantize``."""
     rows = rows_of(x, topk_ids.shape, tile_tokens, topk_weights, False, terms)
-    if not is_one_launch(topk_ids.numel(), num_experts, tile_tokens, rows.tile.threads):
+    if not is_one_launch(topk_ids.numel(), tile_tokens, rows.tile.threads):
         routing = Routing(*moe_route(topk_ids, expert_map, num_experts, tile_tokens))
         return (*routing, *quantizing.moe_quantize(x, routing, global_scale, topk_weights, terms))
     routing = Routing(*new_routing(topk_ids, num_experts, tile_tokens))
@@ -128,7 +133,7 @@ def moe_route_quantize_per_token(
 ) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.moe_route_quantize.op.moe_route_quantize_per_token``."""
     rows = rows_of(x, topk_ids.shape, tile_tokens, topk_weights, True, terms)
-    if not is_one_launch(topk_ids.numel(), num_experts, tile_tokens, rows.tile.threads):
+    if not is_one_launch(topk_ids.numel(), tile_tokens, rows.tile.threads):
         routing = Routing(*moe_route(topk_ids, expert_map, num_experts, tile_tokens))
         return (*routing, *quantizing.moe_quantize_per_token(x, routing, topk_weights, terms))
     routing = Routing(*new_routing(topk_ids, num_experts, tile_tokens))
@@ -164,7 +169,7 @@ def _run(
         tokens=Tokens(x, None, topk_weights),
         out=QuantizedRows(data, scales, scale, tile_tokens, x.shape[1], tiles),
         turns=turns,
-        ctas=1 + ctas_of(tiles * turns, rows.tile.threads, multiprocessors(x.device)),
+        ctas=1 + ctas_of(tiles * turns, multiprocessors(x.device)),
     )
     launch(MoeRouteQuantizeSm100(route, rows), arguments)
     return data, scales

@@ -20,7 +20,7 @@ from nvfp4_kernels import (
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.devices import SM_COUNTS
 from nvfp4_kernels.moe_route_quantize import reference
-from nvfp4_kernels.moe_route_quantize.choose import MAX_SLOTS, is_one_launch, row_capacity
+from nvfp4_kernels.moe_route_quantize.choose import MAX_SLOTS, ctas_of, is_one_launch, row_capacity
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.bits import bits, check_equal
@@ -177,11 +177,12 @@ def test_each_is_one_op() -> None:
 
 
 def test_choices() -> None:
-    assert is_one_launch(512, 128, 8, 128)
-    assert not is_one_launch(513, 128, 8, 128)
-    assert not is_one_launch(512, 128, 8, 32)
-    assert not is_one_launch(512, 8, 64, 128)
-    assert not is_one_launch(512, 512, 32, 128)
+    assert is_one_launch(256, 8, 128)
+    assert not is_one_launch(257, 8, 128)
+    assert not is_one_launch(256, 8, 16)
+    assert not is_one_launch(256, 64, 128)
+    assert ctas_of(10, 148) == 10
+    assert ctas_of(1000, 148) == 148
     assert row_capacity(8, 32, 8) == 256
     assert row_capacity(512, 32, 8) == 1024
 
