@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.emulator.timing import B200_TIMING, chain, model
+from tests.emulator.timing import B200_TIMING, chain
 from tests.emulator.timing.supply import Operand
 from tests.modelled.layer import layers
 from tests.modelled.traces import Traced, Tracer, operand
@@ -314,15 +314,8 @@ def least(given: Sequence[Product]) -> float:
 
 
 def alone(traced: Traced) -> float:
-    """Microseconds of one launch alone."""
-    return model(
-        traced.launch,
-        B200_TIMING,
-        clusters=traced.clusters,
-        footprint=sum(each.total for each in traced.operands),
-        registers=traced.registers,
-        repeats=traced.repeats,
-    ).microseconds
+    """Microseconds of one launch alone: with the last clusters' work at the bandwidth they have."""
+    return chain(layers([traced], 1), B200_TIMING).microseconds
 
 
 def in_chain(launches: Sequence[Traced]) -> float:

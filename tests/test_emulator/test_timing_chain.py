@@ -9,6 +9,7 @@ from tests.emulator.machine.launch import Launch
 from tests.emulator.timing import B200_TIMING, Link, TimingError, chain, model
 from tests.emulator.timing.microbenchmarks import Microbenchmark, copy_loop
 from tests.emulator.timing.parameters import H200_TIMING
+from tests.emulator.timing.prepared import Prepared
 from tests.emulator.timing.residency import clusters_at_once
 from tests.emulator.timing.supply import L2, Operand
 
@@ -51,6 +52,16 @@ def test_a_chain_of_one_is_the_single_launch() -> None:
         timing = chain([Link(launch, clusters=200)], gpcs=len(P.gpc_sizes()))
         assert timing.microseconds == pytest.approx(single.microseconds, rel=1e-9)
         assert timing.busy["HBM"] == pytest.approx(single.busy["HBM"], rel=1e-9)
+
+
+def test_a_grid_repeats_the_clusters_it_is_told_to() -> None:
+    launch = producer()
+    traced = Prepared(launch, P).traced
+    prepared = Prepared(launch, P, clusters=9, repeats=(2, 0, 0))
+    assert prepared.repeated(4) == [traced[number] for number in (2, 0, 0, 2)]
+    assert prepared.repeat == 3
+    alike = chain([Link(launch, clusters=9, repeats=(2, 0, 0))], SMALL)
+    assert alike.microseconds == chain([Link(launch, clusters=9)], SMALL).microseconds
 
 
 def test_a_prologue_is_hidden_under_the_launch_before() -> None:

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
+from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.gemm.sm100 import choose as candidates
 from nvfp4_kernels.gemm.sm100.choose import Problem, with_store
@@ -53,9 +54,24 @@ def every_kernel() -> list[KernelSpec]:
         if tile.weights == 2:
             output = replace(output, terms=tile.terms)
         specs.append(product_spec("gemm", tile, with_store(output, tile, 4096)))
+    for tile in GROUPED:
+        output = EpilogueConfig("bfloat16", row_scale=True, activation=Activation("relu2"))
+        if tile.weights == 2:
+            clamped = Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)
+            output = replace(output, dtype="nvfp4", activation=clamped)
+        specs.append(product_spec("gemm", tile, with_store(output, tile, 4096)))
     return specs
 
 
+GROUPED = (
+    Tile(8, 2, swap_ab=True, split_k=8, grouped=True),
+    Tile(64, 2, swap_ab=True, grouped=True),
+    Tile(128, 2, swap_ab=True, two_cta=True, cluster_m=2, grouped=True),
+    Tile(128, 2, two_cta=True, cluster_m=2, grouped=True),
+    Tile(8, swap_ab=True, grouped=True, routed_before=True),
+    Tile(256, swap_ab=True, two_cta=True, cluster_m=2, grouped=True),
+    Tile(256, two_cta=True, cluster_m=2, grouped=True, routed_before=True),
+)
 OF_TERMS = (
     Tile(8, swap_ab=True, split_k=4, terms=TermLayout(4, packed=True)),
     Tile(256, two_cta=True, cluster_m=4, terms=TermLayout(3)),
