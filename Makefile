@@ -19,8 +19,8 @@ help: ## Show this list
 venv: ## Install everything into .venv, unless it is up to date
 	@$(or $(PYTHON),$(error No Python 3.11 or newer among $(CANDIDATES); set PYTHON)) .ci/install.py
 
-demo: venv ## Run the demo
-	$(RUN) python -m examples.demo
+demo: venv ## Run the demo; with a mixture of experts: ARGS=--moe
+	$(RUN) python -m examples.demo $(ARGS)
 
 eval: venv ## Measure what quantising costs a small model, variant by variant
 	$(RUN) python -m examples.accuracy demo

@@ -10,7 +10,9 @@ import pytest
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
+from tests import moe_checkpoints
 from tests.test_quantizer.checkpoints import SHAPE, change_config, read_tensors, save_checkpoint
+from tests.test_quantizer.mixtures import save_mixture, stack
 
 pytestmark = pytest.mark.processes
 
@@ -66,11 +68,29 @@ def test_peak_memory(llama: Path, text: Path, tmp_path: Path):
     total = save_large(tmp_path / "large")
     assert total > 15 * LARGEST_BYTES
 
+    # One weight, its quarter-size result, and float32 intermediates of one slice of its rows.
+    assert peak(llama, tmp_path / "large", text) < 7 * LARGEST_BYTES < total / 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_peak_memory_of_experts(text: Path, tmp_path: Path):
+    """An expert at a time, though all of a layer's lie in two tensors."""
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 512}
+    small = save_mixture(tmp_path / "small", moe_checkpoints.qwen3(**sizes, num_experts=4))
+    large = save_mixture(tmp_path / "large", moe_checkpoints.qwen3(**sizes, num_experts=128))
+    stack(large)
+    stack_bytes = max(t.nbytes for t in read_tensors(large).values())
+    assert stack_bytes == 128 * 2 * 512 * 256 * 2
+
+    # What does not grow with the experts: code of the products, one slice's intermediates.
+    assert peak(small, large, text) < stack_bytes / 2
+
+
+def peak(small: Path, large: Path, text: Path) -> int:
+    """Bytes by which quantising ``large`` raises what a process that quantised ``small`` holds."""
     paths = os.pathsep.join(path for path in sys.path if path)
     # One thread: the slices are small, and threads that wait for a busy machine take minutes.
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", MEASURE, llama, tmp_path / "large", text]
+    command = [sys.executable, "-c", MEASURE, small, large, text]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-
-    # One weight, its quarter-size result, and float32 intermediates of one slice of its rows.
-    assert int(shown.stdout) < 7 * LARGEST_BYTES < total / 2
+    return int(shown.stdout)

@@ -69,7 +69,12 @@ def quantize(
         ),
     ] = False,
 ) -> None:
-    """Quantise a decoder's checkpoint to NVFP4, dense or a mixture of experts."""
+    """Quantise a decoder's checkpoint to NVFP4, dense or a mixture of experts.
+
+    Experts may be stacked or stored one by one, without biases; their routers stay in 16 bits.
+    Calibration sends every token to every expert, with one expert in memory at a time. A layer of
+    experts is kept whole (--ignore layers.0.mlp.experts) or not at all.
+    """
     from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
     from vllm_fp4_plugin.quantizer.errors import QuantizerError
     from vllm_fp4_plugin.quantizer.ignore_file import read_patterns
