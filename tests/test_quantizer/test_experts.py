@@ -11,7 +11,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, GptOssConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GptOssConfig,
+    GraniteMoeConfig,
+    HunYuanMoEV1Config,
+    JetMoeConfig,
+)
 
 from nvfp4_kernels.nvfp4 import GLOBAL_RANGE
 from nvfp4_kernels.scale_search import quantize_with_rule
@@ -357,6 +364,53 @@ def test_biases_are_refused(tmp_path: Path) -> None:
     src = save_checkpoint(tmp_path / "src", config)
     with pytest.raises(QuantizerError, match=r"mlp\.experts: its experts have biases \(GptOss"):
         quantize_checkpoint(src, tmp_path / "dst")
+
+
+def test_stacks_of_another_name_are_refused(tmp_path: Path) -> None:
+    config = GraniteMoeConfig(
+        **{name: size for name, size in SIZES.items() if name != "head_dim"},
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        intermediate_size=48,
+    )
+    src = save_checkpoint(tmp_path / "src", config)
+    with pytest.raises(
+        QuantizerError, match=r"input_linear\.weight: stacks experts, must be called …experts\.gate"
+    ):
+        quantize_checkpoint(src, tmp_path / "dst")
+
+
+def test_experts_of_another_kind_are_refused(tmp_path: Path) -> None:
+    config = JetMoeConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        kv_channels=16,
+        vocab_size=320,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        intermediate_size=48,
+    )
+    src = save_checkpoint(tmp_path / "src", config)
+    with pytest.raises(
+        QuantizerError, match=r"experts\.bias: belongs to experts that JetMoeForCausalLM does not"
+    ):
+        quantize_checkpoint(src, tmp_path / "dst")
+
+
+def test_a_router_in_float32_is_run_so(text: Path, tmp_path: Path) -> None:
+    config = HunYuanMoEV1Config(
+        **SIZES,
+        num_experts=4,
+        moe_topk=2,
+        moe_intermediate_size=48,
+        intermediate_size=48,
+        num_shared_expert=1,
+    )
+    src = save_mixture(tmp_path / "src", config)
+    quantize_checkpoint(src, tmp_path / "dst", calibrate=text, **CALIBRATION)
+    ignore = read_config(tmp_path / "dst")["quantization_config"]["ignore"]
+    assert ignore == ["model.layers.0.mlp.gate.wg", "model.layers.1.mlp.gate.wg", "lm_head"]
 
 
 def test_latent_caches_have_no_keys(text: Path, tmp_path: Path) -> None:

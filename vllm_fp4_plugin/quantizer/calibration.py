@@ -194,10 +194,12 @@ def _map_while_running(
         nowhere = torch.empty(0, dtype=torch.bfloat16, device=device)
         module._parameters["weight"] = nn.Parameter(nowhere, requires_grad=False)
     empty = dict(module._parameters)
+    dtypes = {key: p.dtype for key, p in empty.items() if p is not None}
 
     def load(user: nn.Module, args: Any) -> None:
         for key, name in names.items():
-            stored = source.load(name).to(device, torch.bfloat16)
+            # Mostly bfloat16, but some routers compute in float32.
+            stored = source.load(name).to(device, dtypes[key])
             module._parameters[key] = nn.Parameter(stored, requires_grad=False)
 
     def drop(user: nn.Module, args: Any, output: Any) -> None:
