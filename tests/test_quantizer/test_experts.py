@@ -26,7 +26,7 @@ from tests import moe_checkpoints
 from tests.test_quantizer.checkpoints import read_config, read_tensors, save_checkpoint
 from tests.test_quantizer.mixtures import FAMILIES, SIZES, llama4, save_mixture, stack
 from vllm_fp4_plugin.ignore import matches
-from vllm_fp4_plugin.quantizer import expert_calibration
+from vllm_fp4_plugin.quantizer import calibration, expert_calibration
 from vllm_fp4_plugin.quantizer.calibration_text import read_sequences
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
@@ -364,6 +364,40 @@ def test_biases_are_refused(tmp_path: Path) -> None:
     src = save_checkpoint(tmp_path / "src", config)
     with pytest.raises(QuantizerError, match=r"mlp\.experts: its experts have biases \(GptOss"):
         quantize_checkpoint(src, tmp_path / "dst")
+
+
+CACHES = {
+    "Qwen3-Next": [1],
+    "Qwen3.5": [1],
+    "Nemotron-H": [2],
+    "Gemma 4": [0, 1],
+    "Llama 4": [0, 1],
+}
+
+
+@pytest.mark.parametrize("family", CACHES)
+@torch.no_grad()
+def test_cache_and_head_of(
+    family: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixers that keep a state start anew with every batch, and attention alone has scales."""
+    monkeypatch.setattr(calibration, "_BATCH_TOKENS", 128)
+    src = save_mixture(tmp_path / "src", FAMILIES[family]())
+    quantize_checkpoint(
+        src, tmp_path / "dst", calibrate=text, kv_cache_scheme="fp8", lm_head=True, **CALIBRATION
+    )
+    after = read_tensors(tmp_path / "dst")
+    scales = [name for name in after if name.endswith("k_proj.k_scale")]
+    layers = [int(next(part for part in name.split(".") if part.isdecimal())) for name in scales]
+    assert sorted(layers) == CACHES[family]
+
+    oracle = Oracle(src, family)
+    sequences = read_sequences(text, AutoTokenizer.from_pretrained(src), 512, 64)
+    for batch in sequences.split(2):
+        oracle.model(batch, use_cache=False)
+    for name in ("lm_head", *quantized_in(tmp_path / "dst")):
+        scale = after[f"{name}.input_scale"].item()
+        assert scale == (oracle.largest(name) / GLOBAL_RANGE).item(), name
 
 
 def test_stacks_of_another_name_are_refused(tmp_path: Path) -> None:

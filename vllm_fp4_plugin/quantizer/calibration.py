@@ -79,10 +79,12 @@ def calibrate(
     _map_parameters(model, source, selection, device)
     for name, module in selection.modules.items():
         _record_input(model.get_submodule(module), name, inputs, on_linear)
-    cache = _recording_cache(model, selection.layout, keys, values) if record_kv else None
+    decoder = _decoder(model)
     head = next((n for n, module in selection.modules.items() if _is_head(model, module)), None)
     for batch in _batches(sequences):
-        output = model.base_model(batch.to(device), use_cache=record_kv, past_key_values=cache)
+        # A new one each time: some layers would go on from what it holds.
+        cache = _recording_cache(model, selection.layout, keys, values) if record_kv else None
+        output = decoder(batch.to(device), use_cache=record_kv, past_key_values=cache)
         if head is not None:
             raise_maximum(inputs, head, output.last_hidden_state)
             on_linear()
@@ -100,6 +102,12 @@ def calibrate(
         for name, amax in found.items():
             _check_range(name, amax)
     return Ranges(as_tensors(inputs), as_tensors(keys), as_tensors(values))
+
+
+def _decoder(model: Any) -> Any:
+    """Part of ``model`` that gives hidden states and no logits."""
+    # Llama 4's names its decoder by a prefix that only its multimodal model has.
+    return getattr(model, "model", model) if model.base_model is model else model.base_model
 
 
 def _refuse_latent_cache(model: Any, record_kv: bool) -> None:
@@ -157,8 +165,8 @@ def _check_range(name: str, amax: float) -> None:
 
 
 def _map_parameters(model: Any, source: Source, selection: Selection, device: torch.device) -> None:
-    base, stored = model.base_model, selection.layout.tensors
-    prefix = "" if base is model else model.base_model_prefix
+    base, stored = _decoder(model), selection.layout.tensors
+    prefix = next(name for name, module in model.named_modules() if module is base)
     experts = {layer.module for layer in selection.experts}
     for path, module in base.named_modules(prefix=prefix):
         for key, buffer in module._buffers.items():
@@ -238,4 +246,4 @@ def _recording_cache(model: Any, layout: Layout, keys: Maxima, values: Maxima) -
             raise_maximum(values, attention[layer_idx], value)
             return key, value
 
-    return RecordingCache()
+    return RecordingCache(config=model.config)
