@@ -11,7 +11,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, GptOssConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GptOssConfig,
+    GraniteMoeConfig,
+    HunYuanMoEV1Config,
+    JetMoeConfig,
+)
 
 from nvfp4_kernels.nvfp4 import GLOBAL_RANGE
 from nvfp4_kernels.scale_search import quantize_with_rule
@@ -19,7 +26,7 @@ from tests import moe_checkpoints
 from tests.test_quantizer.checkpoints import read_config, read_tensors, save_checkpoint
 from tests.test_quantizer.mixtures import FAMILIES, SIZES, llama4, save_mixture, stack
 from vllm_fp4_plugin.ignore import matches
-from vllm_fp4_plugin.quantizer import expert_calibration
+from vllm_fp4_plugin.quantizer import calibration, expert_calibration
 from vllm_fp4_plugin.quantizer.calibration_text import read_sequences
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
@@ -357,6 +364,87 @@ def test_biases_are_refused(tmp_path: Path) -> None:
     src = save_checkpoint(tmp_path / "src", config)
     with pytest.raises(QuantizerError, match=r"mlp\.experts: its experts have biases \(GptOss"):
         quantize_checkpoint(src, tmp_path / "dst")
+
+
+CACHES = {
+    "Qwen3-Next": [1],
+    "Qwen3.5": [1],
+    "Nemotron-H": [2],
+    "Gemma 4": [0, 1],
+    "Llama 4": [0, 1],
+}
+
+
+@pytest.mark.parametrize("family", CACHES)
+@torch.no_grad()
+def test_cache_and_head_of(
+    family: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixers that keep a state start anew with every batch, and attention alone has scales."""
+    monkeypatch.setattr(calibration, "_BATCH_TOKENS", 128)
+    src = save_mixture(tmp_path / "src", FAMILIES[family]())
+    quantize_checkpoint(
+        src, tmp_path / "dst", calibrate=text, kv_cache_scheme="fp8", lm_head=True, **CALIBRATION
+    )
+    after = read_tensors(tmp_path / "dst")
+    scales = [name for name in after if name.endswith("k_proj.k_scale")]
+    layers = [int(next(part for part in name.split(".") if part.isdecimal())) for name in scales]
+    assert sorted(layers) == CACHES[family]
+
+    oracle = Oracle(src, family)
+    sequences = read_sequences(text, AutoTokenizer.from_pretrained(src), 512, 64)
+    for batch in sequences.split(2):
+        oracle.model(batch, use_cache=False)
+    for name in ("lm_head", *quantized_in(tmp_path / "dst")):
+        scale = after[f"{name}.input_scale"].item()
+        assert scale == (oracle.largest(name) / GLOBAL_RANGE).item(), name
+
+
+def test_stacks_of_another_name_are_refused(tmp_path: Path) -> None:
+    config = GraniteMoeConfig(
+        **{name: size for name, size in SIZES.items() if name != "head_dim"},
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        intermediate_size=48,
+    )
+    src = save_checkpoint(tmp_path / "src", config)
+    with pytest.raises(
+        QuantizerError, match=r"input_linear\.weight: stacks experts, must be called …experts\.gate"
+    ):
+        quantize_checkpoint(src, tmp_path / "dst")
+
+
+def test_experts_of_another_kind_are_refused(tmp_path: Path) -> None:
+    config = JetMoeConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        kv_channels=16,
+        vocab_size=320,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        intermediate_size=48,
+    )
+    src = save_checkpoint(tmp_path / "src", config)
+    with pytest.raises(
+        QuantizerError, match=r"experts\.bias: belongs to experts that JetMoeForCausalLM does not"
+    ):
+        quantize_checkpoint(src, tmp_path / "dst")
+
+
+def test_a_router_in_float32_is_run_so(text: Path, tmp_path: Path) -> None:
+    config = HunYuanMoEV1Config(
+        **SIZES,
+        num_experts=4,
+        moe_topk=2,
+        moe_intermediate_size=48,
+        intermediate_size=48,
+        num_shared_expert=1,
+    )
+    src = save_mixture(tmp_path / "src", config)
+    quantize_checkpoint(src, tmp_path / "dst", calibrate=text, **CALIBRATION)
+    ignore = read_config(tmp_path / "dst")["quantization_config"]["ignore"]
+    assert ignore == ["model.layers.0.mlp.gate.wg", "model.layers.1.mlp.gate.wg", "lm_head"]
 
 
 def test_latent_caches_have_no_keys(text: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_peak_memory_of_experts(text: Path, tmp_path: Path):
     assert stack_bytes == 128 * 2 * 512 * 256 * 2
 
     # What does not grow with the experts: code of the products, one slice's intermediates.
-    assert peak(small, large, text) < stack_bytes
+    assert peak(small, large, text) < stack_bytes / 2
 
 
 def peak(small: Path, large: Path, text: Path) -> int:

@@ -4,6 +4,7 @@ Each module's parameters are mapped from the checkpoint when its forward starts 
 ends.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.expert_calibration import StreamedExperts
 from vllm_fp4_plugin.quantizer.layout import Layout
 from vllm_fp4_plugin.quantizer.linears import Selection
-from vllm_fp4_plugin.quantizer.maxima import raise_maximum
+from vllm_fp4_plugin.quantizer.maxima import Maxima, as_tensors, raise_maximum
 from vllm_fp4_plugin.quantizer.source import Source
 from vllm_fp4_plugin.quantizer.stored import ignorable
 
@@ -70,33 +71,43 @@ def calibrate(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _check_tokens(model, sequences)
-    ranges = Ranges()
+    inputs: Maxima = {}
+    keys: Maxima = {}
+    values: Maxima = {}
     _refuse_latent_cache(model, record_kv)
-    _stream_experts(model, source, selection, device, ranges.inputs, on_linear)
+    _stream_experts(model, source, selection, device, inputs, on_linear)
     _map_parameters(model, source, selection, device)
     for name, module in selection.modules.items():
-        _record_input(model.get_submodule(module), name, ranges.inputs, on_linear)
-    cache = _recording_cache(model, selection.layout, ranges) if record_kv else None
+        _record_input(model.get_submodule(module), name, inputs, on_linear)
+    decoder = _decoder(model)
     head = next((n for n, module in selection.modules.items() if _is_head(model, module)), None)
     for batch in _batches(sequences):
-        output = model.base_model(batch.to(device), use_cache=record_kv, past_key_values=cache)
+        # A new one each time: some layers would go on from what it holds.
+        cache = _recording_cache(model, selection.layout, keys, values) if record_kv else None
+        output = decoder(batch.to(device), use_cache=record_kv, past_key_values=cache)
         if head is not None:
-            raise_maximum(ranges.inputs, head, output.last_hidden_state)
+            raise_maximum(inputs, head, output.last_hidden_state)
             on_linear()
     for name in selection.quantized:
-        if name not in ranges.inputs:
+        if name not in inputs:
             raise QuantizerError(
                 f"{name}: saw no input during calibration; leave it as it is with --ignore "
                 f"{ignorable(name)}"
             )
-    if record_kv and not ranges.keys:
+    if record_kv and not keys:
         raise QuantizerError(
             f"kv_cache_scheme: {type(model).__name__} caches no keys; leave out --kv-cache-scheme"
         )
-    for found in (ranges.inputs, ranges.keys, ranges.values):
+    for found in (inputs, keys, values):
         for name, amax in found.items():
             _check_range(name, amax)
-    return ranges
+    return Ranges(as_tensors(inputs), as_tensors(keys), as_tensors(values))
+
+
+def _decoder(model: Any) -> Any:
+    """Part of ``model`` that gives hidden states and no logits."""
+    # Llama 4's names its decoder by a prefix that only its multimodal model has.
+    return getattr(model, "model", model) if model.base_model is model else model.base_model
 
 
 def _refuse_latent_cache(model: Any, record_kv: bool) -> None:
@@ -112,7 +123,7 @@ def _stream_experts(
     source: Source,
     selection: Selection,
     device: torch.device,
-    found: dict[str, Tensor],
+    found: Maxima,
     on_linear: Callable[[], None],
 ) -> None:
     """Have layers of experts map one expert at a time."""
@@ -144,18 +155,18 @@ def _check_tokens(model: Any, sequences: Tensor) -> None:
         )
 
 
-def _check_range(name: str, amax: Tensor) -> None:
-    if not (torch.isfinite(amax) and amax > 0):
+def _check_range(name: str, amax: float) -> None:
+    if not (math.isfinite(amax) and amax > 0):
         raise QuantizerError(
-            f"{name}: the largest magnitude seen during calibration is {amax.item()}, must be "
+            f"{name}: the largest magnitude seen during calibration is {amax}, must be "
             "positive and finite; use other text, or leave it as it is with --ignore "
             f"{ignorable(name)}"
         )
 
 
 def _map_parameters(model: Any, source: Source, selection: Selection, device: torch.device) -> None:
-    base, stored = model.base_model, selection.layout.tensors
-    prefix = "" if base is model else model.base_model_prefix
+    base, stored = _decoder(model), selection.layout.tensors
+    prefix = next(name for name, module in model.named_modules() if module is base)
     experts = {layer.module for layer in selection.experts}
     for path, module in base.named_modules(prefix=prefix):
         for key, buffer in module._buffers.items():
@@ -191,10 +202,12 @@ def _map_while_running(
         nowhere = torch.empty(0, dtype=torch.bfloat16, device=device)
         module._parameters["weight"] = nn.Parameter(nowhere, requires_grad=False)
     empty = dict(module._parameters)
+    dtypes = {key: p.dtype for key, p in empty.items() if p is not None}
 
     def load(user: nn.Module, args: Any) -> None:
         for key, name in names.items():
-            stored = source.load(name).to(device, torch.bfloat16)
+            # Mostly bfloat16, but some routers compute in float32.
+            stored = source.load(name).to(device, dtypes[key])
             module._parameters[key] = nn.Parameter(stored, requires_grad=False)
 
     def drop(user: nn.Module, args: Any, output: Any) -> None:
@@ -205,7 +218,7 @@ def _map_while_running(
 
 
 def _record_input(
-    module: nn.Module, name: str, found: dict[str, Tensor], on_linear: Callable[[], None]
+    module: nn.Module, name: str, found: Maxima, on_linear: Callable[[], None]
 ) -> None:
     def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         raise_maximum(found, name, args[0])
@@ -214,7 +227,7 @@ def _record_input(
     module.register_forward_pre_hook(record)
 
 
-def _recording_cache(model: Any, layout: Layout, ranges: Ranges) -> Any:
+def _recording_cache(model: Any, layout: Layout, keys: Maxima, values: Maxima) -> Any:
     """Make a key/value cache that keeps no more than the largest magnitudes."""
     from transformers import DynamicCache
 
@@ -229,8 +242,8 @@ def _recording_cache(model: Any, layout: Layout, ranges: Ranges) -> Any:
         def update(
             self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
         ) -> tuple[Tensor, Tensor]:
-            raise_maximum(ranges.keys, attention[layer_idx], key)
-            raise_maximum(ranges.values, attention[layer_idx], value)
+            raise_maximum(keys, attention[layer_idx], key)
+            raise_maximum(values, attention[layer_idx], value)
             return key, value
 
-    return RecordingCache()
+    return RecordingCache(config=model.config)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from vllm_fp4_plugin.quantizer.experts import ExpertsLayer, activate
-from vllm_fp4_plugin.quantizer.maxima import raise_maximum
+from vllm_fp4_plugin.quantizer.maxima import Maxima, raise_maximum
 from vllm_fp4_plugin.quantizer.source import Source
 
 # Tokens that an expert takes at once: its activations stay small beside its weights.
@@ -35,7 +35,7 @@ class StreamedExperts:
         layer: ExpertsLayer,
         source: Source,
         device: torch.device,
-        found: dict[str, Tensor] | None,
+        found: Maxima | None,
         on_linear: Callable[[], None],
     ):
         self._layer = layer

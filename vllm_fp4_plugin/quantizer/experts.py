@@ -118,7 +118,7 @@ def _layer(name: str, module: Any, layout: Layout, source: Source) -> ExpertsLay
         stack, shape = f"{name}.{key}", tuple(module._parameters[key].shape)
         if stack in layout.tensors:
             tensor = layout.tensors[stack]
-            layer_name = tensor.removesuffix(f".{key}")
+            layer_name = _layer_name(tensor, key)
             _check(tensor, shape, source)
             for number, expert in enumerate(experts):
                 expert |= _slices(tensor, shape, projections, number, is_transposed)
@@ -138,6 +138,17 @@ def _layer(name: str, module: Any, layout: Layout, source: Source) -> ExpertsLay
                 _check(shard.tensor, (n, k), source)
                 expert[shard.projection] = StoredWeight(shard.tensor, (n, k))
     return ExpertsLayer(name, layer_name, experts, weighs_input)
+
+
+def _layer_name(stack: str, key: str) -> str:
+    """Name of the experts whose stack ``key`` the checkpoint calls ``stack``."""
+    name = stack.removesuffix(f".{key}")
+    if name == stack or not name.endswith("experts"):
+        raise QuantizerError(
+            f"{stack}: stacks experts, must be called …experts.{key} for engines to know what "
+            "single experts are called; quantise the model with its producer's tool"
+        )
+    return name
 
 
 def _slices(

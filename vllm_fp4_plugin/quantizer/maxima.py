@@ -3,9 +3,18 @@
 import torch
 from torch import Tensor
 
+# No tensors: small ones that stay, between large ones that go, would scatter the heap.
+Maxima = dict[str, float]
 
-def raise_maximum(found: dict[str, Tensor], name: str, x: Tensor) -> None:
-    """Raise the maximum of ``name``, float32 ``()`` on the CPU, to max|x|."""
+
+def raise_maximum(found: Maxima, name: str, x: Tensor) -> None:
+    """Raise the maximum of ``name`` to max|x|; NaN stays."""
     smallest, largest = torch.aminmax(x)
-    amax = torch.maximum(-smallest, largest).float().cpu()
-    found[name] = torch.maximum(found[name], amax) if name in found else amax
+    amax = torch.maximum(-smallest, largest).item()
+    before = found.get(name, amax)
+    found[name] = before if before >= amax or before != before else amax
+
+
+def as_tensors(found: Maxima) -> dict[str, Tensor]:
+    """Make float32 ``()`` of the maxima."""
+    return {name: torch.tensor(amax) for name, amax in found.items()}

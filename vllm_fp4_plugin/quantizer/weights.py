@@ -59,7 +59,8 @@ class WeightQuantizer:
         self._convention = convention
         self._rule = rule
         self._sharing = sharing
-        self._known_amax: dict[str, Tensor] = {}
+        # No tensors: small ones that stay, between large ones that go, would scatter the heap.
+        self._known_amax: dict[str, float] = {}
 
     def quantize(self, name: str) -> QuantizedWeight:
         """Quantise ``<name>.weight``.
@@ -67,8 +68,8 @@ class WeightQuantizer:
         Raises:
             QuantizerError: naming a weight that holds NaN or infinity, or is too small to scale.
         """
-        amax = torch.stack([self._amax(n) for n in self._sharing.get(name, [name])]).amax()
-        scale = global_scale_of(amax, self._convention)
+        amax = max(self._amax(n) for n in self._sharing.get(name, [name]))
+        scale = global_scale_of(torch.tensor(amax), self._convention)
         weight = self._weights[name].load(self._source)
         rows, k = weight.shape
         data = torch.empty(rows, k // 2, dtype=torch.uint8)
@@ -90,7 +91,7 @@ class WeightQuantizer:
             start = stop
         return QuantizedWeight(data, scales, scale, error / norm if norm else 0.0)
 
-    def _amax(self, name: str) -> Tensor:
+    def _amax(self, name: str) -> float:
         if name not in self._known_amax:
             weight = self._weights[name].load(self._source)
             amax = torch.stack([part.abs().amax() for part in _slices(weight)]).amax().float()
@@ -99,7 +100,7 @@ class WeightQuantizer:
                     f"{name}.weight: holds NaN or infinity, must be finite; mend it, or leave it "
                     f"as it is with --ignore {ignorable(name)}"
                 )
-            self._known_amax[name] = amax
+            self._known_amax[name] = amax.item()
         return self._known_amax[name]
 
 

@@ -36,7 +36,7 @@ def row_specs(
     slots, held = tokens * experts.top_k, experts.sizes.held
     mapped = mapped_experts(experts.mapped) if experts.mapped else 0
     sizes = Sizes(held, mapped, tile_tokens)
-    if is_one_launch(slots, held, tile_tokens, threads):
+    if is_one_launch(slots, tile_tokens, threads):
         place = sort_tile(slots, threads), sizes, row_capacity(slots, held, tile_tokens)
         route = KernelSpec("", f"{_FUSED}.route:CtaRoute", place)
         target = "gather:MoeRouteGather" if gathers else "sm100:MoeRouteQuantizeSm100"
