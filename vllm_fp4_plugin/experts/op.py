@@ -100,11 +100,11 @@ def _experts(
     if between:
         routing = Routing(groups, slots, rows)
         hidden, hidden_scales, row_scale = function(between)(hidden, routing, None, terms)
-    # What was launched before it, the first product or what quantises its result, began once the
-    # routing was complete: the second one may load weights while that ends.
+    # The first product waited for the routing before it let others start: launched next, the second
+    # one may load weights while the first one ends.
     out, _ = function(second)(
         hidden, hidden_scales, groups, w2, w2_scale, w2_alpha, row_scale, h, None, None,
-        x.dtype, terms, 1, True,
+        x.dtype, terms, 1, not between,
     )  # fmt: skip
     return function(combine)(out, rows, on_output, x.dtype)
 

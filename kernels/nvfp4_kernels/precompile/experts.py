@@ -63,6 +63,11 @@ def _products(experts: Experts, family: str, max_tokens: int, sms: int) -> Itera
         yield _Grouped(tiles, rows, h, i, 1, is_first=False)
 
 
+def _is_routed_before(experts: Experts, product: _Grouped) -> bool:
+    """Whether the launch before a product is one of the same routing, not a quantiser."""
+    return not product.is_first and experts.inputs != "per-token"
+
+
 def _spec_sm90(experts: Experts, product: _Grouped, sms: int) -> KernelSpec:
     activation = experts.activation if product.is_first else None
     output = EpilogueSm90(act=experts.dtype, dtype=experts.dtype, activation=activation)
@@ -71,7 +76,7 @@ def _spec_sm90(experts: Experts, product: _Grouped, sms: int) -> KernelSpec:
         product.weights,
     )  # fmt: skip
     tile, output = sm90.choose_grouped_config(problem, output, sms)
-    tile = replace(tile, routed_before=not product.is_first)
+    tile = replace(tile, routed_before=_is_routed_before(experts, product))
     return weight_only_spec("grouped_gemm", tile, output)
 
 
@@ -88,4 +93,6 @@ def _spec_sm100(experts: Experts, product: _Grouped, sms: int) -> KernelSpec:
         product.weights, experts.terms,
     )  # fmt: skip
     tile, output = sm100.choose_grouped(problem, output, sms)
-    return product_spec("grouped_gemm", replace(tile, routed_before=not product.is_first), output)
+    return product_spec(
+        "grouped_gemm", replace(tile, routed_before=_is_routed_before(experts, product)), output
+    )
