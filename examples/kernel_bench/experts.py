@@ -1,0 +1,215 @@
+"""Benchmark of a layer of NVFP4 experts against vLLM's Marlin kernels on this machine's GPU.
+
+    python -m examples.kernel_bench.experts                          Qwen3-30B, 1 to 8192 tokens
+    python -m examples.kernel_bench.experts --model deepseek-ep8 --tokens 1 64
+
+Weights in 4 bits, activations in 16: from the router's choice to each token's sum. Tokens choose
+their experts at random, all alike. Each contender's launches are captured in a CUDA graph, weights
+and choices of several layers in turn, so that L2 holds none of the next; graphs replay in turn, and
+medians are printed. Before that, our result is compared with a float32 product of decoded weights.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.fragments import Fragments, decode_fragments, fragment_shapes
+from nvfp4_kernels.gemm.sm90.launch_grouped import grouped_gemm, grouped_silu_mul_gemm
+from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, choose_tile_tokens
+from nvfp4_kernels.moe_combine import moe_combine
+from nvfp4_kernels.moe_route_quantize import moe_route_gather
+from nvfp4_kernels.tool.timed_graphs import captured, timed
+
+TOKENS = tuple(2**power for power in range(14))
+COLD_BYTES = 512 << 20  # of the weights that rotate: several times L2
+CHECKED_TOKENS = 8  # whose results are compared
+TOLERANCE = 0.01  # of norms: bfloat16 rounds by 2⁻⁹ three times
+BYTES = 0.5 + 1 / 16  # of an element, with its share of the scale
+Contender = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A layer of experts: ``held`` of ``sizes.total`` on this GPU, ``top_k`` for each token."""
+
+    sizes: ExpertSizes
+    top_k: int
+
+    @property
+    def layer_bytes(self) -> float:
+        """Bytes of all weights of one layer."""
+        return 3 * self.sizes.held * self.sizes.h * self.sizes.i * BYTES
+
+
+MODELS = {
+    "qwen3-30b": Model(ExpertSizes(2048, 768, 128, 128), 8),
+    "deepseek-ep8": Model(ExpertSizes(7168, 2048, 32, 256), 8),
+}
+
+
+class Layer(NamedTuple):
+    """Weights and choices of one layer; ``ids`` and ``weights`` of the tokens' slots."""
+
+    w13: Fragments
+    w2: Fragments
+    ids: Tensor
+    weights: Tensor
+    expert_map: Tensor | None
+    alphas: tuple[Tensor, Tensor]
+
+
+def random_fragments(*batch: int, n: int, k: int) -> Fragments:
+    """Random weights, of exponents that keep a product's sums near 1."""
+    data, scales = fragment_shapes(n, k)
+    codes = torch.randint(0, 256, (*batch, *data), dtype=torch.uint8, device="cuda")
+    exact = torch.randint(128, 152, (*batch, *scales), dtype=torch.uint8, device="cuda")
+    return Fragments(codes, exact)
+
+
+def random_layer(model: Model, tokens: int) -> Layer:
+    """Weights that no other layer has, and tokens that choose alike."""
+    h, i, held, total, _ = model.sizes
+    chosen = torch.rand(tokens, total, device="cuda").topk(model.top_k).indices
+    expert_map = None
+    if held < total:
+        expert_map = torch.full((total,), -1, dtype=torch.int32, device="cuda")
+        expert_map[:held] = torch.arange(held, dtype=torch.int32, device="cuda")
+    return Layer(
+        random_fragments(held, 2, n=i, k=h),
+        random_fragments(held, n=h, k=i),
+        chosen.int(),
+        torch.rand(tokens, model.top_k, device="cuda"),
+        expert_map,
+        (torch.ones(held, 2, device="cuda"), torch.ones(held, device="cuda")),
+    )
+
+
+def ours(model: Model, layer: Layer, x: Tensor) -> Tensor:
+    """The layer on our kernels, as the plugin launches them."""
+    h, i, held, _, _ = sizes = model.sizes
+    tile_tokens = choose_tile_tokens(x.device, len(x), model.top_k, sizes)
+    routing, a = moe_route_gather(x, layer.ids, held, tile_tokens, layer.expert_map)
+    hidden, _ = grouped_silu_mul_gemm(
+        a, None, routing.groups, *layer.w13, layer.alphas[0], None, i, None, SILU, x.dtype
+    )
+    out, _ = grouped_gemm(
+        hidden,
+        None,
+        routing.groups,
+        *layer.w2,
+        layer.alphas[1],
+        None,
+        h,
+        None,
+        None,
+        x.dtype,
+        1,
+        1,
+        True,
+    )
+    return moe_combine(out, routing.rows, layer.weights)
+
+
+def error(model: Model, layer: Layer, x: Tensor) -> float:
+    """Relative error of our result, of the norms, against float32 and decoded weights."""
+    h, i, held, _, _ = model.sizes
+    expected = torch.zeros(x.shape, device="cuda")
+    for token, ids in enumerate(layer.ids.tolist()):
+        for slot, expert in enumerate(ids):
+            if expert >= held:
+                continue  # of another rank
+            w13 = decode_fragments(layer.w13.data[expert], layer.w13.scales[expert], i, h)
+            gate, up = w13 @ x[token].float()
+            hidden = (torch.nn.functional.silu(gate) * up).to(x.dtype).float()
+            w2 = decode_fragments(layer.w2.data[expert], layer.w2.scales[expert], h, i)
+            expected[token] += layer.weights[token, slot] * (w2 @ hidden)
+    found = ours(model, layer, x).float()
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+
+
+def marlin(model: Model, layers: int) -> Callable[[int, Layer, Tensor], Tensor] | None:
+    """VLLM's Marlin kernels on as many bytes, of no particular values; None without vLLM."""
+    try:
+        from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
+        from vllm.scalar_type import scalar_types
+    except ImportError as missing:
+        print(f"Marlin is left out: {missing}")
+        return None
+    h, i, held, total, _ = model.sizes
+
+    def weight(k: int, n: int) -> tuple[Tensor, Tensor]:
+        shape = (held, k // 16, 2 * n)
+        codes = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device="cuda")
+        scales = torch.randint(30, 60, (held, k // 16, n), dtype=torch.uint8, device="cuda")
+        return codes, scales.view(torch.float8_e4m3fn)
+
+    weights = [(weight(h, 2 * i), weight(i, h)) for _ in range(layers)]
+    scale = torch.ones(held, device="cuda")
+
+    def run(number: int, layer: Layer, x: Tensor) -> Tensor:
+        (w1, scales1), (w2, scales2) = weights[number]
+        given: dict[str, Any] = {"global_num_experts": total, "expert_map": layer.expert_map}
+        result: Tensor = fused_marlin_moe(
+            x, w1, w2, None, None, scales1, scales2, layer.weights, layer.ids,
+            scalar_types.float4_e2m1f.id, global_scale1=scale, global_scale2=scale, **given,
+        )  # fmt: skip
+        return result
+
+    return run
+
+
+def measure(name: str, tokens: tuple[int, ...], rounds: int) -> bool:
+    """Check, time and print one model; return whether all of it was right."""
+    model = MODELS[name]
+    layers = max(2, -(-COLD_BYTES // int(model.layer_bytes)))
+    theirs, right = marlin(model, layers), True
+    print(f"\n{name}: {model.layer_bytes / 1e6:.0f} MB a layer, {layers} layers in turn")
+    for m in tokens:
+        x = torch.randn(m, model.sizes.h, device="cuda").bfloat16()
+        given = [random_layer(model, m) for _ in range(layers)]
+        first = given[0]._replace(
+            ids=given[0].ids[:CHECKED_TOKENS], weights=given[0].weights[:CHECKED_TOKENS]
+        )
+        wrong = error(model, first, x[:CHECKED_TOKENS])
+        graphs = {"ours": captured([partial(ours, model, each, x) for each in given], layers)}
+        if theirs is not None:
+            steps = [partial(theirs, number, each, x) for number, each in enumerate(given)]
+            graphs["marlin"] = captured(steps, layers)
+        medians = {who: statistics.median(taken) for who, taken in timed(graphs, rounds).items()}
+        hit = model.sizes.held * (1 - (1 - model.top_k / model.sizes.total) ** m)
+        rate = model.layer_bytes * hit / model.sizes.held / medians["ours"] / 1e6
+        beside = ""
+        if "marlin" in medians:
+            ratio = medians["marlin"] / medians["ours"]
+            beside = f"  marlin {medians['marlin']:8.1f} us  x{ratio:.2f}"
+        print(
+            f"  {m:5} tokens  ours {medians['ours']:8.1f} us  {rate:5.2f} TB/s{beside}"
+            f"  {'error' if wrong < TOLERANCE else 'WRONG by'} {wrong:.1e}", flush=True,
+        )  # fmt: skip
+        right = right and wrong < TOLERANCE
+    return right
+
+
+def main() -> int:
+    """Check, time and print all models; 1 if a result is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=["qwen3-30b"])
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--rounds", type=int, default=20)
+    given = parser.parse_args()
+    properties = torch.cuda.get_device_properties(0)
+    print(f"{properties.name}, {properties.multi_processor_count} SMs, torch {torch.__version__}")
+    right = [measure(name, tuple(given.tokens), given.rounds) for name in given.model]
+    return int(not all(right))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
