@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.activation import SILU
-from nvfp4_kernels.fragments import Fragments, decode_fragments, fragment_shapes
+from nvfp4_kernels.fragments import Fragments, decode_fragments, to_fragments
 from nvfp4_kernels.gemm.sm90.launch_grouped import grouped_gemm, grouped_silu_mul_gemm
 from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.moe_combine import moe_combine
 from nvfp4_kernels.moe_route_quantize import moe_route_gather
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 
 TOKENS = tuple(2**power for power in range(14))
@@ -67,11 +68,10 @@ class Layer(NamedTuple):
 
 
 def random_fragments(*batch: int, n: int, k: int) -> Fragments:
-    """Random weights, of exponents that keep a product's sums near 1."""
-    data, scales = fragment_shapes(n, k)
-    codes = torch.randint(0, 256, (*batch, *data), dtype=torch.uint8, device="cuda")
-    exact = torch.randint(128, 152, (*batch, *scales), dtype=torch.uint8, device="cuda")
-    return Fragments(codes, exact)
+    """Random weights, of block scales that keep a product's sums near 1."""
+    codes = torch.randint(0, 256, (*batch, n, k // 2), dtype=torch.uint8, device="cuda")
+    scales = torch.rand(*batch, n, k // BLOCK_SIZE, device="cuda") * k**-0.5
+    return to_fragments(codes, scales.to(torch.float8_e4m3fn))
 
 
 def random_layer(model: Model, tokens: int) -> Layer:
