@@ -88,7 +88,7 @@ def _experts(
     how: tuple[Any, ...] = (on_input, terms) if quantizes else (on_input,)
     scale = () if w13_input is None else (w13_input,)
     groups, slots, rows, a, *scales = function(enter)(
-        x, topk_ids.contiguous(), expert_map, held, tile_tokens, *scale, *how
+        x, topk_ids.int().contiguous(), expert_map, held, tile_tokens, *scale, *how
     )
     a_scales, row_scale = (*scales, None, None)[:2]
     to_nvfp4 = w2_input is not None
