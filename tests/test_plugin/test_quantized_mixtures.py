@@ -79,7 +79,7 @@ def test_served(format: str, calibrated: bool, text: Path, tmp_path: Path) -> No
     assert bool(scales) == calibrated
 
     found = run(str(dst))
-    arithmetic = "W4A4 static" if calibrated else "W4A16"
-    assert f"experts ×2: nvfp4_experts/reference (cpu), {arithmetic}" in found.report
+    how = "/reference (cpu), W4A4 static" if calibrated else "_w4a16/reference (cpu), W4A16"
+    assert f"experts ×2: nvfp4_grouped_silu_mul_gemm{how}" in found.report
     expected = moe_checkpoints.said(Moe(dst, tmp_path / "decoded", scales))
     assert distance(found, expected) < (SAME_W4A4 if calibrated else SAME)
