@@ -9,7 +9,7 @@ from tests.test_modelled_terms import modelled
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("tokens", "products", "layer"), [(1, 9.0, 14.0), (8, 30.0, 36.0)])
+@pytest.mark.parametrize(("tokens", "products", "layer"), [(1, 9.0, 12.0), (8, 30.0, 33.0)])
 def test_decode_of_an_eighth_of_deepseek(tokens: int, products: float, layer: float) -> None:
     """Of 32 of 256 experts one token reaches one, 8 tokens seven: 3.1 and 21.7 µs of weights."""
     output = modelled("experts", "--model", "deepseek-v3-ep8", "--tokens", str(tokens))

@@ -235,6 +235,34 @@ class RowsSm100:
             self._map[shape.local :] = -1
         self._routing = Routing(*moe_route(self._ids, self._map, shape.local, tile_tokens))
 
+    def before_products(self, read: str, written: str) -> list[Traced]:
+        """Launches from the chosen experts to NVFP4 in token tiles, as the plugin makes them."""
+        from nvfp4_kernels.moe_quantize.choose import choose_config
+        from nvfp4_kernels.moe_route_quantize.choose import is_one_launch
+        from nvfp4_kernels.sm100.limits import SMS
+
+        slots = self._ids.numel()
+        rows = choose_config(slots, self._shape.hidden, 2, False, SMS)
+        if is_one_launch(slots, self._tile_tokens, rows.threads):
+            return [self.route_quantize(read, written)]
+        return [self.route(), self.quantize(read, written)]
+
+    def route_quantize(self, read: str, written: str) -> Traced:
+        """The batch in tiles of tokens, and each token in its rows."""
+        import torch
+
+        from nvfp4_kernels.moe_route_quantize.sm100 import moe_route_quantize
+
+        k, used = self._shape.hidden, int(self._routing.groups[0])
+        x, ids = torch.zeros(len(self._ids), k, dtype=torch.bfloat16), self._ids
+        run = partial(
+            moe_route_quantize, x, ids, self._map, self._shape.local, self._tile_tokens,
+            torch.tensor(1.0), None, 1,
+        )  # fmt: skip
+        writes = {written: used * self._tile_tokens * k / 2, f"{written} scales": used * k * 8.0}
+        writes["routing"] = 8.0 * len(ids)
+        return self._traced(run, [operand(read, x, x.nbytes)], writes)
+
     def route(self) -> Traced:
         """The batch in tiles of tokens."""
         from nvfp4_kernels.moe_route.kernel import moe_route
@@ -358,7 +386,7 @@ def report(grouped: GroupedSm100, name: str, shape: Shape, tokens: int, every: b
         together = in_chain(multiplied)
         rows = RowsSm100(grouped.tracer, shape, tokens, tile_tokens)
         before, after = (
-            [rows.route(), rows.quantize("hidden", "x")],
+            rows.before_products("hidden", "x"),
             [rows.combine("y", "hidden")],
         )
         whole = in_chain([*before, *multiplied, *after])
