@@ -1,23 +1,33 @@
 """Checks and shapes that the grouped ops share."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
-from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.activation import Activation, check_gated, check_ungated
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_blocks_of_16,
+    check_dtype,
+    check_same_device,
+    check_shape,
+)
+from nvfp4_kernels.dispatch import KernelTable, Mode
 from nvfp4_kernels.fragments import fragment_shapes
 from nvfp4_kernels.gemm.arguments import (
     batch_of,
     check_activation,
+    check_layout_taken,
     check_out_dtype,
     check_weight,
     fragments_k,
+    quantized_result,
+    refuse_fragments,
     weight_layout,
 )
 from nvfp4_kernels.routing import check_groups, check_tile_tokens
-from nvfp4_kernels.terms import data_shape, scales_shape
+from nvfp4_kernels.terms import check_terms
 
 OPERANDS = (
     "Tensor a, Tensor? a_scales, Tensor groups, Tensor b, Tensor b_scales, Tensor alpha, "
@@ -95,21 +105,51 @@ def check_out(
         check_same_device(a=operands.a, out_global_scale=out_global_scale)
 
 
-def fake_result(
-    operands: GroupedOperands, n: int | None, out_dtype: torch.dtype, terms: int
-) -> Tensor:
-    """The result of a grouped product without its values."""
+def check_quantized(op: str, operands: GroupedOperands, out_terms: int) -> None:
+    """Check what an op needs beyond that to quantise its result for the next product."""
+    refuse_fragments(op, b_scales=operands.b_scales)
+    check_terms("out_terms", out_terms)
+    check_blocks_of_16("output", (1, operands.b.shape[-2]))  # the next product's K
+
+
+def run_grouped(
+    table: KernelTable,
+    operands: GroupedOperands,
+    n: int | None,
+    out_global_scale: Tensor | None,
+    activation: Activation | None,
+    out_dtype: torch.dtype,
+    terms: int,
+    out_terms: int = 1,
+    *,
+    gated: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Check the arguments of a grouped op and run its kernel; ``gated``: weights are pairs."""
+    mode, rows = check_grouped(operands, (2,) if gated else (), n, terms)
+    if gated:
+        assert activation is not None
+        check_gated(activation)
+    else:
+        check_ungated(activation)
+    check_out(out_global_scale, out_dtype, operands)
+    kernel = table.select(operands.a.device, mode)
+    check_layout_taken("b", operands.b_scales, kernel)
+    return kernel.load()(*operands, rows, out_global_scale, activation, out_dtype, terms, out_terms)
+
+
+def fake_grouped(*arguments: Any) -> Tensor:
+    """The result of a grouped op without its values, from the torch op's arguments."""
+    *given, n, _, _, _, _, out_dtype, terms = arguments
+    operands = GroupedOperands(*given)
     a, b = operands.a, operands.b
     rows = _fragments_n(n) if weight_layout(operands.b_scales) == "fragments" else b.shape[-2]
     return a.new_empty((*batch_of(a, terms), a.shape[-2], rows), dtype=out_dtype)
 
 
-def quantized_tiles(a: Tensor, n: int, terms: int, out_terms: int) -> tuple[Tensor, Tensor]:
-    """Memory for a quantised result of ``n`` columns: its data and blocked scales."""
-    batch, rows = batch_of(a, terms), a.shape[-2]
-    data = a.new_empty(data_shape(batch, rows, n, out_terms), dtype=torch.uint8)
-    scales = a.new_empty(scales_shape(batch, rows, n, out_terms), dtype=torch.float8_e4m3fn)
-    return data, scales
+def fake_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The quantised result of a grouped op without its values, from the torch op's arguments."""
+    a, _, _, b, *_, terms, out_terms = arguments
+    return quantized_result(a, b.shape[-2], terms, out_terms)
 
 
 def _fragments_n(n: int | None) -> int:

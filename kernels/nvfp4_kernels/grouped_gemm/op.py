@@ -5,20 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.activation import Activation, check_ungated
-from nvfp4_kernels.checks import check_blocks_of_16
-from nvfp4_kernels.gemm.arguments import check_layout_taken, refuse_fragments
+from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.grouped_gemm.arguments import (
     ACTIVATION,
     OPERANDS,
     GroupedOperands,
-    check_grouped,
-    check_out,
-    fake_result,
-    quantized_tiles,
+    check_quantized,
+    fake_grouped,
+    fake_quantized,
+    run_grouped,
 )
 from nvfp4_kernels.grouped_gemm.kernels import KERNELS
-from nvfp4_kernels.terms import check_terms
 
 
 def grouped_gemm(
@@ -118,23 +115,6 @@ def activation_of(
     return None if name is None else Activation(name, limit, alpha, beta)
 
 
-def _run(
-    operands: GroupedOperands,
-    n: int | None,
-    out_global_scale: Tensor | None,
-    activation: Activation | None,
-    out_dtype: torch.dtype,
-    terms: int,
-    out_terms: int = 1,
-) -> tuple[Tensor, Tensor | None]:
-    mode, rows = check_grouped(operands, (), n, terms)
-    check_ungated(activation)
-    check_out(out_global_scale, out_dtype, operands)
-    kernel = KERNELS.select(operands.a.device, mode)
-    check_layout_taken("b", operands.b_scales, kernel)
-    return kernel.load()(*operands, rows, out_global_scale, activation, out_dtype, terms, out_terms)
-
-
 @torch.library.custom_op(
     "nvfp4::grouped_gemm",
     mutates_args=(),
@@ -143,14 +123,13 @@ def _run(
 def _grouped_gemm(*arguments: Any) -> Tensor:
     *operands, n, name, limit, alpha, beta, out_dtype, terms = arguments
     activation = activation_of(name, limit, alpha, beta)
-    out, _ = _run(GroupedOperands(*operands), n, None, activation, out_dtype, terms)
+    out, _ = run_grouped(
+        KERNELS, GroupedOperands(*operands), n, None, activation, out_dtype, terms, gated=False
+    )
     return out
 
 
-@_grouped_gemm.register_fake
-def _(*arguments: Any) -> Tensor:
-    *operands, n, _, _, _, _, out_dtype, terms = arguments
-    return fake_result(GroupedOperands(*operands), n, out_dtype, terms)
+_grouped_gemm.register_fake(fake_grouped)
 
 
 @torch.library.custom_op(
@@ -164,18 +143,14 @@ def _(*arguments: Any) -> Tensor:
 def _grouped_gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
     *given, out_global_scale, name, limit, alpha, beta, terms, out_terms = arguments
     operands = GroupedOperands(*given)
-    refuse_fragments("grouped_gemm_quantized", b_scales=operands.b_scales)
-    check_terms("out_terms", out_terms)
-    check_blocks_of_16("output", (1, operands.b.shape[-2]))  # the next product's K
+    check_quantized("grouped_gemm_quantized", operands, out_terms)
     activation = activation_of(name, limit, alpha, beta)
-    data, scales = _run(
-        operands, None, out_global_scale, activation, torch.float32, terms, out_terms
-    )
+    data, scales = run_grouped(
+        KERNELS, operands, None, out_global_scale, activation, torch.float32, terms, out_terms,
+        gated=False,
+    )  # fmt: skip
     assert scales is not None
     return data, scales
 
 
-@_grouped_gemm_quantized.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    a, _, _, b, *_, terms, out_terms = arguments
-    return quantized_tiles(a, b.shape[-2], terms, out_terms)
+_grouped_gemm_quantized.register_fake(fake_quantized)

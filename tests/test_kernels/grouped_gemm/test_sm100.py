@@ -77,7 +77,7 @@ def test_quantized_to_terms(op_device: torch.device) -> None:
 def test_clusters_without_work(
     tile: object, sms: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a grid for the worst case, most of whose clusters have no tile, or all."""
+    """Clusters of a grid for the worst case of which most, or all, have no tile."""
     for counts in ((0, 0), (0, 3)):
         case = Case(counts, 8, 144, 1056, spare=8)
         use(TileCase(tile, case, sms), monkeypatch)  # type: ignore[arg-type]
