@@ -2,11 +2,13 @@
 
     python -m examples.kernel_bench.experts                          Qwen3-30B, 1 to 8192 tokens
     python -m examples.kernel_bench.experts --model deepseek-ep8 --tokens 1 64
+    python -m examples.kernel_bench.experts --choice same            all tokens choose the same ones
 
 Weights in 4 bits, activations in 16: from the router's choice to each token's sum. Tokens choose
-their experts at random, all alike. Each contender's launches are captured in a CUDA graph, weights
-and choices of several layers in turn, so that L2 holds none of the next; graphs replay in turn, and
-medians are printed. Before that, our result is compared with a float32 product of decoded weights.
+their experts at random, all alike, or as ``--choice`` says. Each contender's launches are captured
+in a CUDA graph, weights and choices of several layers in turn, so that L2 holds none of the next;
+graphs replay in turn, and medians are printed. Before that, our result is compared with a float32
+product of decoded weights.
 """
 
 import argparse
@@ -74,10 +76,24 @@ def random_fragments(*batch: int, n: int, k: int) -> Fragments:
     return to_fragments(codes, scales.to(torch.float8_e4m3fn))
 
 
-def random_layer(model: Model, tokens: int) -> Layer:
-    """Weights that no other layer has, and tokens that choose alike."""
+def popularity(choice: str, tokens: int, experts: int) -> Tensor:
+    """Logarithms of how likely each token is to choose each expert, ``(tokens, experts)``."""
+    each = torch.zeros(tokens, experts, device="cuda")
+    if choice == "alike":
+        return each
+    ranks = torch.randperm(experts, device="cuda")  # the most popular expert is anywhere
+    if choice == "zipf":
+        return each - (1.0 + ranks).log()
+    return each - 1e3 * ranks  # the same, whatever the noise
+
+
+def random_layer(model: Model, tokens: int, choice: str) -> Layer:
+    """Weights that no other layer has, and tokens that choose as told."""
     h, i, held, total, _ = model.sizes
-    chosen = torch.rand(tokens, total, device="cuda").topk(model.top_k).indices
+    noise = (
+        -torch.empty(tokens, total, device="cuda").exponential_().log()
+    )  # Gumbel's: no expert twice
+    chosen = (popularity(choice, tokens, total) + noise).topk(model.top_k).indices
     expert_map = None
     if held < total:
         expert_map = torch.full((total,), -1, dtype=torch.int32, device="cuda")
@@ -166,7 +182,7 @@ def marlin(model: Model, layers: int) -> Callable[[int, Layer, Tensor], Tensor] 
     return run
 
 
-def measure(name: str, tokens: tuple[int, ...], rounds: int) -> bool:
+def measure(name: str, tokens: tuple[int, ...], choice: str, rounds: int) -> bool:
     """Check, time and print one model; return whether all of it was right."""
     model = MODELS[name]
     layers = max(2, -(-COLD_BYTES // int(model.layer_bytes)))
@@ -174,7 +190,7 @@ def measure(name: str, tokens: tuple[int, ...], rounds: int) -> bool:
     print(f"\n{name}: {model.layer_bytes / 1e6:.0f} MB a layer, {layers} layers in turn")
     for m in tokens:
         x = torch.randn(m, model.sizes.h, device="cuda").bfloat16()
-        given = [random_layer(model, m) for _ in range(layers)]
+        given = [random_layer(model, m, choice) for _ in range(layers)]
         first = given[0]._replace(
             ids=given[0].ids[:CHECKED_TOKENS], weights=given[0].weights[:CHECKED_TOKENS]
         )
@@ -184,8 +200,10 @@ def measure(name: str, tokens: tuple[int, ...], rounds: int) -> bool:
             steps = [partial(theirs, number, each, x) for number, each in enumerate(given)]
             graphs["marlin"] = captured(steps, layers)
         medians = {who: statistics.median(taken) for who, taken in timed(graphs, rounds).items()}
-        hit = model.sizes.held * (1 - (1 - model.top_k / model.sizes.total) ** m)
-        rate = model.layer_bytes * hit / model.sizes.held / medians["ours"] / 1e6
+        chosen = [int(each.ids[each.ids < model.sizes.held].unique().numel()) for each in given]
+        rate = (
+            model.layer_bytes * statistics.mean(chosen) / model.sizes.held / medians["ours"] / 1e6
+        )
         beside = ""
         if "marlin" in medians:
             ratio = medians["marlin"] / medians["ours"]
@@ -203,11 +221,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", nargs="+", choices=MODELS, default=["qwen3-30b"])
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--choice", choices=["alike", "zipf", "same"], default="alike")
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
     properties = torch.cuda.get_device_properties(0)
     print(f"{properties.name}, {properties.multi_processor_count} SMs, torch {torch.__version__}")
-    right = [measure(name, tuple(given.tokens), given.rounds) for name in given.model]
+    right = [measure(name, tuple(given.tokens), given.choice, given.rounds) for name in given.model]
     return int(not all(right))
 
 
