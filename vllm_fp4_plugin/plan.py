@@ -12,14 +12,13 @@ from nvfp4_kernels.dispatch import Kernel, KernelTable
 from nvfp4_kernels.precompile.model import Layer
 from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE_KERNELS
 from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
+from nvfp4_kernels.terms import EXACT_TERMS
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import KEY, Activation, Options
 from vllm_fp4_plugin.warmup import Product
 
 KERNELS_KEY = f"{KEY}_kernels"  # of additional_config
-# Of NVFP4 activations in place of 16-bit ones: the fewest that lose less than bfloat16 does.
-EXACT_TERMS = 3
 
 
 @dataclass(frozen=True)

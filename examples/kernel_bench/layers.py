@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 
 from examples.llama_shapes import SHAPES, write_config
 from nvfp4_kernels.precompile.model import Model
-from nvfp4_kernels.tool.model import UnusableModel, read_model
+from nvfp4_kernels.tool.config_file import UnusableModel
+from nvfp4_kernels.tool.model import read_model
 
 BF16_BYTES = 2
 NVFP4_BYTES = 0.5 + 1 / 16  # a code, and its share of a block scale

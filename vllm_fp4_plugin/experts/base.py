@@ -9,7 +9,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
-from nvfp4_kernels.precompile.experts_layer import Experts
+from nvfp4_kernels.precompile.experts_layer import Experts, padded_width
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts.op import experts
 from vllm_fp4_plugin.experts.plan import (
@@ -24,7 +24,6 @@ from vllm_fp4_plugin.experts.weights import (
     KernelExperts,
     StoredExperts,
     kernel_experts,
-    padded_width,
 )
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import Activation, Options
@@ -93,7 +92,7 @@ class ExpertsMethod(FusedMoEMethodBase):
 
     @property
     def _sizes(self) -> ExpertSizes:
-        moe, width = self.moe, padded_width(self._i, self.plan)
+        moe, width = self.moe, padded_width(self._i, self.plan.first.arch)
         held, total = moe.num_local_experts, moe.num_experts
         return ExpertSizes(moe.hidden_dim, width, held, total, self.plan.gated)
 

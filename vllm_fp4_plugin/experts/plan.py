@@ -19,7 +19,6 @@ from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
 
 _ENTRIES = {"static": KERNELS, "per-token": PER_TOKEN_KERNELS}
 _NO_MUL = "_no_mul"
-ROW = 32  # elements of K that a GPU's weights are padded to multiples of
 # Of what sends tokens between data-parallel ranks: others bring kernels and layouts of their own.
 ALL2ALL = "allgather_reducescatter"
 
@@ -63,11 +62,6 @@ class ExpertsPlan:
     def arithmetic(self) -> str:
         """Bits of weights and activations, and how the latter are scaled, for reports."""
         return arithmetic_of(self.inputs, self.terms)
-
-    @property
-    def pads(self) -> bool:
-        """Whether the kernels want the weights padded: references take them as they are."""
-        return self.first.arch != "cpu" and self.first.weight_layout == "blocked"
 
 
 def make_plan(

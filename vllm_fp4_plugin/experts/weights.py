@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, to_blocked
-from vllm_fp4_plugin.experts.plan import ROW, ExpertsPlan
+from nvfp4_kernels.precompile.experts_layer import padded_width
+from vllm_fp4_plugin.experts.plan import ExpertsPlan
 from vllm_fp4_plugin.weights import fragments, weight_bytes
 
 
@@ -56,8 +57,9 @@ def kernel_experts(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
         w13_input = w2_input = None
     w13_alpha = w13_global if w13_input is None else w13_global * w13_input
     w2_alpha = w2_global if w2_input is None else w2_global * w2_input
-    if plan.pads:
-        w13, w13_scale, w2, w2_scale = _padded(w13, w13_scale, w2, w2_scale)
+    more = padded_width(w13.shape[-2], plan.first.arch) - w13.shape[-2]
+    if more:
+        w13, w13_scale, w2, w2_scale = _padded(more, w13, w13_scale, w2, w2_scale)
     if not plan.gated:
         w13, w13_scale, w13_alpha = w13[:, 0], w13_scale[:, 0], w13_alpha[:, 0]
     w13, w13_scale = _in_layout(w13, w13_scale, plan)
@@ -74,11 +76,10 @@ def _in_layout(data: Tensor, scales: Tensor, plan: ExpertsPlan) -> tuple[Tensor,
     return packed.data, packed.scales
 
 
-def _padded(w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor) -> tuple[Tensor, ...]:
+def _padded(
+    more: int, w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor
+) -> tuple[Tensor, ...]:
     """Pad I with zeros: what no activation sees, as all of them map zero to zero."""
-    more = -w13.shape[-2] % ROW
-    if not more:
-        return w13, w13_scale, w2, w2_scale
     return (
         pad(w13, (0, 0, 0, more)),
         _pad_scales(w13_scale, (0, 0, 0, more)),
@@ -91,13 +92,8 @@ def _pad_scales(scales: Tensor, by: tuple[int, ...]) -> Tensor:
     return pad(scales.view(torch.uint8), by).view(scales.dtype)
 
 
-def padded_width(i: int, plan: ExpertsPlan) -> int:
-    """Rows of each of w13's weights, as the kernels take them."""
-    return i + -i % ROW if plan.pads else i
-
-
 def experts_bytes(count: int, projections: int, h: int, i: int, plan: ExpertsPlan) -> int:
     """Bytes of the weights of ``count`` experts, scales included."""
-    layout, i = plan.first.weight_layout, padded_width(i, plan)
+    layout, i = plan.first.weight_layout, padded_width(i, plan.first.arch)
     each = projections * weight_bytes(i, h, layout) + weight_bytes(h, i, layout)
     return count * (each + 4 * (projections + 1))

@@ -1,11 +1,12 @@
 """A layer of experts as its kernels see it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
 from nvfp4_kernels.precompile.model import Dtype
+from nvfp4_kernels.sm100.limits import K_STEP
 
 Inputs = Literal["static", "per-token", "16-bit"]
 
@@ -33,3 +34,19 @@ class Experts:
     terms: int = 1
     mapped: int = 0
     weight_on_input: bool = False
+
+    def served(self, family: str, inputs: Inputs, terms: int) -> "Experts":
+        """The layer as a family's kernels serve it: inputs quantised so, weights padded.
+
+        Args:
+            family: of the GPU's architecture.
+            inputs: how the products' inputs are quantised.
+            terms: how many NVFP4 values add up to each of them.
+        """
+        sizes = self.sizes._replace(i=padded_width(self.sizes.i, family))
+        return replace(self, sizes=sizes, inputs=inputs, terms=terms)
+
+
+def padded_width(i: int, family: str) -> int:
+    """Width between the products as a family's kernels take it: K of the second one is padded."""
+    return i + -i % K_STEP if family == "sm_100" else i

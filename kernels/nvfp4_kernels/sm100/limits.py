@@ -12,6 +12,7 @@ TENSOR_COLUMNS = 512  # of tensor memory, 32 bits each
 MMA_BYTES = 32  # of K, the reduced dimension, that one MMA multiplies, in every format
 MMA_K = 64  # E2M1 elements of K per MMA, and per 512-byte atom of scales
 BLOCK = 16  # elements that share an NVFP4 scale
+K_STEP = 32  # elements of K: rows of packed data are then multiples of 16 bytes, as TMA wants
 ATOM_ROWS = 128
 ATOM_BYTES = 512
 ATOM_COLUMNS = 4  # of tensor memory per atom of scales

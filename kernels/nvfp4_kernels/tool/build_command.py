@@ -16,16 +16,19 @@ from nvfp4_kernels.compile import CACHE_VARIABLE
 from nvfp4_kernels.devices import FAMILIES, SM_COUNTS, target_arch, targets
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.attention_sm100 import CACHES, PAGE_SIZE, attention_kernels
+from nvfp4_kernels.precompile.experts import experts_kernels
+from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import ACTIVATIONS, block_scaled_kernels
-from nvfp4_kernels.precompile.model import Model
 from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.terms import MAX_TERMS
 from nvfp4_kernels.tool.build import Built, build_all
+from nvfp4_kernels.tool.config_file import UnusableModel, load_config
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.destination import make_folder
-from nvfp4_kernels.tool.model import UnusableModel, explicit, read_model
+from nvfp4_kernels.tool.mixture import Mixture, read_mixture
+from nvfp4_kernels.tool.model import dense_model, explicit, number_of_experts
 from nvfp4_kernels.tool.options import (
     CPUS,
     DtypeName,
@@ -34,6 +37,7 @@ from nvfp4_kernels.tool.options import (
     TensorParallelOption,
     dtype_of,
 )
+from nvfp4_kernels.tool.quantized_inputs import EITHER, Inputs, quantized_inputs
 from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
 
 ARCHS = ", ".join(targets())
@@ -76,18 +80,28 @@ def build(
         typer.Option(min=1, help="Its multiprocessors, if not a B200's, a GB300's or an H200's."),
     ] = None,
     tensor_parallel: TensorParallelOption = 1,
+    expert_parallel: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="GPUs that whole experts are divided among, with vLLM's --enable-expert-parallel: "
+            "tensor times data parallel size.",
+        ),
+    ] = 1,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens in a batch, at the most: max_num_batched_tokens.")
     ] = 8192,
     activation: Annotated[
-        ActivationName | None, typer.Option(help="How inputs are scaled, on sm_100a; else both.")
+        ActivationName | None,
+        typer.Option(help="How inputs are scaled, on sm_100a; else as the model says, or both."),
     ] = None,
     terms: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=MAX_TERMS,
-            help="NVFP4 values that add up to each input, on sm_100a; weight-only models take 3.",
+            help="NVFP4 values that add up to each input, on sm_100a; else 3 where weights alone "
+            "are quantised, or 1.",
         ),
     ] = None,
     dtype: DtypeOption = None,
@@ -108,7 +122,8 @@ def build(
 ) -> None:
     """Compile every kernel that a model's layers need, for any batch.
 
-    Of linear and attention layers; on sm_90a of attention what decodes: prefills are vLLM's.
+    Of linear and attention layers and experts; on sm_90a of attention what decodes: prefills are
+    vLLM's.
     What is there already stays as it is. Ends with status 1 if any kernel could not be compiled.
     """
     with refusals(UnusableModel, InvalidArgument, NoCompiler, OSError, BrokenProcessPool):
@@ -117,12 +132,13 @@ def build(
                 f"--arch: is {arch!r}, must be one of {ARCHS}; the kernels of other GPUs are "
                 "compiled when they are first launched"
             )
-        chosen = _which_model(model, linear, gate_up, tensor_parallel, dtype, fuse_mlp)
+        parallel = _Parallel(tensor_parallel, expert_parallel)
+        mixture, inputs = _which_model(model, linear, gate_up, parallel, dtype, fuse_mlp)
         page_size = _page_size(block_size)
         started = time.monotonic()
         wanted = _Wanted(
-            chosen, max_tokens, sms or SM_COUNTS[target_arch(arch)], page_size, activation, terms,
-            kv_cache,
+            mixture, max_tokens, sms or SM_COUNTS[target_arch(arch)], page_size, inputs, activation,
+            terms, kv_cache,
         )  # fmt: skip
         specs = _KERNELS[FAMILIES[target_arch(arch)]](wanted)
         check_compiler()
@@ -133,7 +149,7 @@ def build(
             for built in build_all(list(specs), out, arch, jobs):
                 done.append(built)
                 bar.advance(task)
-        _print(chosen, specs, done, out, time.monotonic() - started)
+        _print(mixture, specs, done, out, time.monotonic() - started)
     if any(b.error for b in done):
         raise typer.Exit(1)
 
@@ -147,20 +163,28 @@ def _page_size(block_size: int | None) -> int:
     return page_size
 
 
+class _Parallel(NamedTuple):
+    """GPUs that share layers, and those that whole experts are divided among."""
+
+    tensor: int
+    expert: int
+
+
 class _Wanted(NamedTuple):
     """Model and batches that kernels are compiled for; None: not said."""
 
-    model: Model
+    mixture: Mixture
     max_tokens: int
     sms: int
     page_size: int
+    of_model: tuple[Inputs, ...]
     activation: ActivationName | None
     terms: int | None
     kv_cache: CacheName | None
 
 
 def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of linear layers, of attention where it decodes, and of what runs between them.
+    """Kernels of linear layers, experts, attention where it decodes, and what runs between them.
 
     Raises:
         UnusableModel: options are given that no kernel depends on: activations stay as they are,
@@ -177,31 +201,51 @@ def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
                 f"{option}: is {str(value)!r}, must not be given with --arch sm_90a, where no "
                 "kernel depends on it; leave it out"
             )
-    model, sms = wanted.model, wanted.sms
+    model, sms = wanted.mixture.dense, wanted.sms
     specs = weight_only_kernels(model, max_tokens=wanted.max_tokens, sms=sms)
     if model.attention is not None:
         specs |= norm_rotary_kernels(model.hidden, model.attention, model.dtype)
         specs |= decode_kernels(model.attention, model.dtype, page_size=wanted.page_size, sms=sms)
+    for experts in wanted.mixture.experts:
+        served = experts.served("sm_90", "16-bit", 1)
+        specs |= _experts_kernels(served, "sm_90", wanted)
     return specs
 
 
 def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of linear layers, of their inputs and of attention."""
-    model, sms, both = wanted.model, wanted.sms, ActivationName.both
-    activations = tuple(a for a in ACTIVATIONS if wanted.activation in (a, both, None))
-    specs = block_scaled_kernels(
-        model,
-        max_tokens=wanted.max_tokens,
-        activations=activations,
-        terms=wanted.terms or 1,
-        sms=sms,
-    )
+    """Kernels of linear layers and experts, of their inputs and of attention."""
+    model, sms, tokens = wanted.mixture.dense, wanted.sms, wanted.max_tokens
+    specs: dict[KernelSpec, list[str]] = {}
+    for activation, terms in _inputs(wanted):
+        specs |= block_scaled_kernels(
+            model, max_tokens=tokens, activations=(activation,), terms=terms, sms=sms
+        )
+        for experts in wanted.mixture.experts:
+            served = experts.served("sm_100", activation, terms)
+            specs |= _experts_kernels(served, "sm_100", wanted)
     if model.attention is not None:
         caches = tuple(c for c in CACHES if wanted.kv_cache in (c, CacheName.both, None))
         specs |= attention_kernels(
             model.attention, model.dtype, caches=caches, page_size=wanted.page_size, sms=sms
         )
     return specs
+
+
+def _experts_kernels(experts: Experts, family: str, wanted: _Wanted) -> dict[KernelSpec, list[str]]:
+    """Kernels of a layer of experts, with what each is for."""
+    specs = experts_kernels(experts, family, max_tokens=wanted.max_tokens, sms=wanted.sms)
+    return {spec: [f"experts' {part}" for part in parts] for spec, parts in specs.items()}
+
+
+def _inputs(wanted: _Wanted) -> list[Inputs]:
+    """Quantisation of inputs: as the options say, and where they do not, as the model does."""
+    given = tuple(a for a in ACTIVATIONS if wanted.activation in (a, ActivationName.both))
+    found = [
+        Inputs(activation, wanted.terms or inputs.terms)
+        for inputs in wanted.of_model
+        for activation in (given or (inputs.activation,))
+    ]
+    return list(dict.fromkeys(found))
 
 
 # By architecture family.
@@ -212,33 +256,52 @@ def _which_model(
     model: Path | None,
     linear: list[str],
     gate_up: list[str],
-    tensor_parallel: int,
+    parallel: _Parallel,
     dtype: DtypeName | None,
     fuse_mlp: bool,
-) -> Model:
-    """The model, or the sizes, that the command is given."""
+) -> tuple[Mixture, tuple[Inputs, ...]]:
+    """The model, or the sizes, that the command is given, and how inputs are quantised."""
     if (model is None) == (not linear and not gate_up):
         raise UnusableModel(
             "MODEL: give a model's config.json, or sizes with --linear N,K and --gate-up N,K; one "
             "of the two"
         )
     if model is None:
-        if tensor_parallel != 1:
-            raise UnusableModel(
-                "--tensor-parallel: goes with a model; give --linear and --gate-up one GPU's sizes"
-            )
-        return explicit(linear, gate_up, dtype_of(dtype))
-    return read_model(
-        model, tensor_parallel=tensor_parallel, dtype=dtype_of(dtype), fuse_mlp=fuse_mlp
+        for option, gpus in zip(("--tensor-parallel", "--expert-parallel"), parallel, strict=True):
+            if gpus != 1:
+                raise UnusableModel(
+                    f"{option}: goes with a model; give --linear and --gate-up one GPU's sizes"
+                )
+        return Mixture(explicit(linear, gate_up, dtype_of(dtype)), (), ""), EITHER
+    config = load_config(model)
+    inputs = quantized_inputs(config.quantization)
+    if number_of_experts(config):
+        return read_mixture(
+            config, tensor_parallel=parallel.tensor, expert_parallel=parallel.expert,
+            dtype=dtype_of(dtype), fuse_mlp=fuse_mlp,
+        ), inputs  # fmt: skip
+    if parallel.expert != 1:
+        raise UnusableModel(
+            f"--expert-parallel: is {parallel.expert}, must be 1 for {config.name}, which has no "
+            "experts; leave it out"
+        )
+    dense = dense_model(
+        config, tensor_parallel=parallel.tensor, dtype=dtype_of(dtype), fuse_mlp=fuse_mlp
     )
+    return Mixture(dense, (), ""), inputs
 
 
 def _print(
-    model: Model, specs: dict[KernelSpec, list[str]], done: list[Built], out: Path, seconds: float
+    mixture: Mixture,
+    specs: dict[KernelSpec, list[str]],
+    done: list[Built],
+    out: Path,
+    seconds: float,
 ) -> None:
     groups: dict[tuple[str, str], list[Built]] = defaultdict(list)
     for built in sorted(done, key=lambda b: list(specs).index(b.spec)):
         groups[built.spec.op, ", ".join(specs[built.spec])].append(built)
+    model = mixture.dense
     table = Table(title=f"Kernels of {escape(model.name)}, {model.dtype}", title_justify="left")
     table.add_column("kernel")
     table.add_column("layers", overflow="fold")
@@ -257,6 +320,8 @@ def _print(
         screen.print(f"Everything was there already ({seconds:.1f} s).")
     else:
         screen.print(f"{seconds:.1f} s in all.")
+    if mixture.left_out:
+        screen.print(f"Not among them: {escape(mixture.left_out)}; they compile on first use.")
     screen.print(f"Serve with {CACHE_VARIABLE}={escape(str(out.resolve()))}", soft_wrap=True)
 
 

@@ -1,19 +1,21 @@
 """A model's linear and attention layers, from Hugging Face's ``config.json``, on one GPU."""
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from nvfp4_kernels.precompile.model import DTYPES, Attention, Dtype, Layer, Model
+from nvfp4_kernels.precompile.model import Attention, Dtype, Layer, Model
+from nvfp4_kernels.tool.config_file import ModelConfig, UnusableModel, load_config
 
 # They have a bias on q, k and v, and no field that says so.
-_BIASED_QKV = ("qwen2",)
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_BIASED_QKV = ("qwen2", "qwen2_moe")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-class UnusableModel(ValueError):
-    """A model's configuration that gives no layers to build kernels for."""
+def number_of_experts(config: ModelConfig) -> int:
+    """Routed experts of a layer of a model; 0 if it is dense."""
+    given = next((key for key in _EXPERTS if config.fields.get(key)), None)
+    return 0 if given is None else config.number(given)
 
 
 def read_model(
@@ -30,81 +32,102 @@ def read_model(
     Raises:
         UnusableModel: no such file, no such model, or sizes that cannot be shared out, by name.
     """
-    config, name = _load(path)
-    experts = [f"{key} {config[key]}" for key in _EXPERTS if config.get(key)]
+    config = load_config(path)
+    experts = number_of_experts(config)
     if experts:
         raise UnusableModel(
-            f"{name}: has experts ({experts[0]}), must be a dense decoder; name the sizes of its "
-            "dense layers with --linear and --gate-up"
+            f"{config.name}: has {experts} experts in a layer, must be a dense decoder; name the "
+            "sizes of its dense layers, as with --linear, --gate-up or --shape"
         )
-    hidden, heads, inner = (
-        _size(config, key, name)
-        for key in ("hidden_size", "num_attention_heads", "intermediate_size")
-    )
-    kv_heads = _size(config, "num_key_value_heads", name, default=heads)
+    return dense_model(config, tensor_parallel=tensor_parallel, dtype=dtype, fuse_mlp=fuse_mlp)
+
+
+def dense_model(
+    config: ModelConfig, *, tensor_parallel: int, dtype: Dtype | None, fuse_mlp: bool
+) -> Model:
+    """The layers of a dense decoder, as ``read_model`` gives them."""
+    hidden = config.number("hidden_size")
+    attention, projections = attention_layers(config, tensor_parallel)
+    inner = config.share(config.number("intermediate_size"), tensor_parallel, "intermediate_size")
+    layers = (*projections, *mlp_layers("", inner, hidden, config, fuse=fuse_mlp))
+    for layer in layers:
+        check_sizes(layer)
+    return Model(config.name, dtype or config.dtype, layers, attention, hidden)
+
+
+def attention_layers(
+    config: ModelConfig, tensor_parallel: int
+) -> tuple[Attention, tuple[Layer, Layer]]:
+    """Ordinary attention of a GPU, and the projections around it."""
+    hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+    kv_heads = config.number("num_key_value_heads", default=heads)
     if heads % kv_heads:
         accepted = f"a divisor of num_attention_heads = {heads}"
-        raise _malformed(name, "num_key_value_heads", kv_heads, accepted)
-    head_dim = _size(config, "head_dim", name, default=hidden // heads)
-    heads = _share(heads, tensor_parallel, "num_attention_heads", name)
+        raise config.malformed("num_key_value_heads", kv_heads, accepted)
+    head_dim = config.number("head_dim", default=hidden // heads)
+    heads = config.share(heads, tensor_parallel, "num_attention_heads")
     if kv_heads > tensor_parallel:
-        kv_heads = _share(kv_heads, tensor_parallel, "num_key_value_heads", name)
+        kv_heads = config.share(kv_heads, tensor_parallel, "num_key_value_heads")
     else:
         kv_heads = 1  # each GPU holds at least one
     q, kv = heads * head_dim, kv_heads * head_dim
-    inner = _share(inner, tensor_parallel, "intermediate_size", name)
-    biased = bool(config.get("attention_bias"))
-    mlp_bias = bool(config.get("mlp_bias"))
-    if fuse_mlp and not mlp_bias:
-        gate_up = Layer("gate_up_proj", inner, hidden, gate_up=True)
-    else:
-        gate_up = Layer("gate_up_proj", 2 * inner, hidden, shards=2, bias=mlp_bias)
-    layers = (
-        Layer(
-            "qkv_proj",
-            q + 2 * kv,
-            hidden,
-            shards=3,
-            bias=biased or config.get("model_type") in _BIASED_QKV,
-        ),
-        Layer("o_proj", hidden, q, bias=biased),
-        gate_up,
-        Layer("down_proj", hidden, inner, bias=mlp_bias),
-    )
+    biased = bool(config.fields.get("attention_bias"))
+    qkv_biased = biased or config.model_type in _BIASED_QKV
     attention = Attention(
         heads,
         kv_heads,
         head_dim,
-        _windows(config, name),
-        soft_cap=bool(config.get("attn_logit_softcapping")),
-        rotary_dim=_rotary_dim(config, head_dim, name),
+        _windows(config),
+        soft_cap=bool(config.fields.get("attn_logit_softcapping")),
+        rotary_dim=_rotary_dim(config, head_dim),
     )
-    for layer in layers:
-        check_sizes(layer)
-    return Model(name, dtype or _dtype(config, name), layers, attention, hidden)
+    qkv = Layer("qkv_proj", q + 2 * kv, hidden, shards=3, bias=qkv_biased)
+    return attention, (qkv, Layer("o_proj", hidden, q, bias=biased))
 
 
-def _rotary_dim(config: dict[str, Any], head_dim: int, name: str) -> int:
+def mlp_layers(
+    where: Literal["", "shared experts'"],
+    inner: int,
+    hidden: int,
+    config: ModelConfig,
+    *,
+    fuse: bool,
+) -> tuple[Layer, Layer]:
+    """Gate, up and down projection of an MLP of ``inner`` elements on this GPU."""
+    bias = bool(config.fields.get("mlp_bias"))
+    gate_up, down = (
+        " ".join(filter(None, (where, name))) for name in ("gate_up_proj", "down_proj")
+    )
+    if fuse and not bias:
+        first = Layer(gate_up, inner, hidden, gate_up=True)
+    else:
+        first = Layer(gate_up, 2 * inner, hidden, shards=2, bias=bias)
+    return first, Layer(down, hidden, inner, bias=bias)
+
+
+def _rotary_dim(config: ModelConfig, head_dim: int) -> int:
     """0 where all of a head is turned."""
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    rope = config.get(key) or {}
+    fields = config.fields
+    key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    rope = fields.get(key) or {}
     if not isinstance(rope, dict):
-        raise _malformed(name, key, rope, "an object")
+        raise config.malformed(key, rope, "an object")
     key = "partial_rotary_factor"
-    factor = rope.get(key) or config.get(key) or 1.0
+    factor = rope.get(key) or fields.get(key) or 1.0
     if not isinstance(factor, int | float) or not 0 < factor <= 1:
-        raise _malformed(name, key, factor, "a number above 0, at most 1")
+        raise config.malformed(key, factor, "a number above 0, at most 1")
     return 0 if factor == 1.0 else int(head_dim * factor)
 
 
-def _windows(config: dict[str, Any], name: str) -> tuple[int, ...]:
+def _windows(config: ModelConfig) -> tuple[int, ...]:
     """Windows of a model's layers; both, where the file does not say which layers have one."""
-    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+    fields = config.fields
+    if not fields.get("sliding_window") or fields.get("use_sliding_window") is False:
         return (0,)
-    window = _size(config, "sliding_window", name)
-    kinds = config.get("layer_types") or ["full_attention"]
+    window = config.number("sliding_window")
+    kinds = fields.get("layer_types") or ["full_attention"]
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
-        raise _malformed(name, "layer_types", kinds, "a list of strings")
+        raise config.malformed("layer_types", kinds, "a list of strings")
     return (0, window) if "full_attention" in kinds else (window,)
 
 
@@ -157,53 +180,3 @@ def numbers(text: str, option: str, form: str) -> list[int]:
 def _rows_and_k(text: str, option: str) -> tuple[int, int]:
     n, k = numbers(text, option, "N,K")
     return n, k
-
-
-def _load(path: Path) -> tuple[dict[str, Any], str]:
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(file.read_text())
-    except OSError as error:
-        raise UnusableModel(
-            f"{path}: cannot be read ({error.strerror or error}), must be a config.json or its "
-            "directory; download the model's first"
-        ) from error
-    except ValueError as error:
-        raise UnusableModel(f"{file}: is no JSON ({error}); download it again") from error
-    if not isinstance(config, dict):
-        raise UnusableModel(f"{file}: is no JSON object; give a Hugging Face config.json")
-    text = config.get("text_config")
-    name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return (text if isinstance(text, dict) else config), name
-
-
-def _size(config: dict[str, Any], key: str, name: str, default: int | None = None) -> int:
-    value = default if config.get(key) is None else config[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise _malformed(name, key, value, "a positive number")
-    return value
-
-
-def _malformed(name: str, key: str, value: object, accepted: str) -> UnusableModel:
-    return UnusableModel(
-        f"{name}: {key} is {value!r}, must be {accepted}; give the config.json of a decoder such "
-        "as Llama, Mistral or Qwen, or sizes with --linear and --gate-up"
-    )
-
-
-def _share(size: int, gpus: int, key: str, name: str) -> int:
-    if gpus < 1 or size % gpus:
-        raise UnusableModel(
-            f"{name}: --tensor-parallel is {gpus}, must divide {key} = {size}; choose another"
-        )
-    return size // gpus
-
-
-def _dtype(config: dict[str, Any], name: str) -> Dtype:
-    given = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    for dtype in DTYPES:
-        if given == dtype:
-            return dtype
-    raise UnusableModel(
-        f"{name}: dtype is {given!r}, must be {' or '.join(DTYPES)}; choose one with --dtype"
-    )

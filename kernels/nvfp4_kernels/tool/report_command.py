@@ -21,11 +21,12 @@ from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.linear_sm100 import quantize_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.tool.binary import UnreadableBinary
+from nvfp4_kernels.tool.config_file import UnusableModel
 from nvfp4_kernels.tool.console import console, progress_bar, refusals
 from nvfp4_kernels.tool.destination import check_file
 from nvfp4_kernels.tool.instructions import SHOWN, NoDisassembler, find_nvdisasm
 from nvfp4_kernels.tool.limits import FLOPS, MEMORY_BANDWIDTH
-from nvfp4_kernels.tool.model import UnusableModel, read_model
+from nvfp4_kernels.tool.model import read_model
 from nvfp4_kernels.tool.options import (
     CPUS,
     DtypeName,

@@ -15,10 +15,8 @@ from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config, with_store
 from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, OutDtype, Tile
+from nvfp4_kernels.sm100.limits import K_STEP
 from nvfp4_kernels.terms import TermLayout
-
-# Tensor maps have strides of 16 bytes: 32 elements of K. A weight may be padded to them already.
-K_STEP = 32
 
 
 def gemm(
@@ -146,6 +144,7 @@ def product(
     else:
         tile = replace(tile, terms=TermLayout.of(terms, m))
         kernel = BlockScaledGemm(tile, with_store(output, tile, n))
+    # A weight may be padded already.
     row = (k + -k % K_STEP) // 2
     x, w1, w2 = (
         t if t.shape[-1] == row else torch.nn.functional.pad(t, (0, row - t.shape[-1]))

@@ -12,8 +12,9 @@ from nvfp4_kernels.devices import defective_map_bytes, max_clusters, multiproces
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm100.choose_grouped import GroupedProblem, choose_grouped
 from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
-from nvfp4_kernels.gemm.sm100.launch import K_STEP, new_result
+from nvfp4_kernels.gemm.sm100.launch import new_result
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
+from nvfp4_kernels.sm100.limits import K_STEP
 from nvfp4_kernels.terms import TermLayout
 
 

@@ -1,0 +1,117 @@
+"""Hugging Face's ``config.json`` of a decoder: its fields, checked as they are read."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvfp4_kernels.precompile.model import DTYPES, Dtype
+
+LEGACY_FILE = "hf_quant_config.json"  # in which older exports say how they are quantised
+
+
+class UnusableModel(ValueError):
+    """A model's configuration that gives no layers to build kernels for."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Config of a decoder, of a multimodal model's the text part.
+
+    Attributes:
+        name: of the model, for tables and messages.
+        fields: what is in the file.
+        quantization: its ``quantization_config``; empty if the weights are in 16 bits.
+    """
+
+    name: str
+    fields: dict[str, Any]
+    quantization: dict[str, Any]
+
+    @property
+    def model_type(self) -> str:
+        """Family of the model; empty if the file does not say."""
+        return str(self.fields.get("model_type") or "")
+
+    def number(self, *keys: str, default: int | None = None) -> int:
+        """The first positive number that is given under one of ``keys``, or the default.
+
+        Raises:
+            UnusableModel: there is none, or it is no positive number.
+        """
+        key = next((key for key in keys if self.fields.get(key) is not None), keys[0])
+        value = default if self.fields.get(key) is None else self.fields[key]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.malformed(key, value, "a positive number")
+        return value
+
+    def malformed(self, key: str, value: object, accepted: str) -> UnusableModel:
+        """The error of a field that has another form."""
+        return UnusableModel(
+            f"{self.name}: {key} is {value!r}, must be {accepted}; give the config.json of a "
+            "decoder such as Llama, Mistral or Qwen, or sizes with --linear and --gate-up"
+        )
+
+    def share(self, size: int, gpus: int, key: str, option: str = "--tensor-parallel") -> int:
+        """A GPU's part of a size.
+
+        Raises:
+            UnusableModel: it cannot be divided among so many.
+        """
+        if gpus < 1 or size % gpus:
+            raise UnusableModel(
+                f"{self.name}: {option} is {gpus}, must divide {key} = {size}; choose another"
+            )
+        return size // gpus
+
+    @property
+    def dtype(self) -> Dtype:
+        """Dtype of activations and results.
+
+        Raises:
+            UnusableModel: it is no 16-bit one.
+        """
+        given = self.fields.get("dtype") or self.fields.get("torch_dtype") or "bfloat16"
+        for dtype in DTYPES:
+            if given == dtype:
+                return dtype
+        raise UnusableModel(
+            f"{self.name}: dtype is {given!r}, must be {' or '.join(DTYPES)}; choose one with "
+            "--dtype"
+        )
+
+
+def load_config(path: Path) -> ModelConfig:
+    """Read a model's config.
+
+    Args:
+        path: ``config.json``, or the directory it is in.
+
+    Raises:
+        UnusableModel: no such file, or no JSON object in it.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    whole = _load(file, path)
+    text = whole.get("text_config")
+    fields = text if isinstance(text, dict) else whole
+    quantization = whole.get("quantization_config") or fields.get("quantization_config") or {}
+    legacy = file.with_name(LEGACY_FILE)
+    if not quantization and file.name == "config.json" and legacy.exists():
+        quantization = _load(legacy, legacy)
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return ModelConfig(name, fields, quantization if isinstance(quantization, dict) else {})
+
+
+def _load(file: Path, path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text())
+    except OSError as error:
+        raise UnusableModel(
+            f"{path}: cannot be read ({error.strerror or error}), must be a config.json or its "
+            "directory; download the model's first"
+        ) from error
+    except ValueError as error:
+        raise UnusableModel(f"{file}: is no JSON ({error}); download it again") from error
+    if not isinstance(config, dict):
+        raise UnusableModel(f"{file}: is no JSON object; give a Hugging Face config.json")
+    return config

@@ -1,0 +1,168 @@
+"""A mixture of experts as its kernels see it on one GPU, from Hugging Face's ``config.json``."""
+
+from typing import NamedTuple
+
+from nvfp4_kernels.activation import SILU, Activation
+from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.precompile.experts_layer import Experts
+from nvfp4_kernels.precompile.model import Dtype, Layer, Model
+from nvfp4_kernels.tool.config_file import ModelConfig, UnusableModel
+from nvfp4_kernels.tool.model import attention_layers, check_sizes, mlp_layers, number_of_experts
+
+# Families whose attention is that of a dense decoder. Of others (latent, linear, gated, …) much is
+# vLLM's, and no field says how wide the projections are.
+_ORDINARY_ATTENTION = (
+    "glm4_moe",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_vl_moe_text",
+)
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k")
+_FUNCTIONS = ("hidden_act", "hidden_activation", "mlp_hidden_act")
+_GATED = {
+    "silu": SILU,
+    "swish": SILU,
+    "gelu": Activation("gelu"),
+    "gelu_tanh": Activation("gelu_tanh"),
+    "gelu_pytorch_tanh": Activation("gelu_tanh"),
+}
+_UNGATED = {"relu2": Activation("relu2")}
+_WEIGHT_ON_INPUT = ("llama4_text",)
+
+
+class Mixture(NamedTuple):
+    """Layers of a model with experts.
+
+    Attributes:
+        dense: linear and attention layers.
+        experts: layers of experts, each once; inputs in 16 bits, widths as they are.
+        left_out: what the config does not tell the kernels of; may be empty.
+    """
+
+    dense: Model
+    experts: tuple[Experts, ...]
+    left_out: str
+
+
+def read_mixture(
+    config: ModelConfig,
+    *,
+    tensor_parallel: int,
+    expert_parallel: int,
+    dtype: Dtype | None,
+    fuse_mlp: bool,
+) -> Mixture:
+    """The layers of a decoder with experts.
+
+    Args:
+        config: of the model.
+        tensor_parallel: GPUs that share each layer.
+        expert_parallel: GPUs that whole experts are divided among; 1: each GPU has a part of every
+            expert, by tensor parallelism.
+        dtype: instead of the model's own.
+        fuse_mlp: whether gate and up projection of dense layers are one kernel with SiLU.
+
+    Raises:
+        UnusableModel: a size is missing or cannot be shared out, or the activation is none of ours.
+    """
+    hidden, dtype = config.number("hidden_size"), dtype or config.dtype
+    activation, gated = _activation(config)
+    fuse = fuse_mlp and activation == SILU
+    layers: list[Layer] = []
+    for where, inner in _mlp_widths(config).items():
+        width = config.share(inner, tensor_parallel, f"{where} MLP's width")
+        if gated:
+            layers += mlp_layers(
+                "shared experts'" if where else "", width, hidden, config, fuse=fuse
+            )
+    attention, left_out = None, ""
+    if config.model_type in _ORDINARY_ATTENTION:
+        attention, projections = attention_layers(config, tensor_parallel)
+        layers = [*projections, *layers]
+    else:
+        left_out = f"attention of {config.model_type or 'this family'} and its projections"
+    for layer in layers:
+        check_sizes(layer)
+    experts = _experts(config, activation, gated, tensor_parallel, expert_parallel, dtype)
+    return Mixture(Model(config.name, dtype, tuple(layers), attention, hidden), experts, left_out)
+
+
+def _experts(
+    config: ModelConfig,
+    activation: Activation,
+    gated: bool,
+    tensor_parallel: int,
+    expert_parallel: int,
+    dtype: Dtype,
+) -> tuple[Experts, ...]:
+    """The layer of experts; where GPUs hold different numbers of them, one for each number."""
+    total = number_of_experts(config)
+    width = config.number("moe_intermediate_size", "intermediate_size")
+    hidden = config.number("moe_latent_size", default=config.number("hidden_size"))
+    if expert_parallel == 1:
+        width = config.share(width, tensor_parallel, "the experts' width")
+    if expert_parallel > total:
+        raise UnusableModel(
+            f"{config.name}: --expert-parallel is {expert_parallel}, must be at most its {total} "
+            "experts; choose another"
+        )
+    for name, size in (("H", hidden), ("I", width)):
+        if size % BLOCK_SIZE:
+            raise UnusableModel(
+                f"{config.name}: {name} of its experts is {size}, must be a multiple of "
+                f"{BLOCK_SIZE}; use fewer GPUs for each, or --expert-parallel"
+            )
+    held = sorted({-(-total // expert_parallel), total // expert_parallel})
+    return tuple(
+        Experts(
+            ExpertSizes(hidden, width, count, total, gated),
+            config.number(*_TOP_K),
+            activation,
+            dtype,
+            "16-bit",
+            mapped=total if expert_parallel > 1 else 0,
+            weight_on_input=config.model_type in _WEIGHT_ON_INPUT,
+        )
+        for count in held
+    )
+
+
+def _activation(config: ModelConfig) -> tuple[Activation, bool]:
+    """Activation of the experts, and whether they have a gate."""
+    key = next((key for key in _FUNCTIONS if config.fields.get(key)), _FUNCTIONS[0])
+    name = config.fields.get(key) or "silu"
+    if name in _UNGATED:
+        return _UNGATED[name], False
+    if name not in _GATED:
+        accepted = ", ".join((*_GATED, *_UNGATED))
+        raise UnusableModel(
+            f"{config.name}: {key} is {name!r}, must be one of {accepted} for experts; name the "
+            "sizes of its dense layers with --linear and --gate-up"
+        )
+    return _GATED[name], True
+
+
+def _mlp_widths(config: ModelConfig) -> dict[str, int]:
+    """Widths of the MLPs beside routed experts: of dense layers, ``""``, and of shared experts."""
+    fields, widths = config.fields, {}
+    has_dense = any(
+        fields.get(key) for key in ("first_k_dense_replace", "mlp_only_layers", "num_dense_layers")
+    )
+    if config.model_type == "llama4_text":
+        # One shared expert, as wide as the routed ones.
+        widths["shared"] = config.number("intermediate_size")
+        if fields.get("interleave_moe_layer_step", 1) > 1:
+            widths[""] = config.number("intermediate_size_mlp")
+    elif (
+        config.model_type == "gemma4_text" or has_dense or fields.get("decoder_sparse_step", 1) > 1
+    ):
+        widths[""] = config.number("intermediate_size")
+    shared = fields.get("n_shared_experts") or fields.get("num_shared_experts")
+    if fields.get("shared_expert_intermediate_size"):
+        widths["shared"] = config.number("shared_expert_intermediate_size")
+    elif shared:
+        widths["shared"] = shared * config.number("moe_intermediate_size")
+    return widths

@@ -1,0 +1,72 @@
+"""Quantisation of a checkpoint's inputs on sm_100, as its quantization config has it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.precompile.linear_sm100 import Activation
+from nvfp4_kernels.terms import EXACT_TERMS
+
+_ALGORITHMS = {"NVFP4": True, "W4A16_NVFP4": False}  # ModelOpt's names: are inputs quantised?
+_FP4_BITS = 4
+
+
+class Inputs(NamedTuple):
+    """Quantisation of products' inputs.
+
+    Attributes:
+        activation: by one calibrated number, or one for each token.
+        terms: how many NVFP4 values add up to each.
+    """
+
+    activation: Activation
+    terms: int = 1
+
+
+CALIBRATED = Inputs("static")
+# What is served of weights alone: inputs in so many terms that they lose less than 16 bits do.
+OF_WEIGHTS_ALONE = Inputs("per-token", EXACT_TERMS)
+# Of a checkpoint in 16 bits, which is quantised at load or elsewhere: either way.
+EITHER = (CALIBRATED, Inputs("per-token"))
+
+
+def quantized_inputs(quantization: Mapping[str, Any]) -> tuple[Inputs, ...]:
+    """Find how a checkpoint's layers take their inputs, by its ``quantization_config``.
+
+    Args:
+        quantization: ModelOpt's, with fields at either depth, or compressed-tensors'; of a
+            checkpoint in 16 bits empty.
+    """
+    found = {
+        CALIBRATED if quantizes else OF_WEIGHTS_ALONE
+        for quantizes in _quantize_inputs(quantization)
+    }
+    return tuple(sorted(found, key=lambda inputs: inputs.terms)) or EITHER
+
+
+def _quantize_inputs(quantization: Mapping[str, Any]) -> Iterator[bool]:
+    """Whether inputs are quantised, for each kind of NVFP4 layer that a config tells of."""
+    for part in (quantization, quantization.get("quantization")):
+        if not isinstance(part, Mapping):
+            continue
+        groups = _objects(part.get("config_groups"))
+        layers = [part, *_objects(part.get("quantized_layers"))]
+        fp4 = [g for g in groups if _is_fp4(g.get("weights"))]
+        if fp4:
+            yield from (_is_fp4(g.get("input_activations")) for g in fp4)
+        elif not groups:
+            algorithms = {str(layer.get("quant_algo")).upper() for layer in layers}
+            yield from (_ALGORITHMS[name] for name in algorithms & _ALGORITHMS.keys())
+
+
+def _objects(several: object) -> list[Mapping[str, Any]]:
+    each = several.values() if isinstance(several, Mapping) else ()
+    return [one for one in each if isinstance(one, Mapping)]
+
+
+def _is_fp4(scheme: object) -> bool:
+    if not isinstance(scheme, Mapping):
+        return False
+    return (
+        scheme.get("num_bits") == _FP4_BITS and scheme.get("group_size", BLOCK_SIZE) == BLOCK_SIZE
+    )

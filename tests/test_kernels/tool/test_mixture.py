@@ -1,0 +1,224 @@
+"""Which experts a config describes, and that ``build`` compiles what a server's warm-up does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvfp4_kernels.activation import SILU, Activation
+from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
+from nvfp4_kernels.precompile.experts_layer import Experts
+from nvfp4_kernels.precompile.model import Layer
+from nvfp4_kernels.tool import build_command
+from nvfp4_kernels.tool.build_command import ActivationName
+from nvfp4_kernels.tool.config_file import LEGACY_FILE, UnusableModel, load_config
+from nvfp4_kernels.tool.mixture import Mixture, read_mixture
+from nvfp4_kernels.tool.quantized_inputs import EITHER, Inputs, quantized_inputs
+from vllm_fp4_plugin.warmup import ExpertsLayer, Product, product_kernels
+
+QWEN = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 144,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "torch_dtype": "bfloat16",
+}
+STATIC, WEIGHT_ONLY = Inputs("static"), Inputs("per-token", 3)
+
+
+def write(folder: Path, **changed: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({**QWEN, **changed}))
+    return folder
+
+
+def read(folder: Path, *, tensor_parallel: int = 1, expert_parallel: int = 1) -> Mixture:
+    return read_mixture(
+        load_config(folder), tensor_parallel=tensor_parallel, expert_parallel=expert_parallel,
+        dtype=None, fuse_mlp=True,
+    )  # fmt: skip
+
+
+def sizes(mixture: Mixture) -> list[ExpertSizes]:
+    return [experts.sizes for experts in mixture.experts]
+
+
+def test_experts(tmp_path: Path) -> None:
+    found = read(write(tmp_path))
+    assert found.experts == (Experts(ExpertSizes(256, 144, 8, 8), 2, SILU, "bfloat16", "16-bit"),)
+    assert [layer.name for layer in found.dense.layers] == ["qkv_proj", "o_proj"]
+    assert found.dense.attention is not None
+    assert found.left_out == ""
+
+
+def test_gpus_share_experts(tmp_path: Path) -> None:
+    write(tmp_path, moe_intermediate_size=128)
+    assert sizes(read(tmp_path, tensor_parallel=2)) == [ExpertSizes(256, 64, 8, 8)]
+    whole = read(tmp_path, tensor_parallel=2, expert_parallel=2)
+    assert sizes(whole) == [ExpertSizes(256, 128, 4, 8)]
+    assert whole.experts[0].mapped == 8
+    assert Layer("o_proj", 256, 128) in whole.dense.layers
+    uneven = read(tmp_path, expert_parallel=3)
+    assert sizes(uneven) == [ExpertSizes(256, 128, 2, 8), ExpertSizes(256, 128, 3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "experts", "layers", "left_out"),
+    [
+        (
+            {"model_type": "mixtral", "moe_intermediate_size": None, "num_experts": None,
+             "num_local_experts": 4},
+            (256, 512, 4, SILU, True, False), ["qkv_proj", "o_proj"], "",
+        ),
+        (
+            {"model_type": "deepseek_v3", "num_experts": None, "n_routed_experts": 8,
+             "n_shared_experts": 2, "first_k_dense_replace": 1},
+            (256, 144, 8, SILU, True, False),
+            ["gate_up_proj", "down_proj", "shared experts' gate_up_proj",
+             "shared experts' down_proj"],
+            "attention of deepseek_v3 and its projections",
+        ),
+        (
+            {"model_type": "llama4_text", "num_experts": None, "num_local_experts": 16,
+             "moe_intermediate_size": None},
+            (256, 512, 16, SILU, True, True),
+            ["shared experts' gate_up_proj", "shared experts' down_proj"],
+            "attention of llama4_text and its projections",
+        ),
+        (
+            {"model_type": "nemotron_h", "mlp_hidden_act": "relu2", "moe_latent_size": 128},
+            (128, 144, 8, Activation("relu2"), False, False), [],
+            "attention of nemotron_h and its projections",
+        ),
+        (
+            {"model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh"},
+            (256, 144, 8, Activation("gelu_tanh"), True, False), ["gate_up_proj", "down_proj"],
+            "attention of gemma4_text and its projections",
+        ),
+    ],
+    ids=["mixtral", "deepseek", "llama 4", "nemotron", "gemma 4"],
+)  # fmt: skip
+def test_families(
+    tmp_path: Path,
+    changed: dict[str, Any],
+    experts: tuple[int, int, int, Activation, bool, bool],
+    layers: list[str],
+    left_out: str,
+) -> None:
+    found = read(write(tmp_path, **changed))
+    (one,) = found.experts
+    h, i, held, activation, gated, on_input = experts
+    assert one.sizes == ExpertSizes(h, i, held, held, gated)
+    assert (one.activation, one.weight_on_input) == (activation, on_input)
+    assert [layer.name for layer in found.dense.layers] == layers
+    assert found.left_out == left_out
+
+
+@pytest.mark.parametrize(
+    ("changed", "gpus", "message"),
+    [
+        ({"hidden_act": "tanh"}, (1, 1), "hidden_act is 'tanh', must be one of silu, .* for exp"),
+        ({"num_experts_per_tok": None}, (1, 1), "num_experts_per_tok is None, must be a positive"),
+        ({"moe_intermediate_size": 72}, (1, 1), "I of its experts is 72, must be a multiple of 16"),
+        ({}, (1, 9), "--expert-parallel is 9, must be at most its 8 experts"),
+        ({}, (5, 1), "--tensor-parallel is 5, must divide"),
+    ],
+    ids=["activation", "top k", "width", "many GPUs", "odd GPUs"],
+)
+def test_experts_that_are_refused(
+    tmp_path: Path, changed: dict[str, Any], gpus: tuple[int, int], message: str
+) -> None:
+    write(tmp_path, **changed)
+    with pytest.raises(UnusableModel, match=message):
+        read(tmp_path, tensor_parallel=gpus[0], expert_parallel=gpus[1])
+
+
+FP4 = {"num_bits": 4, "group_size": 16}
+MXFP4 = {"num_bits": 4, "group_size": 32}
+FP8 = {"num_bits": 8}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "inputs"),
+    [
+        ({}, EITHER),
+        ({"quant_algo": "NVFP4"}, (STATIC,)),
+        ({"quantization": {"quant_algo": "W4A16_NVFP4"}}, (WEIGHT_ONLY,)),
+        (
+            {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {
+                    "a": {"quant_algo": "FP8"},
+                    "b": {"quant_algo": "W4A16_NVFP4"},
+                    "c": {"quant_algo": "NVFP4"},
+                },
+            },
+            (STATIC, WEIGHT_ONLY),
+        ),
+        ({"config_groups": {"0": {"weights": FP4, "input_activations": FP4}}}, (STATIC,)),
+        ({"config_groups": {"0": {"weights": FP4, "input_activations": None}}}, (WEIGHT_ONLY,)),
+        (
+            {"config_groups": {"0": {"weights": FP8}, "1": {"weights": FP4}}},
+            (WEIGHT_ONLY,),
+        ),
+        ({"config_groups": {"0": {"weights": MXFP4}}}, EITHER),
+    ],
+    ids=["16 bits", "modelopt", "legacy, weights", "mixed", "groups", "groups, weights",
+         "groups, mixed", "other formats"],
+)  # fmt: skip
+def test_inputs_of_checkpoints(quantization: dict[str, Any], inputs: tuple[Inputs, ...]) -> None:
+    assert quantized_inputs(quantization) == inputs
+
+
+def test_a_file_beside_the_config_is_read(tmp_path: Path) -> None:
+    legacy = {"quantization": {"quant_algo": "W4A16_NVFP4"}}
+    (write(tmp_path) / LEGACY_FILE).write_text(json.dumps(legacy))
+    assert quantized_inputs(load_config(tmp_path).quantization) == (WEIGHT_ONLY,)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "family", "inputs"),
+    [
+        ("NVFP4", "sm_100", STATIC),
+        ("W4A16_NVFP4", "sm_100", WEIGHT_ONLY),
+        ("W4A16_NVFP4", "sm_90", None),
+    ],
+)
+def test_what_is_built_is_what_a_server_warms_up(
+    tmp_path: Path, algorithm: str, family: str, inputs: Inputs | None
+) -> None:
+    write(tmp_path, quantization_config={"quant_algo": algorithm})
+    mixture = read(tmp_path)
+    wanted = build_command._Wanted(
+        mixture, 40, 132, 16, quantized_inputs(load_config(tmp_path).quantization), None, None, None
+    )
+    built = set(build_command._KERNELS[family](wanted))
+    # I is padded on Blackwell, whose tensor maps have strides of 16 bytes.
+    width = 160 if family == "sm_100" else 144
+    activation, terms = inputs or ("16-bit", 1)
+    layer = ExpertsLayer(
+        family,
+        Experts(ExpertSizes(256, width, 8, 8), 2, SILU, "bfloat16", activation, terms),
+    )
+    linear = [Product(family, each, "bfloat16", activation, terms) for each in mixture.dense.layers]
+    warmed_up = set(product_kernels([layer, *linear], 40, 132))
+    assert warmed_up <= built
+    of_linears = ("gemm", "quantize", "grouped_gemm")
+    assert {spec.op for spec in built - warmed_up}.isdisjoint(of_linears)
+
+
+def test_options_come_before_the_model(tmp_path: Path) -> None:
+    def inputs(activation: ActivationName | None, terms: int | None) -> list[Inputs]:
+        wanted = build_command._Wanted(
+            read(write(tmp_path)), 1, 132, 16, (WEIGHT_ONLY,), activation, terms, None
+        )
+        return build_command._inputs(wanted)
+
+    assert inputs(None, None) == [WEIGHT_ONLY]
+    assert inputs(None, 2) == [Inputs("per-token", 2)]
+    assert inputs(ActivationName.both, 1) == [STATIC, Inputs("per-token")]
