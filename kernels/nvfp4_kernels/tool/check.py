@@ -13,9 +13,11 @@ import torch
 from nvfp4_kernels.devices import FAMILIES, driver_version
 from nvfp4_kernels.tool.attention_case import attention_cases
 from nvfp4_kernels.tool.doubts import doubts
+from nvfp4_kernels.tool.grouped_case import grouped_cases
 from nvfp4_kernels.tool.indexer_case import indexer_cases
 from nvfp4_kernels.tool.product_case import ProductCase
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
+from nvfp4_kernels.tool.routed_case import routed_cases
 from nvfp4_kernels.tool.shapes import CONTEST, LLAMA_8B, TOKENS, model_shapes
 from nvfp4_kernels.tool.sparse_attention_case import sparse_attention_cases
 from nvfp4_kernels.tool.task import Outcome, Runner, Task
@@ -109,6 +111,7 @@ def correctness(quick: bool) -> list[Task]:
     ]
     rows = [(1, 64), (131, 208)] if quick else [(1, 64), (131, 208), (3, 4096), (2048, 14336)]
     tasks += [QuantizeCase(op, m, k) for op, (m, k) in pairs(OPS, rows)]
+    tasks += [*routed_cases(quick), *grouped_cases(quick)]
     tasks += [*attention_cases(quick), *sparse_attention_cases(quick), *indexer_cases(quick)]
     return tasks + doubts()
 

@@ -15,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from nvfp4_kernels.__main__ import app
+from nvfp4_kernels.activation import SILU, Activation
 from nvfp4_kernels.gemm.sm100.tile import Tile
 from nvfp4_kernels.tool import (
     attention_case,
@@ -31,9 +32,12 @@ from nvfp4_kernels.tool.check import Device, WrongDevice, correctness, markdown,
 from nvfp4_kernels.tool.doubts import DEPTHS, LAUNCHES, doubts
 from nvfp4_kernels.tool.forced_product_case import BATCH, ForcedProductCase
 from nvfp4_kernels.tool.forced_scores_case import ForcedScoresCase
+from nvfp4_kernels.tool.grouped_case import GroupedCase, grouped_cases
 from nvfp4_kernels.tool.indexer_case import IndexerCase
 from nvfp4_kernels.tool.product_case import ProductCase, compare_bound, compare_exact
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
+from nvfp4_kernels.tool.routed_case import OPS as ROUTED_OPS
+from nvfp4_kernels.tool.routed_case import RoutedCase
 from nvfp4_kernels.tool.scoring import ScoreShape
 from nvfp4_kernels.tool.shapes import CONTEST, given_shape
 from nvfp4_kernels.tool.single_dimension_case import SingleDimensionCase
@@ -70,6 +74,7 @@ class StandIn:
 # --- correctness, on the emulator -------------------------------------------------------------
 
 LENGTHS = ((1, 150), (3, 20))
+SWIGLU_OAI = Activation("swigluoai_uninterleave", 1.5, 1.702, 1.0)
 PAIR = Tile(64, two_cta=True, cluster_m=2)
 CASES: list[Task] = [
     *(
@@ -94,6 +99,12 @@ CASES: list[Task] = [
     ),
     ProductCase("silu_mul_gemm_quantized", 9, 64, 128),
     *(QuantizeCase(op, 5, 64) for op in OPS),
+    *(RoutedCase(op, 7, 4, 6, 8) for op in ROUTED_OPS),
+    RoutedCase("moe_route_quantize", 9, 4, 6, 32, terms=3, weighted=True),
+    GroupedCase(8, 80, 544, SILU, gated=True, tile=Tile(8, swap_ab=True, split_k=2)),
+    GroupedCase(64, 80, 96, tile=Tile(64, swap_ab=True, two_cta=True, cluster_m=2)),
+    GroupedCase(8, 48, 64, SWIGLU_OAI, gated=True, exact=False),
+    GroupedCase(8, 48, 64, Activation("relu2"), exact=False, quantized=True, row_scale=True),
     AttentionCase(LENGTHS, head_dim=16, sinks=True),
     AttentionCase(LENGTHS, head_dim=64, fp8=True),
     IndexerCase("nvfp4", (70, 3), 2, heads=8, head_dim=64),
@@ -180,6 +191,58 @@ def test_one_wrong_score_is_found(value: float, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(indexer_case, "indexer_logits_paged", wrong)
     with pytest.raises(Mismatch, match=r"logits: (off by|not finite)"):
         case.run(StandIn())
+
+
+@pytest.mark.parametrize("op", ROUTED_OPS)
+def test_one_wrong_row_of_experts_is_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nvfp4_kernels
+
+    case = RoutedCase(op, 7, 4, 6, 8)
+    assert case.run(StandIn())["tiles"]
+    right = getattr(nvfp4_kernels, op)
+
+    def wrong(*arguments: Any) -> Any:
+        found = right(*arguments)
+        last = found if isinstance(found, torch.Tensor) else found[-1]
+        last.view(torch.uint8)[0] ^= 1  # of the first tile, or token
+        return found
+
+    monkeypatch.setattr(nvfp4_kernels, op, wrong)
+    with pytest.raises(Mismatch, match="values are wrong"):
+        case.run(StandIn())
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["", "quantized"])
+@pytest.mark.parametrize("gated", [False, True], ids=["one", "gated"])
+def test_one_wrong_value_of_experts_is_found(
+    gated: bool, quantized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import nvfp4_kernels
+
+    activation = SILU if gated else None
+    case = GroupedCase(8, 48, 64, activation, gated, exact=False, quantized=quantized)
+    assert case.run(StandIn())["values"] == 6 * 8 * 48
+    right = getattr(nvfp4_kernels, case.op)
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        found = right(*arguments, **options)
+        if quantized:
+            found[0][5, -1, -1] ^= 1
+        else:
+            found[5, -1, -1] += 1 + found[5, -1, -1].abs() / 4
+        return found
+
+    monkeypatch.setattr(nvfp4_kernels, case.op, wrong)
+    with pytest.raises(Mismatch, match=r"1 of .* values are wrong"):
+        case.run(StandIn())
+
+
+def test_every_kind_of_tile_of_experts_has_a_row() -> None:
+    few, all_ = ({case.name for case in grouped_cases(quick)} for quick in (True, False))
+    assert few < all_
+    for op in ("grouped_gemm, ", "grouped_silu_mul_gemm, "):
+        for word in ("swap_ab", "split-K", "2cta", "swap_ab.*2cta", "cluster 1×2"):
+            assert any(name.startswith(op) and re.search(word, name) for name in few), (op, word)
 
 
 def test_nan_is_found() -> None:

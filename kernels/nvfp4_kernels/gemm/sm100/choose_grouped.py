@@ -101,15 +101,20 @@ def grouped_candidates(
     ]
     if tokens >= CTA_ROWS:
         tiles += [tile for tile in (GATE_UP if weights == 2 else REGULAR) if tile.rows <= tokens]
-    terms = TermLayout.of(problem.terms, tokens)
     one = Problem(tokens, problem.n, problem.k, 1, weights, problem.terms)
     tiles = [
-        replace(tile, weights=weights, terms=terms, grouped=True)
+        grouped_tile(problem, tile)
         for tile in tiles
         if tile.cluster_m == tile.ctas and not (tile.swap_ab and tile.cluster_n > 1)
     ]
     stored = [(tile, with_store(output, tile, problem.n)) for tile in tiles]
     return [(tile, out) for tile, out in stored if fits(one, tile, out)]
+
+
+def grouped_tile(problem: GroupedProblem, tile: Tile) -> Tile:
+    """The tile of a grouped product whose sides are those of ``tile``."""
+    terms = TermLayout.of(problem.terms, problem.tile_tokens)
+    return replace(tile, weights=problem.weights, terms=terms, grouped=True)
 
 
 def estimate_grouped(problem: GroupedProblem, tile: Tile, used: int, sms: int = SMS) -> float:

@@ -10,10 +10,11 @@ from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import defective_map_bytes, max_clusters, multiprocessors
 from nvfp4_kernels.gemm.shards import shard_ends
-from nvfp4_kernels.gemm.sm100.choose_grouped import GroupedProblem, choose_grouped
+from nvfp4_kernels.gemm.sm100.choose import with_store
+from nvfp4_kernels.gemm.sm100.choose_grouped import GroupedProblem, choose_grouped, grouped_tile
 from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
 from nvfp4_kernels.gemm.sm100.launch import new_result
-from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import K_STEP
 from nvfp4_kernels.terms import TermLayout
 
@@ -33,6 +34,7 @@ def grouped_gemm(
     terms: int = 1,
     out_terms: int = 1,
     routed_before: bool = False,
+    given: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.grouped_gemm.op``; the second result is None for 16-bit output.
 
@@ -41,6 +43,8 @@ def grouped_gemm(
 
     ``routed_before``: the launch before this one is a product of the same routing, which has waited
     for it, see ``scheduler.counted``. Weights are then loaded while that product ends.
+
+    ``given``, which must fit: that tile, not what would be chosen.
 
     Raises:
         InvalidArgument: an operand is not contiguous or not aligned, or K is not padded.
@@ -68,7 +72,11 @@ def grouped_gemm(
     )
     weights = alpha.numel() // experts
     problem = GroupedProblem(tile_tokens, n, k, a.shape[0], experts, weights, terms)
-    tile, output = choose_grouped(problem, output, multiprocessors(a.device))
+    if given is None:
+        tile, output = choose_grouped(problem, output, multiprocessors(a.device))
+    else:
+        tile = grouped_tile(problem, given)
+        output = with_store(output, tile, n)
     tile = replace(tile, routed_before=routed_before)
     kernel = BlockScaledGemm(tile, output)
     arguments = GemmArguments(

@@ -1,0 +1,179 @@
+"""Cases of the ops that route, bring in and sum up the tokens of experts: bit by bit."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nvfp4_kernels
+from nvfp4_kernels.moe_combine.reference import moe_combine
+from nvfp4_kernels.moe_quantize import reference as quantizing
+from nvfp4_kernels.moe_route.reference import moe_route
+from nvfp4_kernels.routing import Routing
+from nvfp4_kernels.tool.product_case import compare_exact
+from nvfp4_kernels.tool.task import Figures, Machine
+
+TOKENS = ("moe_quantize", "moe_quantize_per_token", "moe_gather")
+ROUTED_TOKENS = ("moe_route_quantize", "moe_route_quantize_per_token", "moe_route_gather")
+OPS = ("moe_route", *TOKENS, *ROUTED_TOKENS, "moe_combine")
+GLOBAL_SCALE = 0.002
+RANKS = 4  # whose experts alternate
+
+
+@dataclass(frozen=True)
+class RoutedCase:
+    """One op on a random batch, with ids of no expert and of other ranks' among its slots.
+
+    Attributes:
+        op: its name.
+        tokens: of the batch.
+        top_k: slots of each.
+        experts: of this rank.
+        tile_tokens: rows of a token tile.
+        k: elements of a token.
+        terms: how many NVFP4 values add up to each, where it is quantised.
+        weighted: tokens, or the rows that are summed up, are multiplied by their slots' weights.
+    """
+
+    op: str
+    tokens: int
+    top_k: int
+    experts: int
+    tile_tokens: int
+    k: int = 64
+    terms: int = 1
+    weighted: bool = False
+
+    @property
+    def section(self) -> str:
+        """Section of the report."""
+        return "correctness"
+
+    @property
+    def name(self) -> str:
+        """Name in the report."""
+        words = [self.op, f"{self.tokens}×{self.k}", f"{self.top_k} slots, {self.experts} experts"]
+        words.append(f"tiles of {self.tile_tokens}")
+        words += [f"{self.terms} terms"] * (self.terms > 1) + ["weighted"] * self.weighted
+        return ", ".join(words)
+
+    def run(self, machine: Machine) -> Figures:
+        """Compare what lies in tiles that are in use with the references, bit by bit.
+
+        Raises:
+            Mismatch: it differs.
+        """
+        moved = [_moved(each, machine.device) for each in self.given()]
+        found = [each.cpu() for each in _flat(getattr(nvfp4_kernels, self.op)(*moved))]
+        used, values = int(self.routing.groups[0]), 0.0
+        for name, actual, expected in zip(self._parts, found, self._expected(), strict=True):
+            most = {"groups": 1 + used, "rows": self.tokens, "out": self.tokens}.get(name, used)
+            compared = compare_exact(_bits(actual[:most]), _bits(expected[:most]))
+            values += float(compared["values"])
+        return {"values": values, "tiles": float(used)}
+
+    @property
+    def routing(self) -> Routing:
+        """The batch's, on the CPU."""
+        ids, mapped = self._ids()
+        return Routing(*moe_route(ids, mapped, self.experts, self.tile_tokens))
+
+    def given(self) -> list[Any]:
+        """Arguments of the op, on the CPU."""
+        ids, mapped = self._ids()
+        if self.op == "moe_route":
+            return [ids, self.experts, self.tile_tokens, mapped]
+        if self.op == "moe_combine":
+            tiles = self._random(*self.routing.slots.shape)
+            return [tiles, self.routing.rows, self._weights()]
+        scale, terms = self._quantization()
+        x, weights = self._random(self.tokens), self._weights()
+        if self.op in TOKENS:
+            return [x, self.routing, *scale, weights, *terms]
+        return [x, ids, self.experts, self.tile_tokens, *scale, mapped, weights, *terms]
+
+    def _expected(self) -> list[Tensor]:
+        """Results of the references, one after the other."""
+        routing, weights = self.routing, self._weights()
+        if self.op == "moe_route":
+            return [*routing]
+        if self.op == "moe_combine":
+            tiles = self._random(*routing.slots.shape)
+            return [moe_combine(tiles, routing.rows, weights, torch.bfloat16)]
+        formula = getattr(quantizing, self.op.replace("route_", ""))
+        scale, terms = self._quantization()
+        parts = _flat(formula(self._random(self.tokens), routing, *scale, weights, *terms))
+        return parts if self.op in TOKENS else [*routing, *parts]
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        """Names of the results."""
+        if self.op == "moe_combine":
+            return ("out",)
+        tokens: tuple[str, ...] = () if self.op == "moe_route" else ("data",)
+        tokens += ("scales",) * ("quantize" in self.op)
+        tokens += ("row_scale",) * self.op.endswith("per_token")
+        return tokens if self.op in TOKENS else (*Routing._fields, *tokens)
+
+    def _quantization(self) -> tuple[list[Tensor], list[int]]:
+        """Arguments that say how tokens are quantised, if they are."""
+        scale = [torch.tensor(GLOBAL_SCALE)] * self.op.endswith("quantize")
+        return scale, [self.terms] * ("quantize" in self.op)
+
+    def _ids(self) -> tuple[Tensor, Tensor]:
+        """Ids of all slots, and the map from them to this rank's experts."""
+        total = RANKS * self.experts
+        shape = (self.tokens, self.top_k)
+        # One past the last expert, and padding's -1, are no expert's.
+        ids = torch.randint(-1, total + 1, shape, generator=_seeded(), dtype=torch.int32)
+        mapped = torch.full((total,), -1, dtype=torch.int32)
+        mapped[::RANKS] = torch.arange(self.experts, dtype=torch.int32)
+        return ids, mapped
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn((*shape, self.k), generator=_seeded()).bfloat16()
+
+    def _weights(self) -> Tensor | None:
+        shape = (self.tokens, self.top_k)
+        return torch.rand(shape, generator=_seeded()) if self.weighted else None
+
+
+def routed_cases(quick: bool) -> list[RoutedCase]:
+    """Every op: few and many tokens, weights, terms."""
+    few = RoutedCase("", 7, 4, 6, 8)
+    batches = [
+        few,
+        RoutedCase("", 40, 4, 6, 32, k=208, weighted=True),
+        RoutedCase("", 300, 4, 3, 128, k=208),
+    ]
+    if not quick:
+        batches += [
+            RoutedCase("", 1, 8, 32, 8, k=4096, weighted=True),
+            RoutedCase("", 513, 8, 128, 64, k=2880),
+            RoutedCase("", 8192, 8, 96, 256, k=7168, weighted=True),
+        ]
+    cases = [replace(batch, op=op) for op in OPS for batch in batches]
+    quantized = [op for op in OPS if "quantize" in op]
+    return cases + [replace(few, op=op, terms=terms) for op in quantized for terms in (2, 3)]
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Routing):
+        return Routing(*(part.to(device) for part in value))
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _flat(result: Any) -> list[Tensor]:
+    """Tensors of a result, those of a routing first."""
+    if isinstance(result, Tensor):
+        return [result]
+    return [tensor for part in result for tensor in _flat(part)]
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.view(torch.uint8) if x.element_size() == 1 else x
