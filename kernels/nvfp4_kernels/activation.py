@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from nvfp4_kernels.checks import InvalidArgument
 
-GatedName = Literal["silu", "gelu", "gelu_tanh", "swigluoai_uninterleave"]
+GatedName = Literal["silu", "gelu", "gelu_tanh", "swigluoai_uninterleave", "situ", "swiglustep"]
 UngatedName = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 GATED, UNGATED = get_args(GatedName), get_args(UngatedName)
 
@@ -17,13 +17,18 @@ class Activation(NamedTuple):
     """Activation, formed in float32.
 
     Gated, ``f(gate) · (up + beta)``; of one projection, ``f(x)``. f is SiLU, GELU or its tanh form,
-    ``gate · sigmoid(alpha · gate)`` of ``"swigluoai_uninterleave"`` (gpt-oss and MiniMax M3, whose
-    halves lie apart as all do here), or of one projection ``"relu2"``, ``max(x, 0)²``.
+    or of one projection ``"relu2"``, ``max(x, 0)²``. Of gate and up also:
+
+    * ``"swigluoai_uninterleave"`` (gpt-oss and MiniMax M3, whose halves lie apart as all do here):
+      f is ``gate · sigmoid(alpha · gate)``.
+    * ``"situ"`` (Kimi K3): f is ``alpha · tanh(gate / alpha) · sigmoid(gate)``, and up becomes
+      ``limit · tanh(up / limit)``.
+    * ``"swiglustep"`` (Step 3): f is SiLU, and the limit of gate is its result's.
 
     Attributes:
         name: f.
         limit: bound of gate from above, and of up on both sides; None: there is none.
-        alpha: factor in the sigmoid.
+        alpha: factor in the sigmoid; of ``"situ"`` the bound of gate.
         beta: what is added to up.
     """
 
@@ -34,8 +39,13 @@ class Activation(NamedTuple):
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """Apply it to two float32 projections."""
+        if self.name == "situ":
+            bounded = up if self.limit is None else self.limit * torch.tanh(up / self.limit)
+            return self._function(gate) * bounded
         if self.limit is not None:
-            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+            up = up.clamp(-self.limit, self.limit)
+            if self.name != "swiglustep":
+                gate = gate.clamp(max=self.limit)
         return self._function(gate) * (up + self.beta if self.beta else up)
 
     def ungated(self, x: Tensor) -> Tensor:
@@ -49,10 +59,15 @@ class Activation(NamedTuple):
             return functional.silu(x)
         if self.name == "swigluoai_uninterleave":
             return x * torch.sigmoid(self.alpha * x)
+        if self.name == "situ":
+            return self.alpha * torch.tanh(x / self.alpha) * torch.sigmoid(x)
+        if self.name == "swiglustep":
+            return functional.silu(x).clamp(max=self.limit)
         return functional.gelu(x, approximate="tanh" if self.name == "gelu_tanh" else "none")
 
 
 SILU = Activation("silu")
+_WITH_ALPHA = ("swigluoai_uninterleave", "situ")
 
 
 def check_gated(activation: Activation) -> None:
@@ -65,10 +80,20 @@ def check_gated(activation: Activation) -> None:
         )
     if limit is not None and not limit > 0:
         raise InvalidArgument(f"activation.limit: is {limit}, must be positive; or leave it out")
-    if name != "swigluoai_uninterleave" and (alpha, beta) != (1.0, 0.0):
+    if name == "swiglustep" and limit is None:
+        raise InvalidArgument("activation.limit: is None, must be given with swiglustep; give it 7")
+    if name not in _WITH_ALPHA and alpha != 1.0:
         raise InvalidArgument(
-            f"activation: alpha is {alpha} and beta {beta}, must be 1 and 0 with {name}; they are "
-            "of swigluoai_uninterleave"
+            f"activation.alpha: is {alpha}, must be 1 with {name}; it is of "
+            f"{' and '.join(_WITH_ALPHA)}"
+        )
+    if name == "situ" and not alpha > 0:
+        raise InvalidArgument(
+            f"activation.alpha: is {alpha}, must be positive with situ, whose gate it bounds"
+        )
+    if name != "swigluoai_uninterleave" and beta != 0.0:
+        raise InvalidArgument(
+            f"activation.beta: is {beta}, must be 0 with {name}; it is of swigluoai_uninterleave"
         )
 
 

@@ -1,12 +1,18 @@
 """Experts on CPU: the arithmetic against an oracle, a token at a time, and what loading accepts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from vllm.model_executor.layers.activation import (
+    SituAndMul,
+    SwigluOAIAndMul,
+    SwigluStepAndMul,
+)
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
 from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
@@ -22,7 +28,7 @@ from vllm_fp4_plugin.experts.joined_scales import GlobalScales, described, join
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
 from vllm_fp4_plugin.experts.op import experts
-from vllm_fp4_plugin.experts.plan import make_plan
+from vllm_fp4_plugin.experts.plan import activation_of, make_plan
 from vllm_fp4_plugin.experts.weights import StoredExperts, kernel_experts
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
@@ -215,6 +221,8 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "swigluoai_uninterleave": lambda g, u: (
         g.clamp(max=7) / (1 + torch.exp(-1.702 * g.clamp(max=7))) * (u.clamp(-7, 7) + 1)
     ),
+    "situ": lambda g, u: 4 * torch.tanh(g / 4) / (1 + torch.exp(-g)) * 25 * torch.tanh(u / 25),
+    "swiglustep": lambda g, u: (g / (1 + torch.exp(-g))).clamp(max=7) * u.clamp(-7, 7),
     "silu_no_mul": lambda u: u / (1 + torch.exp(-u)),
     "gelu_no_mul": lambda u: u * 0.5 * (1 + torch.erf(u / 2**0.5)),
     "gelu_tanh_no_mul": lambda u: (
@@ -229,8 +237,9 @@ def test_activations(name: str) -> None:
     gated = not name.endswith("_no_mul")
     model = Model(weight_only=True, gated=gated)
     x, weights, ids = batch()
-    oai = name == "swigluoai_uninterleave"
-    activation = Activation(name.removesuffix("_no_mul"), *((7.0, 1.702, 1.0) if oai else ()))
+    parameters = {"situ": (25.0, 4.0), "swiglustep": (7.0,)}
+    parameters["swigluoai_uninterleave"] = (7.0, 1.702, 1.0)
+    activation = Activation(name.removesuffix("_no_mul"), *parameters.get(name, ()))
     out = mixture(x, weights, ids, None, model.held(), activation, weight_on_input=False)
     assert_same(out, model.oracle(x, weights, ids, FORMULAS[name]))
 
@@ -241,6 +250,39 @@ def test_activations_are_named_as_vllm_names_them() -> None:
     for name in UNGATED:
         assert not MoEActivation(f"{name}_no_mul").is_gated
     assert set(FORMULAS) == {*GATED, *(f"{name}_no_mul" for name in UNGATED)}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        ("silu", {}, Activation("silu", 9.0, 1.5, 0.5)),
+        ("swigluoai", {}, Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)),
+        ("swiglustep", {}, Activation("swiglustep", 7.0)),
+        ("situ", {"activation_situ_linear_beta": 25.0}, Activation("situ", 25.0, 4.0)),
+        ("situ", {"activation_situ_linear_beta": -1.0}, Activation("situ", None, 4.0)),
+        ("situ", {"activation_situ_linear_beta": None}, Activation("situ", None, 4.0)),
+    ],
+)
+def test_activations_of_layers(name: str, config: dict[str, Any], expected: Activation) -> None:
+    layer = Layer(activation=MoEActivation(name), activation_situ_beta=4.0, **config)
+    layer.swiglu_limit, layer.swiglu_alpha, layer.swiglu_beta = 9.0, 1.5, 0.5
+    assert activation_of(layer) == expected
+
+
+@pytest.mark.parametrize("name", ["situ", "swiglustep", "swigluoai"])
+def test_activations_are_vllms(name: str, vllm_config: Any) -> None:
+    """Same values as vLLM's own, of gate and up as its layout has them."""
+    config = {"activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0}
+    activation = activation_of(Layer(activation=MoEActivation(name), **config))
+    gate, up = (torch.randn(5, 48, dtype=F32) * 8 for _ in range(2))
+    theirs = {
+        "situ": SituAndMul(4.0, 25.0, compile_native=False),
+        "swiglustep": SwigluStepAndMul(7.0),
+        "swigluoai": SwigluOAIAndMul(),
+    }[name]
+    alternate = name == "swigluoai"
+    joined = torch.stack([gate, up], -1 if alternate else 1).flatten(1)
+    torch.testing.assert_close(activation.gated(gate, up), theirs.forward_native(joined))
 
 
 # --- the method ---------------------------------------------------------------------------------
@@ -407,6 +449,50 @@ def test_two_ranks_add_up(parallel: str, build: Build) -> None:
     assert_same(parts, model.oracle(x, weights, ids, silu_mul))
 
 
+def test_alternating_rows_of_gate_and_up(build: Build) -> None:
+    """gpt-oss's, on either of two ranks."""
+    model = Model(weight_only=False, inner=2 * INNER)
+    for expert in range(E):  # of gate and up together there is one scale
+        gate, up = model.weights[expert, "gate_proj"], model.weights[expert, "up_proj"]
+        model.weights[expert, "up_proj"] = replace(up, global_scale=gate.global_scale)
+    x, weights, ids = batch()
+    parts = torch.zeros(x.shape, dtype=F32)
+    for rank in range(2):
+        method, layer = build(Layer(tp=2, rank=rank, activation=MoEActivation.SWIGLUOAI))
+        load_alternating(layer, model)
+        method.process_weights_after_loading(layer)
+        parts += method.apply(layer, x, weights, ids, None, None).float()
+    assert_same(parts, model.oracle(x, weights, ids, FORMULAS["swigluoai_uninterleave"]))
+
+
+def load_alternating(layer: Layer, model: Model) -> None:
+    """Give a layer what vLLM makes of gpt-oss's tensors, expert by expert."""
+    names = FORMATS["modelopt"].names
+    for expert in range(E):
+        gate, up, down = (model.weights[expert, f"{of}_proj"] for of in ("gate", "up", "down"))
+        joined = {
+            names.weight: torch.stack([gate.data, up.data], 1).flatten(0, 1),
+            names.block_scale: torch.stack(
+                [gate.scales.view(torch.uint8), up.scales.view(torch.uint8)], 1
+            )
+            .flatten(0, 1)
+            .view(torch.float8_e4m3fn),
+            names.weight_global: gate.global_scale,
+            names.input_global: model.scales[expert, "gate_proj"],
+        }
+        alone = {
+            names.weight: down.data,
+            names.block_scale: down.scales,
+            names.weight_global: down.global_scale,
+            names.input_global: model.scales[expert, "down_proj"],
+        }
+        for part, tensors in (("w13", joined), ("w2", alone)):
+            for name, tensor in tensors.items():
+                param = getattr(layer, f"{part}_{name}")
+                whole = f"{PREFIX}.{part}_{name}"
+                assert param.weight_loader(param, tensor, whole, f"gpt_oss_{part}", expert, True)
+
+
 def load_stacked(layer: Layer, model: Model, *, filled: bool = False) -> None:
     """Give a layer what vLLM makes of Llama 4's tensors; ``filled``: numbers without a loader."""
     names = FORMATS["modelopt"].names
@@ -562,8 +648,11 @@ def test_tensors_that_do_not_fit(name: str, by: Any, message: str, build: Build)
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"activation": MoEActivation.SWIGLUOAI}, "its activation is swigluoai, must be silu, "),
-        ({"activation": MoEActivation.SITU}, "its activation is situ, must be silu, "),
+        ({"activation": MoEActivation.RELU2}, "its activation is relu2, must be silu, "),
+        (
+            {"activation": MoEActivation.SITU, "activation_situ_beta": None},
+            "its activation_situ_beta is None, must be positive",
+        ),
         ({"has_bias": True}, "its experts have biases"),
         ({"is_lora_enabled": True}, "LoRA is enabled"),
         ({"hidden_dim": 72}, "H is 72, must be a multiple of 16"),

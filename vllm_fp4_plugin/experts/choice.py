@@ -5,7 +5,7 @@ from typing import Any
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, UnquantizedFusedMoEMethod
 
-from nvfp4_kernels.activation import GATED, SILU
+from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.dispatch import NoKernelError
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from vllm_fp4_plugin import completeness
@@ -14,7 +14,7 @@ from vllm_fp4_plugin.delegated import choice as delegated
 from vllm_fp4_plugin.device import is_planned
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
 from vllm_fp4_plugin.experts.online import Nvfp4OnlineExpertsMethod
-from vllm_fp4_plugin.experts.plan import ExpertsPlan, is_on_cpu, make_plan
+from vllm_fp4_plugin.experts.plan import GATED_NAMES, ExpertsPlan, is_on_cpu, make_plan
 from vllm_fp4_plugin.experts.vllm_methods import KEEPS_16_BITS, backend, vllm_experts
 from vllm_fp4_plugin.experts.weights import experts_bytes
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
@@ -188,8 +188,8 @@ def planned(
         UnsupportedCheckpoint: nobody would.
     """
     against = _against_ours(prefix, group, options)
-    if activation not in GATED:
-        against = f"its activation is {activation}, must be {', '.join(GATED)}"
+    if activation not in GATED_NAMES:
+        against = f"its activation is {activation}, must be {', '.join(GATED_NAMES)}"
     if against is None:
         inputs: Inputs = "16-bit" if group.kind is Kind.NVFP4_A16 else "static"
         try:

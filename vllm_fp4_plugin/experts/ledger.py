@@ -93,9 +93,9 @@ class ExpertLedger:
                 self._take(tensor, part, inner, param, weight_name, return_success)
                 for part in parts
             ]
-            if len(parts) > 1:  # a stack, of which a model may have picked this rank's experts
-                shards = {part.shard for part in parts}
-                self._note_all(tensor, shards)
+            if len({part.expert for part in parts}) > 1:
+                # A stack, of which a model may have picked this rank's experts.
+                self._note_all(tensor, {part.shard for part in parts})
             return any(came) if return_success else None
 
         load.supports_moe_loading = True  # type: ignore[attr-defined]

@@ -17,8 +17,15 @@ from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import Activation as Inputs
 from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
 
+GATED_NAMES = (*GATED, "swigluoai")  # vLLM's, of the activations that are ours
 _ENTRIES = {"static": KERNELS, "per-token": PER_TOKEN_KERNELS}
 _NO_MUL = "_no_mul"
+# vLLM's kernels of these know no other numbers. What interleaves gate and up is taken apart at
+# load, see ``stacks``.
+_OF_ONE_MODEL = {
+    "swigluoai": Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0),
+    "swiglustep": Activation("swiglustep", 7.0),
+}
 # Of what sends tokens between data-parallel ranks: others bring kernels and layouts of their own.
 ALL2ALL = "allgather_reducescatter"
 
@@ -99,8 +106,17 @@ def make_plan(
 
 def activation_of(layer: Any) -> Activation:
     """Activation of vLLM's layer of routed experts, in our words."""
+    config = layer.moe_config
+    name = config.activation.value.removesuffix(_NO_MUL)
+    if name in _OF_ONE_MODEL:
+        return _OF_ONE_MODEL[name]
+    if name == "situ":
+        bound = config.activation_situ_linear_beta
+        # vLLM's kernels take one that is not positive for none.
+        limit = bound if bound is not None and bound > 0 else None
+        return Activation(name, limit, config.activation_situ_beta)
     return Activation(
-        layer.moe_config.activation.value.removesuffix(_NO_MUL),
+        name,
         layer.swiglu_limit,
         1.0 if layer.swiglu_alpha is None else layer.swiglu_alpha,
         layer.swiglu_beta or 0.0,
@@ -115,10 +131,11 @@ def obstacle(layer: Any) -> str | None:
 
 def _of_arithmetic(config: Any) -> str | None:
     activation = config.activation.value
-    known = GATED if config.is_act_and_mul else UNGATED
-    names = known if config.is_act_and_mul else tuple(f"{name}{_NO_MUL}" for name in known)
+    names = GATED_NAMES if config.is_act_and_mul else tuple(f"{name}{_NO_MUL}" for name in UNGATED)
     if activation not in names:
         return f"its activation is {activation}, must be {', '.join(names)}"
+    if activation == "situ" and not (config.activation_situ_beta or 0) > 0:
+        return f"its activation_situ_beta is {config.activation_situ_beta}, must be positive"
     if config.has_bias:
         return "its experts have biases, must have none"
     if config.is_lora_enabled:

@@ -1,8 +1,9 @@
-"""Experts that a checkpoint stacks in one tensor, taken apart.
+"""Projections and experts that a checkpoint stacks in one tensor, taken apart.
 
 Llama 4 stacks all experts, and gate above up; vLLM hands over what it read transposed to
 ``(E, rows, columns)``: weights of gate and up apart, of this rank's experts alone, and scales of
-both together, of all experts.
+both together, of all experts. gpt-oss's rows of gate and up alternate, gate first; vLLM hands them
+over by expert.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 GATE, UP, DOWN = "w1", "w3", "w2"  # vLLM's names of an expert's projections
+ALTERNATING, DOWN_OF_GPT_OSS = "gpt_oss_w13", "gpt_oss_w2"  # its names of gpt-oss's
 
 
 class Part(NamedTuple):
@@ -42,7 +44,8 @@ def apart(
 
     Args:
         loaded: as it was read: of one expert, or with one dimension more of several.
-        shard: the projection it was handed over for; of gate and up together, gate.
+        shard: the projection it was handed over for; of gate and up together, gate, or
+            ``ALTERNATING`` if their rows do.
         expert: the expert, of several the first.
         is_number: each tensor is a single number.
         rows: of gate's weight, on all ranks.
@@ -50,6 +53,9 @@ def apart(
         held: experts of this rank, in its order.
         count: experts of all ranks.
     """
+    if shard in (ALTERNATING, DOWN_OF_GPT_OSS):
+        yield from _of_gpt_oss(loaded, shard, expert, is_number=is_number)
+        return
     of_one = loaded.numel() == 1 if is_number else loaded.ndim < 3
     if of_one or loaded.shape[0] not in (count, len(held)):
         yield Part(loaded, shard, expert)  # one of several that fits nothing is refused by name
@@ -64,6 +70,14 @@ def apart(
         else:
             halves = each.chunk(2)
             yield from (Part(half, of, number) for half, of in zip(halves, shards, strict=True))
+
+
+def _of_gpt_oss(loaded: Tensor, shard: str, expert: int, *, is_number: bool) -> Iterator[Part]:
+    if shard == DOWN_OF_GPT_OSS:
+        yield Part(loaded, DOWN, expert)
+        return
+    for row, of in enumerate((GATE, UP)):
+        yield Part(loaded if is_number else loaded[row::2], of, expert)
 
 
 def copy_part(

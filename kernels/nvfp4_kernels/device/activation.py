@@ -4,7 +4,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from nvfp4_kernels.activation import Activation
-from nvfp4_kernels.device.math import gelu, gelu_tanh, relu2, silu, swigluoai
+from nvfp4_kernels.device.math import gelu, gelu_tanh, relu2, sigmoid, silu, swigluoai, tanh
 
 
 def activated(projections: list[Float32], activation: Activation) -> Float32:
@@ -16,11 +16,14 @@ def activated(projections: list[Float32], activation: Activation) -> Float32:
 
 
 def limited(projections: list[Float32], activation: Activation) -> list[Float32]:
-    """Gate, bounded from above, and up, on both sides and with beta added; NaN stays NaN."""
-    gate, up = projections
-    if activation.limit is not None:
-        gate, up = (cute.arch.fmin(each, activation.limit, nan=True) for each in projections)
-        up = cute.arch.fmax(up, -activation.limit, nan=True)
+    """Gate and up as the function and the product take them; NaN stays NaN."""
+    (gate, up), limit = projections, activation.limit
+    if activation.name == "situ":
+        return [gate, up if limit is None else limit * tanh(up * (1.0 / limit))]
+    if limit is not None:
+        up = cute.arch.fmax(cute.arch.fmin(up, limit, nan=True), -limit, nan=True)
+        if activation.name != "swiglustep":
+            gate = cute.arch.fmin(gate, limit, nan=True)
     return [gate, up + activation.beta if activation.beta else up]
 
 
@@ -28,5 +31,9 @@ def function(x: Float32, activation: Activation) -> Float32:
     """The activation of one projection, or of the gate alone."""
     if activation.name == "swigluoai_uninterleave":
         return swigluoai(x, activation.alpha)
+    if activation.name == "situ":
+        return activation.alpha * tanh(x * (1.0 / activation.alpha)) * sigmoid(x)
+    if activation.name == "swiglustep":
+        return cute.arch.fmin(silu(x), activation.limit, nan=True)
     functions = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2}
     return functions[activation.name](x)

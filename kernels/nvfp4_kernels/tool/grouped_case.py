@@ -209,9 +209,10 @@ class GroupedCase:
 
 
 ACTIVATIONS = [
-    *(Activation(name) for name in GATED),
-    SILU._replace(limit=1.5),
-    Activation("swigluoai_uninterleave", 1.5, 1.702, 1.0),
+    *(Activation(name, 1.5) for name in GATED),
+    *(Activation(name) for name in GATED if name != "swiglustep"),
+    Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0),
+    Activation("situ", 25.0, 4.0),
 ]
 
 

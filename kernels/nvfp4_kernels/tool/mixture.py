@@ -30,6 +30,7 @@ _GATED = {
     "gelu_pytorch_tanh": Activation("gelu_tanh"),
 }
 _UNGATED = {"relu2": Activation("relu2")}
+_STEP_LIMIT = 7  # the one that vLLM has a kernel for
 _WEIGHT_ON_INPUT = ("llama4_text",)
 
 
@@ -69,8 +70,8 @@ def read_mixture(
         UnusableModel: a size is missing or cannot be shared out, or the activation is none of ours.
     """
     hidden, dtype = config.number("hidden_size"), dtype or config.dtype
-    activation, gated = _activation(config)
-    fuse = fuse_mlp and activation == SILU
+    activations, gated = _activations(config)
+    fuse = fuse_mlp and activations == [SILU]
     layers: list[Layer] = []
     for where, inner in _mlp_widths(config).items():
         width = config.share(inner, tensor_parallel, f"{where} MLP's width")
@@ -86,19 +87,19 @@ def read_mixture(
         left_out = f"attention of {config.model_type or 'this family'} and its projections"
     for layer in layers:
         check_sizes(layer)
-    experts = _experts(config, activation, gated, tensor_parallel, expert_parallel, dtype)
+    experts = _experts(config, activations, gated, tensor_parallel, expert_parallel, dtype)
     return Mixture(Model(config.name, dtype, tuple(layers), attention, hidden), experts, left_out)
 
 
 def _experts(
     config: ModelConfig,
-    activation: Activation,
+    activations: list[Activation],
     gated: bool,
     tensor_parallel: int,
     expert_parallel: int,
     dtype: Dtype,
 ) -> tuple[Experts, ...]:
-    """The layer of experts; where GPUs hold different numbers of them, one for each number."""
+    """The layers of experts; where GPUs hold different numbers of them, one for each number."""
     total = number_of_experts(config)
     width = config.number("moe_intermediate_size", "intermediate_size")
     hidden = config.number("moe_latent_size", default=config.number("hidden_size"))
@@ -126,23 +127,47 @@ def _experts(
             mapped=total if expert_parallel > 1 else 0,
             weight_on_input=config.model_type in _WEIGHT_ON_INPUT,
         )
+        for activation in activations
         for count in held
     )
 
 
-def _activation(config: ModelConfig) -> tuple[Activation, bool]:
-    """Activation of the experts, and whether they have a gate."""
-    key = next((key for key in _FUNCTIONS if config.fields.get(key)), _FUNCTIONS[0])
-    name = config.fields.get(key) or "silu"
+def _activations(config: ModelConfig) -> tuple[list[Activation], bool]:
+    """Activations of the experts of one layer or another, and whether they have a gate."""
+    fields = config.fields
+    key = next((key for key in _FUNCTIONS if fields.get(key)), _FUNCTIONS[0])
+    name = fields.get(key) or "silu"
     if name in _UNGATED:
-        return _UNGATED[name], False
+        return [_UNGATED[name]], False
+    if name == "situ":
+        beta, linear_beta = (
+            _factor(config, f"activation_situ_{of}") for of in ("beta", "linear_beta")
+        )
+        return [Activation("situ", linear_beta, beta or 1.0)], True
+    limit = _factor(config, "swiglu_limit")
+    if config.model_type.startswith("minimax_m3"):
+        alpha, beta = (_factor(config, f"swiglu_{of}") for of in ("alpha", "beta"))
+        return [Activation("swigluoai_uninterleave", limit, alpha or 1.0, beta or 0.0)], True
     if name not in _GATED:
-        accepted = ", ".join((*_GATED, *_UNGATED))
+        accepted = ", ".join((*_GATED, "situ", *_UNGATED))
         raise UnusableModel(
             f"{config.name}: {key} is {name!r}, must be one of {accepted} for experts; name the "
             "sizes of its dense layers with --linear and --gate-up"
         )
-    return _GATED[name], True
+    activation = _GATED[name]._replace(limit=limit)
+    limits = fields.get("swiglu_limits") or []  # of Step 3, one for each layer
+    if not isinstance(limits, list) or any(each not in (None, 0, _STEP_LIMIT) for each in limits):
+        raise config.malformed("swiglu_limits", limits, f"a list of 0 and {_STEP_LIMIT}")
+    stepped = [Activation("swiglustep", _STEP_LIMIT)] * any(limits)
+    return [activation, *stepped], True
+
+
+def _factor(config: ModelConfig, key: str) -> float | None:
+    """A positive number of an activation; None: there is none."""
+    value = config.fields.get(key)
+    if not isinstance(value, int | float | None):
+        raise config.malformed(key, value, "a number")
+    return float(value) if value and value > 0 else None
 
 
 def _mlp_widths(config: ModelConfig) -> dict[str, int]:

@@ -92,7 +92,23 @@ ACTIVATIONS: dict[str, tuple[Activation, Callable[[Tensor, Tensor], Tensor]]] = 
         Activation("swigluoai_uninterleave", 1.5, 1.702, 1.0),
         lambda gate, up: _swish(gate.clamp(max=1.5), 1.702) * (up.clamp(-1.5, 1.5) + 1),
     ),
+    "situ": (
+        Activation("situ", 1.5, 0.75),
+        lambda gate, up: _bounded(gate, 0.75) / (1 + torch.exp(-gate)) * _bounded(up, 1.5),
+    ),
+    "situ without a limit": (
+        Activation("situ", None, 2.0),
+        lambda gate, up: _bounded(gate, 2.0) / (1 + torch.exp(-gate)) * up,
+    ),
+    "swiglustep": (
+        Activation("swiglustep", 0.5),
+        lambda gate, up: _swish(gate).clamp(max=0.5) * up.clamp(-0.5, 0.5),
+    ),
 }
+
+
+def _bounded(x: Tensor, bound: float) -> Tensor:
+    return bound * (1 - 2 / (torch.exp(2 * x / bound) + 1))
 
 
 def _swish(x: Tensor, alpha: float = 1.0) -> Tensor:
@@ -123,7 +139,10 @@ REFUSED = [
     ({"b": lambda b: b[:, 0]}, r"b: shape is \(8, 80, 32\), must be \(experts, 2, N, K/2\)"),
     ({"activation": Activation("relu2")}, r"activation: is 'relu2', must be one of silu, gelu"),
     ({"activation": Activation("silu", 0.0)}, r"activation.limit: is 0.0, must be positive"),
-    ({"activation": Activation("silu", None, 1.702)}, r"activation: alpha is 1.702 and beta 0.0"),
+    ({"activation": Activation("silu", None, 1.702)}, r"activation.alpha: is 1.702, must be 1"),
+    ({"activation": Activation("situ", None, 0.0)}, r"activation.alpha: is 0.0, must be positive"),
+    ({"activation": Activation("situ", None, 1.0, 1.0)}, r"activation.beta: is 1.0, must be 0"),
+    ({"activation": Activation("swiglustep")}, r"activation.limit: is None, must be given"),
     ({"row_scale": torch.ones(3, 8)}, r"row_scale: shape is \(3, 8\), must be"),
 ]
 

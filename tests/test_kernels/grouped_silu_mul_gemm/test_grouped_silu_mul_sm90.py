@@ -22,6 +22,9 @@ ACTIVATIONS = {
     "gelu_tanh": Activation("gelu_tanh"),
     "swigluoai": Activation("swigluoai_uninterleave", 1.5, 1.702, 1.0),
     "swigluoai, clamped often": Activation("swigluoai_uninterleave", 0.5, 1.702, 1.0),
+    "situ": Activation("situ", 1.5, 0.75),
+    "situ without a limit": Activation("situ", None, 4.0),
+    "swiglustep": Activation("swiglustep", 0.5),
     "swigluoai without a limit": Activation("swigluoai_uninterleave", None, 1.5, 0.5),
 }
 

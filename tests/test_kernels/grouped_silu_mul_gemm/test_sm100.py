@@ -58,6 +58,9 @@ def test_quantized_to_terms(tile_tokens: int, op_device: torch.device) -> None:
         Activation("gelu"),
         Activation("gelu_tanh"),
         Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0),
+        Activation("situ", 25.0, 4.0),
+        Activation("situ", None, 1.5),
+        Activation("swiglustep", 1.5),
     ],
     ids=str,
 )

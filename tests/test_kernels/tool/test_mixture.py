@@ -120,15 +120,41 @@ def test_families(
 
 
 @pytest.mark.parametrize(
+    ("changed", "activations"),
+    [
+        ({"swiglu_limit": 10}, [Activation("silu", 10.0)]),
+        (
+            {"hidden_act": "situ", "activation_situ_beta": 4, "activation_situ_linear_beta": 25},
+            [Activation("situ", 25.0, 4.0)],
+        ),
+        (
+            {"model_type": "minimax_m3", "hidden_act": "swigluoai", "swiglu_limit": 7,
+             "swiglu_alpha": 1.702, "swiglu_beta": 1},
+            [Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)],
+        ),
+        ({"swiglu_limits": [0, None, 7]}, [SILU, Activation("swiglustep", 7.0)]),
+    ],
+    ids=["clamped", "situ", "swigluoai", "step"],
+)  # fmt: skip
+def test_activations(
+    tmp_path: Path, changed: dict[str, Any], activations: list[Activation]
+) -> None:
+    found = read(write(tmp_path, **changed))
+    assert [experts.activation for experts in found.experts] == activations
+
+
+@pytest.mark.parametrize(
     ("changed", "gpus", "message"),
     [
         ({"hidden_act": "tanh"}, (1, 1), "hidden_act is 'tanh', must be one of silu, .* for exp"),
+        ({"swiglu_limits": [3]}, (1, 1), r"swiglu_limits is \[3\], must be a list of 0 and 7"),
+        ({"swiglu_limit": "x"}, (1, 1), "swiglu_limit is 'x', must be a number"),
         ({"num_experts_per_tok": None}, (1, 1), "num_experts_per_tok is None, must be a positive"),
         ({"moe_intermediate_size": 72}, (1, 1), "I of its experts is 72, must be a multiple of 16"),
         ({}, (1, 9), "--expert-parallel is 9, must be at most its 8 experts"),
         ({}, (5, 1), "--tensor-parallel is 5, must divide"),
     ],
-    ids=["activation", "top k", "width", "many GPUs", "odd GPUs"],
+    ids=["activation", "limits", "limit", "top k", "width", "many GPUs", "odd GPUs"],
 )
 def test_experts_that_are_refused(
     tmp_path: Path, changed: dict[str, Any], gpus: tuple[int, int], message: str
