@@ -43,7 +43,9 @@ F32 = torch.float32  # the default is bfloat16 where vLLM is configured
 class Model:
     """Random experts: what a checkpoint holds of them, and what they compute."""
 
-    def __init__(self, *, weight_only: bool, gated: bool = True, inner: int = INNER) -> None:
+    def __init__(
+        self, *, weight_only: bool, gated: bool = True, inner: int = INNER, biased: bool = False
+    ) -> None:
         torch.manual_seed(3)
         self.weight_only = weight_only
         self.shards = ("gate_proj", "up_proj") if gated else ("up_proj",)
@@ -52,6 +54,11 @@ class Model:
             (expert, name): quantize_weight(torch.randn(shape, dtype=F32) * (1 + expert) * gain)
             for expert in range(E)
             for gain, (name, shape) in enumerate(shapes.items(), start=1)
+        }
+        self.biases = {
+            (expert, name): (torch.randn(shape[0], dtype=F32) * biased).bfloat16()
+            for expert in range(E)
+            for name, shape in shapes.items()
         }
         steps = {name: 0.5 if name == "down_proj" else 0.002 for name in shapes}
         self.scales = {
@@ -83,12 +90,15 @@ class Model:
     def says(self, x: Tensor, expert: int, activation: Callable[..., Tensor]) -> Tensor:
         """What one expert says of one token ``(H,)``, in float64."""
         rounded = self._round(x, self.w13_input)
-        projected = [self._value(expert, name) @ rounded for name in self.shards]
+        projected = [self._project(rounded, expert, name) for name in self.shards]
         hidden = activation(*projected).float()
         hidden = self._round(hidden, self.scales[expert, "down_proj"])
         if self.weight_only:
             hidden = hidden.to(x.dtype).double()
-        return self._value(expert, "down_proj") @ hidden
+        return self._project(hidden, expert, "down_proj")
+
+    def _project(self, x: Tensor, expert: int, name: str) -> Tensor:
+        return self._value(expert, name) @ x + self.biases[expert, name].double()
 
     def _value(self, expert: int, name: str) -> Tensor:
         return self.weights[expert, name].dequantize().double()
@@ -450,19 +460,62 @@ def test_two_ranks_add_up(parallel: str, build: Build) -> None:
 
 
 def test_alternating_rows_of_gate_and_up(build: Build) -> None:
-    """gpt-oss's, on either of two ranks."""
-    model = Model(weight_only=False, inner=2 * INNER)
+    """gpt-oss's, with biases, on either of two ranks."""
+    model = Model(weight_only=False, inner=2 * INNER, biased=True)
     for expert in range(E):  # of gate and up together there is one scale
         gate, up = model.weights[expert, "gate_proj"], model.weights[expert, "up_proj"]
         model.weights[expert, "up_proj"] = replace(up, global_scale=gate.global_scale)
     x, weights, ids = batch()
     parts = torch.zeros(x.shape, dtype=F32)
     for rank in range(2):
-        method, layer = build(Layer(tp=2, rank=rank, activation=MoEActivation.SWIGLUOAI))
+        oai = MoEActivation.SWIGLUOAI
+        method, layer = build(Layer(tp=2, rank=rank, activation=oai, has_bias=True))
         load_alternating(layer, model)
         method.process_weights_after_loading(layer)
         parts += method.apply(layer, x, weights, ids, None, None).float()
     assert_same(parts, model.oracle(x, weights, ids, FORMULAS["swigluoai_uninterleave"]))
+
+
+def load_biases(layer: Layer, model: Model) -> None:
+    """Give a layer the bias of every projection of every expert."""
+    for (expert, projection), bias in model.biases.items():
+        shard = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}[projection]
+        part = "w2_bias" if shard == "w2" else "w13_bias"
+        param = getattr(layer, part)
+        param.weight_loader(param, bias, f"{PREFIX}.{part}", shard, expert, True)
+
+
+@pytest.mark.parametrize("parallel", ["tp", "ep"])
+def test_biases_add_up_over_ranks(parallel: str, build: Build) -> None:
+    """Tensor-parallel ranks add down's once, though each has a part of every expert."""
+    inner = 2 * INNER if parallel == "tp" else INNER
+    model = Model(weight_only=False, inner=inner, biased=True)
+    x, weights, ids = batch()
+    parts = torch.zeros(x.shape, dtype=F32)
+    for rank in range(2):
+        method, layer = build(Layer(**{parallel: 2}, rank=rank, has_bias=True))
+        load(layer, model)
+        load_biases(layer, model)
+        method.process_weights_after_loading(layer)
+        parts += method.apply(layer, x, weights, ids, None, None).float()
+    assert_same(parts, model.oracle(x, weights, ids, silu_mul))
+    unbiased = Model(weight_only=False, inner=inner).oracle(x, weights, ids, silu_mul)
+    assert (parts - unbiased).abs().max() > 0.1
+
+
+def test_biases_that_do_not_fit(build: Build) -> None:
+    model = Model(weight_only=False, biased=True)
+    method, layer = build(Layer(has_bias=True))
+    load(layer, model)
+    with pytest.raises(UnsupportedCheckpoint, match=r"0\.gate_proj\.bias and 11 more: not in the"):
+        method.process_weights_after_loading(layer)
+    bias = layer.w2_bias
+    for wrong, message in (
+        (torch.ones(48), r"0\.down_proj\.bias: shape is \(48,\), must be \(64,\)"),
+        (torch.ones(64, dtype=torch.uint8), r"0\.down_proj\.bias: dtype is uint8, must be a float"),
+    ):
+        with pytest.raises(UnsupportedCheckpoint, match=message):
+            bias.weight_loader(bias, wrong, f"{PREFIX}.w2_bias", "w2", 0, True)
 
 
 def load_alternating(layer: Layer, model: Model) -> None:
@@ -486,6 +539,12 @@ def load_alternating(layer: Layer, model: Model) -> None:
             names.weight_global: down.global_scale,
             names.input_global: model.scales[expert, "down_proj"],
         }
+        if hasattr(layer, "w2_bias"):
+            gate_bias, up_bias, down_bias = (
+                model.biases[expert, f"{of}_proj"] for of in ("gate", "up", "down")
+            )
+            joined["bias"] = torch.stack([gate_bias, up_bias], 1).flatten()
+            alone["bias"] = down_bias
         for part, tensors in (("w13", joined), ("w2", alone)):
             for name, tensor in tensors.items():
                 param = getattr(layer, f"{part}_{name}")
@@ -542,7 +601,7 @@ def test_stacks_are_taken_apart(ranks: dict[str, int], build: Build) -> None:
         method, layer = build(Layer(**ranks))
         how(layer, model)
         method.process_weights_after_loading(layer)
-        held.append(method.held(layer))
+        held.append([each for each in method.held(layer) if each is not None])
     for one, other in zip(*held, strict=True):
         assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
@@ -653,7 +712,6 @@ def test_tensors_that_do_not_fit(name: str, by: Any, message: str, build: Build)
             {"activation": MoEActivation.SITU, "activation_situ_beta": None},
             "its activation_situ_beta is None, must be positive",
         ),
-        ({"has_bias": True}, "its experts have biases"),
         ({"is_lora_enabled": True}, "LoRA is enabled"),
         ({"hidden_dim": 72}, "H is 72, must be a multiple of 16"),
         ({"intermediate_size_per_partition": 24}, "I on a rank is 24, must be a multiple of 16"),
@@ -783,6 +841,8 @@ def test_16_bit_experts_are_quantised(
 def test_a_missing_weight_is_named(vllm_config: Any) -> None:
     layer, method = Layer(), None
     method = online.Nvfp4OnlineExpertsMethod(Startup(), Options(), layer, PREFIX)
+    with pytest.raises(UnsupportedCheckpoint, match=f"{PREFIX}: its experts have biases, must"):
+        online.Nvfp4OnlineExpertsMethod(Startup(), Options(), Layer(has_bias=True), PREFIX)
     method.create_weights(
         layer, E, H, INNER, torch.bfloat16, global_num_experts=E, weight_loader=None
     )

@@ -40,6 +40,8 @@ _PARAMETERS = {
     "w2_alpha": "w2_alpha",
     "w13_input": "w13_input",
     "w2_input": "w2_input",
+    "w13_bias": "w13_bias",
+    "w2_bias": "w2_bias",
 }
 
 
@@ -108,6 +110,7 @@ class ExpertsMethod(FusedMoEMethodBase):
             sizes, self.moe.experts_per_token, plan.activation, dtype, plan.inputs,
             plan.terms,
             mapped=sizes.total if sizes.held < sizes.total else 0,  # the map comes with the ranks
+            bias=self.moe.has_bias,
             weight_on_input=layer.apply_router_weight_on_input,
         )  # fmt: skip
         return ExpertsLayer(plan.first.arch, experts)

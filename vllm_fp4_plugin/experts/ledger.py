@@ -18,13 +18,24 @@ class Form(NamedTuple):
     """Form that a tensor must have on disk.
 
     Attributes:
-        dtype: its dtype.
+        dtype: its dtype; None: any of floats.
         columns_per: weight columns per column of it (2 for packed data, 16 for block scales);
-            None: it is a single number.
+            None: it is a single number, or a bias.
+        is_bias: it has a number for each row of the weight.
     """
 
-    dtype: torch.dtype
+    dtype: torch.dtype | None
     columns_per: int | None
+    is_bias: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a single number."""
+        return self.columns_per is None and not self.is_bias
+
+
+BIAS = "bias"
+BIAS_FORM = Form(None, None, is_bias=True)
 
 
 def nvfp4_forms(names: TensorNames) -> dict[str, Form]:
@@ -104,7 +115,7 @@ class ExpertLedger:
     def _apart(self, tensor: str, loaded: Tensor, shard: str, expert: int) -> Iterator[Part]:
         form = self._wanted.get(tensor)
         return apart(
-            loaded, shard, expert, is_number=form is not None and form.columns_per is None,
+            loaded, shard, expert, is_number=form is not None and form.is_number,
             rows=self._i, shards=self.shards, held=self._held, count=self._count,
         )  # fmt: skip
 
@@ -196,12 +207,17 @@ class ExpertLedger:
 
     def _check(self, tensor: str, loaded: Tensor, shard: str, expert: int, form: Form) -> None:
         name = self._name(tensor, expert, shard)
-        if loaded.dtype != form.dtype:
+        if form.dtype is None and not loaded.is_floating_point():
+            raise UnsupportedCheckpoint(
+                f"{name}: dtype is {_short(loaded.dtype)}, must be a float's; export the "
+                "checkpoint again"
+            )
+        if form.dtype is not None and loaded.dtype != form.dtype:
             raise UnsupportedCheckpoint(
                 f"{name}: dtype is {_short(loaded.dtype)}, must be {_short(form.dtype)}; if the "
                 "experts are not quantised, their name must be in the config's ignore list"
             )
-        if form.columns_per is None:
+        if form.is_number:
             if math.prod(loaded.shape) != 1:
                 raise UnsupportedCheckpoint(
                     f"{name}: shape is {tuple(loaded.shape)}, must be one number; quantise the "
@@ -209,7 +225,7 @@ class ExpertLedger:
                 )
             return
         n, k = (self._h, self._i) if shard == DOWN else (self._i, self._h)
-        expected = (n, k // form.columns_per)
+        expected = (n,) if form.columns_per is None else (n, k // form.columns_per)
         if tuple(loaded.shape) != expected:
             raise UnsupportedCheckpoint(
                 f"{name}: shape is {tuple(loaded.shape)}, must be {expected}; the checkpoint does "

@@ -11,7 +11,7 @@ from nvfp4_kernels.nvfp4 import GLOBAL_RANGE
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod
-from vllm_fp4_plugin.experts.ledger import ExpertLedger, nvfp4_forms
+from vllm_fp4_plugin.experts.ledger import BIAS, BIAS_FORM, ExpertLedger, nvfp4_forms
 from vllm_fp4_plugin.experts.stacks import DOWN, copy_part
 from vllm_fp4_plugin.experts.weights import StoredExperts
 from vllm_fp4_plugin.formats import CheckpointConfig
@@ -66,7 +66,8 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
     ) -> None:
         """Register the tensors as vLLM calls the checkpoint's: ``w13_`` or ``w2_``, then its name.
 
-        Input scales of the first product are those of every rank's experts.
+        Biases are of the model's dtype. Input scales of the first product are those of every
+        rank's experts.
         """
         names, e = self.checkpoint.names, num_experts
         h, i, s = hidden_size, intermediate_size_per_partition, len(self.ledger.shards)
@@ -91,6 +92,13 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
                 layer.register_parameter(f"{part}_{name}", parameter)
                 if columns_per is None:
                     self.ledger.watch(part, name, parameter)
+        if self.moe.has_bias:
+            self.ledger.expect(BIAS, BIAS_FORM)
+            for part, shape in (("w13", (e, s, i)), ("w2", (e, h))):
+                data = torch.full(shape, torch.nan, dtype=params_dtype)
+                parameter = Parameter(data, requires_grad=False)
+                parameter.weight_loader = load  # type: ignore[attr-defined]
+                layer.register_parameter(f"{part}_{BIAS}", parameter)
         self._locally = layer._map_global_expert_id_to_local_expert_id
 
     def _load(
@@ -118,6 +126,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
             return  # done already
         order = (names.weight, names.block_scale, names.weight_global, names.input_global)
         keys = [f"{part}_{name}" for part in ("w13", "w2") for name in order]
+        keys += [f"{part}_{BIAS}" for part in ("w13", "w2") if self.moe.has_bias]
         loaded = {key: getattr(layer, key).data for key in keys}
         if get_current_vllm_config().load_config.load_format == "dummy":
             _fill_dummy(loaded.values())
@@ -138,7 +147,13 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
                 parts[f"{part}_input"] = self._factors(part, names.input_global, input_global)
         w13_input = None if self.weight_only else parts.pop("w13_input").max()
         w2_input = None if self.weight_only else parts.pop("w2_input")
-        self.install(layer, StoredExperts(**parts, w13_input=w13_input, w2_input=w2_input))
+        w13_bias, w2_bias = (loaded.get(f"{part}_{BIAS}") for part in ("w13", "w2"))
+        self.install(
+            layer,
+            StoredExperts(
+                **parts, w13_input=w13_input, w2_input=w2_input, w13_bias=w13_bias, w2_bias=w2_bias
+            ),
+        )
 
     def _factors(self, part: str, name: str, stored: Tensor) -> Tensor:
         """Global scales as factors, whichever way the checkpoint stores them."""

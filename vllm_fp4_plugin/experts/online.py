@@ -55,6 +55,12 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         prefix: str,
         terms: GivenTerms | None = None,
     ) -> None:
+        if layer.moe_config.has_bias:
+            # gpt-oss alone has them, whose stacks vLLM copies without asking a loader.
+            raise UnsupportedCheckpoint(
+                f"{prefix}: its experts have biases, must have none to be quantised at load; "
+                "quantise the checkpoint first"
+            )
         super().__init__(startup, options, layer, prefix, options.activation, terms)
         self._rule = options.scales
         self.ledger = ExpertLedger(layer, prefix)

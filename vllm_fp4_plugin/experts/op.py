@@ -34,6 +34,8 @@ def _experts(
     w2_alpha: Tensor,
     w13_input: Tensor | None,
     w2_input: Tensor | None,
+    w13_bias: Tensor | None,
+    w2_bias: Tensor | None,
     sizes: Sequence[int],
     kernels: Sequence[str],
     quantizes: bool,
@@ -62,6 +64,8 @@ def _experts(
         w13_input: float32 ``()``, calibrated for all experts; None: a scale per token, or 16-bit
             activations.
         w2_input: float32 ``(L,)``, calibrated for each expert; None as ``w13_input``.
+        w13_bias: of x's dtype, ``(L, 2, I)`` or ``(L, I)``; None: there is none.
+        w2_bias: of x's dtype, ``(L, H)``; None as ``w13_bias``.
         sizes: the first four of ``ExpertSizes``.
         kernels: targets of ``ExpertsPlan``.
         quantizes: activations are NVFP4.
@@ -94,7 +98,7 @@ def _experts(
     to_nvfp4 = w2_input is not None
     hidden, hidden_scales = function(first)(
         a, a_scales, groups, w13, w13_scale, w13_alpha, row_scale, i, w2_input, activated,
-        torch.float32 if to_nvfp4 else x.dtype, terms, terms if to_nvfp4 else 1,
+        torch.float32 if to_nvfp4 else x.dtype, terms, terms if to_nvfp4 else 1, bias=w13_bias,
     )  # fmt: skip
     row_scale = None
     if between:
@@ -104,7 +108,7 @@ def _experts(
     # one may load weights while the first one ends.
     out, _ = function(second)(
         hidden, hidden_scales, groups, w2, w2_scale, w2_alpha, row_scale, h, None, None,
-        x.dtype, terms, 1, not between,
+        x.dtype, terms, 1, not between, bias=w2_bias,
     )  # fmt: skip
     return function(combine)(out, rows, on_output, x.dtype)
 
@@ -112,9 +116,9 @@ def _experts(
 _LIBRARY.define(
     "experts(Tensor x, Tensor topk_weights, Tensor topk_ids, Tensor? expert_map, Tensor w13, "
     "Tensor w13_scale, Tensor w13_alpha, Tensor w2, Tensor w2_scale, Tensor w2_alpha, "
-    "Tensor? w13_input, Tensor? w2_input, SymInt[] sizes, str[] kernels, bool quantizes, "
-    "int terms, str activation, float? limit, float alpha, float beta, bool weight_on_input) -> "
-    "Tensor",
+    "Tensor? w13_input, Tensor? w2_input, Tensor? w13_bias, Tensor? w2_bias, SymInt[] sizes, "
+    "str[] kernels, bool quantizes, int terms, str activation, float? limit, float alpha, "
+    "float beta, bool weight_on_input) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.impl("experts", _experts, "CompositeExplicitAutograd")

@@ -136,8 +136,6 @@ def _of_arithmetic(config: Any) -> str | None:
         return f"its activation is {activation}, must be {', '.join(names)}"
     if activation == "situ" and not (config.activation_situ_beta or 0) > 0:
         return f"its activation_situ_beta is {config.activation_situ_beta}, must be positive"
-    if config.has_bias:
-        return "its experts have biases, must have none"
     if config.is_lora_enabled:
         return "LoRA is enabled, must not be for NVFP4 experts; leave out --enable-lora"
     return None

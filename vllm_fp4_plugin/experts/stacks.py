@@ -9,6 +9,7 @@ over by expert.
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 GATE, UP, DOWN = "w1", "w3", "w2"  # vLLM's names of an expert's projections
@@ -87,7 +88,7 @@ def copy_part(
 
     Args:
         place: the expert's, ``(S, …)`` before the activation.
-        loaded: whole tensor of one projection, or a single number.
+        loaded: whole tensor of one projection, its bias, or a single number.
         shard: the projection.
         shards: projections before the activation.
         config: vLLM's of the layer.
@@ -96,6 +97,9 @@ def copy_part(
         place = place[shards.index(shard)]
     if place.ndim == 0:
         place.copy_(loaded.reshape(()))
+        return
+    if shard == DOWN and place.ndim == 1:  # a bias: of several ranks' sums one has it
+        place.copy_(loaded if config.tp_rank == 0 else torch.zeros_like(loaded))
         return
     dim = 1 if shard == DOWN else 0
     size = place.shape[dim]

@@ -25,6 +25,8 @@ class StoredExperts(NamedTuple):
         w13_input: float32 ``()``, the factor that all experts' inputs are quantised with; None:
             none is calibrated.
         w2_input: float32 ``(L,)``, likewise of what the activation gives.
+        w13_bias: 16-bit floats ``(L, S, I)``, or None.
+        w2_bias: 16-bit floats ``(L, H)``, or None.
     """
 
     w13: Tensor
@@ -35,6 +37,8 @@ class StoredExperts(NamedTuple):
     w2_global: Tensor
     w13_input: Tensor | None
     w2_input: Tensor | None
+    w13_bias: Tensor | None = None
+    w2_bias: Tensor | None = None
 
 
 class KernelExperts(NamedTuple):
@@ -48,11 +52,14 @@ class KernelExperts(NamedTuple):
     w2_alpha: Tensor
     w13_input: Tensor | None
     w2_input: Tensor | None
+    w13_bias: Tensor | None
+    w2_bias: Tensor | None
 
 
 def kernel_experts(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
     """Bring experts to their kernels' layout and fold the global scales into alphas."""
-    w13, w13_scale, w13_global, w2, w2_scale, w2_global, w13_input, w2_input = stored
+    w13, w13_scale, w13_global, w2, w2_scale, w2_global, w13_input, w2_input, *biases = stored
+    w13_bias, w2_bias = biases
     if plan.inputs != "static":
         w13_input = w2_input = None
     w13_alpha = w13_global if w13_input is None else w13_global * w13_input
@@ -60,12 +67,16 @@ def kernel_experts(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
     more = padded_width(w13.shape[-2], plan.first.arch) - w13.shape[-2]
     if more:
         w13, w13_scale, w2, w2_scale = _padded(more, w13, w13_scale, w2, w2_scale)
+        w13_bias = None if w13_bias is None else pad(w13_bias, (0, more))
     if not plan.gated:
+        w13_bias = None if w13_bias is None else w13_bias[:, 0].contiguous()
         w13, w13_scale, w13_alpha = w13[:, 0], w13_scale[:, 0], w13_alpha[:, 0]
     w13, w13_scale = _in_layout(w13, w13_scale, plan)
     w2, w2_scale = _in_layout(w2, w2_scale, plan)
     alphas = w13_alpha.contiguous().clone(), w2_alpha.clone()
-    return KernelExperts(w13, w13_scale, alphas[0], w2, w2_scale, alphas[1], w13_input, w2_input)
+    return KernelExperts(
+        w13, w13_scale, alphas[0], w2, w2_scale, alphas[1], w13_input, w2_input, w13_bias, w2_bias
+    )
 
 
 def _in_layout(data: Tensor, scales: Tensor, plan: ExpertsPlan) -> tuple[Tensor, Tensor]:

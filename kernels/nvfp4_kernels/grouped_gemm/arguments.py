@@ -16,6 +16,7 @@ from nvfp4_kernels.checks import (
 from nvfp4_kernels.dispatch import KernelTable, Mode
 from nvfp4_kernels.fragments import fragment_shapes
 from nvfp4_kernels.gemm.arguments import (
+    OUT_DTYPES,
     batch_of,
     check_activation,
     check_layout_taken,
@@ -31,7 +32,7 @@ from nvfp4_kernels.terms import check_terms
 
 OPERANDS = (
     "Tensor a, Tensor? a_scales, Tensor groups, Tensor b, Tensor b_scales, Tensor alpha, "
-    "Tensor? row_scale"
+    "Tensor? row_scale, Tensor? bias"
 )
 ACTIVATION = "str? activation, float? limit, float act_alpha, float act_beta"
 
@@ -46,6 +47,7 @@ class GroupedOperands(NamedTuple):
     b_scales: Tensor
     alpha: Tensor
     row_scale: Tensor | None
+    bias: Tensor | None
 
 
 def check_grouped(
@@ -55,7 +57,7 @@ def check_grouped(
 
     ``per_expert``: matrices of an expert, ``(2,)`` of gate and up, else ``()``.
     """
-    a, a_scales, groups, b, b_scales, alpha, row_scale = operands
+    a, a_scales, groups, b, b_scales, alpha, row_scale, bias = operands
     dims = 1 + len(per_expert) + (5 if weight_layout(b_scales) == "fragments" else 2)
     if b.ndim != dims or tuple(b.shape[1 : 1 + len(per_expert)]) != per_expert:
         inner = "".join(f"{size}, " for size in per_expert)
@@ -89,6 +91,9 @@ def check_grouped(
     check_groups("groups", groups, batch[0])
     check_dtype("alpha", alpha, (torch.float32,))
     check_shape("alpha", alpha, matrices, "one factor for each matrix of b")
+    if bias is not None:
+        check_dtype("bias", bias, OUT_DTYPES)
+        check_shape("bias", bias, (*matrices, n), "one value for each row of each matrix of b")
     check_same_device(**operands._asdict())
     return mode, n
 
@@ -134,7 +139,10 @@ def run_grouped(
     check_out(out_global_scale, out_dtype, operands)
     kernel = table.select(operands.a.device, mode)
     check_layout_taken("b", operands.b_scales, kernel)
-    return kernel.load()(*operands, rows, out_global_scale, activation, out_dtype, terms, out_terms)
+    *tensors, bias = operands
+    return kernel.load()(
+        *tensors, rows, out_global_scale, activation, out_dtype, terms, out_terms, bias=bias
+    )
 
 
 def fake_grouped(*arguments: Any) -> Tensor:

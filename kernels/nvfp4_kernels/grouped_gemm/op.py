@@ -27,6 +27,7 @@ def grouped_gemm(
     alpha: Tensor,
     *,
     row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
     activation: Activation | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     n: int | None = None,
@@ -34,8 +35,8 @@ def grouped_gemm(
 ) -> Tensor:
     """Matrix product of each token tile with its expert's NVFP4 weight.
 
-    Sums, ``alpha``, ``row_scale`` and ``activation`` are float32, rounded once. Which experts a
-    batch reaches is read on the device.
+    Sums, ``alpha``, ``row_scale``, ``bias`` and ``activation`` are float32, rounded once. Which
+    experts a batch reaches is read on the device.
 
     Args:
         a: w4a4: uint8 ``(tiles, T, K/2)``; w4a16 (``a_scales`` None): 16-bit floats
@@ -49,6 +50,7 @@ def grouped_gemm(
         alpha: float32 ``(experts,)``, the global scale of each weight, times that of its input
             where that is one number.
         row_scale: float32 ``(tiles, T)``, the activation's global scales when there is one per row.
+        bias: bfloat16, float16 or float32 ``(experts, N)``, added before the activation.
         activation: of the result, one of ``activation.UNGATED``, or None.
         out_dtype: bfloat16, float16 or float32.
         n: rows of each weight; needed with fragments, which are padded to whole tiles.
@@ -63,8 +65,8 @@ def grouped_gemm(
         NoKernelError: no kernel for this device and mode; the message lists what there is.
     """
     return torch.ops.nvfp4.grouped_gemm(
-        a, a_scales, groups, b, b_scales, alpha, row_scale, n, *activation_arguments(activation),
-        out_dtype, terms,
+        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, n,
+        *activation_arguments(activation), out_dtype, terms,
     )  # fmt: skip
 
 
@@ -78,6 +80,7 @@ def grouped_gemm_quantized(
     out_global_scale: Tensor,
     *,
     row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
     activation: Activation | None = None,
     terms: int = 1,
     out_terms: int = 1,
@@ -96,7 +99,7 @@ def grouped_gemm_quantized(
         InvalidArgument, NoKernelError: as ``grouped_gemm``.
     """
     return torch.ops.nvfp4.grouped_gemm_quantized(
-        a, a_scales, groups, b, b_scales, alpha, row_scale, out_global_scale,
+        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, out_global_scale,
         *activation_arguments(activation), terms, out_terms,
     )  # fmt: skip
 

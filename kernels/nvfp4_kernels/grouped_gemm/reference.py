@@ -24,6 +24,7 @@ def grouped_gemm(
     terms: int = 1,
     out_terms: int = 1,
     routed_before: bool = False,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.grouped_gemm.op``; the second result is None for 16-bit output.
 
@@ -36,13 +37,15 @@ def grouped_gemm(
         tiles = (experts == expert).nonzero().squeeze(1)
         values = _values(a[tiles], None if a_scales is None else a_scales[tiles], terms)
         products = []
-        for scale, (data, scales) in zip(
-            alpha[expert].reshape(-1), _matrices(b[expert], b_scales[expert], alpha), strict=True
-        ):
+        matrices = _matrices(b[expert], b_scales[expert], alpha)
+        for index, (data, scales) in enumerate(matrices):
+            scale = alpha[expert].reshape(-1)[index]
             weight = blocked_weight(data, scales, n, values.shape[-1])
             products.append(product_with_weight(values, *weight).mul_(scale))
             if row_scale is not None:
                 products[-1].mul_(row_scale[tiles].unsqueeze(-1))
+            if bias is not None:
+                products[-1].add_(bias[expert].view(-1, n)[index].float())
         result = _activated(products, activation)
         if out_scales is None or out_global_scale is None:
             out[tiles] = result.to(out_dtype)

@@ -27,6 +27,7 @@ def grouped_silu_mul_gemm(
     alpha: Tensor,
     *,
     row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
     activation: Activation = SILU,
     out_dtype: torch.dtype = torch.bfloat16,
     n: int | None = None,
@@ -48,6 +49,7 @@ def grouped_silu_mul_gemm(
         alpha: float32 ``(experts, 2)``: the global scale of each weight, times the activation's
             where that is one number. Gate's and up's may differ.
         row_scale: float32 ``(tiles, T)``, the activation's global scales when there is one per row.
+        bias: bfloat16, float16 or float32 ``(experts, 2, N)``, added to gate and up.
         activation: of gate and up, one of ``activation.GATED``.
         out_dtype: bfloat16, float16 or float32.
         n: rows of each weight; needed with fragments, which are padded to whole tiles.
@@ -62,7 +64,7 @@ def grouped_silu_mul_gemm(
         NoKernelError: no kernel for this device and mode; the message lists what there is.
     """
     return torch.ops.nvfp4.grouped_silu_mul_gemm(
-        a, a_scales, groups, b, b_scales, alpha, row_scale, n, *activation, out_dtype, terms
+        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, n, *activation, out_dtype, terms
     )
 
 
@@ -76,6 +78,7 @@ def grouped_silu_mul_gemm_quantized(
     out_global_scale: Tensor,
     *,
     row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
     activation: Activation = SILU,
     terms: int = 1,
     out_terms: int = 1,
@@ -95,8 +98,8 @@ def grouped_silu_mul_gemm_quantized(
         InvalidArgument, NoKernelError: as ``grouped_silu_mul_gemm``.
     """
     return torch.ops.nvfp4.grouped_silu_mul_gemm_quantized(
-        a, a_scales, groups, b, b_scales, alpha, row_scale, out_global_scale, *activation, terms,
-        out_terms,
+        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, out_global_scale, *activation,
+        terms, out_terms,
     )  # fmt: skip
 
 

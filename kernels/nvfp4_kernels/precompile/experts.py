@@ -70,7 +70,12 @@ def _is_routed_before(experts: Experts, product: _Grouped) -> bool:
 
 def _spec_sm90(experts: Experts, product: _Grouped, sms: int) -> KernelSpec:
     activation = experts.activation if product.is_first else None
-    output = EpilogueSm90(act=experts.dtype, dtype=experts.dtype, activation=activation)
+    output = EpilogueSm90(
+        act=experts.dtype,
+        dtype=experts.dtype,
+        bias=experts.dtype if experts.bias else "",
+        activation=activation,
+    )
     problem = sm90.GroupedProblem(
         product.tiles, product.tile_tokens, experts.sizes.held, product.n, product.k,
         product.weights,
@@ -84,6 +89,7 @@ def _spec_sm100(experts: Experts, product: _Grouped, sms: int) -> KernelSpec:
     to_nvfp4 = product.is_first and experts.inputs == "static"
     output = EpilogueSm100(
         "nvfp4" if to_nvfp4 else experts.dtype,
+        bias=experts.dtype if experts.bias else "",
         row_scale=experts.inputs == "per-token",
         terms=TermLayout.of(experts.terms if to_nvfp4 else 1, product.tile_tokens),
         activation=experts.activation if product.is_first else None,

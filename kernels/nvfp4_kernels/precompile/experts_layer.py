@@ -23,6 +23,7 @@ class Experts:
         inputs: how the products' inputs are quantised; on sm_90 they are in 16 bits.
         terms: how many NVFP4 values add up to each of them.
         mapped: length of the map from all ranks' experts to this one's; 0: there is none.
+        bias: both products add one.
         weight_on_input: tokens are multiplied by their weights before the first product.
     """
 
@@ -33,6 +34,7 @@ class Experts:
     inputs: Inputs
     terms: int = 1
     mapped: int = 0
+    bias: bool = False
     weight_on_input: bool = False
 
     def served(self, family: str, inputs: Inputs, terms: int) -> "Experts":

@@ -34,6 +34,7 @@ class Numbers(NamedTuple):
         weights: ``(experts, N, K)``: of gate and up, or the only one.
         alpha: float32 ``(experts, weights)``.
         row_scale: float32 ``(tiles, T)``, or None.
+        bias: bfloat16 ``(experts, weights, N)``, or None.
         experts: int64 ``(tiles,)``, of the tiles in use.
     """
 
@@ -41,6 +42,7 @@ class Numbers(NamedTuple):
     weights: list[Operand]
     alpha: Tensor
     row_scale: Tensor | None
+    bias: Tensor | None
     experts: Tensor
 
     def product(self, index: int, *, magnitude: bool = False) -> Tensor:
@@ -50,6 +52,9 @@ class Numbers(NamedTuple):
         product = product * self.alpha[self.experts, index, None, None].double()
         if self.row_scale is not None:
             product = product * self.row_scale[: len(self.experts), :, None].double()
+        if self.bias is not None:
+            bias = self.bias[self.experts, index, None].double()
+            product = product + (bias.abs() if magnitude else bias)
         return product
 
 
@@ -66,6 +71,7 @@ class GroupedCase:
         exact: grid values, to be met bit by bit; else random ones, within a bound.
         quantized: the result is NVFP4, to be what its float32 values are quantised to.
         row_scale: whether there is one.
+        bias: whether each product has one.
         tile: the kernel's tile, instead of what would be chosen.
     """
 
@@ -77,6 +83,7 @@ class GroupedCase:
     exact: bool = True
     quantized: bool = False
     row_scale: bool = False
+    bias: bool = False
     tile: Tile | None = None
 
     @property
@@ -98,7 +105,7 @@ class GroupedCase:
             name, *parameters = self.activation
             words.append(" ".join([name, *(f"{p:g}" for p in parameters if p not in (None, 0, 1))]))
         words += [describe(self.tile)] if self.tile is not None else []
-        words += ["row scale"] * self.row_scale
+        words += ["row scale"] * self.row_scale + ["bias"] * self.bias
         return ", ".join([*words, "exact" if self.exact else "random"])
 
     def run(self, machine: Machine) -> Figures:
@@ -115,9 +122,9 @@ class GroupedCase:
         sums = [numbers.product(index) for index in products]
         if self.exact:  # where SiLU is the identity
             return compare_exact(out, torch.stack(sums).prod(0).float())
-        # K exact products, and two factors, each rounded once to float32.
+        # K exact products, two factors and the bias, each rounded once to float32.
         step = ROUNDOFF[torch.float32]
-        errors = [(self.k + 2) * step * numbers.product(i, magnitude=True) for i in products]
+        errors = [(self.k + 3) * step * numbers.product(i, magnitude=True) for i in products]
         return compare_bound(out, self._activated(sums), self._bound(sums, errors))
 
     def _activated(self, sums: list[Tensor]) -> Tensor:
@@ -163,9 +170,10 @@ class GroupedCase:
             torch.stack([getattr(weight, part).view(torch.uint8) for weight in numbers.weights], 1)
             for part in ("data", "scales")
         )
-        alpha, b_scales = numbers.alpha, b_scales.view(torch.float8_e4m3fn)
+        alpha, b_scales, bias = numbers.alpha, b_scales.view(torch.float8_e4m3fn), numbers.bias
         if not self.gated:
             b, b_scales, alpha = b[:, 0], b_scales[:, 0], alpha[:, 0]
+            bias = None if bias is None else bias[:, 0].contiguous()
         arguments = (
             numbers.a.data, numbers.a.scales, groups, b.contiguous(), b_scales.contiguous(),
             alpha.contiguous(),
@@ -175,10 +183,11 @@ class GroupedCase:
 
             out, scales = grouped_gemm(
                 *arguments, numbers.row_scale, self.n, out_scale, self.activation, out_dtype,
-                given=self.tile,
+                bias=bias, given=self.tile,
             )  # fmt: skip
             return out if scales is None else (out, scales)
         given: dict[str, Any] = {"row_scale": numbers.row_scale, "activation": self.activation}
+        given["bias"] = bias
         given |= {"out_dtype": out_dtype} if out_scale is None else {"out_global_scale": out_scale}
         op = self.op if out_scale is not None else self.op.removesuffix("_quantized")
         return getattr(nvfp4_kernels, op)(*arguments, **given)
@@ -204,8 +213,13 @@ class GroupedCase:
         if self.row_scale:
             random = torch.rand(shape[:2], generator=seeded, device=device)
             rows = 2.0 ** (random.round() - 1) if self.exact else 0.3 + random
+        bias = None
+        if self.bias:
+            bias = torch.randint(-8, 9, (experts, columns, self.n), generator=seeded, device=device)
+            bias[:, 0] += 64 * (self.gated and self.exact)  # gates stay as large as SiLU likes
+            bias = bias.bfloat16()
         tiles = torch.repeat_interleave(number, torch.tensor(COUNTS, device=device))
-        return Numbers(a, weights, alpha.float().view(experts, columns), rows, tiles)
+        return Numbers(a, weights, alpha.float().view(experts, columns), rows, bias, tiles)
 
 
 ACTIVATIONS = [
@@ -219,7 +233,15 @@ ACTIVATIONS = [
 def grouped_cases(quick: bool) -> list[GroupedCase]:
     """Both products: each kind of tile, or each tile; each activation; NVFP4 results."""
     cases = [
-        GroupedCase(tokens, 320, 544, SILU if gated else None, gated, row_scale=tokens in (16, 256))
+        GroupedCase(
+            tokens,
+            320,
+            544,
+            SILU if gated else None,
+            gated,
+            row_scale=tokens in (16, 256),
+            bias=tokens in (8, 128),
+        )
         for gated in (True, False)
         for tokens in TILE_TOKENS
     ]
@@ -243,7 +265,12 @@ def _tiles(case: GroupedCase) -> list[Tile]:
     problem = GroupedProblem(
         case.tile_tokens, case.n, case.k, sum(COUNTS) + SPARE, len(COUNTS), 1 + case.gated
     )
-    output = EpilogueConfig("float32", row_scale=case.row_scale, activation=case.activation)
+    output = EpilogueConfig(
+        "float32",
+        bias="bfloat16" if case.bias else "",
+        row_scale=case.row_scale,
+        activation=case.activation,
+    )
     return [tile for tile, _ in grouped_candidates(problem, output)]
 
 

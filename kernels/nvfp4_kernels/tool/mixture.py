@@ -31,6 +31,8 @@ _GATED = {
 }
 _UNGATED = {"relu2": Activation("relu2")}
 _STEP_LIMIT = 7  # the one that vLLM has a kernel for
+# With biases; what its config calls SiLU is not.
+_GPT_OSS = {"gpt_oss": Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)}
 _WEIGHT_ON_INPUT = ("llama4_text",)
 
 
@@ -124,6 +126,7 @@ def _experts(
             activation,
             dtype,
             "16-bit",
+            bias=config.model_type in _GPT_OSS,
             mapped=total if expert_parallel > 1 else 0,
             weight_on_input=config.model_type in _WEIGHT_ON_INPUT,
         )
@@ -135,6 +138,8 @@ def _experts(
 def _activations(config: ModelConfig) -> tuple[list[Activation], bool]:
     """Activations of the experts of one layer or another, and whether they have a gate."""
     fields = config.fields
+    if config.model_type in _GPT_OSS:
+        return [_GPT_OSS[config.model_type]], True
     key = next((key for key in _FUNCTIONS if fields.get(key)), _FUNCTIONS[0])
     name = fields.get(key) or "silu"
     if name in _UNGATED:

@@ -342,8 +342,8 @@ MISTAKES = {
     ),
     "bias ignored": Mistake(
         "epilogue",
-        "values[0] + bias if self.output.bias else values[0]",
-        "values[0]",
+        "[value + bias for value, bias in zip(values, biases, strict=True)]",
+        "values",
         WRONG,
         SHARDS,
     ),

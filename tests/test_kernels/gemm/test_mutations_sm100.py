@@ -56,7 +56,7 @@ def one_alpha(given: Any) -> Any:
     """Scale up's product by gate's alpha."""
 
     def apply(self: Any, sums: Any, row: Any, *rest: Any) -> Any:
-        return given(self, sums, type(row)([row.scales[0]] * 2, row.bias), *rest)
+        return given(self, sums, type(row)([row.scales[0]] * 2, row.biases), *rest)
 
     return apply
 

@@ -1,5 +1,6 @@
 """Grouped products as ops on sm_90: problems for both of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,6 +45,9 @@ CASES = {
     "K of GLM 4.5": case(RoutingCase(3, 1, 2), 64, 1408),
     "K of Nemotron 3": case(RoutingCase(3, 1, 2), 64, 1856),
     "fp16": case(ROUTINGS["tiles of 64"], 64, 64, FP16, FP16),
+    "bias": replace(case(ROUTINGS["one token"], 77, 96, out=FP32), bias=BF16),
+    "bias, 128 tokens": replace(case(ROUTINGS["tiles of 128"], 136, 96, FP16), bias=FP16),
+    "bias, a long K": replace(case(RoutingCase(2, 1, 4), 64, 2048), bias=FP32),
     "float32 out": case(ROUTINGS["one token"], 96, 64, out=FP32),
 }
 

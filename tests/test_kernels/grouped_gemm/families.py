@@ -112,6 +112,13 @@ OTHERS = {
     "128×128 by rows, multicast": TileCase(
         Tile(128, cluster_n=2), Case((130, 0, 9), 128, 264, 288), 2
     ),
+    "swapped 16, bias, split 2": TileCase(
+        swapped(16, 2), Case((3, 0, 17), 16, 200, 1056, row_scale=True, bias=BF16), 2
+    ),
+    "by rows, bias": TileCase(Tile(128), Case((130, 0, 9), 128, 200, 288, bias=FP32), 1),
+    "256×256 by rows, bias": TileCase(
+        Tile(256, two_cta=True, cluster_m=2), Case((260, 9), 256, 264, 288, bias=FP16), 2
+    ),
     "swapped 8, 3 terms": TileCase(
         swapped(8), Case((3, 0, 17), 8, 144, 288, row_scale=True, terms=3), 2
     ),
@@ -145,6 +152,12 @@ PAIRS = {
     ),
     "256×128 by rows": TileCase(
         Tile(128, two_cta=True, cluster_m=2), Case((260, 0, 9), 256, 208, 288, 2), 2
+    ),
+    "swapped 8, bias, split 2": TileCase(
+        swapped(8, 2), Case((3, 0, 17), 8, 208, 1056, 2, row_scale=True, bias=BF16), 2
+    ),
+    "by rows, 2 CTAs, bias": TileCase(
+        Tile(64, two_cta=True, cluster_m=2), Case((260, 0, 9), 256, 144, 288, 2, bias=FP32), 2
     ),
     "swapped 16, 2 terms, split 2": TileCase(
         swapped(16, 2), Case((9, 0, 1, 30), 16, 144, 544, 2, terms=2), 2

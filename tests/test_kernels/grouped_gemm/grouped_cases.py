@@ -33,6 +33,7 @@ class GroupedCase:
     activation: Activation | None = None
     terms: int = 1
     fragments: bool = False
+    bias: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class GroupedProblem:
     b: Float64  # (experts, [2,] N, K)
     alpha: Float64  # (experts, [2])
     row_factor: Float64  # (tiles, T)
+    bias: Float64 | None = None  # (experts, [2,] N)
 
     @property
     def used(self) -> int:
@@ -56,7 +58,8 @@ class GroupedProblem:
         expert = int(self.routing.groups[1 + tile])
         product = oracle.product(self.a[tile], self.b[expert])
         factors = self.alpha[expert][..., None, None] * self.row_factor[tile][:, None]
-        return product * factors
+        scaled = product * factors
+        return scaled if self.bias is None else scaled + self.bias[expert][..., None, :]
 
 
 def grouped_problem(case: GroupedCase, *, gated: bool, grid: bool = True) -> GroupedProblem:
@@ -96,12 +99,16 @@ def grouped_problem(case: GroupedCase, *, gated: bool, grid: bool = True) -> Gro
         "out_dtype": case.out_dtype,
         "terms": case.terms,
     }
+    bias = None
+    if case.bias is not None:  # as fine as the sums, so that nothing is rounded
+        bias = rng.integers(-64, 65, (*matrices, case.n)) / 16
+        args["bias"] = torch.from_numpy(bias).to(case.bias)
     if case.activation is not None:
         args["activation"] = case.activation
     if case.fragments:
         args |= dict(zip(("b", "b_scales"), stacked_fragments(b.data, b.scales), strict=True))
         args["n"] = case.n
-    return GroupedProblem(args, routing, a_values, b.values, alpha, row_factor)
+    return GroupedProblem(args, routing, a_values, b.values, alpha, row_factor, bias)
 
 
 def stacked_fragments(data: Tensor, blocked: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,6 +141,8 @@ CASES = {
     "I of GLM 4.5": GroupedCase(ROUTINGS["one expert"], 1408, 32),
     "I of Nemotron 3": GroupedCase(ROUTINGS["one expert"], 1856, 32),
     "K of Nemotron 3": GroupedCase(ROUTINGS["one expert"], 16, 1856),
+    "bias": GroupedCase(ROUTINGS["linear map"], 80, 96, row_scale=True, bias=BF16),
+    "bias, K of gpt-oss": GroupedCase(ROUTINGS["one expert"], 16, 2880, bias=FP32),
     "two terms": GroupedCase(ROUTINGS["linear map"], 64, 96, terms=2, row_scale=True),
     "three terms": GroupedCase(ROUTINGS["tiles of 64"], 64, 64, terms=3),
 }
@@ -141,6 +150,7 @@ W4A16_CASES = {
     "bf16": GroupedCase(ROUTINGS["linear map"], 80, 96, BF16),
     "fp16": GroupedCase(ROUTINGS["ids of no expert"], 64, 64, FP16, out_dtype=FP16),
     "no token": GroupedCase(ROUTINGS["no token"], 64, 64, BF16, fragments=True),
+    "bias": GroupedCase(ROUTINGS["linear map"], 80, 96, BF16, fragments=True, bias=BF16),
     "fragments": GroupedCase(ROUTINGS["linear map"], 80, 96, BF16, fragments=True),
     "fragments, fp16": GroupedCase(
         ROUTINGS["tiles of 64"], 128, 208, FP16, out_dtype=FP16, fragments=True

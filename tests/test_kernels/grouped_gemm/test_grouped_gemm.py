@@ -71,10 +71,10 @@ def test_quantised_is_the_float32_result_quantised(name: str, out_terms: int) ->
 def test_is_one_op() -> None:
     args = grouped_problem(CASES["two terms"], gated=False).args
     given = [args[name] for name in ("a", "a_scales", "groups", "b", "b_scales", "alpha")]
-    rest = (args["row_scale"], None, None, None, 1.0, 0.0, torch.bfloat16, 2)
+    rest = (args["row_scale"], None, None, None, None, 1.0, 0.0, torch.bfloat16, 2)
     check_op(torch.ops.nvfp4.grouped_gemm, (*given, *rest))
     scale = torch.ones(8)
-    rest = (args["row_scale"], scale, "relu2", None, 1.0, 0.0, 2, 3)
+    rest = (args["row_scale"], None, scale, "relu2", None, 1.0, 0.0, 2, 3)
     check_op(torch.ops.nvfp4.grouped_gemm_quantized, (*given, *rest))
 
 

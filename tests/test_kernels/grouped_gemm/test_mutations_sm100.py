@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from nvfp4_kernels import grouped_gemm, grouped_silu_mul_gemm, grouped_silu_mul_gemm_quantized
 from nvfp4_kernels.activation import Activation
@@ -31,6 +32,7 @@ PAIR = TileCase(
 )
 SPLIT = TileCase(swapped(8, 2, max_stages=2), Case((3, 0, 17), 8, 144, 1056, 2), 4)
 DOWN = TileCase(swapped(8, max_stages=2), Case((3, 0, 17), 8, 144, 544), 2)
+BIASED = TileCase(swapped(8), Case((3, 0, 1), 8, 144, 96, 2, bias=torch.bfloat16), 1)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def other_alphas(given: Any) -> Any:
 
     def scaling(self: Any, *rest: Any) -> Any:
         row = given(self, *rest)
-        return type(row)(row.scales[::-1], row.bias)
+        return type(row)(row.scales[::-1], row.biases)
 
     return scaling
 
@@ -104,6 +106,12 @@ MISTAKES = {
     "the other one's alpha": Mistake(
         KERNEL.swapped("scaling:Scaling", "row_scaling", other_alphas), WRONG
     ),
+    "the first expert's biases": Mistake(
+        KERNEL.with_arguments("scaling:Scaling", "_biases", first_experts_alphas), WRONG, BIASED
+    ),
+    "the other one's bias": Mistake(
+        KERNEL.with_result("scaling:Scaling", "_biases", lambda each: each[::-1]), WRONG, BIASED
+    ),
     "the first expert's alphas": Mistake(
         KERNEL.with_arguments("scaling:Scaling", "row_scaling", first_experts_alphas), WRONG
     ),
@@ -136,6 +144,8 @@ def test_caught(mistake: Mistake) -> None:
     check_caught(mistake, partial(check, mistake.on), partial(use, mistake.on))
 
 
-@pytest.mark.parametrize("tile_case", [PAIR, SPLIT, DOWN], ids=["pair", "split", "down"])
+@pytest.mark.parametrize(
+    "tile_case", [PAIR, SPLIT, DOWN, BIASED], ids=["pair", "split", "down", "bias"]
+)
 def test_nothing_to_catch(tile_case: TileCase) -> None:
     check_nothing_to_catch(partial(check, tile_case), partial(use, tile_case))

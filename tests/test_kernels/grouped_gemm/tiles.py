@@ -39,6 +39,7 @@ class Case:
     out_dtype: torch.dtype = torch.float32
     terms: int = 1
     spare: int = 1
+    bias: torch.dtype | None = None
 
     @property
     def tiles(self) -> int:
@@ -108,6 +109,12 @@ def arguments(case: Case) -> dict[str, Any]:
     rows = 2.0 ** rng.integers(-1, 1, (case.tiles, case.tile_tokens))
     rows = np.concatenate([rows, np.full((case.spare, case.tile_tokens), np.nan)])
     activation = case.activation or (SILU if case.weights == 2 else None)
+    bias = None
+    if case.bias is not None:  # as fine as the sums
+        drawn = rng.integers(0, 65, (*alpha.shape, case.n)) / 16
+        if case.weights == 2:
+            drawn[:, 0] += 32  # padding's gates, too, are such as SiLU likes
+        bias = torch.from_numpy(drawn).to(case.bias)
     return {
         "a": a,
         "a_scales": a_scales,
@@ -118,6 +125,7 @@ def arguments(case: Case) -> dict[str, Any]:
         "row_scale": torch.from_numpy(rows).float() if case.row_scale else None,
         "activation": activation,
         "terms": case.terms,
+        "bias": bias,
     }
 
 

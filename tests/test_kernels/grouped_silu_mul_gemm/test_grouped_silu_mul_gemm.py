@@ -25,11 +25,10 @@ from tests.test_kernels.grouped_gemm.grouped_cases import (
     grouped_problem,
 )
 
-EVERY_CASE = pytest.mark.parametrize(
-    "case",
-    [*CASES.values(), *W4A16_CASES.values()],
-    ids=[*CASES, *map("w4a16, {}".format, W4A16_CASES)],
-)
+EVERY = CASES | {f"w4a16, {name}": case for name, case in W4A16_CASES.items()}
+# Those without a bias, as ``silu_mul_gemm`` takes none.
+UNBIASED = {name: case for name, case in EVERY.items() if case.bias is None}
+BIASED = {name: case for name, case in EVERY.items() if case.bias is not None}
 
 
 def of_tile(problem: GroupedProblem, tile: int) -> dict[str, Tensor | None]:
@@ -42,7 +41,7 @@ def of_tile(problem: GroupedProblem, tile: int) -> dict[str, Tensor | None]:
     return given | {"alpha": args["alpha"][expert], "terms": args["terms"]}
 
 
-@EVERY_CASE
+@pytest.mark.parametrize("case", UNBIASED.values(), ids=UNBIASED)
 def test_is_silu_mul_gemm_of_each_tile(case: GroupedCase) -> None:
     problem = grouped_problem(case, gated=True)
     out = grouped_silu_mul_gemm(**problem.args)
@@ -52,7 +51,7 @@ def test_is_silu_mul_gemm_of_each_tile(case: GroupedCase) -> None:
 
 
 @pytest.mark.parametrize("out_terms", [1, 3])
-@pytest.mark.parametrize("name", [n for n, case in CASES.items() if case.n % 16 == 0])
+@pytest.mark.parametrize("name", [n for n in CASES if n in UNBIASED and CASES[n].n % 16 == 0])
 def test_quantised_chain_is_that_of_each_tile(name: str, out_terms: int) -> None:
     """Both products, the first one's result as it lies."""
     case = CASES[name]
@@ -115,6 +114,20 @@ def _swish(x: Tensor, alpha: float = 1.0) -> Tensor:
     return x / (1 + torch.exp(-alpha * x))
 
 
+@pytest.mark.parametrize("case", BIASED.values(), ids=BIASED)
+def test_bias(case: GroupedCase) -> None:
+    """Added to each projection before the activation."""
+    problem = grouped_problem(case, gated=True)
+    out = grouped_silu_mul_gemm(**problem.args)
+    for tile in range(problem.used):
+        gate, up = torch.from_numpy(problem.products(tile))
+        expected = _swish(gate) * up
+        torch.testing.assert_close(
+            out[tile].double(), expected, rtol=2**-8 if case.out_dtype != torch.float32 else 1e-5,
+            atol=1e-5,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(name: str) -> None:
     activation, formula = ACTIVATIONS[name]
@@ -128,9 +141,9 @@ def test_activations(name: str) -> None:
 def test_is_one_op() -> None:
     args = grouped_problem(CASES["two terms"], gated=True).args
     given = [args[name] for name in ("a", "a_scales", "groups", "b", "b_scales", "alpha")]
-    rest = (args["row_scale"], None, "silu", 7.0, 1.0, 0.0, torch.bfloat16, 2)
+    rest = (args["row_scale"], None, None, "silu", 7.0, 1.0, 0.0, torch.bfloat16, 2)
     check_op(torch.ops.nvfp4.grouped_silu_mul_gemm, (*given, *rest))
-    rest = (args["row_scale"], torch.ones(8), "gelu", None, 1.0, 0.0, 2, 1)
+    rest = (args["row_scale"], torch.ones(8, 2, 64), torch.ones(8), "gelu", None, 1.0, 0.0, 2, 1)
     check_op(torch.ops.nvfp4.grouped_silu_mul_gemm_quantized, (*given, *rest))
 
 
@@ -143,6 +156,8 @@ REFUSED = [
     ({"activation": Activation("situ", None, 0.0)}, r"activation.alpha: is 0.0, must be positive"),
     ({"activation": Activation("situ", None, 1.0, 1.0)}, r"activation.beta: is 1.0, must be 0"),
     ({"activation": Activation("swiglustep")}, r"activation.limit: is None, must be given"),
+    ({"bias": torch.ones(8, 80)}, r"bias: shape is \(8, 80\), must be \(8, 2, 80\)"),
+    ({"bias": torch.ones(8, 2, 80).long()}, r"bias: dtype is int64, must be"),
     ({"row_scale": torch.ones(3, 8)}, r"row_scale: shape is \(3, 8\), must be"),
 ]
 

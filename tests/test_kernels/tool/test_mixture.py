@@ -132,15 +132,20 @@ def test_families(
              "swiglu_alpha": 1.702, "swiglu_beta": 1},
             [Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)],
         ),
+        (
+            {"model_type": "gpt_oss", "swiglu_limit": 7},
+            [Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)],
+        ),
         ({"swiglu_limits": [0, None, 7]}, [SILU, Activation("swiglustep", 7.0)]),
     ],
-    ids=["clamped", "situ", "swigluoai", "step"],
+    ids=["clamped", "situ", "swigluoai", "gpt-oss", "step"],
 )  # fmt: skip
 def test_activations(
     tmp_path: Path, changed: dict[str, Any], activations: list[Activation]
 ) -> None:
     found = read(write(tmp_path, **changed))
     assert [experts.activation for experts in found.experts] == activations
+    assert {experts.bias for experts in found.experts} == {changed.get("model_type") == "gpt_oss"}
 
 
 @pytest.mark.parametrize(

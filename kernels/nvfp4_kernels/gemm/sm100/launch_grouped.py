@@ -8,7 +8,7 @@ from torch import Tensor
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.devices import defective_map_bytes, max_clusters, multiprocessors
+from nvfp4_kernels.devices import defective_map_bytes, dtype_name, max_clusters, multiprocessors
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm100.choose import with_store
 from nvfp4_kernels.gemm.sm100.choose_grouped import GroupedProblem, choose_grouped, grouped_tile
@@ -34,6 +34,7 @@ def grouped_gemm(
     terms: int = 1,
     out_terms: int = 1,
     routed_before: bool = False,
+    bias: Tensor | None = None,
     given: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.grouped_gemm.op``; the second result is None for 16-bit output.
@@ -51,7 +52,7 @@ def grouped_gemm(
     """
     named = {
         "a": a, "a_scales": a_scales, "groups": groups, "b": b, "b_scales": b_scales,
-        "alpha": alpha, "row_scale": row_scale, "out_global_scale": out_global_scale,
+        "alpha": alpha, "row_scale": row_scale, "out_global_scale": out_global_scale, "bias": bias,
     }  # fmt: skip
     for name, tensor in named.items():
         check_layout(name, tensor)
@@ -66,6 +67,7 @@ def grouped_gemm(
         return out, out_scales
     output = EpilogueConfig(
         dtype,
+        bias=dtype_name(bias.dtype) if bias is not None else "",
         row_scale=row_scale is not None,
         terms=TermLayout.of(out_terms, tile_tokens),
         activation=activation,
@@ -91,7 +93,7 @@ def grouped_gemm(
         out_scale=out_global_scale,
         alpha=alpha,
         row_scale=row_scale,
-        bias=None,
+        bias=bias,
         groups=groups,
         m=tile_tokens,
         n=n,

@@ -26,7 +26,7 @@ class ScalingOperands:
             product [experts, products].
         ends: where each shard but the last ends, along the weights' rows.
         row_scale: float32 [batch, m], of the tokens.
-        bias: [n].
+        bias: [n]; of a grouped product [experts, products, n].
     """
 
     alpha: cute.Pointer
@@ -37,15 +37,15 @@ class ScalingOperands:
 
 @dataclass(frozen=True)
 class RowScaling:
-    """Factors for each product and the bias of one thread's row."""
+    """Factor for each product, and its bias, of one thread's row."""
 
     scales: list[Float32]
-    bias: Float32
+    biases: list[Float32]
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Epilogue formula: value = sum · alpha · row_scale, then the activation or + bias.
+    """Epilogue formula: value = sum · alpha · row_scale + bias, then the activation.
 
     What goes along the accumulator's rows is a thread's own; what goes along its columns is staged
     in shared memory, a copy for each warp.
@@ -58,10 +58,9 @@ class Scaling:
     def row_scaling(
         self, operands: ScalingOperands, result: OutputTensor, row: Int32, coord: TileCoord
     ) -> RowScaling:
-        """Load the factors and the bias of one row of the M side."""
+        """Load the factors and the biases of one row of the M side."""
         tile, output = self.tile, self.output
         alpha = Array(operands.alpha, shape=(1,))
-        bias = Float32(0.0)
         if cutlass.const_expr(tile.grouped):
             first = coord.weight * tile.weights
             scales = [alpha.load(first + product) for product in range(tile.weights)]
@@ -78,10 +77,10 @@ class Scaling:
             if row < result.m:
                 scale = Array(operands.row_scale, shape=(1,)).load(coord.batch * result.m + row)
             scales = [s * scale for s in scales]
+        biases: list[Float32] = []
         if cutlass.const_expr(bool(output.bias) and tile.swap_ab):
-            if row < result.n:
-                bias = self._bias(operands, row)
-        return RowScaling(scales, bias)
+            biases = self._biases(operands, result, row, coord)
+        return RowScaling(scales, biases)
 
     @cute.jit
     def stage_columns(
@@ -99,19 +98,19 @@ class Scaling:
             ptx.bar_warp_sync(cute.arch.FULL_MASK)  # the tile before has been read
             for start in cutlass.range_constexpr(0, tile.split_columns, WARP_ROWS):
                 here = column + start + lane
-                factor, bias = Float32(1.0), Float32(0.0)
+                factor, biases = Float32(1.0), []
                 if cutlass.const_expr(tile.swap_ab):
                     if here < result.m:
                         at = coord.batch * result.m + here
                         factor = Array(operands.row_scale, shape=(1,)).load(at)
                 else:
-                    if here < result.n:
-                        if cutlass.const_expr(output.shards > 1):
+                    if cutlass.const_expr(output.shards > 1):
+                        if here < result.n:
                             shard = self._shard(operands, here)
                             factor = Array(operands.alpha, shape=(1,)).load(shard)
-                        if cutlass.const_expr(bool(output.bias)):
-                            bias = self._bias(operands, here)
-                self._keep(vectors, start + lane, factor, bias)
+                    if cutlass.const_expr(bool(output.bias)):
+                        biases = self._biases(operands, result, here, coord)
+                self._keep(vectors, start + lane, factor, biases)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
 
     def apply(
@@ -127,16 +126,23 @@ class Scaling:
         if along and (tile.swap_ab or output.shards > 1):
             factor = along.pop(0)
             products = [p * factor for p in products]
+        if output.bias:
+            biases = row.biases if tile.swap_ab else along
+            products = [p + bias for p, bias in zip(products, biases, strict=True)]
         if tile.weights == 2:
             gates, ups = (p.to_elements() for p in products)
             return _gated(gates, ups, output.activation or SILU)
-        values = products[0]
-        if output.bias:
-            values = values + (row.bias if tile.swap_ab else along[0])
-        return _activated(values.to_elements(), output.activation)
+        return _activated(products[0].to_elements(), output.activation)
 
-    def _bias(self, operands: ScalingOperands, n: Int32) -> Float32:
-        return Float32(Array(operands.bias, shape=(1,)).load(n))
+    def _biases(
+        self, operands: ScalingOperands, result: OutputTensor, n: Int32, coord: TileCoord
+    ) -> list[Float32]:
+        """Bias of each product for a row of the weights; of rows beyond the last, any."""
+        tile = self.tile
+        at = cutlass.min(n, result.n - 1)
+        bias = Array(operands.bias, shape=(1,))
+        first = coord.weight * tile.weights if tile.grouped else 0
+        return [Float32(bias.load((first + w) * result.n + at)) for w in range(tile.weights)]
 
     def _shard(self, operands: ScalingOperands, n: Int32) -> Int32:
         """Index of the shard that a row of the weights belongs to."""
@@ -145,9 +151,9 @@ class Scaling:
             shard += Int32(n >= end)
         return shard
 
-    def _keep(self, vectors: Array, column: Int32, factor: Float32, bias: Float32) -> None:
+    def _keep(self, vectors: Array, column: Int32, factor: Float32, biases: list[Float32]) -> None:
         kept = [factor] if self.tile.swap_ab or self.output.shards > 1 else []
-        kept += [bias] if self.output.bias and not self.tile.swap_ab else []
+        kept += biases
         for vector, value in enumerate(kept):
             vectors.store(value, vector * self._length + column)
 

@@ -266,10 +266,10 @@ class EpilogueConfig:
         return self.box_columns if self.store == "tma" else WARP_ROWS
 
     def column_vectors(self, tile: Tile) -> int:
-        """float32 vectors along the accumulator's columns: factors, and the bias."""
+        """float32 vectors along the accumulator's columns: factors, and each product's bias."""
         if tile.swap_ab:
             return int(self.row_scale)
-        return int(self.shards > 1) + bool(self.bias)
+        return int(self.shards > 1) + bool(self.bias) * tile.weights
 
     def vector_length(self, tile: Tile) -> int:
         """Elements of such a vector: whole warps write it."""

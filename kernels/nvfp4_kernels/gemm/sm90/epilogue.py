@@ -170,14 +170,14 @@ class Epilogue:
             self._sync(group)
             column = self._first_row(coord, group) + row
             if column < result.n:
-                scales, bias = self._row(factors, result, coord, column)
+                scales, biases = self._row(factors, result, coord, column)
                 for turn in cutlass.range(chunk // 2, unroll=1):
                     token = turn * 2 + thread // TILE
                     at = self._first_token(coord, group) + start + token
                     if at < result.m:
                         places = [(w * chunk + token) * PITCH + row for w in range(tile.weights)]
                         parts = [own.load(each) for each in places]
-                        self._store(result, at, column, self._finished(parts, scales, bias))
+                        self._store(result, at, column, self._finished(parts, scales, biases))
 
     @cute.jit
     def _parts(
@@ -199,7 +199,7 @@ class Epilogue:
         row = thread % tile.split_rows
         column = coord.rows * tile.rows + state.rank * tile.split_rows + row
         inside = column < result.n
-        scales, bias = self._row(factors, result, coord, cutlass.min(column, result.n - 1))
+        scales, biases = self._row(factors, result, coord, cutlass.min(column, result.n - 1))
         split.wait()
         if inside:
             for turn in cutlass.range_constexpr(-(-tile.tokens * tile.split_rows // threads)):
@@ -207,7 +207,7 @@ class Epilogue:
                 at = coord.tokens * tile.tokens + token
                 if at < result.m and token < tile.tokens:
                     values = [split.added(parts, w, row, token) for w in range(tile.weights)]
-                    self._store(result, at, column, self._finished(values, scales, bias))
+                    self._store(result, at, column, self._finished(values, scales, biases))
 
     @cute.jit
     def _spill(self, sums: list[list[Float32]], own: Array, start: int, thread: Int32) -> None:
@@ -240,12 +240,10 @@ class Epilogue:
     @cute.jit
     def _row(
         self, factors: ScalingOperands, result: OutputTensor, coord: TileCoord, row: Int32
-    ) -> tuple[list[Float32], Float32]:
-        """A row's factor for each product, and its bias."""
-        alpha = Array(factors.alpha, shape=(1,))
-        bias = Float32(0.0)
+    ) -> tuple[list[Float32], list[Float32]]:
+        """A row's factor for each product, and its bias if there is one; beyond the last any."""
+        tile, alpha = self.tile, Array(factors.alpha, shape=(1,))
         if cutlass.const_expr(self.tile.grouped):
-            tile = self.tile
             scales = [alpha.load(matrix(tile, coord, w)) * UNSCALE for w in range(tile.weights)]
         elif cutlass.const_expr(self.tile.weights == 2):
             scales = [alpha.load(0) * UNSCALE, alpha.load(1) * UNSCALE]
@@ -254,24 +252,31 @@ class Epilogue:
             for end in cutlass.range_constexpr(self.output.shards - 1):
                 shard += Int32(row >= factors.ends[end])
             scales = [alpha.load(shard) * UNSCALE]
+        biases: list[Float32] = []
         if cutlass.const_expr(bool(self.output.bias)):
-            if row < result.n:
-                dtype = TYPES[self.output.bias]
-                bias = dtype(Array(factors.bias, shape=(1,)).load(row)).to(Float32)
-        return scales, bias
+            dtype, bias = TYPES[self.output.bias], Array(factors.bias, shape=(1,))
+            at = cutlass.min(row, result.n - 1)
+            for w in cutlass.range_constexpr(tile.weights):
+                first = matrix(tile, coord, w) * result.n if tile.grouped else 0
+                biases.append(dtype(bias.load(first + at)).to(Float32))
+        return scales, biases
 
     def _value(
-        self, sums: list[list[Float32]], index: int, row: tuple[list[Float32], Float32]
+        self, sums: list[list[Float32]], index: int, row: tuple[list[Float32], list[Float32]]
     ) -> Float32:
         return self._finished([of_weight[index] for of_weight in sums], *row)
 
-    def _finished(self, parts: list[Float32], scales: list[Float32], bias: Float32) -> Float32:
+    def _finished(
+        self, parts: list[Float32], scales: list[Float32], biases: list[Float32]
+    ) -> Float32:
         values = [part * scale for part, scale in zip(parts, scales, strict=True)]
+        if self.output.bias:
+            values = [value + bias for value, bias in zip(values, biases, strict=True)]
         if self.tile.weights == 2:
             return activated(values, self.output.activation or SILU)
         if self.output.activation is not None:
             return activated(values, self.output.activation)
-        return values[0] + bias if self.output.bias else values[0]
+        return values[0]
 
     # --- meeting ------------------------------------------------------------------------------
 

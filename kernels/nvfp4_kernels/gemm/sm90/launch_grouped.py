@@ -8,7 +8,7 @@ from torch import Tensor
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.checks import check_layout
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.devices import multiprocessors
+from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.fragments import Fragments
 from nvfp4_kernels.gemm.shards import shard_ends
 from nvfp4_kernels.gemm.sm90.choose_grouped import GroupedProblem, choose_grouped_config
@@ -31,6 +31,7 @@ def grouped_gemm(
     terms: int = 1,
     out_terms: int = 1,
     routed_before: bool = False,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, None]:
     """See ``nvfp4_kernels.grouped_gemm.op``; the weights are in fragments.
 
@@ -38,8 +39,9 @@ def grouped_gemm(
     """
     weights = Fragments(b, b_scales)
     return grouped_product(
-        a, groups, weights, alpha, n, activation, out_dtype, routed_before=routed_before
-    ), None
+        a, groups, weights, alpha, n, activation, out_dtype, bias=bias,
+        routed_before=routed_before,
+    ), None  # fmt: skip
 
 
 def grouped_silu_mul_gemm(
@@ -56,10 +58,12 @@ def grouped_silu_mul_gemm(
     out_dtype: torch.dtype,
     terms: int = 1,
     out_terms: int = 1,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, None]:
     """See ``nvfp4_kernels.grouped_silu_mul_gemm.op``; the weights are in fragments."""
     weights = Fragments(b, b_scales)
-    return grouped_product(a, groups, weights, alpha, n, activation, out_dtype), None
+    out = grouped_product(a, groups, weights, alpha, n, activation, out_dtype, bias=bias)
+    return out, None
 
 
 def grouped_product(
@@ -71,6 +75,7 @@ def grouped_product(
     activation: Activation | None,
     out_dtype: torch.dtype,
     *,
+    bias: Tensor | None = None,
     routed_before: bool = False,
 ) -> Tensor:
     """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
@@ -83,6 +88,7 @@ def grouped_product(
         n: rows of each weight.
         activation: of the result, or None.
         out_dtype: bfloat16, float16 or float32.
+        bias: as ``alpha`` with ``n`` elements each, or None.
         routed_before: whether ``groups`` was complete before the launch before this one began, as
             that of a layer's second product is, whose first product was routed already. Weights
             are then loaded before that launch has ended. Wrong is undefined behaviour.
@@ -94,13 +100,17 @@ def grouped_product(
         InvalidArgument: an operand is not contiguous or not aligned.
     """
     named = {"a": a, "groups": groups, "b": weights.data, "b_scales": weights.scales}
-    for name, tensor in (named | {"alpha": alpha}).items():
+    for name, tensor in (named | {"alpha": alpha, "bias": bias}).items():
         check_layout(name, tensor)
     (tiles, tokens, k), experts = a.shape, alpha.shape[0]
     out = a.new_empty((tiles, tokens, n), dtype=out_dtype)
     if out.numel() == 0 or experts == 0:
         return out
-    output = replace(epilogue(a.dtype, out_dtype), activation=activation)
+    output = replace(
+        epilogue(a.dtype, out_dtype),
+        bias=dtype_name(bias.dtype) if bias is not None else "",
+        activation=activation,
+    )
     problem = GroupedProblem(tiles, tokens, experts, n, k, alpha[0].numel())
     sms = multiprocessors(a.device)
     tile, output = choose_grouped_config(problem, output, sms)
@@ -112,7 +122,7 @@ def grouped_product(
         sfw2=None,
         out=out,
         alpha=alpha,
-        bias=None,
+        bias=bias,
         m=tiles * tokens,
         n=n,
         k=k,

@@ -1,0 +1,70 @@
+"""Experts with biases: the kernels that are compiled ahead are those that are launched."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nvfp4_kernels.activation import Activation
+from nvfp4_kernels.devices import SM_COUNTS, standing_in
+from nvfp4_kernels.fragments import fragment_shapes
+from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, tile_tokens
+from nvfp4_kernels.nvfp4 import blocked_shape
+from nvfp4_kernels.precompile.experts import experts_kernels
+from nvfp4_kernels.precompile.experts_layer import Experts
+from nvfp4_kernels.routing import max_tiles
+from tests import devices
+
+H, WIDTH, E, TOP_K, TOKENS = 96, 64, 4, 2, 5
+OAI = Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)
+U8, F8, BF16 = torch.uint8, torch.float8_e4m3fn, torch.bfloat16
+
+
+def products(family: str, tiles: int, rows: int) -> list[tuple[Any, ...]]:
+    """Arguments of both products of a layer, as the kernels take them."""
+    found = []
+    for n, k, matrices in ((WIDTH, H, (E, 2)), (H, WIDTH, (E,))):
+        is_first, alpha = len(matrices) == 2, torch.ones(matrices)
+        groups = torch.zeros(1 + tiles, dtype=torch.int32)
+        activation = OAI if is_first else None
+        if family == "sm_90":
+            a: list[Any] = [torch.zeros(tiles, rows, k).to(BF16), None]
+            b = [torch.zeros(*matrices, *shape, dtype=U8) for shape in fragment_shapes(n, k)]
+            rest: tuple[Any, ...] = (None, activation, BF16)
+        else:
+            a = [torch.zeros(tiles, rows, k // 2, dtype=U8)]
+            a.append(torch.zeros(tiles, *blocked_shape(rows, k // 16)).to(F8))
+            b = [torch.zeros(*matrices, n, k // 2, dtype=U8)]
+            b.append(torch.zeros(*matrices, *blocked_shape(n, k // 16)).to(F8))
+            rest = (torch.ones(E), activation, torch.float32) if is_first else (None, None, BF16)
+        bias = torch.zeros(*matrices, n).to(BF16)
+        found.append(((*a, groups, *b, alpha, None, n, *rest), {"bias": bias}))
+    return found
+
+
+@pytest.mark.parametrize("family", ["sm_90", "sm_100"])
+def test_products_with_a_bias(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices.cutlass_or_skip()
+    from nvfp4_kernels.gemm.sm90 import launch_grouped as sm90
+    from nvfp4_kernels.gemm.sm100 import launch_grouped as sm100
+
+    module: Any = {"sm_90": sm90, "sm_100": sm100}[family]
+    launched = []
+    sms = SM_COUNTS[family]
+    monkeypatch.setattr(module, "launch", lambda kernel, arguments: launched.append(kernel))
+    monkeypatch.setattr(module, "multiprocessors", lambda device: sms)
+    if family == "sm_100":
+        monkeypatch.setattr(module, "max_clusters", lambda device, ctas: sms // ctas)
+        monkeypatch.setattr(module, "defective_map_bytes", lambda device: 0)
+    inputs: Any = "16-bit" if family == "sm_90" else "static"
+    sizes = ExpertSizes(H, WIDTH, E, E)
+    experts = Experts(sizes, TOP_K, OAI, "bfloat16", inputs, bias=True)
+    specs = experts_kernels(experts, family, max_tokens=TOKENS, sms=sms)
+    rows = tile_tokens(family, TOKENS, TOP_K, sizes, sms)
+    with standing_in("cpu", family):
+        first, second = products(family, max_tiles(TOKENS * TOP_K, E, rows), rows)
+        module.grouped_silu_mul_gemm(*first[0], **first[1])
+        module.grouped_gemm(*second[0], routed_before=True, **second[1])
+    assert len(launched) == 2
+    assert all(kernel.output.bias == "bfloat16" for kernel in launched)
+    assert set(launched) <= {spec.kernel() for spec in specs if spec.op == "grouped_gemm"}
