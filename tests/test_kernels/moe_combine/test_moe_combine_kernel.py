@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, moe_combine
 from nvfp4_kernels.moe_combine import reference
-from nvfp4_kernels.moe_combine.choose import MAX_THREADS, choose_config
+from nvfp4_kernels.moe_combine.choose import MAX_THREADS, CombineTile, choose_config
 from tests import devices
 from tests.emulator import EAGER, STANDARD
 from tests.test_kernels.bits import check_equal
@@ -111,9 +111,16 @@ def test_same_bits_whatever_the_batch(op_device: torch.device) -> None:
 
 
 def test_choose_config() -> None:
-    chosen = [choose_config(h, 2).threads for h in (8, 2048, 2688, 5120, 7168)]
-    assert chosen == [32, 128, 128, 128, 128]
-    assert all(choose_config(h, 4).threads <= MAX_THREADS for h in range(4, 9000, 4))
+    """Several vectors of a thread where tokens are many, and whether all lie in the row."""
+    chosen = [choose_config(1, h, 2, 148) for h in (8, 2048, 2688, 5120, 7168)]
+    assert [tile.threads for tile in chosen] == [32, 128, 128, 128, 128]
+    assert [tile.ragged for tile in chosen] == [True, False, True, False, False]
+    assert {tile.steps for tile in chosen} == {1}
+    assert choose_config(256, 7168, 2, 148) == CombineTile(128, 4, ragged=True)
+    assert choose_config(1024, 4096, 2, 148) == CombineTile(128, 4, ragged=False)
+    for h in range(4, 9000, 4):
+        for m in (1, 4096):
+            assert choose_config(m, h, 4, 148).threads <= MAX_THREADS
 
 
 @pytest.mark.parametrize(
