@@ -41,12 +41,15 @@ class RowsSm100:
     ) -> None:
         import torch
 
+        from nvfp4_kernels.gemm.sm100.choose_grouped import choose_tile_tokens
         from nvfp4_kernels.moe_route.reference import moe_route
-        from nvfp4_kernels.routing import Routing, tile_tokens_of
+        from nvfp4_kernels.routing import Routing
 
         self._tracer = tracer
         self._shape = shape
-        self._tile_tokens = tile_tokens or tile_tokens_of(tokens, shape.top_k, shape.experts)
+        self._tile_tokens = tile_tokens or choose_tile_tokens(
+            tokens, shape.top_k, shape.local, shape.experts, shape.intermediate, shape.hidden
+        )
         self._ids = aligned(torch.tensor(shape.ids(tokens), dtype=torch.int32))
         self._map = None
         if shape.local < shape.experts:
