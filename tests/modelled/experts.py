@@ -13,15 +13,14 @@ them, in their proportion. Nothing here was measured on a B200.
 
 import argparse
 import math
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.emulator.timing import B200_TIMING, chain
-from tests.emulator.timing.supply import Operand
+from tests.modelled.experts_rows import RowsSm100
+from tests.modelled.experts_shape import MODELS, TOKENS, Shape
 from tests.modelled.layer import layers
 from tests.modelled.traces import Traced, Tracer, operand
 
@@ -32,56 +31,10 @@ if TYPE_CHECKING:
     Config = tuple[Tile, EpilogueConfig]
 
 BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
-TOKENS = (1, 8, 64, 256, 1024)
 LAYERS = 3  # in a chain: the first has nobody to overlap
-DRAWS = 99  # of a batch's experts, of which the most ordinary one is taken
 FLOP_PER_US = 9.0e9
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A mixture of experts as one rank has it.
-
-    Attributes:
-        experts, local: of all ranks, and of this one.
-        top_k: experts of a token.
-        hidden, intermediate: sizes.
-    """
-
-    experts: int
-    local: int
-    top_k: int
-    hidden: int
-    intermediate: int
-
-    def ids(self, tokens: int) -> list[list[int]]:
-        """Experts of each token, of which this rank has the first ones."""
-        drawn = [self._draw(tokens, random.Random(seed)) for seed in range(DRAWS)]
-        hit = self.local * (1 - (1 - self.top_k / self.experts) ** tokens)
-        slots = self.local * tokens * self.top_k / self.experts
-
-        def oddity(ids: list[list[int]]) -> tuple[float, float]:
-            counts = self.counts(ids)
-            return abs(len(counts) - hit), abs(sum(counts) - slots)
-
-        return min(drawn, key=oddity)
-
-    def counts(self, ids: list[list[int]]) -> list[int]:
-        """Tokens of each expert of this rank that gets some."""
-        counts = [0] * self.experts
-        for expert in (expert for of_token in ids for expert in of_token):
-            counts[expert] += 1
-        return [count for count in counts[: self.local] if count]
-
-    def _draw(self, tokens: int, rng: random.Random) -> list[list[int]]:
-        return [rng.sample(range(self.experts), self.top_k) for _ in range(tokens)]
-
-
-MODELS = {
-    "deepseek-v3-ep8": Shape(256, 32, 8, 7168, 2048),
-    "qwen3-235b-ep4": Shape(128, 32, 8, 4096, 1536),
-    "qwen3-30b": Shape(128, 128, 8, 2048, 768),
-}
 # Tokens of each expert, N and K; the time that a bandwidth of 8 TB/s and 1.5 GHz allow.
 CONTEST = {
     "8 experts, 4096 × 7168": ((80, 176, 128, 72, 64, 248, 96, 160), 4096, 7168, 18.833),
@@ -214,98 +167,6 @@ class GroupedSm100:
         if quantized:
             writes[f"{written} scales"] = product.used * n * max(128, tokens) / 16
         return Traced(launched, clusters, operands, writes, registers, _proportion(extra, clusters))
-
-
-class RowsSm100:
-    """Traced launches of a layer beside its products; every CTA runs in the emulator."""
-
-    def __init__(self, tracer: Tracer, shape: Shape, tokens: int, tile_tokens: int) -> None:
-        import torch
-
-        from nvfp4_kernels.moe_route.reference import moe_route
-        from nvfp4_kernels.routing import Routing
-
-        self._tracer = tracer
-        self._shape = shape
-        self._tile_tokens = tile_tokens
-        self._ids = torch.tensor(shape.ids(tokens), dtype=torch.int32)
-        self._map = None
-        if shape.local < shape.experts:
-            self._map = torch.arange(shape.experts, dtype=torch.int32)
-            self._map[shape.local :] = -1
-        self._routing = Routing(*moe_route(self._ids, self._map, shape.local, tile_tokens))
-
-    def before_products(self, read: str, written: str) -> list[Traced]:
-        """Launches from the chosen experts to NVFP4 in token tiles, as the plugin makes them."""
-        from nvfp4_kernels.moe_quantize.choose import choose_config
-        from nvfp4_kernels.moe_route_quantize.choose import is_one_launch
-        from nvfp4_kernels.sm100.limits import SMS
-
-        slots = self._ids.numel()
-        rows = choose_config(slots, self._shape.hidden, 2, False, SMS)
-        if is_one_launch(slots, self._tile_tokens, rows.threads):
-            return [self.route_quantize(read, written)]
-        return [self.route(), self.quantize(read, written)]
-
-    def route_quantize(self, read: str, written: str) -> Traced:
-        """The batch in tiles of tokens, and each token in its rows."""
-        import torch
-
-        from nvfp4_kernels.moe_route_quantize.sm100 import moe_route_quantize
-
-        k, used = self._shape.hidden, int(self._routing.groups[0])
-        x, ids = torch.zeros(len(self._ids), k, dtype=torch.bfloat16), self._ids
-        run = partial(
-            moe_route_quantize, x, ids, self._map, self._shape.local, self._tile_tokens,
-            torch.tensor(1.0), None, 1,
-        )  # fmt: skip
-        writes = {written: used * self._tile_tokens * k / 2, f"{written} scales": used * k * 8.0}
-        writes["routing"] = 8.0 * len(ids)
-        return self._traced(run, [operand(read, x, x.nbytes)], writes)
-
-    def route(self) -> Traced:
-        """The batch in tiles of tokens."""
-        from nvfp4_kernels.moe_route.kernel import moe_route
-
-        ids = self._ids
-        run = partial(moe_route, ids, self._map, self._shape.local, self._tile_tokens)
-        return self._traced(run, [operand("ids", ids, ids.nbytes)], {"routing": 8.0 * len(ids)})
-
-    def quantize(self, read: str, written: str) -> Traced:
-        """Each token into its rows."""
-        import torch
-
-        from nvfp4_kernels.moe_quantize.sm100 import moe_quantize
-
-        k, used = self._shape.hidden, int(self._routing.groups[0])
-        x = torch.zeros(len(self._ids), k, dtype=torch.bfloat16)
-        run = partial(moe_quantize, x, self._routing, torch.tensor(1.0), None, 1)
-        rows = used * self._tile_tokens
-        writes = {written: rows * k / 2, f"{written} scales": used * k * 8.0}
-        return self._traced(run, [operand(read, x, x.nbytes)], writes)
-
-    def combine(self, read: str, written: str) -> Traced:
-        """The sum of each token's rows."""
-        import torch
-
-        from nvfp4_kernels.moe_combine.kernel import moe_combine
-
-        slots, rows = self._routing.slots, self._routing.rows
-        y = torch.zeros(*slots.shape, self._shape.hidden, dtype=torch.bfloat16)
-        weights = torch.ones(rows.shape)
-        run = partial(moe_combine, y, rows, weights, torch.bfloat16)
-        moved = 2.0 * int((rows >= 0).sum()) * self._shape.hidden
-        return self._traced(
-            run, [operand(read, y, moved)], {written: 2.0 * len(rows) * self._shape.hidden}
-        )
-
-    def _traced(
-        self, run: Callable[[], object], operands: list[Operand], writes: dict[str, float]
-    ) -> Traced:
-        launched, registers = self._tracer.run(run)
-        assert launched.traces is not None
-        clusters = len({cta.cluster for cta in launched.traces})
-        return Traced(launched, clusters, tuple(operands), writes, registers)
 
 
 def _proportion(extra: int, clusters: int) -> tuple[int, ...]:

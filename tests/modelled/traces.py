@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from tests.emulator.machine.launch import Launch
 from tests.emulator.runtime import shim
@@ -13,6 +14,9 @@ from tests.emulator.timing.supply import Operand
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+ALIGNMENT = 512  # bytes, of what CUDA allocates
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,19 @@ class Traced:
     repeats: tuple[int, ...] = ()
 
 
+def aligned(tensor: "Tensor") -> "Tensor":
+    """The same values where a GPU's allocator could have put them: on 512 bytes.
+
+    A CPU's puts them on 64, so that rows of 128 bytes straddle lines that cost a pass each.
+    """
+    import torch
+
+    room = torch.zeros(tensor.nbytes + ALIGNMENT, dtype=torch.uint8)
+    start = -room.data_ptr() % ALIGNMENT
+    placed = room[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    return placed.copy_(tensor)
+
+
 class Tracer:
     """The emulator in the place of CPU, for kernels of one architecture; once in a process.
 
@@ -54,15 +71,27 @@ class Tracer:
 
         torch.set_num_threads(1)
 
-    def run(self, act: Callable[[], object]) -> tuple[Launch, int]:
-        """The one launch that ``act`` makes, and the registers of its threads."""
+    def run(self, act: Callable[[], object], most: int | None = None) -> tuple[Launch, int]:
+        """The one launch that ``act`` makes, and the registers of its threads.
+
+        Args:
+            act: makes new tensors by ``new_empty`` alone.
+            most: clusters that run, spread over the grid; None: all.
+        """
+        import torch
+
         from nvfp4_kernels import compile as compiling
         from nvfp4_kernels.devices import standing_in
         from nvfp4_kernels.tool.static import measure_compiled
 
         self._launches.clear()
         functions: list[Any] = []
-        with standing_in("cpu", self._arch), self._watched(compiling, functions):
+        self._gpu.most = most
+        new_empty = torch.Tensor.new_empty
+        placed = patch.object(
+            torch.Tensor, "new_empty", lambda *given, **named: aligned(new_empty(*given, **named))
+        )
+        with standing_in("cpu", self._arch), self._watched(compiling, functions), placed:
             act()
         self._gpu.memory.clear()
         [launch] = self._launches

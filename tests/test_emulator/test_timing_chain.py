@@ -7,10 +7,12 @@ import pytest
 
 from tests.emulator.machine.launch import Launch
 from tests.emulator.timing import B200_TIMING, Link, TimingError, chain, model
+from tests.emulator.timing.device import TimedGpu
 from tests.emulator.timing.microbenchmarks import Microbenchmark, copy_loop
 from tests.emulator.timing.parameters import H200_TIMING
 from tests.emulator.timing.prepared import Prepared
 from tests.emulator.timing.residency import clusters_at_once
+from tests.emulator.timing.spread import spread
 from tests.emulator.timing.supply import L2, Operand
 
 P = B200_TIMING
@@ -62,6 +64,29 @@ def test_a_grid_repeats_the_clusters_it_is_told_to() -> None:
     assert prepared.repeat == 3
     alike = chain([Link(launch, clusters=9, repeats=(2, 0, 0))], SMALL)
     assert alike.microseconds == chain([Link(launch, clusters=9)], SMALL).microseconds
+
+
+def test_a_few_clusters_are_of_all_parts_of_a_grid() -> None:
+    """Of a grid that takes turns, the first CTAs have more to do than the last."""
+    prepared = Prepared(producer(), P)
+    first, second = prepared.some(2)
+    assert first in prepared.traced[:2]
+    assert second in prepared.traced[2:]
+    assert prepared.some(9) == prepared.repeated(9)
+    numbers = spread(1000, 300)
+    assert all(1000 * n // 300 <= each < 1000 * (n + 1) // 300 for n, each in enumerate(numbers))
+
+
+def test_a_device_runs_a_part_of_a_grid() -> None:
+    """Clusters of any number, of a grid that each knows the size of."""
+    gpu = TimedGpu()
+    gpu.most = 3
+    launch = Microbenchmark(START + work(2), ctas=12, cluster=2).run(gpu)
+    assert launch.traces is not None
+    assert [trace.cluster for trace in launch.traces[::2]] == spread(6, 3)
+    assert launch.grid == (12, 1, 1)
+    gpu.most = None
+    assert Microbenchmark(START + work(2), ctas=12, cluster=2).run(gpu).clusters == 6
 
 
 def test_a_prologue_is_hidden_under_the_launch_before() -> None:

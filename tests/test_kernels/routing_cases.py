@@ -81,6 +81,11 @@ CASES = {
     "one less than full": RoutingCase(31, 1, 4, ids="each"),
 }
 
+# For kernels that are told where slots lie: what of a batch they can tell apart.
+_KINDS = "no token", "nothing routed", "ids of no expert", "round-robin map"
+_SIZES = (16, 32, 64, 256)
+KINDS = {name: CASES[name] for name in (*_KINDS, *(f"tiles of {t}" for t in _SIZES))}
+
 
 def expected_routing(
     ids: Tensor, expert_map: Tensor | None, experts: int, tile_tokens: int

@@ -10,6 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
+from nvfp4_kernels.device.widen import widen
 from nvfp4_kernels.nvfp4 import E2M1_MAX, E4M3_TINY, GLOBAL_RANGE, SMALLEST_ROW_SCALE
 
 
@@ -70,7 +71,7 @@ def row_scale(amax: Float32) -> Float32:
 
 def amax(elements: Vector) -> Float32:
     """Largest magnitude of 16 elements; NaN if one is."""
-    found = [cute.math.abs(value) for value in elements.to(Float32).to_elements()]
+    found = [cute.math.abs(value) for value in widen(elements).to_elements()]
     while len(found) > 1:
         pairs = zip(found[::2], found[1::2], strict=True)
         found = [cute.arch.fmax(a, b, nan=True) for a, b in pairs]

@@ -3,25 +3,42 @@
 from dataclasses import dataclass
 
 WARP = 32
-VECTOR_BYTES = 16  # of a row that a thread adds up
+VECTOR_BYTES = 16  # that a thread loads at once
 MAX_THREADS = 128
-SLOTS_IN_FLIGHT = 16  # that a thread has loaded before it adds the first
+VECTORS_IN_FLIGHT = 16  # that a thread has loaded before it adds the first
+STEPS = 4  # of a thread, where there are many tokens
+RESIDENT_THREADS = 1024  # of an SM, with the registers that a step takes
 
 
 @dataclass(frozen=True)
 class CombineTile:
-    """CTAs of one token: each has ``threads``, one for every 16 bytes of its part of a row."""
+    """CTAs of one token.
+
+    Attributes:
+        threads: of a CTA.
+        steps: vectors of 16 bytes that each adds up.
+        ragged: whether some lie beyond the end of a row.
+    """
 
     threads: int
+    steps: int
+    ragged: bool
 
 
-def choose_config(h: int, element_size: int) -> CombineTile:
+def choose_config(m: int, h: int, element_size: int, sms: int) -> CombineTile:
     """Choose whole warps, as many to each CTA of a token, few of them beyond its end. Pure.
 
+    Where a token's slots lie and what they weigh a thread finds out once for all of its steps: it
+    takes several where there are tokens enough to keep all SMs busy.
+
     Args:
+        m: tokens.
         h: elements of a row.
         element_size: bytes of one.
+        sms: of the device.
     """
     vectors = -(-h * element_size // VECTOR_BYTES)
-    parts = max(1, -(-vectors // MAX_THREADS))
-    return CombineTile(max(WARP, -(-vectors // (parts * WARP)) * WARP))
+    steps = STEPS if m * vectors >= sms * RESIDENT_THREADS else 1
+    parts = max(1, -(-vectors // (MAX_THREADS * steps)))
+    threads = max(WARP, -(-vectors // (parts * steps * WARP)) * WARP)
+    return CombineTile(threads, steps, vectors % (threads * steps) != 0)

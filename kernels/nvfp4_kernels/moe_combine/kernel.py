@@ -15,10 +15,11 @@ from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.device.widen import widen
+from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.moe_combine.choose import (
-    SLOTS_IN_FLIGHT,
     VECTOR_BYTES,
+    VECTORS_IN_FLIGHT,
     CombineTile,
     choose_config,
 )
@@ -47,17 +48,17 @@ class CombineArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeCombine:
-    """Sum of each token's slots: a thread adds up 16 bytes of up to ``top_k`` rows.
+    """Sum of each token's slots: a thread adds up some vectors of up to ``top_k`` rows.
 
-    All threads have the same role. Of up to ``SLOTS_IN_FLIGHT`` slots a thread loads everything
-    before it adds the first.
+    All threads have the same role. Of as many slots as ``VECTORS_IN_FLIGHT`` allows a thread loads
+    everything before it adds the first.
 
     Attributes:
         dtype: of the rows, e.g. ``"bfloat16"``.
         out_dtype: of the result.
         top_k: slots of a token.
         weighted: whether slots have weights.
-        tile: threads.
+        tile: threads, and vectors of each.
     """
 
     dtype: str
@@ -68,8 +69,13 @@ class MoeCombine:
 
     @property
     def width(self) -> int:
-        """Elements that a thread adds up."""
+        """Elements of a vector."""
         return 8 * VECTOR_BYTES // TYPES[self.dtype].width
+
+    @property
+    def part(self) -> int:
+        """Elements of a row that a CTA adds up."""
+        return self.tile.threads * self.tile.steps * self.width
 
     def signature(self) -> tuple[CombineArguments]:
         """Example of ``__call__``'s arguments."""
@@ -80,7 +86,7 @@ class MoeCombine:
     @cute.jit
     def __call__(self, arguments: CombineArguments, stream: cuda_driver.CUstream) -> None:
         """Launch CTAs over tokens and parts of a row."""
-        parts = cute.ceil_div(arguments.h, self.tile.threads * self.width)
+        parts = cute.ceil_div(arguments.h, self.part)
         self.kernel(without_unread(arguments, ["m"])).launch(
             grid=(arguments.m, parts, 1),
             block=(self.tile.threads, 1, 1),
@@ -92,19 +98,31 @@ class MoeCombine:
     def kernel(self, arguments: CombineArguments) -> None:
         """Add up this thread's part of one token's slots."""
         token, part, _ = cute.arch.block_idx()
-        element = (part * self.tile.threads + cute.arch.thread_idx()[0]) * self.width
+        element = part * self.part + cute.arch.thread_idx()[0] * self.width
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         first = Int64(token) * self.top_k
         rows = self._of_token(arguments.rows, first)
         weights = self._of_token(arguments.weights, first) if self.weighted else None
         total = self._sum(arguments, element, rows, weights)
-        if element < arguments.h:
-            Array(arguments.out, shape=(1,)).store(
-                total.to(TYPES[self.out_dtype]),
-                Int64(token) * arguments.h + element,
-                alignment=min(VECTOR_BYTES, self.width * TYPES[self.out_dtype].width // 8),
-            )
+        out = Array(arguments.out, shape=(1,)).subview(Int64(token) * arguments.h + element)
+        alignment = min(VECTOR_BYTES, self.width * TYPES[self.out_dtype].width // 8)
+        for step in cutlass.range_constexpr(self.tile.steps):
+            sums = [total[step * self.width + n] for n in range(self.width)]
+            result = Vector.from_elements(tuple(sums), Float32).to(TYPES[self.out_dtype])
+            if self._has(arguments, element, step):
+                out.store(result, step * self._stride, alignment=alignment)
+
+    @property
+    def _stride(self) -> int:
+        """Elements from one step of a thread to its next."""
+        return self.tile.threads * self.width
+
+    def _has(self, arguments: CombineArguments, element: Int32, step: int) -> Boolean:
+        """Whether a step lies in the row."""
+        if not self.tile.ragged:
+            return Boolean(True)
+        return element + step * self._stride < arguments.h
 
     def _of_token(self, source: cute.Pointer, first: Int64) -> list[Int32] | list[Float32]:
         """Numbers of a token's slots."""
@@ -125,33 +143,59 @@ class MoeCombine:
         rows: list[Int32],
         weights: list[Float32] | None,
     ) -> Vector:
-        inside = element < arguments.h
-        total = Vector.from_elements((0.0,) * self.width, Float32)
-        for first in cutlass.range_constexpr(0, self.top_k, SLOTS_IN_FLIGHT):
-            slots = range(first, min(self.top_k, first + SLOTS_IN_FLIGHT))
-            there_is = [inside & (rows[slot] >= 0) for slot in slots]
-            values = [
-                _load(arguments.y, Int64(rows[slot]) * arguments.h + element, has)
-                for slot, has in zip(slots, there_is, strict=True)
+        steps = self.tile.steps
+        inside = [self._has(arguments, element, step) for step in range(steps)]
+        element_bytes = arguments.y.dtype.width // 8
+        first_row = Array(arguments.y, shape=(1,)).data_ptr(Int64(element))
+        total = Vector.from_elements((0.0,) * (self.width * steps), Float32)
+        at_once = max(1, VECTORS_IN_FLIGHT // steps)
+        for first in cutlass.range_constexpr(0, self.top_k, at_once):
+            slots = range(first, min(self.top_k, first + at_once))
+            words = [
+                _load(
+                    first_row,
+                    rows[slot],
+                    arguments.h * element_bytes,
+                    [has & (rows[slot] >= 0) for has in inside],
+                    self._stride * element_bytes,
+                )
+                for slot in slots
             ]
-            for n in cutlass.range_constexpr(len(values)):
+            for n in cutlass.range_constexpr(len(words)):
                 # Branched around, so that a slot of another rank costs no arithmetic.
-                if there_is[n]:
+                if rows[first + n] >= 0:
                     weight = None if weights is None else weights[first + n]
-                    total = _add(total, values[n].to(Float32), weight)
+                    total = _add(total, widen(words[n].bitcast(arguments.y.dtype)), weight)
         return total
 
 
-def _load(source: cute.Pointer, index: Int64, there_is: Boolean) -> Vector:
-    """16 bytes from an element on; if there are none, zeros."""
+def _load(
+    first_row: cute.Pointer, row: Int32, pitch: Int32, there_is: list[Boolean], stride: int
+) -> Vector:
+    """Words of a row's vectors, ``stride`` bytes apart; zeros where there are none.
+
+    Args:
+        first_row: the first vector in row 0.
+        row: its number.
+        pitch: bytes of a row.
+        there_is: of each vector.
+        stride: bytes.
+    """
     # Predicated rather than branched around, so that a thread's loads all start before it waits.
+    count = len(there_is)
+    loads = [
+        " ".join(f"mov.b32 {{$w{4 * n + word}}}, 0;" for word in range(4))
+        + f" @{{$r{3 + n}}} ld.global.L1::no_allocate.v4.b32"
+        + f" {{{{$w{4 * n}}}, {{$w{4 * n + 1}}}, {{$w{4 * n + 2}}}, {{$w{4 * n + 3}}}}},"
+        + f" [vector+{n * stride}];"
+        for n in range(count)
+    ]
     words = ptx.inline_ptx(
-        " ".join(f"mov.b32 {{$w{n}}}, 0;" for n in range(4))
-        + " @{$r1} ld.global.L1::no_allocate.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Uint32] * 4,
-        read_only_args=[Array(source, shape=(1,)).data_ptr(index), there_is],
+        "{ .reg .b64 vector; mad.wide.s32 vector, {$r1}, {$r2}, {$r0}; " + " ".join(loads) + " }",
+        write_only_types=[Uint32] * (4 * count),
+        read_only_args=[first_row, row, pitch, *there_is],
     )
-    return Vector.from_elements(tuple(words), Uint32).bitcast(source.dtype)
+    return Vector.from_elements(tuple(words), Uint32)
 
 
 def _add(total: Vector, values: Vector, weight: Float32 | None) -> Vector:
@@ -192,7 +236,7 @@ def moe_combine(
         check_layout(name, x)
     out = y.new_empty((m, h), dtype=out_dtype)
     if out.numel():
-        tile = choose_config(h, y.element_size())
+        tile = choose_config(m, h, y.element_size(), multiprocessors(y.device))
         dtypes = dtype_name(y.dtype), dtype_name(out_dtype)
         kernel = MoeCombine(*dtypes, top_k, topk_weights is not None, tile)
         launch(kernel, CombineArguments(y, rows, topk_weights, out, m, h))

@@ -6,11 +6,11 @@ from nvfp4_kernels.device.rowwise.tile import (
     ATOM_ROWS,
     BLOCK,
     RowTile,
-    choose_row_parts,
     choose_whole_rows,
 )
 
 LINES = 32  # rows, up to which a CTA writes whole lines of atoms
+SLOTS, WARPS = 8, 4  # of a CTA whose rows share a global scale
 RESIDENT_THREADS = 1024  # of an SM, with the registers that a row takes
 WARP = 32
 VECTOR_BYTES = 16  # that a thread copies at once
@@ -19,21 +19,31 @@ MAX_THREADS = 256
 
 
 def choose_config(rows: int, k: int, element_size: int, per_token: bool, sms: int) -> RowTile:
-    """The layout for so many rows of ``k`` elements, of all tiles in use together. Pure."""
-    words = BLOCK * element_size // 4
-    return (
-        choose_whole_rows(rows, k, words, sms)
-        if per_token
-        else choose_row_parts(rows, k, words, sms)
-    )
+    """The layout for so many rows of ``k`` elements, of all tiles in use together. Pure.
+
+    With one global scale CTAs are small, many to an SM: one of them waits for its slots or its
+    tokens while others quantise, and an SM with a turn more than another one is not long at it.
+    """
+    if per_token:
+        return choose_whole_rows(rows, k, BLOCK * element_size // 4, sms)
+    return RowTile(SLOTS, WARPS, 1)
+
+
+def columns_of_row(tile: RowTile, k: int) -> int:
+    """Number of CTAs' parts of a row."""
+    return -(-k // (tile.blocks * BLOCK))
+
+
+def groups_of_tile(tile: RowTile, tile_tokens: int) -> int:
+    """Number of groups of rows, a CTA's each, of one token tile."""
+    if tile_tokens <= LINES:
+        return tile_tokens // tile.slots
+    return -(-tile_tokens // ATOM_ROWS) * tile.groups
 
 
 def turns_of_tile(tile: RowTile, tile_tokens: int, k: int) -> int:
     """Number of CTAs' turns that one token tile takes."""
-    columns = -(-k // (tile.blocks * BLOCK))
-    if tile_tokens <= LINES:
-        return columns * tile_tokens // tile.slots
-    return columns * -(-tile_tokens // ATOM_ROWS) * tile.groups
+    return columns_of_row(tile, k) * groups_of_tile(tile, tile_tokens)
 
 
 def ctas_of(turns: int, threads: int, sms: int) -> int:

@@ -23,7 +23,7 @@ from nvfp4_kernels.device.rowwise.output import (
 )
 from nvfp4_kernels.device.rowwise.place import (
     Place,
-    find,
+    find_at,
     find_in_lines,
     load_block,
     store_padding,
@@ -31,7 +31,13 @@ from nvfp4_kernels.device.rowwise.place import (
 from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
-from nvfp4_kernels.moe_quantize.choose import LINES, choose_config, ctas_of, turns_of_tile
+from nvfp4_kernels.moe_quantize.choose import (
+    LINES,
+    choose_config,
+    columns_of_row,
+    ctas_of,
+    groups_of_tile,
+)
 from nvfp4_kernels.moe_quantize.op import new_tiles
 from nvfp4_kernels.moe_quantize.tokens import (
     TOKEN_ALIGNMENT,
@@ -54,14 +60,12 @@ class MoeQuantizeArguments(NamedTuple):
         groups: int32, the number of token tiles in use first.
         tokens: rows to read.
         out: rows to write.
-        turns: CTAs' turns that one token tile takes.
-        ctas: size of the grid.
+        ctas: that share the groups of rows, for each part of them.
     """
 
     groups: cute.Pointer
     tokens: Tokens
     out: QuantizedRows
-    turns: Int32
     ctas: Int32
 
 
@@ -74,6 +78,8 @@ class MoeRows:
         per_token: whether a row's global scale is its own.
         tile: rows and threads.
         tile_tokens: rows of a token tile.
+        k: elements of a row, which a layer has one of: where a thread's block lies is then found in
+            few instructions, at every turn.
         top_k: slots of a token; 0: rows lie in tiles already.
         weighted: whether tokens are multiplied by their slots' weights.
         terms: of the result.
@@ -83,23 +89,33 @@ class MoeRows:
     per_token: bool
     tile: RowTile
     tile_tokens: int
+    k: int
     top_k: int
     weighted: bool
     terms: TermLayout = ONE_TERM
 
-    def place(self, out: QuantizedRows, turn: Int32) -> Place:
-        """This thread's place in a turn."""
-        of_turn = find_in_lines if self.tile_tokens <= LINES else find
-        return of_turn(self.tile, self.tile_tokens, out.k, self.terms, turn)
+    @property
+    def columns(self) -> int:
+        """CTAs' parts of a row."""
+        return columns_of_row(self.tile, self.k)
 
+    def place(self, column: Int32, group: Int32) -> Place:
+        """This thread's place in a part of some rows."""
+        found = find_in_lines if self.tile_tokens <= LINES else find_at
+        return found(self.tile, self.tile_tokens, self.k, self.terms, column, group)
+
+    @cute.jit
     def write(self, tokens: Tokens, slots: Array, out: QuantizedRows, place: Place) -> None:
         """Quantise one CTA's rows; ``slots`` are those of all rows."""
         slot = load_slot(slots, place.row, None if place.line_rows else place.inside)
         quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
-        quantizer.write(place, self._rows(tokens, out.k, slot, place))
+        if cutlass.const_expr(self.per_token) or cute.arch.vote_any_sync(slot >= 0):
+            quantizer.write(place, self._rows(tokens, slot, place))
+        else:  # a tile's last rows are often padding: a third of a batch's
+            quantizer.write_zeros(place)
 
-    def _rows(self, tokens: Tokens, k: Int32, slot: Int32, place: Place) -> list[Vector]:
-        start = first_element(slot, place.row, self.top_k, k)
+    def _rows(self, tokens: Tokens, slot: Int32, place: Place) -> list[Vector]:
+        start = first_element(slot, place.row, self.top_k, self.k)
         is_slot = slot >= 0
         blocks = [
             load_block(
@@ -117,8 +133,9 @@ class MoeRows:
 class MoeQuantizeSm100:
     """Quantisation of the rows of tiles in use; a row of padding is one of zeros.
 
-    A CTA takes turns, each some rows of a tile, until the tiles in use are done: their number is
-    read on the device, and memory for the worst batch costs nothing.
+    A CTA takes turns, each at its part of some rows of a tile, until the tiles in use are done:
+    their number is read on the device, and memory for the worst batch costs nothing. CTAs of the
+    same rows are neighbours, so that all SMs get as much to do where few tiles are in use.
 
     Attributes:
         rows: their layout.
@@ -136,7 +153,7 @@ class MoeQuantizeSm100:
     def __call__(self, arguments: MoeQuantizeArguments, stream: cuda_driver.CUstream) -> None:
         """Launch a persistent grid."""
         self.kernel(arguments).launch(
-            grid=(arguments.ctas, 1, 1),
+            grid=(self.rows.columns, arguments.ctas, 1),
             block=(self.rows.tile.threads, 1, 1),
             stream=stream,
             use_pdl=True,
@@ -147,13 +164,15 @@ class MoeQuantizeSm100:
         """Quantise rows turn by turn, or zero the scales of padding."""
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        self._take_turns(arguments, load_count(arguments.groups) * arguments.turns)
+        groups = groups_of_tile(self.rows.tile, self.rows.tile_tokens)
+        self._take_turns(arguments, load_count(arguments.groups) * groups)
 
     @cute.jit
-    def _take_turns(self, arguments: MoeQuantizeArguments, turns: Int32) -> None:
+    def _take_turns(self, arguments: MoeQuantizeArguments, groups: Int32) -> None:
         out, slots = arguments.out, Array(arguments.tokens.slots, shape=(1,))
-        for turn in range(cute.arch.block_idx()[0], turns, arguments.ctas):
-            place = self.rows.place(out, turn)
+        column, first, _ = cute.arch.block_idx()
+        for group in range(first, groups, arguments.ctas):
+            place = self.rows.place(column, group)
             if place.live:
                 self.rows.write(arguments.tokens, slots, out, place)
             else:
@@ -192,13 +211,13 @@ def _run(
     if data.numel():
         rows = rows_of(x, routing.rows.shape, routing.tile_tokens, topk_weights, per_token, terms)
         tiles, sms = len(routing.slots), multiprocessors(x.device)
-        turns = turns_of_tile(rows.tile, rows.tile_tokens, x.shape[-1])
+        groups = tiles * groups_of_tile(rows.tile, rows.tile_tokens)
+        ctas = ctas_of(groups * rows.columns, rows.tile.threads, sms)
         arguments = MoeQuantizeArguments(
             groups=routing.groups,
             tokens=Tokens(x, routing.slots, topk_weights),
             out=QuantizedRows(data, scales, scale, rows.tile_tokens, x.shape[-1], tiles),
-            turns=turns,
-            ctas=ctas_of(tiles * turns, rows.tile.threads, sms),
+            ctas=-(-ctas // rows.columns),
         )
         launch(MoeQuantizeSm100(rows), arguments)
     return data, scales
@@ -226,6 +245,7 @@ def rows_of(
         per_token=per_token,
         tile=choose_config(count, x.shape[-1], x.element_size(), per_token, sms),
         tile_tokens=tile_tokens,
+        k=x.shape[-1],
         top_k=slots[1] if x.ndim == 2 else 0,
         weighted=topk_weights is not None,
         terms=TermLayout.of(terms, tile_tokens),

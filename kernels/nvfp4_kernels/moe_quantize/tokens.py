@@ -56,6 +56,6 @@ def weigh(elements: Vector, weight: Float32) -> Vector:
     return (elements.to(Float32) * weight).to(elements.dtype)
 
 
-def first_element(slot: Int32, row: Int64, top_k: cutlass.Constexpr, k: Int32) -> Int64:
+def first_element(slot: Int32, row: Int64, top_k: cutlass.Constexpr, k: Int32 | int) -> Int64:
     """Index of the first element of a row's token; of rows in tiles, ``top_k`` 0, the row's."""
     return (Int64(slot // top_k) if top_k else row) * Int64(k)

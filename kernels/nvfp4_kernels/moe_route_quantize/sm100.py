@@ -95,8 +95,9 @@ class MoeRouteQuantizeSm100:
 
     @cute.jit
     def _take_turns(self, arguments: RouteQuantizeArguments, slots: Array, turns: Int32) -> None:
+        columns = self.rows.columns
         for turn in range(cute.arch.block_idx()[0], turns, arguments.ctas - 1):
-            place = self.rows.place(arguments.out, turn)
+            place = self.rows.place(turn % columns, turn // columns)
             self.rows.write(arguments.tokens, slots, arguments.out, place)
             if cutlass.const_expr(self.rows.per_token):
                 ptx.barrier_cta_sync()  # shared memory is that of the next turn, too

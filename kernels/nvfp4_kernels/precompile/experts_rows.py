@@ -55,7 +55,7 @@ def row_specs(
     if experts.inputs == "per-token":
         in_tiles, _ = _quantized(experts, tokens, tile_tokens, sms, in_tiles=True)
         yield "w2", KernelSpec("moe_quantize", f"{_QUANTIZE}:MoeQuantizeSm100", (in_tiles,))
-    yield "sum", _combine(experts)
+    yield "sum", _combine(experts, tokens, sms)
 
 
 def _quantized(
@@ -68,7 +68,7 @@ def _quantized(
     top_k = 0 if in_tiles else experts.top_k
     weighted = experts.weight_on_input and not in_tiles
     layout = TermLayout.of(experts.terms, tile_tokens)
-    fields = (experts.dtype, per_token, tile, tile_tokens, top_k, weighted, layout)
+    fields = (experts.dtype, per_token, tile, tile_tokens, k, top_k, weighted, layout)
     return KernelSpec("", f"{_QUANTIZE}:MoeRows", fields), tile.threads
 
 
@@ -79,8 +79,8 @@ def _gathered(experts: Experts) -> tuple[KernelSpec, int]:
     return KernelSpec("", f"{_GATHER}:GatheredRows", fields), tile.threads
 
 
-def _combine(experts: Experts) -> KernelSpec:
-    tile = choose_combine(experts.sizes.h, _ELEMENT_SIZE)
+def _combine(experts: Experts, tokens: int, sms: int) -> KernelSpec:
+    tile = choose_combine(tokens, experts.sizes.h, _ELEMENT_SIZE, sms)
     weighted = not experts.weight_on_input
     fields = (experts.dtype, experts.dtype, experts.top_k, weighted, tile)
     return KernelSpec("moe_combine", "nvfp4_kernels.moe_combine.kernel:MoeCombine", fields)

@@ -1,7 +1,7 @@
 """The chip: its limits, its memory, and kernels to launch on it."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -101,6 +101,10 @@ class Gpu:
             self.memory.register_array(data, name=name, writable=writable)
             self._variables[key] = data
         return self._variables[key].ctypes.data
+
+    def clusters_to_run(self, count: int) -> Sequence[int]:
+        """Numbers of a grid's clusters that run, in order."""
+        return range(count)
 
     def synchronise(self, stream: int | None = None) -> None:
         """Waits for a stream, or for all: no later launch overlaps its launches."""

@@ -114,7 +114,8 @@ class Launch:
         self.cta_group = 0
         self._next = 0
         self.cluster_size = _count(cluster)
-        self.clusters = _count(grid) // self.cluster_size
+        self._order = gpu.clusters_to_run(_count(grid) // self.cluster_size)
+        self.clusters = len(self._order)
 
     def _check(self, parameters: list[bytes]) -> None:
         limits, kernel = self.gpu.limits, self.program.kernel
@@ -216,7 +217,7 @@ class Launch:
         if not self.has_next:
             return None
         self._next += 1
-        return self._next - 1
+        return self._order[self._next - 1]
 
     def new_trace(self, warp: Warp) -> WarpTrace | None:
         """The list that a warp records into, None unless the launch is traced."""

@@ -180,4 +180,4 @@ def _grid(
     count = math.ceil(prepared.clusters * here / prepared.places)
     dependent = bool(link.launch.attributes.get(_ATTRIBUTE))
     scale = prepared.clusters * share / count
-    return Grid(chip, prepared, supply, prepared.repeated(count), dependent, scale)
+    return Grid(chip, prepared, supply, prepared.some(count), dependent, scale)

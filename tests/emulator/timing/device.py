@@ -1,6 +1,6 @@
 """A device that models the time of everything it runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from tests.emulator.findings import LaunchError
@@ -9,6 +9,7 @@ from tests.emulator.machine.launch import Dimensions, Launch
 from tests.emulator.machine.schedule import Schedule
 from tests.emulator.machine.sm import Sharing
 from tests.emulator.ptx.syntax import Module
+from tests.emulator.timing.spread import spread
 
 
 class TimedGpu(Gpu):
@@ -16,9 +17,15 @@ class TimedGpu(Gpu):
 
     Attributes:
         finished: called with each launch; None leaves it be.
+        most: clusters of a grid that run, spread over it; None: all. Those that are left out write
+            nothing, and none may wait for them.
     """
 
     finished: Callable[[Launch], None] | None = None
+    most: int | None = None
+
+    def clusters_to_run(self, count: int) -> Sequence[int]:
+        return range(count) if self.most is None else spread(count, min(count, self.most))
 
     def overlapped(self, sharing: Sharing = Sharing()) -> NoReturn:  # noqa: B008 — frozen
         """Refuse: launches are handed over, with their traces, as they end one by one.

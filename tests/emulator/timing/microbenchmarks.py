@@ -47,9 +47,9 @@ class Microbenchmark:
     dependent: bool = False
     target: str = "sm_100a"
 
-    def run(self) -> Launch:
+    def run(self, gpu: Gpu | None = None) -> Launch:
         """Runs it, traced. Findings are let be: its memory holds nothing that matters."""
-        gpu = Gpu(tolerated=(EmulatorError,))
+        gpu = gpu or Gpu(tolerated=(EmulatorError,))
         data = np.zeros(self.data + 256, np.uint8)
         data = data[-data.ctypes.data % 256 :][: self.data]
         gpu.memory.register_array(data)

@@ -13,6 +13,7 @@ from tests.emulator.timing.parameters import Parameters
 from tests.emulator.timing.residency import clusters_at_once
 from tests.emulator.timing.script import Script
 from tests.emulator.timing.segments import segments_of
+from tests.emulator.timing.spread import spread
 
 if TYPE_CHECKING:
     from tests.emulator.machine.launch import Launch
@@ -98,6 +99,15 @@ class Prepared:
     def repeated(self, count: int) -> list[Cluster]:
         """``count`` clusters, those to repeat one after the other."""
         return [self.traced[number % len(self.traced)] for number in range(count)]
+
+    def some(self, count: int) -> list[Cluster]:
+        """``count`` clusters that stand for all of the grid's, of which fewer may have been run.
+
+        Not the first ones: of a grid whose CTAs take turns those have more to do than the last.
+        """
+        if count >= len(self.traced):
+            return self.repeated(count)
+        return [self.traced[number] for number in spread(len(self.traced), count)]
 
     def _read_script(self, p: Parameters) -> Script:
         program, ctas = self.launch.program, [cta for cluster in self._run for cta in cluster]

@@ -84,14 +84,10 @@ OTHERS = {
         swapped(16), Case((3, 0, 17, 8), 16, 144, 288, activation=RELU2, out_dtype=FP16), 3
     ),
     "swapped 8, split 8": TileCase(swapped(8, 8), Case((9, 3, 1), 8, 130, 2304), 16),
-    "swapped 32, split 4": TileCase(swapped(32, 4), Case((9, 33), 32, 130, 1056), 8),
     "swapped 64, split 2": TileCase(
         swapped(64, 2), Case((90, 1, 0), 64, 136, 1056, row_scale=True, out_dtype=BF16), 4
     ),
     "swapped 128": TileCase(swapped(128), Case((9, 130), 128, 136, 288, out_dtype=BF16), 2),
-    "swapped 128 of 256 tokens": TileCase(
-        swapped(128), Case((9, 200), 256, 136, 288, out_dtype=BF16), 2
-    ),
     "swapped 64, 2 CTAs": TileCase(
         Tile(64, swap_ab=True, two_cta=True, cluster_m=2, max_stages=2),
         Case((90, 1, 0), 64, 300, 544, row_scale=True, out_dtype=BF16),
@@ -105,9 +101,6 @@ OTHERS = {
     "128×256 by rows": TileCase(Tile(256), Case((130, 0, 9), 128, 264, 288, out_dtype=BF16), 2),
     "128×128 by rows of 256 tokens, split 2": TileCase(
         Tile(128, split_k=2), Case((200, 0, 9), 256, 200, 544), 4
-    ),
-    "256×256 by rows": TileCase(
-        Tile(256, two_cta=True, cluster_m=2), Case((260, 9), 256, 264, 544, out_dtype=BF16), 2
     ),
     "128×128 by rows, multicast": TileCase(
         Tile(128, cluster_n=2), Case((130, 0, 9), 128, 264, 288), 2

@@ -16,20 +16,19 @@ from tests.test_kernels.grouped_gemm.tiles import (
 
 pytestmark = pytest.mark.arch("sm_100")
 once = pytest.mark.schedules("random 1")
+# Every family of tiles meets every schedule in gemm's tests, with the same barriers; here are the
+# extremes, for what tiles of tokens add.
+EXTREMES = pytest.mark.schedules("eager", "all late", "random 1")
 
 ROUTED = {
     "nothing": Case((0, 0, 0), 8, 144, 96),
     "one token": Case((0, 1, 0), 8, 144, 96),
     "one expert has all": Case((0, 50, 0), 8, 144, 96),
-    "one expert there is": Case((5,), 8, 144, 96),
     "an expert per token": Case((1,) * 8, 8, 144, 96),
-    "128 experts": Case((0,) * 61 + (1, 9) + (0,) * 64 + (3,), 8, 32, 64),
-    "384 experts": Case((2,) + (0,) * 382 + (1,), 8, 32, 64),
+    "384 experts": Case((2,) + (0,) * 190 + (1, 9) + (0,) * 190 + (1,), 8, 32, 64),
     "no spare room": Case((3, 9), 16, 144, 96, spare=0),
     "96 rows": Case((3, 0, 9), 16, 96, 64),
-    "1408 rows": Case((3, 0, 9), 8, 1408, 64),
     "1856 rows": Case((3, 0, 9), 32, 1856, 64),
-    "K of 96": Case((3, 0, 9), 32, 144, 96),
     "256 tokens": Case((3, 0, 290), 256, 144, 96),
 }
 
@@ -38,6 +37,7 @@ def test_some_family_goes_round() -> None:
     assert sum(each.rounds.enough for each in FAMILIES.values()) >= 3
 
 
+@EXTREMES
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_family(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use(FAMILIES[name], monkeypatch)
@@ -72,8 +72,10 @@ def test_quantized_to_terms(op_device: torch.device) -> None:
     check_quantized(grouped_gemm_quantized, Case((3, 0, 9), 8, 144, 96), out_terms=2)
 
 
-@pytest.mark.parametrize("sms", [4, 16])
-@pytest.mark.parametrize("tile", [swapped(8, 2), swapped(8, 4)], ids=["split 2", "split 4"])
+@EXTREMES
+@pytest.mark.parametrize(
+    ("tile", "sms"), [(swapped(8, 2), 4), (swapped(8, 4), 16)], ids=["split 2", "split 4"]
+)
 def test_clusters_without_work(
     tile: object, sms: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

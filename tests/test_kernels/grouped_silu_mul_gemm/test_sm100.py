@@ -19,8 +19,11 @@ from tests.test_kernels.grouped_gemm.tiles import (
 
 pytestmark = pytest.mark.arch("sm_100")
 once = pytest.mark.schedules("random 1")
+# Tiles whose 16-bit results are looked at; the others' are quantised, which reads them all as well.
+NOT_QUANTIZED = ("swapped 8, split 8", "swapped 128, 2 CTAs", "128×64 by rows, multicast")
 
 
+@pytest.mark.schedules("eager", "all late", "random 1")
 @pytest.mark.parametrize("name", PAIR_FAMILIES)
 def test_each_family(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use(PAIR_FAMILIES[name], monkeypatch)
@@ -28,14 +31,14 @@ def test_each_family(name: str, op_device: torch.device, monkeypatch: pytest.Mon
 
 
 @once
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", NOT_QUANTIZED)
 def test_tiles(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use(PAIRS[name], monkeypatch)
     check_exact(grouped_silu_mul_gemm, PAIRS[name].case)
 
 
 @once
-@pytest.mark.parametrize("name", [*PAIR_FAMILIES, *PAIRS])
+@pytest.mark.parametrize("name", [*PAIR_FAMILIES, *sorted(PAIRS.keys() - NOT_QUANTIZED)])
 def test_quantized(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     each = (PAIR_FAMILIES | PAIRS)[name]
     use(each, monkeypatch)

@@ -1,6 +1,7 @@
 """``moe_combine`` on GPUs: bit for bit the reference."""
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -8,19 +9,19 @@ from torch import Tensor
 
 from nvfp4_kernels import InvalidArgument, moe_combine
 from nvfp4_kernels.moe_combine import reference
-from nvfp4_kernels.moe_combine.choose import MAX_THREADS, choose_config
+from nvfp4_kernels.moe_combine.choose import MAX_THREADS, CombineTile, choose_config
 from tests import devices
 from tests.emulator import EAGER, STANDARD
 from tests.test_kernels.bits import check_equal
 from tests.test_kernels.moe_combine.test_moe_combine import combine_arguments
-from tests.test_kernels.routing_cases import CASES, RoutingCase
-from tests.test_kernels.rowwise.row_cases import EVERY_SCHEDULE
+from tests.test_kernels.routing_cases import CASES, KINDS, RoutingCase
+from tests.test_kernels.rowwise.row_cases import TWO_SCHEDULES
 
 pytestmark = pytest.mark.schedules("random 1")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-BOTH_ARCHS = pytest.mark.parametrize(
-    "arch", [pytest.param(a, marks=pytest.mark.arch(a)) for a in ("sm_90", "sm_100")]
-)
+SM90, SM100 = pytest.mark.arch("sm_90"), pytest.mark.arch("sm_100")
+# Several vectors of a thread; of which some lie beyond the end of a row, and none.
+RAGGED, EXACT = CombineTile(32, 4, ragged=True), CombineTile(32, 2, ragged=False)
 
 
 def check(
@@ -31,14 +32,30 @@ def check(
     check_equal([moe_combine(*given, out_dtype)], [expected])
 
 
-@BOTH_ARCHS
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_cases(case: RoutingCase, arch: str, op_device: torch.device) -> None:
+def use(patch: pytest.MonkeyPatch, tile: CombineTile) -> None:
+    """Sum with ``tile``, whatever the batch."""
+    patch.setattr(
+        import_module("nvfp4_kernels.moe_combine.kernel"), "choose_config", lambda *_: tile
+    )
+
+
+@SM100
+@pytest.mark.parametrize("case", KINDS.values(), ids=KINDS)
+def test_cases(case: RoutingCase, op_device: torch.device) -> None:
     check(*combine_arguments(case, 48), BF16, op_device)
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 3, 8, 10, 32])
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+@SM90
+def test_on_hopper(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(*combine_arguments(CASES["ids of no expert"], 48), BF16, op_device)
+    use(monkeypatch, RAGGED)
+    check(*combine_arguments(CASES["ids of no expert"], 1344), BF16, op_device)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "dtype"),
+    [(1, BF16), (2, FP16), (3, FP32), (8, BF16), (8, FP16), (10, FP32), (32, BF16)],
+)
 def test_slots_and_dtypes(top_k: int, dtype: torch.dtype, op_device: torch.device) -> None:
     y, rows, weights = combine_arguments(RoutingCase(5, top_k, 40), 24, dtype)
     rows[0, -1] = rows[1, 0] = -1
@@ -47,11 +64,16 @@ def test_slots_and_dtypes(top_k: int, dtype: torch.dtype, op_device: torch.devic
     check(y, rows, None, dtype, op_device)
 
 
-@BOTH_ARCHS
-@EVERY_SCHEDULE
-def test_every_schedule(arch: str, op_device: torch.device) -> None:
-    """A row of 2688 elements takes two CTAs, 1856 bytes of the second one's are none's."""
-    check(*combine_arguments(RoutingCase(3, 6, 7, ids="hostile"), 2688), BF16, op_device)
+@SM100
+def test_parts_of_rows(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of 2688 elements takes three CTAs, some threads of which have none of it."""
+    case = RoutingCase(3, 6, 7, ids="hostile")
+    check(*combine_arguments(case, 2688), BF16, op_device)
+    for tile, h in ((RAGGED, 1344), (EXACT, 1024)):
+        use(monkeypatch, tile)
+        check(*combine_arguments(case, h), BF16, op_device)
+    use(monkeypatch, EXACT)
+    check(*combine_arguments(RoutingCase(3, 20, 24), 512), FP32, op_device)
 
 
 def test_sums_round_one_by_one(op_device: torch.device) -> None:
@@ -79,7 +101,7 @@ def test_negative_zero(op_device: torch.device) -> None:
     check(y, torch.zeros(1, 1, dtype=torch.int32), None, FP32, op_device)
 
 
-@EVERY_SCHEDULE
+@TWO_SCHEDULES
 def test_dependent_launches(op_device: torch.device) -> None:
     """A second sum may start while the first one runs, and reads what that has written."""
     y, rows, _ = combine_arguments(RoutingCase(8, 2, 4), 16)
@@ -111,9 +133,16 @@ def test_same_bits_whatever_the_batch(op_device: torch.device) -> None:
 
 
 def test_choose_config() -> None:
-    chosen = [choose_config(h, 2).threads for h in (8, 2048, 2688, 5120, 7168)]
-    assert chosen == [32, 128, 128, 128, 128]
-    assert all(choose_config(h, 4).threads <= MAX_THREADS for h in range(4, 9000, 4))
+    """Several vectors of a thread where tokens are many, and whether all lie in the row."""
+    chosen = [choose_config(1, h, 2, 148) for h in (8, 2048, 2688, 5120, 7168)]
+    assert [tile.threads for tile in chosen] == [32, 128, 128, 128, 128]
+    assert [tile.ragged for tile in chosen] == [True, False, True, False, False]
+    assert {tile.steps for tile in chosen} == {1}
+    assert choose_config(256, 7168, 2, 148) == CombineTile(128, 4, ragged=True)
+    assert choose_config(1024, 4096, 2, 148) == CombineTile(128, 4, ragged=False)
+    for h in range(4, 9000, 4):
+        for m in (1, 4096):
+            assert choose_config(m, h, 4, 148).threads <= MAX_THREADS
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ PATCHES = {
     ),
     "products not rounded": KERNEL.replaced("kernel", "_add", fused),
     "the next row": KERNEL.with_arguments(
-        "kernel", "_load", lambda y, index, has: (y, index + 48, has)
+        "kernel", "_load", lambda y, row, *rest: (y, row + 1, *rest)
     ),
     "weights left out": KERNEL.with_arguments(
         "kernel", "_add", lambda total, v, weight: (total, v, None)

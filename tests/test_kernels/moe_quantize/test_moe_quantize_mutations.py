@@ -16,6 +16,7 @@ from tests.test_kernels.mistakes import (
     check_caught,
     check_dependency_wait,
     check_nothing_to_catch,
+    nothing,
     without_in,
 )
 from tests.test_kernels.moe_quantize import test_moe_quantize_kernels as kernel_tests
@@ -46,15 +47,18 @@ MISTAKES = {
         KERNEL.with_result("sm100", "load_weight", lambda weight: weight * 0.0 + 1.0), WRONG
     ),
     "lines of padding unwritten": Mistake(PLACE.replaced("place", "ATOM_LINES", 8), WRONG),
+    "scales of a line in another order": Mistake(
+        PLACE.with_result("place", "_gathered", lambda word: (word << 8) | (word >> 24)), WRONG
+    ),
     "no barrier between turns": Mistake(without_in("barrier_cta_sync", "_take_turns"), ANYTHING),
     "no barrier within a row": Mistake(without_in("barrier_cta_sync", "reduce_row"), ANYTHING),
 }
 
 
-def check() -> None:
+def check(per_token: bool = True) -> None:
     x, routing = routed(RoutingCase(11, 2, 3, ids="hostile"), 16 * 5)
     weights = torch.rand(routing.rows.shape)
-    kernel_tests.check(x, routing, torch.device("cpu"), weights, per_token=True)
+    kernel_tests.check(x, routing, torch.device("cpu"), weights, per_token=per_token)
 
 
 def test_nothing_to_catch() -> None:
@@ -64,6 +68,12 @@ def test_nothing_to_catch() -> None:
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_caught(mistake: Mistake) -> None:
     check_caught(mistake, check, FEW_CTAS, schedules=SCHEDULES)
+
+
+def test_padding_that_nobody_writes_is_seen() -> None:
+    """With one global scale rows of padding are not quantised."""
+    mistake = Mistake(PLACE.replaced("output:RowQuantizer", "write_zeros", nothing), WRONG)
+    check_caught(mistake, partial(check, per_token=False), FEW_CTAS, schedules=[EAGER])
 
 
 def twice() -> None:

@@ -11,6 +11,8 @@ from nvfp4_kernels.device.rowwise.tile import RowTile
 from tests.emulator import STANDARD
 
 EVERY_SCHEDULE = pytest.mark.schedules(*(schedule.name for schedule in STANDARD))
+# For kernels whose CTAs meet nowhere: what one launch leaves to the next is the same in the others.
+TWO_SCHEDULES = pytest.mark.schedules("eager", "random 1")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -9,14 +9,16 @@ from cutlass import Array, Float32, Int32, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.nvfp4_block import (
+    Block,
     GlobalScale,
     amax,
     global_scale,
     quantize_terms,
     row_scale,
 )
-from nvfp4_kernels.device.rowwise.place import Place, store_block
+from nvfp4_kernels.device.rowwise.place import Place, store_block, store_lines
 from nvfp4_kernels.device.rowwise.reduction import largest, reduce_row
+from nvfp4_kernels.device.widen import widen
 
 
 class QuantizedRows(NamedTuple):
@@ -62,11 +64,26 @@ class RowQuantizer:
         """Quantise ``rows``: this thread's 16 elements of every step, of the input's dtype."""
         largest_of = [amax(elements) for elements in rows]
         scale = self._scale(place, largest_of)
+        written = []
         for step, elements in enumerate(rows):
-            values = again(elements).to(Float32) if self.per_token else elements.to(Float32)
+            values = widen(again(elements) if self.per_token else elements)
             blocks = quantize_terms(values, largest_of[step], scale, place.terms.count)
             for term, block in enumerate(blocks):
                 store_block(place, step, term, block, self.data, self.scales)
+            written.append(blocks)
+        if place.line_rows:
+            store_lines(place, written, self.scales)
+
+    def write_zeros(self, place: Place) -> None:
+        """Rows of padding, codes and scales."""
+        none = Vector.from_elements((0, 0), Uint32)
+        block = Block(none, Uint8(0), Float32(0.0))
+        written = [[block] * place.terms.count for _ in place.steps]
+        for step, blocks in enumerate(written):
+            for term, zeros in enumerate(blocks):
+                store_block(place, step, term, zeros, self.data, self.scales)
+        if place.line_rows:
+            store_lines(place, written, self.scales)
 
     def _scale(self, place: Place, found: list[Float32]) -> GlobalScale:
         if not self.per_token:

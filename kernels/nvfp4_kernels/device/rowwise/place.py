@@ -57,7 +57,7 @@ class Place:
     row: Int64
     first: Int32
     first_of_cta: Int32
-    blocks: Int32
+    blocks: Int32 | int
     slot: Int32
     first_slot: Int32
     lane: Int32
@@ -88,7 +88,7 @@ class Place:
 
     def has(self, step: int) -> Boolean:
         """Whether there is a block to read and write in ``step``."""
-        return self.inside & (self.block(step) < self.blocks)
+        return self.inside & (self.block(step) < _unknown(self.blocks))
 
 
 def steps_ahead(element: type[cutlass.Numeric], inputs: int) -> int:
@@ -102,16 +102,19 @@ def ctas(tile: RowTile, m: Int32, k: Int32, batch: Int32) -> Int32:
     return columns * cute.ceil_div(m, ATOM_ROWS) * tile.groups * batch
 
 
-def find(
-    tile: RowTile, m: Int32 | int, k: Int32, terms: TermLayout, cta: Int32 | None = None
+def find(tile: RowTile, m: Int32, k: Int32, terms: TermLayout) -> Place:
+    """This thread's place; CTAs run along the rows first."""
+    cta, columns = cute.arch.block_idx()[0], cute.ceil_div(k, tile.blocks * BLOCK)
+    return find_at(tile, m, k, terms, cta % columns, cta // columns)
+
+
+def find_at(
+    tile: RowTile, m: Int32 | int, k: Int32 | int, terms: TermLayout, column: Int32, group: Int32
 ) -> Place:
-    """This thread's place; CTAs run along the rows first. ``cta``: not this one, but that one."""
+    """This thread's place in one CTA's part of a group of rows."""
     thread = cute.arch.thread_idx()[0]
-    cta = cute.arch.block_idx()[0] if cta is None else cta
     warp, in_warp = thread // WARP, thread % WARP
     slot, lane = in_warp // tile.lanes, in_warp % tile.lanes
-    columns = cute.ceil_div(k, tile.blocks * BLOCK)
-    column, group = cta % columns, cta // columns
     atom_row, group = group // tile.groups, group % tile.groups
     down = cute.ceil_div(m, ATOM_ROWS)
     batch, above = atom_row // down, atom_row % down * ATOM_ROWS
@@ -128,7 +131,7 @@ def find(
         m=m,
         batch=batch,
         term_bytes=Int64(down) * across * ATOM_BYTES,
-        inside=row < m,
+        inside=row < _unknown(m),
         live=above + _row(group * tile.slots) < m,
         row=Int64(batch) * m + row,
         first=first_of_cta + warp * tile.lanes + lane,
@@ -142,7 +145,9 @@ def find(
     )
 
 
-def find_in_lines(tile: RowTile, rows: int, k: Int32, terms: TermLayout, cta: Int32) -> Place:
+def find_in_lines(
+    tile: RowTile, rows: int, k: Int32 | int, terms: TermLayout, column: Int32, group: Int32
+) -> Place:
     """This thread's place in matrices of at most 32 rows: a row is a line of its atoms.
 
     Scales of rows 0 to 31 lie 16 bytes apart, those that would be of rows 32 to 127, or are of
@@ -154,8 +159,7 @@ def find_in_lines(tile: RowTile, rows: int, k: Int32, terms: TermLayout, cta: In
     thread = cute.arch.thread_idx()[0]
     warp, in_warp = thread // WARP, thread % WARP
     slot, lane = in_warp // tile.lanes, in_warp % tile.lanes
-    columns, groups = cute.ceil_div(k, tile.blocks * BLOCK), rows // tile.slots
-    column, group = cta % columns, cta // columns
+    groups = rows // tile.slots
     batch, group = group // groups, group % groups
     first_slot, first_of_cta = group * tile.slots, column * tile.blocks
     atoms = Int64(batch) * _atoms_across(k // BLOCK) + first_of_cta // ATOM_BLOCKS
@@ -180,8 +184,21 @@ def find_in_lines(tile: RowTile, rows: int, k: Int32, terms: TermLayout, cta: In
     )
 
 
-def _atoms_across(blocks: Int32) -> Int32:
+def _atoms_across(blocks: Int32 | int) -> Int32 | int:
     return cute.ceil_div(blocks, ATOM_BLOCKS)
+
+
+def _unknown(number: Int32 | int) -> Int32:
+    """The number, of which the compiler knows no value.
+
+    Else it knows that some loads always or never have a row to read, and prints their predicate as
+    a number, which is no PTX.
+    """
+    if not isinstance(number, int):
+        return number
+    return ptx.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(number)]
+    )
 
 
 def _row(slot: Int32) -> Int32:
@@ -236,9 +253,7 @@ def store_block(
         codes.store(block.codes.bitcast(Uint8), offset, alignment=8)
     stored = place.block(step) < _atoms_across(place.blocks) * ATOM_BLOCKS
     if cutlass.const_expr(place.line_rows > 0):
-        if stored:
-            _store_in_line(place, step, term, block, scales)
-        stored = Boolean(False)
+        stored = Boolean(False)  # store_lines() does so, of several blocks at once
     elif cutlass.const_expr(place.terms.packed):
         # Padding is the first term's to write. Where there is a row, its slot is the first term's.
         stored = stored & (place.inside | place.pads(place.slot) if term == 0 else place.inside)
@@ -251,26 +266,53 @@ def store_block(
 
 
 @cute.jit
-def _store_in_line(
-    place: Place,
-    step: cutlass.Constexpr,
-    term: cutlass.Constexpr,
-    block: Block,
-    scales: cute.Pointer,
-) -> None:
-    """A scale; with the first term's also zeros where lines hold no term's, a word a thread."""
-    target, in_atom = Array(scales, shape=(1,)), place.lane % ATOM_BLOCKS
-    line = place.scales + place.slot * LINE_BYTES
-    line += (place.first - place.first_of_cta) // ATOM_BLOCKS * ATOM_BYTES
-    line += step * place.tile.stride // ATOM_BLOCKS * ATOM_BYTES
-    target.store(block.scale, line + term * ATOM_BLOCKS + in_atom)
-    if cutlass.const_expr(term == 0):
-        zeros = Vector.from_elements((0,) * ATOM_BLOCKS, Uint8)
-        if in_atom >= place.terms.count:
-            target.store(zeros, line + in_atom * ATOM_BLOCKS, alignment=4)
-        for row in cutlass.range_constexpr(place.line_rows, ATOM_LINES, place.line_rows):
-            offset = line + row * LINE_BYTES + in_atom * ATOM_BLOCKS
-            target.store(zeros, offset, alignment=4)
+def store_lines(place: Place, blocks: list[list[Block]], scales: cute.Pointer) -> None:
+    """Whole lines of atoms: a row's scales, of each term a word, and zeros behind them.
+
+    Four threads with the blocks of one line bring their scales together. Then each writes lines of
+    its own: of that row, of those that hold no row, or of another step.
+
+    Args:
+        place: in lines.
+        blocks: of every step, its terms'.
+        scales: to write.
+    """
+    in_atom = place.lane % ATOM_BLOCKS
+    words = [[_gathered(block.scale, in_atom) for block in of_step] for of_step in blocks]
+    lines = ATOM_LINES // place.line_rows  # that a row's threads write of an atom
+    across = min(ATOM_BLOCKS, max(1, ATOM_BLOCKS // lines))  # steps that they write at once
+    turns = max(1, lines // ATOM_BLOCKS)
+    first_atom = (place.first - place.first_of_cta) // ATOM_BLOCKS
+    for first in cutlass.range_constexpr(0, place.tile.steps, across):
+        for turn in cutlass.range_constexpr(turns):
+            of_lane = in_atom // (ATOM_BLOCKS // across)
+            line = in_atom % (ATOM_BLOCKS // across) + turn * ATOM_BLOCKS
+            step = first + of_lane
+            value = _line(words[first : first + across], of_lane, line == 0)
+            block = place.first + step * place.tile.stride
+            is_atom = block < _atoms_across(place.blocks) * ATOM_BLOCKS
+            if is_atom & (step < place.tile.steps):
+                offset = place.scales + (place.slot + line * place.line_rows) * LINE_BYTES
+                offset += (first_atom + step * (place.tile.stride // ATOM_BLOCKS)) * ATOM_BYTES
+                Array(scales, shape=(1,)).store(value, offset, alignment=LINE_BYTES)
+
+
+def _line(words: list[list[Uint32]], step: Int32, is_row: Boolean) -> Vector:
+    """16 bytes of the terms of the step of this thread, zeros if the line holds no row."""
+    line = [Uint32(0)] * ATOM_BLOCKS
+    for number, of_step in enumerate(words):
+        chosen = is_row & (step == number)
+        for term, word in enumerate(of_step):
+            line[term] = Uint32(cutlass.select_(chosen, word, line[term]))
+    return Vector.from_elements(tuple(line), Uint32).bitcast(Uint8)
+
+
+def _gathered(scale: Uint8, in_atom: Int32) -> Uint32:
+    """Word of the scales of four neighbouring threads, in each of them."""
+    word = scale.to(Uint32) << (8 * in_atom).to(Uint32)
+    for mask in (1, 2):
+        word = word | cute.arch.shuffle_sync_bfly(word, mask)
+    return word
 
 
 @cute.jit

@@ -1,0 +1,53 @@
+"""Mixtures of experts whose layers are modelled, and batches whose tokens choose at random."""
+
+import random
+from dataclasses import dataclass
+
+TOKENS = (1, 8, 64, 256, 1024)
+DRAWS = 99  # of a batch's experts, of which the most ordinary one is taken
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A mixture of experts as one rank has it.
+
+    Attributes:
+        experts, local: of all ranks, and of this one.
+        top_k: experts of a token.
+        hidden, intermediate: sizes.
+    """
+
+    experts: int
+    local: int
+    top_k: int
+    hidden: int
+    intermediate: int
+
+    def ids(self, tokens: int) -> list[list[int]]:
+        """Experts of each token, of which this rank has the first ones."""
+        drawn = [self._draw(tokens, random.Random(seed)) for seed in range(DRAWS)]
+        hit = self.local * (1 - (1 - self.top_k / self.experts) ** tokens)
+        slots = self.local * tokens * self.top_k / self.experts
+
+        def oddity(ids: list[list[int]]) -> tuple[float, float]:
+            counts = self.counts(ids)
+            return abs(len(counts) - hit), abs(sum(counts) - slots)
+
+        return min(drawn, key=oddity)
+
+    def counts(self, ids: list[list[int]]) -> list[int]:
+        """Tokens of each expert of this rank that gets some."""
+        counts = [0] * self.experts
+        for expert in (expert for of_token in ids for expert in of_token):
+            counts[expert] += 1
+        return [count for count in counts[: self.local] if count]
+
+    def _draw(self, tokens: int, rng: random.Random) -> list[list[int]]:
+        return [rng.sample(range(self.experts), self.top_k) for _ in range(tokens)]
+
+
+MODELS = {
+    "deepseek-v3-ep8": Shape(256, 32, 8, 7168, 2048),
+    "qwen3-235b-ep4": Shape(128, 32, 8, 4096, 1536),
+    "qwen3-30b": Shape(128, 128, 8, 2048, 768),
+}
