@@ -23,6 +23,7 @@ from typer.testing import CliRunner, Result
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests import heap, tiny_llama
 
+NEW_TOKENS = 8  # of a greedy continuation
 CACHE_BLOCKS = 64  # of the KV cache, which else has 1 GiB
 
 
@@ -111,7 +112,7 @@ def run(model: str, **engine_args: Any) -> Run:
     from vllm import SamplingParams
 
     with started(model, **engine_args) as llm:
-        sampling = SamplingParams(temperature=0.0, max_tokens=8, prompt_logprobs=0)
+        sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, prompt_logprobs=0)
         [output] = llm.generate([tiny_llama.TEXT], sampling, use_tqdm=False)
         scored = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
         quant = llm.llm_engine.vllm_config.quant_config
