@@ -676,6 +676,9 @@ def test_16_bit_experts_are_quantised(
         method.ledger.loader(method._load)(*given)
     method.process_weights_after_loading(layer)
     method.process_weights_after_loading(layer)  # done already
+    late = {"shard_id": "w2", "expert_id": 0, "return_success": True}  # another rank's, with EP
+    param = layer.w2_weight
+    assert param.weight_loader(param=param, loaded_weight=plain[0, "w2"], **late) is False
     held = method.held(layer)
     for row, expert in enumerate(range(layer.first, layer.first + layer.local)):
         for shard, weight in ((s, plain[expert, s]) for s in shapes):
@@ -691,14 +694,19 @@ def test_16_bit_experts_are_quantised(
                 assert held.w13_alpha[row, at] == expected.global_scale
 
 
-def test_a_missing_weight_is_named(vllm_config: Any) -> None:
-    layer, method = Layer(), None
+@pytest.mark.parametrize(("ranks", "first", "more"), [({}, 0, 11), ({"ep": 2, "rank": 1}, 2, 5)])
+def test_a_missing_weight_is_named(
+    ranks: dict[str, int], first: int, more: int, vllm_config: Any
+) -> None:
+    """One of this rank's: vLLM has them quantised before other ranks' have come."""
+    layer = Layer(**ranks)
     method = online.Nvfp4OnlineExpertsMethod(Startup(), Options(), layer, PREFIX)
     method.create_weights(
-        layer, E, H, INNER, torch.bfloat16, global_num_experts=E, weight_loader=None
+        layer, layer.local, H, INNER, torch.bfloat16, global_num_experts=E, weight_loader=None
     )
-    assert len(list(method.ledger.missing())) == 3 * E
-    with pytest.raises(UnsupportedCheckpoint, match=rf"{PREFIX}\.0\.gate_proj\.weight and 11 more"):
+    assert len(list(method.ledger.missing())) == 3 * layer.local
+    message = rf"{PREFIX}\.{first}\.gate_proj\.weight and {more} more"
+    with pytest.raises(UnsupportedCheckpoint, match=message):
         method.process_weights_after_loading(layer)
 
 
