@@ -2,6 +2,8 @@
 
 ``python -m tests.ranks MODEL '{"tensor_parallel_size": 2}' [MODEL ARGUMENTS ...]`` prints, for each
 engine, a line of JSON: what each of its ranks said. vLLM is imported once for all of them.
+
+Data-parallel ranks are given texts of different lengths.
 """
 
 import json
@@ -13,7 +15,13 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from tests import tiny_llama
+
 RANKS = 2
+SHORTER = tiny_llama.TEXT[:30]  # for the second data-parallel rank
 
 
 def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: Connection) -> None:
@@ -25,8 +33,39 @@ def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     meet = (f"tcp://127.0.0.1:{port}", rank, rank)  # vLLM names shared memory after the address
     ExecutorWithExternalLauncher._distributed_args = lambda _: meet
-    found = run(model, distributed_executor_backend="external_launcher", **arguments)
+    text = SHORTER if rank and "data_parallel_size" in arguments else tiny_llama.TEXT
+    found = run(model, text, distributed_executor_backend="external_launcher", **arguments)
     said.send({"logprobs": found.logprobs, "generated": found.generated, "report": found.report})
+
+
+def send_tokens_on_cpu() -> None:
+    """Give vLLM's communicator on a CPU what it lacks of ``allgather_reducescatter``."""
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    def all_gatherv(self: Any, given: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
+        """Rows of all ranks, which have ``sizes`` of them each."""
+        if isinstance(given, list):
+            return [all_gatherv(self, each, dim, sizes) for each in given]
+        assert dim == 0
+        assert sizes is not None
+        padded = given.new_zeros(max(sizes), *given.shape[1:])
+        padded[: len(given)] = given
+        gathered = [torch.empty_like(padded) for _ in sizes]
+        torch.distributed.all_gather(gathered, padded, group=self.device_group)
+        return torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)])
+
+    def reduce_scatterv(
+        self: Any, given: Tensor, dim: int = -1, sizes: list[int] | None = None
+    ) -> Tensor:
+        """Sum over all ranks of this rank's rows."""
+        assert dim == 0
+        assert sizes is not None
+        total = given.clone()
+        torch.distributed.all_reduce(total, group=self.device_group)
+        return total.split(sizes)[self.rank_in_group].clone()
+
+    CpuCommunicator.all_gatherv = all_gatherv
+    CpuCommunicator.reduce_scatterv = reduce_scatterv
 
 
 def free_port() -> int:
@@ -46,6 +85,7 @@ def main(models: Sequence[str], arguments: Sequence[str]) -> None:
 
     load_general_plugins()
     inspect_models_here()
+    send_tokens_on_cpu()
     context = multiprocessing.get_context("fork")
     for model, engine_args in zip(models, arguments, strict=True):
         port, processes, ends = free_port(), [], []

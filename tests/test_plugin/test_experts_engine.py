@@ -4,7 +4,11 @@ Small trained models. Bounds on the mean absolute difference of log-probabilitie
 times what was seen, and far below what a wrong scale or a wrong expert does.
 """
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests import moe_checkpoints, moe_reference, trained_mixtures
+from tests import limits, moe_checkpoints, moe_reference, trained_mixtures
 from tests.catalogue import checkpoint
 from tests.catalogue.facts import named
 from tests.engine import Run, distance, run, started
@@ -236,3 +240,58 @@ def test_experts_that_stay_in_16_bits(plain: Callable[[str], Path]) -> None:
     rows = [line for line in found.report if line.startswith("experts")]
     assert rows == [f"experts ×1: {W4A4} per-token", row]
     assert distance(found, of_16_bits(plain("Qwen3"))) < QUANTISED
+
+
+# --- two ranks ----------------------------------------------------------------------------------
+
+TP, DP = {"tensor_parallel_size": 2}, {"data_parallel_size": 2}
+EP = {"enable_expert_parallel": True}
+AT_LOAD = {"additional_config": {"nvfp4_tc": {"activation": "16-bit", "ignore": ["*self_attn*"]}}}
+
+# What is served how; a checkpoint in 16 bits where it is quantised at load. On a CPU vLLM gathers
+# no rows of data-parallel ranks: ``tests.ranks`` does.
+PARALLEL: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
+    "half of every expert": ("Mixtral", "compressed-tensors", False, TP),
+    "half of the experts": ("DeepSeek V3", "modelopt", True, TP | EP),
+    "half of the experts, quantised at load": ("Qwen3", "modelopt", False, TP | EP | AT_LOAD),
+    "half of the tokens and experts": ("Qwen3", "compressed-tensors", True, DP | EP),
+    "half of the tokens, and of every expert": ("Qwen3", "modelopt", False, DP | AT_LOAD),
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(
+    quantised: Callable[..., Moe], plain: Callable[[str], Path]
+) -> dict[str, list[dict[str, Any]]]:
+    """What the ranks of each engine said; they run one after the other in one process."""
+    command = [sys.executable, "-m", "tests.ranks"]
+    for family, format, calibrated, arguments in PARALLEL.values():
+        at_load = "additional_config" in arguments
+        path = plain(family) if at_load else quantised(family, format, calibrated=calibrated).path
+        command += [str(path), json.dumps(arguments)]
+    one_node = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=os.environ | one_node, capture_output=True, text=True, check=False,
+        timeout=limits.PROCESS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]
+    return dict(zip(PARALLEL, said, strict=True))
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_two_ranks(
+    parallel: str, two_ranks: dict[str, list[dict[str, Any]]], quantised: Callable[..., Moe]
+) -> None:
+    family, format, calibrated, arguments = PARALLEL[parallel]
+    expected = moe_reference.said(quantised(family, format, calibrated=calibrated))
+    first, second = two_ranks[parallel]
+    assert first["generated"] == expected.generated
+    if DP.keys() <= arguments.keys():  # its text is shorter
+        assert len(second["logprobs"]) < len(expected.logprobs)
+    else:
+        assert second == first
+    for rank in (first, second):
+        pairs = zip(rank["logprobs"], expected.logprobs, strict=False)
+        apart = sum(abs(a - b) for a, b in pairs) / len(rank["logprobs"])
+        assert apart < (SAME_W4A4 if calibrated else SAME)
