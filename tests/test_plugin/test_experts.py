@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
 from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
+from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.nvfp4 import (
     Nvfp4Tensor,
     global_scale_of,
     quantize_activation,
     quantize_weight,
+    to_blocked,
 )
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts import online, vllm_methods
@@ -235,6 +238,22 @@ def test_activations(name: str) -> None:
     assert_same(out, model.oracle(x, weights, ids, FORMULAS[name]))
 
 
+def test_an_inner_size_is_padded_for_blackwell() -> None:
+    """From 48 to 64: zero rows of gate and up, and as many zero columns of down."""
+    stored = Model(weight_only=False).held()
+    with standing_in("cpu", "sm_100"):
+        plan = make_plan(SILU, gated=True, inputs="static", given=None)
+    held = kernel_experts(stored, plan)
+    assert torch.equal(held.w13, pad(stored.w13, (0, 0, 0, 16)))
+    assert torch.equal(held.w2, pad(stored.w2, (0, 8)))
+    for scale, whole, by in (
+        (held.w13_scale, stored.w13_scale, (0, 0, 0, 16)),
+        (held.w2_scale, stored.w2_scale, (0, 1)),
+    ):
+        padded = pad(whole.view(torch.uint8), by).view(whole.dtype)
+        assert torch.equal(scale.view(torch.uint8), to_blocked(padded).view(torch.uint8))
+
+
 def test_activations_are_named_as_vllm_names_them() -> None:
     for name in GATED:
         assert MoEActivation(name).is_gated
@@ -276,7 +295,7 @@ class Layer(nn.Module):
             "intermediate_size_per_partition": INNER,
             "tp_rank": rank if tp > 1 else 0,
             "moe_parallel_config": SimpleNamespace(
-                enable_eplb=False, use_all2all_kernels=False, all2all_backend="none"
+                enable_eplb=False, use_all2all_kernels=False, all2all_backend="none", dp_size=1
             ),
         }
         self.moe_config = SimpleNamespace(**(settings | config))
@@ -524,6 +543,22 @@ def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None
         vllm_config.parallel_config.enable_ep_weight_filter = False
 
 
+def test_a_reload_that_comes_without_saying_so(build: Build) -> None:
+    """Once complete, the next tensor to come is the first of a load that must be complete too."""
+    method, layer = build()
+    load(layer, Model(weight_only=False))
+    method.ledger.check_complete()
+    load(layer, Model(weight_only=False), change=drop("2.up_proj.weight"))
+    assert list(method.ledger.missing()) == [f"{PREFIX}.2.up_proj.weight"]
+
+
+def test_experts_in_the_order_of_a_rank(vllm_config: Any) -> None:
+    layer = Layer(ep=2, rank=1)
+    rows = {2: 1, 3: 0}
+    layer._map_global_expert_id_to_local_expert_id = lambda e: rows.get(e, -1)  # type: ignore
+    assert ExpertLedger(layer, PREFIX).local_experts() == [3, 2]
+
+
 @pytest.mark.parametrize(
     ("name", "by", "message"),
     [
@@ -531,6 +566,11 @@ def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None
             "1.up_proj.weight",
             lambda t: t.bfloat16(),
             r"1\.up_proj\.weight: dtype is bfloat16",
+        ),
+        (
+            "1.up_proj.weight",
+            lambda t: t.view(torch.float8_e4m3fn),
+            r"1\.up_proj\.weight: dtype is float8_e4m3fn",
         ),
         ("1.up_proj.weight", lambda t: t[:-1], r"shape is \(47, 32\), must be \(48, 32\)"),
         ("2.down_proj.weight_scale", lambda t: t[:, :2], r"is \(64, 2\), must be \(64, 3\)"),
@@ -588,6 +628,7 @@ def test_layers_that_are_not_served(config: dict[str, Any], message: str, build:
         ),
         ({"use_all2all_kernels": True, "all2all_backend": "allgather_reducescatter"}, ""),
         ({"all2all_backend": "deepep_low_latency"}, ""),  # of one data-parallel rank
+        ({"dp_size": 2}, "data_parallel_size is 2, must be 1 on a CPU"),
     ],
 )
 def test_ranks_that_are_not_served(ranks: dict[str, Any], message: str, build: Build) -> None:
