@@ -25,7 +25,7 @@ from vllm_fp4_plugin.experts.joined_scales import GlobalScales, described, join
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
 from vllm_fp4_plugin.experts.op import experts
-from vllm_fp4_plugin.experts.plan import make_plan
+from vllm_fp4_plugin.experts.plan import activation_of, make_plan
 from vllm_fp4_plugin.experts.weights import StoredExperts, kernel_experts
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
@@ -254,6 +254,13 @@ def test_an_inner_size_is_padded_for_blackwell() -> None:
         assert torch.equal(scale.view(torch.uint8), to_blocked(padded).view(torch.uint8))
 
 
+def test_the_activation_of_a_layer() -> None:
+    layer = Layer()
+    assert activation_of(layer) == SILU
+    layer.swiglu_limit, layer.swiglu_alpha, layer.swiglu_beta = 7.0, 1.702, 1.0
+    assert activation_of(layer) == Activation("silu", 7.0, 1.702, 1.0)
+
+
 def test_activations_are_named_as_vllm_names_them() -> None:
     for name in GATED:
         assert MoEActivation(name).is_gated
@@ -394,6 +401,17 @@ def test_what_is_loaded_is_what_is_served(format: str, weight_only: bool, build:
     x, weights, ids = batch()
     out = method.apply(layer, x, weights, ids, None, None)
     assert_same(out, model.oracle(x, weights, ids, silu_mul))
+
+
+def test_the_router_s_weight_comes_first_where_the_layer_says_so(build: Build) -> None:
+    model, layer = Model(weight_only=True), Layer()
+    layer.apply_router_weight_on_input = True
+    method, _ = build(layer, weight_only=True)
+    load(layer, model)
+    method.process_weights_after_loading(layer)
+    x, weights, ids = (each[:, :1] if each.dtype != torch.bfloat16 else each for each in batch())
+    out = method.apply(layer, x, weights, ids, None, None)
+    assert_same(out, model.oracle(x, weights, ids, silu_mul, weight_on_input=True))
 
 
 @pytest.mark.parametrize(("count", "off"), [(1, 0.2), (2, 0.02), (3, 0.004)])
@@ -676,9 +694,20 @@ def test_a_dummy_load_is_served(build: Build, vllm_config: Any) -> None:
 # --- experts that are quantised at load ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [{}, {"ep": 2, "rank": 1}, {"tp": 2, "rank": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("ranks", "reduced_over"),
+    [
+        ({}, ""),
+        ({"ep": 2, "rank": 1}, ""),
+        ({"tp": 2, "rank": 1}, "tp"),
+        ({"tp": 2, "rank": 1}, "ep"),  # over which data-parallel ranks divide each expert
+    ],
+)
 def test_16_bit_experts_are_quantised(
-    ranks: dict[str, int], vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+    ranks: dict[str, int],
+    reduced_over: str,
+    vllm_config: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As each matrix would be by itself; a rank's part of one with the scale of the whole."""
     torch.manual_seed(7)
@@ -693,15 +722,17 @@ def test_16_bit_experts_are_quantised(
     layer.moe_config.tp_size = ranks.get("tp", 1)
     whole = {(e, s): weight.abs().amax().float() for (e, s), weight in plain.items()}
 
-    def gathered(amax: Tensor, **_: Any) -> None:
+    def gathered(amax: Tensor, group: str, **_: Any) -> None:
         """What both ranks see of the matrices in the order of w13 or w2."""
+        assert group == reduced_over
         order = [("w1", "w3"), ("w2",)][len(amax) == layer.local]
         mine = range(layer.first, layer.first + layer.local)
         amax.copy_(torch.stack([whole[e, s] for e in mine for s in order]))
 
     monkeypatch.setattr(torch.distributed, "all_reduce", gathered)
-    group = SimpleNamespace(world_size=2, device_group=None)
-    monkeypatch.setattr(online, "get_tp_group", lambda: group)
+    tp = SimpleNamespace(world_size=2 if reduced_over == "tp" else 1, device_group="tp")
+    monkeypatch.setattr(online, "get_tp_group", lambda: tp)
+    monkeypatch.setattr(online, "get_ep_group", lambda: SimpleNamespace(device_group="ep"))
     options = Options(activation="16-bit")
     method = online.Nvfp4OnlineExpertsMethod(startup, options, layer, PREFIX)
     sizes = layer.local, H, INNER, torch.bfloat16
