@@ -23,6 +23,7 @@ from typer.testing import CliRunner, Result
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests import heap, tiny_llama
 
+NEW_TOKENS = 8  # of a greedy continuation
 CACHE_BLOCKS = 64  # of the KV cache, which else has 1 GiB
 
 
@@ -74,6 +75,13 @@ def replace_kernels_once() -> None:
     dispatcher.register_kernels = without_llvmlite
 
 
+def count_without_compiling() -> None:
+    """Have vLLM rank tokens by an eager function: to compile its own takes a process 15 seconds."""
+    from vllm.v1.sample import sampler
+
+    sampler.batched_count_greater_than = lambda x, values: (x >= values).sum(-1)
+
+
 @contextmanager
 def local_engine(model: str, **engine_args: Any) -> Iterator[Any]:
     """An engine in this process, taken down again in the end."""
@@ -81,6 +89,7 @@ def local_engine(model: str, **engine_args: Any) -> Iterator[Any]:
     from vllm.distributed import cleanup_dist_env_and_memory
 
     replace_kernels_once()
+    count_without_compiling()
     with heap.set_aside():
         llm = None
         try:
@@ -106,13 +115,13 @@ def started(model: str, **engine_args: Any) -> AbstractContextManager[Any]:
     return local_engine(model, **(settings | engine_args))
 
 
-def run(model: str, **engine_args: Any) -> Run:
+def run(model: str, text: str = tiny_llama.TEXT, **engine_args: Any) -> Run:
     """Start an engine, score the text, continue it, and take the engine down again."""
     from vllm import SamplingParams
 
     with started(model, **engine_args) as llm:
-        sampling = SamplingParams(temperature=0.0, max_tokens=8, prompt_logprobs=0)
-        [output] = llm.generate([tiny_llama.TEXT], sampling, use_tqdm=False)
+        sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, prompt_logprobs=0)
+        [output] = llm.generate([text], sampling, use_tqdm=False)
         scored = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
         quant = llm.llm_engine.vllm_config.quant_config
         report = quant.startup.report.lines() if hasattr(quant, "startup") else []

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,11 @@ from transformers import (
 
 from nvfp4_kernels.nvfp4 import (
     GLOBAL_RANGE,
-    Nvfp4Tensor,
     global_scale_of,
-    quantize_activation,
     quantize_weight,
 )
 from tests import tiny_llama
 from tests.catalogue import reference
-from tests.engine import Run
 from tests.mixed_checkpoints import (
     ALGORITHMS,
     E4M3_STEPS_OF_NVFP4,
@@ -38,6 +33,7 @@ from tests.mixed_checkpoints import (
     quantize,
     set_config,
 )
+from tests.moe_reference import Moe, layer_number
 from vllm_fp4_plugin.formats import FORMATS
 from vllm_fp4_plugin.kind import Kind
 
@@ -114,6 +110,7 @@ def deepseek(**changes: Any) -> PreTrainedConfig:
         "n_group": 2,
         "topk_group": 1,
         "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",  # as in the hub's configs; transformers knows no other
         "q_lora_rank": None,
         "kv_lora_rank": 64,
         "qk_rope_head_dim": 32,
@@ -139,41 +136,25 @@ def qwen3_next(**changes: Any) -> PreTrainedConfig:
     return Qwen3NextConfig(**(settings | changes))
 
 
-@dataclass(frozen=True)
-class Moe:
-    """A checkpoint with NVFP4 experts.
-
-    Attributes:
-        path: its directory.
-        decoded: directory of the same model with its values in float32.
-        input_scales: scales that experts' inputs are quantised with, by the projections' names; {}
-            where activations stay in 16 bits.
-    """
-
-    path: Path
-    decoded: Path
-    input_scales: dict[str, Tensor]
-
-
 def write(
     directory: Path,
-    config: PreTrainedConfig,
+    model: PreTrainedConfig | Path,
     kinds: Mapping[str, Kind],
     *,
     modelopt: bool = True,
     joined: bool = False,
 ) -> Moe:
-    """Write a random model of which some linears are quantised.
+    """Write a model of which some linears are quantised.
 
     Args:
         directory: where to put its checkpoints.
-        config: what model.
+        model: a 16-bit checkpoint, or what random model.
         kinds: kinds of the linears by parts of their names, e.g. ``{"experts": Kind.NVFP4}``; in
             compressed-tensors' format one kind alone. Of FP8 inputs have calibrated scales.
         modelopt: ModelOpt's format, else that of compressed-tensors.
         joined: an expert's gate and up have one global scale, not each its own.
     """
-    plain = save_random(directory / "plain", config)
+    plain = model if isinstance(model, Path) else save_random(directory / "plain", model)
     originals = load_file(plain / "model.safetensors")
     scales = calibrated(plain) if {Kind.NVFP4, Kind.FP8} & set(kinds.values()) else {}
     tensors = {}
@@ -236,57 +217,6 @@ def change(checkpoint: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def said(moe: Moe) -> Run:
-    """What transformers says of the text, in float32, its experts' inputs rounded as they are."""
-    model = AutoModelForCausalLM.from_pretrained(moe.decoded, dtype=torch.float32).eval()
-    if moe.input_scales:
-        for name, module in model.named_modules():
-            if name.endswith(".experts"):
-                module.forward = partial(_experts, module, _of_layer(moe.input_scales, name))
-    ids = _text()
-    with torch.inference_mode():
-        scores = model(input_ids=ids).logits.log_softmax(-1)[0, :-1]
-    return Run(scores.gather(-1, ids[0, 1:, None]).flatten().tolist(), [], [])
-
-
-def _of_layer(scales: dict[str, Tensor], experts: str) -> tuple[Tensor, list[Tensor]]:
-    """Scale of the first products of a layer, which is one for all, and those of the second."""
-    first, second = [], {}
-    for name, scale in scales.items():
-        layer, _, rest = name.partition(".experts.")
-        number, _, projection = rest.partition(".")
-        if _layer(layer) != _layer(experts):
-            continue
-        if projection in ("down_proj", "w2"):
-            second[int(number)] = scale
-        else:
-            first.append(scale)
-    return torch.stack(first).amax(), [second[number] for number in range(len(second))]
-
-
-def _experts(
-    module: Any,
-    scales: tuple[Tensor, list[Tensor]],
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-) -> Tensor:
-    """What experts of transformers' say, one token after the other, of inputs that are rounded."""
-    flat = hidden_states.flatten(0, -2)
-    out = torch.zeros_like(flat)
-    rounded = _round(flat, scales[0])
-    for token, experts in enumerate(top_k_index.tolist()):
-        for slot, expert in enumerate(experts):
-            gate, up = (module.gate_up_proj[expert] @ rounded[token]).chunk(2)
-            hidden = _round((torch.nn.functional.silu(gate) * up)[None], scales[1][expert])[0]
-            out[token] += top_k_weights[token, slot] * (module.down_proj[expert] @ hidden)
-    return out.view_as(hidden_states)
-
-
-def _round(x: Tensor, scale: Tensor) -> Tensor:
-    return Nvfp4Tensor(*quantize_activation(x, scale), scale).dequantize()
-
-
 def calibrated(plain: Path) -> dict[str, Tensor]:
     """Calibrated scales of the inputs of a model's experts, by the projections' names on disk.
 
@@ -303,7 +233,7 @@ def calibrated(plain: Path) -> dict[str, Tensor]:
         if not dot:
             continue
         number, _, projection = rest.partition(".")
-        x = next(x for key, x in seen.items() if _layer(key) == _layer(layer))
+        x = next(x for key, x in seen.items() if layer_number(key) == layer_number(layer))
         if projection in ("down_proj", "w2"):
             names = ("w1", "w3") if projection == "w2" else ("gate_proj", "up_proj")
             gate, up = (
@@ -312,10 +242,6 @@ def calibrated(plain: Path) -> dict[str, Tensor]:
             x = torch.nn.functional.silu(gate) * up
         found[name.removesuffix(".weight")] = x.abs().amax() / GLOBAL_RANGE
     return found
-
-
-def _layer(name: str) -> str:
-    return next(part for part in name.split(".") if part.isdecimal())
 
 
 @contextmanager

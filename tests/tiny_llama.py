@@ -4,7 +4,9 @@ import argparse
 import ast
 import hashlib
 import inspect
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +74,27 @@ def trained(directory: Path, **changes: Any) -> Path:
     A random network multiplies every rounding error; a trained one, like those that are served,
     damps them, so that a comparison of log-probabilities tells a defect from rounding.
     """
-    with FileLock(f"{directory}.lock"):  # several processes want it at once
+
+    def write(unfinished: Path) -> None:
+        torch.manual_seed(0)
+        llama = LlamaForCausalLM(config(**changes))
+        learn(llama, training_text(), steps=200, batch=16, rate=4e-3)
+        llama.bfloat16().save_pretrained(unfinished)
+        tokenizer().save_pretrained(unfinished)
+
+    return made_once(directory, write)
+
+
+def made_once(directory: Path, write: Callable[[Path], object]) -> Path:
+    """``directory``, which ``write`` makes under another name unless it is there.
+
+    Several processes may want it at once.
+    """
+    with FileLock(f"{directory}.lock"):
         if not directory.exists():
-            torch.manual_seed(0)
-            llama = LlamaForCausalLM(config(**changes))
-            _train(llama, steps=200)
             unfinished = directory.with_name(f"{directory.name}.unfinished")
-            llama.bfloat16().save_pretrained(unfinished)
-            tokenizer().save_pretrained(unfinished)
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was ended
+            write(unfinished)
             unfinished.rename(directory)
     return directory
 
@@ -95,17 +110,26 @@ def training_text() -> str:
     return "".join(inspect.getsource(module) for module in (argparse, inspect, ast))
 
 
-def _train(llama: LlamaForCausalLM, steps: int) -> None:
-    tokens = torch.tensor(tokenizer().encode(training_text()))
+def learn(model: Any, text: str, steps: int, batch: int, rate: float) -> None:
+    """Train a model of transformers' on windows of a text, on one thread.
+
+    Args:
+        model: whose parameters change.
+        text: what to learn.
+        steps: optimizer steps.
+        batch: windows in each, of 64 bytes.
+        rate: peak learning rate.
+    """
+    tokens = torch.tensor(tokenizer().encode(text))
     generator = torch.Generator().manual_seed(0)
-    optimizer = torch.optim.AdamW(llama.parameters(), lr=4e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # two threads wait for each other on a busy machine
     for _ in range(steps):
-        starts = torch.randint(len(tokens) - 65, (16, 1), generator=generator)
-        batch = tokens[starts + torch.arange(64)]
-        llama(input_ids=batch, labels=batch).loss.backward()
+        starts = torch.randint(len(tokens) - 65, (batch, 1), generator=generator)
+        windows = tokens[starts + torch.arange(64)]
+        model(input_ids=windows, labels=windows, use_cache=False).loss.backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()

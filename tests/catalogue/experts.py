@@ -42,7 +42,7 @@ MIXTURES: tuple[Family, ...] = (
         HEADS_128 | EXPERTS | {"model_type": "qwen3_moe", "num_experts": 4},
         UNIFORM_EXPERTS,
         fp8_kv=True,
-        ran="test_experts_engine.py::test_qwen3_w4a4",
+        ran="test_experts_engine.py::test_served",
     ),
     Family(
         "Qwen 3 Next (hybrid GDN, experts)",
@@ -153,6 +153,7 @@ MIXTURES: tuple[Family, ...] = (
         fp8_kv=True,
         multimodal=True,
         stacked=True,
+        ran="test_experts_engine.py::test_stacked_experts",
     ),
     Family(
         "MiniMax M2",
@@ -292,6 +293,7 @@ MIXTURES: tuple[Family, ...] = (
         EXPERTS_ONLY,
         fp8_kv=True,
         fields=DEEPSEEK_ROUTER,
+        ran="test_experts_engine.py::test_served",
     ),
     Family(
         "Kimi K2 Thinking (MLA, experts)",

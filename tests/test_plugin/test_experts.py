@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from vllm.model_executor.layers.activation import (
     SituAndMul,
     SwigluOAIAndMul,
@@ -16,11 +17,13 @@ from vllm.model_executor.layers.activation import (
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
 from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
+from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.nvfp4 import (
     Nvfp4Tensor,
     global_scale_of,
     quantize_activation,
     quantize_weight,
+    to_blocked,
 )
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts import online, vllm_methods
@@ -254,6 +257,29 @@ def test_activations(name: str) -> None:
     assert_same(out, model.oracle(x, weights, ids, FORMULAS[name]))
 
 
+def test_an_inner_size_is_padded_for_blackwell() -> None:
+    """From 48 to 64: zero rows of gate and up, and as many zero columns of down."""
+    stored = Model(weight_only=False).held()
+    with standing_in("cpu", "sm_100"):
+        plan = make_plan(SILU, gated=True, inputs="static", given=None)
+    held = kernel_experts(stored, plan)
+    assert torch.equal(held.w13, pad(stored.w13, (0, 0, 0, 16)))
+    assert torch.equal(held.w2, pad(stored.w2, (0, 8)))
+    for scale, whole, by in (
+        (held.w13_scale, stored.w13_scale, (0, 0, 0, 16)),
+        (held.w2_scale, stored.w2_scale, (0, 1)),
+    ):
+        padded = pad(whole.view(torch.uint8), by).view(whole.dtype)
+        assert torch.equal(scale.view(torch.uint8), to_blocked(padded).view(torch.uint8))
+
+
+def test_the_activation_of_a_layer() -> None:
+    layer = Layer()
+    assert activation_of(layer) == SILU
+    layer.swiglu_limit, layer.swiglu_alpha, layer.swiglu_beta = 7.0, 1.702, 1.0
+    assert activation_of(layer) == Activation("silu", 7.0, 1.702, 1.0)
+
+
 def test_activations_are_named_as_vllm_names_them() -> None:
     for name in GATED:
         assert MoEActivation(name).is_gated
@@ -328,7 +354,7 @@ class Layer(nn.Module):
             "intermediate_size_per_partition": INNER,
             "tp_rank": rank if tp > 1 else 0,
             "moe_parallel_config": SimpleNamespace(
-                enable_eplb=False, use_all2all_kernels=False, all2all_backend="none"
+                enable_eplb=False, use_all2all_kernels=False, all2all_backend="none", dp_size=1
             ),
         }
         self.moe_config = SimpleNamespace(**(settings | config))
@@ -427,6 +453,17 @@ def test_what_is_loaded_is_what_is_served(format: str, weight_only: bool, build:
     x, weights, ids = batch()
     out = method.apply(layer, x, weights, ids, None, None)
     assert_same(out, model.oracle(x, weights, ids, silu_mul))
+
+
+def test_the_router_s_weight_comes_first_where_the_layer_says_so(build: Build) -> None:
+    model, layer = Model(weight_only=True), Layer()
+    layer.apply_router_weight_on_input = True
+    method, _ = build(layer, weight_only=True)
+    load(layer, model)
+    method.process_weights_after_loading(layer)
+    x, weights, ids = (each[:, :1] if each.dtype != torch.bfloat16 else each for each in batch())
+    out = method.apply(layer, x, weights, ids, None, None)
+    assert_same(out, model.oracle(x, weights, ids, silu_mul, weight_on_input=True))
 
 
 @pytest.mark.parametrize(("count", "off"), [(1, 0.2), (2, 0.02), (3, 0.004)])
@@ -669,6 +706,22 @@ def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None
         vllm_config.parallel_config.enable_ep_weight_filter = False
 
 
+def test_a_reload_that_comes_without_saying_so(build: Build) -> None:
+    """Once complete, the next tensor to come is the first of a load that must be complete too."""
+    method, layer = build()
+    load(layer, Model(weight_only=False))
+    method.ledger.check_complete()
+    load(layer, Model(weight_only=False), change=drop("2.up_proj.weight"))
+    assert list(method.ledger.missing()) == [f"{PREFIX}.2.up_proj.weight"]
+
+
+def test_experts_in_the_order_of_a_rank(vllm_config: Any) -> None:
+    layer = Layer(ep=2, rank=1)
+    rows = {2: 1, 3: 0}
+    layer._map_global_expert_id_to_local_expert_id = lambda e: rows.get(e, -1)  # type: ignore
+    assert ExpertLedger(layer, PREFIX).local_experts() == [3, 2]
+
+
 @pytest.mark.parametrize(
     ("name", "by", "message"),
     [
@@ -676,6 +729,11 @@ def test_weights_that_vllm_does_not_read(build: Build, vllm_config: Any) -> None
             "1.up_proj.weight",
             lambda t: t.bfloat16(),
             r"1\.up_proj\.weight: dtype is bfloat16",
+        ),
+        (
+            "1.up_proj.weight",
+            lambda t: t.view(torch.float8_e4m3fn),
+            r"1\.up_proj\.weight: dtype is float8_e4m3fn",
         ),
         ("1.up_proj.weight", lambda t: t[:-1], r"shape is \(47, 32\), must be \(48, 32\)"),
         ("2.down_proj.weight_scale", lambda t: t[:, :2], r"is \(64, 2\), must be \(64, 3\)"),
@@ -735,6 +793,7 @@ def test_layers_that_are_not_served(config: dict[str, Any], message: str, build:
         ),
         ({"use_all2all_kernels": True, "all2all_backend": "allgather_reducescatter"}, ""),
         ({"all2all_backend": "deepep_low_latency"}, ""),  # of one data-parallel rank
+        ({"dp_size": 2}, "data_parallel_size is 2, must be 1 on a CPU"),
     ],
 )
 def test_ranks_that_are_not_served(ranks: dict[str, Any], message: str, build: Build) -> None:
@@ -782,9 +841,20 @@ def test_a_dummy_load_is_served(build: Build, vllm_config: Any) -> None:
 # --- experts that are quantised at load ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [{}, {"ep": 2, "rank": 1}, {"tp": 2, "rank": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("ranks", "reduced_over"),
+    [
+        ({}, ""),
+        ({"ep": 2, "rank": 1}, ""),
+        ({"tp": 2, "rank": 1}, "tp"),
+        ({"tp": 2, "rank": 1}, "ep"),  # over which data-parallel ranks divide each expert
+    ],
+)
 def test_16_bit_experts_are_quantised(
-    ranks: dict[str, int], vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+    ranks: dict[str, int],
+    reduced_over: str,
+    vllm_config: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As each matrix would be by itself; a rank's part of one with the scale of the whole."""
     torch.manual_seed(7)
@@ -799,15 +869,17 @@ def test_16_bit_experts_are_quantised(
     layer.moe_config.tp_size = ranks.get("tp", 1)
     whole = {(e, s): weight.abs().amax().float() for (e, s), weight in plain.items()}
 
-    def gathered(amax: Tensor, **_: Any) -> None:
+    def gathered(amax: Tensor, group: str, **_: Any) -> None:
         """What both ranks see of the matrices in the order of w13 or w2."""
+        assert group == reduced_over
         order = [("w1", "w3"), ("w2",)][len(amax) == layer.local]
         mine = range(layer.first, layer.first + layer.local)
         amax.copy_(torch.stack([whole[e, s] for e in mine for s in order]))
 
     monkeypatch.setattr(torch.distributed, "all_reduce", gathered)
-    group = SimpleNamespace(world_size=2, device_group=None)
-    monkeypatch.setattr(online, "get_tp_group", lambda: group)
+    tp = SimpleNamespace(world_size=2 if reduced_over == "tp" else 1, device_group="tp")
+    monkeypatch.setattr(online, "get_tp_group", lambda: tp)
+    monkeypatch.setattr(online, "get_ep_group", lambda: SimpleNamespace(device_group="ep"))
     options = Options(activation="16-bit")
     method = online.Nvfp4OnlineExpertsMethod(startup, options, layer, PREFIX)
     sizes = layer.local, H, INNER, torch.bfloat16
@@ -823,6 +895,9 @@ def test_16_bit_experts_are_quantised(
         method.ledger.loader(method._load)(*given)
     method.process_weights_after_loading(layer)
     method.process_weights_after_loading(layer)  # done already
+    late = {"shard_id": "w2", "expert_id": 0, "return_success": True}  # another rank's, with EP
+    param = layer.w2_weight
+    assert param.weight_loader(param=param, loaded_weight=plain[0, "w2"], **late) is False
     held = method.held(layer)
     for row, expert in enumerate(range(layer.first, layer.first + layer.local)):
         for shard, weight in ((s, plain[expert, s]) for s in shapes):
@@ -838,16 +913,21 @@ def test_16_bit_experts_are_quantised(
                 assert held.w13_alpha[row, at] == expected.global_scale
 
 
-def test_a_missing_weight_is_named(vllm_config: Any) -> None:
-    layer, method = Layer(), None
+@pytest.mark.parametrize(("ranks", "first", "more"), [({}, 0, 11), ({"ep": 2, "rank": 1}, 2, 5)])
+def test_a_missing_weight_is_named(
+    ranks: dict[str, int], first: int, more: int, vllm_config: Any
+) -> None:
+    """One of this rank's: vLLM has them quantised before other ranks' have come."""
+    layer = Layer(**ranks)
     method = online.Nvfp4OnlineExpertsMethod(Startup(), Options(), layer, PREFIX)
     with pytest.raises(UnsupportedCheckpoint, match=f"{PREFIX}: its experts have biases, must"):
         online.Nvfp4OnlineExpertsMethod(Startup(), Options(), Layer(has_bias=True), PREFIX)
     method.create_weights(
-        layer, E, H, INNER, torch.bfloat16, global_num_experts=E, weight_loader=None
+        layer, layer.local, H, INNER, torch.bfloat16, global_num_experts=E, weight_loader=None
     )
-    assert len(list(method.ledger.missing())) == 3 * E
-    with pytest.raises(UnsupportedCheckpoint, match=rf"{PREFIX}\.0\.gate_proj\.weight and 11 more"):
+    assert len(list(method.ledger.missing())) == 3 * layer.local
+    message = rf"{PREFIX}\.{first}\.gate_proj\.weight and {more} more"
+    with pytest.raises(UnsupportedCheckpoint, match=message):
         method.process_weights_after_loading(layer)
 
 

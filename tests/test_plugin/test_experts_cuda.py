@@ -16,9 +16,9 @@ if not torch.cuda.is_available():
 if torch.cuda.get_device_capability() != (9, 0):
     pytest.skip(f"needs sm_90, {torch.cuda.get_device_name()} is not", allow_module_level=True)
 
-from tests import moe_checkpoints
+from tests import moe_checkpoints, moe_reference
 from tests.engine import distance
-from tests.moe_checkpoints import Moe
+from tests.moe_reference import Moe
 from tests.test_plugin.test_engine_cuda import serve
 from vllm_fp4_plugin.kind import Kind
 
@@ -55,7 +55,7 @@ def test_weight_only(model: str, modelopt: bool, tmp_path: Path) -> None:
     moe = written(tmp_path, model, {"experts": Kind.NVFP4_A16}, modelopt=modelopt)
     served, log = serve(moe.path, enforce_eager=False)
     assert OWN in log
-    assert distance(served, moe_checkpoints.said(moe)) < SAME
+    assert distance(served, moe_reference.said(moe)) < SAME
 
 
 def test_sizes_of_no_tile(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_sizes_of_no_tile(tmp_path: Path) -> None:
     moe = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4_A16})
     served, log = serve(moe.path)
     assert OWN in log
-    assert distance(served, moe_checkpoints.said(moe)) < SAME
+    assert distance(served, moe_reference.said(moe)) < SAME
 
 
 @FORMATS
@@ -71,7 +71,7 @@ def test_with_activations(modelopt: bool, tmp_path: Path) -> None:
     moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4}, modelopt=modelopt)
     served, log = serve(moe.path)
     assert f"{OWN}, sm_90 has no W4A4 kernel, activations stay 16-bit" in log
-    assert distance(served, moe_checkpoints.said(decoded(moe))) < SAME
+    assert distance(served, moe_reference.said(decoded(moe))) < SAME
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -82,7 +82,7 @@ def test_by_vllm(model: str, modelopt: bool, tmp_path: Path) -> None:
     served, log = serve(moe.path, enforce_eager=False, **BY_VLLM)
     assert ": nvfp4 (vLLM: " in log
     assert "global scales of gate and up differ" not in log
-    assert distance(served, moe_checkpoints.said(moe)) < SAME
+    assert distance(served, moe_reference.said(moe)) < SAME
 
 
 @FORMATS
@@ -90,7 +90,7 @@ def test_with_activations_by_vllm(modelopt: bool, tmp_path: Path) -> None:
     moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4}, modelopt=modelopt, joined=True)
     served, log = serve(moe.path, **BY_VLLM)
     assert "MARLIN), W4A16, MARLIN leaves activations in 16 bits" in log
-    assert distance(served, moe_checkpoints.said(decoded(moe))) < SAME
+    assert distance(served, moe_reference.said(decoded(moe))) < SAME
 
 
 @FORMATS
@@ -100,7 +100,7 @@ def test_scales_that_vllm_joins(modelopt: bool, tmp_path: Path) -> None:
     served, log = serve(moe.path, **BY_VLLM)
     assert "global scales of gate and up differ in 8 of 8 experts" in log
     assert "down's makes up for it" in log
-    expected = moe_checkpoints.said(moe)
+    expected = moe_reference.said(moe)
     assert distance(served, expected) < SAME
     vllms = "modelopt_fp4" if modelopt else "compressed-tensors"
     theirs, _ = serve(moe.path, quantization=vllms)
@@ -113,7 +113,7 @@ def test_mixed_precision(tmp_path: Path) -> None:
     served, log = serve(moe.path)
     assert "experts ×2: fp8 (vLLM: ModelOptFp8MoEMethod" in log
     assert "o_proj ×2: nvfp4_gemm_w4a16/wgmma (sm_90), W4A16" in log
-    assert distance(served, moe_checkpoints.said(moe)) < SAME_FP8
+    assert distance(served, moe_reference.said(moe)) < SAME_FP8
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True], ids=["tensors", "experts"])
@@ -122,7 +122,7 @@ def test_two_gpus(expert_parallel: bool, tmp_path: Path) -> None:
         pytest.skip("needs two CUDA devices")
     moe = written(tmp_path, "qwen3", {"experts": Kind.NVFP4_A16}, joined=True)
     served, _ = serve(moe.path, tensor_parallel_size=2, enable_expert_parallel=expert_parallel)
-    assert distance(served, moe_checkpoints.said(moe)) < SAME
+    assert distance(served, moe_reference.said(moe)) < SAME
 
 
 def test_a_missing_expert_stops_the_engine(tmp_path: Path) -> None:

@@ -1,68 +1,198 @@
 """Mixtures of NVFP4 experts in real engines, against transformers on the decoded weights.
 
-Bounds on the mean absolute difference of log-probabilities, about twice what was seen. The models
-are random: what bfloat16 rounds moves 4-bit steps of W4A4, and now and then a choice of experts.
+Small trained models. Bounds on the mean absolute difference of log-probabilities are about three
+times what was seen, and far below what a wrong scale or a wrong expert does.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from tests import limits, moe_checkpoints
+from tests import limits, moe_checkpoints, moe_reference, trained_mixtures
+from tests.catalogue import checkpoint
+from tests.catalogue.facts import named
 from tests.engine import Run, distance, run, started
-from vllm_fp4_plugin.experts import base
-from vllm_fp4_plugin.experts.plan import ExpertsPlan
-from vllm_fp4_plugin.experts.weights import KernelExperts, StoredExperts
+from tests.moe_reference import Moe
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow
 
-SAME = 0.03  # W4A16: .011, with gate's scale for up .66
-SAME_W4A4 = 0.25  # .13, with gate's scale for up .64
-
-SAME_FP8 = 0.1  # .045: FP8 layers round their inputs, the reference does not
+SAME = 0.004  # W4A16: .001
+SAME_W4A4 = 0.03  # .003 to .010
+SAME_FP8 = 0.03  # FP8 layers round their inputs, the reference does not
+QUANTISED = 0.05  # from the 16-bit model: .005 to .016
 
 W4A16 = "nvfp4_grouped_silu_mul_gemm_w4a16/reference (cpu), W4A16"
 W4A4 = "nvfp4_grouped_silu_mul_gemm/reference (cpu), W4A4"
 MLP = ("experts", "shared_experts", "gate_proj", "up_proj", "down_proj")
+NO_IMAGES = {"limit_mm_per_prompt": {"image": 0}}
 
 
-def test_qwen3_w4a16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gate and up have scales of their own: with one for both the model says something else."""
-    model = moe_checkpoints.write(tmp_path, moe_checkpoints.qwen3(), {"experts": Kind.NVFP4_A16})
-    expected = moe_checkpoints.said(model)
-    found = run(str(model.path))
-    assert f"experts ×2: {W4A16}" in found.report
-    assert distance(found, expected) < SAME
-
-    right = base.kernel_experts
-
-    def with_gates_scale(stored: StoredExperts, plan: ExpertsPlan) -> KernelExperts:
-        gates = stored.w13_global[:, :1].expand(-1, 2)
-        return right(stored._replace(w13_global=gates), plan)
-
-    monkeypatch.setattr(base, "kernel_experts", with_gates_scale)
-    assert distance(run(str(model.path)), expected) > 3 * SAME
+@pytest.fixture(scope="session")
+def plain(pytestconfig: pytest.Config) -> Callable[[str], Path]:
+    """The trained model of a family, kept between runs."""
+    cache = pytestconfig.rootpath / ".cache" / "tests"
+    return lambda family: trained_mixtures.trained(family, cache)
 
 
-def test_qwen3_w4a4(tmp_path: Path) -> None:
-    config = moe_checkpoints.qwen3()
-    model = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4}, modelopt=False)
-    found = run(str(model.path))
+@pytest.fixture(scope="session")
+def quantised(
+    plain: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Moe]:
+    """A trained model that the tool quantised but for attention, made once."""
+    made: dict[tuple[str, str, bool], Moe] = {}
+    text = tmp_path_factory.mktemp("text") / "text.txt"
+    text.write_text(trained_mixtures.learnt())
+
+    def quantise(family: str, format: str, *, calibrated: bool) -> Moe:
+        key = (family, format, calibrated)
+        if key not in made:
+            directory = tmp_path_factory.mktemp("quantised")
+            options: dict[str, Any] = {"calibrate": text, "seq_len": 64} if calibrated else {}
+            path = directory / "model"
+            quantize_checkpoint(plain(family), path, format=format, ignore=["self_attn"], **options)
+            made[key] = moe_reference.decoded(path, directory / "decoded")
+            assert bool(made[key].input_scales) == calibrated
+        return made[key]
+
+    return quantise
+
+
+def of_16_bits(path: Path) -> Run:
+    """What the model said before it was quantised."""
+    return moe_reference.said(Moe(path, path, {}))
+
+
+def next_expert(experts: Any) -> None:
+    """Take each expert for the next one."""
+    for weights in (experts.gate_up_proj, experts.down_proj):
+        weights.data.copy_(weights.data.roll(1, 0))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family in a format.
+
+    Attributes:
+        family: one of ``trained_mixtures.FAMILIES``.
+        format: of the checkpoint.
+        row: how the engine's report describes the experts.
+        bound: bound on the distance.
+    """
+
+    family: str
+    format: str
+    row: str
+    bound: float
+
+    def __str__(self) -> str:
+        return ", ".join((self.family, self.format, "W4A4" if W4A4 in self.row else "W4A16"))
+
+
+CASES = (
+    Case("Qwen3", "modelopt", f"×2: {W4A16}", SAME),
+    Case("Qwen3", "compressed-tensors", f"×2: {W4A4} static", SAME_W4A4),
+    Case("Mixtral", "compressed-tensors", f"×2: {W4A16}", SAME),
+    Case("Mixtral", "modelopt", f"×2: {W4A4} static", SAME_W4A4),
+    Case("DeepSeek V3", "modelopt", f"×1: {W4A4} static", SAME_W4A4),
+    Case("DeepSeek V3", "compressed-tensors", f"×1: {W4A16}", SAME),
+    Case("GLM 4", "compressed-tensors", f"×1: {W4A4} static", SAME_W4A4),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_served(case: Case, quantised: Callable[..., Moe], plain: Callable[[str], Path]) -> None:
+    """The engine says what transformers says; weight-only, it also writes the same text."""
+    calibrated = "static" in case.row
+    moe = quantised(case.family, case.format, calibrated=calibrated)
+    found, expected = run(str(moe.path)), moe_reference.said(moe)
+    assert f"experts {case.row}" in found.report
+    assert distance(found, expected) < case.bound
+    if not calibrated:
+        assert found.generated == expected.generated
+    assert distance(found, of_16_bits(plain(case.family))) < QUANTISED
+    wrong = moe_reference.with_experts(moe_reference.opened(moe), next_expert)
+    assert distance(found, wrong) > 2 * case.bound
+
+
+def test_one_scale_for_gate_and_up(quantised: Callable[..., Moe]) -> None:
+    """Theirs differ: an engine that takes gate's for both, or the largest, says something else."""
+    moe = quantised("Qwen3", "modelopt", calibrated=False)
+    found, stored = run(str(moe.path)), load_file(moe.path / "model.safetensors")
+    assert distance(found, moe_reference.said(moe)) < SAME
+    for rule in (lambda gate, up: gate, torch.maximum):
+        model = moe_reference.opened(moe)
+        for number, layer in enumerate(model.model.layers):
+            for expert, weights in enumerate(layer.mlp.experts.gate_up_proj.data):
+                start = f"model.layers.{number}.mlp.experts.{expert}"
+                scales = [stored[f"{start}.{each}_proj.weight_scale_2"] for each in ("gate", "up")]
+                for weight, scale in zip(weights.chunk(2), scales, strict=True):
+                    weight *= rule(*scales) / scale
+        assert distance(found, moe_reference.says(model)) > 50 * SAME
+
+
+def test_compiled_equals_eager(quantised: Callable[..., Moe]) -> None:
+    """The compiled model rounds elsewhere."""
+    path = str(quantised("Mixtral", "compressed-tensors", calibrated=False).path)
+    compiled, eager = run(path, enforce_eager=False), run(path)
+    assert distance(compiled, eager) < SAME
+    assert compiled.generated == eager.generated
+
+
+def test_glm4_of_mixed_precision(plain: Callable[[str], Path], tmp_path: Path) -> None:
+    """A dense layer, experts beside a shared one, FP8 attention by vLLM's methods."""
+    kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | {"self_attn": Kind.FP8_CHANNEL}
+    moe = moe_checkpoints.write(tmp_path, plain("GLM 4"), kinds)
+    found, expected = run(str(moe.path)), moe_reference.said(moe)
+    assert f"experts ×1: {W4A16}" in found.report
+    assert "gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/reference (cpu), W4A16" in found.report
+    assert "qkv_proj ×2: fp8 (vLLM: ModelOptLinearMethod), W8A8 dynamic" in found.report
+    assert distance(found, expected) < SAME_FP8
+    assert found.generated == expected.generated
+
+
+def test_stacked_experts(plain: Callable[[str], Path], tmp_path: Path) -> None:
+    """Llama 4, whose experts are two tensors on disk, transposed; the router's weight comes first.
+
+    Quantised as NVIDIA does it, and at load.
+    """
+    trained = plain("Llama 4")
+    weights = moe_reference.opened(Moe(trained, trained, {})).state_dict()
+    family = replace(named("Llama 4 (experts, vision)"), fp8_kv=False)
+    path = checkpoint.write(family, tmp_path / "model", lambda m: m.load_state_dict(weights))
+    shutil.copy(trained / "preprocessor_config.json", path)
+    moe = moe_reference.decoded(path, tmp_path / "decoded")
+    found = run(str(path), **NO_IMAGES)
     assert f"experts ×2: {W4A4} static" in found.report
-    assert distance(found, moe_checkpoints.said(model)) < SAME_W4A4
+    assert distance(found, moe_reference.said(moe)) < SAME_W4A4
+    wrong = moe_reference.with_experts(moe_reference.opened(moe), next_expert)
+    assert distance(found, wrong) > 2 * SAME_W4A4
+
+    found = run(str(trained), **NO_IMAGES)
+    assert f"experts ×2: {W4A4} per-token" in found.report
+    assert distance(found, of_16_bits(trained)) < QUANTISED
 
 
 @pytest.mark.parametrize("lacking", ["an expert's scales", "all experts"])
-def test_reload(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = moe_checkpoints.write(tmp_path, moe_checkpoints.qwen3(), {"experts": Kind.NVFP4_A16})
+def test_reload(
+    lacking: str,
+    quantised: Callable[..., Moe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = quantised("Qwen3", "modelopt", calibrated=False)
     start = "model.layers.1.mlp.experts." + ("5.up_proj.w" if "scales" in lacking else "")
     copy = tmp_path / "copy"
     shutil.copytree(model.path, copy)
@@ -86,62 +216,82 @@ def test_reload(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         llm.collective_rpc(reload)
 
 
-@pytest.mark.parametrize("parallel", ["half of every expert", "half of the experts"])
-def test_two_ranks(parallel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has what ``parallel`` says."""
-    config = moe_checkpoints.qwen3()
-    model = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4_A16})
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # one memory node, two workers
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    whole = parallel == "half of the experts"
-    arguments = json.dumps({"tensor_parallel_size": 2, "enable_expert_parallel": whole})
-    command = [sys.executable, "-m", "tests.engine", str(model.path), arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=limits.PROCESS, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = Run(report=[], **json.loads(done.stdout.strip().splitlines()[-1]))
-    assert distance(found, moe_checkpoints.said(model)) < SAME
+@pytest.mark.parametrize("activation", ["16-bit", "per-token"])
+def test_experts_of_a_16_bit_checkpoint(
+    activation: str, plain: Callable[[str], Path], quantised: Callable[..., Moe]
+) -> None:
+    """Quantised at load as the tool quantises: by the same rule, with the same weights."""
+    options = {"activation": activation, "ignore": ["*self_attn*"]}
+    found = run(str(plain("Qwen3")), additional_config={"nvfp4_tc": options})
+    arithmetic = W4A16 if activation == "16-bit" else f"{W4A4} per-token"
+    assert f"experts ×2: {arithmetic}" in found.report
+    expected = moe_reference.said(quantised("Qwen3", "modelopt", calibrated=False))
+    if activation == "16-bit":
+        assert distance(found, expected) < SAME
+        assert found.generated == expected.generated
+    else:
+        assert SAME < distance(found, expected) < SAME_W4A4
 
 
-def test_glm4_of_mixed_precision(tmp_path: Path) -> None:
-    """A dense layer, experts beside a shared one, FP8 attention by vLLM's methods."""
-    kinds = dict.fromkeys(MLP, Kind.NVFP4_A16) | {"self_attn": Kind.FP8_CHANNEL}
-    model = moe_checkpoints.write(tmp_path, moe_checkpoints.glm4(), kinds)
-    found = run(str(model.path))
-    assert f"experts ×1: {W4A16}" in found.report
-    assert "gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/reference (cpu), W4A16" in found.report
-    assert "qkv_proj ×2: fp8 (vLLM: ModelOptLinearMethod), W8A8 dynamic" in found.report
-    assert distance(found, moe_checkpoints.said(model)) < SAME_FP8
-
-
-def test_mixtral_compiled(tmp_path: Path) -> None:
-    config = moe_checkpoints.mixtral()
-    model = moe_checkpoints.write(tmp_path, config, {"experts": Kind.NVFP4_A16}, modelopt=False)
-    found = run(str(model.path), enforce_eager=False)
-    assert f"experts ×2: {W4A16}" in found.report
-    assert distance(found, moe_checkpoints.said(model)) < SAME
-
-
-def online(tmp_path: Path, **options: Any) -> tuple[Run, list[str]]:
-    """A 16-bit checkpoint served with its experts quantised at load, and lines on experts."""
-    moe_checkpoints.write(tmp_path, moe_checkpoints.qwen3(), {"experts": Kind.NVFP4_A16})
-    found = run(str(tmp_path / "plain"), additional_config={"nvfp4_tc": options})
-    return found, [line for line in found.report if line.startswith("experts")]
-
-
-def test_experts_of_a_16_bit_checkpoint(tmp_path: Path) -> None:
-    """Quantised at load as the quantised checkpoint is: its weights are made of these."""
-    options = {"activation": "16-bit", "ignore": ["*self_attn*"]}
-    found, rows = online(tmp_path, **options)
-    assert rows == [f"experts ×2: {W4A16}"]
-    model = moe_checkpoints.write(
-        tmp_path / "again", moe_checkpoints.qwen3(), {"experts": Kind.NVFP4_A16}
-    )
-    assert distance(found, moe_checkpoints.said(model)) < SAME
-
-
-def test_experts_that_stay_in_16_bits(tmp_path: Path) -> None:
-    _, rows = online(tmp_path, ignore=["*.1.mlp.experts"])
+def test_experts_that_stay_in_16_bits(plain: Callable[[str], Path]) -> None:
+    options = {"ignore": ["*.1.mlp.experts"]}
+    found = run(str(plain("Qwen3")), additional_config={"nvfp4_tc": options})
     row = "experts ×1: unquantized (vLLM), 16-bit, ignored by '*.1.mlp.experts'"
+    rows = [line for line in found.report if line.startswith("experts")]
     assert rows == [f"experts ×1: {W4A4} per-token", row]
+    assert distance(found, of_16_bits(plain("Qwen3"))) < QUANTISED
+
+
+# --- two ranks ----------------------------------------------------------------------------------
+
+TP, DP = {"tensor_parallel_size": 2}, {"data_parallel_size": 2}
+EP = {"enable_expert_parallel": True}
+AT_LOAD = {"additional_config": {"nvfp4_tc": {"activation": "16-bit", "ignore": ["*self_attn*"]}}}
+
+# What is served how; a checkpoint in 16 bits where it is quantised at load. On a CPU vLLM gathers
+# no rows of data-parallel ranks: ``tests.ranks`` does.
+PARALLEL: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
+    "half of every expert": ("Mixtral", "compressed-tensors", False, TP),
+    "half of the experts": ("DeepSeek V3", "modelopt", True, TP | EP),
+    "half of the experts, quantised at load": ("Qwen3", "modelopt", False, TP | EP | AT_LOAD),
+    "half of the tokens and experts": ("Qwen3", "compressed-tensors", True, DP | EP),
+    "half of the tokens, and of every expert": ("Qwen3", "modelopt", False, DP | AT_LOAD),
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(
+    quantised: Callable[..., Moe], plain: Callable[[str], Path]
+) -> dict[str, list[dict[str, Any]]]:
+    """What the ranks of each engine said; they run one after the other in one process."""
+    command = [sys.executable, "-m", "tests.ranks"]
+    for family, format, calibrated, arguments in PARALLEL.values():
+        at_load = "additional_config" in arguments
+        path = plain(family) if at_load else quantised(family, format, calibrated=calibrated).path
+        command += [str(path), json.dumps(arguments)]
+    one_node = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=os.environ | one_node, capture_output=True, text=True, check=False,
+        timeout=limits.PROCESS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]
+    return dict(zip(PARALLEL, said, strict=True))
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_two_ranks(
+    parallel: str, two_ranks: dict[str, list[dict[str, Any]]], quantised: Callable[..., Moe]
+) -> None:
+    family, format, calibrated, arguments = PARALLEL[parallel]
+    expected = moe_reference.said(quantised(family, format, calibrated=calibrated))
+    first, second = two_ranks[parallel]
+    assert first["generated"] == expected.generated
+    if DP.keys() <= arguments.keys():  # its text is shorter
+        assert len(second["logprobs"]) < len(expected.logprobs)
+    else:
+        assert second == first
+    for rank in (first, second):
+        pairs = zip(rank["logprobs"], expected.logprobs, strict=False)
+        apart = sum(abs(a - b) for a, b in pairs) / len(rank["logprobs"])
+        assert apart < (SAME_W4A4 if calibrated else SAME)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import devices, moe_checkpoints
+from tests import devices, moe_checkpoints, moe_reference
 from tests.emulator import randomised
 from tests.engine import distance, run
 from tests.recorded_warmup import Kernels, recorded
@@ -51,7 +51,7 @@ def test_blackwell_in_terms(tmp_path: Path) -> None:
     check_compiled(kernels, "MoeRouteQuantizeSm100", "MoeQuantizeSm100", "MoeCombine")
     why = "sm_100 has no W4A16 kernel; 3 terms lose less than bfloat16"
     assert f"{GROUPED}/block_scaled (sm_100), W4A4×3 per-token, {why}" in emulated.report
-    assert distance(emulated, moe_checkpoints.said(model)) < SAME_16_BIT
+    assert distance(emulated, moe_reference.said(model)) < SAME_16_BIT
 
 
 @pytest.mark.arch("sm_90")
@@ -62,4 +62,4 @@ def test_hopper(tmp_path: Path) -> None:
         emulated = run(str(model.path), attention_backend="CPU_ATTN")
     check_compiled(kernels, "MoeRouteGather", "MoeCombine")
     assert f"{GROUPED}_w4a16/wgmma (sm_90), W4A16" in emulated.report
-    assert distance(emulated, moe_checkpoints.said(model)) < SAME_16_BIT
+    assert distance(emulated, moe_reference.said(model)) < SAME_16_BIT

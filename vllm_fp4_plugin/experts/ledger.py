@@ -56,9 +56,10 @@ class ExpertLedger:
     Args:
         layer: vLLM's layer of routed experts.
         prefix: its name.
+        only_held: other ranks' experts are not waited for, which these ranks miss themselves.
     """
 
-    def __init__(self, layer: Any, prefix: str) -> None:
+    def __init__(self, layer: Any, prefix: str, *, only_held: bool = False) -> None:
         self.prefix = prefix
         self._names = {
             GATE: layer.ckpt_gate_proj_name,
@@ -71,6 +72,7 @@ class ExpertLedger:
         self._h: int = config.hidden_dim_unpadded or config.hidden_dim
         self._i: int = config.intermediate_size
         self._row_of = layer._map_global_expert_id_to_local_expert_id
+        self._only_held = only_held
         # vLLM can be told not to read the weights, but not the scales, of other ranks' experts.
         self._filtered = get_current_vllm_config().parallel_config.enable_ep_weight_filter
         self._wanted: dict[str, Form | None] = {}
@@ -171,9 +173,9 @@ class ExpertLedger:
     def missing(self) -> Iterator[str]:
         """Names that tensors have in the checkpoint which have not come."""
         for tensor in () if self._complete else self._wanted:
-            is_weight = tensor in ("weight", "weight_packed")
+            is_read = not (self._filtered and tensor in ("weight", "weight_packed"))
             for expert in range(self._count):
-                if self._filtered and is_weight and self._row_of(expert) < 0:
+                if (self._only_held or not is_read) and self._row_of(expert) < 0:
                     continue
                 for shard in (*self.shards, DOWN):
                     if (tensor, expert, shard) not in self._received:

@@ -63,7 +63,8 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             )
         super().__init__(startup, options, layer, prefix, options.activation, terms)
         self._rule = options.scales
-        self.ledger = ExpertLedger(layer, prefix)
+        # vLLM has them quantised as soon as this rank's have come, and hands over no more then.
+        self.ledger = ExpertLedger(layer, prefix, only_held=True)
 
     def create_weights(
         self,
@@ -113,6 +114,8 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         first, second = self._quantized("w13", w13), self._quantized("w2", w2)
         del w13, w2
         self.install(layer, StoredExperts(*first, *second, None, None))
+        for parameter in (layer.w13_weight, layer.w2_weight):
+            parameter.weight_loader = _lay_aside
 
     def _quantized(self, part: str, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Data, linear scales and global scales of ``(…, N, K)``."""
@@ -142,3 +145,8 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             return quantize_with_rule(matrix, self._rule, global_scale=global_scale)
         except InvalidArgument as error:
             raise UnsupportedCheckpoint(f"{name}: {error}") from error
+
+
+def _lay_aside(*_args: Any, return_success: bool = False, **_named: Any) -> bool | None:
+    """Take no weight of another rank's expert: it comes once this rank's have been quantised."""
+    return False if return_success else None

@@ -1,7 +1,10 @@
 """Plan of a layer of experts: its kernels, chosen once, when the layer is built."""
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
+
+from vllm.platforms import current_platform
 
 from nvfp4_kernels.activation import GATED, UNGATED, Activation
 from nvfp4_kernels.devices import device_family
@@ -166,7 +169,15 @@ def _of_ranks(parallel: Any) -> str | None:
 
 
 def cpu_obstacle(layer: Any) -> str | None:
-    """Name something of a layer that vLLM's router on CPU does not do; None: there is nothing."""
+    """Name something of a layer that vLLM does not do on a CPU; None: there is nothing."""
+    ranks = layer.moe_config.moe_parallel_config.dp_size
+    module, _, communicator = current_platform.get_device_communicator_cls().rpartition(".")
+    if ranks > 1 and "all_gatherv" not in vars(getattr(import_module(module), communicator)):
+        return (
+            f"data_parallel_size is {ranks}, must be 1 on a CPU, where vLLM does not send tokens "
+            "between data-parallel ranks; leave out --data-parallel-size, or serve the model on a "
+            "GPU"
+        )
     grouped = layer.use_grouped_topk or layer.custom_routing_function is not None
     biased = layer.e_score_correction_bias is not None
     plain = layer.scoring_func == "softmax" and not biased

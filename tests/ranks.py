@@ -1,0 +1,108 @@
+"""Engines of two ranks, each a process that ``python -m tests.ranks`` forks, one after the other.
+
+``python -m tests.ranks MODEL '{"tensor_parallel_size": 2}' [MODEL ARGUMENTS ...]`` prints, for each
+engine, a line of JSON: what each of its ranks said. vLLM is imported once for all of them.
+
+Data-parallel ranks are given texts of different lengths.
+"""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests import tiny_llama
+
+RANKS = 2
+SHORTER = tiny_llama.TEXT[:30]  # for the second data-parallel rank
+
+
+def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: Connection) -> None:
+    """Run one rank's engine, as torchrun would start it, and send what it said."""
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    from tests.engine import run
+
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    meet = (f"tcp://127.0.0.1:{port}", rank, rank)  # vLLM names shared memory after the address
+    ExecutorWithExternalLauncher._distributed_args = lambda _: meet
+    text = SHORTER if rank and "data_parallel_size" in arguments else tiny_llama.TEXT
+    found = run(model, text, distributed_executor_backend="external_launcher", **arguments)
+    said.send({"logprobs": found.logprobs, "generated": found.generated, "report": found.report})
+
+
+def send_tokens_on_cpu() -> None:
+    """Give vLLM's communicator on a CPU what it lacks of ``allgather_reducescatter``."""
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    def all_gatherv(self: Any, given: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
+        """Rows of all ranks, which have ``sizes`` of them each."""
+        if isinstance(given, list):
+            return [all_gatherv(self, each, dim, sizes) for each in given]
+        assert dim == 0
+        assert sizes is not None
+        padded = given.new_zeros(max(sizes), *given.shape[1:])
+        padded[: len(given)] = given
+        gathered = [torch.empty_like(padded) for _ in sizes]
+        torch.distributed.all_gather(gathered, padded, group=self.device_group)
+        return torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)])
+
+    def reduce_scatterv(
+        self: Any, given: Tensor, dim: int = -1, sizes: list[int] | None = None
+    ) -> Tensor:
+        """Sum over all ranks of this rank's rows."""
+        assert dim == 0
+        assert sizes is not None
+        total = given.clone()
+        torch.distributed.all_reduce(total, group=self.device_group)
+        return total.split(sizes)[self.rank_in_group].clone()
+
+    CpuCommunicator.all_gatherv = all_gatherv
+    CpuCommunicator.reduce_scatterv = reduce_scatterv
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def main(models: Sequence[str], arguments: Sequence[str]) -> None:
+    """Run one engine after the other."""
+    import vllm.entrypoints.llm  # noqa: F401  what all processes would import
+    from vllm.plugins import load_general_plugins
+
+    from tests.engine import inspect_models_here
+
+    load_general_plugins()
+    inspect_models_here()
+    send_tokens_on_cpu()
+    context = multiprocessing.get_context("fork")
+    for model, engine_args in zip(models, arguments, strict=True):
+        port, processes, ends = free_port(), [], []
+        for rank in range(RANKS):
+            mine, theirs = context.Pipe(duplex=False)
+            args = (rank, model, json.loads(engine_args), port, theirs)
+            processes.append(context.Process(target=run_rank, args=args))
+            processes[-1].start()
+            theirs.close()
+            ends.append(mine)
+        try:
+            print("\n" + json.dumps([end.recv() for end in ends]), flush=True)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1::2], sys.argv[2::2])
