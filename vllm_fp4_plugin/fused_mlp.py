@@ -2,7 +2,8 @@
 
 vLLM's gated MLPs call ``gate_up_proj(x)`` and hand the result straight to ``SiluAndMul``. For
 layers that allow it, the projection returns a ``GateUp``, a promise that holds its input; our
-``SiluAndMul`` recognises it and calls the fused op. Plain tensors take vLLM's path.
+``SiluAndMul`` recognises it and calls the fused op. Plain tensors take vLLM's path. Where the layer
+after it wants NVFP4 with a calibrated scale, the op's result is just that: see ``handover``.
 
 Whether a layer allows it is read from the forward pass of the module that owns it, and from the
 activation that this module holds, once the model is built. In doubt it stays as it is, and the
@@ -19,11 +20,12 @@ from torch.nn import Module
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
-from vllm.model_executor.layers.linear import MergedColumnParallelLinear
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 
-from vllm_fp4_plugin.linear_op import silu_mul_linear
+from vllm_fp4_plugin.handover import Input, QuantizedInput, operand, shaped
+from vllm_fp4_plugin.linear_op import silu_mul_linear, silu_mul_linear_quantized
 from vllm_fp4_plugin.options import Options
-from vllm_fp4_plugin.result_flow import flow_of
+from vllm_fp4_plugin.result_flow import Flow, flow_of
 
 PROJECTION = "gate_up_proj"
 
@@ -39,22 +41,31 @@ class GateUp:
         kernel: target of its kernel, see ``linear_op.silu_mul_linear``.
         quantizer: target of its input's kernel, or None.
         terms: how many NVFP4 values add up to each of its input's.
+        consumer: layer that takes the result quantised; None: it is of x's dtype.
+        out_terms: how many NVFP4 values add up to each of such a result's.
     """
 
-    x: Tensor
+    x: Input
     layer: Any
     n: int
     kernel: str
     quantizer: str | None
     terms: int
+    consumer: Any
+    out_terms: int
 
-    def silu_and_mul(self) -> Tensor:
-        """Compute ``silu(gate) · up``: ``(..., I)`` of x's dtype."""
-        layer = self.layer
-        return silu_mul_linear(
-            self.x, layer.weight, layer.weight_scale, layer.alpha, self.n, layer.input_scale,
+    def silu_and_mul(self) -> Input:
+        """Compute ``silu(gate) · up``: ``(..., I)`` of x's dtype, or what stands for it."""
+        x, layer = self.x, self.layer
+        product = (
+            *operand(x), layer.weight, layer.weight_scale, layer.alpha, self.n, layer.input_scale,
             self.kernel, self.quantizer, self.terms,
         )  # fmt: skip
+        if self.consumer is None:
+            return shaped(silu_mul_linear(*product, x.dtype), x)
+        scale, terms = self.consumer.input_scale, self.out_terms
+        data, scales = silu_mul_linear_quantized(*product, scale, terms)
+        return QuantizedInput(data, scales, None, (*x.shape[:-1], self.n), x.dtype, terms)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -66,7 +77,7 @@ class GateUp:
 class FusedSiluAndMul(SiluAndMul):
     """``SiluAndMul`` that also takes a ``GateUp``."""
 
-    def forward(self, x: "Tensor | GateUp", *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, x: "Tensor | GateUp", *args: Any, **kwargs: Any) -> Input:
         """Compute ``silu(gate) · up`` of a tensor ``(..., 2I)`` or of a promise of one."""
         if isinstance(x, GateUp):
             return x.silu_and_mul()
@@ -81,17 +92,18 @@ def enable() -> None:
         FusedSiluAndMul.name = SiluAndMul.name
 
 
-def builder(layer: Module) -> Module | None:
-    """Module that is building a layer right now: the nearest ``__init__`` on the stack."""
+def builders(layer: Module) -> list[Module]:
+    """Modules that are building a layer right now, the nearest first: ``__init__`` on the stack."""
+    found: list[Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__init__" and code.co_argcount:
             module = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(module, Module) and module is not layer:
-                return module
+            if isinstance(module, Module) and module is not layer and module not in found:
+                found.append(module)
         frame = frame.f_back
-    return None
+    return found
 
 
 def obstacle(layer: Any, prefix: str, options: Options) -> str | None:
@@ -134,11 +146,11 @@ def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
         return f"not fused: {name} holds it under another name too"
     if "forward" in vars(owner):
         return f"not fused: the forward of this {name} was replaced"
-    flow = flow_of(kind, PROJECTION, returns_pair=layer.return_bias)
+    flow = _projected(kind, layer)
     if flow.leak:
         return f"not fused: {flow.leak}"
     called: list[Any] = [layer]
-    for attribute in sorted(flow.activations):
+    for attribute in sorted(flow.consumers):
         activation = getattr(owner, attribute, None)
         if type(activation) is not FusedSiluAndMul:
             other = type(activation).__name__
@@ -147,3 +159,42 @@ def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
     if any(module._forward_hooks or module._forward_pre_hooks for module in called):
         return f"not fused: {name} has hooks at its projection or activation"
     return None
+
+
+def _projected(owner: Any, layer: Any) -> Flow:
+    """Way that a class takes a projection's result."""
+    return flow_of(owner, PROJECTION, "pair" if layer.return_bias else "result")
+
+
+def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
+    """Layer that the activation's result goes to, if it goes nowhere else.
+
+    Args:
+        owner: the complete module that a projection was fused in, see ``owners_obstacle``.
+        layer: the projection.
+
+    Returns:
+        The layer, or None; and, if None, the reason.
+    """
+    kind: Any = type(owner)
+    name = kind.__name__
+    activations = sorted(_projected(kind, layer).consumers)
+    if len(activations) > 1:
+        return None, f"{name} calls {' or '.join(activations)}"
+    flow = flow_of(kind, activations[0], "result")
+    if flow.leak:
+        return None, flow.leak
+    [attribute, *others] = sorted(flow.consumers)
+    found: Any = getattr(owner, attribute, None)
+    where = f"{name}.{attribute}"
+    if others:
+        return None, f"{name} calls {' or '.join(sorted(flow.consumers))} with it"
+    if type(found) is not RowParallelLinear or not found.input_is_parallel:
+        return None, f"{where} is {type(found).__name__}, not a row-parallel layer of a part each"
+    if sum(module is found for _, module in owner.named_modules(remove_duplicate=False)) > 1:
+        return None, f"{where} has another name too"
+    if "forward" in vars(found):
+        return None, f"the forward of {where} was replaced"
+    if found._forward_hooks or found._forward_pre_hooks:
+        return None, f"{where} has hooks"
+    return found, ""

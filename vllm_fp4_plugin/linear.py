@@ -18,15 +18,25 @@ from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
-from vllm_fp4_plugin import completeness, fused_mlp, weights
+from vllm_fp4_plugin import completeness, fused_mlp, quantizing_norm, weights
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
+from vllm_fp4_plugin.handover import Input, QuantizedInput, operand, shaped
 from vllm_fp4_plugin.linear_op import linear
+from vllm_fp4_plugin.norm_flow import norm_before
 from vllm_fp4_plugin.options import Activation, Options
-from vllm_fp4_plugin.plan import LinearPlan, choose_kernels, hash_kernels, product_of
+from vllm_fp4_plugin.plan import (
+    LinearPlan,
+    arithmetic_of,
+    choose_kernels,
+    hash_kernels,
+    product_of,
+)
+from vllm_fp4_plugin.quantizing_norm import Feeding
 from vllm_fp4_plugin.report import LayerRecord
 from vllm_fp4_plugin.startup import Startup
 from vllm_fp4_plugin.stored_weight import StoredWeight
+from vllm_fp4_plugin.warmup import Norm
 
 
 class Nvfp4LinearBase(LinearMethodBase):
@@ -57,8 +67,9 @@ class Nvfp4LinearBase(LinearMethodBase):
         self.prefix = prefix
         self.activation: Activation = activation
         self.terms = terms
-        self._owner: Module | None = None  # until the layer is settled
+        self._owners: list[Module] = []  # until the layer is settled, the nearest first
         self._settled = False
+        self._consumer: Any = None  # layer that takes the result quantised
 
     def make_plan(
         self,
@@ -87,24 +98,85 @@ class Nvfp4LinearBase(LinearMethodBase):
                 "layer unquantised"
             )
         unfused = fused_mlp.obstacle(layer, self.prefix, self.options)
-        self._owner = fused_mlp.builder(layer) if unfused is None else None
+        self._owners = fused_mlp.builders(layer)
         return self._plan(
             layer, input_size_per_partition, list(output_partition_sizes), params_dtype, unfused
         )
 
     def settle(self, layer: Any) -> None:
-        """Fuse a gate and up projection for good, or not, now that its owner is complete."""
-        if not self.plan.gate_up or self._settled:
+        """Settle what depends on the modules around a layer, now that they are complete.
+
+        Whether a gate and up projection is fused; whether the layer after it takes its result
+        quantised; and whether the norm before a layer quantises for it.
+        """
+        if self._settled:
             return
         self._settled = True
-        unfused = fused_mlp.owners_obstacle(self._owner, layer)
-        self._owner = None
-        if unfused is not None:
-            sizes = self.plan.shard_sizes
-            self.plan = self._plan(layer, self.plan.k, sizes, layer.params_dtype, unfused)
+        owners, self._owners = self._owners, []
+        if self.plan.gate_up:
+            self._settle_gate_up(owners, layer)
+        if self.plan.quantizer is not None:
+            self._settle_norm(owners, layer)
+
+    def _settle_gate_up(self, owners: list[Module], layer: Any) -> None:
+        owner = owners[0] if owners else None
+        unfused = fused_mlp.owners_obstacle(owner, layer)
+        handed_over = ""
+        if unfused is None:
+            self._consumer, handed_over = self._hand_over(owner, layer)
+        if unfused is not None or handed_over:
+            k, sizes = self.plan.k, self.plan.shard_sizes
+            self.plan = self._plan(layer, k, sizes, layer.params_dtype, unfused, handed_over)
+
+    def _settle_norm(self, owners: list[Module], layer: Any) -> None:
+        plan, config = self.plan, get_current_vllm_config()
+        found = norm_before(layer, self.prefix, owners, on_gpu=plan.kernel.arch != "cpu")
+        if found is None:
+            return
+        per_token = plan.activation == "per-token"
+        kernels = quantizing_norm.kernels(per_token)
+        against = quantizing_norm.obstacle(config, self.options.fuse_norm) or found.against
+        name, shown = found.name, self.prefix.rpartition(".")[2]
+        if against or kernels is None:
+            self.startup.report.add(LayerRecord(name, "vLLM", "16-bit", against, 0, 0))
+            return
+        found.norm.feeding = Feeding(layer, per_token, plan.terms, *kernels)
+        record = LayerRecord(
+            name, kernels[1].label, arithmetic_of(plan.activation, plan.terms).removeprefix("W4"),
+            f"quantises for {shown}", 0, 0,
+        )  # fmt: skip
+        self.startup.report.add(record)
+        if plan.kernel.arch != "cpu":
+            dtype: Any = dtype_name(layer.params_dtype)
+            weight_dtype = dtype_name(found.norm.weight.dtype)
+            self.startup.expect(name, Norm(dtype, weight_dtype, plan.k, per_token, plan.terms))
+        held = (
+            f"{name.rpartition('.')[2]} quantises for {shown}",
+            *(kernel.target for kernel in kernels),
+        )
+        hash_kernels(config, held, plan.terms, self.options)
+
+    def _hand_over(self, owner: Any, layer: Any) -> tuple[Any, str]:
+        """Layer that takes the result quantised, or None; and what the report says of it."""
+        found, against = fused_mlp.consumer_of(owner, layer)
+        method = getattr(found, "quant_method", None)
+        if found is None and self.plan.quantizer is not None:
+            return None, f"result in 16 bits: {against}"
+        if not isinstance(method, Nvfp4LinearBase) or method.plan.quantizer is None:
+            return None, ""  # it takes 16 bits
+        name = method.prefix.rpartition(".")[2]
+        if method.plan.activation != "static":
+            return None, f"result in 16 bits: {name} has a scale per token"
+        return found, f"result quantised for {name}"
 
     def _plan(
-        self, layer: Any, k: int, sizes: list[int], dtype: torch.dtype, unfused: str | None
+        self,
+        layer: Any,
+        k: int,
+        sizes: list[int],
+        dtype: torch.dtype,
+        unfused: str | None,
+        handed_over: str = "",
     ) -> LinearPlan:
         """Choose the layer's kernels and report them.
 
@@ -114,6 +186,7 @@ class Nvfp4LinearBase(LinearMethodBase):
             sizes: output widths of its shards on this rank.
             dtype: dtype of its input.
             unfused: reason against fusing it, see ``fused_mlp.obstacle``.
+            handed_over: what is to be said of its result.
         """
         gate_up = unfused is None
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
@@ -137,12 +210,13 @@ class Nvfp4LinearBase(LinearMethodBase):
                 f"{self.prefix}: joins {len(sizes)} projections, must join at most {MAX_SHARDS} on "
                 f"{kernel.arch}; leave the layer unquantised"
             )
-        reason = "; ".join(filter(None, (self.reason, why, unfused)))
-        plan = LinearPlan(kernel, quantizer, activation, terms, sizes, k, gate_up, reason)
+        reason = "; ".join(filter(None, (self.reason, why, unfused, handed_over)))
+        taken = 0 if self._consumer is None else self._consumer.quant_method.plan.terms
+        plan = LinearPlan(kernel, quantizer, activation, terms, sizes, k, gate_up, reason, taken)
         self.startup.report.add(self._record(plan))
         self.startup.expect(self.prefix, product_of(layer, plan, dtype))
-        targets = filter(None, plan.targets)
-        hash_kernels(get_current_vllm_config(), targets, plan.terms, self.options)
+        held = filter(None, (*plan.targets, handed_over))
+        hash_kernels(get_current_vllm_config(), held, plan.terms, self.options)
         return plan
 
     def _record(self, plan: LinearPlan) -> LayerRecord:
@@ -190,21 +264,30 @@ class Nvfp4LinearBase(LinearMethodBase):
                 layer.register_parameter(name, Parameter(tensor, requires_grad=False))
 
     def apply(
-        self, layer: Any, x: Tensor, bias: Tensor | None = None
+        self, layer: Any, x: Input, bias: Tensor | None = None
     ) -> "Tensor | fused_mlp.GateUp":
         """Compute the layer's product; of a fused gate and up projection, promise it."""
         plan = self.plan
-        if x.shape[-1] != plan.k or x.dtype not in A16_DTYPES:
+        if isinstance(x, QuantizedInput):
+            came = f"NVFP4 of {x.terms} terms"
+            fits = plan.quantizer is not None and x.terms == plan.terms
+        else:
+            came, fits = dtype_name(x.dtype), x.dtype in A16_DTYPES
+        if x.shape[-1] != plan.k or not fits:
             raise InvalidArgument(
-                f"{self.prefix}: its input is {dtype_name(x.dtype)} {tuple(x.shape)}, must be "
+                f"{self.prefix}: its input is {came} {tuple(x.shape)}, must be "
                 f"bfloat16 or float16 (..., {plan.k}); convert it, or leave the layer unquantised"
             )
         if plan.gate_up:
-            return fused_mlp.GateUp(x, layer, plan.shard_sizes[0], *plan.targets, plan.terms)
-        return linear(
-            x, layer.weight, layer.weight_scale, layer.alpha, plan.shard_sizes, layer.input_scale,
-            bias, *plan.targets, plan.terms,
+            return fused_mlp.GateUp(
+                x, layer, plan.shard_sizes[0], *plan.targets, plan.terms, self._consumer,
+                plan.out_terms,
+            )  # fmt: skip
+        out = linear(
+            *operand(x), layer.weight, layer.weight_scale, layer.alpha, plan.shard_sizes,
+            layer.input_scale, bias, *plan.targets, plan.terms, x.dtype,
         )  # fmt: skip
+        return shaped(out, x)
 
     def dequantize_weight(self, layer: Any) -> Tensor:
         """Decode the weight: float32 ``(N, K)``."""

@@ -1,9 +1,10 @@
-"""Custom ops of a linear layer's forward pass: one dispatch from 16-bit input to 16-bit output.
+"""Custom ops of a linear layer's forward pass: one dispatch from its input to its result.
 
-Each calls the kernels that the layer's plan chose, by name, and checks nothing: weights were
-checked when they were loaded, and ``Nvfp4LinearBase.apply`` checks the input's dtype and width. All
-of it is one op, as which tile a kernel gets depends on the number of tokens, which
-``torch.compile`` must not specialise on.
+Inputs come in 16 bits or, from an op before, quantised; results are of 16 bits or, for the layer
+after, quantised. Each op calls the kernels that the layer's plan chose, by name, and checks
+nothing: weights were checked when they were loaded, and ``Nvfp4LinearBase.apply`` checks the
+input's dtype and width. All of it is one op, as which tile a kernel gets depends on the number of
+tokens, which ``torch.compile`` must not specialise on.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.library import Library, register_fake
+
+from nvfp4_kernels.gemm.arguments import quantized_result
 
 ALIGNMENT = 32  # bytes: the most that a kernel's thread loads of an input at once
 
@@ -34,15 +37,27 @@ def readable(x: Tensor) -> Tensor:
 
 
 def _operand(
-    x: Tensor, input_scale: Tensor | None, quantizer: str | None, terms: int
+    x: Tensor,
+    x_scales: Tensor | None,
+    row_scale: Tensor | None,
+    input_scale: Tensor | None,
+    quantizer: str | None,
+    terms: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Data, block scales and row scales of the input, flattened to ``(tokens, K)``."""
+    if x_scales is not None:
+        return x, x_scales, row_scale
     flat = readable(x.reshape(-1, x.shape[-1]))
     if quantizer is None:
         return flat, None, None
     if input_scale is None:
         return function(quantizer)(flat, terms)
     return (*function(quantizer)(flat, input_scale, terms), None)
+
+
+def _result_shape(x: Tensor, x_scales: Tensor | None, n: int) -> tuple[int, ...]:
+    """Shape of a 16-bit result of ``n`` columns: of a quantised input there are tokens alone."""
+    return (*x.shape[:-1], n) if x_scales is None else (x.shape[-2], n)
 
 
 def _of_terms(quantizer: str | None, terms: int) -> tuple[int, ...]:
@@ -52,6 +67,8 @@ def _of_terms(quantizer: str | None, terms: int) -> tuple[int, ...]:
 
 def _linear(
     x: Tensor,
+    x_scales: Tensor | None,
+    row_scale: Tensor | None,
     weight: Tensor,
     weight_scale: Tensor,
     alpha: Tensor,
@@ -61,11 +78,14 @@ def _linear(
     kernel: str,
     quantizer: str | None,
     terms: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Compute ``x · weightᵀ + bias`` in NVFP4.
 
     Args:
-        x: bfloat16 or float16 ``(..., K)``.
+        x: bfloat16 or float16 ``(..., K)``; or data of a ``QuantizedInput``.
+        x_scales: of a ``QuantizedInput``; None: x is in 16 bits.
+        row_scale: of a ``QuantizedInput``, or None.
         weight: uint8 ``(N, K/2)``, or the data of its fragments.
         weight_scale: float8_e4m3fn, blocked layout, or uint8, that of fragments.
         alpha: float32 ``(S,)``, one factor per shard; includes ``input_scale`` where there is one.
@@ -76,20 +96,23 @@ def _linear(
         quantizer: target of a kernel of ``quantize``, or of ``quantize_per_token`` where there is
             no ``input_scale``; None: activations stay in 16 bits.
         terms: how many NVFP4 values add up to each of x.
+        dtype: of the result; x's, where that is in 16 bits.
 
     Returns:
-        ``(..., N)`` of x's dtype.
+        ``(..., N)`` of ``dtype``; of a quantised input ``(M, N)``.
     """
-    a, a_scales, row_scale = _operand(x, input_scale, quantizer, terms)
+    a, a_scales, row_scale = _operand(x, x_scales, row_scale, input_scale, quantizer, terms)
     out = function(kernel)(
-        a, a_scales, weight, weight_scale, alpha, shard_sizes, row_scale, bias, x.dtype,
+        a, a_scales, weight, weight_scale, alpha, shard_sizes, row_scale, bias, dtype,
         *_of_terms(quantizer, terms),
     )  # fmt: skip
-    return out.view(*x.shape[:-1], out.shape[-1])
+    return out.view(_result_shape(x, x_scales, out.shape[-1]))
 
 
 def _silu_mul_linear(
     x: Tensor,
+    x_scales: Tensor | None,
+    row_scale: Tensor | None,
     weight: Tensor,
     weight_scale: Tensor,
     alpha: Tensor,
@@ -98,11 +121,14 @@ def _silu_mul_linear(
     kernel: str,
     quantizer: str | None,
     terms: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Compute ``silu(x · gateᵀ) · (x · upᵀ)`` in NVFP4.
 
     Args:
-        x: bfloat16 or float16 ``(..., K)``.
+        x: as for ``linear``, as the next two.
+        x_scales: of a ``QuantizedInput``.
+        row_scale: of a ``QuantizedInput``.
         weight: uint8 ``(2, N, K/2)``, gate and up projection, or ``(2, …)`` the data of their
             fragments.
         weight_scale: float8_e4m3fn ``(2, …)``, the blocked layout of each, or uint8, that of
@@ -113,47 +139,116 @@ def _silu_mul_linear(
         kernel: target of a kernel of ``silu_mul_gemm``.
         quantizer: as for ``linear``.
         terms: as for ``linear``.
+        dtype: as for ``linear``.
 
     Returns:
-        ``(..., N)`` of x's dtype.
+        ``(..., N)`` of ``dtype``; of a quantised input ``(M, N)``.
     """
-    a, a_scales, row_scale = _operand(x, input_scale, quantizer, terms)
+    a, a_scales, row_scale = _operand(x, x_scales, row_scale, input_scale, quantizer, terms)
     out, _ = function(kernel)(
         a, a_scales, weight[0], weight_scale[0], weight[1], weight_scale[1], alpha, row_scale, n,
-        None, x.dtype, *_of_terms(quantizer, terms),
+        None, dtype, *_of_terms(quantizer, terms),
     )  # fmt: skip
-    return out.view(*x.shape[:-1], out.shape[-1])
+    return out.view(_result_shape(x, x_scales, n))
 
 
-def _define(name: str, schema: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _silu_mul_linear_quantized(
+    x: Tensor,
+    x_scales: Tensor | None,
+    row_scale: Tensor | None,
+    weight: Tensor,
+    weight_scale: Tensor,
+    alpha: Tensor,
+    n: int,
+    input_scale: Tensor | None,
+    kernel: str,
+    quantizer: str | None,
+    terms: int,
+    out_scale: Tensor,
+    out_terms: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute ``silu_mul_linear``'s result as the next layer's ``QuantizedInput``.
+
+    Args:
+        x: as for ``silu_mul_linear``, as all others but the last two.
+        x_scales: of a ``QuantizedInput``.
+        row_scale: of a ``QuantizedInput``.
+        weight: gate and up projection.
+        weight_scale: of each.
+        alpha: of each.
+        n: N.
+        input_scale: calibrated, or None.
+        kernel: target of the product's kernel.
+        quantizer: target of the input's, or None.
+        terms: of the input.
+        out_scale: float32 ``()``, the next layer's input scale.
+        out_terms: how many NVFP4 values add up to each of the result's.
+
+    Returns:
+        Data and block scales.
+    """
+    a, a_scales, row_scale = _operand(x, x_scales, row_scale, input_scale, quantizer, terms)
+    data, scales = function(kernel)(
+        a, a_scales, weight[0], weight_scale[0], weight[1], weight_scale[1], alpha, row_scale, n,
+        out_scale, torch.float32, terms, out_terms,
+    )  # fmt: skip
+    return data, scales
+
+
+def _define(
+    name: str, schema: str, function: Callable[..., Any], returns: str = "Tensor"
+) -> Callable[..., Any]:
     # Kernels launch on whatever device their tensors are on, so one registration serves all.
-    _LIBRARY.define(f"{name}({schema}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(f"{name}({schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     return getattr(torch.ops.nvfp4_tc, name).default
 
 
+_WEIGHT = (
+    "Tensor x, Tensor? x_scales, Tensor? row_scale, Tensor weight, Tensor weight_scale, "
+    "Tensor alpha"
+)
+_KERNELS = "str kernel, str? quantizer, int terms"
+
 linear = _define(
     "linear",
-    "Tensor x, Tensor weight, Tensor weight_scale, Tensor alpha, SymInt[] shard_sizes, "
-    "Tensor? input_scale, Tensor? bias, str kernel, str? quantizer, int terms",
+    f"{_WEIGHT}, SymInt[] shard_sizes, Tensor? input_scale, Tensor? bias, {_KERNELS}, "
+    "ScalarType dtype",
     _linear,
 )
 silu_mul_linear = _define(
     "silu_mul_linear",
-    "Tensor x, Tensor weight, Tensor weight_scale, Tensor alpha, SymInt n, Tensor? input_scale, "
-    "str kernel, str? quantizer, int terms",
+    f"{_WEIGHT}, SymInt n, Tensor? input_scale, {_KERNELS}, ScalarType dtype",
     _silu_mul_linear,
+)
+silu_mul_linear_quantized = _define(
+    "silu_mul_linear_quantized",
+    f"{_WEIGHT}, SymInt n, Tensor? input_scale, {_KERNELS}, Tensor out_scale, int out_terms",
+    _silu_mul_linear_quantized,
+    "(Tensor, Tensor)",
 )
 
 
 @register_fake("nvfp4_tc::linear", lib=_LIBRARY)
 def _(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor, shard_sizes: Sequence[int],
-    *rest: Any,
+    x: Tensor, x_scales: Tensor | None, row_scale: Tensor | None, weight: Tensor,
+    weight_scale: Tensor, alpha: Tensor, shard_sizes: Sequence[int], *rest: Any,
 ) -> Tensor:  # fmt: skip
-    return x.new_empty((*x.shape[:-1], sum(shard_sizes)))
+    return x.new_empty(_result_shape(x, x_scales, sum(shard_sizes)), dtype=rest[-1])
 
 
 @register_fake("nvfp4_tc::silu_mul_linear", lib=_LIBRARY)
-def _(x: Tensor, weight: Tensor, weight_scale: Tensor, alpha: Tensor, n: int, *rest: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], n))
+def _(
+    x: Tensor, x_scales: Tensor | None, row_scale: Tensor | None, weight: Tensor,
+    weight_scale: Tensor, alpha: Tensor, n: int, *rest: Any,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(_result_shape(x, x_scales, n), dtype=rest[-1])
+
+
+@register_fake("nvfp4_tc::silu_mul_linear_quantized", lib=_LIBRARY)
+def _(
+    x: Tensor, x_scales: Tensor | None, row_scale: Tensor | None, weight: Tensor,
+    weight_scale: Tensor, alpha: Tensor, n: int, *rest: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    rows = x.reshape(-1, x.shape[-1]) if x_scales is None else x
+    return quantized_result(rows, n, 1 if x_scales is None else rest[-3], rest[-1])

@@ -15,7 +15,8 @@ from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
 from nvfp4_kernels.terms import EXACT_TERMS
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.device import current_device
-from vllm_fp4_plugin.options import KEY, Activation, Options
+from vllm_fp4_plugin.options import KEY, METHOD, Activation, Options
+from vllm_fp4_plugin.versions import PLUGIN
 from vllm_fp4_plugin.warmup import Product
 
 KERNELS_KEY = f"{KEY}_kernels"  # of additional_config
@@ -33,6 +34,8 @@ class LinearPlan:
         shard_sizes: output widths of its shards on this rank.
         k: elements of its input on this rank.
         gate_up: gate and up projection run as one op with SiLU-and-mul.
+        out_terms: how many NVFP4 values add up to each of its result's, which the layer after it
+            takes as its input; 0: the result is in 16 bits.
         reason: reason why it runs so and not as a reader would expect; may be empty.
     """
 
@@ -44,6 +47,7 @@ class LinearPlan:
     k: int
     gate_up: bool
     reason: str
+    out_terms: int = 0
 
     @property
     def targets(self) -> tuple[str, str | None]:
@@ -128,16 +132,17 @@ def choose_kernels(
     return Choice(kernel, quantizer, activation, terms, "; ".join(reasons))
 
 
-def hash_kernels(vllm_config: Any, targets: Iterable[str], terms: int, options: Options) -> None:
+def hash_kernels(vllm_config: Any, held: Iterable[str], terms: int, options: Options) -> None:
     """Have vLLM's compile cache depend on a layer's kernels, which compiled graphs hold by name.
 
-    And on its number of terms, which they hold too. vLLM hashes ``additional_config``, and nothing
+    And on its number of terms, on what it hands over, and on the plugin's version: graphs hold
+    calls of its ops. vLLM hashes ``additional_config``, and nothing
     else that a plugin may write to; of an object not the order, on which ``activation_terms``
     depends.
     """
     given = vllm_config.additional_config
     if isinstance(given, dict):
-        names = {*given.get(KERNELS_KEY, ()), *targets}
+        names = {f"{METHOD} {PLUGIN}", *given.get(KERNELS_KEY, ()), *held}
         if terms > 1:
             names.add(f"{terms} terms")
         if options.terms_patterns:
@@ -159,6 +164,7 @@ def product_of(layer: Any, plan: LinearPlan, dtype: torch.dtype) -> Product | No
         gate_up=plan.gate_up,
         shards=1 if plan.gate_up else len(plan.shard_sizes),
         bias=added,
+        out_terms=plan.out_terms,
     )
     # Layers are built with bfloat16 or float16 alone, which is what a Dtype names.
     name: Any = dtype_name(dtype)

@@ -1,4 +1,4 @@
-"""Flow of a projection's result through the forward pass of the module that owns it.
+"""Flow of a value through a forward pass: a submodule's result, or what the module is called with.
 
 Read from source, so that it holds for every branch that a run may take. The result is followed
 from statement to statement; whatever is not understood counts as a leak.
@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from torch.nn import Module
 from vllm.model_executor.layers.fusion.fused_act_quant import maybe_fused_act_quant
@@ -37,34 +37,73 @@ _SAME = {"LOAD_METHOD": "LOAD_ATTR"}
 _OF_MODULES = frozenset({*vars(Module()), "__class__", "__dict__"} - {"training"})
 
 
-@dataclass(frozen=True)
-class Flow:
-    """Way that a forward pass takes a projection's result.
+# What a submodule returns: its result, a pair of it and a bias, or as norms do, which return a
+# pair, of it and the new residual, where they are called with a residual too.
+Returns = Literal["result", "pair", "norm"]
+Parameter = int | str  # of a call: its place among the positional ones, or its name
+
+
+class Use(NamedTuple):
+    """Call of one of the owner's attributes with the value.
 
     Attributes:
-        activations: attributes of the owner that are called with it and nothing else.
+        attribute: the attribute.
+        parameter: what the value is passed as.
+    """
+
+    attribute: str
+    parameter: Parameter
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Way that a forward pass takes a value.
+
+    Attributes:
+        uses: calls with it.
         leak: first use beside those, in words; empty if there is none.
     """
 
-    activations: frozenset[str]
+    uses: frozenset[Use]
     leak: str
+
+    @property
+    def consumers(self) -> frozenset[str]:
+        """Attributes of the owner that are called with it."""
+        return frozenset(use.attribute for use in self.uses)
 
 
 @cache
-def flow_of(owner: Any, projection: str, returns_pair: bool) -> Flow:
-    """Follow the result of ``self.<projection>(…)`` through the methods of a class.
+def flow_of(owner: Any, producer: str, returns: Returns, as_input: bool = False) -> Flow:
+    """Follow the result of ``self.<producer>(…)`` through the methods of a class.
 
     Args:
-        owner: class of the module that owns the projection.
-        projection: its attribute there.
-        returns_pair: whether it returns its result with a bias, as a pair, or alone.
+        owner: class of the module that owns the submodule.
+        producer: its attribute there.
+        returns: what it returns.
+        as_input: it is a layer's input: others may be called with it among other arguments, and
+            its shape and dtype may be asked for. If not, with it alone.
     """
-    reader = _ClassReader(owner, projection, returns_pair)
+    return _flow(_ClassReader(owner, producer, returns, as_input))
+
+
+@cache
+def flow_of_parameter(owner: Any, parameter: Parameter) -> Flow:
+    """Follow what ``forward`` of a class is called with, as an input; see ``flow_of``.
+
+    Args:
+        owner: the class.
+        parameter: of its ``forward``, as callers pass it.
+    """
+    return _flow(_ClassReader(owner, "", "result", True, parameter))
+
+
+def _flow(reader: "_ClassReader") -> Flow:
     try:
         reader.read()
     except _LeakError as leak:
         return Flow(frozenset(), str(leak))
-    return Flow(frozenset(reader.activations), "")
+    return Flow(frozenset(reader.uses), "")
 
 
 class _LeakError(Exception):
@@ -72,35 +111,62 @@ class _LeakError(Exception):
 
 
 class _Held(Enum):
-    """Share that a value holds of the result; None stands for none."""
+    """Share that an expression holds of the value; None stands for none."""
 
     RESULT = "result"
-    PAIR = "pair"  # of result and bias
+    PAIR = "pair"  # of it and something else
 
 
 _State = dict[str, _Held]  # local names that hold something
 
 
 class _ClassReader:
-    """Reader of ``forward`` and of every method that it reaches or that names the projection.
+    """Reader of ``forward`` and of every method that it reaches or that names the submodule.
+
+    Args:
+        owner: the class.
+        producer: the submodule whose result is followed; empty: a parameter is.
+        returns: what it returns.
+        as_input: see ``flow_of``.
+        parameter: of ``forward``, that is followed.
 
     Attributes:
-        activations: attributes called with the result so far.
+        uses: calls with the value so far.
     """
 
-    def __init__(self, owner: type[Module], projection: str, returns_pair: bool) -> None:
+    def __init__(
+        self,
+        owner: type[Module],
+        producer: str,
+        returns: Returns,
+        as_input: bool,
+        parameter: Parameter | None = None,
+    ) -> None:
         self.owner = owner
-        self.projection = projection
-        self.returned = _Held.PAIR if returns_pair else _Held.RESULT
-        self.activations: set[str] = set()
+        self.producer = producer
+        self.returns = returns
+        self.as_input = as_input
+        self.parameter = parameter
+        self.uses: set[Use] = set()
         self._stored: set[str] = set()
         self._methods: dict[FunctionType, None] = {}  # in the order they are reached
+
+    @property
+    def followed(self) -> str:
+        """Name of what is followed, in words."""
+        return f"{self.producer}'s result" if self.producer else f"its input {self.parameter}"
+
+    def returned(self, arguments: int) -> _Held | None:
+        """Share that a call of the producer with so many arguments holds; None: it is not known."""
+        if self.returns == "norm":
+            return {1: _Held.RESULT, 2: _Held.PAIR}.get(arguments)
+        return _Held.PAIR if self.returns == "pair" else _Held.RESULT
 
     def read(self) -> None:
         """Read all that matters.
 
         Raises:
-            _LeakError: the result, or the projection itself, goes elsewhere.
+            _LeakError: the result, or the submodule itself, goes elsewhere.
         """
         for name in ("__getattr__", "__getattribute__"):
             if getattr(self.owner, name) is not getattr(Module, name):
@@ -108,9 +174,9 @@ class _ClassReader:
         self.reach("forward")
         for name, function in self._functions():
             code = function.__code__
-            if name == "__init__":
+            if name == "__init__" and self.producer:
                 self._check_init(code)
-            elif self.projection in (*code.co_names, *code.co_consts):
+            elif self.producer and self.producer in (*code.co_names, *code.co_consts):
                 self._methods[function] = None
         read = 0
         while read < len(self._methods):  # which reading adds to
@@ -118,13 +184,13 @@ class _ClassReader:
             reader.read()
             self._stored |= reader.stored
             read += 1
-        for name in self._stored & {self.projection, *self.activations}:
+        for name in self._stored & {self.producer, *(use.attribute for use in self.uses)}:
             raise _LeakError(f"{self.owner.__name__} replaces its {name} while it runs")
-        if not self.activations:
-            raise _LeakError(f"{self.owner.__name__} calls no activation with its result")
+        if not self.uses:
+            raise _LeakError(f"{self.owner.__name__} calls no layer with {self.followed}")
 
     def reach(self, name: str) -> None:
-        """Note that a method asks ``self`` for an attribute other than the projection."""
+        """Note that a method asks ``self`` for an attribute other than the submodule."""
         member = inspect.getattr_static(self.owner, name, None)
         found = member.fget if isinstance(member, property) else member
         if name in _OF_MODULES or found is getattr(Module, name, self):
@@ -141,10 +207,10 @@ class _ClassReader:
         return ((name, each) for name, each in members if isinstance(each, FunctionType))
 
     def _check_init(self, code: CodeType) -> None:
-        """Refuse an ``__init__`` that does more with the projection than to make it."""
+        """Refuse an ``__init__`` that does more with the submodule than to make it."""
         for step in dis.get_instructions(code):
             # As a constant it is part of a name.
-            if step.argval == self.projection and step.opname not in ("STORE_ATTR", "LOAD_CONST"):
+            if step.argval == self.producer and step.opname not in ("STORE_ATTR", "LOAD_CONST"):
                 raise _LeakError(f"{self.owner.__name__}.__init__ does more than make it")
             if isinstance(step.argval, CodeType):
                 self._check_init(step.argval)
@@ -173,7 +239,22 @@ class _MethodReader:
         self._self = parameters[0].arg
         for node in (each for statement in definition.body for each in ast.walk(statement)):
             self._check(node)
-        self._block(definition.body, {})
+        self._block(definition.body, self._entry(definition.args))
+
+    def _entry(self, given: ast.arguments) -> _State:
+        """Names that hold the value when the method is entered."""
+        parameter = self.owner.parameter
+        if parameter is None or self.code.co_name != "forward":
+            return {}
+        positional = [each.arg for each in (*given.posonlyargs, *given.args)][1:]
+        if isinstance(parameter, str):
+            names = [*positional, *(each.arg for each in given.kwonlyargs)]
+            found = parameter if parameter in names else None
+        else:
+            found = positional[parameter] if parameter < len(positional) else None
+        if found is None:
+            raise self._leak(f"takes no parameter {parameter}")
+        return {found: _Held.RESULT}
 
     def _definition(self) -> ast.FunctionDef:
         if hasattr(self.function, "__wrapped__"):
@@ -277,17 +358,20 @@ class _MethodReader:
     # --- expressions ----------------------------------------------------------------------
 
     def _value(self, node: ast.AST, state: _State) -> _Held | None:
-        """Evaluate an expression: what its value holds of the result."""
+        """Evaluate an expression: what it holds of the value that is followed."""
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=self._self), attr=attr)):
-                return self._call(node, attr, node.args, state)
+                return self._call(node, attr, state)
             case ast.Call(
                 func=ast.Name(id=name),
                 args=[ast.Attribute(value=ast.Name(id=self._self), attr=attr), argument, *rest],
             ) if self._global(name) in HANDOVERS:
                 for each in (*rest, *node.keywords):
                     self._clean(each, state)
-                self._activate(attr, argument, state)
+                if attr == self.owner.producer:
+                    self._clean(argument, state)
+                    return self.owner.returned(1)
+                self._consume(attr, [(0, argument)], state)
                 return None
             case ast.Subscript(value=value, slice=ast.Constant(value=0 | 1 as index)):
                 held = self._value(value, state)
@@ -295,9 +379,13 @@ class _MethodReader:
                     raise self._misused()
                 return _Held.RESULT if held is _Held.PAIR and index == 0 else None
             case ast.Attribute(value=ast.Name(id=self._self), attr=attr):
-                if attr == self.owner.projection:
+                if attr == self.owner.producer:
                     raise self._leak(f"uses {attr} otherwise than by calling it")
                 self.owner.reach(attr)
+                return None
+            case ast.Attribute(value=ast.Name(id=name), attr="shape" | "dtype"):
+                if not self.owner.as_input or state.get(name) is _Held.PAIR:
+                    self._clean(node.value, state)
                 return None
             case ast.Name(id=self._self):
                 raise self._leak("hands itself on")
@@ -306,30 +394,37 @@ class _MethodReader:
         self._children(node, state)
         return None
 
-    def _call(
-        self, node: ast.Call, attr: str, arguments: list[ast.expr], state: _State
-    ) -> _Held | None:
+    def _call(self, node: ast.Call, attr: str, state: _State) -> _Held | None:
         """Evaluate a call of an attribute of ``self``."""
-        if attr == self.owner.projection:
-            for each in (*arguments, *node.keywords):
+        arguments: list[tuple[Parameter | None, ast.expr]] = [
+            (None if isinstance(each, ast.Starred) else place, each)
+            for place, each in enumerate(node.args)
+        ]
+        arguments += [(each.arg, each.value) for each in node.keywords]
+        if attr == self.owner.producer:
+            for _, each in arguments:
                 self._clean(each, state)
-            return self.owner.returned
-        if len(arguments) == 1 and not node.keywords:
-            self._activate(attr, arguments[0], state)
-            return None
-        self.owner.reach(attr)
-        for each in (*arguments, *node.keywords):
-            self._clean(each, state)
+            held = self.owner.returned(len(arguments))
+            if held is None:
+                raise self._leak(f"calls {attr} with {len(arguments)} arguments", node)
+            return held
+        self._consume(attr, arguments, state)
         return None
 
-    def _activate(self, attr: str, argument: ast.expr, state: _State) -> None:
-        """Evaluate a call of an attribute of ``self`` with one argument, maybe the result."""
-        held = self._value(argument, state)
-        if held is _Held.PAIR:
-            raise self._misused()
+    def _consume(
+        self, attr: str, arguments: list[tuple[Parameter | None, ast.expr]], state: _State
+    ) -> None:
+        """Evaluate a call of an attribute of ``self``, maybe with the value that is followed."""
+        held = [(parameter, self._value(each, state)) for parameter, each in arguments]
         self.owner.reach(attr)
-        if held is _Held.RESULT:
-            self.owner.activations.add(attr)
+        holding = [each for each in held if each[1] is not None]
+        if not holding:
+            return
+        [(parameter, share), *more] = holding
+        alone = len(arguments) == 1 and parameter == 0
+        if share is _Held.PAIR or more or parameter is None or not (alone or self.owner.as_input):
+            raise self._misused()
+        self.owner.uses.add(Use(attr, parameter))
 
     def _children(self, node: ast.AST, state: _State) -> None:
         for child in ast.iter_child_nodes(node):
@@ -341,7 +436,7 @@ class _MethodReader:
             raise self._misused()
 
     def _misused(self) -> _LeakError:
-        return self._leak(f"uses {self.owner.projection}'s result elsewhere than in an activation")
+        return self._leak(f"uses {self.owner.followed} elsewhere than in a layer")
 
     def _global(self, name: str) -> Any:
         """Value of a name that the method does not assign to."""

@@ -24,6 +24,7 @@ from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
+from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
 from vllm_fp4_plugin.options import Activation
 
@@ -69,6 +70,25 @@ class ExpertsLayer:
     experts: Experts
 
 
+@dataclass(frozen=True)
+class Norm:
+    """A norm that quantises for a linear layer.
+
+    Attributes:
+        dtype: of its input.
+        weight_dtype: of its weight.
+        k: elements of a token.
+        per_token: whether each token gets a scale of its own.
+        terms: how many NVFP4 values add up to each of its result's.
+    """
+
+    dtype: Dtype
+    weight_dtype: str
+    k: int
+    per_token: bool
+    terms: int
+
+
 def _weight_only(product: Product, max_tokens: int, sms: int) -> Specs:
     return weight_only_kernels(product.model, max_tokens=max_tokens, sms=sms)
 
@@ -84,7 +104,7 @@ def _block_scaled(product: Product, max_tokens: int, sms: int) -> Specs:
     )
 
 
-Served = Product | ExpertsLayer
+Served = Product | ExpertsLayer | Norm
 _BY_FAMILY: dict[str, Callable[[Product, int, int], Specs]] = {
     "sm_90": _weight_only,
     "sm_100": _block_scaled,
@@ -103,6 +123,11 @@ def product_kernels(products: Iterable[Served], max_tokens: int, sms: int) -> li
     for each in products:
         if isinstance(each, ExpertsLayer):
             found |= experts_kernels(each.experts, each.family, max_tokens=max_tokens, sms=sms)
+        elif isinstance(each, Norm):  # sm_100 alone has them
+            found |= norm_kernels(
+                each.dtype, each.weight_dtype, each.k, max_tokens=max_tokens,
+                per_token=each.per_token, terms=each.terms, sms=sms,
+            )  # fmt: skip
         else:
             found |= _BY_FAMILY[each.family](each, max_tokens, sms)
     return list(found)

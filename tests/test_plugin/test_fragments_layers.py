@@ -223,8 +223,9 @@ def test_opcheck(pair: list[Nvfp4Tensor], x: Tensor) -> None:
         row = loaded(build, quantised_shards(rows, [1.0]), shard_ids, weight_only=True)
         one = (row.weight, row.weight_scale, row.alpha, rows, None, None)
         both = (mlp.weight, mlp.weight_scale, mlp.alpha, INTERMEDIATE, None)
-        check_op(linear, (x, *one, *row.quant_method.plan.targets, 1))
-        check_op(silu_mul_linear, (x, *both, *mlp.quant_method.plan.targets, 1))
+        check_op(linear, (x, None, None, *one, *row.quant_method.plan.targets, 1, x.dtype))
+        targets = mlp.quant_method.plan.targets
+        check_op(silu_mul_linear, (x, None, None, *both, *targets, 1, x.dtype))
 
 
 def test_both_reasons_are_told(vllm_config: Any, pair: list[Nvfp4Tensor], x: Tensor) -> None:

@@ -89,7 +89,7 @@ def test_the_reason_is_in_the_report(quant: Nvfp4TcConfig) -> None:
         settle(mlp)
     record = quant.startup.report.layers[-1]
     assert record.kernel == "nvfp4_gemm_w4a16/wgmma (sm_90)"
-    start = "not fused: Scaling.forward uses gate_up_proj's result elsewhere than in an activation"
+    start = "not fused: Scaling.forward uses gate_up_proj's result elsewhere than in a layer"
     assert f"{start} (test_fused_mlp.py:" in record.reason
     [product] = quant.startup.products.values()
     assert planned.layer.gate_up
@@ -152,7 +152,7 @@ def test_handover_calls_the_activation(
     activation = Mlp(quant, SiluAndMul).act_fn
     assert type(activation) is FusedSiluAndMul
     monkeypatch.setattr(activation, "forward", lambda given: ("called with", given))
-    promise = GateUp(torch.ones(1), None, 1, "", None, 1)
+    promise = GateUp(torch.ones(1), None, 1, "", None, 1, None, 0)
     for _, key in producers:
         monkeypatch.setattr(fused_act_quant, "get_input_quant_key", lambda _, key=key: key)
         out = fused_act_quant.maybe_fused_act_quant(activation, promise, torch.nn.Identity())

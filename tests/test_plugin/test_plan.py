@@ -28,8 +28,9 @@ from tests.test_plugin.test_linear_layers import (
     tensors_on_disk,
 )
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.linear_op import linear, silu_mul_linear
+from vllm_fp4_plugin.linear_op import linear, silu_mul_linear, silu_mul_linear_quantized
 from vllm_fp4_plugin.plan import KERNELS_KEY
+from vllm_fp4_plugin.versions import PLUGIN
 
 SCALE = torch.tensor(0.01)
 # How a layer's input is quantised, and the kernel that does it on CPU.
@@ -145,6 +146,7 @@ def test_compiled_graphs_are_kept_by_their_kernels(vllm_config: Any) -> None:
         hashes.append(vllm_config.compute_hash())
     assert len(set(hashes)) == 3
     assert vllm_config.additional_config[KERNELS_KEY] == [
+        f"nvfp4-tc {PLUGIN}",
         "nvfp4_kernels.gemm.sm100.launch:gemm",
         "nvfp4_kernels.quantize.sm100:quantize",
     ]
@@ -162,7 +164,17 @@ def test_opcheck(activation: str, terms: int, dims: tuple[int, ...]) -> None:
     input_scale = SCALE if activation == "static" else None
     quantizer = QUANTIZERS[activation]
     one = weight[0], scales[0], torch.ones(1), [48], input_scale, torch.zeros(48).bfloat16()
-    check_op(linear, (x, *one, "nvfp4_kernels.gemm.reference:gemm", quantizer, terms))
+    kernel = "nvfp4_kernels.gemm.reference:gemm"
+    check_op(linear, (x, None, None, *one, kernel, quantizer, terms, x.dtype))
     both = weight, scales, torch.ones(2), 48, input_scale
     kernel = "nvfp4_kernels.silu_mul_gemm.reference:silu_mul_gemm"
-    check_op(silu_mul_linear, (x, *both, kernel, quantizer, terms))
+    given = (*both, kernel, quantizer, terms)
+    check_op(silu_mul_linear, (x, None, None, *given, x.dtype))
+    if activation != "16-bit":  # a reference of 16-bit activations takes them too
+        check_op(silu_mul_linear_quantized, (x, None, None, *given, SCALE, 2))
+    if activation == "static":
+        of_before = (*quantize.quantize(x.view(-1, K), SCALE, terms), None)
+        check_op(silu_mul_linear, (*of_before, *given, x.dtype))
+        check_op(silu_mul_linear_quantized, (*of_before, *given, SCALE, 1))
+        how = "nvfp4_kernels.gemm.reference:gemm", quantizer, terms, x.dtype
+        check_op(linear, (*of_before, *one, *how))

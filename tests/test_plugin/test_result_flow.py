@@ -13,7 +13,7 @@ from vllm.model_executor.layers.fusion.fused_act_quant import maybe_fused_act_qu
 from vllm.model_executor.models.registry import ModelRegistry
 
 from tests.vllm_classes import classes_with
-from vllm_fp4_plugin.result_flow import Flow, flow_of
+from vllm_fp4_plugin.result_flow import Flow, Use, flow_of
 
 PROJECTION = "gate_up_proj"
 
@@ -46,7 +46,7 @@ ACTIVATIONS = {
 }
 ALONE = {"plamo3:DenseMLP"}  # asks for the result without a bias
 
-ELSEWHERE = "forward uses gate_up_proj's result elsewhere than in an activation"
+ELSEWHERE = "forward uses gate_up_proj's result elsewhere than in a layer"
 NO_CALL = "uses gate_up_proj otherwise than by calling it"
 LEAKS = {
     "falcon_h1:FalconH1MLP": ELSEWHERE,  # multiplies the gate by a constant
@@ -84,14 +84,17 @@ SHARED = {"phi3": "llama", "qwen3": "qwen2"}  # modules that take another's MLP
 @pytest.fixture(scope="module")
 def flows() -> dict[str, Flow]:
     classes = dict(classes_with(f"self.{PROJECTION}("))
-    return {name: flow_of(owner, PROJECTION, name not in ALONE) for name, owner in classes.items()}
+    return {
+        name: flow_of(owner, PROJECTION, "result" if name in ALONE else "pair")
+        for name, owner in classes.items()
+    }
 
 
 def test_vllms_classes(flows: dict[str, Flow]) -> None:
     """A class that is new or whose verdict changed wants reading, then a line above."""
     expected = {n: a for a, names in ACTIVATIONS.items() for n in names.split()}
     followed = {name: flow for name, flow in flows.items() if not flow.leak}
-    assert {name: "".join(flow.activations) for name, flow in followed.items()} == expected
+    assert {name: "".join(flow.consumers) for name, flow in followed.items()} == expected
 
 
 def test_vllms_classes_that_do_more(flows: dict[str, Flow]) -> None:
@@ -114,7 +117,7 @@ def test_architectures_fused_first(architecture: str) -> None:
     module, _, name = FIRST[architecture].partition(":")
     assert SHARED.get(served, served) == module
     owner = getattr(import_module(f"vllm.model_executor.models.{module}"), name)
-    assert flow_of(owner, PROJECTION, returns_pair=True) == Flow(frozenset({"act_fn"}), "")
+    assert flow_of(owner, PROJECTION, "pair") == Flow(frozenset({Use("act_fn", 0)}), "")
 
 
 # --- classes made up ----------------------------------------------------------------------------
@@ -165,7 +168,7 @@ HARMLESS = {
 def test_harmless(body: str, make: Make) -> None:
     after = "def after(self, x):\n    return x + self.offset\n"
     owner = make(after + forward(HARMLESS[body]))
-    assert flow_of(owner, PROJECTION, returns_pair=True) == Flow(frozenset({"act"}), "")
+    assert flow_of(owner, PROJECTION, "pair") == Flow(frozenset({Use("act", 0)}), "")
 
 
 MISUSES = {
@@ -225,20 +228,20 @@ OTHERS = {
         CALL + "if x is None:\n    self.act = silu\nreturn self.act(y)",
         "replaces its act while it runs",
     ),
-    "no activation": ("return self.down(x)", "calls no activation with its result"),
+    "no activation": ("return self.down(x)", "calls no layer with gate_up_proj's result"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("body", MISUSES)
 def test_misuses(body: str, make: Make) -> None:
-    flow = flow_of(make(forward(MISUSES[body])), PROJECTION, returns_pair=True)
+    flow = flow_of(make(forward(MISUSES[body])), PROJECTION, "pair")
     assert flow.leak.startswith(f"Mlp.{ELSEWHERE} (mlp0.py:")
 
 
 @pytest.mark.parametrize("body", OTHERS)
 def test_other_leaks(body: str, make: Make) -> None:
     source, reason = OTHERS[body]
-    assert reason in flow_of(make(forward(source)), PROJECTION, returns_pair=True).leak
+    assert reason in flow_of(make(forward(source)), PROJECTION, "pair").leak
 
 
 def test_every_body_is_python() -> None:
@@ -248,9 +251,9 @@ def test_every_body_is_python() -> None:
 
 def test_result_alone(make: Make) -> None:
     owner = make(forward("return self.act(self.gate_up_proj(x))"))
-    assert not flow_of(owner, PROJECTION, returns_pair=False).leak
+    assert not flow_of(owner, PROJECTION, "result").leak
     indexed = make(forward("return self.act(self.gate_up_proj(x)[0])"))
-    assert ELSEWHERE in flow_of(indexed, PROJECTION, returns_pair=False).leak
+    assert ELSEWHERE in flow_of(indexed, PROJECTION, "result").leak
 
 
 # --- more than one method, or none that can be read ----------------------------------------------
@@ -259,7 +262,7 @@ GOOD = forward(CALL + "return self.act(y)")
 
 
 def leak(owner: type[Module]) -> str:
-    return flow_of(owner, PROJECTION, returns_pair=True).leak
+    return flow_of(owner, PROJECTION, "pair").leak
 
 
 def test_a_helper_that_returns_it(make: Make) -> None:
@@ -278,7 +281,7 @@ def test_a_helper_that_is_given_it(make: Make) -> None:
     """Nobody follows it there: the owner's attribute is no SiluAndMul, which its module says."""
     helper = "def helper(self, y):\n    return y * 2\n"
     owner = make(helper + forward(CALL + "return self.helper(y)"))
-    assert flow_of(owner, PROJECTION, returns_pair=True).activations == {"helper"}
+    assert flow_of(owner, PROJECTION, "pair").consumers == {"helper"}
 
 
 def test_a_method_beside_forward(make: Make) -> None:

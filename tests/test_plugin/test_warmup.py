@@ -23,7 +23,7 @@ from tests.sm90_product import sm90_ops
 from vllm_fp4_plugin import startup, warmup
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig
-from vllm_fp4_plugin.linear_op import linear, silu_mul_linear
+from vllm_fp4_plugin.linear_op import linear, silu_mul_linear, silu_mul_linear_quantized
 from vllm_fp4_plugin.plan import product_of
 from vllm_fp4_plugin.startup import Startup
 from vllm_fp4_plugin.warmup import Product
@@ -234,16 +234,21 @@ def test_kernels_are_those_that_products_launch(
     kernel = f"{product.__name__}:gemm"
     with standing_in("cpu", "sm_90"):
         for m in range(1, MOST + 1):
-            linear(x[:m], *weight, torch.ones(3), [96, 32, 32], None, bias, kernel, None, 1)
+            operands = x[:m], None, None, *weight, torch.ones(3), [96, 32, 32], None, bias
+            linear(*operands, kernel, None, 1, x.dtype)
     assert warmed_up("sm_90", LINEAR, "16-bit") == launches.kernels
 
 
 @pytest.mark.parametrize(
     ("activation", "terms"), [("static", 1), ("static", 2), ("per-token", 1), ("per-token", 3)]
 )
-@pytest.mark.parametrize("pair", [False, True], ids=["linear", "pair"])
+@pytest.mark.parametrize(
+    ("pair", "out_terms"),
+    [(False, 0), (True, 0), (True, 1), (True, 2)],
+    ids=["linear", "pair", "pair to NVFP4", "pair to two terms"],
+)
 def test_kernels_on_blackwell_are_those_that_layers_launch(
-    pair: bool, activation: str, terms: int, monkeypatch: pytest.MonkeyPatch
+    pair: bool, out_terms: int, activation: str, terms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices.cutlass_or_skip()
     with devices.emulated(EAGER, "sm_100"):
@@ -260,13 +265,17 @@ def test_kernels_on_blackwell_are_those_that_layers_launch(
         quantizer = f"{quantize.__name__}:{op}"
         with standing_in("cpu", "sm_100"):
             for m in range(1, MOST + 1):
-                if pair:
-                    weight = data, weight_scales, torch.ones(2)
-                    silu_mul_linear(x[:m], *weight, N, input_scale, pair_kernel, quantizer, terms)
+                rows = x[:m], None, None
+                both = data, weight_scales, torch.ones(2), N, input_scale
+                how = pair_kernel, quantizer, terms
+                if out_terms:
+                    silu_mul_linear_quantized(*rows, *both, *how, torch.tensor(1.0), out_terms)
+                elif pair:
+                    silu_mul_linear(*rows, *both, *how, x.dtype)
                 else:
                     single = data[0], weight_scales[0], torch.ones(3), [96, 32, 32]
-                    linear(x[:m], *single, input_scale, bias, kernel, quantizer, terms)
-        layer = Layer("", N, K, gate_up=True) if pair else LINEAR
+                    linear(*rows, *single, input_scale, bias, kernel, quantizer, terms, x.dtype)
+        layer = Layer("", N, K, gate_up=True, out_terms=out_terms) if pair else LINEAR
         assert warmed_up("sm_100", layer, activation, terms) == launches.kernels
 
 

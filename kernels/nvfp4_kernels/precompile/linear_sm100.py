@@ -64,18 +64,27 @@ def quantize_kernels(
 def _product_kernels(
     dtype: Dtype, layer: Layer, max_tokens: int, per_token: bool, terms: int, sms: int
 ) -> list[KernelSpec]:
-    output = layer_epilogue(layer, dtype, per_token)
     op = "silu_mul_gemm" if layer.gate_up else "gemm"
-    tokens = range(1, max_tokens + 1)
-    problems = (Problem(m, layer.n, layer.k, 1, layer.weights, terms) for m in tokens)
-    chosen = [choose_config(problem, output, sms) for problem in problems]
+    chosen = [
+        choose_config(
+            Problem(m, layer.n, layer.k, 1, layer.weights, terms),
+            layer_epilogue(layer, dtype, per_token, m),
+            sms,
+        )
+        for m in range(1, max_tokens + 1)
+    ]
     return [product_spec(op, *tile_and_output) for tile_and_output in dict.fromkeys(chosen)]
 
 
-def layer_epilogue(layer: Layer, dtype: Dtype, per_token: bool) -> EpilogueConfig:
-    """Epilogue of a layer's product."""
-    bias = dtype if layer.bias else ""
-    return EpilogueConfig(dtype, shards=layer.shards, bias=bias, row_scale=per_token)
+def layer_epilogue(layer: Layer, dtype: Dtype, per_token: bool, m: int) -> EpilogueConfig:
+    """Epilogue of a layer's product of ``m`` tokens."""
+    return EpilogueConfig(
+        "nvfp4" if layer.out_terms else dtype,
+        shards=layer.shards,
+        bias=dtype if layer.bias else "",
+        row_scale=per_token,
+        terms=TermLayout.of(max(1, layer.out_terms), m),
+    )
 
 
 def product_spec(op: str, tile: Tile, output: EpilogueConfig) -> KernelSpec:

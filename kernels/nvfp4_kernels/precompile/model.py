@@ -1,6 +1,6 @@
 """Model as kernels see it: linear and attention layers on one GPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Dtype = Literal["bfloat16", "float16"]
@@ -17,6 +17,7 @@ class Layer:
         gate_up: whether it is gate and up projection, fused.
         shards: projections side by side in the weight, each with a scale of its own.
         bias: whether one is added.
+        out_terms: how many NVFP4 values add up to each of the result's; 0: it is in 16 bits.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Layer:
     gate_up: bool = False
     shards: int = 1
     bias: bool = False
+    out_terms: int = 0
 
     @property
     def weights(self) -> int:
@@ -69,3 +71,9 @@ class Model:
     layers: tuple[Layer, ...]
     attention: Attention | None = None
     hidden: int = 0
+
+
+def quantizing_mlps(model: Model, terms: int) -> Model:
+    """Model whose fused MLPs hand their results over as NVFP4, of so many terms."""
+    layers = (replace(each, out_terms=terms) if each.gate_up else each for each in model.layers)
+    return replace(model, layers=tuple(layers))

@@ -20,7 +20,9 @@ from nvfp4_kernels.precompile.experts import experts_kernels
 from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import ACTIVATIONS, block_scaled_kernels
+from nvfp4_kernels.precompile.model import quantizing_mlps
 from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
+from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.terms import MAX_TERMS
 from nvfp4_kernels.tool.build import Built, build_all
@@ -213,13 +215,20 @@ def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
 
 
 def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of linear layers and experts, of their inputs and of attention."""
+    """Kernels of linear layers and experts, of their inputs, of norms and of attention."""
     model, sms, tokens = wanted.mixture.dense, wanted.sms, wanted.max_tokens
     specs: dict[KernelSpec, list[str]] = {}
     for activation, terms in _inputs(wanted):
+        static = activation == "static"
+        layers = quantizing_mlps(model, terms) if static and model.hidden else model
         specs |= block_scaled_kernels(
-            model, max_tokens=tokens, activations=(activation,), terms=terms, sms=sms
+            layers, max_tokens=tokens, activations=(activation,), terms=terms, sms=sms
         )
+        if model.hidden:
+            specs |= norm_kernels(
+                model.dtype, model.dtype, model.hidden, max_tokens=tokens, per_token=not static,
+                terms=terms, sms=sms,
+            )  # fmt: skip
         for experts in wanted.mixture.experts:
             served = experts.served("sm_100", activation, terms)
             specs |= _experts_kernels(served, "sm_100", wanted)

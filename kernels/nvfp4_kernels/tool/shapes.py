@@ -46,7 +46,7 @@ class Shape:
 
     @property
     def output(self) -> EpilogueConfig:
-        return layer_epilogue(self.layer, self.dtype, self.per_token)
+        return layer_epilogue(self.layer, self.dtype, self.per_token, self.m)
 
 
 def _contest(

@@ -14,7 +14,9 @@ from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
 from nvfp4_kernels.precompile.attention_sm100 import CACHES, Cache, attention_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
-from nvfp4_kernels.precompile.model import Attention, Layer
+from nvfp4_kernels.precompile.model import Attention, Layer, quantizing_mlps
+from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
+from nvfp4_kernels.rms_norm_quantize.choose import choose_config as choose_norm
 from nvfp4_kernels.terms import TermLayout
 from nvfp4_kernels.tool.config_file import UnusableModel
 from nvfp4_kernels.tool.model import explicit, read_model
@@ -229,6 +231,29 @@ def test_scales_of_activations_make_other_kernels() -> None:
     assert both.keys() == apart[0].keys() | apart[1].keys()
     assert not apart[0].keys() & apart[1].keys()
     assert {spec.op for spec in both} == {"quantize", "gemm", "silu_mul_gemm"}
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+def test_mlps_that_quantise_their_result(terms: int) -> None:
+    """Theirs are other kernels, for all that is fused and nothing else."""
+    found, plain = (
+        block_scaled_kernels(model, max_tokens=64, activations=("static",))
+        for model in (quantizing_mlps(LLAMA_8B, terms), LLAMA_8B)
+    )
+    assert {spec.op for spec in found.keys() - plain.keys()} == {"silu_mul_gemm"}
+    assert {spec.op for spec in plain.keys() - found.keys()} == {"silu_mul_gemm"}
+    outputs = {spec.fields[1] for spec in found if spec.op == "silu_mul_gemm"}
+    assert {(output.dtype, output.terms.count) for output in outputs} == {("nvfp4", terms)}
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_norms_have_a_kernel_for_every_number_of_tokens(per_token: bool) -> None:
+    found = norm_kernels("bfloat16", "float32", 4096, max_tokens=1200, per_token=per_token, terms=2)
+    fields = {spec.fields for spec in found}
+    for m in range(1, 1201):
+        for adds in (False, True):
+            how = "bfloat16", "float32", adds, per_token
+            assert (*how, choose_norm(m, 4096), TermLayout.of(2, m)) in fields
 
 
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])

@@ -1,0 +1,35 @@
+"""Kernels of norms that quantise on sm_100, for any number of tokens. No CuTe."""
+
+from nvfp4_kernels.precompile.model import Dtype
+from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.rms_norm_quantize.choose import choose_config
+from nvfp4_kernels.sm100.limits import SMS
+from nvfp4_kernels.terms import TermLayout
+
+
+def norm_kernels(
+    dtype: Dtype, weight_dtype: str, k: int, *, max_tokens: int, per_token: bool, terms: int = 1,
+    sms: int = SMS,
+) -> dict[KernelSpec, list[str]]:  # fmt: skip
+    """Kernels of a norm of ``k`` elements, without a residual and with one.
+
+    Args:
+        dtype: of its input.
+        weight_dtype: of its weight.
+        k: elements of a token.
+        max_tokens: of a batch, at the most; all numbers from 1 on are covered.
+        per_token: whether each token gets a scale of its own.
+        terms: how many NVFP4 values add up to each of the result's.
+        sms: of the GPU.
+    """
+    layouts = {
+        (choose_config(m, k, sms), TermLayout.of(terms, m)): None for m in range(1, max_tokens + 1)
+    }
+    target = "nvfp4_kernels.rms_norm_quantize.sm100:RmsNormQuantizeSm100"
+    return {
+        KernelSpec("rms_norm_quantize", target, (dtype, weight_dtype, adds, per_token, *layout)): [
+            "norms"
+        ]
+        for layout in layouts
+        for adds in (False, True)
+    }

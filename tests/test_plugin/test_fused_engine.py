@@ -1,0 +1,71 @@
+"""Engines whose ops hand their results over quantised, beside engines whose ops do not.
+
+Norms round where vLLM's do and quantise what ``quantize`` would be given, so that nothing changes.
+A fused MLP quantises float32 values, and not what they are in 16 bits.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine import Run, distance, run
+from vllm_fp4_plugin import linear_op, norm_op
+
+pytestmark = pytest.mark.slow
+
+ROUNDING = 0.05  # moved by one rounding less in each MLP; seen: .016
+NORM = "nvfp4_add_rms_norm_quantize/reference (cpu)"
+
+
+def served(model: Path, **options: Any) -> Run:
+    return run(str(model), additional_config={"nvfp4_tc": options})
+
+
+@pytest.fixture(scope="module")
+def fused(modelopt: Path) -> Run:
+    return served(modelopt)
+
+
+def test_norms_change_nothing(modelopt: Path, fused: Run) -> None:
+    unfused = served(modelopt, fuse_norm=False)
+    for norm, layer in (
+        ("input_layernorm", "qkv_proj"),
+        ("post_attention_layernorm", "gate_up_proj"),
+    ):
+        assert f"{norm} ×2: {NORM}, A4 static, quantises for {layer}" in fused.report
+        assert f"{norm} ×2: vLLM, 16-bit, switched off (fuse_norm)" in unfused.report
+    assert fused.logprobs == unfused.logprobs
+    assert fused.generated == unfused.generated
+
+
+def test_mlps_change_little(modelopt: Path, fused: Run) -> None:
+    apart = distance(fused, served(modelopt, fuse_mlp=False))
+    print(f"log-probabilities differ by {apart} in the mean")
+    assert 0 < apart < ROUNDING
+
+
+def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven, vLLM's rotary embedding, the attention and the cache's writing aside."""
+    launched: Counter[str] = Counter()
+
+    def counted(target: str) -> Callable[..., Any]:
+        launched[target.partition(":")[2]] += 1
+        return find(target)
+
+    find = linear_op.function
+    for module in (linear_op, norm_op):
+        monkeypatch.setattr(module, "function", counted)
+    served(modelopt)
+    layers = launched["silu_mul_gemm"]  # of all steps
+    first = launched.pop("rms_norm_quantize")  # of a step's first layer, without a residual
+    assert first == layers / 2
+    launched["add_rms_norm_quantize"] += first
+    assert {name: count / layers for name, count in launched.items()} == {
+        "add_rms_norm_quantize": 2,
+        "gemm": 3,
+        "quantize": 1,
+        "silu_mul_gemm": 1,
+    }

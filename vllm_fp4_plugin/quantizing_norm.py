@@ -1,0 +1,102 @@
+"""RMSNorms that quantise for the one layer that they feed, without touching vLLM's models.
+
+vLLM builds our class in the place of its own. It runs as vLLM's until a layer of ours, once the
+model is built, finds that the norm's result goes to it and nowhere else: see ``norm_flow``. From
+then on it returns a ``QuantizedInput``, with the layer's own scale, in one launch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.layers.layernorm import RMSNorm
+
+from nvfp4_kernels.dispatch import Kernel
+from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS
+from vllm_fp4_plugin.device import current_device
+from vllm_fp4_plugin.handover import Input, QuantizedInput
+from vllm_fp4_plugin.norm_op import norm_op
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """Layer that a norm feeds, and how.
+
+    Attributes:
+        layer: the linear layer.
+        per_token: whether each token gets a scale of its own, and not the layer's.
+        terms: how many NVFP4 values add up to each of the norm's.
+        alone, adding: the norm's kernels, without a residual and with one.
+    """
+
+    layer: Any
+    per_token: bool
+    terms: int
+    alone: Kernel
+    adding: Kernel
+
+
+class QuantizingNorm(RMSNorm):
+    """``RMSNorm`` that may quantise its result.
+
+    Attributes:
+        feeding: what it feeds; None: it runs as vLLM's.
+    """
+
+    feeding: Feeding | None = None
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """See ``RMSNorm.forward_native``; the norm may be of ``QuantizedInput``."""
+        if self.feeding is None:
+            return super().forward(x, *args, **kwargs)
+        return self._quantized(self.feeding, x, *args, **kwargs)
+
+    def _quantized(
+        self, feeding: Feeding, x: Tensor, residual: Tensor | None = None
+    ) -> "Input | tuple[Input, Tensor]":
+        kernel = feeding.alone if residual is None else feeding.adding
+        rows = [each for each in (x, residual) if each is not None]
+        if x.ndim != 2:
+            rows = [each.reshape(-1, each.shape[-1]) for each in rows]
+        scale = [] if feeding.per_token else [feeding.layer.input_scale]
+        data, scales, *further = norm_op(kernel.op)(
+            *rows, self.weight.data, self.variance_epsilon, *scale, feeding.terms, kernel.target
+        )
+        row_scale = further[0] if feeding.per_token else None
+        quantized = QuantizedInput(data, scales, row_scale, tuple(x.shape), x.dtype, feeding.terms)
+        return quantized if residual is None else (quantized, further[-1].view(x.shape))
+
+
+def enable() -> None:
+    """Put ``QuantizingNorm`` in the place of vLLM's class, for models built from now on.
+
+    On a device without kernels that quantise vLLM's class stays.
+    """
+    if op_registry_oot.get("RMSNorm") is None and kernels(per_token=False) is not None:
+        RMSNorm.register_oot(QuantizingNorm)
+        # Registration renames the class; custom_ops directives go by the original name.
+        QuantizingNorm.name = RMSNorm.name
+
+
+def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
+    """Kernels of a norm on this process's device, without a residual and with one."""
+    suffix = "_per_token" if per_token else ""
+    names = f"rms_norm_quantize{suffix}", f"add_rms_norm_quantize{suffix}"
+    alone, adding = (KERNELS[name].find(current_device(), "w4a4") for name in names)
+    return None if alone is None or adding is None else (alone, adding)
+
+
+def obstacle(vllm_config: VllmConfig, switched_on: bool) -> str | None:
+    """Reason why no norm of an engine is to quantise; None if there is none."""
+    passes = vllm_config.compilation_config.pass_config
+    reasons = {
+        "switched off (fuse_norm)": not switched_on,
+        "LoRA is enabled": vllm_config.lora_config is not None,
+        "vLLM fuses it with an all-reduce": passes.fuse_allreduce_rms,
+        "VLLM_BATCH_INVARIANT is set": envs.VLLM_BATCH_INVARIANT,
+        "another plugin replaces RMSNorm": op_registry_oot.get("RMSNorm") is not QuantizingNorm,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
