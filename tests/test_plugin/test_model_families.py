@@ -10,6 +10,7 @@ whatever the name among those of W4A16 and FP8, some name with W4A4.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -376,27 +377,38 @@ def test_quantised_at_load(family: Family, tmp_path: Path) -> None:
 ONE_GROUP = replace(weight_only(NEMOTRON_2), config={**NEMOTRON_2.config, "n_groups": 1})
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(weight_only(QWEN_38), id="Qwen 3.8"),
-        # Both ranks hold a copy of the one group that all heads of a mixer share.
-        pytest.param(ONE_GROUP, id="Nemotron of one group"),
-    ],
-)
-def test_two_ranks(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = checkpoint.write(family, tmp_path / "model", reference.even_out)
-    roundings = reference.decode(path, tmp_path / "decoded")
-    model = reference.load(auto_class(family), tmp_path / "decoded", roundings)
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # one memory node, two workers
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    arguments = json.dumps({"tensor_parallel_size": 2, **settings(family)})
-    command = [sys.executable, "-m", "tests.engine", str(path), arguments]
+TWO_RANKS = {
+    "Qwen 3.8": weight_only(QWEN_38),
+    # Both ranks hold a copy of the one group that all heads of a mixer share.
+    "Nemotron of one group": ONE_GROUP,
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[float]]]:
+    """Decoded checkpoints and what engines of two ranks said, one after the other in a process."""
+    command, decoded = [sys.executable, "-m", "tests.engine"], {}
+    for name, family in TWO_RANKS.items():
+        folder = tmp_path_factory.mktemp("ranks")
+        path = checkpoint.write(family, folder / "model", reference.even_out)
+        decoded[name] = folder / "decoded"
+        command += [str(path), json.dumps({"tensor_parallel_size": 2, **settings(family)})]
+    one_node = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # two workers
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=limits.PROCESS, check=False
-    )
+        command, env=os.environ | one_node, capture_output=True, text=True, check=False,
+        timeout=limits.PROCESS,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.strip().splitlines()[-1])["logprobs"]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"log')]
+    pairs = zip(decoded.items(), said, strict=True)
+    return {name: (path, each["logprobs"]) for (name, path), each in pairs}
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_ranks(name: str, two_ranks: dict[str, tuple[Path, list[float]]]) -> None:
+    decoded, found = two_ranks[name]
+    roundings = reference.decode(decoded.parent / "model", decoded)
+    model = reference.load(auto_class(TWO_RANKS[name]), decoded, roundings)
     [expected] = reference.logprobs(model, tokens()[:1])
     pairs = zip(found, expected, strict=True)
     assert sum(abs(a - b) for a, b in pairs) / len(found) < SAME
