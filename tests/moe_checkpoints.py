@@ -117,6 +117,8 @@ def deepseek(**changes: Any) -> PreTrainedConfig:
         "qk_nope_head_dim": 32,
         "v_head_dim": 32,
     }
+    # vLLM gives the class V3.2's type in a process that has loaded such a model.
+    DeepseekV3Config.model_type = "deepseek_v3"
     return DeepseekV3Config(**(settings | changes))
 
 
