@@ -34,9 +34,9 @@ class LinearPlan:
         shard_sizes: output widths of its shards on this rank.
         k: elements of its input on this rank.
         gate_up: gate and up projection run as one op with SiLU-and-mul.
+        reason: reason why it runs so and not as a reader would expect; may be empty.
         out_terms: how many NVFP4 values add up to each of its result's, which the layer after it
             takes as its input; 0: the result is in 16 bits.
-        reason: reason why it runs so and not as a reader would expect; may be empty.
     """
 
     kernel: Kernel
@@ -136,9 +136,8 @@ def hash_kernels(vllm_config: Any, held: Iterable[str], terms: int, options: Opt
     """Have vLLM's compile cache depend on a layer's kernels, which compiled graphs hold by name.
 
     And on its number of terms, on what it hands over, and on the plugin's version: graphs hold
-    calls of its ops. vLLM hashes ``additional_config``, and nothing
-    else that a plugin may write to; of an object not the order, on which ``activation_terms``
-    depends.
+    calls of its ops. vLLM hashes ``additional_config``, and nothing else that a plugin may write
+    to; of an object not the order, on which ``activation_terms`` depends.
     """
     given = vllm_config.additional_config
     if isinstance(given, dict):

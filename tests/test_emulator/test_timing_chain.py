@@ -67,7 +67,7 @@ def test_a_grid_repeats_the_clusters_it_is_told_to() -> None:
 
 
 def test_a_few_clusters_are_of_all_parts_of_a_grid() -> None:
-    """Of a grid that takes turns, the first CTAs have more to do than the last."""
+    """The first CTAs of a grid that takes turns have more to do than the last."""
     prepared = Prepared(producer(), P)
     first, second = prepared.some(2)
     assert first in prepared.traced[:2]

@@ -9,34 +9,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from vllm.model_executor.layers.activation import (
-    SituAndMul,
-    SwigluOAIAndMul,
-    SwigluStepAndMul,
-)
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
-from nvfp4_kernels.activation import GATED, SILU, UNGATED, Activation
+from nvfp4_kernels.activation import SILU, Activation
 from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.nvfp4 import (
     Nvfp4Tensor,
-    global_scale_of,
     quantize_activation,
     quantize_weight,
     to_blocked,
 )
 from vllm_fp4_plugin.activation_terms import GivenTerms
-from vllm_fp4_plugin.experts import online, vllm_methods
-from vllm_fp4_plugin.experts.joined_scales import GlobalScales, described, join
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
 from vllm_fp4_plugin.experts.op import experts
-from vllm_fp4_plugin.experts.plan import activation_of, make_plan
+from vllm_fp4_plugin.experts.plan import make_plan
 from vllm_fp4_plugin.experts.weights import StoredExperts, kernel_experts
-from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup, UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.options import Options
-from vllm_fp4_plugin.report import LayerRecord
 from vllm_fp4_plugin.startup import Startup
 
 E, H, INNER, K = 4, 64, 48, 2
@@ -271,54 +261,6 @@ def test_an_inner_size_is_padded_for_blackwell() -> None:
     ):
         padded = pad(whole.view(torch.uint8), by).view(whole.dtype)
         assert torch.equal(scale.view(torch.uint8), to_blocked(padded).view(torch.uint8))
-
-
-def test_the_activation_of_a_layer() -> None:
-    layer = Layer()
-    assert activation_of(layer) == SILU
-    layer.swiglu_limit, layer.swiglu_alpha, layer.swiglu_beta = 7.0, 1.702, 1.0
-    assert activation_of(layer) == Activation("silu", 7.0, 1.702, 1.0)
-
-
-def test_activations_are_named_as_vllm_names_them() -> None:
-    for name in GATED:
-        assert MoEActivation(name).is_gated
-    for name in UNGATED:
-        assert not MoEActivation(f"{name}_no_mul").is_gated
-    assert set(FORMULAS) == {*GATED, *(f"{name}_no_mul" for name in UNGATED)}
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "expected"),
-    [
-        ("silu", {}, Activation("silu", 9.0, 1.5, 0.5)),
-        ("swigluoai", {}, Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)),
-        ("swiglustep", {}, Activation("swiglustep", 7.0)),
-        ("situ", {"activation_situ_linear_beta": 25.0}, Activation("situ", 25.0, 4.0)),
-        ("situ", {"activation_situ_linear_beta": -1.0}, Activation("situ", None, 4.0)),
-        ("situ", {"activation_situ_linear_beta": None}, Activation("situ", None, 4.0)),
-    ],
-)
-def test_activations_of_layers(name: str, config: dict[str, Any], expected: Activation) -> None:
-    layer = Layer(activation=MoEActivation(name), activation_situ_beta=4.0, **config)
-    layer.swiglu_limit, layer.swiglu_alpha, layer.swiglu_beta = 9.0, 1.5, 0.5
-    assert activation_of(layer) == expected
-
-
-@pytest.mark.parametrize("name", ["situ", "swiglustep", "swigluoai"])
-def test_activations_are_vllms(name: str, vllm_config: Any) -> None:
-    """Same values as vLLM's own, of gate and up as its layout has them."""
-    config = {"activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0}
-    activation = activation_of(Layer(activation=MoEActivation(name), **config))
-    gate, up = (torch.randn(5, 48, dtype=F32) * 8 for _ in range(2))
-    theirs = {
-        "situ": SituAndMul(4.0, 25.0, compile_native=False),
-        "swiglustep": SwigluStepAndMul(7.0),
-        "swigluoai": SwigluOAIAndMul(),
-    }[name]
-    alternate = name == "swigluoai"
-    joined = torch.stack([gate, up], -1 if alternate else 1).flatten(1)
-    torch.testing.assert_close(activation.gated(gate, up), theirs.forward_native(joined))
 
 
 # --- the method ---------------------------------------------------------------------------------
@@ -836,176 +778,3 @@ def test_a_dummy_load_is_served(build: Build, vllm_config: Any) -> None:
     finally:
         vllm_config.load_config.load_format = kept
     assert method.apply(layer, *batch(), None, None).isfinite().all()
-
-
-# --- experts that are quantised at load ---------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ranks", "reduced_over"),
-    [
-        ({}, ""),
-        ({"ep": 2, "rank": 1}, ""),
-        ({"tp": 2, "rank": 1}, "tp"),
-        ({"tp": 2, "rank": 1}, "ep"),  # over which data-parallel ranks divide each expert
-    ],
-)
-def test_16_bit_experts_are_quantised(
-    ranks: dict[str, int],
-    reduced_over: str,
-    vllm_config: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As each matrix would be by itself; a rank's part of one with the scale of the whole."""
-    torch.manual_seed(7)
-    inner = 2 * INNER if "tp" in ranks else INNER
-    shapes = {"w1": (inner, H), "w3": (inner, H), "w2": (H, inner)}
-    plain = {
-        (expert, shard): torch.randn(shape).bfloat16() * (1 + expert)
-        for expert in range(E)
-        for shard, shape in shapes.items()
-    }
-    layer, startup = Layer(**ranks), Startup()
-    layer.moe_config.tp_size = ranks.get("tp", 1)
-    whole = {(e, s): weight.abs().amax().float() for (e, s), weight in plain.items()}
-
-    def gathered(amax: Tensor, group: str, **_: Any) -> None:
-        """What both ranks see of the matrices in the order of w13 or w2."""
-        assert group == reduced_over
-        order = [("w1", "w3"), ("w2",)][len(amax) == layer.local]
-        mine = range(layer.first, layer.first + layer.local)
-        amax.copy_(torch.stack([whole[e, s] for e in mine for s in order]))
-
-    monkeypatch.setattr(torch.distributed, "all_reduce", gathered)
-    tp = SimpleNamespace(world_size=2 if reduced_over == "tp" else 1, device_group="tp")
-    monkeypatch.setattr(online, "get_tp_group", lambda: tp)
-    monkeypatch.setattr(online, "get_ep_group", lambda: SimpleNamespace(device_group="ep"))
-    options = Options(activation="16-bit")
-    method = online.Nvfp4OnlineExpertsMethod(startup, options, layer, PREFIX)
-    sizes = layer.local, H, INNER, torch.bfloat16
-    method.create_weights(layer, *sizes, global_num_experts=E, weight_loader=None)
-    for name in ("w13_weight", "w2_weight"):  # which vLLM would do once all have come
-        param = getattr(layer, name)
-        assert param.device.type == "meta"
-        real = nn.Parameter(torch.full(param.shape, torch.nan).bfloat16(), requires_grad=False)
-        setattr(layer, name, real)
-    for (expert, shard), weight in plain.items():
-        name = "w2_weight" if shard == "w2" else "w13_weight"
-        given = (getattr(layer, name), weight, f"{PREFIX}.{name}", shard, expert, True)
-        method.ledger.loader(method._load)(*given)
-    method.process_weights_after_loading(layer)
-    method.process_weights_after_loading(layer)  # done already
-    late = {"shard_id": "w2", "expert_id": 0, "return_success": True}  # another rank's, with EP
-    param = layer.w2_weight
-    assert param.weight_loader(param=param, loaded_weight=plain[0, "w2"], **late) is False
-    held = method.held(layer)
-    for row, expert in enumerate(range(layer.first, layer.first + layer.local)):
-        for shard, weight in ((s, plain[expert, s]) for s in shapes):
-            expected = quantize_weight(weight, global_scale_of(whole[expert, shard]))
-            part = slice(layer.moe_config.tp_rank * INNER, (layer.moe_config.tp_rank + 1) * INNER)
-            if shard == "w2":
-                bytes_ = slice(part.start // 2, part.stop // 2)
-                assert torch.equal(held.w2[row], expected.data[:, bytes_])
-                assert held.w2_alpha[row] == expected.global_scale
-            else:
-                at = ("w1", "w3").index(shard)
-                assert torch.equal(held.w13[row, at], expected.data[part])
-                assert held.w13_alpha[row, at] == expected.global_scale
-
-
-@pytest.mark.parametrize(("ranks", "first", "more"), [({}, 0, 11), ({"ep": 2, "rank": 1}, 2, 5)])
-def test_a_missing_weight_is_named(
-    ranks: dict[str, int], first: int, more: int, vllm_config: Any
-) -> None:
-    """One of this rank's: vLLM has them quantised before other ranks' have come."""
-    layer = Layer(**ranks)
-    method = online.Nvfp4OnlineExpertsMethod(Startup(), Options(), layer, PREFIX)
-    with pytest.raises(UnsupportedCheckpoint, match=f"{PREFIX}: its experts have biases, must"):
-        online.Nvfp4OnlineExpertsMethod(Startup(), Options(), Layer(has_bias=True), PREFIX)
-    method.create_weights(
-        layer, layer.local, H, INNER, torch.bfloat16, global_num_experts=E, weight_loader=None
-    )
-    assert len(list(method.ledger.missing())) == 3 * layer.local
-    message = rf"{PREFIX}\.{first}\.gate_proj\.weight and {more} more"
-    with pytest.raises(UnsupportedCheckpoint, match=message):
-        method.process_weights_after_loading(layer)
-
-
-# --- one global scale for gate and up -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("modelopt", [True, False], ids=["factors", "divisors"])
-@pytest.mark.parametrize("weight_only", [True, False], ids=["W4A16", "W4A4"])
-def test_joined_scales_compute_the_same(modelopt: bool, weight_only: bool) -> None:
-    model = Model(weight_only=weight_only)
-    held = model.held()
-    x, weights, ids = batch()
-    inputs = torch.stack([model.scales[e, "down_proj"] for e in range(len(held.w2))])
-    factors = (held.w13_global, held.w2_global, inputs)
-    stored = [each.clone() if modelopt else each.reciprocal() for each in factors]
-    scales = GlobalScales(*stored, reciprocal=not modelopt)
-    assert described(scales.factors()).startswith("differ in 4 of 4 experts, by up to ")
-    join(scales)
-    assert described(scales.factors()) == ""
-    w13, w2, w2_input = (each if modelopt else each.reciprocal() for each in scales[:3])
-    joined = held._replace(w13_global=w13, w2_global=w2, w2_input=None if weight_only else w2_input)
-    says = [
-        mixture(x, weights, ids, None, each, SILU, weight_on_input=False).double()
-        for each in (joined, held, held._replace(w13_global=w13))
-    ]
-    off, off_without = ((other - says[0]).norm() / says[0].norm() for other in says[1:])
-    assert off < 0.004  # roundings to bfloat16, of W4A4 a 4-bit step here and there
-    assert off_without > 0.3
-
-
-class Delegate:
-    """A method of vLLM's, as far as loading goes."""
-
-    def create_weights(self, layer: Any, *, weight_loader: Any) -> None:
-        for name, shape in {
-            "w13_weight_scale_2": (2, 2), "w2_weight_scale_2": (2,), "w2_input_scale": (4,),
-        }.items():  # fmt: skip
-            parameter = torch.nn.Parameter(torch.ones(shape, dtype=F32), requires_grad=False)
-            parameter.weight_loader = weight_loader  # type: ignore[attr-defined]
-            layer.register_parameter(name, parameter)
-
-    def process_weights_after_loading(self, layer: Any) -> None:
-        self.seen = {name: p.tolist() for name, p in layer.named_parameters()}
-
-
-@pytest.mark.parametrize(
-    ("limit", "note", "w2", "w2_input"),
-    [
-        (None, ": down's makes up for it", [1.0, 4.0], [1.0, 1.0, 1.0, 0.25]),
-        (7.0, ": vLLM takes gate's for both", [1.0, 1.0], [1.0] * 4),
-    ],
-    ids=["joined", "clamped"],
-)
-def test_scales_are_joined_once_loaded(
-    limit: float | None, note: str, w2: list[float], w2_input: list[float], vllm_config: Any
-) -> None:
-    """On the second of two ranks, which holds the input scales of all four experts."""
-    layer, method, startup = Layer(ep=2, rank=1), Delegate(), Startup()
-    layer.swiglu_limit = limit
-    startup.waiting.add(PREFIX)
-    startup.report.add(LayerRecord(PREFIX, "nvfp4 (vLLM: …)", "W4A16", "", 1, 1))
-    ledger = ExpertLedger(layer, PREFIX)
-    group, checkpoint = (
-        LayerGroup("", Kind.NVFP4_A16),
-        CheckpointConfig(FORMATS["modelopt"], weight_only=True),
-    )
-    vllm_methods._watch(method, ledger, group, checkpoint, startup)
-    method.create_weights(layer, weight_loader=lambda *_: True)
-    layer.w13_weight_scale_2.data[1, 1] = 4.0
-    for expert in range(4):
-        for shard, part in (("w1", "w13"), ("w3", "w13"), ("w2", "w2")):
-            param = getattr(layer, f"{part}_weight_scale_2")
-            name = f"{PREFIX}.{part}_weight_scale_2"
-            param.weight_loader(param, torch.ones((), dtype=F32), name, shard, expert, True)
-    method.process_weights_after_loading(layer)
-    assert method.seen["w2_weight_scale_2"] == w2
-    assert method.seen["w2_input_scale"] == w2_input
-    [record] = startup.report.layers
-    said = "global scales of gate and up differ in 1 of 2 experts, by up to 4.00×"
-    assert record.reason == said + note
-    assert not startup.waiting

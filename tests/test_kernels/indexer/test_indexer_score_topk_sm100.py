@@ -161,7 +161,7 @@ def test_a_longer_row(
 
 @ONE_SCHEDULE
 def test_most_keys(op_device: torch.device) -> None:
-    """As many as are ever wanted, in the configuration that users get."""
+    """The most keys that are ever wanted, in the configuration that users get."""
     run_paged(scored(some_rows(4300), 4096), op_device)
 
 

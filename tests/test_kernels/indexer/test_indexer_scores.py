@@ -189,7 +189,7 @@ def test_garbage_in_unused_slots(fmt: str, unused: int) -> None:
 
 @FMTS
 def test_garbage_in_unused_keys(fmt: str) -> None:
-    """Of contiguous keys, in the ranges of other queries and between them."""
+    """Contiguous keys, in the ranges of other queries and between them."""
     problem = CASES["no keys"].problem(fmt)
     arguments = problem.contiguous()
     k = joined_with_garbage(arguments["k"])

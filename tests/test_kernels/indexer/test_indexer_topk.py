@@ -74,7 +74,7 @@ def test_what_a_row_does_not_see(unseen: float) -> None:
 
 
 def test_nan_at_the_threshold() -> None:
-    """As many finite scores as are missing, then NaN and −inf, the first of them chosen."""
+    """The finite scores that are missing, then NaN and −inf, the first of them chosen."""
     logits = torch.full((1, 64), NAN)
     logits[0, ::3] = -INF
     logits[0, [10, 50, 60]] = ints(1, 2, 3).float()

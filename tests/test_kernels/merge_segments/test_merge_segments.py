@@ -268,7 +268,7 @@ def test_dependent_launches(op_device: torch.device) -> None:
 
 
 def test_each_byte_once() -> None:
-    """Of segments with keys; an lse by all threads of its row, once from memory."""
+    """Segments with keys; an lse by all threads of its row, once from memory."""
     with devices.emulated_ops(EAGER) as gpu:
         outs, lses, sinks = torch.randn(9, 40, 4, 32), torch.randn(9, 40, 4), torch.randn(4)
         lses[:5, 7] = -torch.inf
