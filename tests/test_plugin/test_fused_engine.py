@@ -1,6 +1,7 @@
 """Engines whose ops hand their results over quantised, beside engines whose ops do not.
 
-Norms round where vLLM's do and quantise what ``quantize`` would be given, so that nothing changes.
+Norms and attention round where vLLM's do and quantise what ``quantize`` would be given, so that
+nothing changes.
 A fused MLP quantises float32 values, and not what they are in 16 bits.
 """
 
@@ -41,6 +42,15 @@ def test_norms_change_nothing(modelopt: Path, fused: Run) -> None:
     assert fused.generated == unfused.generated
 
 
+def test_attention_changes_nothing(modelopt: Path, fused: Run) -> None:
+    unfused = served(modelopt, fuse_attention=False)
+    said = "attn ×2: nvfp4_paged_attention_fp8_kv/reference (cpu), fp8_e4m3 KV cache, by default; "
+    assert f"{said}result quantised for o_proj" in fused.report
+    assert f"{said}result in 16 bits: switched off (fuse_attention)" in unfused.report
+    assert fused.logprobs == unfused.logprobs
+    assert fused.generated == unfused.generated
+
+
 def test_mlps_change_little(modelopt: Path, fused: Run) -> None:
     apart = distance(fused, served(modelopt, fuse_mlp=False))
     print(f"log-probabilities differ by {apart} in the mean")
@@ -48,7 +58,7 @@ def test_mlps_change_little(modelopt: Path, fused: Run) -> None:
 
 
 def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven, vLLM's rotary embedding, the attention and the cache's writing aside."""
+    """Six, vLLM's rotary embedding, the attention and the cache's writing aside."""
     launched: Counter[str] = Counter()
 
     def counted(target: str) -> Callable[..., Any]:
@@ -66,6 +76,5 @@ def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {name: count / layers for name, count in launched.items()} == {
         "add_rms_norm_quantize": 2,
         "gemm": 3,
-        "quantize": 1,
         "silu_mul_gemm": 1,
     }

@@ -1,23 +1,26 @@
 """The kernel of ``merge_segments`` on sm_100, and its launch."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import AddressSpace, Array, Boolean, Float32, Int32, Int64, Vector
+from cutlass import AddressSpace, Array, Boolean, Float32, Int32, Int64, Uint8, Vector
 from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
-from nvfp4_kernels.device.arguments import example
+from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.math import LOG2_E
+from nvfp4_kernels.device.nvfp4_block import amax, global_scale, quantize
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.merge_segments.choose import THREADS, VECTOR_BYTES, choose_prefetch
+from nvfp4_kernels.nvfp4_rows import Nvfp4Rows
+from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K
 
 LN_2 = 0.6931471805599453
 INFINITY = float("inf")
@@ -31,9 +34,13 @@ class MergeArguments(NamedTuple):
         outs: results [segments, rows, D].
         lses: float32 [segments, rows].
         sinks: float32 [num_heads], or null.
-        out: merged result [rows, D].
+        out: merged result [rows, D]; if quantised, bytes of codes [rows, D/2].
         lse: float32 [rows].
         segments, rows, num_heads: sizes; row r is of head ``r % num_heads``.
+        scales: bytes, blocked, of an operand whose rows from ``first_row`` on are the tokens; if
+            quantised.
+        input_scale: float32 [], the operand's global scale; if quantised.
+        first_row: see ``scales``.
     """
 
     outs: cute.Pointer
@@ -44,6 +51,9 @@ class MergeArguments(NamedTuple):
     segments: Int32
     rows: Int32
     num_heads: Int32
+    scales: cute.Pointer
+    input_scale: cute.Pointer
+    first_row: Int32
 
 
 @dataclass(frozen=True)
@@ -77,10 +87,11 @@ class MergeSegmentsSm100:
 
     Attributes:
         dtype: of the segments, e.g. ``"float32"``.
-        out_dtype: of the result.
+        out_dtype: of the result; if it is quantised, of what is quantised.
         head_dim: D.
         sinks: whether heads have sinks.
         prefetch: segments whose copies are in flight before a thread uses the first.
+        quantized: whether the result is NVFP4.
     """
 
     dtype: str
@@ -88,6 +99,7 @@ class MergeSegmentsSm100:
     head_dim: int
     sinks: bool
     prefetch: int
+    quantized: bool = False
 
     @property
     def width(self) -> int:
@@ -96,16 +108,23 @@ class MergeSegmentsSm100:
 
     def signature(self) -> tuple[MergeArguments]:
         """Example of ``__call__``'s arguments."""
-        scalars = ("lses", "sinks", "lse")
-        types = {"outs": TYPES[self.dtype], "out": TYPES[self.out_dtype]}
+        scalars = ("lses", "sinks", "lse", "input_scale")
+        out = Uint8 if self.quantized else TYPES[self.out_dtype]
+        types = {"outs": TYPES[self.dtype], "out": out, "scales": Uint8}
         types |= dict.fromkeys(scalars, Float32)
         return (example(MergeArguments, types, dict.fromkeys(scalars, 4)),)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Arguments that the kernel does not read."""
+        sinks = () if self.sinks else ("sinks",)
+        return sinks if self.quantized else (*sinks, "scales", "input_scale", "first_row")
 
     @cute.jit
     def __call__(self, arguments: MergeArguments, stream: cuda_driver.CUstream) -> None:
         """Launch a thread per 16 bytes of a segment."""
         threads = Int64(arguments.rows) * (self.head_dim // self.width)
-        self.kernel(arguments).launch(
+        self.kernel(without_unread(arguments, self.unread)).launch(
             grid=(cute.ceil_div(threads, THREADS).to(Int32), 1, 1),
             block=(THREADS, 1, 1),
             stream=stream,
@@ -134,12 +153,39 @@ class MergeSegmentsSm100:
             index,
         )
         merged, lse = self._merge(segments, sink)
-        if inside:
-            Array(arguments.out, shape=(1,)).store(
-                merged.to(TYPES[self.out_dtype]), index, alignment=self._store_alignment
-            )
-            if thread % vectors == 0:
-                Array(arguments.lse, shape=(1,)).store(lse, row)
+        result = merged.to(TYPES[self.out_dtype])
+        if cutlass.const_expr(self.quantized):
+            self._store_quantized(arguments, result.to(Float32), row, index, inside)
+        elif inside:
+            Array(arguments.out, shape=(1,)).store(result, index, alignment=self._store_alignment)
+        if inside and thread % vectors == 0:
+            Array(arguments.lse, shape=(1,)).store(lse, row)
+
+    @cute.jit
+    def _store_quantized(
+        self, arguments: MergeArguments, values: Vector, row: Int32, index: Int64, inside: Boolean
+    ) -> None:
+        """Quantise blocks, each in the first of the threads that have merged a part of it."""
+        scale = global_scale(Array(arguments.input_scale, shape=(1,)).load(0))
+        elements = list(values.to_elements())
+        for distance in cutlass.range_constexpr(1, BLOCK // self.width):
+            elements += [
+                cute.arch.shuffle_sync_down(values[n], distance) for n in range(self.width)
+            ]
+        block = Vector.from_elements(tuple(elements), Float32)
+        column = (index % self.head_dim).to(Int32)
+        if inside and column % BLOCK == 0:
+            quantized = quantize(block, amax(block), scale)
+            codes = quantized.codes.bitcast(Uint8)
+            Array(arguments.out, shape=(1,)).store(codes, index // 2, alignment=BLOCK // 2)
+            heads = arguments.num_heads
+            token, wide = arguments.first_row + row // heads, row % heads * self.head_dim + column
+            across = heads * self.head_dim // MMA_K
+            place = Int64(token // ATOM_ROWS * across + wide // MMA_K) * ATOM_BYTES
+            quarter = ATOM_ROWS // 4
+            place += token % quarter * 16 + token % ATOM_ROWS // quarter * 4
+            place += wide % MMA_K // BLOCK
+            Array(arguments.scales, shape=(1,)).store(quantized.scale, place)
 
     @property
     def _store_alignment(self) -> int:
@@ -229,9 +275,11 @@ def merge_segments(
     lses: Tensor,
     sinks: Tensor | None,
     out_dtype: torch.dtype,
-    out: Tensor | None = None,
+    out: Tensor | Nvfp4Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.merge_segments.op.merge_segments``; writes to ``out`` if it is given.
+
+    As NVFP4, ``(..., D)`` is tokens, heads and D, and ``out_dtype`` what is quantised.
 
     Raises:
         InvalidArgument: a tensor that is not contiguous or misaligned, or D elements that are no
@@ -246,22 +294,36 @@ def merge_segments(
             f"{VECTOR_BYTES} bytes; pad it with zeros"
         )
     out = outs.new_empty(outs.shape[1:], dtype=out_dtype) if out is None else out
+    nvfp4, data = (out, out.data) if isinstance(out, Nvfp4Rows) else (None, out)
     lse = lses.new_empty(lses.shape[1:])
     if lse.numel():
         rows = lse.numel()
         sms = multiprocessors(outs.device)
         prefetch = choose_prefetch(segments, rows, head_dim * outs.element_size(), sms)
-        dtypes = dtype_name(outs.dtype), dtype_name(out.dtype)
-        kernel = MergeSegmentsSm100(*dtypes, head_dim, sinks is not None, prefetch)
+        dtypes = dtype_name(outs.dtype), dtype_name(out_dtype)
+        fields = head_dim, sinks is not None, prefetch, nvfp4 is not None
+        kernel = MergeSegmentsSm100(*dtypes, *fields)
         arguments = MergeArguments(
             outs=outs,
             lses=lses,
             sinks=sinks,
-            out=out,
+            out=data,
             lse=lse,
             segments=segments,
             rows=rows,
-            num_heads=1 if sinks is None else len(sinks),
+            num_heads=lse.shape[-1] if lse.ndim > 1 else 1,
+            **scale_arguments(nvfp4),
         )
         launch(kernel, arguments)
-    return out, lse
+    return data, lse
+
+
+def scale_arguments(rows: Nvfp4Rows | None) -> dict[str, Any]:
+    """Arguments of a launch that say where the scales of its result belong."""
+    if rows is None:
+        return {"scales": None, "input_scale": None, "first_row": 0}
+    return {
+        "scales": rows.scales,
+        "input_scale": rows.global_scale,
+        "first_row": rows.first_row,
+    }

@@ -8,6 +8,7 @@ from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.merge_segments.choose import MAX_PREFETCH
+from nvfp4_kernels.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm100.limits import SMS
@@ -25,8 +26,12 @@ def attention_kernels(
     caches: tuple[Cache, ...] = CACHES,
     page_size: int = PAGE_SIZE,
     sms: int = SMS,
+    quantized: bool = False,
 ) -> dict[KernelSpec, list[str]]:
-    """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not."""
+    """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not.
+
+    With ``quantized``, those whose result leaves as NVFP4.
+    """
     found: list[KernelSpec] = []
     for window, cache in product(attention.windows, caches):
         arch_mode: tuple[str, Mode] = ("sm_100", "fp8_kv" if cache == "fp8" else "float")
@@ -42,12 +47,20 @@ def attention_kernels(
                 soft_cap=attention.soft_cap,
                 sinks=attention.sinks and not split,
                 split=split,
+                quantized=quantized and not split,
             )
             found.append(attention_spec(tile, variant))
     if found:
         sizes = dtype, attention.head_dim, attention.sinks
-        found += [merge_spec(*sizes, 2**i) for i in range(MAX_PREFETCH.bit_length())]
+        found += [merge_spec(*sizes, 2**i, quantized) for i in range(MAX_PREFETCH.bit_length())]
     return {spec: ["attention"] for spec in dict.fromkeys(found)}
+
+
+def hands_over(attention: Attention, activation: str, terms: int) -> bool:
+    """Whether attention quantises for a product whose input is quantised so."""
+    whole = attention.head_dim % HEAD_COLUMNS == 0
+    rows = attention.query_heads * attention.head_dim % ROW_COLUMNS == 0
+    return activation == "static" and terms == 1 and whole and rows
 
 
 def attention_spec(tile: AttentionTile, variant: Variant) -> KernelSpec:
@@ -56,9 +69,11 @@ def attention_spec(tile: AttentionTile, variant: Variant) -> KernelSpec:
     return KernelSpec(op, "nvfp4_kernels.attention.sm100.kernel:FmhaSm100", (tile, variant))
 
 
-def merge_spec(dtype: Dtype, head_dim: int, sinks: bool, prefetch: int) -> KernelSpec:
+def merge_spec(
+    dtype: Dtype, head_dim: int, sinks: bool, prefetch: int, quantized: bool = False
+) -> KernelSpec:
     """Spec of the kernel that merges splits."""
-    fields = "float32", dtype, head_dim, sinks, prefetch
+    fields = "float32", dtype, head_dim, sinks, prefetch, quantized
     target = "nvfp4_kernels.merge_segments.sm100:MergeSegmentsSm100"
     return KernelSpec("merge_segments", target, fields)
 

@@ -12,7 +12,12 @@ from nvfp4_kernels.attention.sm100.choose import choose_config as choose_attenti
 from nvfp4_kernels.attention.sm100.tile import Variant
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
-from nvfp4_kernels.precompile.attention_sm100 import CACHES, Cache, attention_kernels
+from nvfp4_kernels.precompile.attention_sm100 import (
+    CACHES,
+    Cache,
+    attention_kernels,
+    hands_over,
+)
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Attention, Layer, quantizing_mlps
 from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
@@ -259,9 +264,13 @@ def test_norms_have_a_kernel_for_every_number_of_tokens(per_token: bool) -> None
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("window", [0, 300])
 @pytest.mark.parametrize("cache", CACHES)
-def test_every_batch_has_its_attention_kernel(cache: Cache, window: int, sinks: bool) -> None:
+@pytest.mark.parametrize("quantized", [False, True], ids=["", "quantized"])
+def test_every_batch_has_its_attention_kernel(
+    quantized: bool, cache: Cache, window: int, sinks: bool
+) -> None:
     attention = Attention(8, 2, 128, (window,), sinks=sinks)
-    found = {spec.fields for spec in attention_kernels(attention, "bfloat16", caches=(cache,))}
+    specs = attention_kernels(attention, "bfloat16", caches=(cache,), quantized=quantized)
+    found = {spec.fields for spec in specs}
     sizes = product((1, 7, 64, 300), (1, 5, 200, 4096), (1, 500, 9000, 1 << 17))
     for batch, queries, keys in sizes:
         problem = AttentionProblem(batch, queries, keys, 2, 4, 128, cache == "fp8", window)
@@ -274,10 +283,19 @@ def test_every_batch_has_its_attention_kernel(cache: Cache, window: int, sinks: 
             window=window > 0,
             sinks=sinks and splits == 1,
             split=splits > 1,
+            quantized=quantized and splits == 1,
         )
         assert (tile, variant) in found
-    merges = {fields[3] for fields in found if fields[0] == "float32"}
-    assert merges == {sinks}
+    merges = {(fields[3], fields[5]) for fields in found if fields[0] == "float32"}
+    assert merges == {(sinks, quantized)}
+
+
+def test_what_attention_hands_over() -> None:
+    assert hands_over(Attention(8, 2, 128), "static", 1)
+    assert not hands_over(Attention(8, 2, 128), "static", 2)
+    assert not hands_over(Attention(8, 2, 128), "per-token", 1)
+    assert not hands_over(Attention(8, 2, 80), "static", 1)
+    assert not hands_over(Attention(3, 1, 32), "static", 1)
 
 
 def test_attention_that_no_kernel_serves_is_left_out() -> None:

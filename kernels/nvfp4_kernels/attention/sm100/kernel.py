@@ -113,11 +113,11 @@ class FmhaSm100:
         dtype, keys = TYPES[self.variant.dtype], operand_type(self.tile, self.variant)
         index_tensors = ("query_start", "key_start", "seq_lens", "block_table", "indices")
         scalars = {
-            **dict.fromkeys(("lse", "sinks", "k_scale", "v_scale"), Float32),
+            **dict.fromkeys(("lse", "sinks", "k_scale", "v_scale", "input_scale"), Float32),
             **dict.fromkeys(index_tensors, Int32),
         }
-        out = Float32 if self.variant.split else dtype
-        types = {"q": dtype, "k": keys, "v": keys, "out": out, **scalars}
+        out = Float32 if self.variant.split else Uint8 if self.variant.quantized else dtype
+        types = {"q": dtype, "k": keys, "v": keys, "out": out, "scales": Uint8, **scalars}
         alignment = dict.fromkeys(scalars, 4) | ({"out": 4} if self.variant.split else {})
         return (example(AttentionArguments, types, alignment),)
 
@@ -132,6 +132,7 @@ class FmhaSm100:
             *(("soft_cap",) if not variant.soft_cap else ()),
             *(("sinks",) if not variant.sinks or variant.split else ()),
             *(("k_scale", "v_scale") if not self.tile.fp8 else ()),
+            *(("scales", "input_scale", "first_row") if not variant.quantized else ()),
         ]
 
     @cute.jit

@@ -275,6 +275,7 @@ class Variant:
         page_size: keys of a page; 0 unless paged or indexed.
         causal, window, soft_cap, sinks: whether there is one.
         split: whether CTAs split the keys; their float32 results are merged by another kernel.
+        quantized: whether the result is NVFP4, rounded to ``dtype`` first.
     """
 
     dtype: Dtype = "bfloat16"
@@ -285,8 +286,10 @@ class Variant:
     soft_cap: bool = False
     sinks: bool = False
     split: bool = False
+    quantized: bool = False
 
     def __post_init__(self) -> None:
+        assert not (self.split and self.quantized), "the merge quantises"
         assert (self.page_size > 0) == (self.layout in ("paged", "indexed"))
         assert self.layout != "paged" or self.page_size & (self.page_size - 1) == 0
         assert not (self.causal and self.layout == "indexed"), "a list is the only mask"
