@@ -164,6 +164,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
                 "sinks": self.sinks,
                 "k_scale": k_scale,
                 "v_scale": v_scale,
+                "counters": attn_metadata.counters,
             }
             out = output[part.tokens]
             if nvfp4 is None:

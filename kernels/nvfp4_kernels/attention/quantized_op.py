@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.arguments import check_paged
+from nvfp4_kernels.attention.arguments import check_counters, check_paged
 from nvfp4_kernels.attention.kernels import QUANTIZED_KERNELS
 from nvfp4_kernels.attention.op import scoring_of
 from nvfp4_kernels.checks import check_same_device
@@ -27,6 +27,7 @@ def paged_attention_quantized(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    counters: Tensor | None = None,
     out: tuple[Tensor, Tensor] | None = None,
     first_row: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,6 +53,9 @@ def paged_attention_quantized(
         sinks: see ``paged_attention``.
         k_scale: see ``paged_attention``.
         v_scale: see ``paged_attention``.
+        counters: int32 ``(≥ B · Hkv,)``, zeros, which the call leaves so: where keys are split in
+            decodes, no second launch merges them. Not for two
+            calls that may run at once.
         out: memory for ``data`` and ``scales`` to write; ``scales`` may be of a taller operand of
             which ``q``'s rows are a part. None: new tensors.
         first_row: of ``q``'s rows among the rows of ``scales``.
@@ -71,11 +75,14 @@ def paged_attention_quantized(
     lse = torch.ops.nvfp4.paged_attention_quantized(
         *out, q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale, input_scale,
         first_row, max_query_len, max_seq_len, scale, causal, window, soft_cap,
+        counters,
     )  # fmt: skip
     return *out, lse
 
 
-@torch.library.custom_op("nvfp4::paged_attention_quantized", mutates_args=("out", "out_scales"))
+@torch.library.custom_op(
+    "nvfp4::paged_attention_quantized", mutates_args=("out", "out_scales", "counters")
+)
 def _paged_attention_quantized(
     out: Tensor,
     out_scales: Tensor,
@@ -95,15 +102,17 @@ def _paged_attention_quantized(
     causal: bool,
     window: int | None,
     soft_cap: float | None,
+    counters: Tensor | None,
 ) -> Tensor:
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
     scoring = scoring_of(q, scale, causal, window, soft_cap)
     mode = check_paged(*tensors, max_query_len, max_seq_len, scoring)
+    check_counters(counters, q, kv_cache, seq_lens)
     rows = Nvfp4Rows(out, out_scales, input_scale, first_row)
     rows.check(*q.shape)
     check_same_device(q=q, out=out)
     kernel = QUANTIZED_KERNELS.select(q.device, mode).load()
-    return kernel(*tensors, max_query_len, max_seq_len, scoring, rows)[1]
+    return kernel(*tensors, max_query_len, max_seq_len, scoring, counters, rows)[1]
 
 
 @_paged_attention_quantized.register_fake

@@ -176,6 +176,7 @@ def paged_attention(
     max_query_len: int,
     max_seq_len: int,
     scoring: Scoring,
+    counters: Tensor | None = None,
     out: Tensor | Nvfp4Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.op.paged_attention``."""

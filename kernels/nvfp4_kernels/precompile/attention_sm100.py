@@ -1,5 +1,6 @@
 """Kernels that a model's attention needs on sm_100. No CuTe."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Literal
 
@@ -8,6 +9,7 @@ from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.merge_segments.choose import MAX_PREFETCH
+from nvfp4_kernels.merge_segments.tile import MergeTile
 from nvfp4_kernels.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
@@ -30,7 +32,8 @@ def attention_kernels(
 ) -> dict[KernelSpec, list[str]]:
     """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not.
 
-    With ``quantized``, those whose result leaves as NVFP4.
+    With ``quantized``, those whose result leaves as NVFP4. Splits of a prefill, whose rows are of
+    several CTAs, are merged by a kernel apart.
     """
     found: list[KernelSpec] = []
     for window, cache in product(attention.windows, caches):
@@ -45,11 +48,16 @@ def attention_kernels(
                 causal=True,
                 window=window > 0,
                 soft_cap=attention.soft_cap,
-                sinks=attention.sinks and not split,
+                sinks=attention.sinks,
                 split=split,
-                quantized=quantized and not split,
+                quantized=quantized,
+                merges=split,
             )
-            found.append(attention_spec(tile, variant))
+            if not split or tile.query_tiles == 1:
+                found.append(attention_spec(tile, variant))
+            if split and (tile.query_tiles == 2 or attention.head_dim > 128):
+                apart = replace(variant, sinks=False, quantized=False, merges=False)
+                found.append(attention_spec(tile, apart))
     if found:
         sizes = dtype, attention.head_dim, attention.sinks
         found += [merge_spec(*sizes, 2**i, quantized) for i in range(MAX_PREFETCH.bit_length())]
@@ -73,9 +81,9 @@ def merge_spec(
     dtype: Dtype, head_dim: int, sinks: bool, prefetch: int, quantized: bool = False
 ) -> KernelSpec:
     """Spec of the kernel that merges splits."""
-    fields = "float32", dtype, head_dim, sinks, prefetch, quantized
     target = "nvfp4_kernels.merge_segments.sm100:MergeSegmentsSm100"
-    return KernelSpec("merge_segments", target, fields)
+    tile = MergeTile("float32", dtype, head_dim, sinks, prefetch, quantized)
+    return KernelSpec("merge_segments", target, (tile,))
 
 
 def _attention_tiles(

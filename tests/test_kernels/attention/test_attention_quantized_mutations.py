@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
+from tests.emulator import EAGER
 from tests.test_kernels import mistakes
 from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.attention_sm100 import Chosen
@@ -73,9 +74,9 @@ MISTAKES = {
         ANYTHING,
         WARP_SPLIT,
     ),
-    "merge: atoms of 32 rows": Mistake(MERGE.replaced("sm100", "ATOM_ROWS", 32), ANYTHING, SPLITS),
+    "merge: atoms of 32 rows": Mistake(MERGE.replaced("merge", "ATOM_ROWS", 32), ANYTHING, SPLITS),
     "merge: blocks of half the columns": Mistake(
-        MERGE.with_result("sm100", "amax", lambda largest: largest * 0.5), WRONG, SPLITS
+        MERGE.with_result("merge", "amax", lambda largest: largest * 0.5), WRONG, SPLITS
     ),
 }
 
@@ -93,4 +94,4 @@ def test_caught(mistake: Mistake) -> None:
 
 @pytest.mark.parametrize("chosen", [ROWS, WARP_SPLIT, SPLITS], ids=["rows", "warp split", "splits"])
 def test_nothing_to_catch(chosen: Chosen) -> None:
-    check_nothing_to_catch(partial(check_tile, chosen), chosen.use)
+    check_nothing_to_catch(partial(check_tile, chosen), chosen.use, schedules=[EAGER])

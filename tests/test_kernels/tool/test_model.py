@@ -1,6 +1,7 @@
 """Which layers a model has, and which kernels they need."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from nvfp4_kernels.attention.sm100.choose import choose_config as choose_attenti
 from nvfp4_kernels.attention.sm100.tile import Variant
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
+from nvfp4_kernels.merge_segments.tile import MergeTile
 from nvfp4_kernels.precompile.attention_sm100 import (
     CACHES,
     Cache,
@@ -281,12 +283,16 @@ def test_every_batch_has_its_attention_kernel(
             16,
             causal=True,
             window=window > 0,
-            sinks=sinks and splits == 1,
+            sinks=sinks,
             split=splits > 1,
-            quantized=quantized and splits == 1,
+            quantized=quantized,
+            merges=splits > 1,
         )
+        if tile.query_tiles == 2 and splits > 1:
+            variant = replace(variant, sinks=False, quantized=False, merges=False)
         assert (tile, variant) in found
-    merges = {(fields[3], fields[5]) for fields in found if fields[0] == "float32"}
+    tiles = [fields[0] for fields in found if isinstance(fields[0], MergeTile)]
+    merges = {(tile.sinks, tile.quantized) for tile in tiles}
     assert merges == {(sinks, quantized)}
 
 

@@ -74,7 +74,7 @@ class Epilogue:
     @property
     def _out_bits(self) -> int:
         """Bits of an element of the result."""
-        return E2M1_BITS if self.variant.quantized else self._dtype.width
+        return E2M1_BITS if self.variant.stores_codes else self._dtype.width
 
     @property
     def _staged_dtype(self) -> type[cutlass.Numeric]:
@@ -146,7 +146,7 @@ class Epilogue:
             wait_o_full(tile, barriers, query_tile, tiles - 1)
         source = lanes + tile.o_column(query_tile)
         for first in cutlass.range_constexpr(0, tile.head_dim, self._staged_columns):
-            if cutlass.const_expr(self.variant.quantized):
+            if cutlass.const_expr(self.variant.stores_codes):
                 pair = self._first_pair(result, work, row, head)
                 self._stage_quantized(result, shared, warp, source, tiles, factor, pair, row.live)
             else:

@@ -76,7 +76,7 @@ class WarpSplitEpilogue(Epilogue):
             self._sync()  # earlier contents have been read
             self._stage_columns(shared, warp, source + first, tiles, factor)
             self._sync()
-            if cutlass.const_expr(self.variant.quantized):
+            if cutlass.const_expr(self.variant.stores_codes):
                 pair = self._first_pair(result, work, row, head)
                 self._store_quantized(result, shared, units, pair, warp, first)
             else:
