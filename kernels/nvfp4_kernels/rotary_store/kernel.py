@@ -11,7 +11,7 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.rotary_store.head import LOAD_BYTES, Angles, Heads, Part, part_of, to_e4m3
+from nvfp4_kernels.rotary_store.head import LOAD_BYTES, Heads, Part, part_of, to_e4m3
 from nvfp4_kernels.rotary_store.tile import PIECE, RotaryStoreTile, Variant
 
 POSITION_TYPES = {"int64": Int64, "int32": Int32}
@@ -129,7 +129,7 @@ class RotaryStore:
         unit, part = thread // tile.lanes, part_of(tile, thread % tile.lanes)
         query_ctas = self._ctas(arguments.tokens, tile.query_units)
         is_query = block < query_ctas
-        factors = None
+        factors: list[Vector] = []
         if cutlass.const_expr(variant.norms):
             factors = Heads(tile, variant).factors(self._weight(arguments, is_query), part)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
@@ -154,7 +154,7 @@ class RotaryStore:
         arguments: RotaryStoreArguments,
         unit: Int32,
         part: Part,
-        factors: list[Vector] | None,
+        factors: list[Vector],
     ) -> None:
         """Normalise and rotate a group of a token's query heads."""
         tile, heads = self.tile, Heads(self.tile, self.variant)
@@ -163,10 +163,12 @@ class RotaryStore:
         token, first = inside // units, inside % units
         numbers = [first + step * units for step in range(tile.steps)]
         clamped = [cutlass.min(number, Int32(tile.query_heads - 1)) for number in numbers]
-        angles = self._angles(arguments, token, part)
+        position = self._position(arguments, token)
         loaded = [
             heads.pieces(arguments.q.data, arguments.q.start(token, head), part) for head in clamped
         ]
+        _issued()
+        angles = heads.angles(arguments.table, position, part)
         out = Array(arguments.out, shape=(1,))
         for step in cutlass.range_constexpr(tile.steps):
             pieces = loaded[step]
@@ -184,16 +186,18 @@ class RotaryStore:
         arguments: RotaryStoreArguments,
         unit: Int32,
         part: Part,
-        factors: list[Vector] | None,
+        factors: list[Vector],
     ) -> None:
         """Normalise and rotate a key, and store it and its value."""
         tile, variant, heads = self.tile, self.variant, Heads(self.tile, self.variant)
         inside = cutlass.min(unit, arguments.tokens * tile.kv_heads - 1)
         token, head = inside // tile.kv_heads, inside % tile.kv_heads
         slot = Array(arguments.slots, shape=(1,)).load(Int64(token))
-        angles = self._angles(arguments, token, part)
+        position = self._position(arguments, token)
         key = heads.pieces(arguments.k.data, arguments.k.start(token, head), part)
         value = heads.pieces(arguments.v.data, arguments.v.start(token, head), part)
+        _issued()
+        angles = heads.angles(arguments.table, position, part)
         if cutlass.const_expr(variant.k_norm):
             key = heads.normalised(key, factors, part, arguments.eps)
         key = heads.rotated(key, angles, part)
@@ -213,6 +217,10 @@ class RotaryStore:
             row.store(value[0], start + tile.head_dim + part.first, alignment=alignment)
             row.store(value[1], start + tile.head_dim + part.second, alignment=alignment)
 
-    def _angles(self, arguments: RotaryStoreArguments, token: Int32, part: Part) -> Angles:
-        position = Int64(Array(arguments.positions, shape=(1,)).load(Int64(token)))
-        return Heads(self.tile, self.variant).angles(arguments.table, position, part)
+    def _position(self, arguments: RotaryStoreArguments, token: Int32) -> Int64:
+        return Int64(Array(arguments.positions, shape=(1,)).load(Int64(token)))
+
+
+def _issued() -> None:
+    """Keep loads before and after from being mixed: those after have to wait for one before."""
+    ptx.bar_warp_sync(cute.arch.FULL_MASK)

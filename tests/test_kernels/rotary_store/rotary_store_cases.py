@@ -1,6 +1,8 @@
 """Problems of ``rotary_store``: slices of one projection, a table of angles, a strided cache."""
 
 from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +15,18 @@ from tests.test_kernels.bits import check_equal
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 E4M3 = torch.float8_e4m3fn
 POSITIONS, PAGES = 50, 5
-Given = dict[str, Tensor | bool | float | None]
+REFERENCE_ARGUMENTS = (
+    "q", "k", "v", "positions", "cos_sin_cache", "kv_cache", "slot_mapping", "q_norm", "k_norm",
+    "k_scale", "v_scale", "neox", "eps",
+)  # fmt: skip
+Given = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Case:
     """Sizes and variants; ``unstored`` tokens have no slot, ``padding`` rows come after the last.
 
-    Norms are of queries, of keys, of both, or none: ``norms`` is ``"q"``, ``"k"``, ``"qk"``, ``""``.
+    ``norms`` names what is normalised, ``q`` and ``k``, or is empty.
     """
 
     tokens: int
@@ -86,20 +92,17 @@ class Case:
         return pages[:, 1].transpose(1, 2).view(E4M3 if self.fp8 else self.dtype)
 
 
+def run_reference(given: Given) -> Tensor:
+    """Call the reference; return the queries of the tokens that there are."""
+    out = given["q"].new_empty(given["q"].shape)
+    reference.rotary_store(out, *(given.get(name) for name in REFERENCE_ARGUMENTS))
+    return out[: len(given["slot_mapping"])]
+
+
 def expected(given: Given) -> tuple[Tensor, Tensor]:
-    """The reference's queries, without padding, and all of the memory that holds the cache."""
-    names = (
-        "q", "k", "v", "positions", "cos_sin_cache", "kv_cache", "slot_mapping", "q_norm", "k_norm",
-        "k_scale", "v_scale", "neox", "eps",
-    )  # fmt: skip
-    q, cache = given["q"], given["kv_cache"]
-    assert isinstance(q, Tensor)
-    assert isinstance(cache, Tensor)
-    copy = same_memory(cache)
-    changed = given | {"kv_cache": copy}
-    out = q.new_empty(q.shape)
-    reference.rotary_store(out, *(changed.get(name) for name in names))  # type: ignore[arg-type]
-    return out[: len(given["slot_mapping"])], memory(copy)  # type: ignore[arg-type]
+    """The reference's queries, without padding, and the cache."""
+    copy = same_memory(given["kv_cache"])
+    return run_reference(given | {"kv_cache": copy}), copy
 
 
 def same_memory(x: Tensor) -> Tensor:
@@ -136,11 +139,18 @@ def check_kernel(case: Case, device: torch.device) -> None:
 def check_given(given: Given, device: torch.device) -> None:
     queries, cache = expected(given)
     moved = on(given, device)
-    out = rotary_store(**moved)  # type: ignore[arg-type]
+    out = rotary_store(**moved)
     assert out.is_contiguous()
-    assert out.shape == given["q"].shape  # type: ignore[union-attr]
+    assert out.shape == given["q"].shape
     check_equal([out[: len(queries)].contiguous()], [queries])
-    check_equal([memory(moved["kv_cache"])], [cache])  # type: ignore[arg-type]
+    check_equal([memory(moved["kv_cache"])], [memory(cache)])
+
+
+def use_many(patch: pytest.MonkeyPatch) -> None:
+    """Take the layout of many tokens for any number."""
+    module = import_module("nvfp4_kernels.rotary_store.launch")
+    choose = module.choose_config
+    patch.setattr(module, "choose_config", lambda tokens, *sizes: choose(1 << 20, *sizes))
 
 
 LLAMA = Case(3, 32, 8, 128, 128, unstored=1)
