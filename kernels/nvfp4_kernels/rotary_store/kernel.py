@@ -74,10 +74,10 @@ class RotaryStoreArguments(NamedTuple):
 class RotaryStore:
     """One configuration: the first CTAs have heads of queries, the others keys and values.
 
-    All threads of a CTA have the same role, and all stay to the end: a norm's sum goes over a
-    head's threads by shuffles. What lies beyond the last head, or in no head, is read again from
-    the last one and not written. A thread has read all of its elements before it writes the first,
-    and nobody else reads them: the result may lie where the queries do.
+    All threads of a CTA have the same role, and a warp's stay together to the end: a norm's sum
+    goes over a head's threads by shuffles. A thread past the last head, or in none, reads what
+    another one of its warp has, and writes nothing. A warp has read all of its heads before it
+    writes the first, and no other reads them: the result may lie where the queries do.
 
     Attributes:
         tile: thread layout.
@@ -133,10 +133,15 @@ class RotaryStore:
         if cutlass.const_expr(variant.norms):
             factors = Heads(tile, variant).factors(self._weight(arguments, is_query), part)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        # Of the last CTA whole warps may have nothing.
+        first = unit - cute.arch.lane_idx() // tile.lanes
         if is_query:
-            self._queries(arguments, block * tile.units + unit, part, factors)
+            if block * tile.units + first < arguments.tokens * tile.query_units:
+                self._queries(arguments, block * tile.units + unit, part, factors)
         else:
-            self._pairs(arguments, (block - query_ctas) * tile.units + unit, part, factors)
+            block -= query_ctas
+            if block * tile.units + first < arguments.tokens * tile.kv_heads:
+                self._pairs(arguments, block * tile.units + unit, part, factors)
 
     def _weight(self, arguments: RotaryStoreArguments, is_query: Boolean) -> cute.Pointer:
         """Weight of this CTA's norm, or of the other if it has none."""
@@ -162,7 +167,9 @@ class RotaryStore:
         inside = cutlass.min(unit, arguments.tokens * units - 1)
         token, first = inside // units, inside % units
         numbers = [first + step * units for step in range(tile.steps)]
-        clamped = [cutlass.min(number, Int32(tile.query_heads - 1)) for number in numbers]
+        clamped = [
+            Int32(cutlass.select_(number < tile.query_heads, number, first)) for number in numbers
+        ]
         position = self._position(arguments, token)
         loaded = [
             heads.pieces(arguments.q.data, arguments.q.start(token, head), part) for head in clamped
@@ -196,6 +203,12 @@ class RotaryStore:
         position = self._position(arguments, token)
         key = heads.pieces(arguments.k.data, arguments.k.start(token, head), part)
         value = heads.pieces(arguments.v.data, arguments.v.start(token, head), part)
+        scales = [Float32(1.0)] * 2
+        if cutlass.const_expr(variant.fp8):
+            scales = [
+                Float32(Array(scale, shape=(1,)).load(0))
+                for scale in (arguments.k_scale, arguments.v_scale)
+            ]
         _issued()
         angles = heads.angles(arguments.table, position, part)
         if cutlass.const_expr(variant.k_norm):
@@ -203,8 +216,8 @@ class RotaryStore:
         key = heads.rotated(key, angles, part)
         if cutlass.const_expr(variant.fp8):
             key, value = (
-                [to_e4m3(piece, Array(scale, shape=(1,)).load(0)) for piece in pieces]
-                for pieces, scale in ((key, arguments.k_scale), (value, arguments.v_scale))
+                [to_e4m3(piece, scale) for piece in pieces]
+                for pieces, scale in zip((key, value), scales, strict=True)
             )
         if (unit == inside) & part.live & (slot >= 0):
             cache = arguments.cache
