@@ -26,7 +26,10 @@ from tests.test_kernels.rotary_store.rotary_store_cases import (
     on,
     use_many,
 )
-from tests.test_kernels.rotary_store.test_rotary_store_kernel import check_each_byte_once
+from tests.test_kernels.rotary_store.test_rotary_store_kernel import (
+    check_each_byte_once,
+    check_in_place,
+)
 
 PACKAGE = "nvfp4_kernels.rotary_store"
 CPU = torch.device("cpu")
@@ -161,6 +164,29 @@ def test_nothing_is_stored_twice(name: str, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     with changed_source(PACKAGE, tmp_path, "kernel", *GUARDS[name]), pytest.raises(AssertionError):
         check_each_byte_once(PLAIN)
+
+
+# What they read beside their own another warp may have overwritten.
+OVERREADERS = {
+    "the last head for a missing one": ("tile.query_heads, number, first)", "5, number, 4)"),
+    "a warp past the last head": (
+        "first < arguments.tokens * tile.query_units",
+        "first < (1 << 30)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVERREADERS)
+def test_in_place_nobody_reads_what_is_overwritten(name: str, tmp_path: Path) -> None:
+    devices.cutlass_or_skip()
+
+    def check() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            use_many(patch)
+            check_in_place(CPU)
+
+    with changed_source(PACKAGE, tmp_path, "kernel", *OVERREADERS[name]):
+        assert first_noticed(check) == "DataRace"
 
 
 def twice() -> None:
