@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
 from tests.engine import Run, distance, run
 from vllm_fp4_plugin import linear_op, norm_op
+from vllm_fp4_plugin.attention import cache, impl, rotation, rotation_flow
 
 pytestmark = pytest.mark.slow
 
@@ -42,13 +45,26 @@ def test_norms_change_nothing(modelopt: Path, fused: Run) -> None:
     assert fused.generated == unfused.generated
 
 
-def test_attention_changes_nothing(modelopt: Path, fused: Run) -> None:
-    unfused = served(modelopt, fuse_attention=False)
+def test_attention_changes_nothing(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With vLLM's rotation, whose rounding is another: see the test after this one."""
+    monkeypatch.setattr(rotation_flow, "rotary_before", lambda *_: ("", None))
+    fused, unfused = served(modelopt), served(modelopt, fuse_attention=False)
     said = "attn ×2: nvfp4_paged_attention_fp8_kv/reference (cpu), fp8_e4m3 KV cache, by default; "
     assert f"{said}result quantised for o_proj" in fused.report
     assert f"{said}result in 16 bits: switched off (fuse_attention)" in unfused.report
     assert fused.logprobs == unfused.logprobs
     assert fused.generated == unfused.generated
+
+
+def test_rotation_changes_little(modelopt: Path, fused: Run) -> None:
+    unfused = served(modelopt, fuse_attention=False)
+    said = "by default; {}; result"
+    assert any(said.format("rotated and stored in one launch") in line for line in fused.report)
+    apart = said.format("rotary_emb apart: switched off (fuse_attention)")
+    assert any(apart in line for line in unfused.report)
+    moved = distance(fused, unfused)
+    print(f"log-probabilities differ by {moved} in the mean")
+    assert moved < ROUNDING  # 0 where vLLM rotates as we do
 
 
 def test_mlps_change_little(modelopt: Path, fused: Run) -> None:
@@ -58,17 +74,36 @@ def test_mlps_change_little(modelopt: Path, fused: Run) -> None:
 
 
 def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six, vLLM's rotary embedding, the attention and the cache's writing aside."""
+    """Eight, and nothing of vLLM's between them."""
     launched: Counter[str] = Counter()
 
     def counted(target: str) -> Callable[..., Any]:
         launched[target.partition(":")[2]] += 1
         return find(target)
 
+    def calling(op: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            launched[op.__name__] += 1
+            return op(*given, **named)
+
+        return call
+
     find = linear_op.function
     for module in (linear_op, norm_op):
         monkeypatch.setattr(module, "function", counted)
+    for module, name in (
+        (rotation, "rotary_store"),
+        (impl, "paged_attention_quantized"),
+        (impl, "paged_attention"),
+    ):
+        monkeypatch.setattr(module, name, calling(getattr(module, name)))
+    for owner, name in (
+        (RotaryEmbedding, "forward"), (RMSNorm, "forward_native"), (RMSNorm, "forward_cuda"),
+        (cache, "write"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, calling(getattr(owner, name)))
     served(modelopt)
+    assert launched.pop("forward_native")  # the last norm, which feeds the head
     layers = launched["silu_mul_gemm"]  # of all steps
     first = launched.pop("rms_norm_quantize")  # of a step's first layer, without a residual
     assert first == layers / 2
@@ -76,5 +111,7 @@ def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {name: count / layers for name, count in launched.items()} == {
         "add_rms_norm_quantize": 2,
         "gemm": 3,
+        "paged_attention_quantized": 1,
+        "rotary_store": 1,
         "silu_mul_gemm": 1,
     }

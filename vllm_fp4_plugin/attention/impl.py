@@ -11,11 +11,15 @@ from nvfp4_kernels.attention import paged_attention, paged_attention_quantized
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.model import Attention
+from nvfp4_kernels.precompile.rotary_store import rotary_store_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
 from vllm_fp4_plugin.attention import cache
 from vllm_fp4_plugin.attention.cache import FP8_DTYPES
 from vllm_fp4_plugin.attention.errors import UnsupportedAttention
 from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata
+from vllm_fp4_plugin.attention.rotation import Rotation
+
+ANY_BATCH = 1 << 20  # tokens: as many as there may be
 
 
 class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
@@ -23,11 +27,15 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
     Attributes:
         quantizes: whether the result leaves as NVFP4, see ``quantizing``.
-        handed_over: what reports say of the result; may be empty.
+        rotation: what it does to queries and keys, see ``rotation``; None: they come rotated.
+        rotation_settled: whether that has been decided.
+        said: what reports say of what precedes and follows; may be empty.
     """
 
     quantizes = False
-    handed_over = ""
+    rotation: Rotation | None = None
+    rotation_settled = False
+    said = ""
 
     def __init__(
         self,
@@ -67,14 +75,17 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
         """See ``warmup.AttentionLayer``; for prefills and decodes."""
-        return attention_kernels(
-            self.sizes,
-            dtype_name(dtype),  # type: ignore[arg-type]
-            caches=("fp8" if self.is_fp8 else "auto",),
-            page_size=page_size,
-            sms=sms,
-            quantized=self.quantizes,
-        )
+        sizes, name = self.sizes, dtype_name(dtype)
+        given: Any = {
+            "caches": ("fp8" if self.is_fp8 else "auto",),
+            "page_size": page_size,
+            "sms": sms,
+        }
+        found = [*attention_kernels(sizes, name, **given, quantized=self.quantizes)]  # type: ignore[arg-type]
+        if self.rotation is not None:
+            sizes = self.rotation.sizes(sizes)
+            found += rotary_store_kernels(sizes, name, **given, max_tokens=ANY_BATCH)  # type: ignore[arg-type]
+        return found
 
     @property
     def sizes(self) -> Attention:
@@ -150,8 +161,22 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
         ``nvfp4`` holds the global scale and the block scales of a result in NVFP4.
         """
-        self.store(layer, key, value, kv_cache, attn_metadata.slot_mapping)
         k_scale, v_scale = self._scales(layer)
+        if self.rotation is None:
+            self.store(layer, key, value, kv_cache, attn_metadata.slot_mapping)
+        else:
+            positions = attn_metadata.positions
+            if positions is None or positions.ndim != 1:
+                raise UnsupportedAttention(
+                    "positions: vLLM does not tell attention those of this step, which rotates "
+                    "queries and keys; serve with --additional-config "
+                    '\'{"nvfp4_tc": {"fuse_attention": false}}\''
+                )
+            pages = cache.typed(kv_cache, fp8=self.is_fp8)
+            query = self.rotation.store(
+                query, key, value, pages, positions, attn_metadata.slot_mapping,
+                (k_scale, v_scale),
+            )  # fmt: skip
         for part in attn_metadata.parts:
             lengths = part.block_table, part.seq_lens, part.query_start
             tensors = query[part.tokens], cache.typed(kv_cache, fp8=self.is_fp8), *lengths
