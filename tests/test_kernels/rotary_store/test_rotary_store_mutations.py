@@ -66,11 +66,6 @@ MISTAKES = {
     "angles of the second piece those of the first": Mistake(
         "head", "(part.angle + half) // 2", "part.angle // 2", on=NEIGHBOURS
     ),
-    "partner D/2 away": Mistake(
-        "head",
-        "rotating, Int32(tile.rotary_dim // 2)",
-        "rotating, Int32(tile.head_dim // 2)",
-    ),
     "token taken for its position": Mistake(
         "kernel",
         "heads.angles(arguments.table, position, part)\n        out",
@@ -81,9 +76,6 @@ MISTAKES = {
         "kernel",
         "arguments.q_norm.toint(), arguments.k_norm.toint()",
         "arguments.k_norm.toint(), arguments.q_norm.toint()",
-    ),
-    "mean over the part that is rotated": Mistake(
-        "head", "Float32(self.tile.head_dim))", "Float32(self.tile.rotary_dim))"
     ),
     "eps left out": Mistake("head", "_root(mean + eps)", "_root(mean)"),
     "idle threads add to the sum": Mistake(
