@@ -93,6 +93,19 @@ def test_strides(op_device: torch.device) -> None:
 
 
 @SM100
+@ONE_SCHEDULE
+def test_strides_of_single_dimensions_do_not_count(op_device: torch.device) -> None:
+    """Of one token, head and page torch lets them be odd."""
+    given = Case(1, 1, 1, 32, 32).arguments()
+    for name in ("q", "k", "v"):
+        given[name] = given[name].as_strided((1, 1, 32), (3, 7, 1))
+    pages = given["kv_cache"][:1].contiguous()
+    given["kv_cache"] = pages.as_strided(pages.shape, (5, 9, 64, 1))
+    given["slot_mapping"] = torch.tensor([13])
+    check_given(given, op_device)
+
+
+@SM100
 @EVERY_SCHEDULE
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
 def test_result_in_place(
