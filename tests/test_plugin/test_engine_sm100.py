@@ -8,6 +8,7 @@ import pytest
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
 from nvfp4_kernels.attention import reference as attention_reference
+from nvfp4_kernels.attention import rotary_reference
 from nvfp4_kernels.rotary_store import reference as store_reference
 from tests import devices
 from tests.emulator import randomised
@@ -27,7 +28,7 @@ SAME_FP8 = 0.06
 
 
 def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight launches a layer, all emulated, and nothing of vLLM's or of the references between.
+    """Seven launches a layer, eight in a prefill, all emulated, none of them vLLM's or a reference.
 
     Prefill of many tokens, then decode of one at a time, over an FP8 cache.
     """
@@ -39,11 +40,12 @@ def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(attention_reference, "paged_attention", not_this)
     monkeypatch.setattr(store_reference, "rotary_store", not_this)
+    monkeypatch.setattr(rotary_reference, "rotary_attention", not_this)
     monkeypatch.setattr(RotaryEmbedding, "forward", not_this)
     monkeypatch.setattr(cache, "write", not_this)
     with devices.emulated_ops(randomised(1)), recorded() as kernels:
         emulated = run(str(modelopt))
-    attention = "rotated and stored in one launch; result quantised for o_proj"
+    attention = "queries and keys rotated; result quantised for o_proj"
     norm = "nvfp4_add_rms_norm_quantize/RmsNormQuantizeSm100 (sm_100), A4 static, quantises for"
     assert [line for line in emulated.report if "A4" in line or "attn" in line] == [
         "qkv_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4 static",

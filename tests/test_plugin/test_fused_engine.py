@@ -59,7 +59,7 @@ def test_attention_changes_nothing(modelopt: Path, monkeypatch: pytest.MonkeyPat
 def test_rotation_changes_little(modelopt: Path, fused: Run) -> None:
     unfused = served(modelopt, fuse_attention=False)
     said = "by default; {}; result"
-    assert any(said.format("rotated and stored in one launch") in line for line in fused.report)
+    assert any(said.format("queries and keys rotated") in line for line in fused.report)
     apart = said.format("rotary_emb apart: switched off (fuse_attention)")
     assert any(apart in line for line in unfused.report)
     moved = distance(fused, unfused)
@@ -74,7 +74,7 @@ def test_mlps_change_little(modelopt: Path, fused: Run) -> None:
 
 
 def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight, and nothing of vLLM's between them."""
+    """Seven in a decode, and nothing of vLLM's between them; eight in a prefill."""
     launched: Counter[str] = Counter()
 
     def counted(target: str) -> Callable[..., Any]:
@@ -93,6 +93,7 @@ def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(module, "function", counted)
     for module, name in (
         (rotation, "rotary_store"),
+        (impl, "rotary_attention"),
         (impl, "paged_attention_quantized"),
         (impl, "paged_attention"),
     ):
@@ -105,13 +106,15 @@ def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) ->
     served(modelopt)
     assert launched.pop("forward_native")  # the last norm, which feeds the head
     layers = launched["silu_mul_gemm"]  # of all steps
+    prefill = launched.pop("rotary_store")  # of the text's only step that has many tokens
+    assert launched.pop("paged_attention_quantized") == prefill
+    launched["rotary_attention"] += prefill
     first = launched.pop("rms_norm_quantize")  # of a step's first layer, without a residual
     assert first == layers / 2
     launched["add_rms_norm_quantize"] += first
     assert {name: count / layers for name, count in launched.items()} == {
         "add_rms_norm_quantize": 2,
         "gemm": 3,
-        "paged_attention_quantized": 1,
-        "rotary_store": 1,
+        "rotary_attention": 1,
         "silu_mul_gemm": 1,
     }

@@ -173,17 +173,17 @@ def said_of(block: Any) -> str:
 def test_it_rotates_for_the_embedding(vllm_config: Any) -> None:
     found = block()
     rotary = found.self_attn.rotary_emb
-    assert said_of(found) == "rotated and stored in one launch"
+    assert said_of(found) == "queries and keys rotated"
     assert type(found.self_attn.rotary_emb) is Unrotated
     assert found.self_attn.attn.impl.rotation == Rotation(rotary, None, None)
-    assert "attn: rotated and stored" in str(vllm_config.additional_config)
+    assert "attn: queries and keys rotated" in str(vllm_config.additional_config)
 
 
 def test_norms_of_heads_too() -> None:
     found = block(Normed)
     own = found.self_attn
     q_norm, k_norm = own.q_norm, own.k_norm
-    assert said_of(found) == "normalised, rotated and stored in one launch"
+    assert said_of(found) == "queries and keys normalised, rotated"
     assert own.attn.impl.rotation.q_norm is q_norm
     assert own.attn.impl.rotation.k_norm is k_norm
     assert type(own.q_norm) is type(own.k_norm) is Unnormalised
@@ -199,7 +199,7 @@ def test_norms_of_heads_too() -> None:
 def test_norms_that_stay(kind: Any) -> None:
     found = block(kind)
     norm = found.self_attn.q_norm
-    assert said_of(found) == "rotated and stored in one launch"
+    assert said_of(found) == "queries and keys rotated"
     assert found.self_attn.q_norm is norm
 
 
@@ -213,7 +213,7 @@ def test_what_the_op_is_called_with() -> None:
     q, k, v = (torch.randn(3, heads, D).bfloat16() for heads in (HEADS, KV_HEADS, KV_HEADS))
     positions, slots = torch.tensor([3, 9, 0]), torch.tensor([17, -1, 2])
     pages = [torch.zeros(2, KV_HEADS, 16, 2 * D).bfloat16() for _ in range(2)]
-    found = rotation.store(q, k, v, pages[0], positions, slots, (None, None))
+    found = rotation.store(q, k, v, pages[0], slots, positions, (None, None))
     expected = rotary_store(
         q, k, v, positions, own.rotary_emb.cos_sin_cache, pages[1], slots, q_norm=norms[0],
         k_norm=norms[1], eps=1e-6,

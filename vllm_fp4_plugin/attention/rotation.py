@@ -1,4 +1,4 @@
-"""Rotation of queries and keys by the op that stores them, in one launch for two or more.
+"""Rotation of queries and keys by attention, or, of a prefill, by the op that stores them.
 
 Where an attention module of a model's hands what its rotary embedding returns to attention and to
 nothing else, the embedding hands queries and keys on as they are, and so do norms of heads before
@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
+from nvfp4_kernels.attention import HeadRotation
 from nvfp4_kernels.precompile.model import Attention
 from nvfp4_kernels.rotary_store import rotary_store
 
@@ -58,7 +59,7 @@ class Rotation:
     def said(self) -> str:
         """Words for reports."""
         norms = "normalised, " if self.q_norm is not None else ""
-        return f"{norms}rotated and stored in one launch"
+        return f"queries and keys {norms}rotated"
 
     def sizes(self, attention: Attention) -> Attention:
         """Sizes of an attention layer with what is done before it."""
@@ -69,14 +70,24 @@ class Rotation:
             qk_norm=self.q_norm is not None,
         )
 
+    def of_heads(self, query: Tensor) -> HeadRotation:
+        """Rotation as the ops take it, for queries of a dtype."""
+        norms = [None if norm is None else norm.weight.data for norm in (self.q_norm, self.k_norm)]
+        return HeadRotation(
+            self.rotary._match_cos_sin_cache_dtype(query),
+            self.rotary.is_neox_style,
+            *norms,
+            None if self.q_norm is None else self.q_norm.variance_epsilon,
+        )
+
     def store(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         kv_cache: Tensor,
-        positions: Tensor,
         slot_mapping: Tensor,
+        positions: Tensor,
         scales: tuple[Tensor | None, Tensor | None],
     ) -> Tensor:
         """Rotate queries and keys; store keys and values. See ``nvfp4_kernels.rotary_store``.
@@ -86,27 +97,26 @@ class Rotation:
             key: 16-bit ``(≥ T, Hkv, D)``.
             value: as ``key``.
             kv_cache: the layer's, of the dtype of its values.
-            positions: int64 ``(≥ T,)``.
             slot_mapping: int64 ``(T,)``.
+            positions: int64 ``(≥ T,)``.
             scales: of keys and of values, with an E4M3 cache.
 
         Returns:
             Rotated queries of ``query``'s shape.
         """
-        norms = [None if norm is None else norm.weight.data for norm in (self.q_norm, self.k_norm)]
-        k_scale, v_scale = scales
+        (k_scale, v_scale), how = scales, self.of_heads(query)
         return rotary_store(
             query,
             key,
             value,
             positions,
-            self.rotary._match_cos_sin_cache_dtype(query),
+            how.cos_sin_cache,
             kv_cache,
             slot_mapping,
-            neox=self.rotary.is_neox_style,
-            q_norm=norms[0],
-            k_norm=norms[1],
-            eps=None if self.q_norm is None else self.q_norm.variance_epsilon,
+            neox=how.neox,
+            q_norm=how.q_norm,
+            k_norm=how.k_norm,
+            eps=how.eps,
             k_scale=k_scale,
             v_scale=v_scale,
         )

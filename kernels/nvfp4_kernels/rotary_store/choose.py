@@ -1,5 +1,7 @@
 """Choice of the tile of ``rotary_store``. No CuTe."""
 
+from dataclasses import replace
+
 from nvfp4_kernels.rotary_store.tile import WARP, RotaryStoreTile
 
 FEW_CTAS = 2  # of a warp, on each SM
@@ -15,8 +17,9 @@ def choose_config(
     CTA has four warps, as CTAs start one after the other, and a thread two heads of queries, as it
     has a key and its value: more loads are in flight, and angles are read half as often.
     """
-    sizes = query_heads, kv_heads, head_dim, rotary_dim
-    few = RotaryStoreTile(*sizes, threads=WARP, steps=1)
+    few = RotaryStoreTile(
+        head_dim, rotary_dim, query_heads=query_heads, kv_heads=kv_heads, threads=WARP, steps=1
+    )
     if tokens * (query_heads + kv_heads) <= FEW_CTAS * sms * few.units:
         return few
-    return RotaryStoreTile(*sizes, threads=MANY_THREADS, steps=min(MANY_STEPS, query_heads))
+    return replace(few, threads=MANY_THREADS, steps=min(MANY_STEPS, query_heads))

@@ -255,8 +255,9 @@ def test_order_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_choose_config() -> None:
     """Warps over the SMs for few tokens, two heads a thread for many; all heads have a thread."""
     sizes = 32, 8, 128, 128
-    few = RotaryStoreTile(*sizes, threads=WARP, steps=1)
-    many = RotaryStoreTile(*sizes, threads=128, steps=2)
+    heads = dict(zip(("query_heads", "kv_heads", "head_dim", "rotary_dim"), sizes, strict=True))
+    few = RotaryStoreTile(**heads, threads=WARP, steps=1)
+    many = RotaryStoreTile(**heads, threads=128, steps=2)
     assert [choose_config(m, *sizes, 148) for m in (1, 16, 29, 30, 8192)] == [few] * 3 + [many] * 2
     assert (few.units, few.query_units, many.units, many.query_units) == (4, 32, 16, 16)
     for head_dim in range(16, 257, 16):
