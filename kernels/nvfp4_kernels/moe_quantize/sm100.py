@@ -172,17 +172,24 @@ class MoeQuantizeSm100:
         """Quantise rows turn by turn, or zero the scales of padding."""
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        groups = groups_of_tile(self.rows.tile, self.rows.tile_tokens)
-        self._take_turns(arguments, load_count(arguments.groups) * groups)
+        slots = Array(arguments.tokens.slots, shape=(1,))
+        column, first, _ = cute.arch.block_idx()
+        count = load_count(arguments.groups)
+        # Before the count is there: memory has room for the first turn of every CTA.
+        slot = self.rows.slot(slots, self.rows.place(column, first))
+        groups = count * groups_of_tile(self.rows.tile, self.rows.tile_tokens)
+        self._take_turns(arguments, slots, slot, groups)
 
     @cute.jit
-    def _take_turns(self, arguments: MoeQuantizeArguments, groups: Int32) -> None:
-        out, slots = arguments.out, Array(arguments.tokens.slots, shape=(1,))
+    def _take_turns(
+        self, arguments: MoeQuantizeArguments, slots: Array, slot: Int32, groups: Int32
+    ) -> None:
+        """Quantise rows, of whose first turn ``slot`` is this thread's."""
+        out = arguments.out
         column, first, _ = cute.arch.block_idx()
-        # A turn's slots are loaded before the turn that comes before it waits for its rows.
-        slot = self.rows.slot(slots, self.rows.place(column, first), first < groups)
         for group in range(first, groups, arguments.ctas):
             place, following = self.rows.place(column, group), group + arguments.ctas
+            # Loaded before this turn waits for its rows.
             next_slot = self.rows.slot(
                 slots, self.rows.place(column, following), following < groups
             )
