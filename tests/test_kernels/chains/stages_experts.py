@@ -1,4 +1,4 @@
-"""Stages of a mixture of experts, for both architectures: eight tokens of 256 elements, two experts.
+"""Stages of a mixture of two experts, for both architectures: eight tokens of 256 elements.
 
 | kind | what it is |
 |---|---|
@@ -125,7 +125,9 @@ def requantized(rows: Value) -> tuple[Value, ...]:
     return entered("moe_quantize_per_token", (), *rows)
 
 
-def product(arch: str, gated: bool, quantized: bool, early: bool, tiles: Value) -> tuple[Value, ...]:
+def product(
+    arch: str, gated: bool, quantized: bool, early: bool, tiles: Value
+) -> tuple[Value, ...]:
     """A product, as its op launches it; ``early``: the routing was complete before the last launch.
 
     No op's argument says so: the plugin calls what the table of kernels names.
@@ -155,48 +157,45 @@ def combined(results: Value) -> tuple[Value, ...]:
 
 
 def _entering(op: str, scales: tuple[Tensor, ...], gives: str = "tiles") -> list[Stage]:
-    """An op that brings tokens to tiles, after the one that routes and after the layer before."""
+    """An op that brings tokens to tiles, after the one that routes and after the layer before.
+
+    What follows reads the same of both, and follows the former only.
+    """
     is_routing = op.startswith("moe_route")
     run, takes = (routed_and_entered, "choices") if is_routing else (entered, "routing")
     source = "moe_route_quantize" if is_routing else "moe_quantize"
     return [
         Stage(f"{op}, {takes}", source, takes, (gives,), lambda x: run(op, scales, x, None)),
-        Stage(f"{op}, tokens", source, "tokens", (gives,), lambda x: run(op, scales, None, x)),
+        Stage(f"{op}, tokens", source, "tokens", (), lambda x: run(op, scales, None, x)),
     ]
 
 
-def _products(arch: str, between: tuple[str, str], names: tuple[str, ...]) -> list[Stage]:
-    """Both products; ``between``: what the first makes and the second takes, or a third."""
+def _products(arch: str) -> list[Stage]:
+    """Both products."""
+    first = partial(product, arch, True, arch == "sm_100", False)
+    early = partial(product, arch, False, False, True)
+    source = "grouped_gemm"
     return [
-        *(
-            Stage(
-                f"grouped_silu_mul_gemm, {takes}", "grouped_gemm", takes, (between[0],),
-                partial(product, arch, True, arch == "sm_100", False),
-            )
-            for takes in names
-        ),
-        *(
-            Stage(
-                f"grouped_gemm{', early' * early}", "grouped_gemm", between[1], ("results",),
-                partial(product, arch, False, False, early),
-            )
-            for early in (False, True)
-        ),
-    ]  # fmt: skip
+        Stage("grouped_silu_mul_gemm", source, "tiles", ("wide tiles",), first),
+        Stage("grouped_gemm, early", source, "wide tiles", ("results",), early),
+    ]
 
 
 _ROUTE = Stage("moe_route", "moe_route", "choices", ("routing",), routed)
 _COMBINE = Stage("moe_combine", "moe_combine", "results", ("tokens",), combined)
-_WIDE = "wide tiles", "wide tiles"
 SM100 = [
     _ROUTE,
     *_entering("moe_quantize", (scale(),)),
     *_entering("moe_quantize_per_token", (), "scaled tiles"),
     *_entering("moe_route_quantize", (scale(),)),
-    *_products("sm_100", _WIDE, ("tiles", "scaled tiles")),
+    *_products("sm_100"),
     Stage(
-        "grouped_silu_mul_gemm, 16 bits", "grouped_gemm", "tiles", ("tile rows",),
+        "grouped_silu_mul_gemm, 16 bits", "grouped_gemm", "scaled tiles", ("tile rows",),
         partial(product, "sm_100", True, False, False),
+    ),
+    Stage(
+        "grouped_gemm, early, row scale", "grouped_gemm", "scaled tiles", (),
+        partial(product, "sm_100", False, False, True),
     ),
     Stage("moe_quantize, in tiles", "moe_quantize", "tile rows", ("scaled tiles",), requantized),
     _COMBINE,
@@ -205,6 +204,6 @@ SM90 = [
     _ROUTE,
     *_entering("moe_gather", ()),
     *_entering("moe_route_gather", ()),
-    *_products("sm_90", _WIDE, ("tiles",)),
+    *_products("sm_90"),
     _COMBINE,
 ]
