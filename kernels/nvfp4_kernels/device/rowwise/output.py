@@ -86,9 +86,7 @@ class RowQuantizer:
         if place.line_rows:
             store_lines(place, written, self.scales)
 
-    def _scale(
-        self, place: Place, found: list[Float32], given: Float32 | None
-    ) -> GlobalScale:
+    def _scale(self, place: Place, found: list[Float32], given: Float32 | None) -> GlobalScale:
         if given is not None:
             return global_scale(given)
         scale = row_scale(reduce_row(place, functools.reduce(largest, found), largest))
