@@ -28,13 +28,14 @@ class ProductsSm100:
         self._tokens = tokens
         self._terms = terms
 
-    def product(self, name: str, read: str, written: str) -> Traced:
+    def product(self, name: str, read: str, written: str, quantizes: bool = False) -> Traced:
         """A linear layer, or gate and up projection with SiLU-mul, on the tile that is chosen.
 
         Args:
             name: ``"qkv_proj"``, ``"o_proj"``, ``"gate_up_proj"`` or ``"down_proj"``.
             read: name of its input.
-            written: name of its result.
+            written: name of its result; L2 holds it as though it were NVFP4 in any case.
+            quantizes: the result is NVFP4, and not in 16 bits.
         """
         import torch
 
@@ -42,13 +43,14 @@ class ProductsSm100:
         from nvfp4_kernels.devices import assumed_clusters
         from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
-        from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
+        from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, OutDtype
         from nvfp4_kernels.sm100.limits import SMS
         from nvfp4_kernels.terms import data_shape, scales_shape
 
         n, k, weights = self._shape.product(name)
         problem = Problem(self._tokens, n, k, weights=weights, terms=self._terms)
-        tile, output = choose_config(problem, EpilogueConfig("bfloat16"))
+        dtype: OutDtype = "nvfp4" if quantizes else "bfloat16"
+        tile, output = choose_config(problem, EpilogueConfig(dtype))
         down = tile.rows * max(1, tile.cluster_m // tile.ctas)
         across = tile.columns * tile.cluster_n
         rows, columns = (n, self._tokens) if tile.swap_ab else (self._tokens, n)
@@ -64,6 +66,10 @@ class ProductsSm100:
             return [data, torch.zeros(scales_shape((), height, k, terms), dtype=torch.uint8)]
 
         x, matrices = packed(m, self._terms), [packed(part) for _ in range(weights)]
+        out = [torch.zeros(m, part, dtype=torch.bfloat16), None]
+        if quantizes:
+            shapes = data_shape((), m, part, 1), scales_shape((), m, part, 1)
+            out = [torch.zeros(shape, dtype=torch.uint8) for shape in shapes]
         arguments = GemmArguments(
             x=x[0],
             sfx=x[1],
@@ -71,9 +77,9 @@ class ProductsSm100:
             sfw1=matrices[0][1],
             w2=matrices[-1][0],
             sfw2=matrices[-1][1],
-            out=torch.zeros(m, part, dtype=torch.bfloat16),
-            sf_out=None,
-            out_scale=None,
+            out=out[0],
+            sf_out=out[1],
+            out_scale=torch.ones(1) if quantizes else None,
             alpha=torch.ones(2),
             row_scale=None,
             bias=None,

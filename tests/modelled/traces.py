@@ -30,6 +30,7 @@ class Traced:
         writes: bytes by operand's name.
         registers: of a thread.
         repeats: clusters of the trace that those of the grid repeat in turn; all by default.
+        label: what the launch is, for timelines; empty for its kernel's name.
     """
 
     launch: Launch
@@ -38,6 +39,7 @@ class Traced:
     writes: dict[str, float]
     registers: int
     repeats: tuple[int, ...] = ()
+    label: str = ""
 
 
 def aligned(tensor: "Tensor") -> "Tensor":
