@@ -14,9 +14,10 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.emulator.timing import B200_TIMING, ChainTiming, OpaqueLink, chain
-from tests.modelled import prices
+from tests.modelled import layer_timeline, prices
 from tests.modelled.decoder_models import MODELS
 from tests.modelled.decoder_sm100 import DecoderSm100
 from tests.modelled.launches import VARIANTS, Step
@@ -26,6 +27,7 @@ from tests.modelled.traces import Traced, Tracer
 TOKENS = (1, 8, 16, 64, 256)
 KEYS = 1024
 LAYERS = 2  # in a chain: the first has nobody to overlap
+WHOLE_CHIP = 16  # tokens, up to which all GPCs are simulated: few CTAs of a grid have work then
 VLLM = "vllm"
 
 Launches = Sequence[tuple[Step, Traced | OpaqueLink]]
@@ -75,9 +77,15 @@ class Layer:
         return sum(row.us for row in self.rows)
 
 
-def timed(launches: Launches) -> Layer:
-    """Time of a layer that follows another one."""
-    timing = chain(layers([each for _, each in launches], LAYERS), B200_TIMING)
+def timed(launches: Launches, whole_chip: bool) -> Layer:
+    """Time of a layer that follows another one.
+
+    Args:
+        launches: of the layer.
+        whole_chip: simulate all GPCs, and not one where the whole chip is a lot.
+    """
+    given = layers([each for _, each in launches], LAYERS)
+    timing = chain(given, gpcs=len(B200_TIMING.gpc_sizes()) if whole_chip else None)
     rows = []
     last = timing.links[-len(launches) - 1 :]
     for (step, _), before, link in zip(launches, last[:-1], last[1:], strict=True):
@@ -92,9 +100,26 @@ def timed(launches: Launches) -> Layer:
 
 def variant(decoder: DecoderSm100, name: str) -> Layer:
     """Time of a layer of one of ``VARIANTS``, or of vLLM's default."""
+    whole_chip = decoder.tokens <= WHOLE_CHIP
     if name == VLLM:
-        return timed(decoder.vllms())
-    return timed(decoder.ours(VARIANTS[name]))
+        return timed(decoder.vllms(), whole_chip)
+    return timed(decoder.ours(VARIANTS[name]), whole_chip)
+
+
+def timeline(layer: Layer, path: Path) -> None:
+    """Write a layer's timeline to a file."""
+    about = [
+        {
+            "label": row.step.name,
+            "by": row.step.by,
+            "time": row.step.source,
+            "us after the launch before": round(row.us, 2),
+            "us of it before it may begin": round(row.gap, 2),
+            "us that its bytes from HBM take": round(row.least, 2),
+        }
+        for row in layer.rows
+    ]
+    layer_timeline.write(layer.timing, about, B200_TIMING.clock, path)
 
 
 def said(layer: Layer) -> str:
@@ -121,6 +146,7 @@ def main() -> None:
     parser.add_argument("--variant", choices=names, nargs="+", default=["today"])
     parser.add_argument("--known-keys", type=int, help="that attention is told of; the model's")
     parser.add_argument("--rows", action="store_true", help="a line for each launch")
+    parser.add_argument("--timeline", type=Path, help="of the last layer, for ui.perfetto.dev")
     given = parser.parse_args()
     tracer, model = Tracer("sm_100"), MODELS[given.model]
     for tokens in given.tokens:
@@ -138,6 +164,8 @@ def main() -> None:
             )
             if given.rows:
                 print(said(layer), flush=True)
+            if given.timeline:
+                timeline(layer, given.timeline)
 
 
 if __name__ == "__main__":
