@@ -141,8 +141,10 @@ class DecoderSm100:
         return replace(traced, writes=traced.writes | self._written(step))
 
     def _written(self, step: Step) -> dict[str, float]:
-        """Bytes that L2 holds after a step: as wide as 16 bits at the most."""
+        """Bytes that L2 holds after a step: as wide as 16 bits at the most, but for parts."""
         m = self.model
+        if step.writes == "parts":
+            return {"parts": 4.0 * self.tokens * m.heads * m.head_dim * self.live_parts}
         width = {
             "qkv": (m.heads + 2 * m.kv_heads) * m.head_dim,
             "rotated": m.heads * m.head_dim,
