@@ -116,9 +116,7 @@ class Modeller:
         return found[0]
 
 
-def one_head(
-    shape: Shape, splits: int
-) -> "tuple[Variant, AttentionArguments, tuple[Tensor, ...]]":
+def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, tuple[Tensor, ...]]":
     """Launch on one KV head of one sequence, paged.
 
     Args:

@@ -158,7 +158,8 @@ def main() -> None:
             parts = decoder.attention_config[1]
             print(
                 f"{given.model}, {tokens} tokens, {name}: {layer.us:.1f} µs, "
-                f"{len(layer.rows)} launches, keys in {parts}, "
+                f"{len(layer.rows)} launches, keys in {parts}; "
+                f"whole model {tokens / model.step_us(layer.us) * 1e6:.0f} tokens/s; "
                 f"{len(layer.timing.gpcs)} GPCs [{time.monotonic() - start:.0f} s]",
                 flush=True,
             )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.modelled import experts_shape
-from tests.modelled.prices import Sizes
+from tests.modelled.prices import BANDWIDTH, STEP_US, Sizes
 
 if TYPE_CHECKING:
     from examples.kernel_bench.layer import Shape
@@ -41,6 +41,11 @@ class Model:
         from examples.kernel_bench.layer import Shape
 
         return Shape(self.hidden, self.intermediate, self.heads, self.kv_heads, self.head_dim)
+
+    def step_us(self, layer_us: float) -> float:
+        """Microseconds of a step of few tokens: its layers, lm_head in 16 bits, and the rest."""
+        head = 2.0 * self.vocabulary * self.hidden / BANDWIDTH
+        return self.layers * layer_us + head + STEP_US
 
     def sizes(self, tokens: int, keys: int) -> Sizes:
         """Sizes that prices depend on."""

@@ -95,7 +95,7 @@ class Kind:
     routing_launches: int = 1
 
 
-def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:  # noqa: B008 — frozen
+def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:
     """Launches that the plugin makes for a layer, in order."""
     steps = [
         *_norm(switches, kind),
@@ -116,7 +116,7 @@ def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:  # noqa: B0
     return [*steps, *_norm(switches, kind), *mlp]
 
 
-def vllm_launches(kind: Kind = Kind()) -> list[Step]:  # noqa: B008 — frozen
+def vllm_launches(kind: Kind = Kind()) -> list[Step]:
     """Launches that vLLM 0.32 makes for a layer of ModelOpt's NVFP4 by default."""
 
     def step(name: str, by: Maker = "vLLM") -> Step:

@@ -30,6 +30,7 @@ ATTENTION = (3.5, 0.84 * 8e6)  # least, and bytes in a µs
 GEMM_FIXED, GEMM_EACH_K = 2.0, 0.735 / 1024  # and for each of K, without split K
 GEMM_START, GEMM_BANDWIDTH = 1.9, 7.0e6
 GEMM_RATE = 7.2e9  # FLOP in a µs: NVIDIA's kernel reaches 7.0 and 8.1 PFLOP/s of many tokens
+STEP_US = 30.0  # of a step beside its layers and lm_head: embedding, last norm, sampling
 ROUTER_US = 3.0  # 16-bit product of K = 2048, as cuBLAS has published times with launch of 5.1
 # What a traced kernel is taken to do beside what it was traced with.
 ASSUMED = {

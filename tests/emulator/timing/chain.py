@@ -98,7 +98,10 @@ class ChainTiming:
 
 
 def chain(
-    links: Sequence[Link | OpaqueLink], parameters: Parameters = B200_TIMING, *, gpcs: int | None = None
+    links: Sequence[Link | OpaqueLink],
+    parameters: Parameters = B200_TIMING,
+    *,
+    gpcs: int | None = None,
 ) -> ChainTiming:
     """Models the time of launches in stream order.
 
@@ -133,8 +136,7 @@ def chain(
     chip = Chip(engine, p, part, share, {0: timeline})
     l2 = L2(p.l2_bytes)
     grids = [
-        _grid(chip, link, each, l2, part, share)
-        for link, each in zip(links, prepared, strict=True)
+        _grid(chip, link, each, l2, part, share) for link, each in zip(links, prepared, strict=True)
     ]
     Stream(chip, grids).run()
     end = grids[-1].ended
@@ -157,9 +159,8 @@ def _time(grid: Ordered, p: Parameters) -> LinkTime:
     begun = grid.opened
     if grid.dependent and grid.before is not None:
         begun = max(begun, grid.before.ended + p.grid_flush * 1e3 * p.clock)
-    return LinkTime(
-        grid.label, *(p.microseconds(at) for at in (grid.opened, begun, grid.ended)), grid.hbm
-    )
+    opened, begun, ended = (p.microseconds(at) for at in (grid.opened, begun, grid.ended))
+    return LinkTime(grid.label, opened, begun, ended, grid.hbm)
 
 
 def _supply(link: Link, prepared: Prepared, l2: L2) -> Supply:

@@ -45,7 +45,7 @@ class Ordered:
             self.let_next_open()
 
     def let_next_open(self) -> None:
-        """Nothing of this launch keeps the next one from opening any more."""
+        """Let the next launch open."""
         self._lets_open = True
         if self._released is not None:
             act, self._released = self._released, None
