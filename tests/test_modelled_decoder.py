@@ -16,7 +16,6 @@ from tests.test_modelled_terms import modelled
 
 RECORDED = Path(__file__).parents[1] / "examples" / "results"
 SPLIT = Kind(split=True)
-ATTENTION = ("rotary_embedding", "store", "rotary_store", "paged_attention", "merge_segments")
 
 
 def names(switches: Switches, kind: Kind = Kind()) -> list[str]:  # noqa: B008 — frozen
@@ -25,37 +24,37 @@ def names(switches: Switches, kind: Kind = Kind()) -> list[str]:  # noqa: B008 �
 
 def test_what_the_plugin_launches_today() -> None:
     """``test_fused_engine`` holds the list against an engine."""
-    assert names(TODAY) == [
+    today = [
         "add_rms_norm_quantize", "qkv_proj",
-        "rotary_embedding", "store", "paged_attention", "quantize", "o_proj",
+        "rotary_embedding", "store", "paged_attention", "o_proj",
         "add_rms_norm_quantize", "gate_up_proj", "down_proj",
     ]  # fmt: skip
-    assert len(names(TODAY, SPLIT)) == 11
-    assert len(names(VARIANTS["before"])) == 13
+    assert names(TODAY) == names(TODAY, SPLIT) == today
+    assert len(names(VARIANTS["unfused"])) == 13
     assert len(vllm_launches()) == 13
 
 
 @pytest.mark.parametrize(
-    ("variant", "between", "split"),
+    ("variant", "between", "merges"),
     [
-        ("a", ["rotary_embedding", "store", "paged_attention"], 1),
-        ("a+b", ["rotary_store", "paged_attention"], 1),
-        ("a+c", ["paged_attention"], 1),
-        ("a+b+d", ["rotary_store", "paged_attention"], 0),
-        ("a+c+d", ["paged_attention"], 0),
+        ("norm+mlp", ["rotary_embedding", "store", "paged_attention", "quantize"], 1),
+        ("norm+mlp+quantize", ["rotary_embedding", "store", "paged_attention"], 1),
+        ("rotary_store", ["rotary_store", "paged_attention"], 0),
+        ("attention_stores", ["paged_attention"], 0),
     ],
 )
-def test_what_variants_leave_out(variant: str, between: list[str], split: int) -> None:
+def test_what_variants_launch(variant: str, between: list[str], merges: int) -> None:
     others = {"add_rms_norm_quantize": 2, "qkv_proj": 1, "o_proj": 1}
     others |= {"gate_up_proj": 1, "down_proj": 1}
     expected = Counter(others) + Counter(between)
     assert Counter(names(VARIANTS[variant])) == expected
-    assert Counter(names(VARIANTS[variant], SPLIT)) == expected + Counter({"merge_segments": split})
+    merge = Counter({"merge_segments": merges})
+    assert Counter(names(VARIANTS[variant], SPLIT)) == expected + merge
 
 
 def test_prompts_are_stored_before_attention_reads_them() -> None:
     prompts = Kind(decode=False)
-    assert names(VARIANTS["a+c"], prompts) == names(VARIANTS["a+b"], prompts)
+    assert names(VARIANTS["attention_stores"], prompts) == names(VARIANTS["rotary_store"], prompts)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -75,9 +74,7 @@ def test_what_is_assumed_is_said(variant: str) -> None:
     assumed = {name for step in steps for name in step.assumed}
     assert assumed <= prices.ASSUMED.keys()
     switches = VARIANTS[variant]
-    assert ("quantizes" in assumed) == switches.attention_quantizes
     assert ("stores" in assumed) == switches.attention_stores
-    assert ("merges" in assumed) == switches.attention_merges
     assert ("assumed" in {step.source for step in steps}) == switches.rotary_store
 
 
@@ -143,7 +140,7 @@ def test_the_recorded_timeline() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "bar"), [("today", 40.0), ("a+c+d", 32.5)])
+@pytest.mark.parametrize(("variant", "bar"), [("today", 36.5), ("attention_stores", 32.5)])
 def test_decode_of_one_token(variant: str, bar: float) -> None:
     """A layer of Llama 8B, whose weights and keys take 17.5 µs."""
     output = modelled("decoder_layer", "--tokens", "1", "--variant", variant)

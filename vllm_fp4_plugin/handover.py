@@ -37,7 +37,7 @@ class QuantizedInput:
         raise AttributeError(
             f"a layer's input was quantised by the op before it, but the model asked it for "
             f'{name!r}; serve with --additional-config \'{{"nvfp4_tc": {{"fuse_mlp": false, '
-            '"fuse_norm": false}}\''
+            '"fuse_norm": false, "fuse_attention": false}}\''
         )
 
 

@@ -14,7 +14,7 @@ from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 
 METHOD = "nvfp4-tc"  # vLLM's name for ours
 KEY = "nvfp4_tc"
-SWITCHES = ("fuse_mlp", "fuse_norm", "norm_rope_kernels")
+SWITCHES = ("fuse_mlp", "fuse_norm", "fuse_attention", "norm_rope_kernels")
 RENAMED = {"small_kernels": "norm_rope_kernels"}  # options of earlier versions
 NORM_ROPE_KERNELS_OFF = "switched off (norm_rope_kernels)"
 
@@ -39,6 +39,7 @@ class Options:
         fuse_mlp: run gate_up and SiLU-and-mul as one op where a layer allows it, and hand its
             result to the next layer as NVFP4 where that one takes it so.
         fuse_norm: have norms quantise for the layer that they feed, where they feed one alone.
+        fuse_attention: have attention quantise for the layer that it feeds.
         scales: rule by which block scales are chosen when a 16-bit checkpoint is quantised at load.
         activation: activations of such layers: NVFP4 with one global scale per token, or left in
             16 bits, as they also are on a device that multiplies no NVFP4 ones; the report says so.
@@ -62,6 +63,7 @@ class Options:
 
     fuse_mlp: bool = True
     fuse_norm: bool = True
+    fuse_attention: bool = True
     scales: ScaleRule = "absmax"
     activation: OnlineActivation = "per-token"
     ignore: tuple[str, ...] = ()

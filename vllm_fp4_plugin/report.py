@@ -1,7 +1,7 @@
 """Report of which kernel every layer got, and why."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,12 @@ class Report:
             self.layers[names.index(record.name)] = record
         else:
             self.layers.append(record)
+
+    def amend(self, name: str, reason: str) -> None:
+        """Say one reason more of a layer, if it is known."""
+        for record in [each for each in self.layers if each.name == name]:
+            reasons = "; ".join(filter(None, (record.reason, reason)))
+            self.add(replace(record, reason=reasons))
 
     def grouped(self) -> list[tuple[str, int, str, str, str]]:
         """``(layer group, count, kernel, arithmetic, reason)``, one row for each difference."""

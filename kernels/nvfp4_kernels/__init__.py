@@ -1,7 +1,12 @@
 """NVFP4 kernels for torch: the format, and the ops that compute with it. Knows nothing of vLLM."""
 
 from nvfp4_kernels.add_rms_norm import add_rms_norm
-from nvfp4_kernels.attention import attention, paged_attention, sparse_attention
+from nvfp4_kernels.attention import (
+    attention,
+    paged_attention,
+    paged_attention_quantized,
+    sparse_attention,
+)
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.decode_attention import decode_attention
 from nvfp4_kernels.dispatch import NoKernelError
@@ -76,6 +81,7 @@ __all__ = [
     "moe_route_quantize",
     "moe_route_quantize_per_token",
     "paged_attention",
+    "paged_attention_quantized",
     "quantize",
     "quantize_per_token",
     "rms_norm_quantize",

@@ -130,10 +130,12 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
 
     from nvfp4_kernels.attention.sm100.epilogue import AttentionResult
     from nvfp4_kernels.attention.sm100.kernel import AttentionArguments
+    from nvfp4_kernels.attention.sm100.launch import NO_MERGE
     from nvfp4_kernels.attention.sm100.operands import Strides
     from nvfp4_kernels.attention.sm100.queries import Queries
     from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
     from nvfp4_kernels.attention.sm100.tile import Layout, Variant
+    from nvfp4_kernels.merge_segments.sm100 import scale_arguments
 
     page = 16
     stored = INDEXED_OF * shape.keys if shape.indexed else shape.keys
@@ -161,7 +163,9 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
         v_strides=strides,
         map_stride=2 * head_dim,
         map_rows=pages * page,
-        result=AttentionResult(out, lse, sinks=None, rows=shape.queries, num_heads=heads),
+        result=AttentionResult(
+            out, lse, sinks=None, rows=shape.queries, num_heads=heads, **scale_arguments(None)
+        ),
         lengths=SequenceLengths(starts, key_start=None, seq_lens=lens),
         block_table=table,
         table_stride=pages,
@@ -171,6 +175,8 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
         soft_cap=0.0,
         k_scale=scale,
         v_scale=scale,
+        merge=NO_MERGE,
+        counters=None,
         sizes=Sizes(
             batch=1,
             queries=shape.queries,

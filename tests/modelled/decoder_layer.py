@@ -1,7 +1,7 @@
 """The modelled time of a whole decoder layer on a B200, launch by launch.
 
     python -m tests.modelled.decoder_layer                          decode of a Llama 8B
-    python -m tests.modelled.decoder_layer --model qwen3-30b --tokens 1 64 --variant today a+c+d
+    python -m tests.modelled.decoder_layer --model qwen3-30b --tokens 1 --variant today unfused
     python -m tests.modelled.decoder_layer --tokens 1 --rows        where the time goes
     python -m tests.modelled.decoder_layer --tokens 1 --timeline layer.json   for ui.perfetto.dev
 

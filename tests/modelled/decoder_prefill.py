@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from tests.emulator.timing import B200_TIMING, Timing, extrapolate, model
 from tests.modelled import prices
 from tests.modelled.attention import Shape as AttentionShape
-from tests.modelled.attention import one_head
 from tests.modelled.attention import prefill as attention_seconds
 from tests.modelled.decoder_models import MODELS, Model
 from tests.modelled.launches import VARIANTS, Kind, Step, launches, vllm_launches
 from tests.modelled.layer_sm100 import ProductsSm100
+from tests.modelled.paged import paged
 from tests.modelled.traces import Tracer, aligned
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Prefill:
         self._products = ProductsSm100(tracer, self.model.shape(), self.tokens)
         self._prompts, self._length = prompts, length
         self._sizes = self.model.sizes(self.tokens, length)
+        self._quantizes = False  # attention its result
         self._known: dict[tuple[str, str, bool], float] = {}
 
     def layer(self, variant: str) -> list[tuple[Step, float]]:
@@ -82,6 +83,7 @@ class Prefill:
         if step.name.endswith("_proj"):
             return self._product(step.name, step.quantizes)
         if step.name == "paged_attention":
+            self._quantizes = step.quantizes
             return self._attention()
         return self._rows(step.name, width)
 
@@ -117,12 +119,9 @@ class Prefill:
 
     def run(self, tile: "AttentionTile", shape: AttentionShape, split: bool) -> Timing:
         """One KV head of one sequence."""
-        from nvfp4_kernels.attention.sm100.kernel import FmhaSm100
-        from nvfp4_kernels.compile import launch
-
-        variant, arguments, _ = one_head(shape, 1 if split else 0)
-        launched, registers = self._tracer.run(lambda: launch(FmhaSm100(tile, variant), arguments))
-        return model(launched, registers=registers)
+        assert not split
+        traced = paged(self._tracer, shape, (tile, 1), "q", self._quantizes)
+        return model(traced.launch, registers=traced.registers)
 
     def _rows(self, name: str, width: int) -> float:
         import torch
@@ -156,7 +155,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--length", type=int, default=4096, help="of a prompt")
     names = (*VARIANTS, VLLM)
-    parser.add_argument("--variant", choices=names, nargs="+", default=["today", "a+b", VLLM])
+    parser.add_argument(
+        "--variant", choices=names, nargs="+", default=["norm+mlp", "today", "rotary_store", VLLM]
+    )
     given = parser.parse_args()
     prefill = Prefill(Tracer("sm_100"), given.model, given.prompts, given.length)
     for name in given.variant:

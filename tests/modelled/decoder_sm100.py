@@ -10,12 +10,12 @@ from tests.emulator.timing import B200_TIMING, OpaqueLink
 from tests.emulator.timing.supply import Operand
 from tests.modelled import prices
 from tests.modelled.attention import Shape as AttentionShape
-from tests.modelled.attention import one_head
 from tests.modelled.decoder_models import Model
 from tests.modelled.experts import GroupedSm100, products
 from tests.modelled.experts_rows import RowsSm100
 from tests.modelled.launches import Kind, Step, Switches, launches, vllm_launches
 from tests.modelled.layer_sm100 import ProductsSm100
+from tests.modelled.paged import live_parts, paged
 from tests.modelled.traces import Traced, Tracer, aligned, operand
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 ELEMENT = 2  # bytes of an activation
 EPS = 1e-5
 TRACED_CTAS = 160  # of a grid of rows, at the most
-KEY_TILE = 128
 
 
 class DecoderSm100:
@@ -186,27 +185,18 @@ class DecoderSm100:
         return self._rows(run, [operand(step.reads, x, x.nbytes)])
 
     def _attention(self, step: Step) -> Traced:
-        from nvfp4_kernels.attention.sm100.kernel import FmhaSm100
-        from nvfp4_kernels.compile import launch
-
-        m, (tile, splits) = self.model, self.attention_config
+        m = self.model
         shape = AttentionShape(
-            1, 1, self.keys, m.head_dim, kv_heads=m.kv_heads, group=m.heads // m.kv_heads
+            self.tokens, 1, self.keys, m.head_dim, kv_heads=m.kv_heads, group=m.heads // m.kv_heads
         )
-        variant, arguments, tensors = one_head(shape, splits if splits > 1 else 0)
-        traced, registers = self._tracer.run(lambda: launch(FmhaSm100(tile, variant), arguments))
-        heads = self.tokens * m.kv_heads
-        q, cache = tensors[:2]
-        operands = (
-            operand(step.reads, q, float(heads * q.nbytes)),
-            operand("cache", cache, float(heads * cache.nbytes)),
-        )
-        return Traced(traced, heads * splits, operands, {}, registers)
+        config = self.attention_config
+        return paged(self._tracer, shape, config, step.reads, step.quantizes, step.merges)
 
     def _merge(self, step: Step) -> Traced:
         import torch
 
         from nvfp4_kernels.merge_segments.sm100 import merge_segments
+        from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
 
         m, splits = self.model, self.attention_config[1]
         rows = self.tokens, m.heads
@@ -214,15 +204,17 @@ class DecoderSm100:
         lses = aligned(torch.zeros(splits, *rows))
         live = self.live_parts
         lses[live:] = -math.inf
-        run = partial(merge_segments, outs, lses, None, torch.bfloat16)
+        rows_out = None
+        if step.quantizes:
+            rows_out = Nvfp4Rows(*map(aligned, new_nvfp4_rows(outs[0])), torch.tensor(1.0))
+        run = partial(merge_segments, outs, lses, None, torch.bfloat16, rows_out)
         read = operand(step.reads, outs, outs.nbytes * live / splits)
         return self._rows(run, [read])
 
     @property
     def live_parts(self) -> int:
         """Parts of a sequence's keys that hold any."""
-        tiles = math.ceil(self.keys / KEY_TILE)
-        return math.ceil(tiles / math.ceil(tiles / self.attention_config[1]))
+        return live_parts(self.keys, self.attention_config[1])
 
     def _zeros(self, *shape: int) -> "Tensor":
         import torch

@@ -4,7 +4,7 @@
 of ours are those of ops, or of layers where a product is meant.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Maker = Literal["ours", "vLLM", "FlashInfer", "cuBLAS"]
@@ -23,7 +23,8 @@ class Step:
             kernel of others, or the same of a kernel of ours that is yet to be traced.
         reads: name of the activation it reads.
         writes: name of the one it writes.
-        quantizes: it is a product whose result is NVFP4.
+        quantizes: its result is NVFP4, where another one would be possible.
+        merges: it is attention that merges the parts of split keys.
         assumed: what a traced kernel is taken to do beside what was traced; empty for nothing.
     """
 
@@ -33,6 +34,7 @@ class Step:
     reads: str
     writes: str
     quantizes: bool = False
+    merges: bool = False
     assumed: tuple[str, ...] = ()
 
 
@@ -43,34 +45,30 @@ class Switches:
     Attributes:
         norm: norms quantise for the layer that they feed (the option ``fuse_norm``).
         mlp: gate and up projection hand over NVFP4 (``fuse_mlp``).
-        attention_quantizes: attention, or the merge of its parts, writes NVFP4.
+        attention_quantizes: attention, or the merge of its parts, writes NVFP4
+            (``fuse_attention``).
+        attention_merges: the last CTA of a sequence merges the parts of split keys.
         rotary_store: one kernel of ours turns queries and keys, and stores keys and values.
         attention_stores: decode attention does that itself.
-        attention_merges: the last CTA of a sequence merges the parts of split keys.
     """
 
     norm: bool = True
     mlp: bool = True
-    attention_quantizes: bool = False
+    attention_quantizes: bool = True
+    attention_merges: bool = True
     rotary_store: bool = False
     attention_stores: bool = False
-    attention_merges: bool = False
-
-    @property
-    def words(self) -> str:
-        """Switches that are on, or nothing."""
-        return ", ".join(each.name for each in fields(self) if getattr(self, each.name))
 
 
 TODAY = Switches()
+_BEFORE = replace(TODAY, attention_quantizes=False, attention_merges=False)
 VARIANTS = {
-    "before": Switches(norm=False, mlp=False),
+    "unfused": replace(_BEFORE, norm=False, mlp=False),
+    "norm+mlp": _BEFORE,
+    "norm+mlp+quantize": replace(_BEFORE, attention_quantizes=True),
     "today": TODAY,
-    "a": replace(TODAY, attention_quantizes=True),
-    "a+b": replace(TODAY, attention_quantizes=True, rotary_store=True),
-    "a+c": replace(TODAY, attention_quantizes=True, attention_stores=True),
-    "a+b+d": replace(TODAY, attention_quantizes=True, rotary_store=True, attention_merges=True),
-    "a+c+d": replace(TODAY, attention_quantizes=True, attention_stores=True, attention_merges=True),
+    "rotary_store": replace(TODAY, rotary_store=True),
+    "attention_stores": replace(TODAY, attention_stores=True),
 }
 
 
@@ -159,23 +157,17 @@ def _attention(switches: Switches, kind: Kind) -> list[Step]:
     """From qkv_proj's result to o_proj's operand."""
     stores = switches.attention_stores and kind.decode
     quantizes, split = switches.attention_quantizes, kind.split
-    merges = split and switches.attention_merges
     written = "attended in NVFP4" if quantizes else "attended"
     steps = [] if stores else _rotation(switches, kind)
-    beside = {"stores": stores, "merges": merges, "quantizes": quantizes}
-    if split and not merges:
-        beside["quantizes"] = False
-    assumed = tuple(name for name, does in beside.items() if does)
     attention = Step(
-        "paged_attention", "ours", "traced", "qkv" if stores else "rotated", written,
-        assumed=assumed,
+        "paged_attention", "ours", "traced", "qkv" if stores else "rotated", written, quantizes,
+        assumed=("stores",) if stores else (),
     )  # fmt: skip
-    if split and not merges:
-        last = ("quantizes",) if quantizes else ()
-        steps.append(replace(attention, writes="parts"))
-        steps.append(Step("merge_segments", "ours", "traced", "parts", written, assumed=last))
+    if split and not switches.attention_merges:
+        steps.append(replace(attention, writes="parts", quantizes=False))
+        steps.append(Step("merge_segments", "ours", "traced", "parts", written, quantizes))
     else:
-        steps.append(attention)
+        steps.append(replace(attention, merges=split))
     if not quantizes:
         steps.append(Step("quantize", "ours", "traced", "attended", "attended in NVFP4"))
     return steps

@@ -20,7 +20,8 @@ CPU = torch.device("cpu")
 CONFIG: Any = SimpleNamespace(
     speculative_config=None,
     parallel_config=SimpleNamespace(decode_context_parallel_size=1),
-    compilation_config=SimpleNamespace(static_forward_context={}),
+    compilation_config=SimpleNamespace(static_forward_context={}, max_cudagraph_capture_size=None),
+    scheduler_config=SimpleNamespace(max_num_seqs=16),
     model_config=SimpleNamespace(dtype=torch.bfloat16),
 )
 LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
@@ -87,7 +88,10 @@ class Layer:
         )  # fmt: skip
         self.impl.process_weights_after_loading(torch.bfloat16)
         spec = SimpleNamespace(
-            head_size=model.head_dim, head_size_v=model.head_dim, block_size=model.page_size
+            head_size=model.head_dim,
+            head_size_v=model.head_dim,
+            block_size=model.page_size,
+            num_kv_heads=model.kv_heads,
         )
         # It would compile the kernels of the layers that it is told of, on a GPU.
         self.builder: Any = PagedAttentionBackend.get_builder_cls()(spec, [], CONFIG, device)

@@ -358,7 +358,10 @@ def test_impl_refuses(arguments: dict[str, Any], message: str) -> None:
 
 
 CONFIG: Any = SimpleNamespace(
-    speculative_config=None, parallel_config=SimpleNamespace(decode_context_parallel_size=1)
+    speculative_config=None,
+    parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+    compilation_config=SimpleNamespace(max_cudagraph_capture_size=4),
+    scheduler_config=SimpleNamespace(max_num_seqs=2),
 )
 
 
@@ -370,7 +373,7 @@ def test_builder_refuses_values_of_another_width() -> None:
 def builder(head_size_v: int = 128) -> Any:
     from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadataBuilder
 
-    spec = SimpleNamespace(head_size=128, head_size_v=head_size_v)
+    spec = SimpleNamespace(head_size=128, head_size_v=head_size_v, num_kv_heads=2)
     return PagedAttentionMetadataBuilder(spec, ["attn"], CONFIG, torch.device("cpu"))
 
 
@@ -417,7 +420,7 @@ def test_prefill_of_shared_caches_is_described_alike() -> None:
 
     backend = create_fast_prefill_custom_backend("FastPrefill", PagedAttentionBackend)
     assert issubclass(backend, PagedAttentionBackend)
-    spec = SimpleNamespace(head_size=64, head_size_v=64)
+    spec = SimpleNamespace(head_size=64, head_size_v=64, num_kv_heads=2)
     wrapped = backend.get_builder_cls()(spec, ["attn"], CONFIG, torch.device("cpu"))
     starts = torch.tensor([0, 9], dtype=torch.int32)
     common = batch(

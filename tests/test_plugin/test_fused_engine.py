@@ -1,6 +1,7 @@
 """Engines whose ops hand their results over quantised, beside engines whose ops do not.
 
-Norms round where vLLM's do and quantise what ``quantize`` would be given, so that nothing changes.
+Norms and attention round where vLLM's do and quantise what ``quantize`` would be given, so that
+nothing changes.
 A fused MLP quantises float32 values, and not what they are in 16 bits.
 """
 
@@ -19,10 +20,12 @@ from vllm_fp4_plugin.attention import impl
 pytestmark = pytest.mark.slow
 
 ROUNDING = 0.05  # moved by one rounding less in each MLP; seen: .016
-# What the list of launches calls by the layer, and the ops' kernels by what they do.
-PRODUCTS = dict.fromkeys(("qkv_proj", "o_proj", "down_proj"), "gemm") | {
-    "gate_up_proj": "silu_mul_gemm"
+# What ops' kernels are called that the list of launches has under another name.
+OPS = dict.fromkeys(("qkv_proj", "o_proj", "down_proj"), "gemm") | {
+    "gate_up_proj": "silu_mul_gemm",
+    "paged_attention": "paged_attention_quantized",
 }
+VLLMS = ("rotary_embedding",)
 NORM = "nvfp4_add_rms_norm_quantize/reference (cpu)"
 
 
@@ -43,6 +46,15 @@ def test_norms_change_nothing(modelopt: Path, fused: Run) -> None:
     ):
         assert f"{norm} ×2: {NORM}, A4 static, quantises for {layer}" in fused.report
         assert f"{norm} ×2: vLLM, 16-bit, switched off (fuse_norm)" in unfused.report
+    assert fused.logprobs == unfused.logprobs
+    assert fused.generated == unfused.generated
+
+
+def test_attention_changes_nothing(modelopt: Path, fused: Run) -> None:
+    unfused = served(modelopt, fuse_attention=False)
+    said = "attn ×2: nvfp4_paged_attention_fp8_kv/reference (cpu), fp8_e4m3 KV cache, by default; "
+    assert f"{said}result quantised for o_proj" in fused.report
+    assert f"{said}result in 16 bits: switched off (fuse_attention)" in unfused.report
     assert fused.logprobs == unfused.logprobs
     assert fused.generated == unfused.generated
 
@@ -79,9 +91,5 @@ def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) ->
     first = launched.pop("rms_norm_quantize")  # of a step's first layer, without a residual
     assert first == layers / 2
     launched["add_rms_norm_quantize"] += first
-    listed = Counter(
-        PRODUCTS.get(step.name, step.name)
-        for step in launches(TODAY)
-        if step.name != "rotary_embedding"
-    )
+    listed = Counter(OPS.get(s.name, s.name) for s in launches(TODAY) if s.name not in VLLMS)
     assert {name: count / layers for name, count in launched.items()} == listed

@@ -10,7 +10,7 @@ from vllm_fp4_plugin.options import InvalidOption, Options
 
 def test_defaults() -> None:
     assert Options.parse({}) == Options(
-        True, True, "absmax", "per-token", (), True, None, "auto", None
+        True, True, True, "absmax", "per-token", (), True, None, "auto", None
     )
 
 
@@ -18,6 +18,7 @@ def test_every_option_is_read() -> None:
     given = {
         "fuse_mlp": False,
         "fuse_norm": False,
+        "fuse_attention": False,
         "scales": "sweep",
         "activation": "16-bit",
         "ignore": ["lm_head"],
@@ -27,7 +28,8 @@ def test_every_option_is_read() -> None:
         "activation_terms": {"*.down_proj": 3, "m": 1},
     }
     terms = (("*.down_proj", 3), ("m", 1))
-    expected = Options(False, False, "sweep", "16-bit", ("lm_head",), False, "nvfp4", "own", terms)
+    online = "sweep", "16-bit", ("lm_head",)
+    expected = Options(False, False, False, *online, False, "nvfp4", "own", terms)
     assert Options.parse(given) == expected
     assert expected.terms_patterns == ["*.down_proj", "m"]
 
@@ -43,7 +45,7 @@ def test_terms_of_all_layers() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"fuse": True}, r"nvfp4_tc\.fuse: is unknown, must be one of fuse_mlp, fuse_norm, scales"),
+        ({"fuse": True}, r"nvfp4_tc\.fuse: is unknown, must be one of fuse_mlp, fuse_norm, fuse_"),
         (
             {"small_kernels": False},
             r"nvfp4_tc\.small_kernels: is now called norm_rope_kernels; rename it",

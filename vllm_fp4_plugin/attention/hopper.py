@@ -75,7 +75,9 @@ class HopperAttentionImpl(PagedAttentionImpl):
         kv_cache: Tensor,
         attn_metadata: PagedAttentionMetadata,
         output: Tensor,
+        nvfp4: tuple[Tensor, Tensor] | None = None,
     ) -> None:
+        assert nvfp4 is None, "Hopper's products take 16 bits"
         [part] = attn_metadata.parts
         rows = part.tokens
         if not self._decodes(part):

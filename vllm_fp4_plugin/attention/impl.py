@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from nvfp4_kernels.attention import paged_attention
+from nvfp4_kernels.attention import paged_attention, paged_attention_quantized
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.model import Attention
@@ -19,7 +19,15 @@ from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata
 
 
 class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
-    """Writes a layer's keys and values to its cache, and calls ``paged_attention``."""
+    """Writes a layer's keys and values to its cache, and calls ``paged_attention``.
+
+    Attributes:
+        quantizes: whether the result leaves as NVFP4, see ``quantizing``.
+        handed_over: what reports say of the result; may be empty.
+    """
+
+    quantizes = False
+    handed_over = ""
 
     def __init__(
         self,
@@ -65,6 +73,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             caches=("fp8" if self.is_fp8 else "auto",),
             page_size=page_size,
             sms=sms,
+            quantized=self.quantizes,
         )
 
     @property
@@ -107,15 +116,23 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Compute attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape."""
-        if output_scale is not None or output_block_scale is not None:
+        """Compute attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape.
+
+        With ``output_scale``, the input scale of the layer that follows, the result is NVFP4:
+        ``output`` uint8 ``(≥ T, Hq, D/2)``, ``output_block_scale`` float8_e4m3fn, blocked.
+        """
+        scales = output_scale, output_block_scale
+        if [each is not None for each in scales] != [self.quantizes] * 2:
             raise UnsupportedAttention(
-                "output_scale: quantising the output with it is not supported; switch the compile "
-                "pass fuse_attn_quant off"
+                "output_scale: only attention that the plugin has bound to the layer after it "
+                "quantises its output; switch the compile pass fuse_attn_quant off"
             )
         if attn_metadata is None:  # vLLM measures memory
+            if output_block_scale is not None:
+                output_block_scale.view(torch.uint8).fill_(0)
             return output.fill_(0)
-        self.attend(layer, query, key, value, kv_cache, attn_metadata, output)
+        nvfp4: Any = scales if self.quantizes else None
+        self.attend(layer, query, key, value, kv_cache, attn_metadata, output, nvfp4)
         return output
 
     def attend(
@@ -127,27 +144,36 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         kv_cache: Tensor,
         attn_metadata: PagedAttentionMetadata,
         output: Tensor,
+        nvfp4: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Store keys and values, then attend to all there are."""
+        """Store keys and values, then attend to all there are.
+
+        ``nvfp4`` holds the global scale and the block scales of a result in NVFP4.
+        """
         self.store(layer, key, value, kv_cache, attn_metadata.slot_mapping)
         k_scale, v_scale = self._scales(layer)
         for part in attn_metadata.parts:
-            paged_attention(
-                query[part.tokens],
-                cache.typed(kv_cache, fp8=self.is_fp8),
-                part.block_table,
-                part.seq_lens,
-                part.query_start,
-                max_query_len=part.max_query_len,
-                max_seq_len=part.max_seq_len,
-                scale=self.scale,
-                window=self.sliding_window,
-                soft_cap=self.soft_cap,
-                sinks=self.sinks,
-                k_scale=k_scale,
-                v_scale=v_scale,
-                out=output[part.tokens],
-            )
+            lengths = part.block_table, part.seq_lens, part.query_start
+            tensors = query[part.tokens], cache.typed(kv_cache, fp8=self.is_fp8), *lengths
+            given: dict[str, Any] = {
+                "max_query_len": part.max_query_len,
+                "max_seq_len": part.max_seq_len,
+                "scale": self.scale,
+                "window": self.sliding_window,
+                "soft_cap": self.soft_cap,
+                "sinks": self.sinks,
+                "k_scale": k_scale,
+                "v_scale": v_scale,
+                "counters": attn_metadata.counters,
+            }
+            out = output[part.tokens]
+            if nvfp4 is None:
+                paged_attention(*tensors, **given, out=out)
+            else:
+                scale, scales = nvfp4
+                paged_attention_quantized(
+                    *tensors, scale, **given, out=(out, scales), first_row=part.tokens.start
+                )
 
     def _scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
         return (layer._k_scale, layer._v_scale) if self.is_fp8 else (None, None)

@@ -1,6 +1,7 @@
 """Metadata that all layers of a step share: which queries and keys belong to which sequence."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -50,10 +51,12 @@ class PagedAttentionMetadata(AttentionMetadata):
     Attributes:
         parts: sequences that decode, then the others; one part if there is one kind.
         slot_mapping: int64 ``(T,)``: where in the cache each token belongs; negative: nowhere.
+        counters: int32 zeros, one for each sequence and KV head; see ``paged_attention``.
     """
 
     parts: list[Part]
     slot_mapping: torch.Tensor
+    counters: torch.Tensor
 
 
 class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetadata]):
@@ -94,6 +97,15 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
         if done and get_tensor_model_parallel_rank() == 0:
             logger.info("%s: %s", METHOD, done)
 
+    @cached_property
+    def _counters(self) -> torch.Tensor:
+        """Counters of the builder, so that batches in flight beside one another count apart."""
+        config: Any = self.vllm_config
+        captured = config.compilation_config.max_cudagraph_capture_size or 0
+        sequences = max(config.scheduler_config.max_num_seqs, captured)
+        places = sequences * self.kv_cache_spec.num_kv_heads
+        return torch.zeros(places, dtype=torch.int32, device=self.device)
+
     def build(
         self,
         common_prefix_len: int,
@@ -121,10 +133,10 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             max_seq_len=common.max_seq_len,
         )
         if not self.separates:
-            return PagedAttentionMetadata([whole], common.slot_mapping)
+            return self._metadata([whole], common.slot_mapping)
         decodes, others, rows, _ = split_decodes_and_prefills(common, self.reorder_batch_threshold)
         if not decodes or not others:
-            return PagedAttentionMetadata([whole], common.slot_mapping)
+            return self._metadata([whole], common.slot_mapping)
         first = replace(
             whole,
             tokens=slice(0, rows),
@@ -140,7 +152,10 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             seq_lens=whole.seq_lens[decodes:],
             block_table=whole.block_table[decodes:],
         )
-        return PagedAttentionMetadata([first, second], common.slot_mapping)
+        return self._metadata([first, second], common.slot_mapping)
+
+    def _metadata(self, parts: list[Part], slot_mapping: torch.Tensor) -> PagedAttentionMetadata:
+        return PagedAttentionMetadata(parts, slot_mapping, self._counters)
 
     def update_block_table(
         self, metadata: PagedAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
@@ -150,4 +165,4 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             sequences = len(part.seq_lens)
             parts.append(replace(part, block_table=blk_table[row : row + sequences]))
             row += sequences
-        return PagedAttentionMetadata(parts, slot_mapping)
+        return self._metadata(parts, slot_mapping)

@@ -121,6 +121,20 @@ def check_out(out: Tensor, q: Tensor) -> None:
         )
 
 
+def check_counters(counters: Tensor | None, q: Tensor, kv_cache: Tensor, seq_lens: Tensor) -> None:
+    """Raise unless ``counters``, if given, has one for each sequence and KV head."""
+    if counters is None:
+        return
+    least = len(seq_lens) * kv_cache.shape[1]
+    check_indices("counters", counters, 1)
+    if len(counters) < least:
+        raise InvalidArgument(
+            f"counters: has {len(counters)} elements, must have at least {least}, one for each "
+            "sequence and KV head; allocate more zeros"
+        )
+    check_same_device(q=q, counters=counters)
+
+
 def check_queries(q: Tensor, form: str) -> None:
     """Raise unless ``q`` has a supported dtype, the dimensions of ``form`` and a supported D."""
     check_dtype("q", q, DTYPES)

@@ -1,6 +1,6 @@
 """Kernels of the attention ops, and the head sizes they take."""
 
-from nvfp4_kernels.dispatch import KernelTable, Mode
+from nvfp4_kernels.dispatch import Entry, KernelTable, Mode
 
 MAX_HEAD_DIM = 256
 
@@ -11,15 +11,14 @@ ATTENTION_KERNELS = KernelTable(
         ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:attention"),
     },
 )
-PAGED_KERNELS = KernelTable(
-    "paged_attention",
-    {
-        ("cpu", "float"): ("reference", "nvfp4_kernels.attention.reference:paged_attention"),
-        ("cpu", "fp8_kv"): ("reference", "nvfp4_kernels.attention.reference:paged_attention"),
-        ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
-        ("sm_100", "fp8_kv"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
-    },
-)
+_PAGED: dict[tuple[str, Mode], Entry] = {
+    ("cpu", "float"): ("reference", "nvfp4_kernels.attention.reference:paged_attention"),
+    ("cpu", "fp8_kv"): ("reference", "nvfp4_kernels.attention.reference:paged_attention"),
+    ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
+    ("sm_100", "fp8_kv"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
+}
+PAGED_KERNELS = KernelTable("paged_attention", _PAGED)
+QUANTIZED_KERNELS = KernelTable("paged_attention_quantized", _PAGED)
 SPARSE_KERNELS = KernelTable(
     "sparse_attention",
     {

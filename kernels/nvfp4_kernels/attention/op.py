@@ -5,7 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.arguments import check_dense, check_out, check_paged, check_varlen
+from nvfp4_kernels.attention.arguments import (
+    check_counters,
+    check_dense,
+    check_out,
+    check_paged,
+    check_varlen,
+)
 from nvfp4_kernels.attention.kernels import ATTENTION_KERNELS, PAGED_KERNELS
 from nvfp4_kernels.attention.scoring import Scoring
 
@@ -79,6 +85,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    counters: Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of each sequence's last tokens to its keys in a paged cache.
@@ -110,6 +117,8 @@ def paged_attention(
         sinks: see ``attention``.
         k_scale: float32 ``()``, with a float8_e4m3fn cache: a key is what is stored times this.
         v_scale: the same for values.
+        counters: int32 ``(≥ B · Hkv,)``, zeros, which the call leaves so: where keys are split in
+            decodes, no second launch merges them. Not for two calls that may run at once.
         out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.
 
     Returns:
@@ -122,7 +131,7 @@ def paged_attention(
     """
     arguments = (
         q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale,
-        max_query_len, max_seq_len, scale, causal, window, soft_cap,
+        max_query_len, max_seq_len, scale, causal, window, soft_cap, counters,
     )  # fmt: skip
     if out is None:
         return torch.ops.nvfp4.paged_attention(*arguments)
@@ -160,7 +169,7 @@ def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     return new_result(q)
 
 
-@torch.library.custom_op("nvfp4::paged_attention", mutates_args=())
+@torch.library.custom_op("nvfp4::paged_attention", mutates_args=("counters",))
 def _paged_attention(
     q: Tensor,
     kv_cache: Tensor,
@@ -176,10 +185,11 @@ def _paged_attention(
     causal: bool,
     window: int | None,
     soft_cap: float | None,
+    counters: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
     scoring = scoring_of(q, scale, causal, window, soft_cap)
-    return _paged(None, *tensors, max_query_len, max_seq_len, scoring)
+    return _paged(None, *tensors, max_query_len, max_seq_len, scoring, counters)
 
 
 @_paged_attention.register_fake
@@ -187,7 +197,7 @@ def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     return new_result(q)
 
 
-@torch.library.custom_op("nvfp4::paged_attention_into", mutates_args=("out",))
+@torch.library.custom_op("nvfp4::paged_attention_into", mutates_args=("out", "counters"))
 def _paged_attention_into(
     out: Tensor,
     q: Tensor,
@@ -204,10 +214,11 @@ def _paged_attention_into(
     causal: bool,
     window: int | None,
     soft_cap: float | None,
+    counters: Tensor | None,
 ) -> Tensor:
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
     scoring = scoring_of(q, scale, causal, window, soft_cap)
-    _, lse = _paged(out, *tensors, max_query_len, max_seq_len, scoring)
+    _, lse = _paged(out, *tensors, max_query_len, max_seq_len, scoring, counters)
     return lse
 
 
@@ -216,10 +227,12 @@ def _(out: Tensor, q: Tensor, *rest: object) -> Tensor:
     return new_result(q)[1]
 
 
-def _paged(out: Tensor | None, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    mode = check_paged(q, *rest)
+def _paged(out: Tensor | None, q: Tensor, kv_cache: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *given, counters = rest
+    mode = check_paged(q, kv_cache, *given)
+    check_counters(counters, q, kv_cache, given[1])
     kernel = PAGED_KERNELS.select(q.device, mode).load()
-    return kernel(q, *rest, out)
+    return kernel(q, kv_cache, *rest, out)
 
 
 def scoring_of(

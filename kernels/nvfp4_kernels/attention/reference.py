@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.scoring import Scoring
+from nvfp4_kernels.nvfp4_rows import Nvfp4Rows
 
 # Block sizes: chosen to keep a block in a core's cache.
 ROWS = 1024  # queries times heads
@@ -175,9 +176,15 @@ def paged_attention(
     max_query_len: int,
     max_seq_len: int,
     scoring: Scoring,
-    out: Tensor | None = None,
+    counters: Tensor | None = None,
+    out: Tensor | Nvfp4Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.op.paged_attention``."""
+    if isinstance(out, Nvfp4Rows):
+        given = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
+        values, lse = paged_attention(*given, max_query_len, max_seq_len, scoring)
+        out.write(values)
+        return out.data, lse
     if k_scale is not None:
         scoring = replace(scoring, scale=scoring.scale * k_scale.item())
     key_values = PagedKeyValues(kv_cache, block_table)

@@ -1,5 +1,6 @@
 """Kernels that a model's attention needs on sm_100. No CuTe."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Literal
 
@@ -8,6 +9,8 @@ from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.merge_segments.choose import MAX_PREFETCH
+from nvfp4_kernels.merge_segments.tile import MergeTile
+from nvfp4_kernels.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.sm100.limits import SMS
@@ -25,8 +28,13 @@ def attention_kernels(
     caches: tuple[Cache, ...] = CACHES,
     page_size: int = PAGE_SIZE,
     sms: int = SMS,
+    quantized: bool = False,
 ) -> dict[KernelSpec, list[str]]:
-    """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not."""
+    """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not.
+
+    With ``quantized``, those whose result leaves as NVFP4. Splits of a prefill, whose rows are of
+    several CTAs, are merged by a kernel apart.
+    """
     found: list[KernelSpec] = []
     for window, cache in product(attention.windows, caches):
         arch_mode: tuple[str, Mode] = ("sm_100", "fp8_kv" if cache == "fp8" else "float")
@@ -40,14 +48,27 @@ def attention_kernels(
                 causal=True,
                 window=window > 0,
                 soft_cap=attention.soft_cap,
-                sinks=attention.sinks and not split,
+                sinks=attention.sinks,
                 split=split,
+                quantized=quantized,
+                merges=split,
             )
-            found.append(attention_spec(tile, variant))
+            if not split or tile.query_tiles == 1:
+                found.append(attention_spec(tile, variant))
+            if split and (tile.query_tiles == 2 or attention.head_dim > 128):
+                apart = replace(variant, sinks=False, quantized=False, merges=False)
+                found.append(attention_spec(tile, apart))
     if found:
         sizes = dtype, attention.head_dim, attention.sinks
-        found += [merge_spec(*sizes, 2**i) for i in range(MAX_PREFETCH.bit_length())]
+        found += [merge_spec(*sizes, 2**i, quantized) for i in range(MAX_PREFETCH.bit_length())]
     return {spec: ["attention"] for spec in dict.fromkeys(found)}
+
+
+def hands_over(attention: Attention, activation: str, terms: int) -> bool:
+    """Whether attention quantises for a product whose input is quantised so."""
+    whole = attention.head_dim % HEAD_COLUMNS == 0
+    rows = attention.query_heads * attention.head_dim % ROW_COLUMNS == 0
+    return activation == "static" and terms == 1 and whole and rows
 
 
 def attention_spec(tile: AttentionTile, variant: Variant) -> KernelSpec:
@@ -56,11 +77,13 @@ def attention_spec(tile: AttentionTile, variant: Variant) -> KernelSpec:
     return KernelSpec(op, "nvfp4_kernels.attention.sm100.kernel:FmhaSm100", (tile, variant))
 
 
-def merge_spec(dtype: Dtype, head_dim: int, sinks: bool, prefetch: int) -> KernelSpec:
+def merge_spec(
+    dtype: Dtype, head_dim: int, sinks: bool, prefetch: int, quantized: bool = False
+) -> KernelSpec:
     """Spec of the kernel that merges splits."""
-    fields = "float32", dtype, head_dim, sinks, prefetch
     target = "nvfp4_kernels.merge_segments.sm100:MergeSegmentsSm100"
-    return KernelSpec("merge_segments", target, fields)
+    tile = MergeTile("float32", dtype, head_dim, sinks, prefetch, quantized)
+    return KernelSpec("merge_segments", target, (tile,))
 
 
 def _attention_tiles(

@@ -15,7 +15,12 @@ from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.compile import CACHE_VARIABLE
 from nvfp4_kernels.devices import FAMILIES, SM_COUNTS, target_arch, targets
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
-from nvfp4_kernels.precompile.attention_sm100 import CACHES, PAGE_SIZE, attention_kernels
+from nvfp4_kernels.precompile.attention_sm100 import (
+    CACHES,
+    PAGE_SIZE,
+    attention_kernels,
+    hands_over,
+)
 from nvfp4_kernels.precompile.experts import experts_kernels
 from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
@@ -234,9 +239,11 @@ def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
             specs |= _experts_kernels(served, "sm_100", wanted)
     if model.attention is not None:
         caches = tuple(c for c in CACHES if wanted.kv_cache in (c, CacheName.both, None))
-        specs |= attention_kernels(
-            model.attention, model.dtype, caches=caches, page_size=wanted.page_size, sms=sms
-        )
+        for quantized in {hands_over(model.attention, *inputs) for inputs in _inputs(wanted)}:
+            specs |= attention_kernels(
+                model.attention, model.dtype, caches=caches, page_size=wanted.page_size, sms=sms,
+                quantized=quantized,
+            )  # fmt: skip
     return specs
 
 

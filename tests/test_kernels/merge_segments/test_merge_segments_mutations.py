@@ -23,7 +23,7 @@ from tests.test_kernels.mistakes import (
 
 CASE = CASES["17 segments"]  # more than a thread takes at a time
 KERNEL = Room("nvfp4_kernels.merge_segments")
-MERGE = "sm100:MergeSegmentsSm100"
+MERGE = "merge:SegmentMerge"
 
 
 def copy_all_parts(copy: Callable[..., None]) -> Callable[..., None]:
@@ -51,9 +51,9 @@ def blocks_not_rescaled(given: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 PATCHES = {
-    "weights of base 2": KERNEL.replaced("sm100", "LOG2_E", 1.0),
-    "LSE of base 2": KERNEL.replaced("sm100", "LN_2", 1.0),
-    "+inf taken for a value": KERNEL.replaced("sm100", "INFINITY", 3e38),
+    "weights of base 2": KERNEL.replaced("merge", "LOG2_E", 1.0),
+    "LSE of base 2": KERNEL.replaced("merge", "LN_2", 1.0),
+    "+inf taken for a value": KERNEL.replaced("merge", "INFINITY", 3e38),
     "NaN of an empty segment": KERNEL.swapped(MERGE, "_copy_part", copy_all_parts),
     "the next segment": KERNEL.with_arguments(
         MERGE, "_copy_part", lambda s, first, *rest: (s, (first + 1) % s.count, *rest)
@@ -61,7 +61,7 @@ PATCHES = {
     "the sink left out": KERNEL.with_arguments(
         MERGE, "_merge", lambda s, sink: (s, sink * 0.0 - 1e30)
     ),
-    "sums not rescaled": KERNEL.swapped("sm100", "_exp", blocks_not_rescaled),
+    "sums not rescaled": KERNEL.swapped("merge", "_exp", blocks_not_rescaled),
 }
 
 

@@ -1,6 +1,7 @@
 """Which layers a model has, and which kernels they need."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,13 @@ from nvfp4_kernels.attention.sm100.choose import choose_config as choose_attenti
 from nvfp4_kernels.attention.sm100.tile import Variant
 from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
-from nvfp4_kernels.precompile.attention_sm100 import CACHES, Cache, attention_kernels
+from nvfp4_kernels.merge_segments.tile import MergeTile
+from nvfp4_kernels.precompile.attention_sm100 import (
+    CACHES,
+    Cache,
+    attention_kernels,
+    hands_over,
+)
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Attention, Layer, quantizing_mlps
 from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
@@ -259,9 +266,13 @@ def test_norms_have_a_kernel_for_every_number_of_tokens(per_token: bool) -> None
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("window", [0, 300])
 @pytest.mark.parametrize("cache", CACHES)
-def test_every_batch_has_its_attention_kernel(cache: Cache, window: int, sinks: bool) -> None:
+@pytest.mark.parametrize("quantized", [False, True], ids=["", "quantized"])
+def test_every_batch_has_its_attention_kernel(
+    quantized: bool, cache: Cache, window: int, sinks: bool
+) -> None:
     attention = Attention(8, 2, 128, (window,), sinks=sinks)
-    found = {spec.fields for spec in attention_kernels(attention, "bfloat16", caches=(cache,))}
+    specs = attention_kernels(attention, "bfloat16", caches=(cache,), quantized=quantized)
+    found = {spec.fields for spec in specs}
     sizes = product((1, 7, 64, 300), (1, 5, 200, 4096), (1, 500, 9000, 1 << 17))
     for batch, queries, keys in sizes:
         problem = AttentionProblem(batch, queries, keys, 2, 4, 128, cache == "fp8", window)
@@ -272,12 +283,25 @@ def test_every_batch_has_its_attention_kernel(cache: Cache, window: int, sinks: 
             16,
             causal=True,
             window=window > 0,
-            sinks=sinks and splits == 1,
+            sinks=sinks,
             split=splits > 1,
+            quantized=quantized,
+            merges=splits > 1,
         )
+        if tile.query_tiles == 2 and splits > 1:
+            variant = replace(variant, sinks=False, quantized=False, merges=False)
         assert (tile, variant) in found
-    merges = {fields[3] for fields in found if fields[0] == "float32"}
-    assert merges == {sinks}
+    tiles = [fields[0] for fields in found if isinstance(fields[0], MergeTile)]
+    merges = {(tile.sinks, tile.quantized) for tile in tiles}
+    assert merges == {(sinks, quantized)}
+
+
+def test_what_attention_hands_over() -> None:
+    assert hands_over(Attention(8, 2, 128), "static", 1)
+    assert not hands_over(Attention(8, 2, 128), "static", 2)
+    assert not hands_over(Attention(8, 2, 128), "per-token", 1)
+    assert not hands_over(Attention(8, 2, 80), "static", 1)
+    assert not hands_over(Attention(3, 1, 32), "static", 1)
 
 
 def test_attention_that_no_kernel_serves_is_left_out() -> None:

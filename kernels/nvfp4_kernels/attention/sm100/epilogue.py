@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Float32, Int32, Int64, Uint8, Vector
+from cutlass import Array, Float32, Int32, Int64, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_o_full
 from nvfp4_kernels.attention.sm100.math import LN_2, log2, mul_packed
+from nvfp4_kernels.attention.sm100.quantized_rows import PAIR, RowQuantizer
 from nvfp4_kernels.attention.sm100.rows import (
     VECTOR_BYTES,
     WarpRows,
@@ -22,9 +23,10 @@ from nvfp4_kernels.attention.sm100.softmax import SoftmaxState
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.device.math import LOG2_E, NEGATIVE_INFINITY, exp2
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.sm100.limits import WARP_ROWS
+from nvfp4_kernels.sm100.limits import BLOCK, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import load_columns
 
+E2M1_BITS = 4
 WIDTHS = (32, 16, 8)  # columns of O that a thread holds at a time
 
 
@@ -32,11 +34,16 @@ class AttentionResult(NamedTuple):
     """Result of a launch, in global memory, and the sinks that are part of it.
 
     Attributes:
-        out: [rows, query heads, D]; of a split, float32 [splits, rows, query heads, D].
+        out: [rows, query heads, D]; of a split, float32 [splits, rows, query heads, D]; if
+            quantised, bytes of codes [rows, query heads, D/2].
         lse: float32, the same without D.
         sinks: float32 [query heads]; null if there are none.
         rows: queries of all sequences together.
         num_heads: query heads.
+        scales: bytes, blocked, of an operand whose rows from ``first_row`` on are these; if
+            quantised.
+        input_scale: float32 [], the operand's global scale; if quantised.
+        first_row: see ``scales``.
     """
 
     out: cute.Pointer
@@ -44,14 +51,17 @@ class AttentionResult(NamedTuple):
     sinks: cute.Pointer
     rows: Int32
     num_heads: Int32
+    scales: cute.Pointer
+    input_scale: cute.Pointer
+    first_row: Int32
 
 
 @dataclass(frozen=True)
 class Epilogue:
     """Role of the softmax warps after the main loop; rows that the sequence lacks are not stored.
 
-    A thread has a row of O in tensor memory. Rows are staged in shared memory where the queries
-    were, so that neighbouring lanes store neighbouring bytes.
+    A thread has a row of O in tensor memory. Rows are staged in shared memory, each where its query
+    was, so that neighbouring lanes store neighbouring bytes.
     """
 
     tile: AttentionTile
@@ -62,19 +72,33 @@ class Epilogue:
         return Float32 if self.variant.split else TYPES[self.variant.dtype]
 
     @property
+    def _out_bits(self) -> int:
+        """Bits of an element of the result."""
+        return E2M1_BITS if self.variant.stores_codes else self._dtype.width
+
+    @property
     def _staged_dtype(self) -> type[cutlass.Numeric]:
-        """Element type of rows staged in shared memory."""
+        """Element type of rows staged in shared memory, unless they are codes."""
         return self._dtype
+
+    @property
+    def _staged_bits(self) -> int:
+        """Bits of an element of rows staged in shared memory."""
+        return self._out_bits
 
     @property
     def _staged_bytes(self) -> int:
         """Bytes of a row staged at once: what the queries' row has room for."""
-        return min(self.tile.row_bytes, self.tile.head_dim * self._staged_dtype.width // 8)
+        return min(self.tile.row_bytes, self.tile.head_dim * self._staged_bits // 8)
 
     @property
     def _staged_columns(self) -> int:
         """Columns of a row staged at once."""
-        return self._staged_bytes * 8 // self._staged_dtype.width
+        return self._staged_bytes * 8 // self._staged_bits
+
+    @property
+    def _quantizer(self) -> RowQuantizer:
+        return RowQuantizer(self.tile, self.variant)
 
     def _is_stored(self, row: QueryRow, tiles: Int32) -> cutlass.Boolean:
         """Whether O of the row is stored: the merge does not read that of a split without keys."""
@@ -122,9 +146,13 @@ class Epilogue:
             wait_o_full(tile, barriers, query_tile, tiles - 1)
         source = lanes + tile.o_column(query_tile)
         for first in cutlass.range_constexpr(0, tile.head_dim, self._staged_columns):
-            self._stage_columns(shared, warp, source + first, tiles, factor)
+            if cutlass.const_expr(self.variant.stores_codes):
+                pair = self._first_pair(result, work, row, head)
+                self._stage_quantized(result, shared, warp, source, tiles, factor, pair, row.live)
+            else:
+                self._stage_columns(shared, warp, source + first, tiles, factor)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
-            self._store_rows(result, shared, units, warp, first * self._dtype.width // 8)
+            self._store_rows(result, shared, units, warp, first * self._out_bits // 8)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
         # Tensor memory is freed only after the last reads of it.
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
@@ -141,7 +169,7 @@ class Epilogue:
 
     def _row_units(self, row: QueryRow, tiles: Int32, row_index: Int64) -> Int32:
         """Start of the row in ``out``, in units of 16 bytes; negative if it is not stored."""
-        units = (row_index * (self.tile.head_dim * self._dtype.width // 128)).to(Int32)
+        units = (row_index * (self.tile.head_dim * self._out_bits // 128)).to(Int32)
         return cutlass.select_(self._is_stored(row, tiles), units, Int32(-1))
 
     @cute.jit
@@ -160,12 +188,53 @@ class Epilogue:
 
     def _stage(self, shared: Array, own: Int32, column: int, values: list[Float32]) -> None:
         """Store values of this thread's row to shared memory, 16 bytes at a time."""
-        each = 128 // self._staged_dtype.width
+        each, dtype = 128 // self._staged_bits, self._staged_dtype
         for start in range(0, len(values), each):
             part = Vector.from_elements(tuple(values[start : start + each]), Float32)
-            byte = (column + start) * self._staged_dtype.width // 8
-            offset = swizzled_offset(self._staged_bytes, own, byte)
-            shared.store(part.to(self._staged_dtype).bitcast(Uint8), offset, alignment=16)
+            byte = (column + start) * self._staged_bits // 8
+            offset = swizzled_offset(self.tile.row_bytes, own, byte)
+            shared.store(part.to(dtype).bitcast(Uint8), offset, alignment=16)
+
+    def _first_pair(
+        self, result: AttentionResult, work: WorkTile, row: QueryRow, head: Int32
+    ) -> Int32:
+        return self._quantizer.first_pair(result.first_row, result.num_heads, work, row, head)
+
+    @cute.jit
+    def _stage_quantized(
+        self,
+        result: AttentionResult,
+        shared: Array,
+        warp: Int32,
+        source: Int32,
+        tiles: Int32,
+        factor: Float32,
+        first: Int32,
+        live: cutlass.Boolean,
+    ) -> None:
+        """Stage a row of O times ``factor`` as codes, and store its scales from ``first`` on."""
+        own, quantizer = warp * WARP_ROWS + recomputed_lane(), self._quantizer
+        scale, bits = quantizer.scale(result.input_scale), Uint32(0)
+        for start in cutlass.range_constexpr(0, self.tile.head_dim, PAIR):
+            values = [Float32(0.0)] * PAIR
+            if tiles > 0:
+                values = load_columns(source + start, PAIR)
+                ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
+            values = mul_packed(values, factor)
+            blocks = [quantizer.block(values[n : n + BLOCK], scale) for n in (0, BLOCK)]
+            words = [block.codes[n] for block in blocks for n in (0, 1)]
+            codes = Vector.from_elements(tuple(words), Uint32).bitcast(Uint8)
+            offset = swizzled_offset(self.tile.row_bytes, own, start * E2M1_BITS // 8)
+            shared.store(codes, offset, alignment=16)
+            pair = Uint32(blocks[0].scale) | Uint32(blocks[1].scale) << 8
+            number = start // PAIR
+            if cutlass.const_expr(not quantizer.whole_atoms):
+                quantizer.store_scales(result.scales, first, number, pair, live)
+            elif cutlass.const_expr(number % 2 == 0):
+                bits = pair
+            else:
+                bits = bits | pair << 16
+                quantizer.store_scales(result.scales, first, number - 1, bits, live)
 
     def _store_rows(
         self, result: AttentionResult, shared: Array, units: Int32, warp: Int32, first_byte: int
@@ -177,7 +246,7 @@ class Epilogue:
             row = warp * WARP_ROWS + rows.row(iteration)
             for number in range(rows.vectors_per_lane):
                 byte = rows.byte(number)
-                offset = swizzled_offset(self._staged_bytes, row, byte)
+                offset = swizzled_offset(self.tile.row_bytes, row, byte)
                 vector = shared.load(offset, VECTOR_BYTES, alignment=16)
                 store_vector(result.out, target, byte + first_byte, vector, target >= 0)
 

@@ -9,6 +9,7 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_o_full
 from nvfp4_kernels.attention.sm100.epilogue import AttentionResult, Epilogue
+from nvfp4_kernels.attention.sm100.quantized_rows import store_codes
 from nvfp4_kernels.attention.sm100.rows import (
     VECTOR_BYTES,
     recomputed_lane,
@@ -19,7 +20,7 @@ from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
 from nvfp4_kernels.attention.sm100.softmax import SoftmaxState
 from nvfp4_kernels.attention.sm100.tile import WARPS
 from nvfp4_kernels.device.math import exp2, finite
-from nvfp4_kernels.sm100.limits import WARP_ROWS
+from nvfp4_kernels.sm100.limits import BLOCK, WARP_ROWS
 
 SYNC_BARRIER = 1  # named barrier of the softmax warps
 THREADS = WARPS * WARP_ROWS
@@ -38,6 +39,10 @@ class WarpSplitEpilogue(Epilogue):
     @property
     def _staged_dtype(self) -> type[cutlass.Numeric]:
         return Float32
+
+    @property
+    def _staged_bits(self) -> int:
+        return Float32.width
 
     @cute.jit
     def run(
@@ -71,7 +76,11 @@ class WarpSplitEpilogue(Epilogue):
             self._sync()  # earlier contents have been read
             self._stage_columns(shared, warp, source + first, tiles, factor)
             self._sync()
-            self._store_combined(result, shared, units, warp, first)
+            if cutlass.const_expr(self.variant.stores_codes):
+                pair = self._first_pair(result, work, row, head)
+                self._store_quantized(result, shared, units, pair, warp, first)
+            else:
+                self._store_combined(result, shared, units, warp, first)
         # Tensor memory is freed only after the last reads of it.
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
 
@@ -116,7 +125,7 @@ class WarpSplitEpilogue(Epilogue):
             row, column = number // items % WARP_ROWS, number % items * OUT_COLUMNS
             target = cute.arch.shuffle_sync(units, row)
             live = (target >= 0) & (number < WARP_ROWS * items)
-            values = self._sum_warps(shared, row, column)
+            values = self._sum_warps(shared, row, column, OUT_COLUMNS)
             width = VECTOR_BYTES * 8 // self._dtype.width
             for start in range(0, OUT_COLUMNS, width):
                 elements = tuple(values[start : start + width])
@@ -124,14 +133,39 @@ class WarpSplitEpilogue(Epilogue):
                 byte = (first + column + start) * (self._dtype.width // 8)
                 store_vector(result.out, target, byte, vector, live)
 
-    def _sum_warps(self, shared: Array, row: Int32, column: Int32) -> list[Float32]:
-        """Sums over the four warps of ``OUT_COLUMNS`` columns of a row, from ``column`` on."""
-        sums: list[Float32] = [Float32(0.0)] * OUT_COLUMNS
+    def _store_quantized(
+        self,
+        result: AttentionResult,
+        shared: Array,
+        units: Int32,
+        pair: Int32,
+        warp: Int32,
+        first: int,
+    ) -> None:
+        """Add up, quantise and store columns from ``first`` on of all rows: a block to a thread."""
+        blocks = self._staged_columns // BLOCK  # of a row
+        scale = self._quantizer.scale(result.input_scale)
+        thread = warp * WARP_ROWS + recomputed_lane()
+        for begin in range(0, WARP_ROWS * blocks, THREADS):
+            number = begin + thread
+            row, block = number // blocks % WARP_ROWS, number % blocks
+            target = cute.arch.shuffle_sync(units, row)
+            scales = cute.arch.shuffle_sync(pair, row)
+            live = (target >= 0) & (number < WARP_ROWS * blocks)
+            values = self._sum_warps(shared, row, block * BLOCK, BLOCK)
+            quantized = self._quantizer.block(values, scale)
+            block = block + first // BLOCK
+            store_codes(result.out, target, block, quantized.codes, live)
+            self._quantizer.store_scale(result.scales, scales, block, quantized.scale, live)
+
+    def _sum_warps(self, shared: Array, row: Int32, column: Int32, columns: int) -> list[Float32]:
+        """Sums over the four warps of ``columns`` columns of a row, from ``column`` on."""
+        sums: list[Float32] = [Float32(0.0)] * columns
         for warp in range(WARPS):
             part: list[Float32] = []
-            for start in range(0, OUT_COLUMNS * 4, VECTOR_BYTES):
+            for start in range(0, columns * 4, VECTOR_BYTES):
                 offset = swizzled_offset(
-                    self._staged_bytes, warp * WARP_ROWS + row, column * 4 + start
+                    self.tile.row_bytes, warp * WARP_ROWS + row, column * 4 + start
                 )
                 vector = shared.load(offset, VECTOR_BYTES, alignment=16)
                 part += vector.bitcast(Float32).to_elements()

@@ -14,6 +14,7 @@ from nvfp4_kernels.attention.sm100.barriers import Barriers, allocate_barriers, 
 from nvfp4_kernels.attention.sm100.epilogue import AttentionResult, Epilogue
 from nvfp4_kernels.attention.sm100.epilogue_warp_split import WarpSplitEpilogue
 from nvfp4_kernels.attention.sm100.gather_loader import GatherLoader, KeyLists, MapStrides
+from nvfp4_kernels.attention.sm100.last_cta import LastCta
 from nvfp4_kernels.attention.sm100.loader import Source, TmaLoader
 from nvfp4_kernels.attention.sm100.mma import Mma
 from nvfp4_kernels.attention.sm100.operands import Strides, operand_type, tensor_maps
@@ -35,7 +36,10 @@ from nvfp4_kernels.attention.sm100.tile import (
 )
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.merge_segments.merge import MergeArguments
 from nvfp4_kernels.sm100.limits import WARP_ROWS
+
+_SCALES = ("scales", "input_scale", "first_row")  # of a result in NVFP4
 
 
 class AttentionArguments(NamedTuple):
@@ -57,6 +61,8 @@ class AttentionArguments(NamedTuple):
         scale: of Q·K.
         soft_cap: unused without one.
         k_scale, v_scale: float32 [], of an E4M3 cache.
+        merge: parts, and the result that the last CTA merges them to.
+        counters: int32 [batch, KV heads], zeros: CTAs that have stored their parts.
         sizes: host integers.
         defective_below: see ``devices.defective_map_bytes``.
     """
@@ -78,6 +84,8 @@ class AttentionArguments(NamedTuple):
     soft_cap: Float32
     k_scale: cute.Pointer
     v_scale: cute.Pointer
+    merge: MergeArguments
+    counters: cute.Pointer
     sizes: Sizes
     defective_below: Int32
 
@@ -103,6 +111,8 @@ class FmhaSm100:
     are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for all others: an
     arrive.expect_tx or a tcgen05.commit; see ``Barriers``. The MMA warp waits for ``s_empty`` only
     where P has columns of its own.
+
+    Where the variant merges, ``LastCta`` follows the epilogue.
     """
 
     tile: AttentionTile
@@ -111,14 +121,18 @@ class FmhaSm100:
     def signature(self) -> tuple[AttentionArguments]:
         """Example of ``__call__``'s arguments."""
         dtype, keys = TYPES[self.variant.dtype], operand_type(self.tile, self.variant)
-        index_tensors = ("query_start", "key_start", "seq_lens", "block_table", "indices")
+        index_tensors = (
+            "query_start", "key_start", "seq_lens", "block_table", "indices", "counters"
+        )  # fmt: skip
         scalars = {
-            **dict.fromkeys(("lse", "sinks", "k_scale", "v_scale"), Float32),
+            **dict.fromkeys(("lse", "lses", "sinks", "k_scale", "v_scale", "input_scale"), Float32),
             **dict.fromkeys(index_tensors, Int32),
         }
-        out = Float32 if self.variant.split else dtype
-        types = {"q": dtype, "k": keys, "v": keys, "out": out, **scalars}
-        alignment = dict.fromkeys(scalars, 4) | ({"out": 4} if self.variant.split else {})
+        final = Uint8 if self.variant.quantized else dtype
+        types = {"q": dtype, "k": keys, "v": keys, "scales": Uint8, **scalars}
+        types |= {"result.out": Float32 if self.variant.split else final}
+        types |= {"merge.outs": Float32, "merge.out": final}
+        alignment = dict.fromkeys(scalars, 4) | ({"result.out": 4} if self.variant.split else {})
         return (example(AttentionArguments, types, alignment),)
 
     @property
@@ -130,8 +144,12 @@ class FmhaSm100:
             "defective_below",
             *(("indices", "list_stride") if variant.layout != "indexed" else ()),
             *(("soft_cap",) if not variant.soft_cap else ()),
-            *(("sinks",) if not variant.sinks or variant.split else ()),
+            *(("sinks",) if not variant.sinks else ()),
+            *(("result.sinks",) if variant.split else ()),
             *(("k_scale", "v_scale") if not self.tile.fp8 else ()),
+            *(_SCALES if not variant.quantized else ()),
+            *((f"result.{name}" for name in _SCALES) if variant.split else ()),
+            *(("merge", "counters") if not variant.merges else ()),
         ]
 
     @cute.jit
@@ -179,6 +197,7 @@ class FmhaSm100:
         shared_queries = self._bytes(tile.query_tiles * tile.query_bytes)
         ring = self._bytes(tile.stages * tile.stage_bytes)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
+        is_last = Array(Int32, 1, space=AddressSpace.smem, alignment=4)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         mma_warp = WARPS * tile.query_tiles
         if warp == 0:
@@ -194,7 +213,9 @@ class FmhaSm100:
             if warp < mma_warp:
                 if cutlass.const_expr(tile.reallocates_registers):
                     ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
-                self._softmax_role(arguments, shared_queries, barriers, tensor.load(), work, warp)
+                self._softmax_role(
+                    arguments, shared_queries, barriers, tensor.load(), is_last, work, warp
+                )
             else:
                 if cutlass.const_expr(tile.reallocates_registers):
                     ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
@@ -227,6 +248,7 @@ class FmhaSm100:
         shared_queries: Array,
         barriers: Barriers,
         tensor: Int32,
+        is_last: Array,
         work: WorkTile,
         warp: Int32,
     ) -> None:
@@ -258,6 +280,11 @@ class FmhaSm100:
             arguments.result, shared, barriers, lanes, query_tile, tiles, work, row, tile_warp,
             state, v_scale,
         )  # fmt: skip
+        if cutlass.const_expr(variant.merges):
+            LastCta(tile, variant).run(
+                arguments.merge, arguments.counters, arguments.sizes, shared, is_last, work,
+                tile_warp,
+            )  # fmt: skip
 
     def _bytes(self, count: int) -> Array:
         return Array(Uint8, count, space=AddressSpace.smem, alignment=1024)

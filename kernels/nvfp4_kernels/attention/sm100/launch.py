@@ -21,9 +21,29 @@ from nvfp4_kernels.devices import (
     dtype_name,
     multiprocessors,
 )
-from nvfp4_kernels.merge_segments.sm100 import merge_segments
+from nvfp4_kernels.merge_segments.merge import MergeArguments
+from nvfp4_kernels.merge_segments.sm100 import (
+    merge_arguments,
+    merge_segments,
+    scale_arguments,
+)
+from nvfp4_kernels.nvfp4_rows import Nvfp4Rows
 
 MAX_BATCH = 65535  # CTAs along a grid's y dimension
+NO_MERGE = MergeArguments(None, None, None, None, None, 0, 0, 0, None, None, 0)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Merge of split keys by the last CTA of a block of rows.
+
+    Attributes:
+        arguments: parts and result.
+        counters: int32 zeros, one for each sequence and KV head.
+    """
+
+    arguments: MergeArguments
+    counters: Tensor
 
 
 @dataclass(frozen=True)
@@ -92,7 +112,8 @@ def paged_attention(
     max_query_len: int,
     max_seq_len: int,
     scoring: Scoring,
-    out: Tensor | None = None,
+    counters: Tensor | None,
+    out: Tensor | Nvfp4Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.op.paged_attention``.
 
@@ -117,7 +138,8 @@ def paged_attention(
         k_scale=k_scale,
         v_scale=v_scale,
     )
-    return run(q, given, sinks, len(seq_lens), max_query_len, max_seq_len, scoring, out)
+    sizes = len(seq_lens), max_query_len, max_seq_len
+    return run(q, given, sinks, *sizes, scoring, out, counters)
 
 
 def run(
@@ -128,7 +150,8 @@ def run(
     queries: int,
     keys: int,
     scoring: Scoring,
-    out: Tensor | None = None,
+    out: Tensor | Nvfp4Rows | None = None,
+    counters: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose a tile, allocate the result unless ``out`` is given, launch, merge splits.
 
@@ -140,10 +163,12 @@ def run(
         queries: maximum of a sequence; if indexed, 1.
         keys: maximum of a sequence; if indexed, the columns of lists.
         scoring: scale and masks.
-        out: contiguous, of ``q``'s dtype and shape; None: a new tensor.
+        out: contiguous, of ``q``'s dtype and shape, or NVFP4; None: a new tensor.
+        counters: int32 zeros, one for each sequence and KV head; None: splits are always merged by
+            another launch.
 
     Returns:
-        ``out`` and the LSE.
+        ``out``, of NVFP4 its data, and the LSE.
 
     Raises:
         InvalidArgument: see the callers.
@@ -153,12 +178,13 @@ def run(
     _check_head_dim(head_dim, fp8, arch)
     check_rows(arch, q=q)
     out = q.new_empty(q.shape) if out is None else out
-    check_rows(arch, out=out)
+    nvfp4, data = (out, out.data) if isinstance(out, Nvfp4Rows) else (None, out)
+    check_rows(arch, out=data)
     rows = torch.Size(tokens).numel()
     if rows == 0 or batch == 0 or queries == 0:
-        return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
+        return data, q.new_empty(q.shape[:-1], dtype=torch.float32)
     if given.k.numel() == 0:
-        return _without_keys(out, sinks)
+        return _without_keys(q, out, sinks)
     if given.layout != "indexed" and batch > MAX_BATCH:
         raise InvalidArgument(
             f"q: has {batch} sequences, must have at most {MAX_BATCH} on {arch}; split the batch"
@@ -171,27 +197,33 @@ def run(
     tile, splits = choose_config(problem, multiprocessors(q.device))
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     if splits == 1:
-        result = AttentionResult(out, lse, sinks, rows, num_heads)
-        _launch(q, given, result, tile, problem, splits, scoring)
-        return out, lse
+        result = AttentionResult(data, lse, sinks, rows, num_heads, **scale_arguments(nvfp4))
+        _launch(q, given, result, None, tile, problem, splits, scoring)
+        return data, lse
     parts = q.new_empty((splits, *q.shape), dtype=torch.float32)
     part_lse = lse.new_empty((splits, *lse.shape))
     # The merge adds the sinks, once.
-    result = AttentionResult(parts, part_lse, None, rows, num_heads)
-    _launch(q, given, result, tile, problem, splits, scoring)
-    return merge_segments(parts, part_lse, sinks, q.dtype, out)
+    result = AttentionResult(parts, part_lse, None, rows, num_heads, **scale_arguments(None))
+    if counters is None or problem.queries * problem.group > tile.rows or tile.query_tiles > 1:
+        _launch(q, given, result, None, tile, problem, splits, scoring)
+        return merge_segments(parts, part_lse, sinks, q.dtype, out)
+    merge = merge_arguments(parts, part_lse, sinks, out, lse)
+    _launch(q, given, result, Merge(merge, counters), tile, problem, splits, scoring)
+    return data, lse
 
 
 def _launch(
     q: Tensor,
     given: KeyValues,
     result: AttentionResult,
+    merge: Merge | None,
     tile: AttentionTile,
     problem: AttentionProblem,
     splits: int,
     scoring: Scoring,
 ) -> None:
     pages, kv_heads, page_rows, _ = given.k.shape
+    final = result if merge is None else merge.arguments
     variant = Variant(
         dtype=dtype_name(q.dtype),  # type: ignore[arg-type]
         layout=given.layout,
@@ -199,8 +231,10 @@ def _launch(
         causal=scoring.causal,
         window=scoring.window is not None,
         soft_cap=scoring.soft_cap is not None,
-        sinks=result.sinks is not None,
+        sinks=final.sinks is not None,
         split=splits > 1,
+        quantized=final.scales is not None,
+        merges=merge is not None,
     )
     table, lists = given.block_table, given.indices
     sequences, keys = problem.batch, page_rows
@@ -229,6 +263,8 @@ def _launch(
         soft_cap=scoring.soft_cap or 0.0,
         k_scale=given.k_scale,
         v_scale=given.v_scale,
+        merge=NO_MERGE if merge is None else merge.arguments,
+        counters=None if merge is None else merge.counters,
         sizes=Sizes(
             batch=sequences,
             queries=problem.queries,
@@ -244,10 +280,16 @@ def _launch(
     launch(FmhaSm100(tile, variant), arguments)
 
 
-def _without_keys(out: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+def _without_keys(
+    q: Tensor, out: Tensor | Nvfp4Rows, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Result of rows without keys, in all rows: a tensor map of no memory cannot be made."""
-    lse = out.new_full(out.shape[:-1], -torch.inf, dtype=torch.float32)
-    return out.zero_(), lse if sinks is None else lse.copy_(sinks)
+    lse = q.new_full(q.shape[:-1], -torch.inf, dtype=torch.float32)
+    lse = lse if sinks is None else lse.copy_(sinks)
+    if isinstance(out, Nvfp4Rows):
+        out.write(torch.zeros_like(q))
+        return out.data, lse
+    return out.zero_(), lse
 
 
 def _strides(x: Tensor) -> Strides:

@@ -274,7 +274,9 @@ class Variant:
             on a list and in pages.
         page_size: keys of a page; 0 unless paged or indexed.
         causal, window, soft_cap, sinks: whether there is one.
-        split: whether CTAs split the keys; their float32 results are merged by another kernel.
+        split: whether CTAs split the keys, and store float32 results that are to be merged.
+        quantized: whether the result is NVFP4, rounded to ``dtype`` first.
+        merges: whether the last CTA of a block of rows merges them; else another kernel does.
     """
 
     dtype: Dtype = "bfloat16"
@@ -285,12 +287,23 @@ class Variant:
     soft_cap: bool = False
     sinks: bool = False
     split: bool = False
+    quantized: bool = False
+    merges: bool = False
 
     def __post_init__(self) -> None:
+        assert self.split or not self.merges
+        if self.split and not self.merges:
+            assert not self.quantized, "the merge quantises"
+            assert not self.sinks, "the merge adds them"
         assert (self.page_size > 0) == (self.layout in ("paged", "indexed"))
         assert self.layout != "paged" or self.page_size & (self.page_size - 1) == 0
         assert not (self.causal and self.layout == "indexed"), "a list is the only mask"
         assert self.causal or not self.window
+
+    @property
+    def stores_codes(self) -> bool:
+        """Whether the epilogue stores NVFP4: it does not store parts so."""
+        return self.quantized and not self.split
 
     @property
     def box_rows(self) -> int:

@@ -1,0 +1,120 @@
+"""``paged_attention_quantized``: attention whose result leaves as the next product's operand."""
+
+import torch
+from torch import Tensor
+
+from nvfp4_kernels.attention.arguments import check_counters, check_paged
+from nvfp4_kernels.attention.kernels import QUANTIZED_KERNELS
+from nvfp4_kernels.attention.op import scoring_of
+from nvfp4_kernels.checks import check_same_device
+from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
+
+
+def paged_attention_quantized(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    input_scale: Tensor,
+    *,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    counters: Tensor | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
+    first_row: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``paged_attention`` with its result quantised for the product that follows.
+
+    The values are those of ``quantize(paged_attention(...), input_scale)`` to the bit: a result is
+    rounded to ``q``'s dtype first.
+
+    Args:
+        q: as for ``paged_attention``, D a multiple of 32 and Hq·D of 64.
+        kv_cache: see ``paged_attention``, as of the arguments that are not listed.
+        block_table: see ``paged_attention``.
+        seq_lens: see ``paged_attention``.
+        query_start: see ``paged_attention``.
+        input_scale: float32 ``()``, the factor that multiplies the values: the next layer's input
+            scale.
+        max_query_len: see ``paged_attention``.
+        max_seq_len: see ``paged_attention``.
+        scale: see ``paged_attention``.
+        causal: see ``paged_attention``.
+        window: see ``paged_attention``.
+        soft_cap: see ``paged_attention``.
+        sinks: see ``paged_attention``.
+        k_scale: see ``paged_attention``.
+        v_scale: see ``paged_attention``.
+        counters: int32 ``(≥ B · Hkv,)``, zeros, which the call leaves so: where keys are split in
+            decodes, no second launch merges them. Not for two
+            calls that may run at once.
+        out: memory for ``data`` and ``scales`` to write; ``scales`` may be of a taller operand of
+            which ``q``'s rows are a part. None: new tensors.
+        first_row: of ``q``'s rows among the rows of ``scales``.
+
+    Returns:
+        ``data`` uint8 ``(T, Hq, D/2)``; ``scales`` float8_e4m3fn in the blocked layout of an
+        operand ``(M, Hq·D)``, ``(ceil(M/128), Hq·D/64, 32, 16)``, in which the scales of other
+        rows, padding too, are left as they were; and ``lse`` as ``paged_attention``.
+
+    Raises:
+        InvalidArgument: an argument that does not fit, named. The contents of tensors are
+            checked on CPU only.
+        NoKernelError: no kernel for this device.
+    """
+    if out is None:
+        out = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
+    lse = torch.ops.nvfp4.paged_attention_quantized(
+        *out, q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale, input_scale,
+        first_row, max_query_len, max_seq_len, scale, causal, window, soft_cap,
+        counters,
+    )  # fmt: skip
+    return *out, lse
+
+
+@torch.library.custom_op(
+    "nvfp4::paged_attention_quantized", mutates_args=("out", "out_scales", "counters")
+)
+def _paged_attention_quantized(
+    out: Tensor,
+    out_scales: Tensor,
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    input_scale: Tensor,
+    first_row: int,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float | None,
+    causal: bool,
+    window: int | None,
+    soft_cap: float | None,
+    counters: Tensor | None,
+) -> Tensor:
+    tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
+    scoring = scoring_of(q, scale, causal, window, soft_cap)
+    mode = check_paged(*tensors, max_query_len, max_seq_len, scoring)
+    check_counters(counters, q, kv_cache, seq_lens)
+    rows = Nvfp4Rows(out, out_scales, input_scale, first_row)
+    rows.check(*q.shape)
+    check_same_device(q=q, out=out)
+    kernel = QUANTIZED_KERNELS.select(q.device, mode).load()
+    return kernel(*tensors, max_query_len, max_seq_len, scoring, counters, rows)[1]
+
+
+@_paged_attention_quantized.register_fake
+def _(out: Tensor, out_scales: Tensor, q: Tensor, *rest: object) -> Tensor:
+    return q.new_empty(q.shape[:-1], dtype=torch.float32)

@@ -1,0 +1,107 @@
+"""Merge of split keys by the last CTA of a block of rows to end: no launch of its own."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Boolean, Int32
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.attention.sm100.scheduler import Sizes, WorkTile
+from nvfp4_kernels.attention.sm100.tile import WARPS, AttentionTile, Variant
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.merge_segments.choose import VECTOR_BYTES
+from nvfp4_kernels.merge_segments.merge import MergeArguments, SegmentMerge
+from nvfp4_kernels.merge_segments.tile import MergeTile
+from nvfp4_kernels.sm100.limits import WARP_ROWS
+
+SYNC_BARRIER = 2  # named barrier of the softmax warps
+THREADS = WARPS * WARP_ROWS
+MAX_PREFETCH = 8  # segments
+
+
+def last_cta_tile(tile: AttentionTile, variant: Variant) -> MergeTile:
+    """Work of a softmax thread: as many parts in flight as the queries' memory has room for."""
+    prefetch = min(MAX_PREFETCH, tile.query_bytes // (THREADS * VECTOR_BYTES))
+    return MergeTile(
+        "float32", variant.dtype, tile.head_dim, variant.sinks, prefetch, variant.quantized
+    )
+
+
+@dataclass(frozen=True)
+class LastCta:
+    """Role of the softmax warps of split keys, after the epilogue has stored a part.
+
+    The CTAs of a block of rows count themselves; the last one finds all parts in memory and merges
+    them in the order of the splits, whichever order they came in. The count wraps around to zero,
+    which leaves it ready for the next launch.
+    """
+
+    tile: AttentionTile
+    variant: Variant
+
+    @cute.jit
+    def run(
+        self,
+        arguments: MergeArguments,
+        counters: cute.Pointer,
+        sizes: Sizes,
+        shared: Array,
+        is_last: Array,
+        work: WorkTile,
+        warp: Int32,
+    ) -> None:
+        """Count this CTA; if it is the last, merge its rows.
+
+        Args:
+            arguments: parts and result.
+            counters: int32 [batch, KV heads], zero before the launch, and after it.
+            sizes: of the launch.
+            shared: memory of the queries, whose rows have been stored.
+            is_last: int32 in shared memory, for one thread to tell the others.
+            work: of the CTA.
+            warp: of the softmax warps.
+        """
+        thread = warp * WARP_ROWS + cute.arch.lane_idx()
+        self._sync()  # every part of the CTA has been stored, and staged rows have been read
+        if thread == 0:
+            index = work.batch * sizes.kv_heads + work.kv_head
+            counter = Array(counters, shape=(1,)).data_ptr(index)
+            is_last.store(self._count(counter, sizes.splits))
+        self._sync()
+        if is_last.load() != 0:
+            self._merge(arguments, shared, work, thread)
+
+    def _sync(self) -> None:
+        """Barrier over the softmax warps."""
+        ptx.barrier_cta_sync(SYNC_BARRIER, thread_count=THREADS)
+
+    def _count(self, counter: cute.Pointer, splits: Int32) -> Int32:
+        """Count this CTA among ``splits``; 1 if it is the last of them, else 0."""
+        # Releases the parts of this CTA, which its barrier has ordered before, and acquires those
+        # of all that came earlier.
+        before = ptx.inline_ptx(
+            "atom.acq_rel.gpu.global.inc.u32 {$w0}, [{$r0}], {$r1};",
+            write_only_types=[Int32],
+            read_only_args=[counter, splits - 1],
+        )
+        return cutlass.select_(before == splits - 1, Int32(1), Int32(0))
+
+    @cute.jit
+    def _merge(
+        self, arguments: MergeArguments, shared: Array, work: WorkTile, thread: Int32
+    ) -> None:
+        """Merge all rows of the CTA, 16 bytes of a row at a time in every thread."""
+        tile = last_cta_tile(self.tile, self.variant)
+        merge = SegmentMerge(tile)
+        slots = Array(shared.data_ptr(), shape=(1,), dtype=TYPES[tile.dtype])
+        rows = cutlass.min(work.rows - work.first_row, Int32(self.tile.tile_rows))
+        for turn in cutlass.range(0, cute.ceil_div(rows * tile.vectors, THREADS), unroll=1):
+            number = turn * THREADS + thread
+            index = work.first_row + number // tile.vectors
+            token = work.first_query + index // work.group
+            head = work.kv_head * work.group + index % work.group
+            inside: Boolean = number < rows * tile.vectors
+            row = cutlass.select_(inside, token * arguments.num_heads + head, Int32(0))
+            column = number % tile.vectors * tile.width
+            merge.run(arguments, row, column, inside, slots, thread, THREADS)

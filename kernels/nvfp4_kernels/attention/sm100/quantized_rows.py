@@ -1,0 +1,107 @@
+"""NVFP4 of the epilogue's rows: blocks of 16 columns of a head, and where their scales lie."""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Array, Boolean, Float32, Int32, Int64, Uint8, Uint16, Uint32, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
+from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
+from nvfp4_kernels.device import nvfp4_block
+from nvfp4_kernels.device.nvfp4_block import Block, GlobalScale, global_scale
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K
+
+PAIR = 2 * BLOCK  # columns whose codes take 16 bytes, and whose scales lie side by side
+ATOM_PAIRS = ATOM_BYTES // 2
+
+
+@dataclass(frozen=True)
+class RowQuantizer:
+    """Quantisation of 16 columns of a row: what ``quantize`` gives of the 16-bit result."""
+
+    tile: AttentionTile
+    variant: Variant
+
+    def scale(self, pointer: cute.Pointer) -> GlobalScale:
+        """Load the product's input scale."""
+        return global_scale(Array(pointer, shape=(1,)).load(0))
+
+    def block(self, values: list[Float32], scale: GlobalScale) -> Block:
+        """Round 16 values as a 16-bit result is, and quantise them."""
+        exact = Vector.from_elements(tuple(values), Float32)
+        rounded = exact.to(TYPES[self.variant.dtype]).to(Float32)
+        return nvfp4_block.quantize(rounded, nvfp4_block.amax(rounded), scale)
+
+    @property
+    def whole_atoms(self) -> bool:
+        """Whether a head's scales fill atoms, so that those of 64 columns are a word."""
+        return self.tile.head_dim % MMA_K == 0
+
+    def first_pair(
+        self, first_row: Int32, num_heads: Int32, work: WorkTile, row: QueryRow, head: Int32
+    ) -> Int32:
+        """Index of the row's first pair of scales among all pairs, as they lie in memory.
+
+        Args:
+            first_row: of the launch, among the rows of the operand.
+            num_heads: of the operand.
+            work: of the CTA.
+            row: of the thread.
+            head: its query head.
+        """
+        index, pairs = first_row + work.first_query + row.token, self.tile.head_dim // PAIR
+        quarter = ATOM_ROWS // 4
+        line = index % quarter * 4 + index % ATOM_ROWS // quarter
+        above = index // ATOM_ROWS * (num_heads * pairs // 2)  # atoms
+        return (above + head * pairs // 2) * ATOM_PAIRS + line * 2 + head * pairs % 2
+
+    def _pair(self, first: Int32, pair: Int32 | int) -> Int32 | int:
+        """Index of a row's ``pair``-th pair: a head may begin in the middle of an atom."""
+        if self.whole_atoms:
+            return first + pair // 2 * ATOM_PAIRS + pair % 2
+        odd = first & 1
+        return first - odd + (pair + odd) // 2 * ATOM_PAIRS + (pair + odd) % 2
+
+    def store_scales(
+        self, scales: cute.Pointer, first: Int32, pair: int, bits: Uint32, live: Boolean
+    ) -> None:
+        """Store the scales of two pairs from ``pair`` on, if they are a word, or else of one.
+
+        Args:
+            scales: of the operand.
+            first: of the row, see ``first_pair``.
+            pair: of the row.
+            bits: four scales, or two in the lower half.
+            live: whether to store at all.
+        """
+        width = "b32" if self.whole_atoms else "b16"
+        address = Int64(scales.toint()) + Int64(self._pair(first, pair)) * 2
+        value = bits if self.whole_atoms else Uint16(bits)
+        ptx.inline_ptx(
+            f"@{{$r1}} st.global.{width} [{{$r0}}], {{$r2}};",
+            read_only_args=[address, live, value],
+        )
+
+    def store_scale(
+        self, scales: cute.Pointer, first: Int32, block: Int32, scale: Uint8, live: Boolean
+    ) -> None:
+        """Store the scale of block ``block`` of a row; the rest as in ``store_scales``."""
+        pair = self._pair(first, block // 2)
+        address = Int64(scales.toint()) + Int64(pair) * 2 + block % 2
+        ptx.inline_ptx(
+            "@{$r1} st.global.b8 [{$r0}], {$r2};",
+            read_only_args=[address, live, Uint16(scale)],
+        )
+
+
+def store_codes(
+    data: cute.Pointer, units: Int32, block: Int32, codes: Vector, live: Boolean
+) -> None:
+    """Store the codes of block ``block`` of a row, if ``live``; ``units`` as ``store_vector``."""
+    address = Int64(data.toint()) + Int64(units) * 16 + block * (BLOCK // 2)
+    ptx.inline_ptx(
+        "@{$r1} st.global.v2.b32 [{$r0}], {{$r2}, {$r3}};",
+        read_only_args=[address, live, codes[0], codes[1]],
+    )

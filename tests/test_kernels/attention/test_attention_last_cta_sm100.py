@@ -1,0 +1,133 @@
+"""Split keys merged by the last CTA to end: to the bit what a launch of its own merges."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import InvalidArgument, paged_attention, paged_attention_quantized
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
+from tests.emulator import EAGER
+from tests.test_kernels.attention.attention_cases import Case
+from tests.test_kernels.attention.attention_sm100 import Chosen
+from tests.test_kernels.attention.test_attention_quantized import on
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    WRONG,
+    Mistake,
+    Room,
+    check_caught,
+    check_nothing_to_catch,
+    nothing,
+)
+
+pytestmark = pytest.mark.arch("sm_100")
+
+CASE = {"queries": (2, 1, 0, 3), "keys": (389, 3, 40, 260), "query_heads": 6, "heads": 2}
+SPLITS = {
+    "two": (Chosen(AttentionTile(64), 2), {"sinks": True}),
+    "more than key tiles": (Chosen(AttentionTile(32), 5), {"head_dim": 32}),
+    "warp split": (Chosen(AttentionTile(128, warp_split_kv=True), 3), {"head_dim": 128}),
+    "warp split, fp8": (
+        Chosen(AttentionTile(64, fp8=True, warp_split_kv=True, ctas_per_sm=2), 3),
+        {"fp8": True, "sinks": True, "dtype": torch.float16},
+    ),
+}
+
+
+def problem(**changed: Any) -> dict[str, Any]:
+    return Case(**{**CASE, "head_dim": 64, **changed}).problem().paged()
+
+
+def check(given: dict[str, Any], *, quantized: bool) -> None:
+    q: Tensor = given["q"]
+    counters = torch.zeros(len(given["seq_lens"]) * 2 + 1, dtype=torch.int32, device=q.device)
+    op: Any = paged_attention
+    if quantized:
+        op = partial(paged_attention_quantized, input_scale=torch.tensor(0.01, device=q.device))
+    expected = op(**given)
+    for _ in range(2):  # which finds the counters as the call before has left them
+        found = op(**given, counters=counters)
+        for ours, theirs in zip(found, expected, strict=True):
+            if ours.dtype != torch.float8_e4m3fn:  # whose padding is undefined
+                assert torch.equal(ours.cpu(), theirs.cpu())
+    assert not counters.cpu().any()
+
+
+@pytest.mark.schedules("random 1")
+@pytest.mark.parametrize("name", SPLITS)
+def test_splits(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, changed = SPLITS[name]
+    chosen.use(monkeypatch)
+    check(on(op_device, problem(**changed)), quantized="warp" in name)
+
+
+def test_every_schedule(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    Chosen(AttentionTile(64, warp_split_kv=True), 3).use(monkeypatch)
+    check(on(op_device, problem()), quantized=True)
+
+
+@pytest.mark.schedules("eager")
+@pytest.mark.parametrize(
+    ("counters", "message"),
+    [
+        (torch.zeros(7, dtype=torch.int32), "counters: has 7 elements, must have at least 8"),
+        (torch.zeros(8), "counters: dtype is float32"),
+    ],
+)
+def test_refused(counters: Tensor, message: str, op_device: torch.device) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        paged_attention(**on(op_device, problem()), counters=counters.to(op_device))
+
+
+KERNEL = Room("nvfp4_kernels.attention.sm100")
+LAST = "last_cta:LastCta"
+
+
+def relaxed(_: Any, counter: Any, splits: Any) -> Any:
+    """Count without order."""
+    import cutlass
+    from cutlass.experimental import primitives as ptx
+
+    before = ptx.inline_ptx(
+        "atom.relaxed.gpu.global.inc.u32 {$w0}, [{$r0}], {$r1};",
+        write_only_types=[cutlass.Int32],
+        read_only_args=[counter, splits - 1],
+    )
+    return cutlass.select_(before == splits - 1, cutlass.Int32(1), cutlass.Int32(0))
+
+
+MISTAKES = {
+    "the first CTA merges": Mistake(
+        KERNEL.with_result(LAST, "_count", lambda last: 1 - last), ANYTHING
+    ),
+    "warps do not sync": Mistake(KERNEL.replaced(LAST, "_sync", nothing), ANYTHING),
+    "rows of the next sequence": Mistake(
+        KERNEL.with_arguments(
+            LAST, "_merge", lambda a, shared, work, thread: (a, shared, work, thread + 4)
+        ),
+        ANYTHING,
+    ),
+    "the count does not wrap": Mistake(
+        KERNEL.with_arguments(LAST, "_count", lambda counter, splits: (counter, splits + 1)), WRONG
+    ),
+    "parts are not acquired": Mistake(KERNEL.replaced(LAST, "_count", relaxed), "DataRace"),
+}
+
+
+def check_tile() -> None:
+    check(problem(), quantized=False)
+
+
+CHOSEN = Chosen(AttentionTile(64, warp_split_kv=True), 3)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, check_tile, CHOSEN.use)
+
+
+def test_nothing_to_catch() -> None:
+    check_nothing_to_catch(check_tile, CHOSEN.use, schedules=[EAGER])

@@ -1,0 +1,157 @@
+"""``paged_attention_quantized``: to the bit, ``quantize`` of what ``paged_attention`` gives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import InvalidArgument, paged_attention, paged_attention_quantized, quantize
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
+from nvfp4_kernels.nvfp4 import from_blocked, global_scale_of
+from nvfp4_kernels.nvfp4_rows import new_nvfp4_rows
+from tests.test_kernels.attention.attention_cases import Case
+from tests.test_kernels.attention.attention_sm100 import Chosen
+from tests.test_kernels.compilation import check_op
+
+FP16 = torch.float16
+SM100 = pytest.mark.arch("sm_100")
+ONE_SCHEDULE = pytest.mark.schedules("random 1")
+
+PREFILL = Case((70, 3, 1), (139, 3, 1), 4, 2, head_dim=64)
+DECODE = Case((1, 1, 2), (300, 129, 2), 4, 1, head_dim=128)
+TILES = {
+    "two query tiles": (Chosen(AttentionTile(128, 2)), {"head_dim": 128}),
+    "one query tile": (Chosen(AttentionTile(192)), {"head_dim": 192, "sinks": True}),
+    "fp8": (Chosen(AttentionTile(64, 2, fp8=True)), {"fp8": True, "dtype": FP16}),
+    "splits": (Chosen(AttentionTile(64), 3), {"sinks": True}),
+    "splits, fp16": (Chosen(AttentionTile(128), 2), {"head_dim": 128, "dtype": FP16}),
+    "warp split": (Chosen(AttentionTile(64, warp_split_kv=True)), {"sinks": True}),
+    "warp split, splits": (
+        Chosen(AttentionTile(128, warp_split_kv=True), 2),
+        {"head_dim": 128, "window": 77},
+    ),
+    "warp split, fp8": (Chosen(AttentionTile(64, fp8=True, warp_split_kv=True)), {"fp8": True}),
+    "two query tiles, D = 32": (Chosen(AttentionTile(32, 2)), {"head_dim": 32}),
+    "D = 96": (Chosen(AttentionTile(96, fp8=True)), {"head_dim": 96, "fp8": True}),
+    "splits, D = 32": (Chosen(AttentionTile(32), 2), {"head_dim": 32}),
+    "warp split, D = 160": (Chosen(AttentionTile(160, warp_split_kv=True)), {"head_dim": 160}),
+    "warp split, D = 256": (Chosen(AttentionTile(256, warp_split_kv=True)), {"head_dim": 256}),
+}
+
+
+def on(device: torch.device, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
+
+
+def check(given: dict[str, Any], first_row: int = 0) -> None:
+    """Against both ops in turn, in an operand of more rows, whose other scales stay."""
+    out, lse = paged_attention(**given)
+    rows = len(out)
+    scale = (global_scale_of(out.cpu()) / 2).to(out.device)  # some blocks saturate
+    data, scales = quantize(out.flatten(1), scale)
+    q = given["q"]
+    _, whole = new_nvfp4_rows(q.new_empty((first_row + rows + 140, *q.shape[1:])))
+    whole.view(torch.uint8).fill_(0x7F)
+    memory = new_nvfp4_rows(q)[0], whole
+    got, got_scales, got_lse = paged_attention_quantized(
+        **given, input_scale=scale, out=memory, first_row=first_row
+    )
+    assert got.cpu().flatten(1).equal(data.cpu())
+    assert got_lse.equal(lse)
+    blocks = 2 * data.shape[-1] // 16
+    linear = from_blocked(got_scales.cpu(), first_row + rows + 140, blocks).view(torch.uint8)
+    expected = torch.full_like(linear, 0x7F)
+    own = slice(first_row, first_row + rows)
+    expected[own] = from_blocked(scales.cpu(), rows, blocks).view(torch.uint8)
+    assert linear.equal(expected)
+
+
+@pytest.mark.parametrize("case", [PREFILL, DECODE], ids=["prefill", "decode"])
+@pytest.mark.parametrize("first_row", [0, 5, 250])
+def test_reference(case: Case, first_row: int) -> None:
+    check(case.problem().paged(), first_row)
+
+
+def test_new_memory() -> None:
+    given = DECODE.problem().paged()
+    scale = torch.tensor(0.01)
+    data, scales, _ = paged_attention_quantized(**given, input_scale=scale)
+    expected, expected_scales = quantize(paged_attention(**given)[0].flatten(1), scale)
+    assert data.flatten(1).equal(expected)
+    assert scales.shape == expected_scales.shape
+    live = [
+        from_blocked(each, len(data), 32).view(torch.uint8) for each in (scales, expected_scales)
+    ]
+    assert live[0].equal(live[1])
+
+
+@SM100
+@ONE_SCHEDULE
+@pytest.mark.parametrize("name", TILES)
+def test_tiles(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, changed = TILES[name]
+    chosen.use(monkeypatch)
+    queries = (9, 1, 2) if chosen.tile.warp_split_kv else (150, 3, 1)
+    case = Case(
+        **{
+            "queries": queries,
+            "keys": (389, 3, 40),
+            "query_heads": 4,
+            "heads": 2,
+            "head_dim": 64,
+            **changed,
+        }
+    )
+    check(on(op_device, case.problem().paged()), first_row=120)
+
+
+@SM100
+@pytest.mark.parametrize("case", [PREFILL, DECODE], ids=["prefill", "decode"])
+def test_every_schedule(case: Case, op_device: torch.device) -> None:
+    check(on(op_device, case.problem().paged()))
+
+
+@SM100
+@ONE_SCHEDULE
+def test_without_keys(op_device: torch.device) -> None:
+    given = on(op_device, Case((2,), (2,), 2, 1, head_dim=64).problem().paged())
+    check(given | {"kv_cache": given["kv_cache"][:0], "seq_lens": 0 * given["seq_lens"]})
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "D": (lambda _: Case((1,), (2,), 2, 1, head_dim=80).problem().paged(), "2 heads of D 80"),
+    "row": (lambda _: Case((1,), (2,), 3, 1, head_dim=32).problem().paged(), "3 heads of D 32"),
+    "dtype": (lambda g: {"out": (g["q"], new_nvfp4_rows(g["q"])[1])}, "out: .*bfloat16"),
+    "rows": (lambda g: {"out": new_nvfp4_rows(g["q"][:2])}, "out: shape"),
+    "scales": (lambda _: {"first_row": 126}, "out_scales: shape .* must be .2, 8, 32, 16. for"),
+    "first_row": (lambda _: {"first_row": -1}, "first_row: is -1"),
+    "input_scale": (lambda _: {"input_scale": torch.ones(4)}, "input_scale: shape"),
+    "strides": (
+        lambda g: {
+            "out": (new_nvfp4_rows(g["q"])[0].mT.contiguous().mT, new_nvfp4_rows(g["q"])[1])
+        },
+        "out: strides",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_refused(name: str) -> None:
+    change, message = CHANGES[name]
+    given = DECODE.problem().paged() | {"input_scale": torch.tensor(0.01)}
+    with pytest.raises(InvalidArgument, match=message):
+        paged_attention_quantized(**given | change(given))
+
+
+def test_opcheck() -> None:
+    given = DECODE.problem().paged()
+    names = ("q", "kv_cache", "block_table", "seq_lens", "query_start", "sinks")
+    tensors = [given.get(name) for name in names]
+    memory = new_nvfp4_rows(given["q"])
+    arguments = (
+        *memory, *tensors, None, None, torch.tensor(0.01), 0, given["max_query_len"],
+        given["max_seq_len"], None, True, None, None,
+    )  # fmt: skip
+    check_op(torch.ops.nvfp4.paged_attention_quantized.default, arguments)

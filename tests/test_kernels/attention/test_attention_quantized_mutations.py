@@ -1,0 +1,97 @@
+"""Mistakes made on purpose where attention and its merge quantise, each seen in the numbers."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
+from tests.emulator import EAGER
+from tests.test_kernels import mistakes
+from tests.test_kernels.attention.attention_cases import Case
+from tests.test_kernels.attention.attention_sm100 import Chosen
+from tests.test_kernels.attention.test_attention_quantized import check
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    WRONG,
+    Room,
+    check_caught,
+    check_nothing_to_catch,
+    nothing,
+    without,
+)
+
+KERNEL, MERGE = Room("nvfp4_kernels.attention.sm100"), Room("nvfp4_kernels.merge_segments")
+QUANTIZER = "quantized_rows:RowQuantizer"
+ROWS = Chosen(AttentionTile(32))  # heads that begin in the middle of an atom
+WARP_SPLIT = Chosen(AttentionTile(32, warp_split_kv=True))
+SPLITS = Chosen(AttentionTile(32), 2)
+
+
+@dataclass(frozen=True)
+class Mistake(mistakes.Mistake):
+    """And the tile that it shows on."""
+
+    on: Chosen = ROWS
+
+
+def not_rounded(*arguments: Any) -> Any:
+    """Quantise the float32 values."""
+    from cutlass import Float32, Vector
+
+    from nvfp4_kernels.device import nvfp4_block
+
+    values, scale = arguments[-2:]
+    exact = Vector.from_elements(tuple(values), Float32)
+    return nvfp4_block.quantize(exact, nvfp4_block.amax(exact), scale)
+
+
+MISTAKES = {
+    "float32 values are quantised": Mistake(
+        KERNEL.replaced(QUANTIZER, "block", not_rounded), WRONG
+    ),
+    "scales of the next pair": Mistake(
+        KERNEL.with_result(QUANTIZER, "first_pair", lambda pair: pair + 1), WRONG
+    ),
+    "rows from the first one on": Mistake(
+        KERNEL.with_arguments(QUANTIZER, "first_pair", lambda first, *rest: (first * 0, *rest)),
+        WRONG,
+    ),
+    "dead rows store their scales": Mistake(
+        KERNEL.with_arguments(QUANTIZER, "store_scales", lambda *a: (*a[:-1], a[1] > -1)), ANYTHING
+    ),
+    "staged rows are not waited for": Mistake(without("bar_warp_sync"), "DataRace"),
+    "warp split: the wrong block": Mistake(
+        KERNEL.with_arguments(
+            QUANTIZER, "store_scale", lambda s, pair, block, *rest: (s, pair, block ^ 1, *rest)
+        ),
+        WRONG,
+        WARP_SPLIT,
+    ),
+    "warp split: warps do not sync": Mistake(
+        KERNEL.replaced("epilogue_warp_split:WarpSplitEpilogue", "_sync", nothing),
+        ANYTHING,
+        WARP_SPLIT,
+    ),
+    "merge: atoms of 32 rows": Mistake(MERGE.replaced("merge", "ATOM_ROWS", 32), ANYTHING, SPLITS),
+    "merge: blocks of half the columns": Mistake(
+        MERGE.with_result("merge", "amax", lambda largest: largest * 0.5), WRONG, SPLITS
+    ),
+}
+
+
+def check_tile(chosen: Chosen) -> None:
+    queries = (9, 2) if chosen.tile.warp_split_kv else (20, 2)
+    keys = (140, 300) if chosen.splits > 1 else (40, 9)
+    check(Case(queries, keys, 6, 2, head_dim=32).problem().paged(), first_row=120)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, partial(check_tile, mistake.on), mistake.on.use)
+
+
+@pytest.mark.parametrize("chosen", [ROWS, WARP_SPLIT, SPLITS], ids=["rows", "warp split", "splits"])
+def test_nothing_to_catch(chosen: Chosen) -> None:
+    check_nothing_to_catch(partial(check_tile, chosen), chosen.use, schedules=[EAGER])
