@@ -83,7 +83,8 @@ def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) ->
     find = linear_op.function
     for module in (linear_op, norm_op):
         monkeypatch.setattr(module, "function", counted)
-    monkeypatch.setattr(impl, "paged_attention", counting("paged_attention", impl.paged_attention))
+    for name in ("paged_attention", "paged_attention_quantized"):
+        monkeypatch.setattr(impl, name, counting(name, getattr(impl, name)))
     store = counting("store", impl.PagedAttentionImpl.store)
     monkeypatch.setattr(impl.PagedAttentionImpl, "store", store)
     run(str(modelopt), attention_backend="CUSTOM")
