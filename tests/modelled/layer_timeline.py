@@ -42,6 +42,7 @@ def layer_events(timing: ChainTiming, said: Sequence[dict[str, Any]], clock: flo
     links = timing.links[-len(said) :]
     span = Span(timing.links[-len(said) - 1].ended, links[-1].ended)
     events = [metadata("process_name", "launches", LAUNCHES)]
+    events += [metadata("thread_name", "in turn", LAUNCHES, lane + 1) for lane in range(_LANES)]
     for number, (link, about) in enumerate(zip(links, said, strict=True)):
         events += _launch(link, number % _LANES + 1, about, span)
     slices = [each for each in timing.timeline.slices if _is_shown(each, span, clock)]
