@@ -44,6 +44,7 @@ from nvfp4_kernels.rms_norm_quantize import (
     rms_norm_quantize_per_token,
 )
 from nvfp4_kernels.rotary_embedding import rotary_embedding
+from nvfp4_kernels.rotary_store import rotary_store
 from nvfp4_kernels.silu_mul_gemm import silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.silu_mul_quantize import silu_mul_quantize, silu_mul_quantize_per_token
 
@@ -87,6 +88,7 @@ __all__ = [
     "rms_norm_quantize",
     "rms_norm_quantize_per_token",
     "rotary_embedding",
+    "rotary_store",
     "silu_mul_gemm",
     "silu_mul_gemm_quantized",
     "silu_mul_quantize",

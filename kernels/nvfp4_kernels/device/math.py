@@ -5,10 +5,23 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
+from cutlass.experimental import primitives as ptx
 
 LOG2_E = 1.4426950408889634
 NEGATIVE_INFINITY = float("-inf")
 _LEAST_SILU = -43.6  # e^43.6 is just below 2^63
+
+
+def rounded(operation: str, a: Float32, b: Float32) -> Float32:
+    """Result of ``add``, ``sub``, ``mul`` or ``div``, rounded to nearest even by itself.
+
+    The compiler may fuse a product and a sum that are written as ``a * b + c``.
+    """
+    return ptx.inline_ptx(
+        f"{operation}.rn.f32 {{$w0}}, {{$r0}}, {{$r1}};",
+        write_only_types=[Float32],
+        read_only_args=[a, b],
+    )
 
 
 def exp2(value: Float32) -> Float32:

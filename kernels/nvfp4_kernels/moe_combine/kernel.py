@@ -14,6 +14,7 @@ from torch import Tensor
 from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.device.arguments import example, without_unread
+from nvfp4_kernels.device.math import rounded
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.device.widen import widen
 from nvfp4_kernels.devices import dtype_name, multiprocessors
@@ -205,17 +206,9 @@ def _add(total: Vector, values: Vector, weight: Float32 | None) -> Vector:
     """
     sums = []
     for n in range(total.numel()):
-        term = values[n] if weight is None else _rounded("mul", values[n], weight)
-        sums.append(_rounded("add", total[n], term))
+        term = values[n] if weight is None else rounded("mul", values[n], weight)
+        sums.append(rounded("add", total[n], term))
     return Vector.from_elements(tuple(sums), Float32)
-
-
-def _rounded(operation: str, a: Float32, b: Float32) -> Float32:
-    return ptx.inline_ptx(
-        f"{operation}.rn.f32 {{$w0}}, {{$r0}}, {{$r1}};",
-        write_only_types=[Float32],
-        read_only_args=[a, b],
-    )
 
 
 def moe_combine(

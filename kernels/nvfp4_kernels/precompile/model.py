@@ -43,6 +43,8 @@ class Attention:
         soft_cap: whether logits are capped.
         rotary_dim: elements of a head that its position turns; 0: all.
         sinks: whether each head has one.
+        neox: whether it turns elements R/2 apart, rather than neighbours.
+        qk_norm: whether each head of queries and keys is normalised first.
     """
 
     query_heads: int
@@ -52,6 +54,8 @@ class Attention:
     soft_cap: bool = False
     rotary_dim: int = 0
     sinks: bool = False
+    neox: bool = True
+    qk_norm: bool = False
 
 
 @dataclass(frozen=True)

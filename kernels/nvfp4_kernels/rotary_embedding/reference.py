@@ -8,10 +8,11 @@ def rotary_embedding(
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.rotary_embedding.op.rotary_embedding``."""
     cos, sin = cos_sin_cache[positions].float().unsqueeze(1).chunk(2, -1)
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+    return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs R/2 apart of ``x``'s heads, in float32; cosines and sines R/2 to a token."""
     half = cos.shape[-1]
     low, high = x[..., :half].float(), x[..., half : 2 * half].float()
     out = x.new_empty(x.shape)

@@ -28,6 +28,7 @@ from nvfp4_kernels.precompile.linear_sm100 import ACTIVATIONS, block_scaled_kern
 from nvfp4_kernels.precompile.model import quantizing_mlps
 from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
 from nvfp4_kernels.precompile.norm_sm100 import norm_kernels
+from nvfp4_kernels.precompile.rotary_store import rotary_store_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.terms import MAX_TERMS
 from nvfp4_kernels.tool.build import Built, build_all
@@ -220,7 +221,7 @@ def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
 
 
 def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
-    """Kernels of linear layers and experts, of their inputs, of norms and of attention."""
+    """Kernels of linear layers and experts, of their inputs, of norms and around attention."""
     model, sms, tokens = wanted.mixture.dense, wanted.sms, wanted.max_tokens
     specs: dict[KernelSpec, list[str]] = {}
     for activation, terms in _inputs(wanted):
@@ -239,6 +240,10 @@ def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
             specs |= _experts_kernels(served, "sm_100", wanted)
     if model.attention is not None:
         caches = tuple(c for c in CACHES if wanted.kv_cache in (c, CacheName.both, None))
+        specs |= rotary_store_kernels(
+            model.attention, model.dtype, max_tokens=tokens, caches=caches,
+            page_size=wanted.page_size, sms=sms,
+        )  # fmt: skip
         for quantized in {hands_over(model.attention, *inputs) for inputs in _inputs(wanted)}:
             specs |= attention_kernels(
                 model.attention, model.dtype, caches=caches, page_size=wanted.page_size, sms=sms,

@@ -17,6 +17,7 @@ from nvfp4_kernels.tool.grouped_case import grouped_cases
 from nvfp4_kernels.tool.indexer_case import indexer_cases
 from nvfp4_kernels.tool.product_case import ProductCase
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
+from nvfp4_kernels.tool.rotary_store_case import rotary_store_cases, rotary_store_timings
 from nvfp4_kernels.tool.routed_case import routed_cases
 from nvfp4_kernels.tool.shapes import CONTEST, LLAMA_8B, TOKENS, model_shapes
 from nvfp4_kernels.tool.sparse_attention_case import sparse_attention_cases
@@ -112,6 +113,7 @@ def correctness(quick: bool) -> list[Task]:
     rows = [(1, 64), (131, 208)] if quick else [(1, 64), (131, 208), (3, 4096), (2048, 14336)]
     tasks += [QuantizeCase(op, m, k) for op, (m, k) in pairs(OPS, rows)]
     tasks += [*routed_cases(quick), *grouped_cases(quick)]
+    tasks += rotary_store_cases(quick)
     tasks += [*attention_cases(quick), *sparse_attention_cases(quick), *indexer_cases(quick)]
     return tasks + doubts()
 
@@ -123,6 +125,7 @@ def timings(quick: bool) -> list[Task]:
     tasks += [TimedProduct(LLAMA_SECTION, s) for s in model_shapes(LLAMA_8B, tokens)]
     widths = sorted({layer.k for layer in LLAMA_8B.layers})
     tasks += [TimedQuantize(QUANTIZE_SECTION, m, k) for k, m in pairs(widths, tokens)]
+    tasks += rotary_store_timings(ATTENTION_SECTION, quick)
     tasks += attention_timings(ATTENTION_SECTION, quick)
     return tasks + scoring_timings(INDEXER_SECTION, quick)
 

@@ -9,6 +9,9 @@ from nvfp4_kernels.tool.config_file import ModelConfig, UnusableModel, load_conf
 
 # They have a bias on q, k and v, and no field that says so.
 _BIASED_QKV = ("qwen2", "qwen2_moe")
+# What no field says of attention either: each head has a norm; it turns neighbouring elements.
+_QK_NORMS = ("qwen3", "qwen3_moe")
+_NEIGHBOURS = ("cohere", "cohere2", "glm", "glm4")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -80,6 +83,8 @@ def attention_layers(
         _windows(config),
         soft_cap=bool(config.fields.get("attn_logit_softcapping")),
         rotary_dim=_rotary_dim(config, head_dim),
+        neox=config.model_type not in _NEIGHBOURS,
+        qk_norm=config.model_type in _QK_NORMS,
     )
     qkv = Layer("qkv_proj", q + 2 * kv, hidden, shards=3, bias=qkv_biased)
     return attention, (qkv, Layer("o_proj", hidden, q, bias=biased))

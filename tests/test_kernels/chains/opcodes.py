@@ -19,6 +19,7 @@ from nvfp4_kernels.precompile.linear_sm90 import weight_only_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Attention, Layer, Model
 from nvfp4_kernels.precompile.norm_rotary_sm90 import norm_rotary_kernels
+from nvfp4_kernels.precompile.rotary_store import rotary_store_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.tool.shapes import LLAMA_8B
 from tests import devices
@@ -54,6 +55,7 @@ def model_kernels(arch: str) -> list[KernelSpec]:
         found = block_scaled_kernels(LLAMA_8B, max_tokens=MAX_TOKENS)
         found |= block_scaled_kernels(NARROW_MLP, max_tokens=128)
         found |= attention_kernels(ATTENTION, LLAMA_8B.dtype)
+        found |= rotary_store_kernels(ATTENTION, LLAMA_8B.dtype, max_tokens=MAX_TOKENS)
     return list(found)
 
 

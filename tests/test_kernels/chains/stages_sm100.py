@@ -9,6 +9,7 @@
 | long operand | an operand of half as many rows, twice as long |
 | segment | result and LSE of attention |
 | queries, keys | data and scales of the indexer's vectors |
+| pages | a paged cache of keys and values; read pages: the same, to be overwritten |
 | cache | the indexer's pages; read cache: the same, to be overwritten |
 | logits | float32 (8, 32) |
 | lists | indices and their valid numbers, int32 (8, 4) and (8,) |
@@ -92,6 +93,8 @@ GIVEN: dict[str, Callable[[], Value]] = {
     "segment": new_segment,
     "queries": lambda: new_vectors((TOKENS, HEADS)),
     "keys": lambda: new_vectors((KEYS,)),
+    "pages": lambda: new_pages(),
+    "read pages": lambda: new_pages(),
     "cache": cache_pages,
     "read cache": cache_pages,
     "logits": lambda: torch.randn(TOKENS, KEYS),
@@ -237,6 +240,22 @@ QUANTIZERS = [
 KV = AttentionCase((TOKENS,), (KEYS,), HEADS, 1, HEAD_DIM, PAGE)
 
 
+def new_pages() -> Tensor:
+    """A paged cache of keys and values."""
+    pages: Tensor = KV.problem().paged()["kv_cache"]
+    return pages
+
+
+def rotated_and_stored(pages: Tensor | None, rows: Tensor) -> tuple[Value, ...]:
+    """Rotated queries, and the cache with new keys and values."""
+    pages = new_pages() if pages is None else pages
+    numbers, heads = torch.arange(TOKENS), heads_of(rows)
+    angles = torch.ones(TOKENS, HEAD_DIM).bfloat16()
+    keys = heads[:, :1]
+    out = ops.rotary_store(heads, keys, keys, numbers, angles, pages, numbers)
+    return flat(out), pages
+
+
 def heads_of(rows: Tensor) -> Tensor:
     return rows.view(TOKENS, HEADS, HEAD_DIM)
 
@@ -266,6 +285,12 @@ def attended_pages(splits: int, into: bool, rows: Tensor) -> tuple[Value, ...]:
     return flat(out), (out, lse)
 
 
+def attended_stored(pages: Tensor) -> tuple[Value, ...]:
+    """Paged attention to keys of given pages, which have been read then."""
+    out, _ = ops.paged_attention(**KV.problem().paged() | {"kv_cache": pages})
+    return flat(out), pages
+
+
 def sparse(given: dict[str, Any]) -> tuple[Value, ...]:
     """Sparse attention of one sequence; ``given`` are arguments beside keys and values."""
     paged = KV.problem().paged()
@@ -293,6 +318,9 @@ ATTENTION = [
         "paged_attention into", "attention", "read rows", _SEGMENT, partial(attended_pages, 1, True)
     ),
     Stage(
+        "paged_attention, stored", "attention", "pages", ("rows", "read pages"), attended_stored
+    ),
+    Stage(
         "sparse_attention", "attention", "rows", _SEGMENT,
         lambda rows: sparse({"q": heads_of(rows)}),
     ),
@@ -301,6 +329,17 @@ ATTENTION = [
         lambda lists: sparse({"indices": lists[0], "lens": lists[1]}),
     ),
     Stage("merge_segments", "merge_segments", "segment", ("rows",), merged),
+]  # fmt: skip
+
+ROTATION = [
+    Stage(
+        "rotary_store", "rotary_store", "rows", ("rows", "pages"),
+        partial(rotated_and_stored, None),
+    ),
+    Stage(
+        "rotary_store into", "rotary_store", "read pages", ("rows", "pages"),
+        lambda pages: rotated_and_stored(pages, new_rows()),
+    ),
 ]  # fmt: skip
 
 # --- indexer ------------------------------------------------------------------------------------
@@ -415,4 +454,4 @@ SCORES = [
     *(stage for top_k in (0, TOP_K) for stage in _scores(top_k)),
     Stage("indexer_score_topk, splits", "indexer.sm100", "queries", ("lists",), best_of_splits),
 ]
-STAGES = [*PRODUCTS, *QUANTIZERS, *ATTENTION, *VECTORS, *SCORES]
+STAGES = [*PRODUCTS, *QUANTIZERS, *ATTENTION, *ROTATION, *VECTORS, *SCORES]

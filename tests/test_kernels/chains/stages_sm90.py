@@ -70,6 +70,11 @@ def rotated(rows: Tensor) -> tuple[Value, ...]:
     return (flat(ops.rotary_embedding(torch.arange(TOKENS), heads, heads, angles)[0]),)
 
 
+def rotated_and_stored(rows: Tensor) -> tuple[Value, ...]:
+    """Rotated queries of ``rotary_store``."""
+    return stages_sm100.rotated_and_stored(None, rows)[:1]
+
+
 def decoded(splits: int, what: str, rows: Tensor) -> tuple[Value, ...]:
     """Attention of a token of each sequence, one of whose vectors are ``rows``."""
     heads = heads_of(rows)
@@ -95,6 +100,7 @@ STAGES = [
     Stage("add_rms_norm, x", "add_rms_norm", "rows", ("rows",), partial(added, False)),
     Stage("add_rms_norm, residual", "add_rms_norm", "rows", ("rows",), partial(added, True)),
     Stage("rotary_embedding", "rotary_embedding", "rows", ("rows",), rotated),
+    Stage("rotary_store", "rotary_store", "rows", ("rows",), rotated_and_stored),
     *(
         Stage(
             f"decode_attention, {what}{', splits' * (splits > 1)}", "decode_attention", "rows",

@@ -23,6 +23,7 @@ from nvfp4_kernels.tool import (
     check_command,
     forced_product_case,
     indexer_case,
+    rotary_store_case,
     sparse_attention_case,
     tensor_map_case,
     timed,
@@ -36,6 +37,7 @@ from nvfp4_kernels.tool.grouped_case import GroupedCase, grouped_cases
 from nvfp4_kernels.tool.indexer_case import IndexerCase
 from nvfp4_kernels.tool.product_case import ProductCase, compare_bound, compare_exact
 from nvfp4_kernels.tool.quantize_case import OPS, QuantizeCase
+from nvfp4_kernels.tool.rotary_store_case import RotaryStoreCase, TimedRotaryStore
 from nvfp4_kernels.tool.routed_case import OPS as ROUTED_OPS
 from nvfp4_kernels.tool.routed_case import RoutedCase
 from nvfp4_kernels.tool.scoring import ScoreShape
@@ -105,6 +107,7 @@ CASES: list[Task] = [
     GroupedCase(64, 80, 96, tile=Tile(64, swap_ab=True, two_cta=True, cluster_m=2)),
     GroupedCase(8, 48, 64, SWIGLU_OAI, gated=True, exact=False, bias=True),
     GroupedCase(8, 48, 64, Activation("relu2"), exact=False, quantized=True, row_scale=True),
+    RotaryStoreCase(9, 3, 1, 48, 32, neox=False, norms=True, fp8=True),
     AttentionCase(LENGTHS, head_dim=16, sinks=True),
     AttentionCase(LENGTHS, head_dim=64, fp8=True),
     IndexerCase("nvfp4", (70, 3), 2, heads=8, head_dim=64),
@@ -174,6 +177,24 @@ def test_one_wrong_row_of_attention_is_found(
 
     monkeypatch.setattr(module, name, wrong)
     with pytest.raises(Mismatch, match=("out", "lse")[output] + ": off by"):
+        case.run(StandIn())
+
+
+@pytest.mark.parametrize("where", ["result", "cache"])
+def test_one_wrong_value_that_is_rotated_or_stored_is_found(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = RotaryStoreCase(3, 2, 1, 16, 16)
+    assert case.run(StandIn())["values"] == 3 * 2 * 16 + 2 * 16 * 32
+    right = rotary_store_case.rotary_store
+
+    def wrong(**given: Any) -> torch.Tensor:
+        out = right(**given)
+        (out if where == "result" else given["kv_cache"])[-1, -1, -1] += 1
+        return out
+
+    monkeypatch.setattr(rotary_store_case, "rotary_store", wrong)
+    with pytest.raises(Mismatch, match=r"values are wrong, the first at"):
         case.run(StandIn())
 
 
@@ -490,6 +511,13 @@ def test_figures_of_attention() -> None:
     fp8 = replace(task, fp8=True)
     assert fp8.work.nbytes < task.work.nbytes
     assert fp8.run(StandIn())["us"] == 1.0
+
+
+def test_figures_of_rotation() -> None:
+    task = TimedRotaryStore("section", 3)
+    assert task.work.nbytes == 3 * (2 * 128 * (32 + 8 + 8 + 32 + 8 + 8) + 256 + 16)
+    assert replace(task, fp8=True).work.nbytes == task.work.nbytes - 3 * 128 * 16
+    assert task.run(StandIn())["us"] == 1.0
 
 
 @pytest.mark.parametrize("paged", [True, False])
