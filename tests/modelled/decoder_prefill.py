@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.emulator.timing import B200_TIMING, Timing, extrapolate, model
-from tests.modelled import prices
+from tests.modelled import prices, rotary_store
 from tests.modelled.attention import Shape as AttentionShape
 from tests.modelled.attention import prefill as attention_seconds
 from tests.modelled.decoder_models import MODELS, Model
@@ -82,6 +82,13 @@ class Prefill:
     def _traced(self, step: Step, width: int) -> float:
         if step.name.endswith("_proj"):
             return self._product(step.name, step.quantizes)
+        if step.name == "rotary_store":
+            m = self.model
+            sizes = m.heads, m.kv_heads, m.head_dim
+            traced, moved = rotary_store.traced(self._tracer, self.tokens, m.qk_norm, False, sizes)
+            read = moved - sum(traced.writes.values())
+            how = {"clusters": traced.clusters, "registers": traced.registers}
+            return model(traced.launch, footprint=read, **how).microseconds
         if step.name == "paged_attention":
             self._quantizes = step.quantizes
             return self._attention()

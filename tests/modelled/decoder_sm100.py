@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.emulator.timing import B200_TIMING, OpaqueLink
 from tests.emulator.timing.supply import Operand
-from tests.modelled import prices
+from tests.modelled import prices, rotary_store
 from tests.modelled.attention import Shape as AttentionShape
 from tests.modelled.decoder_models import Model
 from tests.modelled.experts import GroupedSm100, products
@@ -111,10 +111,9 @@ class DecoderSm100:
 
     def _priced(self, step: Step) -> OpaqueLink:
         body = prices.body(step, self._sizes, self._width(step))
-        dependent = step.source == "assumed"
         is_small = step.name in prices.BODIES
-        start = prices.GAP - B200_TIMING.grid_launch if is_small and not dependent else 0.0
-        return OpaqueLink(step.name, start + body, dependent, writes=self._written(step))
+        start = prices.GAP - B200_TIMING.grid_launch if is_small else 0.0
+        return OpaqueLink(step.name, start + body, writes=self._written(step))
 
     def _width(self, step: Step) -> int:
         """Elements of a token that a step reads, where it quantises them."""
@@ -135,6 +134,7 @@ class DecoderSm100:
                 "quantize": self._quantize,
                 "paged_attention": self._attention,
                 "merge_segments": self._merge,
+                "rotary_store": self._rotary_store,
             }
             traced = make[step.name](step)
         return replace(traced, writes=traced.writes | self._written(step))
@@ -183,6 +183,15 @@ class DecoderSm100:
         x = self._zeros(self.tokens, self._width(step))
         run = partial(quantize, x, torch.tensor(1.0))
         return self._rows(run, [operand(step.reads, x, x.nbytes)])
+
+    def _rotary_store(self, step: Step) -> Traced:
+        m = self.model
+        sizes = m.heads, m.kv_heads, m.head_dim
+        traced, _ = rotary_store.traced(self._tracer, self.tokens, m.qk_norm, False, sizes)
+        [qkv, *others] = traced.operands
+        operands = replace(qkv, name=step.reads), *others
+        # All layers read the same, so that L2 still holds it.
+        return replace(traced, operands=operands, writes={each.name: each.total for each in others})
 
     def _attention(self, step: Step) -> Traced:
         m = self.model

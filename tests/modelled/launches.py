@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Maker = Literal["ours", "vLLM", "FlashInfer", "cuBLAS"]
-Source = Literal["traced", "priced", "assumed"]
+Source = Literal["traced", "priced"]
 ALL_REDUCE = "all_reduce_add_rms_norm"
 
 
@@ -19,8 +19,7 @@ class Step:
     Attributes:
         name: what it does.
         by: whose kernel it is.
-        source: where its time comes from: the kernel's trace, the bytes and a stated constant of a
-            kernel of others, or the same of a kernel of ours that is yet to be traced.
+        source: where its time comes from: the kernel's trace, or bytes and a stated constant.
         reads: name of the activation it reads.
         writes: name of the one it writes.
         quantizes: its result is NVFP4, where another one would be possible.
@@ -176,7 +175,7 @@ def _attention(switches: Switches, kind: Kind) -> list[Step]:
 def _rotation(switches: Switches, kind: Kind) -> list[Step]:
     """Rotation of queries and keys, and the store of keys and values."""
     if switches.rotary_store or switches.attention_stores:
-        return [Step("rotary_store", "ours", "assumed", "qkv", "rotated")]
+        return [Step("rotary_store", "ours", "traced", "qkv", "rotated")]
     name = "qk_norm_rotary_embedding" if kind.qk_norm else "rotary_embedding"
     return [
         Step(name, "vLLM", "priced", "qkv", "rotated"),

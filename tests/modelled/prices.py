@@ -1,4 +1,4 @@
-"""Prices of launches that are not traced: kernels of others, and of ours that are yet to be.
+"""Prices of launches that are not traced: kernels of others.
 
 Microseconds on a B200. A small kernel of others takes a constant or its bytes' time, whichever is
 longer, and starts ``GAP`` after the one before has ended: vLLM's own quantisation of 1 to 64 tokens
@@ -23,7 +23,6 @@ BODIES = {
     "store": 0.9,
     "merge_segments": 0.9,
     "top_k": 1.25,
-    "rotary_store": 0.7,
 }
 ALL_REDUCE_US = 6.0  # of few tokens over four GPUs, norm included; assumed, nobody published it
 ATTENTION = (3.5, 0.84 * 8e6)  # least, and bytes in a µs
@@ -66,7 +65,6 @@ class Sizes:
             "rotary_embedding": 4 * (self.q + self.kv),
             "qk_norm_rotary_embedding": 4 * (self.q + self.kv),
             "store": 8 * self.kv,
-            "rotary_store": 4 * self.q + 8 * self.kv,
             "merge_segments": 8 * self.q,
             "top_k": 1024,
         }[name]
