@@ -13,15 +13,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.emulator.timing import B200_TIMING, Timing, extrapolate, model
+from tests.emulator.timing import B200_TIMING, Timing, chain, extrapolate, model
 from tests.modelled import prices, rotary_store
 from tests.modelled.attention import Shape as AttentionShape
 from tests.modelled.attention import prefill as attention_seconds
 from tests.modelled.decoder_models import MODELS, Model
 from tests.modelled.launches import VARIANTS, Kind, Step, launches, vllm_launches
+from tests.modelled.layer import layers
 from tests.modelled.layer_sm100 import ProductsSm100
 from tests.modelled.paged import paged
-from tests.modelled.traces import Tracer, aligned
+from tests.modelled.traces import Traced, Tracer, aligned, operand
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,10 +86,8 @@ class Prefill:
         if step.name == "rotary_store":
             m = self.model
             sizes = m.heads, m.kv_heads, m.head_dim
-            traced, moved = rotary_store.traced(self._tracer, self.tokens, m.qk_norm, False, sizes)
-            read = moved - sum(traced.writes.values())
-            how = {"clusters": traced.clusters, "registers": traced.registers}
-            return model(traced.launch, footprint=read, **how).microseconds
+            traced, _ = rotary_store.traced(self._tracer, self.tokens, m.qk_norm, False, sizes)
+            return chain(layers([traced], 1)).microseconds
         if step.name == "paged_attention":
             self._quantizes = step.quantizes
             return self._attention()
@@ -138,16 +137,18 @@ class Prefill:
 
         one = torch.tensor(1.0)
         x = self._zeros(width)
+        operands = [operand("x", x, x.nbytes)]
         run: Callable[[], object] = partial(quantize, x, one)
-        moved = 2.0 * x.numel()
         if name == "add_rms_norm_quantize":
             weight = aligned(torch.ones(width, dtype=torch.bfloat16))
-            run = partial(add_rms_norm_quantize, x, self._zeros(width), weight, EPS, one)
-            moved *= 2
+            residual = self._zeros(width)
+            run = partial(add_rms_norm_quantize, x, residual, weight, EPS, one)
+            operands.append(operand("residual", residual, residual.nbytes))
+            operands.append(operand("weight", weight, weight.nbytes))
         launched, registers = self._tracer.run(run, TRACED_CTAS)
         clusters = math.prod(launched.grid) // launched.cluster_size
-        timing = model(launched, clusters=clusters, footprint=moved, registers=registers)
-        return timing.microseconds
+        traced = Traced(launched, clusters, tuple(operands), {}, registers)
+        return chain(layers([traced], 1)).microseconds
 
     def _zeros(self, width: int) -> "Tensor":
         import torch
