@@ -85,6 +85,10 @@ def test_a_device_runs_a_part_of_a_grid() -> None:
     assert launch.traces is not None
     assert [trace.cluster for trace in launch.traces[::2]] == spread(6, 3)
     assert launch.grid == (12, 1, 1)
+    gpu.backwards = True
+    launch = Microbenchmark(START + work(2), ctas=12, cluster=2).run(gpu)
+    assert launch.traces is not None
+    assert [trace.cluster for trace in launch.traces[::2]] == spread(6, 3)[::-1]
     gpu.most = None
     assert Microbenchmark(START + work(2), ctas=12, cluster=2).run(gpu).clusters == 6
 
