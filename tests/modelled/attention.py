@@ -20,8 +20,11 @@ from tests.emulator.timing import Timing, model
 from tests.emulator.timing.device import TimedGpu
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nvfp4_kernels.attention.sm100.choose import AttentionProblem
-    from nvfp4_kernels.attention.sm100.tile import AttentionTile
+    from nvfp4_kernels.attention.sm100.kernel import AttentionArguments
+    from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 
 CLOCK = 1.85e9
 SMS = 148
@@ -91,78 +94,102 @@ class Modeller:
         self, tile: "AttentionTile", shape: Shape, split: bool, clusters: int | None = None
     ) -> Timing:
         """One KV head of one sequence, paged; of ``clusters`` that share the chip."""
-        import torch
-
-        from nvfp4_kernels.attention.sm100.epilogue import AttentionResult
-        from nvfp4_kernels.attention.sm100.kernel import AttentionArguments, FmhaSm100
-        from nvfp4_kernels.attention.sm100.operands import Strides
-        from nvfp4_kernels.attention.sm100.queries import Queries
-        from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
-        from nvfp4_kernels.attention.sm100.tile import Layout, Variant
+        from nvfp4_kernels.attention.sm100.kernel import FmhaSm100
         from nvfp4_kernels.compile import launch
 
-        page, size = 16, 1 if shape.fp8 else 2
-        stored = INDEXED_OF * shape.keys if shape.indexed else shape.keys
-        pages = -(-stored // page)
-        heads, head_dim = shape.group, shape.head_dim
-        q = torch.zeros(shape.queries, heads, head_dim, dtype=torch.bfloat16)
-        dtype = torch.float8_e4m3fn if shape.fp8 else torch.bfloat16
-        cache = torch.zeros(pages, 1, page, 2 * head_dim, dtype=torch.float32).to(dtype)
-        table = torch.randperm(pages, dtype=torch.int32).unsqueeze(0)
-        listed = torch.randperm(stored, dtype=torch.int32)[: shape.keys].unsqueeze(0)
-        out = torch.empty(q.shape, dtype=torch.float32 if split else torch.bfloat16)
-        lse, one = torch.empty(q.shape[:-1]), torch.ones(())
-        lens = torch.tensor([shape.keys], dtype=torch.int32)
-        starts = torch.tensor([0, shape.queries], dtype=torch.int32)
-        for tensor in (q, cache, table, listed, out, lse, one, lens, starts):
+        variant, arguments, tensors = one_head(shape, 1 if split else 0)
+        for tensor in tensors:
             self._gpu.memory.register(tensor.data_ptr(), tensor.nbytes, keep=tensor)
+        size = 1 if shape.fp8 else 2
         found: list[Timing] = []
 
         def finished(launched: Launch) -> None:
             if clusters is None:
                 found.append(model(launched))
             else:
-                moved = float(clusters * shape.keys * 2 * head_dim * size)
+                moved = float(clusters * shape.keys * 2 * shape.head_dim * size)
                 found.append(model(launched, clusters=clusters, footprint=moved, exact=True))
 
         self._gpu.finished = finished
-        layout: Layout = "indexed" if shape.indexed else "paged"
-        variant = Variant(layout=layout, page_size=page, causal=not shape.indexed, split=split)
-        scale = one if shape.fp8 else None
-        strides = Strides(row=cache.stride(2), head=cache.stride(1), page=cache.stride(0))
-        arguments = AttentionArguments(
-            queries=Queries(q, batch_stride=0, token_stride=q.stride(0), head_stride=q.stride(1)),
-            k=cache,
-            v=cache[..., head_dim:],
-            k_strides=strides,
-            v_strides=strides,
-            map_stride=2 * head_dim,
-            map_rows=pages * page,
-            result=AttentionResult(out, lse, sinks=None, rows=shape.queries, num_heads=heads),
-            lengths=SequenceLengths(starts, key_start=None, seq_lens=lens),
-            block_table=table,
-            table_stride=pages,
-            indices=listed,
-            list_stride=shape.keys,
-            scale=0.1,
-            soft_cap=0.0,
-            k_scale=scale,
-            v_scale=scale,
-            sizes=Sizes(
-                batch=1,
-                queries=shape.queries,
-                keys=shape.keys if shape.indexed else page,
-                pages=pages,
-                kv_heads=1,
-                group=heads,
-                splits=1,
-                window=0,
-            ),
-            defective_below=0,
-        )
         launch(FmhaSm100(tile, variant), arguments)
         self._gpu.memory.clear()
         return found[0]
+
+
+def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, tuple[Tensor, ...]]":
+    """Launch on one KV head of one sequence, paged.
+
+    Args:
+        shape: of the sequences.
+        splits: CTAs that share its keys and write parts; 0: one that writes the result.
+
+    Returns:
+        The kernel's variant, its arguments, and the tensors of these: queries, cache, and others.
+    """
+    import torch
+
+    from nvfp4_kernels.attention.sm100.epilogue import AttentionResult
+    from nvfp4_kernels.attention.sm100.kernel import AttentionArguments
+    from nvfp4_kernels.attention.sm100.launch import NO_MERGE
+    from nvfp4_kernels.attention.sm100.operands import Strides
+    from nvfp4_kernels.attention.sm100.queries import Queries
+    from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
+    from nvfp4_kernels.attention.sm100.tile import Layout, Variant
+    from nvfp4_kernels.merge_segments.sm100 import scale_arguments
+
+    page = 16
+    stored = INDEXED_OF * shape.keys if shape.indexed else shape.keys
+    pages = -(-stored // page)
+    heads, head_dim = shape.group, shape.head_dim
+    q = torch.zeros(shape.queries, heads, head_dim, dtype=torch.bfloat16)
+    dtype = torch.float8_e4m3fn if shape.fp8 else torch.bfloat16
+    cache = torch.zeros(pages, 1, page, 2 * head_dim, dtype=torch.float32).to(dtype)
+    table = torch.randperm(pages, dtype=torch.int32).unsqueeze(0)
+    listed = torch.randperm(stored, dtype=torch.int32)[: shape.keys].unsqueeze(0)
+    parts = (splits,) if splits else ()
+    out = torch.empty(*parts, *q.shape, dtype=torch.float32 if splits else torch.bfloat16)
+    lse, one = torch.empty(*parts, *q.shape[:-1]), torch.ones(())
+    lens = torch.tensor([shape.keys], dtype=torch.int32)
+    starts = torch.tensor([0, shape.queries], dtype=torch.int32)
+    layout: Layout = "indexed" if shape.indexed else "paged"
+    variant = Variant(layout=layout, page_size=page, causal=not shape.indexed, split=splits > 0)
+    scale = one if shape.fp8 else None
+    strides = Strides(row=cache.stride(2), head=cache.stride(1), page=cache.stride(0))
+    arguments = AttentionArguments(
+        queries=Queries(q, batch_stride=0, token_stride=q.stride(0), head_stride=q.stride(1)),
+        k=cache,
+        v=cache[..., head_dim:],
+        k_strides=strides,
+        v_strides=strides,
+        map_stride=2 * head_dim,
+        map_rows=pages * page,
+        result=AttentionResult(
+            out, lse, sinks=None, rows=shape.queries, num_heads=heads, **scale_arguments(None)
+        ),
+        lengths=SequenceLengths(starts, key_start=None, seq_lens=lens),
+        block_table=table,
+        table_stride=pages,
+        indices=listed,
+        list_stride=shape.keys,
+        scale=0.1,
+        soft_cap=0.0,
+        k_scale=scale,
+        v_scale=scale,
+        merge=NO_MERGE,
+        counters=None,
+        sizes=Sizes(
+            batch=1,
+            queries=shape.queries,
+            keys=shape.keys if shape.indexed else page,
+            pages=pages,
+            kv_heads=1,
+            group=heads,
+            splits=max(1, splits),
+            window=0,
+        ),
+        defective_below=0,
+    )
+    return variant, arguments, (q, cache, table, listed, out, lse, one, lens, starts)
 
 
 def prefill(modeller: Modeller, tile: "AttentionTile", shape: Shape) -> float:

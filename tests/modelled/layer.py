@@ -7,7 +7,7 @@
 Of each launch one cluster runs in the emulator; the time model (``tests/emulator/timing``) makes
 the grids of it, and the chain. Layers follow one another with weights of their own: the time of a
 layer, or of a product, is from the end of one to the end of the next. On sm_90, where times were
-measured, each modelled one is followed by its error.
+measured, each modelled one is followed by its error. ``decoder_layer`` has whole layers on a B200.
 """
 
 import argparse
@@ -16,7 +16,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.emulator.timing import B200_TIMING, H200_TIMING, Link, Parameters, chain, model
+from tests.emulator.timing import (
+    B200_TIMING,
+    H200_TIMING,
+    Link,
+    OpaqueLink,
+    Parameters,
+    chain,
+    model,
+)
 from tests.modelled.layer_sm90 import LayerSm90
 from tests.modelled.layer_sm100 import ProductsSm100
 from tests.modelled.measured import LAYERS_US, PRODUCTS_US
@@ -34,26 +42,30 @@ LAUNCHES = 3  # at least, in a chain of one product: the first has nobody to ove
 MEASURED_H200 = replace(H200_TIMING, hbm_bandwidth=4.4, clock=1.7)
 
 
-def layers(launches: Sequence[Traced], count: int) -> list[Link]:
+def layers(launches: Sequence[Traced | OpaqueLink], count: int) -> list[Link | OpaqueLink]:
     """Launches of ``count`` layers; what none of their launches writes, each has of its own."""
     handed_on = {name for each in launches for name in each.writes}
-    return [
-        Link(
-            each.launch,
-            each.clusters,
-            tuple(
-                operand
-                if operand.name in handed_on
-                else replace(operand, name=f"{operand.name} of layer {number}")
-                for operand in each.operands
-            ),
-            each.writes,
-            each.registers,
-            each.repeats,
-        )
-        for number in range(count)
-        for each in launches
-    ]
+    return [_link(each, number, handed_on) for number in range(count) for each in launches]
+
+
+def _link(each: Traced | OpaqueLink, number: int, handed_on: set[str]) -> Link | OpaqueLink:
+    if isinstance(each, OpaqueLink):
+        return each
+    operands = tuple(
+        operand
+        if operand.name in handed_on
+        else replace(operand, name=f"{operand.name} of layer {number}")
+        for operand in each.operands
+    )
+    return Link(
+        each.launch,
+        each.clusters,
+        operands,
+        each.writes,
+        each.registers,
+        each.repeats,
+        each.label,
+    )
 
 
 def layer_time(launches: Sequence[Traced], parameters: Parameters) -> float:

@@ -7,6 +7,7 @@ from tests.modelled.traces import Traced, Tracer, operand
 
 if TYPE_CHECKING:
     from examples.kernel_bench.layer import Shape
+    from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 
 BYTES = 0.5 + 1 / 16  # of an NVFP4 element, with its share of the scale
 ELEMENT = 2  # bytes of a result
@@ -28,33 +29,33 @@ class ProductsSm100:
         self._tokens = tokens
         self._terms = terms
 
-    def product(self, name: str, read: str, written: str) -> Traced:
+    def product(
+        self,
+        name: str,
+        read: str,
+        written: str,
+        quantizes: bool = False,
+        most_turns: int | None = None,
+    ) -> Traced:
         """A linear layer, or gate and up projection with SiLU-mul, on the tile that is chosen.
 
         Args:
             name: ``"qkv_proj"``, ``"o_proj"``, ``"gate_up_proj"`` or ``"down_proj"``.
             read: name of its input.
-            written: name of its result.
+            written: name of its result; L2 holds it as though it were NVFP4 in any case.
+            quantizes: the result is NVFP4, and not in 16 bits.
+            most_turns: tiles that a cluster takes, at the most; see ``turns``. None: all.
         """
         import torch
 
         from nvfp4_kernels.compile import launch
-        from nvfp4_kernels.devices import assumed_clusters
-        from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
         from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
-        from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
-        from nvfp4_kernels.sm100.limits import SMS
         from nvfp4_kernels.terms import data_shape, scales_shape
 
+        tile, output, clusters, turns = self._tiling(name, quantizes)
         n, k, weights = self._shape.product(name)
-        problem = Problem(self._tokens, n, k, weights=weights, terms=self._terms)
-        tile, output = choose_config(problem, EpilogueConfig("bfloat16"))
-        down = tile.rows * max(1, tile.cluster_m // tile.ctas)
-        across = tile.columns * tile.cluster_n
-        rows, columns = (n, self._tokens) if tile.swap_ab else (self._tokens, n)
-        total = math.ceil(rows / down) * math.ceil(columns / across)
-        clusters = min(total, assumed_clusters(SMS, tile.cluster))
-        turns = math.ceil(total / clusters)
+        down, across = _spans(tile)
+        turns = min(turns, most_turns or turns)
         m, part = min(self._tokens, across), turns * down
         if not tile.swap_ab:
             m, part = min(self._tokens, down), turns * across
@@ -64,6 +65,10 @@ class ProductsSm100:
             return [data, torch.zeros(scales_shape((), height, k, terms), dtype=torch.uint8)]
 
         x, matrices = packed(m, self._terms), [packed(part) for _ in range(weights)]
+        out = [torch.zeros(m, part, dtype=torch.bfloat16), None]
+        if quantizes:
+            shapes = data_shape((), m, part, 1), scales_shape((), m, part, 1)
+            out = [torch.zeros(shape, dtype=torch.uint8) for shape in shapes]
         arguments = GemmArguments(
             x=x[0],
             sfx=x[1],
@@ -71,9 +76,9 @@ class ProductsSm100:
             sfw1=matrices[0][1],
             w2=matrices[-1][0],
             sfw2=matrices[-1][1],
-            out=torch.zeros(m, part, dtype=torch.bfloat16),
-            sf_out=None,
-            out_scale=None,
+            out=out[0],
+            sf_out=out[1],
+            out_scale=torch.ones(1) if quantizes else None,
             alpha=torch.ones(2),
             row_scale=None,
             bias=None,
@@ -102,3 +107,29 @@ class ProductsSm100:
         results = float(self._terms * self._tokens * n)
         writes = {written: results / 2, f"{written} scales": results / 16}
         return Traced(traced, clusters, tuple(operands), writes, registers)
+
+    def turns(self, name: str, quantizes: bool = False) -> int:
+        """Tiles that a cluster takes one after the other."""
+        return self._tiling(name, quantizes)[-1]
+
+    def _tiling(self, name: str, quantizes: bool) -> "tuple[Tile, EpilogueConfig, int, int]":
+        """Tile and epilogue, the clusters of the grid, and the tiles of the busiest one."""
+        from nvfp4_kernels.devices import assumed_clusters
+        from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
+        from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
+        from nvfp4_kernels.sm100.limits import SMS
+
+        n, k, weights = self._shape.product(name)
+        problem = Problem(self._tokens, n, k, weights=weights, terms=self._terms)
+        wanted = EpilogueConfig("nvfp4" if quantizes else "bfloat16")
+        tile, output = choose_config(problem, wanted)
+        down, across = _spans(tile)
+        rows, columns = (n, self._tokens) if tile.swap_ab else (self._tokens, n)
+        total = math.ceil(rows / down) * math.ceil(columns / across)
+        clusters = min(total, assumed_clusters(SMS, tile.cluster))
+        return tile, output, clusters, math.ceil(total / clusters)
+
+
+def _spans(tile: "Tile") -> tuple[int, int]:
+    """Rows and columns of a cluster."""
+    return tile.rows * max(1, tile.cluster_m // tile.ctas), tile.columns * tile.cluster_n

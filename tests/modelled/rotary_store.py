@@ -15,35 +15,38 @@ from tests.modelled.layer import layers
 from tests.modelled.traces import Traced, Tracer, aligned, operand
 
 TOKENS = (1, 64, 8192)
-QUERY_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+HEADS = 32, 8, 128  # query heads, KV heads and D
 PAGE_SIZE = 16
 TRACED_CTAS = 160  # of a grid, at the most
 
 
-def traced(tracer: Tracer, tokens: int, norms: bool, fp8: bool) -> tuple[Traced, float]:
+def traced(
+    tracer: Tracer, tokens: int, norms: bool, fp8: bool, sizes: tuple[int, int, int] = HEADS
+) -> tuple[Traced, float]:
     """The launch for a batch of tokens, each at the end of a page of its own, and its bytes."""
     import torch
 
     from nvfp4_kernels.rotary_store.launch import rotary_store
 
-    heads = QUERY_HEADS, KV_HEADS, KV_HEADS
-    qkv = aligned(torch.zeros(tokens, sum(heads), HEAD_DIM, dtype=torch.bfloat16))
+    query_heads, kv_heads, head_dim = sizes
+    heads = query_heads, kv_heads, kv_heads
+    qkv = aligned(torch.zeros(tokens, sum(heads), head_dim, dtype=torch.bfloat16))
     q, k, v = qkv.split(heads, 1)
     positions = aligned(torch.randperm(max(tokens, 1024))[:tokens])
-    table = aligned(torch.zeros(max(tokens, 1024), HEAD_DIM, dtype=torch.bfloat16))
+    table = aligned(torch.zeros(max(tokens, 1024), head_dim, dtype=torch.bfloat16))
     pages = -(-tokens // PAGE_SIZE) + 1
     kind = torch.float8_e4m3fn if fp8 else torch.bfloat16
-    cache = aligned(torch.zeros(pages, KV_HEADS, PAGE_SIZE, 2 * HEAD_DIM).to(kind))
+    cache = aligned(torch.zeros(pages, kv_heads, PAGE_SIZE, 2 * head_dim).to(kind))
     slots = aligned(torch.randperm(pages * PAGE_SIZE)[:tokens])
-    weight = aligned(torch.ones(HEAD_DIM, dtype=torch.bfloat16)) if norms else None
+    weight = aligned(torch.ones(head_dim, dtype=torch.bfloat16)) if norms else None
     scale = aligned(torch.ones(1)).reshape(()) if fp8 else None
-    out = aligned(torch.zeros(tokens, QUERY_HEADS, HEAD_DIM, dtype=torch.bfloat16))
+    out = aligned(torch.zeros(tokens, query_heads, head_dim, dtype=torch.bfloat16))
     run = partial(
         rotary_store, out, q, k, v, positions, table, cache, slots, weight, weight, scale, scale,
         True, 1e-6 if norms else None,
     )  # fmt: skip
     launched, registers = tracer.run(run, TRACED_CTAS)
-    stored = 2 * tokens * KV_HEADS * HEAD_DIM * cache.element_size()
+    stored = 2 * tokens * kv_heads * head_dim * cache.element_size()
     operands = [
         operand("qkv", qkv, qkv.nbytes),
         operand("positions", positions, positions.nbytes),

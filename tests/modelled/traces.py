@@ -30,6 +30,7 @@ class Traced:
         writes: bytes by operand's name.
         registers: of a thread.
         repeats: clusters of the trace that those of the grid repeat in turn; all by default.
+        label: what the launch is, for timelines; empty for its kernel's name.
     """
 
     launch: Launch
@@ -38,6 +39,7 @@ class Traced:
     writes: dict[str, float]
     registers: int
     repeats: tuple[int, ...] = ()
+    label: str = ""
 
 
 def aligned(tensor: "Tensor") -> "Tensor":
@@ -71,12 +73,15 @@ class Tracer:
 
         torch.set_num_threads(1)
 
-    def run(self, act: Callable[[], object], most: int | None = None) -> tuple[Launch, int]:
+    def run(
+        self, act: Callable[[], object], most: int | None = None, backwards: bool = False
+    ) -> tuple[Launch, int]:
         """The one launch that ``act`` makes, and the registers of its threads.
 
         Args:
             act: makes new tensors by ``new_empty`` alone.
             most: clusters that run, spread over the grid; None: all.
+            backwards: the last cluster runs first.
         """
         import torch
 
@@ -86,7 +91,7 @@ class Tracer:
 
         self._launches.clear()
         functions: list[Any] = []
-        self._gpu.most = most
+        self._gpu.most, self._gpu.backwards = most, backwards
         new_empty = torch.Tensor.new_empty
         placed = patch.object(
             torch.Tensor, "new_empty", lambda *given, **named: aligned(new_empty(*given, **named))

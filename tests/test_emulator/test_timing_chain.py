@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.emulator.machine.launch import Launch
-from tests.emulator.timing import B200_TIMING, Link, TimingError, chain, model
+from tests.emulator.timing import B200_TIMING, Link, OpaqueLink, TimingError, chain, model
 from tests.emulator.timing.device import TimedGpu
 from tests.emulator.timing.microbenchmarks import Microbenchmark, copy_loop
 from tests.emulator.timing.parameters import H200_TIMING
@@ -85,6 +85,10 @@ def test_a_device_runs_a_part_of_a_grid() -> None:
     assert launch.traces is not None
     assert [trace.cluster for trace in launch.traces[::2]] == spread(6, 3)
     assert launch.grid == (12, 1, 1)
+    gpu.backwards = True
+    launch = Microbenchmark(START + work(2), ctas=12, cluster=2).run(gpu)
+    assert launch.traces is not None
+    assert [trace.cluster for trace in launch.traces[::2]] == spread(6, 3)[::-1]
     gpu.most = None
     assert Microbenchmark(START + work(2), ctas=12, cluster=2).run(gpu).clusters == 6
 
@@ -104,6 +108,37 @@ def test_a_launch_that_finds_no_shared_memory_hides_nothing() -> None:
     assert blocked - first == pytest.approx(alone, rel=0.02)
     first, beside = ends(producer(), second)
     assert beside - first == pytest.approx(P.grid_flush + us(SHORT), rel=0.02)
+
+
+def test_a_launch_known_by_its_time_alone() -> None:
+    """It ends so long after the one before, and the next one starts as after any other."""
+    prologue = consumer(work(LONG // 2), WAIT + work(SHORT))
+    pause = OpaqueLink("pause", 5.0)
+    timing = chain([Link(producer()), pause, Link(prologue)], SMALL)
+    first, paused, last = timing.links
+    assert paused.kernel == "pause"
+    assert paused.ended - first.ended == pytest.approx(P.grid_launch + 5.0)
+    assert last.begun - paused.ended == pytest.approx(P.dependent_launch)
+    late = P.dependent_launch + us(LONG // 2 + SHORT)
+    assert last.ended - paused.ended == pytest.approx(late, rel=0.02)
+
+
+def test_a_dependent_launch_known_by_its_time_alone_lets_the_next_one_open() -> None:
+    prologue = consumer(work(LONG // 2), WAIT + work(SHORT))
+    pause = OpaqueLink("pause", 5.0, dependent=True)
+    first, paused, last = chain([Link(producer()), pause, Link(prologue)], SMALL).links
+    assert paused.opened < first.ended
+    assert paused.ended - first.ended == pytest.approx(P.grid_flush + 5.0)
+    assert last.ended - paused.ended == pytest.approx(P.grid_flush + us(SHORT), rel=0.02)
+
+
+def test_l2_holds_what_a_launch_known_by_its_time_alone_has_written() -> None:
+    read = Operand("x", 0, 1024, 1024.0)
+    pause = OpaqueLink("pause", 1.0, operands=(read,))
+    written = replace(pause, writes={"x": 1024.0})
+    assert [link.hbm_bytes for link in chain([pause, pause]).links] == [1024.0, 0.0]
+    other = replace(pause, operands=(replace(read, name="y"),), writes={"x": 1024.0})
+    assert [link.hbm_bytes for link in chain([other, written]).links] == [1024.0, 0.0]
 
 
 def test_registers_keep_a_launch_out() -> None:

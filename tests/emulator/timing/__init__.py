@@ -3,6 +3,7 @@
 from tests.emulator.timing.chain import ChainTiming, Link, chain
 from tests.emulator.timing.errors import TimingError
 from tests.emulator.timing.model import model
+from tests.emulator.timing.opaque import OpaqueLink
 from tests.emulator.timing.parameters import B200_TIMING, H200_TIMING, Parameters
 from tests.emulator.timing.report import report, show
 from tests.emulator.timing.result import Timing
@@ -13,6 +14,7 @@ __all__ = [
     "H200_TIMING",
     "ChainTiming",
     "Link",
+    "OpaqueLink",
     "Parameters",
     "SpeedOfLight",
     "Timing",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from tests.emulator.timing.chip import Chip
 from tests.emulator.timing.engine import Engine
 from tests.emulator.timing.errors import TimingError
-from tests.emulator.timing.grid import Grid
+from tests.emulator.timing.grid import Grid, Ordered
+from tests.emulator.timing.opaque import OpaqueGrid, OpaqueLink
 from tests.emulator.timing.parameters import B200_TIMING, Parameters
 from tests.emulator.timing.prepared import Prepared
 from tests.emulator.timing.stream import Stream
@@ -37,6 +38,7 @@ class Link:
         writes: bytes that it writes, by operand's name: L2 holds them afterwards.
         registers: of a thread, as ptxas says (-v); 0 for unknown.
         repeats: see ``Prepared``.
+        label: what the launch is, for times and timelines; empty for its kernel's name.
     """
 
     launch: "Launch"
@@ -45,6 +47,7 @@ class Link:
     writes: dict[str, float] = field(default_factory=dict)
     registers: int = 0
     repeats: tuple[int, ...] = ()
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,16 @@ class LinkTime:
     """One launch's part of a chain's time.
 
     Attributes:
-        kernel: entry name.
+        kernel: entry name, or the launch's label.
         opened: µs from the chain's start until its clusters may start.
+        begun: µs until it may read what the launch before wrote.
         ended: µs from the chain's start until the last of them and its writes are done.
         hbm_bytes: read by it.
     """
 
     kernel: str
     opened: float
+    begun: float
     ended: float
     hbm_bytes: float
 
@@ -93,7 +98,10 @@ class ChainTiming:
 
 
 def chain(
-    links: Sequence[Link], parameters: Parameters = B200_TIMING, *, gpcs: int | None = None
+    links: Sequence[Link | OpaqueLink],
+    parameters: Parameters = B200_TIMING,
+    *,
+    gpcs: int | None = None,
 ) -> ChainTiming:
     """Models the time of launches in stream order.
 
@@ -110,23 +118,25 @@ def chain(
         raise TimingError("links: none, accepted one launch or more")
     p, sizes = parameters, parameters.gpc_sizes()
     known: dict[tuple[object, ...], Prepared] = {}
-    prepared = []
+    prepared: list[Prepared | None] = []
     for link in links:
+        if isinstance(link, OpaqueLink):
+            prepared.append(None)
+            continue
         how = link.clusters, link.registers, link.repeats
         key = (id(link.launch), *how)
         if key not in known:
             known[key] = Prepared(link.launch, p, *how)
         prepared.append(known[key])
     if gpcs is None:
-        gpcs = len(sizes) if sum(map(_items, prepared)) <= _BUDGET else 1
+        gpcs = len(sizes) if sum(_items(each) for each in prepared if each) <= _BUDGET else 1
     part = sizes[:gpcs]
     share = sum(part) / sum(sizes)
     engine, timeline = Engine(), Timeline("SM 0")
     chip = Chip(engine, p, part, share, {0: timeline})
     l2 = L2(p.l2_bytes)
     grids = [
-        _grid(chip, link, each, _supply(link, each, l2), part, share)
-        for link, each in zip(links, prepared, strict=True)
+        _grid(chip, link, each, l2, part, share) for link, each in zip(links, prepared, strict=True)
     ]
     Stream(chip, grids).run()
     end = grids[-1].ended
@@ -136,15 +146,7 @@ def chain(
             busy[unit] += cycles / (len(chip.sms) * end)
     busy["L2"] = chip.l2.work / (end * share * p.per_cycle(p.l2_bandwidth))
     busy["HBM"] = chip.hbm.work / (end * share * p.per_cycle(p.hbm_bandwidth))
-    times = [
-        LinkTime(
-            grid.prepared.launch.program.kernel.name,
-            p.microseconds(grid.opened),
-            p.microseconds(grid.ended),
-            grid.supply.hbm,
-        )
-        for grid in grids
-    ]
+    times = [_time(grid, p) for grid in grids]
     return ChainTiming(times, dict(busy), part, timeline)
 
 
@@ -153,31 +155,49 @@ def _items(prepared: Prepared) -> float:
     return prepared.repeat * sum(len(warp) for cta in prepared.ctas for warp in cta.warps)
 
 
+def _time(grid: Ordered, p: Parameters) -> LinkTime:
+    begun = grid.opened
+    if grid.dependent and grid.before is not None:
+        begun = max(begun, grid.before.ended + p.grid_flush * 1e3 * p.clock)
+    opened, begun, ended = (p.microseconds(at) for at in (grid.opened, begun, grid.ended))
+    return LinkTime(grid.label, opened, begun, ended, grid.hbm)
+
+
 def _supply(link: Link, prepared: Prepared, l2: L2) -> Supply:
     """Reads of a launch from HBM, given what the launches before it have left in L2."""
+    missing = _missing(link, l2)
+    by_operand = (lambda each: missing[each.name]) if link.operands else None
     cached = prepared.script.cached
+    return Supply(prepared.ctas, prepared.repeat, cached, link.operands, by_operand)
+
+
+def _missing(link: Link | OpaqueLink, l2: L2) -> dict[str, float]:
+    """Bytes of each operand that L2 does not hold when a launch reads it; L2 after the launch."""
     missing = {each.name: l2.read(each) for each in link.operands}
     for name, nbytes in link.writes.items():
         l2.write(name, nbytes)
-    by_operand = (lambda each: missing[each.name]) if link.operands else None
-    return Supply(prepared.ctas, prepared.repeat, cached, link.operands, by_operand)
+    return missing
 
 
 def _grid(
     chip: Chip,
-    link: Link,
-    prepared: Prepared,
-    supply: Supply,
+    link: Link | OpaqueLink,
+    prepared: Prepared | None,
+    l2: L2,
     gpcs: tuple[int, ...],
     share: float,
-) -> Grid:
+) -> Ordered:
     """The part of a launch that runs on GPCs of so many SMs.
 
     Rounded up, so that it takes as many waves as the whole grid on the whole chip; its clusters'
     bytes are scaled to make up for that.
     """
+    if isinstance(link, OpaqueLink):
+        return OpaqueGrid(chip, link, sum(_missing(link, l2).values()))
+    assert prepared is not None
+    supply = _supply(link, prepared, l2)
     here = sum(sms // prepared.size for sms in gpcs)
     count = math.ceil(prepared.clusters * here / prepared.places)
     dependent = bool(link.launch.attributes.get(_ATTRIBUTE))
     scale = prepared.clusters * share / count
-    return Grid(chip, prepared, supply, prepared.some(count), dependent, scale)
+    return Grid(chip, prepared, supply, prepared.some(count), dependent, scale, link.label)

@@ -19,13 +19,16 @@ class TimedGpu(Gpu):
         finished: called with each launch; None leaves it be.
         most: clusters of a grid that run, spread over it; None: all. Those that are left out write
             nothing, and none may wait for them.
+        backwards: run the last cluster of a grid first.
     """
 
     finished: Callable[[Launch], None] | None = None
     most: int | None = None
+    backwards: bool = False
 
     def clusters_to_run(self, count: int) -> Sequence[int]:
-        return range(count) if self.most is None else spread(count, min(count, self.most))
+        chosen = range(count) if self.most is None else spread(count, min(count, self.most))
+        return chosen[::-1] if self.backwards else chosen
 
     def overlapped(self, sharing: Sharing = Sharing()) -> NoReturn:  # noqa: B008 — frozen
         """Refuse: launches are handed over, with their traces, as they end one by one.

@@ -10,67 +10,44 @@ from tests.emulator.timing.prepared import Cluster, Prepared
 from tests.emulator.timing.supply import Supply
 
 
-class Grid:
-    """A launch in a stream.
+class Ordered:
+    """One launch in a stream: what comes before it, and when the next one may open.
 
     Args:
         chip: that it runs on.
-        prepared: the launch.
-        supply: what its reads bring from HBM.
-        clusters: traces, in the order they start.
+        label: what the launch is.
         dependent: whether it may start before the grid before it has ended.
-        scale: bytes of L2 and HBM that one of a cluster's stands for.
 
     Attributes:
-        waiting: (number, traces, repetition) of clusters that have not started, the next last.
         opened, ended: cycles: clusters may start, and all writes are done.
         complete: whether what it wrote can be seen by a grid that waits for it.
+        before: the launch before it.
+        hbm: bytes that it reads from HBM.
     """
 
-    def __init__(
-        self,
-        chip: Chip,
-        prepared: Prepared,
-        supply: Supply,
-        clusters: list[Cluster],
-        dependent: bool = False,
-        scale: float = 1.0,
-    ) -> None:
+    hbm: float
+
+    def __init__(self, chip: Chip, label: str, dependent: bool) -> None:
         self.chip = chip
-        self.prepared = prepared
-        self.supply = supply
+        self.label = label
         self.dependent = dependent
-        self.scale = scale
         self.opened = self.ended = 0.0
         self.complete = False
-        self.before: Grid | None = None
-        repetitions: Counter[int] = Counter()
-        order = []
-        for number, cluster in enumerate(clusters):
-            order.append((number, cluster, repetitions[id(cluster)]))
-            repetitions[id(cluster)] += 1
-        self.waiting = order[::-1]
-        self.running = len(clusters)
-        self._holding = {(n, cta.rank) for n, cluster in enumerate(clusters) for cta in cluster}
+        self.before: Ordered | None = None
         self._released: Callable[[], None] | None = None
+        self._lets_open = False
         self._waiters: list[Callable[[], None]] = []
-        self._caches: dict[int, L1] = {}
-        self._prefetched: dict[tuple[int, int], deque[list[float]]] = {}
-
-    # Dependent launch
 
     def on_release(self, act: Callable[[], None]) -> None:
-        """Calls ``act`` once every CTA has executed launch_dependents or has ended."""
+        """Calls ``act`` once the next launch may open."""
         self._released = act
-        self._settle()
+        if self._lets_open:
+            self.let_next_open()
 
-    def release(self, cluster: int, rank: int) -> None:
-        """A CTA no longer keeps the next grid from starting."""
-        self._holding.discard((cluster, rank))
-        self._settle()
-
-    def _settle(self) -> None:
-        if not self._holding and self._released is not None:
+    def let_next_open(self) -> None:
+        """Let the next launch open."""
+        self._lets_open = True
+        if self._released is not None:
             act, self._released = self._released, None
             act()
 
@@ -86,6 +63,56 @@ class Grid:
         self.complete = True
         for wake in self._waiters:
             wake()
+
+
+class Grid(Ordered):
+    """A launch of traced clusters.
+
+    Args:
+        chip: that it runs on.
+        prepared: the launch.
+        supply: what its reads bring from HBM.
+        clusters: traces, in the order they start.
+        dependent: whether it may start before the grid before it has ended.
+        scale: bytes of L2 and HBM that one of a cluster's stands for.
+        label: what the launch is; empty for its kernel's name.
+
+    Attributes:
+        waiting: (number, traces, repetition) of clusters that have not started, the next last.
+    """
+
+    def __init__(
+        self,
+        chip: Chip,
+        prepared: Prepared,
+        supply: Supply,
+        clusters: list[Cluster],
+        dependent: bool = False,
+        scale: float = 1.0,
+        label: str = "",
+    ) -> None:
+        super().__init__(chip, label or prepared.launch.program.kernel.name, dependent)
+        self.prepared = prepared
+        self.supply = supply
+        self.hbm = supply.hbm
+        self.scale = scale
+        self.prefix = f"{label}: " if label else ""  # of its warps' names
+        repetitions: Counter[int] = Counter()
+        order = []
+        for number, cluster in enumerate(clusters):
+            order.append((number, cluster, repetitions[id(cluster)]))
+            repetitions[id(cluster)] += 1
+        self.waiting = order[::-1]
+        self.running = len(clusters)
+        self._holding = {(n, cta.rank) for n, cluster in enumerate(clusters) for cta in cluster}
+        self._caches: dict[int, L1] = {}
+        self._prefetched: dict[tuple[int, int], deque[list[float]]] = {}
+
+    def release(self, cluster: int, rank: int) -> None:
+        """A CTA, which has executed launch_dependents or has ended, holds up nobody any more."""
+        self._holding.discard((cluster, rank))
+        if not self._holding and not self._lets_open:
+            self.let_next_open()
 
     # Memory
 

@@ -19,17 +19,17 @@ def trace_events(timing: Timing) -> dict[str, Any]:
     roles = {warp.name: warp.role for warp in timing.warps}
     tracks: dict[str, tuple[int, int]] = {}
     events: list[dict[str, Any]] = []
-    for name in sorted({s.track for s in timing.timeline.slices}, key=_natural):
+    for name in sorted({s.track for s in timing.timeline.slices}, key=natural):
         process = _WARPS if "warp" in name else _UNITS
         number = sum(1 for at in tracks.values() if at[0] == process) + 1
         tracks[name] = (process, number)
         title = f"{name}: {roles[name]}" if name in roles else name
-        events.append(_metadata("thread_name", title, process, number))
+        events.append(metadata("thread_name", title, process, number))
         order = {"sort_index": number}
-        events.append(_metadata("thread_sort_index", "", process, number) | {"args": order})
+        events.append(metadata("thread_sort_index", "", process, number) | {"args": order})
     kernel = timing.kernel[:60]
-    events.append(_metadata("process_name", f"warps of {timing.timeline.name}: {kernel}", _WARPS))
-    events.append(_metadata("process_name", f"units of {timing.timeline.name}", _UNITS))
+    events.append(metadata("process_name", f"warps of {timing.timeline.name}: {kernel}", _WARPS))
+    events.append(metadata("process_name", f"units of {timing.timeline.name}", _UNITS))
     for number, part in enumerate(timing.timeline.slices):
         process, thread = tracks[part.track]
         common = {"name": part.name, "cat": part.track, "pid": process, "tid": thread}
@@ -48,10 +48,11 @@ def write(timing: Timing, path: Path) -> None:
     path.write_text(json.dumps(trace_events(timing)))
 
 
-def _metadata(kind: str, name: str, process: int, thread: int = 0) -> dict[str, Any]:
+def metadata(kind: str, name: str, process: int, thread: int = 0) -> dict[str, Any]:
+    """Event that names a process or a thread."""
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """Sorts ``warp 10`` after ``warp 9``."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

@@ -55,8 +55,9 @@ class ClusterReplay:
         self._asked: Counter[int] = Counter()
         self._done = done
         self._drained = 0.0
+        where = f"{grid.prefix}cluster {number}"
         self.warps = [
-            WarpReplay(self, cta, index, trace, f"cluster {number} CTA {cta.rank} warp {index}")
+            WarpReplay(self, cta, index, trace, f"{where} CTA {cta.rank} warp {index}")
             for cta in ctas
             for index, trace in enumerate(cta.warps)
         ]

@@ -1,11 +1,13 @@
 """Runs grids one after the other on simulated SMs, as a stream with dependent launches does."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from tests.emulator.machine.residency import Floor
 from tests.emulator.timing.chip import Chip
 from tests.emulator.timing.errors import TimingError
-from tests.emulator.timing.grid import Grid
+from tests.emulator.timing.grid import Grid, Ordered
+from tests.emulator.timing.opaque import OpaqueGrid
 from tests.emulator.timing.replay import ClusterReplay
 
 _SHOWN = 20  # waiting warps that a deadlock's message names
@@ -26,7 +28,7 @@ class Stream:
         replays: of the clusters that have started.
     """
 
-    def __init__(self, chip: Chip, grids: list[Grid]) -> None:
+    def __init__(self, chip: Chip, grids: Sequence[Ordered]) -> None:
         self._chip = chip
         self._engine = chip.engine
         self._floor = Floor(chip.sms)
@@ -54,7 +56,10 @@ class Stream:
         self._open += 1
         grid = self._grids[self._open]
         grid.opened = self._engine.now
-        self._fill(0.0)
+        if isinstance(grid, OpaqueGrid):
+            grid.start(lambda: self._over(grid))
+        else:
+            self._fill(0.0)
         if self._open + 1 < len(self._grids) and self._grids[self._open + 1].dependent:
             grid.on_release(lambda: self._later(self._chip.p.dependent_launch))
 
@@ -65,6 +70,8 @@ class Stream:
     def _fill(self, delay: float) -> None:
         """Starts clusters of the grid that was opened last while there is room."""
         grid = self._grids[self._open]
+        if not isinstance(grid, Grid):
+            return
         prepared = grid.prepared
         while grid.waiting:
             sms = self._floor.take(prepared.size, prepared.needs)
@@ -80,9 +87,13 @@ class Stream:
         self._floor.give(replay.sms, grid.prepared.needs)
         grid.running -= 1
         self._fill(self._chip.p.cta_launch)
-        if grid.running:
-            return
+        if not grid.running:
+            self._over(grid)
+
+    def _over(self, grid: Ordered) -> None:
+        """The last of a grid and of its writes has ended."""
         grid.ended = self._engine.now
+        grid.let_next_open()
         flush = self._chip.p.grid_flush * 1e3 * self._chip.p.clock
         self._engine.at(grid.ended + flush, grid.finish)
         following = self._grids.index(grid) + 1

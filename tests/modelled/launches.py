@@ -1,0 +1,201 @@
+"""Launches of a decoder layer on Blackwell, as data: which there are, in order, and whose.
+
+``launches`` makes the list from a few switches; ``decoder_sm100`` gives each launch a time. Names
+of ours are those of ops, or of layers where a product is meant.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Maker = Literal["ours", "vLLM", "FlashInfer", "cuBLAS"]
+Source = Literal["traced", "priced"]
+ALL_REDUCE = "all_reduce_add_rms_norm"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch of a layer.
+
+    Attributes:
+        name: what it does.
+        by: whose kernel it is.
+        source: where its time comes from: the kernel's trace, or bytes and a stated constant.
+        reads: name of the activation it reads.
+        writes: name of the one it writes.
+        quantizes: its result is NVFP4, where another one would be possible.
+        merges: it is attention that merges the parts of split keys.
+        assumed: what a traced kernel is taken to do beside what was traced; empty for nothing.
+    """
+
+    name: str
+    by: Maker
+    source: Source
+    reads: str
+    writes: str
+    quantizes: bool = False
+    merges: bool = False
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What a layer's launches do beside their own work.
+
+    Attributes:
+        norm: norms quantise for the layer that they feed (the option ``fuse_norm``).
+        mlp: gate and up projection hand over NVFP4 (``fuse_mlp``).
+        attention_quantizes: attention, or the merge of its parts, writes NVFP4
+            (``fuse_attention``).
+        attention_merges: the last CTA of a sequence merges the parts of split keys.
+        rotary_store: one kernel of ours turns queries and keys, and stores keys and values.
+        attention_stores: decode attention does that itself.
+    """
+
+    norm: bool = True
+    mlp: bool = True
+    attention_quantizes: bool = True
+    attention_merges: bool = True
+    rotary_store: bool = False
+    attention_stores: bool = False
+
+
+TODAY = Switches()
+_BEFORE = replace(TODAY, attention_quantizes=False, attention_merges=False)
+VARIANTS = {
+    "unfused": replace(_BEFORE, norm=False, mlp=False),
+    "norm+mlp": _BEFORE,
+    "norm+mlp+quantize": replace(_BEFORE, attention_quantizes=True),
+    "today": TODAY,
+    "rotary_store": replace(TODAY, rotary_store=True),
+    "attention_stores": replace(TODAY, attention_stores=True),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What else the launches depend on.
+
+    Attributes:
+        decode: each sequence has one token; else all are prompts.
+        split: keys are split over CTAs.
+        experts: a mixture of experts takes the MLP's place.
+        qk_norm: queries and keys are normed by head.
+        ranks: GPUs of the model, which add up o_proj's and down_proj's results.
+        routing_launches: that lead to the experts' first product.
+    """
+
+    decode: bool = True
+    split: bool = False
+    experts: bool = False
+    qk_norm: bool = False
+    ranks: int = 1
+    routing_launches: int = 1
+
+
+def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:
+    """Launches that the plugin makes for a layer, in order."""
+    steps = [
+        *_norm(switches, kind),
+        Step("qkv_proj", "ours", "traced", "normed", "qkv"),
+        *_attention(switches, kind),
+        Step("o_proj", "ours", "traced", "attended in NVFP4", "x"),
+    ]
+    if kind.experts:
+        # Router and experts read the norm's result, so that it stays in 16 bits.
+        return [*steps, _plain_norm(kind), *_experts(kind)]
+    mlp = [
+        Step("gate_up_proj", "ours", "traced", "normed", "hidden", quantizes=switches.mlp),
+        Step("quantize", "ours", "traced", "hidden", "hidden in NVFP4"),
+        Step("down_proj", "ours", "traced", "hidden in NVFP4", "x"),
+    ]
+    if switches.mlp:
+        mlp = [mlp[0], replace(mlp[2], reads="hidden")]
+    return [*steps, *_norm(switches, kind), *mlp]
+
+
+def vllm_launches(kind: Kind = Kind()) -> list[Step]:
+    """Launches that vLLM 0.32 makes for a layer of ModelOpt's NVFP4 by default."""
+
+    def step(name: str, by: Maker = "vLLM") -> Step:
+        return Step(name, by, "priced", "x", "x")
+
+    norms = [step("add_rms_norm"), step("quantize")]
+    if kind.ranks > 1:  # the quantisation is in it
+        norms = [step(ALL_REDUCE, "FlashInfer")]
+    return [
+        *norms,
+        step("qkv_proj", "FlashInfer"),
+        step("rotary_embedding"),
+        step("store"),
+        step("paged_attention", "FlashInfer"),
+        *([step("merge_segments", "FlashInfer")] if kind.split else []),
+        step("quantize"),
+        step("o_proj", "FlashInfer"),
+        *norms,
+        step("gate_up_proj", "FlashInfer"),
+        step("silu_mul_quantize"),
+        step("down_proj", "FlashInfer"),
+    ]
+
+
+def _norm(switches: Switches, kind: Kind) -> list[Step]:
+    """Sum with the residual, norm and quantisation."""
+    if switches.norm and kind.ranks == 1:
+        return [Step("add_rms_norm_quantize", "ours", "traced", "x", "normed")]
+    return [_plain_norm(kind), Step("quantize", "ours", "traced", "normed in 16 bits", "normed")]
+
+
+def _plain_norm(kind: Kind) -> Step:
+    """Sum with the residual and norm, in 16 bits."""
+    # Over several GPUs vLLM's pass fuse_allreduce_rms takes the norms, by default.
+    name, by = ("add_rms_norm", "vLLM") if kind.ranks == 1 else (ALL_REDUCE, "FlashInfer")
+    return Step(name, by, "priced", "x", "normed in 16 bits")  # type: ignore[arg-type]
+
+
+def _attention(switches: Switches, kind: Kind) -> list[Step]:
+    """From qkv_proj's result to o_proj's operand."""
+    stores = switches.attention_stores and kind.decode
+    quantizes, split = switches.attention_quantizes, kind.split
+    written = "attended in NVFP4" if quantizes else "attended"
+    steps = [] if stores else _rotation(switches, kind)
+    attention = Step(
+        "paged_attention", "ours", "traced", "qkv" if stores else "rotated", written, quantizes,
+        assumed=("stores",) if stores else (),
+    )  # fmt: skip
+    if split and not switches.attention_merges:
+        steps.append(replace(attention, writes="parts", quantizes=False))
+        steps.append(Step("merge_segments", "ours", "traced", "parts", written, quantizes))
+    else:
+        steps.append(replace(attention, merges=split))
+    if not quantizes:
+        steps.append(Step("quantize", "ours", "traced", "attended", "attended in NVFP4"))
+    return steps
+
+
+def _rotation(switches: Switches, kind: Kind) -> list[Step]:
+    """Rotation of queries and keys, and the store of keys and values."""
+    if switches.rotary_store or switches.attention_stores:
+        return [Step("rotary_store", "ours", "traced", "qkv", "rotated")]
+    name = "qk_norm_rotary_embedding" if kind.qk_norm else "rotary_embedding"
+    return [
+        Step(name, "vLLM", "priced", "qkv", "rotated"),
+        Step("store", "vLLM", "priced", "rotated", "stored"),
+    ]
+
+
+def _experts(kind: Kind) -> list[Step]:
+    """A mixture of experts, from the norm's 16-bit result on."""
+    before = [Step("moe_route_quantize", "ours", "traced", "normed in 16 bits", "routed")]
+    if kind.routing_launches == 2:
+        before = [
+            Step("moe_route", "ours", "traced", "ids", "routing"),
+            Step("moe_quantize", "ours", "traced", "normed in 16 bits", "routed"),
+        ]
+    return [
+        Step("router", "cuBLAS", "priced", "normed in 16 bits", "logits"),
+        Step("top_k", "vLLM", "priced", "logits", "ids"),
+        *before,
+        Step("gate_up_proj", "ours", "traced", "routed", "hidden", quantizes=True),
+        Step("down_proj", "ours", "traced", "hidden", "slots"),
+        Step("moe_combine", "ours", "traced", "slots", "x"),
+    ]

@@ -1,0 +1,107 @@
+"""Prices of launches that are not traced: kernels of others.
+
+Microseconds on a B200. A small kernel of others takes a constant or its bytes' time, whichever is
+longer, and starts ``GAP`` after the one before has ended: vLLM's own quantisation of 1 to 64 tokens
+is published as 2.0 µs (vLLM pull request 49775), of which 0.7 are its work. A GEMM of vLLM's takes
+what this model has NVIDIA's ``dense_blockscaled_gemm_persistent`` take, which does not split K:
+4.99, 12.62 and 3.55 µs of K = 4096, 14336 and 2048. FlashInfer's published times of one token are
+1 µs above that.
+"""
+
+from dataclasses import dataclass
+
+from tests.modelled.launches import ALL_REDUCE, Step
+
+BANDWIDTH = 7.26e6  # bytes in a µs
+GAP = 1.5  # between kernels that do not take part in dependent launch
+BODIES = {
+    "add_rms_norm": 1.25,
+    "quantize": 0.7,
+    "silu_mul_quantize": 0.7,
+    "rotary_embedding": 0.9,
+    "qk_norm_rotary_embedding": 1.25,
+    "store": 0.9,
+    "merge_segments": 0.9,
+    "top_k": 1.25,
+}
+ALL_REDUCE_US = 6.0  # of few tokens over four GPUs, norm included; assumed, nobody published it
+ATTENTION = (3.5, 0.84 * 8e6)  # least, and bytes in a µs
+GEMM_FIXED, GEMM_EACH_K = 2.0, 0.735 / 1024  # and for each of K, without split K
+GEMM_START, GEMM_BANDWIDTH = 1.9, 7.0e6
+GEMM_RATE = 7.2e9  # FLOP in a µs: NVIDIA's kernel reaches 7.0 and 8.1 PFLOP/s of many tokens
+STEP_US = 30.0  # of a step beside its layers and lm_head: embedding, last norm, sampling
+ROUTER_US = 3.0  # 16-bit product of K = 2048, as cuBLAS has published times with launch of 5.1
+# What a traced kernel is taken to do beside what it was traced with.
+ASSUMED = {"stores": 0.4}  # turns what it reads from L2 before the first MMA, writes the key
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What bytes and times of a layer depend on."""
+
+    tokens: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    keys: int = 0
+
+    @property
+    def q(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    def moved(self, name: str, width: int) -> float:
+        """Bytes read and written by a small kernel; ``width`` is that of what it quantises."""
+        each = {
+            "add_rms_norm": 8 * self.hidden,
+            ALL_REDUCE: 8 * self.hidden,
+            "quantize": 2.5625 * width,
+            "silu_mul_quantize": 4.5625 * self.intermediate,
+            "rotary_embedding": 4 * (self.q + self.kv),
+            "qk_norm_rotary_embedding": 4 * (self.q + self.kv),
+            "store": 8 * self.kv,
+            "merge_segments": 8 * self.q,
+            "top_k": 1024,
+        }[name]
+        return float(self.tokens * each)
+
+    def product(self, name: str) -> tuple[int, int]:
+        """Rows and K of a product's weights, gate and up as one."""
+        return {
+            "qkv_proj": (self.q + 2 * self.kv, self.hidden),
+            "o_proj": (self.hidden, self.q),
+            "gate_up_proj": (2 * self.intermediate, self.hidden),
+            "down_proj": (self.hidden, self.intermediate),
+        }[name]
+
+
+def body(step: Step, sizes: Sizes, width: int = 0) -> float:
+    """Microseconds of a launch's own work.
+
+    Args:
+        step: with a price.
+        sizes: of the layer.
+        width: elements of a token that it quantises, if it does that alone.
+    """
+    name = step.name
+    if name == ALL_REDUCE:
+        return ALL_REDUCE_US
+    if name == "router":
+        return ROUTER_US
+    if name == "paged_attention":
+        least, rate = ATTENTION
+        return max(least, 4.0 * sizes.tokens * sizes.kv * sizes.keys / rate)
+    if name.endswith("_proj"):
+        n, k = sizes.product(name)
+        nbytes = (n + sizes.tokens) * k * 0.5625 + 2.0 * sizes.tokens * n
+        return max(
+            GEMM_FIXED + GEMM_EACH_K * k,
+            GEMM_START + nbytes / GEMM_BANDWIDTH,
+            GEMM_START + 2.0 * sizes.tokens * n * k / GEMM_RATE,
+        )
+    return max(BODIES[name], sizes.moved(name, width) / BANDWIDTH)
