@@ -11,7 +11,7 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.rotary_store.head import LOAD_BYTES, Heads, Part, part_of, to_e4m3
+from nvfp4_kernels.rotary_store.head import LOAD_BYTES, Divisor, Heads, Part, part_of, to_e4m3
 from nvfp4_kernels.rotary_store.tile import PIECE, RotaryStoreTile, Variant
 
 POSITION_TYPES = {"int64": Int64, "int32": Int32}
@@ -216,7 +216,7 @@ class RotaryStore:
         key = heads.rotated(key, angles, part)
         if cutlass.const_expr(variant.fp8):
             key, value = (
-                [to_e4m3(piece, scale) for piece in pieces]
+                [to_e4m3(piece, Divisor.of(scale)) for piece in pieces]
                 for pieces, scale in zip((key, value), scales, strict=True)
             )
         if (unit == inside) & part.live & (slot >= 0):
