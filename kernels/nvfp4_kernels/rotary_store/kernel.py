@@ -216,8 +216,8 @@ class RotaryStore:
         key = heads.rotated(key, angles, part)
         if cutlass.const_expr(variant.fp8):
             key, value = (
-                [to_e4m3(piece, Divisor.of(scale)) for piece in pieces]
-                for pieces, scale in zip((key, value), scales, strict=True)
+                [to_e4m3(piece, divisor) for piece in pieces]
+                for pieces, divisor in zip((key, value), map(Divisor.of, scales), strict=True)
             )
         if (unit == inside) & part.live & (slot >= 0):
             cache = arguments.cache
