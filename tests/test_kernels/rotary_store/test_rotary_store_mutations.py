@@ -98,7 +98,7 @@ MISTAKES = {
     "tokens without a slot are stored": Mistake("kernel", "& (slot >= 0)", "", "OutOfBounds"),
     "slot 0 is none": Mistake("kernel", "(slot >= 0)", "(slot > 0)", on=Case(80, 1, 1, 16, 16)),
     "head's stride left out": Mistake(
-        "kernel", "Int64(head) * cache.kv_head_stride", "Int64(head)", "Misaligned", on=QUANTISED
+        "pages", "Int64(head) * cache.kv_head_stride", "Int64(head)", "Misaligned", on=QUANTISED
     ),
     "scales exchanged": Mistake(
         "kernel", "map(Divisor.of, scales)", "map(Divisor.of, scales[::-1])", on=QUANTISED
