@@ -20,7 +20,7 @@ from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import completeness, fused_mlp, quantizing_norm, weights
 from vllm_fp4_plugin.activation_terms import GivenTerms
-from vllm_fp4_plugin.attention import quantizing
+from vllm_fp4_plugin.attention import settling as attention
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
 from vllm_fp4_plugin.handover import Input, QuantizedInput, operand, shaped
 from vllm_fp4_plugin.linear_op import linear
@@ -108,7 +108,8 @@ class Nvfp4LinearBase(LinearMethodBase):
         """Settle what depends on the modules around a layer, now that they are complete.
 
         Whether a gate and up projection is fused; whether the layer after it takes its result
-        quantised; and whether the norm or the attention before a layer quantises for it.
+        quantised; whether the norm or the attention before a layer quantises for it; and whether
+        attention beside it rotates queries and keys.
         """
         if self._settled:
             return
@@ -118,7 +119,7 @@ class Nvfp4LinearBase(LinearMethodBase):
             self._settle_gate_up(owners, layer)
         if self.plan.quantizer is not None:
             self._settle_norm(owners, layer)
-            self._settle_attention(owners, layer)
+        attention.settle(owners, layer, self.plan, self.startup.report, self.options)
 
     def _settle_gate_up(self, owners: list[Module], layer: Any) -> None:
         owner = owners[0] if owners else None
@@ -157,26 +158,6 @@ class Nvfp4LinearBase(LinearMethodBase):
             *(kernel.target for kernel in kernels),
         )
         hash_kernels(config, held, plan.terms, self.options)
-
-    def _settle_attention(self, owners: list[Module], layer: Any) -> None:
-        config = get_current_vllm_config()
-        name, attention = quantizing.attention_before(layer, owners)
-        if attention is None:
-            return
-        shown, report = self.prefix.rpartition(".")[2], self.startup.report
-        against = "" if self.options.fuse_attention else "switched off (fuse_attention)"
-        if config.lora_config is not None:
-            against = against or "LoRA is enabled"
-        against = against or quantizing.obstacle(owners[0], name, attention, layer)
-        if against:
-            said = f"result in 16 bits: {against}"
-        else:
-            said = f"result quantised for {shown}"
-            kernel = quantizing.hand_over(attention, layer)
-            held = f"{name}: {said}", kernel.target
-            hash_kernels(config, held, self.plan.terms, self.options)
-        attention.impl.handed_over = said
-        report.amend(attention.layer_name, said)
 
     def _hand_over(self, owner: Any, layer: Any) -> tuple[Any, str]:
         """Layer that takes the result quantised, or None; and what the report says of it."""

@@ -9,7 +9,7 @@ import dis
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -37,9 +37,10 @@ _SAME = {"LOAD_METHOD": "LOAD_ATTR"}
 _OF_MODULES = frozenset({*vars(Module()), "__class__", "__dict__"} - {"training"})
 
 
-# What a submodule returns: its result, a pair of it and a bias, or as norms do, which return a
-# pair, of it and the new residual, where they are called with a residual too.
-Returns = Literal["result", "pair", "norm"]
+# What a submodule returns: its result, a pair of it and something else, a pair whose second it is,
+# or as norms do, which return a pair, of it and the new residual, where they are called with a
+# residual too.
+Returns = Literal["result", "pair", "second", "norm"]
 Parameter = int | str  # of a call: its place among the positional ones, or its name
 
 
@@ -62,10 +63,12 @@ class Flow:
     Attributes:
         uses: calls with it.
         leak: first use beside those, in words; empty if there is none.
+        without: attributes of the owner that are called without it, there or elsewhere.
     """
 
     uses: frozenset[Use]
     leak: str
+    without: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def consumers(self) -> frozenset[str]:
@@ -74,7 +77,13 @@ class Flow:
 
 
 @cache
-def flow_of(owner: Any, producer: str, returns: Returns, as_input: bool = False) -> Flow:
+def flow_of(
+    owner: Any,
+    producer: str,
+    returns: Returns,
+    as_input: bool = False,
+    as_tensor: bool = False,
+) -> Flow:
     """Follow the result of ``self.<producer>(…)`` through the methods of a class.
 
     Args:
@@ -83,8 +92,9 @@ def flow_of(owner: Any, producer: str, returns: Returns, as_input: bool = False)
         returns: what it returns.
         as_input: it is a layer's input: others may be called with it among other arguments, and
             its shape and dtype may be asked for. If not, with it alone.
+        as_tensor: it stays a tensor, of which a view is the same value.
     """
-    return _flow(_ClassReader(owner, producer, returns, as_input))
+    return _flow(_ClassReader(owner, producer, returns, as_input, as_tensor=as_tensor))
 
 
 @cache
@@ -103,7 +113,7 @@ def _flow(reader: "_ClassReader") -> Flow:
         reader.read()
     except _LeakError as leak:
         return Flow(frozenset(), str(leak))
-    return Flow(frozenset(reader.uses), "")
+    return Flow(frozenset(reader.uses), "", frozenset(reader.without))
 
 
 class _LeakError(Exception):
@@ -129,9 +139,11 @@ class _ClassReader:
         returns: what it returns.
         as_input: see ``flow_of``.
         parameter: of ``forward``, that is followed.
+        as_tensor: see ``flow_of``.
 
     Attributes:
         uses: calls with the value so far.
+        without: attributes that are called without it.
     """
 
     def __init__(
@@ -141,13 +153,16 @@ class _ClassReader:
         returns: Returns,
         as_input: bool,
         parameter: Parameter | None = None,
+        as_tensor: bool = False,
     ) -> None:
         self.owner = owner
         self.producer = producer
         self.returns = returns
         self.as_input = as_input
         self.parameter = parameter
+        self.as_tensor = as_tensor
         self.uses: set[Use] = set()
+        self.without: set[str] = set()
         self._stored: set[str] = set()
         self._methods: dict[FunctionType, None] = {}  # in the order they are reached
 
@@ -160,7 +175,12 @@ class _ClassReader:
         """Share that a call of the producer with so many arguments holds; None: it is not known."""
         if self.returns == "norm":
             return {1: _Held.RESULT, 2: _Held.PAIR}.get(arguments)
-        return _Held.PAIR if self.returns == "pair" else _Held.RESULT
+        return _Held.RESULT if self.returns == "result" else _Held.PAIR
+
+    @property
+    def place(self) -> int:
+        """Place of the value in a pair."""
+        return 1 if self.returns == "second" else 0
 
     def read(self) -> None:
         """Read all that matters.
@@ -172,9 +192,10 @@ class _ClassReader:
             if getattr(self.owner, name) is not getattr(Module, name):
                 raise _LeakError(f"{self.owner.__name__} has a {name} of its own")
         self.reach("forward")
+        builders = self._builders()
         for name, function in self._functions():
             code = function.__code__
-            if name == "__init__" and self.producer:
+            if name in builders and self.producer:
                 self._check_init(code)
             elif self.producer and self.producer in (*code.co_names, *code.co_consts):
                 self._methods[function] = None
@@ -199,6 +220,14 @@ class _ClassReader:
             self._methods[found] = None
         elif hasattr(member, "__get__") and not isinstance(member, staticmethod | classmethod):
             raise _LeakError(f"{self.owner.__name__}.{name} is no plain method")
+
+    def _builders(self) -> set[str]:
+        """``__init__``, and methods that nothing but it names."""
+        names: dict[str, set[str]] = {"__init__": set()}
+        for name, function in self._functions():
+            names.setdefault(name, set()).update(function.__code__.co_names)
+        others = {each for name, used in names.items() if name != "__init__" for each in used}
+        return {"__init__", *(names["__init__"] & names.keys() - others)}
 
     def _functions(self) -> Iterator[tuple[str, FunctionType]]:
         """Methods of the class and its bases, even those that it overrides."""
@@ -336,9 +365,10 @@ class _MethodReader:
                 state.pop(name, None)
             case ast.Name(id=name), _Held():
                 state[name] = held
-            case ast.Tuple(elts=[ast.Name(id=result), ast.Name(id=bias)]), _Held.PAIR:
+            case ast.Tuple(elts=[ast.Name(id=first), ast.Name(id=second)]), _Held.PAIR:
+                result, other = (second, first) if self.owner.place else (first, second)
+                state.pop(other, None)
                 state[result] = _Held.RESULT
-                state.pop(bias, None)
             case ast.Tuple(elts=elements) | ast.List(elts=elements), None:
                 for element in elements:
                     self._bind(element, None, state)
@@ -377,7 +407,13 @@ class _MethodReader:
                 held = self._value(value, state)
                 if held is _Held.RESULT:
                     raise self._misused()
-                return _Held.RESULT if held is _Held.PAIR and index == 0 else None
+                return _Held.RESULT if held is _Held.PAIR and index == self.owner.place else None
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="view")) if (
+                self.owner.as_tensor and state.get(name) is _Held.RESULT
+            ):
+                for each in (*node.args, *node.keywords):
+                    self._clean(each, state)
+                return _Held.RESULT
             case ast.Attribute(value=ast.Name(id=self._self), attr=attr):
                 if attr == self.owner.producer:
                     raise self._leak(f"uses {attr} otherwise than by calling it")
@@ -419,6 +455,7 @@ class _MethodReader:
         self.owner.reach(attr)
         holding = [each for each in held if each[1] is not None]
         if not holding:
+            self.owner.without.add(attr)
             return
         [(parameter, share), *more] = holding
         alone = len(arguments) == 1 and parameter == 0

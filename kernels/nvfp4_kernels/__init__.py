@@ -2,9 +2,11 @@
 
 from nvfp4_kernels.add_rms_norm import add_rms_norm
 from nvfp4_kernels.attention import (
+    HeadRotation,
     attention,
     paged_attention,
     paged_attention_quantized,
+    rotary_attention,
     sparse_attention,
 )
 from nvfp4_kernels.checks import InvalidArgument
@@ -49,6 +51,7 @@ from nvfp4_kernels.silu_mul_gemm import silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.silu_mul_quantize import silu_mul_quantize, silu_mul_quantize_per_token
 
 __all__ = [
+    "HeadRotation",
     "InvalidArgument",
     "NoKernelError",
     "Nvfp4Tensor",
@@ -87,6 +90,7 @@ __all__ = [
     "quantize_per_token",
     "rms_norm_quantize",
     "rms_norm_quantize_per_token",
+    "rotary_attention",
     "rotary_embedding",
     "rotary_store",
     "silu_mul_gemm",

@@ -138,6 +138,6 @@ def record(layer: Any, prefix: str, reason: str) -> LayerRecord:
     theirs = "of vLLM's choice" if is_planned() else f"{backend.get_name()} (vLLM)"
     runs = implementation().label(layer.kv_cache_dtype) if ours else theirs
     # vLLM asks for the record once more when the layer has been bound to the one after it.
-    handed_over = getattr(getattr(layer, "impl", None), "handed_over", "")
-    reason = "; ".join(filter(None, (reason, handed_over)))
+    said = getattr(getattr(layer, "impl", None), "said", "")
+    reason = "; ".join(filter(None, (reason, said)))
     return LayerRecord(prefix, runs, f"{dtype} KV cache", reason, 0, 0)

@@ -7,15 +7,24 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from nvfp4_kernels.attention import paged_attention, paged_attention_quantized
+from nvfp4_kernels.attention import (
+    paged_attention,
+    paged_attention_quantized,
+    rotary_attention,
+)
+from nvfp4_kernels.attention.rotary_op import takes
 from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.model import Attention
+from nvfp4_kernels.precompile.rotary_store import rotary_store_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
 from vllm_fp4_plugin.attention import cache
 from vllm_fp4_plugin.attention.cache import FP8_DTYPES
 from vllm_fp4_plugin.attention.errors import UnsupportedAttention
 from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata
+from vllm_fp4_plugin.attention.rotation import Rotation
+
+ANY_BATCH = 1 << 20  # tokens: as many as there may be
 
 
 class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
@@ -23,11 +32,15 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
     Attributes:
         quantizes: whether the result leaves as NVFP4, see ``quantizing``.
-        handed_over: what reports say of the result; may be empty.
+        rotation: what it does to queries and keys, see ``rotation``; None: they come rotated.
+        rotation_settled: whether that has been decided.
+        said: what reports say of what precedes and follows; may be empty.
     """
 
     quantizes = False
-    handed_over = ""
+    rotation: Rotation | None = None
+    rotation_settled = False
+    said = ""
 
     def __init__(
         self,
@@ -67,14 +80,18 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
         """See ``warmup.AttentionLayer``; for prefills and decodes."""
-        return attention_kernels(
-            self.sizes,
-            dtype_name(dtype),  # type: ignore[arg-type]
-            caches=("fp8" if self.is_fp8 else "auto",),
-            page_size=page_size,
-            sms=sms,
-            quantized=self.quantizes,
-        )
+        rotates = self.rotation is not None
+        sizes = self.sizes if self.rotation is None else self.rotation.sizes(self.sizes)
+        name: Any = dtype_name(dtype)
+        given: Any = {
+            "caches": ("fp8" if self.is_fp8 else "auto",),
+            "page_size": page_size,
+            "sms": sms,
+        }
+        found = attention_kernels(sizes, name, **given, quantized=self.quantizes, rotates=rotates)
+        if rotates:
+            found |= rotary_store_kernels(sizes, name, **given, max_tokens=ANY_BATCH)
+        return found
 
     @property
     def sizes(self) -> Attention:
@@ -150,11 +167,17 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
         ``nvfp4`` holds the global scale and the block scales of a result in NVFP4.
         """
-        self.store(layer, key, value, kv_cache, attn_metadata.slot_mapping)
-        k_scale, v_scale = self._scales(layer)
+        if self.rotation is None:
+            self.store(layer, key, value, kv_cache, attn_metadata.slot_mapping)
+        elif attn_metadata.positions is None or attn_metadata.positions.ndim != 1:
+            raise UnsupportedAttention(
+                "positions: vLLM does not tell attention those of this step, which rotates "
+                "queries and keys; serve with --additional-config "
+                '\'{"nvfp4_tc": {"fuse_attention": false}}\''
+            )
+        pages, (k_scale, v_scale) = cache.typed(kv_cache, fp8=self.is_fp8), self._scales(layer)
         for part in attn_metadata.parts:
-            lengths = part.block_table, part.seq_lens, part.query_start
-            tensors = query[part.tokens], cache.typed(kv_cache, fp8=self.is_fp8), *lengths
+            rows = part.tokens
             given: dict[str, Any] = {
                 "max_query_len": part.max_query_len,
                 "max_seq_len": part.max_seq_len,
@@ -166,13 +189,24 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
                 "v_scale": v_scale,
                 "counters": attn_metadata.counters,
             }
-            out = output[part.tokens]
+            lengths, queries = (part.block_table, part.seq_lens, part.query_start), query[rows]
+            out, scale = output[rows], None if nvfp4 is None else nvfp4[0]
+            into: Any = out if nvfp4 is None else (out, nvfp4[1])
+            if self.rotation is not None:
+                new = key[rows], value[rows]
+                places = attn_metadata.slot_mapping[rows], attn_metadata.positions[rows]
+                if takes(part.max_query_len, self.num_heads, self.num_kv_heads):
+                    rotary_attention(
+                        queries, *new, pages, *lengths, *places, self.rotation.of_heads(queries),
+                        input_scale=scale, out=into, first_row=rows.start, **given,
+                    )  # fmt: skip
+                    continue
+                queries = self.rotation.store(queries, *new, pages, *places, (k_scale, v_scale))
             if nvfp4 is None:
-                paged_attention(*tensors, **given, out=out)
+                paged_attention(queries, pages, *lengths, **given, out=out)
             else:
-                scale, scales = nvfp4
                 paged_attention_quantized(
-                    *tensors, scale, **given, out=(out, scales), first_row=part.tokens.start
+                    queries, pages, *lengths, scale, **given, out=into, first_row=rows.start
                 )
 
     def _scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -52,11 +52,13 @@ class PagedAttentionMetadata(AttentionMetadata):
         parts: sequences that decode, then the others; one part if there is one kind.
         slot_mapping: int64 ``(T,)``: where in the cache each token belongs; negative: nowhere.
         counters: int32 zeros, one for each sequence and KV head; see ``paged_attention``.
+        positions: int64 ``(≥ T,)`` of the tokens; None where vLLM does not tell.
     """
 
     parts: list[Part]
     slot_mapping: torch.Tensor
     counters: torch.Tensor
+    positions: torch.Tensor | None
 
 
 class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetadata]):
@@ -133,10 +135,10 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             max_seq_len=common.max_seq_len,
         )
         if not self.separates:
-            return self._metadata([whole], common.slot_mapping)
+            return self._metadata([whole], common.slot_mapping, common.positions)
         decodes, others, rows, _ = split_decodes_and_prefills(common, self.reorder_batch_threshold)
         if not decodes or not others:
-            return self._metadata([whole], common.slot_mapping)
+            return self._metadata([whole], common.slot_mapping, common.positions)
         first = replace(
             whole,
             tokens=slice(0, rows),
@@ -152,10 +154,12 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             seq_lens=whole.seq_lens[decodes:],
             block_table=whole.block_table[decodes:],
         )
-        return self._metadata([first, second], common.slot_mapping)
+        return self._metadata([first, second], common.slot_mapping, common.positions)
 
-    def _metadata(self, parts: list[Part], slot_mapping: torch.Tensor) -> PagedAttentionMetadata:
-        return PagedAttentionMetadata(parts, slot_mapping, self._counters)
+    def _metadata(
+        self, parts: list[Part], slot_mapping: torch.Tensor, positions: torch.Tensor | None
+    ) -> PagedAttentionMetadata:
+        return PagedAttentionMetadata(parts, slot_mapping, self._counters, positions)
 
     def update_block_table(
         self, metadata: PagedAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
@@ -165,4 +169,4 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             sequences = len(part.seq_lens)
             parts.append(replace(part, block_table=blk_table[row : row + sequences]))
             row += sequences
-        return self._metadata(parts, slot_mapping)
+        return self._metadata(parts, slot_mapping, metadata.positions)

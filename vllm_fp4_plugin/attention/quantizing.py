@@ -5,7 +5,6 @@ built: ``QuantizingAttention`` adds nothing but a forward pass. It calls the sam
 ``unified_attention_with_output``, with the scales that vLLM's own pass would give it.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 from nvfp4_kernels.attention.kernels import QUANTIZED_KERNELS
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS, new_nvfp4_rows
-from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.handover import QuantizedInput
 from vllm_fp4_plugin.result_flow import flow_of
@@ -81,26 +79,18 @@ class QuantizingAttention(Attention):
         return QuantizedInput(data.flatten(1), scales, None, shape, query.dtype, 1)
 
 
-def attention_before(layer: Any, owners: Sequence[Any]) -> tuple[str, Any]:
-    """Attention whose result a linear layer is called with, and its name in the owner of both.
+def feeds(owner: Any, name: str, layer: Any) -> bool:
+    """Whether a linear layer is called with the result of an attention, alone or among others.
 
     Args:
+        owner: complete module that holds both.
+        name: the attention's in it.
         layer: row-parallel linear layer of ours.
-        owners: complete modules that were being built when it was, the nearest first.
-
-    Returns:
-        Name and attention; or an empty name and None.
     """
-    owner = owners[0] if owners else None
-    names = [] if owner is None else [n for n, each in owner._modules.items() if each is layer]
-    if len(names) != 1 or owner is None:
-        return "", None
+    names = [n for n, each in owner._modules.items() if each is layer]
     kind: Any = type(owner)
-    for name, attention in owner._modules.items():
-        ours = type(attention) is Attention and isinstance(attention.impl, PagedAttentionImpl)
-        if ours and names[0] in flow_of(kind, name, "result").consumers:
-            return name, attention
-    return "", None
+    plain = type(owner._modules[name]) is Attention
+    return plain and len(names) == 1 and names[0] in flow_of(kind, name, "result").consumers
 
 
 def obstacle(owner: Any, name: str, attention: Any, layer: Any) -> str:
@@ -109,7 +99,7 @@ def obstacle(owner: Any, name: str, attention: Any, layer: Any) -> str:
     Args:
         owner: module that holds both.
         name: the attention's in it.
-        attention: of ``attention_before``.
+        attention: that feeds the layer, see ``feeds``.
         layer: the linear layer, whose method is settled but for this.
     """
     plan, kind = layer.quant_method.plan, type(owner)

@@ -2,6 +2,14 @@
 
 from nvfp4_kernels.attention.op import attention, paged_attention
 from nvfp4_kernels.attention.quantized_op import paged_attention_quantized
+from nvfp4_kernels.attention.rotary_op import HeadRotation, rotary_attention
 from nvfp4_kernels.attention.sparse_op import sparse_attention
 
-__all__ = ["attention", "paged_attention", "paged_attention_quantized", "sparse_attention"]
+__all__ = [
+    "HeadRotation",
+    "attention",
+    "paged_attention",
+    "paged_attention_quantized",
+    "rotary_attention",
+    "sparse_attention",
+]

@@ -3,6 +3,7 @@
 from nvfp4_kernels.dispatch import Entry, KernelTable, Mode
 
 MAX_HEAD_DIM = 256
+MAX_ROTARY_ROWS = 128  # queries of a KV head that one CTA has, whose tokens' keys it stores
 
 ATTENTION_KERNELS = KernelTable(
     "attention",
@@ -19,6 +20,17 @@ _PAGED: dict[tuple[str, Mode], Entry] = {
 }
 PAGED_KERNELS = KernelTable("paged_attention", _PAGED)
 QUANTIZED_KERNELS = KernelTable("paged_attention_quantized", _PAGED)
+_ROTARY_REFERENCE = "reference", "nvfp4_kernels.attention.rotary_reference:rotary_attention"
+_ROTARY_SM100 = "FmhaSm100", "nvfp4_kernels.attention.sm100.launch_rotary:rotary_attention"
+ROTARY_KERNELS = KernelTable(
+    "rotary_attention",
+    {
+        ("cpu", "float"): _ROTARY_REFERENCE,
+        ("cpu", "fp8_kv"): _ROTARY_REFERENCE,
+        ("sm_100", "float"): _ROTARY_SM100,
+        ("sm_100", "fp8_kv"): _ROTARY_SM100,
+    },
+)
 SPARSE_KERNELS = KernelTable(
     "sparse_attention",
     {

@@ -4,16 +4,18 @@ from dataclasses import replace
 from itertools import product
 from typing import Literal
 
-from nvfp4_kernels.attention.kernels import HEAD_DIMS
+from nvfp4_kernels.attention.kernels import HEAD_DIMS, MAX_ROTARY_ROWS
 from nvfp4_kernels.attention.sm100.choose import AttentionProblem, choose_config
-from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
+from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Rotation, Variant
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.merge_segments.choose import MAX_PREFETCH
 from nvfp4_kernels.merge_segments.tile import MergeTile
 from nvfp4_kernels.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS
 from nvfp4_kernels.precompile.model import Attention, Dtype
 from nvfp4_kernels.precompile.spec import KernelSpec
-from nvfp4_kernels.sm100.limits import SMS
+from nvfp4_kernels.rotary_store import tile as rotary_store
+from nvfp4_kernels.rotary_store.tile import HeadTile
+from nvfp4_kernels.sm100.limits import SMS, WARP_ROWS
 
 # What the KV cache holds: the model's own dtype, or E4M3.
 Cache = Literal["auto", "fp8"]
@@ -29,10 +31,12 @@ def attention_kernels(
     page_size: int = PAGE_SIZE,
     sms: int = SMS,
     quantized: bool = False,
+    rotates: bool = False,
 ) -> dict[KernelSpec, list[str]]:
     """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not.
 
-    With ``quantized``, those whose result leaves as NVFP4. Splits of a prefill, whose rows are of
+    With ``quantized``, those whose result leaves as NVFP4; with ``rotates``, those that rotate and
+    store what they can, for angles and norms in the model's dtype. Splits of a prefill, whose rows are of
     several CTAs, are merged by a kernel apart.
     """
     found: list[KernelSpec] = []
@@ -40,7 +44,7 @@ def attention_kernels(
         arch_mode: tuple[str, Mode] = ("sm_100", "fp8_kv" if cache == "fp8" else "float")
         if attention.head_dim not in HEAD_DIMS[arch_mode]:
             continue  # served by another backend of vLLM's, as it says at start
-        for tile, split in _attention_tiles(attention, cache == "fp8", window, sms):
+        for tile, split, rows in _attention_tiles(attention, cache == "fp8", window, sms):
             variant = Variant(
                 dtype,
                 "paged",
@@ -53,10 +57,14 @@ def attention_kernels(
                 quantized=quantized,
                 merges=split,
             )
+            if rotates and rows <= MAX_ROTARY_ROWS:
+                how = _rotation(attention, dtype, cache == "fp8", page_size)
+                variant = replace(variant, rotation=how)
             if not split or tile.query_tiles == 1:
                 found.append(attention_spec(tile, variant))
             if split and (tile.query_tiles == 2 or attention.head_dim > 128):
-                apart = replace(variant, sinks=False, quantized=False, merges=False)
+                plain = replace(variant, rotation=None)
+                apart = replace(plain, sinks=False, quantized=False, merges=False)
                 found.append(attention_spec(tile, apart))
     if found:
         sizes = dtype, attention.head_dim, attention.sinks
@@ -86,16 +94,27 @@ def merge_spec(
     return KernelSpec("merge_segments", target, (tile,))
 
 
+def _rotation(attention: Attention, dtype: Dtype, fp8: bool, page_size: int) -> Rotation:
+    """Rotation of what vLLM hands over: int64 positions, angles and norms in the model's dtype."""
+    norms = attention.qk_norm
+    how = rotary_store.Variant(
+        dtype, dtype, "int64", page_size, attention.neox, fp8, norms, norms, dtype
+    )
+    heads = HeadTile(attention.head_dim, attention.rotary_dim or attention.head_dim)
+    return Rotation(heads, how)
+
+
 def _attention_tiles(
     attention: Attention, fp8: bool, window: int, sms: int
-) -> list[tuple[AttentionTile, bool]]:
-    """Tiles and whether they split keys, over batches from one token to a long prompt."""
+) -> list[tuple[AttentionTile, bool, int]]:
+    """Tiles, whether they split keys, and rows of a KV head, from one token to a long prompt."""
     group = attention.query_heads // attention.kv_heads
+    more_than_a_warp = -(-(WARP_ROWS + 1) // group)
     chosen = []
-    for queries, keys in product((1, 2 * KEYS), (KEYS, 1 << 20)):
+    for queries, keys in product((1, more_than_a_warp, 2 * KEYS), (KEYS, 1 << 20)):
         problem = AttentionProblem(
             1, queries, keys, attention.kv_heads, group, attention.head_dim, fp8, window
         )
         tile, splits = choose_config(problem, sms)
-        chosen.append((tile, splits > 1))
+        chosen.append((tile, splits > 1, queries * group))
     return list(dict.fromkeys(chosen))

@@ -1,8 +1,10 @@
 """Choice of the tile of ``rotary_store``. No CuTe."""
 
+from dataclasses import replace
+
 from nvfp4_kernels.rotary_store.tile import WARP, RotaryStoreTile
 
-RESIDENT_THREADS = 1024  # of an SM, with the registers that two heads take
+FEW_CTAS = 2  # of a warp, on each SM
 MANY_THREADS, MANY_STEPS = 128, 2
 
 
@@ -11,12 +13,13 @@ def choose_config(
 ) -> RotaryStoreTile:
     """Choose the tile for a number of tokens. Pure.
 
-    Few tokens are spread over SMs, a warp to a CTA. Where threads with one head each would fill all
-    SMs, a thread takes two heads of queries, as it has a key and its value: more loads are in
-    flight, and cosines and sines are read half as often.
+    Few tokens are spread over SMs, a warp to a CTA. Where an SM would get more than two of those, a
+    CTA has four warps, as CTAs start one after the other, and a thread two heads of queries, as it
+    has a key and its value: more loads are in flight, and angles are read half as often.
     """
-    sizes = query_heads, kv_heads, head_dim, rotary_dim
-    few = RotaryStoreTile(*sizes, threads=WARP, steps=1)
-    if tokens * (query_heads + kv_heads) * few.lanes < sms * RESIDENT_THREADS:
+    few = RotaryStoreTile(
+        head_dim, rotary_dim, query_heads=query_heads, kv_heads=kv_heads, threads=WARP, steps=1
+    )
+    if tokens * (query_heads + kv_heads) <= FEW_CTAS * sms * few.units:
         return few
-    return RotaryStoreTile(*sizes, threads=MANY_THREADS, steps=min(MANY_STEPS, query_heads))
+    return replace(few, threads=MANY_THREADS, steps=min(MANY_STEPS, query_heads))

@@ -10,7 +10,7 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.device.math import rounded
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.device.widen import widen
-from nvfp4_kernels.rotary_store.tile import PIECE, RotaryStoreTile, Variant
+from nvfp4_kernels.rotary_store.tile import PIECE, HeadTile, Variant
 
 LOAD_BYTES = 16
 
@@ -41,7 +41,7 @@ class Angles:
     sin: list[Float32]
 
 
-def part_of(tile: RotaryStoreTile, lane: Int32) -> Part:
+def part_of(tile: HeadTile, lane: Int32) -> Part:
     """Place of thread ``lane`` of a head."""
     part = cutlass.min(lane, Int32(tile.parts - 1))
     if tile.rotary_parts == tile.parts:
@@ -71,7 +71,7 @@ def load(source: cute.Pointer, start: Int64, count: int) -> list[Float32]:
 class Heads:
     """Loads, norm and rotation of heads."""
 
-    tile: RotaryStoreTile
+    tile: HeadTile
     variant: Variant
 
     def pieces(self, source: cute.Pointer, start: Int64, part: Part) -> list[Vector]:

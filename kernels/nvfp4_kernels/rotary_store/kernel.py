@@ -12,30 +12,10 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.rotary_store.head import LOAD_BYTES, Heads, Part, part_of, to_e4m3
-from nvfp4_kernels.rotary_store.tile import PIECE, RotaryStoreTile, Variant
+from nvfp4_kernels.rotary_store.pages import PagedCache, TokenHeads, store_pair
+from nvfp4_kernels.rotary_store.tile import RotaryStoreTile, Variant
 
 POSITION_TYPES = {"int64": Int64, "int32": Int32}
-
-
-class TokenHeads(NamedTuple):
-    """Tensor [token, head, D] in global memory; strides in elements."""
-
-    data: cute.Pointer
-    token_stride: Int64
-    head_stride: Int64
-
-    def start(self, token: Int32, head: Int32) -> Int64:
-        """Offset of a head."""
-        return Int64(token) * self.token_stride + Int64(head) * self.head_stride
-
-
-class PagedCache(NamedTuple):
-    """Cache [page, head, row, 2·D], a key and its value to a row; strides in elements."""
-
-    pages: cute.Pointer
-    page_stride: Int64
-    kv_head_stride: Int64
-    row_stride: Int64
 
 
 class RotaryStoreArguments(NamedTuple):
@@ -220,15 +200,7 @@ class RotaryStore:
                 for pieces, scale in zip((key, value), scales, strict=True)
             )
         if (unit == inside) & part.live & (slot >= 0):
-            cache = arguments.cache
-            start = slot // variant.page_size * cache.page_stride
-            start += Int64(head) * cache.kv_head_stride
-            start += slot % variant.page_size * cache.row_stride
-            row, alignment = Array(cache.pages, shape=(1,)), PIECE if variant.fp8 else LOAD_BYTES
-            row.store(key[0], start + part.first, alignment=alignment)
-            row.store(key[1], start + part.second, alignment=alignment)
-            row.store(value[0], start + tile.head_dim + part.first, alignment=alignment)
-            row.store(value[1], start + tile.head_dim + part.second, alignment=alignment)
+            store_pair(variant, arguments.cache, slot, head, part, key, value, tile.head_dim)
 
     def _position(self, arguments: RotaryStoreArguments, token: Int32) -> Int64:
         return Int64(Array(arguments.positions, shape=(1,)).load(Int64(token)))

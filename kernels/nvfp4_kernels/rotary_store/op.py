@@ -41,7 +41,8 @@ def rotary_store(
     The call does not synchronise with the device: a CUDA graph may capture it. On a GPU the norms'
     weights are read while kernels before this one in the stream may still run, where those let it
     start early: none of these may write them. The kernel after this one may start while the one
-    before this one still runs.
+    before this one still runs, and has to wait before it reads the cache: ``paged_attention`` does,
+    ``decode_attention`` on sm_90 does not.
 
     Args:
         q: bfloat16 or float16 ``(≥ T, Hq, D)``, D a multiple of 16 up to 256, the last stride 1;

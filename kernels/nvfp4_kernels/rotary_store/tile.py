@@ -8,28 +8,19 @@ WARP = 32
 
 
 @dataclass(frozen=True)
-class RotaryStoreTile:
-    """Threads of a CTA over heads.
+class HeadTile:
+    """Threads of a head.
 
     A thread has 16 elements of a head, in two pieces; threads of a head are neighbours in a warp, a
-    power of two of them, and some may stand idle. A CTA has heads of queries, or of keys with their
-    values: a thread of a key has the value's elements too.
+    power of two of them, and some may stand idle.
 
     Attributes:
-        query_heads: Hq.
-        kv_heads: Hkv.
         head_dim: D.
         rotary_dim: R.
-        threads: of a CTA, whole warps.
-        steps: heads of queries that a thread has.
     """
 
-    query_heads: int
-    kv_heads: int
     head_dim: int
     rotary_dim: int
-    threads: int
-    steps: int
 
     @property
     def parts(self) -> int:
@@ -45,6 +36,26 @@ class RotaryStoreTile:
     def lanes(self) -> int:
         """Threads of a head: the least power of two that is enough."""
         return 1 << (self.parts - 1).bit_length()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryStoreTile(HeadTile):
+    """Threads of a CTA over heads.
+
+    A CTA has heads of queries, or of keys with their values: a thread of a key has the value's
+    elements too.
+
+    Attributes:
+        query_heads: Hq.
+        kv_heads: Hkv.
+        threads: of a CTA, whole warps.
+        steps: heads of queries that a thread has.
+    """
+
+    query_heads: int
+    kv_heads: int
+    threads: int
+    steps: int
 
     @property
     def units(self) -> int:

@@ -247,7 +247,7 @@ def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
         for quantized in {hands_over(model.attention, *inputs) for inputs in _inputs(wanted)}:
             specs |= attention_kernels(
                 model.attention, model.dtype, caches=caches, page_size=wanted.page_size, sms=sms,
-                quantized=quantized,
+                quantized=quantized, rotates=True,
             )  # fmt: skip
     return specs
 

@@ -36,6 +36,10 @@ TILES = {
     "two query tiles, D = 32": (Chosen(AttentionTile(32, 2)), {"head_dim": 32}),
     "D = 96": (Chosen(AttentionTile(96, fp8=True)), {"head_dim": 96, "fp8": True}),
     "splits, D = 32": (Chosen(AttentionTile(32), 2), {"head_dim": 32}),
+    "warp split, fp8, D = 32": (
+        Chosen(AttentionTile(32, fp8=True, warp_split_kv=True, ctas_per_sm=2)),
+        {"head_dim": 32, "fp8": True},
+    ),
     "warp split, D = 160": (Chosen(AttentionTile(160, warp_split_kv=True)), {"head_dim": 160}),
     "warp split, D = 256": (Chosen(AttentionTile(256, warp_split_kv=True)), {"head_dim": 256}),
 }

@@ -25,7 +25,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "neighbours": ({"model_type": "glm4"}, {}),
     "wide heads": ({"head_dim": 256}, {}),
 }
-TOKENS = (1, 2, 64, 473, 474, 2048)
+TOKENS = (1, 2, 29, 30, 64, 2048)
 PAGE_SIZE = 32
 
 

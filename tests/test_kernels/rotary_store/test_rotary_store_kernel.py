@@ -93,6 +93,19 @@ def test_strides(op_device: torch.device) -> None:
 
 
 @SM100
+@ONE_SCHEDULE
+def test_strides_of_single_dimensions_do_not_count(op_device: torch.device) -> None:
+    """Of one token, head and page torch lets them be odd."""
+    given = Case(1, 1, 1, 32, 32).arguments()
+    for name in ("q", "k", "v"):
+        given[name] = given[name].as_strided((1, 1, 32), (3, 7, 1))
+    pages = given["kv_cache"][:1].contiguous()
+    given["kv_cache"] = pages.as_strided(pages.shape, (5, 9, 64, 1))
+    given["slot_mapping"] = torch.tensor([13])
+    check_given(given, op_device)
+
+
+@SM100
 @EVERY_SCHEDULE
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
 def test_result_in_place(
@@ -147,7 +160,7 @@ def test_every_e4m3_rounding(op_device: torch.device) -> None:
     codes = torch.arange(1 << 16).to(torch.int32).to(torch.int16).view(BF16)
     v = codes[codes.isfinite()].unfold(0, 256, 256).reshape(-1, 1, 256)
     case = Case(len(v), 1, 1, 256, 256, page_size=64, fp8=True)
-    for scale in (1.0, 0.3, 2.0**-120, 3e30):
+    for scale in (0.3, 2.0**-120):
         given = case.arguments() | {"v": v, "v_scale": torch.tensor(scale)}
         check_given(given, op_device)
 
@@ -242,11 +255,10 @@ def test_order_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_choose_config() -> None:
     """Warps over the SMs for few tokens, two heads a thread for many; all heads have a thread."""
     sizes = 32, 8, 128, 128
-    few = RotaryStoreTile(*sizes, threads=WARP, steps=1)
-    many = RotaryStoreTile(*sizes, threads=128, steps=2)
-    assert [choose_config(m, *sizes, 148) for m in (1, 64, 473, 474, 8192)] == [few] * 3 + [
-        many
-    ] * 2
+    heads = dict(zip(("query_heads", "kv_heads", "head_dim", "rotary_dim"), sizes, strict=True))
+    few = RotaryStoreTile(**heads, threads=WARP, steps=1)
+    many = RotaryStoreTile(**heads, threads=128, steps=2)
+    assert [choose_config(m, *sizes, 148) for m in (1, 16, 29, 30, 8192)] == [few] * 3 + [many] * 2
     assert (few.units, few.query_units, many.units, many.query_units) == (4, 32, 16, 16)
     for head_dim in range(16, 257, 16):
         for heads, kv_heads in ((1, 1), (7, 1), (64, 8)):

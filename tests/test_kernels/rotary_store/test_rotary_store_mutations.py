@@ -66,11 +66,6 @@ MISTAKES = {
     "angles of the second piece those of the first": Mistake(
         "head", "(part.angle + half) // 2", "part.angle // 2", on=NEIGHBOURS
     ),
-    "partner D/2 away": Mistake(
-        "head",
-        "rotating, Int32(tile.rotary_dim // 2)",
-        "rotating, Int32(tile.head_dim // 2)",
-    ),
     "token taken for its position": Mistake(
         "kernel",
         "heads.angles(arguments.table, position, part)\n        out",
@@ -81,9 +76,6 @@ MISTAKES = {
         "kernel",
         "arguments.q_norm.toint(), arguments.k_norm.toint()",
         "arguments.k_norm.toint(), arguments.q_norm.toint()",
-    ),
-    "mean over the part that is rotated": Mistake(
-        "head", "Float32(self.tile.head_dim))", "Float32(self.tile.rotary_dim))"
     ),
     "eps left out": Mistake("head", "_root(mean + eps)", "_root(mean)"),
     "idle threads add to the sum": Mistake(
@@ -147,7 +139,7 @@ def test_caught(name: str, tmp_path: Path) -> None:
 def test_nothing_to_catch(many: bool, tmp_path: Path) -> None:
     devices.cutlass_or_skip()
     with changed_source(PACKAGE, tmp_path):
-        for case in (PLAIN, NEIGHBOURS, QUANTISED):
+        for case in (PLAIN, NEIGHBOURS, QUANTISED)[: 1 if many else None]:
             assert outcome(case, many) == NOTHING
 
 

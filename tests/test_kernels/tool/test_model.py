@@ -273,7 +273,7 @@ def test_every_batch_has_its_attention_kernel(
     attention = Attention(8, 2, 128, (window,), sinks=sinks)
     specs = attention_kernels(attention, "bfloat16", caches=(cache,), quantized=quantized)
     found = {spec.fields for spec in specs}
-    sizes = product((1, 7, 64, 300), (1, 5, 200, 4096), (1, 500, 9000, 1 << 17))
+    sizes = product((1, 7, 64, 300), (1, 5, 20, 200, 4096), (1, 500, 9000, 1 << 17))
     for batch, queries, keys in sizes:
         problem = AttentionProblem(batch, queries, keys, 2, 4, 128, cache == "fp8", window)
         tile, splits = choose_attention(problem)

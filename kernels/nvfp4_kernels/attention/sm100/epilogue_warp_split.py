@@ -72,13 +72,14 @@ class WarpSplitEpilogue(Epilogue):
         if tiles > 0:
             wait_o_full(tile, barriers, query_tile, tiles - 1)
         source = lanes + tile.o_column(query_tile)
+        waiting: list[Float32] = []
         for first in cutlass.range_constexpr(0, tile.head_dim, self._staged_columns):
             self._sync()  # earlier contents have been read
             self._stage_columns(shared, warp, source + first, tiles, factor)
             self._sync()
             if cutlass.const_expr(self.variant.stores_codes):
                 pair = self._first_pair(result, work, row, head)
-                self._store_quantized(result, shared, units, pair, warp, first)
+                waiting = self._store_quantized(result, shared, units, pair, warp, first, waiting)
             else:
                 self._store_combined(result, shared, units, warp, first)
         # Tensor memory is freed only after the last reads of it.
@@ -141,9 +142,15 @@ class WarpSplitEpilogue(Epilogue):
         pair: Int32,
         warp: Int32,
         first: int,
-    ) -> None:
-        """Add up, quantise and store columns from ``first`` on of all rows: a block to a thread."""
-        blocks = self._staged_columns // BLOCK  # of a row
+        waiting: list[Float32],
+    ) -> list[Float32]:
+        """Add up, quantise and store columns from ``first`` on of all rows: a block to a thread.
+
+        Where less than a block is staged at once, the thread's earlier columns have been
+        ``waiting``; returns those that go on waiting.
+        """
+        columns = min(self._staged_columns, BLOCK)
+        blocks = self._staged_columns // columns  # of a row
         scale = self._quantizer.scale(result.input_scale)
         thread = warp * WARP_ROWS + recomputed_lane()
         for begin in range(0, WARP_ROWS * blocks, THREADS):
@@ -152,11 +159,15 @@ class WarpSplitEpilogue(Epilogue):
             target = cute.arch.shuffle_sync(units, row)
             scales = cute.arch.shuffle_sync(pair, row)
             live = (target >= 0) & (number < WARP_ROWS * blocks)
-            values = self._sum_warps(shared, row, block * BLOCK, BLOCK)
+            values = [*waiting, *self._sum_warps(shared, row, block * columns, columns)]
+            if len(values) < BLOCK:
+                assert WARP_ROWS * blocks <= THREADS
+                return values
             quantized = self._quantizer.block(values, scale)
             block = block + first // BLOCK
             store_codes(result.out, target, block, quantized.codes, live)
             self._quantizer.store_scale(result.scales, scales, block, quantized.scale, live)
+        return []
 
     def _sum_warps(self, shared: Array, row: Int32, column: Int32, columns: int) -> list[Float32]:
         """Sums over the four warps of ``columns`` columns of a row, from ``column`` on."""

@@ -19,7 +19,9 @@ from nvfp4_kernels.attention.sm100.loader import Source, TmaLoader
 from nvfp4_kernels.attention.sm100.mma import Mma
 from nvfp4_kernels.attention.sm100.operands import Strides, operand_type, tensor_maps
 from nvfp4_kernels.attention.sm100.queries import Queries, QueryLoader
+from nvfp4_kernels.attention.sm100.rotating import RotatingQueryLoader, RotationArguments
 from nvfp4_kernels.attention.sm100.scheduler import (
+    QueryRow,
     SequenceLengths,
     Sizes,
     WorkTile,
@@ -63,6 +65,7 @@ class AttentionArguments(NamedTuple):
         k_scale, v_scale: float32 [], of an E4M3 cache.
         merge: parts, and the result that the last CTA merges them to.
         counters: int32 [batch, KV heads], zeros: CTAs that have stored their parts.
+        rotation: of queries and new keys.
         sizes: host integers.
         defective_below: see ``devices.defective_map_bytes``.
     """
@@ -86,6 +89,7 @@ class AttentionArguments(NamedTuple):
     v_scale: cute.Pointer
     merge: MergeArguments
     counters: cute.Pointer
+    rotation: RotationArguments
     sizes: Sizes
     defective_below: Int32
 
@@ -132,7 +136,17 @@ class FmhaSm100:
         types = {"q": dtype, "k": keys, "v": keys, "scales": Uint8, **scalars}
         types |= {"result.out": Float32 if self.variant.split else final}
         types |= {"merge.outs": Float32, "merge.out": final}
-        alignment = dict.fromkeys(scalars, 4) | ({"result.out": 4} if self.variant.split else {})
+        types |= dict.fromkeys(("new_k.data", "new_v.data", "table", "q_norm", "k_norm"), dtype)
+        types |= {"cache.pages": Uint8 if self.tile.fp8 else dtype, "slots": Int64}
+        if self.variant.rotation is not None:
+            how = self.variant.rotation.store
+            types |= {"table": TYPES[how.table_dtype]}
+            types |= dict.fromkeys(("q_norm", "k_norm"), TYPES[how.norm_dtype])
+        alignment = (
+            {"slots": 8}
+            | dict.fromkeys(scalars, 4)
+            | ({"result.out": 4} if self.variant.split else {})
+        )
         return (example(AttentionArguments, types, alignment),)
 
     @property
@@ -150,6 +164,7 @@ class FmhaSm100:
             *(_SCALES if not variant.quantized else ()),
             *((f"result.{name}" for name in _SCALES) if variant.split else ()),
             *(("merge", "counters") if not variant.merges else ()),
+            *(("rotation",) if variant.rotation is None else ()),
         ]
 
     @cute.jit
@@ -223,7 +238,8 @@ class FmhaSm100:
                     Mma(tile, variant).run(shared_queries, ring, barriers, tensor.load(), work)
                 if warp == mma_warp + 1:
                     table, table_stride = arguments.block_table, arguments.table_stride
-                    source = Source(k_map, v_map, table, table_stride, ring)
+                    new_keys = arguments.rotation, arguments.k_scale, arguments.v_scale
+                    source = Source(k_map, v_map, table, table_stride, ring, *new_keys)
                     if cutlass.const_expr(variant.layout == "indexed"):
                         lists = KeyLists(
                             arguments.indices,
@@ -264,7 +280,7 @@ class FmhaSm100:
         if cutlass.const_expr(tile.fp8):  # on their way while the queries are
             k_scale = Array(arguments.k_scale, shape=(1,)).load(0)
             v_scale = Array(arguments.v_scale, shape=(1,)).load(0)
-        row_scale = QueryLoader(tile, variant).run(arguments.queries, shared, work, row, tile_warp)
+        row_scale = self._load_queries(arguments, shared, work, row, tile_warp)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if ptx.elect_sync():
             ptx.mbarrier_arrive(barriers.q_full.subview(query_tile))
@@ -285,6 +301,21 @@ class FmhaSm100:
                 arguments.merge, arguments.counters, arguments.sizes, shared, is_last, work,
                 tile_warp,
             )  # fmt: skip
+
+    def _load_queries(
+        self,
+        arguments: AttentionArguments,
+        shared: Array,
+        work: WorkTile,
+        row: QueryRow,
+        warp: Int32,
+    ) -> Float32:
+        """Load the warp's queries; see ``QueryLoader.run``."""
+        tile, variant, queries = self.tile, self.variant, arguments.queries
+        if variant.rotation is None:
+            return QueryLoader(tile, variant).run(queries, shared, work, row, warp)
+        loader = RotatingQueryLoader(tile, variant, variant.rotation)
+        return loader.run(queries, arguments.rotation, shared, work, row, warp)
 
     def _bytes(self, count: int) -> Array:
         return Array(Uint8, count, space=AddressSpace.smem, alignment=1024)

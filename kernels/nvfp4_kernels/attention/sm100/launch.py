@@ -11,8 +11,9 @@ from nvfp4_kernels.attention.sm100.epilogue import AttentionResult
 from nvfp4_kernels.attention.sm100.kernel import AttentionArguments, FmhaSm100
 from nvfp4_kernels.attention.sm100.operands import Strides
 from nvfp4_kernels.attention.sm100.queries import Queries
+from nvfp4_kernels.attention.sm100.rotating import RotationArguments
 from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
-from nvfp4_kernels.attention.sm100.tile import AttentionTile, Layout, Variant
+from nvfp4_kernels.attention.sm100.tile import AttentionTile, Layout, Rotation, Variant
 from nvfp4_kernels.checks import InvalidArgument, check_rows, strides_of
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import (
@@ -28,9 +29,27 @@ from nvfp4_kernels.merge_segments.sm100 import (
     scale_arguments,
 )
 from nvfp4_kernels.nvfp4_rows import Nvfp4Rows
+from nvfp4_kernels.rotary_store.pages import PagedCache, TokenHeads
 
 MAX_BATCH = 65535  # CTAs along a grid's y dimension
 NO_MERGE = MergeArguments(None, None, None, None, None, 0, 0, 0, None, None, 0)
+_NO_HEADS = TokenHeads(None, 0, 0)
+NO_ROTATION = RotationArguments(
+    _NO_HEADS, _NO_HEADS, PagedCache(None, 0, 0, 0), None, None, None, None, 0.0
+)
+
+
+@dataclass(frozen=True)
+class Rotating:
+    """Rotation of queries and new keys by the kernel.
+
+    Attributes:
+        rotation: as the kernel is compiled for.
+        arguments: of the launch.
+    """
+
+    rotation: Rotation
+    arguments: RotationArguments
 
 
 @dataclass(frozen=True)
@@ -114,6 +133,7 @@ def paged_attention(
     scoring: Scoring,
     counters: Tensor | None,
     out: Tensor | Nvfp4Rows | None = None,
+    rotating: Rotating | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.attention.op.paged_attention``.
 
@@ -139,7 +159,7 @@ def paged_attention(
         v_scale=v_scale,
     )
     sizes = len(seq_lens), max_query_len, max_seq_len
-    return run(q, given, sinks, *sizes, scoring, out, counters)
+    return run(q, given, sinks, *sizes, scoring, out, counters, rotating)
 
 
 def run(
@@ -152,6 +172,7 @@ def run(
     scoring: Scoring,
     out: Tensor | Nvfp4Rows | None = None,
     counters: Tensor | None = None,
+    rotating: Rotating | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose a tile, allocate the result unless ``out`` is given, launch, merge splits.
 
@@ -166,6 +187,7 @@ def run(
         out: contiguous, of ``q``'s dtype and shape, or NVFP4; None: a new tensor.
         counters: int32 zeros, one for each sequence and KV head; None: splits are always merged by
             another launch.
+        rotating: what is done to queries and new keys, of as many queries as one CTA takes.
 
     Returns:
         ``out``, of NVFP4 its data, and the LSE.
@@ -198,17 +220,17 @@ def run(
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     if splits == 1:
         result = AttentionResult(data, lse, sinks, rows, num_heads, **scale_arguments(nvfp4))
-        _launch(q, given, result, None, tile, problem, splits, scoring)
+        _launch(q, given, result, None, rotating, tile, problem, splits, scoring)
         return data, lse
     parts = q.new_empty((splits, *q.shape), dtype=torch.float32)
     part_lse = lse.new_empty((splits, *lse.shape))
     # The merge adds the sinks, once.
     result = AttentionResult(parts, part_lse, None, rows, num_heads, **scale_arguments(None))
     if counters is None or problem.queries * problem.group > tile.rows or tile.query_tiles > 1:
-        _launch(q, given, result, None, tile, problem, splits, scoring)
+        _launch(q, given, result, None, rotating, tile, problem, splits, scoring)
         return merge_segments(parts, part_lse, sinks, q.dtype, out)
     merge = merge_arguments(parts, part_lse, sinks, out, lse)
-    _launch(q, given, result, Merge(merge, counters), tile, problem, splits, scoring)
+    _launch(q, given, result, Merge(merge, counters), rotating, tile, problem, splits, scoring)
     return data, lse
 
 
@@ -217,6 +239,7 @@ def _launch(
     given: KeyValues,
     result: AttentionResult,
     merge: Merge | None,
+    rotating: Rotating | None,
     tile: AttentionTile,
     problem: AttentionProblem,
     splits: int,
@@ -235,6 +258,7 @@ def _launch(
         split=splits > 1,
         quantized=final.scales is not None,
         merges=merge is not None,
+        rotation=None if rotating is None else rotating.rotation,
     )
     table, lists = given.block_table, given.indices
     sequences, keys = problem.batch, page_rows
@@ -265,6 +289,7 @@ def _launch(
         v_scale=given.v_scale,
         merge=NO_MERGE if merge is None else merge.arguments,
         counters=None if merge is None else merge.counters,
+        rotation=NO_ROTATION if rotating is None else rotating.arguments,
         sizes=Sizes(
             batch=sequences,
             queries=problem.queries,

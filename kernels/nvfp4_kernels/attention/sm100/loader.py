@@ -10,6 +10,7 @@ from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.attention.sm100.barriers import Barriers
+from nvfp4_kernels.attention.sm100.rotating import NewKeys
 from nvfp4_kernels.attention.sm100.rows import load_index
 from nvfp4_kernels.attention.sm100.scheduler import WorkTile
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
@@ -31,6 +32,8 @@ class Source:
         table: int32 [sequences, table_stride], pages; paged and indexed layouts only.
         table_stride: elements between rows of the table.
         ring: stages of [chunk, row, chunk bytes].
+        rotation: arguments for new keys; None unless the variant rotates.
+        k_scale, v_scale: theirs, in an E4M3 cache.
     """
 
     key_map: TensorMap
@@ -38,6 +41,9 @@ class Source:
     table: cute.Pointer
     table_stride: Int32
     ring: Array
+    rotation: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,10 @@ class TmaLoader:
         leader: Boolean,
     ) -> None:
         """Load the ``index``-th key tile as the ``count``-th tile of the ring."""
+        if cutlass.const_expr(self.variant.rotation is not None):
+            new_keys = NewKeys(self.variant)
+            if index == new_keys.first_tile(work):
+                new_keys.run(source.rotation, source.k_scale, source.v_scale, work)
         stage = count % self.tile.stages
         wait(barriers.kv_empty.subview(stage), count // self.tile.stages - 1)
         full = barriers.kv_full.subview(stage)

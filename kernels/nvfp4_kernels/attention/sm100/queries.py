@@ -47,7 +47,7 @@ class QueryLoader:
     ) -> Float32:
         """Load the warp's rows of a query tile, zeros past the last; return the own row's scale."""
         rows = self._rows
-        start = self._row_units(queries, work, row)
+        start = self.row_units(queries, work, row)
         scale = Float32(1.0)
         step = max(1, VECTORS_IN_FLIGHT // rows.vectors_per_lane)
         for first in cutlass.range_constexpr(0, rows.iterations, step):
@@ -71,7 +71,7 @@ class QueryLoader:
         return scale
 
     @cute.jit
-    def _row_units(self, queries: Queries, work: WorkTile, row: QueryRow) -> Int32:
+    def row_units(self, queries: Queries, work: WorkTile, row: QueryRow) -> Int32:
         """Start of this thread's row, in units of 16 bytes; negative if there is none."""
         head, token = work.kv_head * work.group + row.head, work.first_query + row.token
         start = Int64(head) * queries.head_stride
@@ -107,9 +107,7 @@ class QueryLoader:
         while distance < self._rows.lanes_per_row:
             amax = cute.arch.fmax(amax, cute.arch.shuffle_sync_bfly(amax, distance))
             distance *= 2
-        # A row of zeros needs no scale, and the inverse of a subnormal one would be infinite.
-        scale = cute.arch.fmax(amax * (1.0 / E4M3_MAX), MIN_SCALE)
-        return cutlass.select_(amax > 0.0, scale, Float32(1.0))
+        return row_scale(amax)
 
     def _quantize(self, shared: Array, row: Int32, vectors: list[Vector], scale: Float32) -> None:
         """Quantise a row to E4M3 and store it."""
@@ -119,3 +117,10 @@ class QueryLoader:
             packed = Vector.from_elements(tuple(words), Uint32).bitcast(Uint8)
             target = swizzled_offset(self.tile.row_bytes, row, rows.byte(index) // 2)
             shared.store(packed, target, alignment=8)
+
+
+def row_scale(amax: Float32) -> Float32:
+    """Scale of a row in E4M3, from its largest magnitude."""
+    # A row of zeros needs no scale, and the inverse of a subnormal one would be infinite.
+    scale = cute.arch.fmax(amax * (1.0 / E4M3_MAX), MIN_SCALE)
+    return cutlass.select_(amax > 0.0, scale, Float32(1.0))

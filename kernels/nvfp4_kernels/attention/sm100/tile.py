@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nvfp4_kernels.attention.sm100.polynomials import EXP2
+from nvfp4_kernels.rotary_store import tile as rotary_store
+from nvfp4_kernels.rotary_store.tile import HeadTile
 from nvfp4_kernels.sm100.limits import (
     CTA_RESERVED_BYTES,
     MMA_BYTES,
@@ -265,6 +267,19 @@ class AttentionTile:
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """Rotation of queries, and of the new keys, which are stored.
+
+    Attributes:
+        heads: threads of a head.
+        store: data types and steps; its positions are not read.
+    """
+
+    heads: HeadTile
+    store: rotary_store.Variant
+
+
+@dataclass(frozen=True)
 class Variant:
     """Variant of the kernel; see ``attention``, ``paged_attention`` and ``sparse_attention``.
 
@@ -277,6 +292,7 @@ class Variant:
         split: whether CTAs split the keys, and store float32 results that are to be merged.
         quantized: whether the result is NVFP4, rounded to ``dtype`` first.
         merges: whether the last CTA of a block of rows merges them; else another kernel does.
+        rotation: of queries and new keys, in decodes; None: they are as they should be.
     """
 
     dtype: Dtype = "bfloat16"
@@ -289,9 +305,11 @@ class Variant:
     split: bool = False
     quantized: bool = False
     merges: bool = False
+    rotation: Rotation | None = None
 
     def __post_init__(self) -> None:
         assert self.split or not self.merges
+        assert self.rotation is None or (self.layout == "paged" and self.causal)
         if self.split and not self.merges:
             assert not self.quantized, "the merge quantises"
             assert not self.sinks, "the merge adds them"

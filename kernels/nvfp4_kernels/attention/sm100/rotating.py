@@ -1,0 +1,202 @@
+"""Queries that are rotated on their way to shared memory, and new keys on theirs to the cache."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Boolean, Float32, Int32, Int64, Uint8, Uint32, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.attention.sm100.math import fmax_reduce, to_e4m3
+from nvfp4_kernels.attention.sm100.queries import VECTOR, Queries, QueryLoader, row_scale
+from nvfp4_kernels.attention.sm100.rows import swizzled_offset
+from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
+from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Rotation, Variant
+from nvfp4_kernels.device.widen import widen
+from nvfp4_kernels.rotary_store import head as store
+from nvfp4_kernels.rotary_store.head import Heads, Part, part_of
+from nvfp4_kernels.rotary_store.pages import PagedCache, TokenHeads, store_pair
+from nvfp4_kernels.rotary_store.tile import PIECE
+from nvfp4_kernels.sm100.limits import WARP_ROWS
+
+
+class RotationArguments(NamedTuple):
+    """Arguments of a launch that rotates.
+
+    Attributes:
+        new_k, new_v: keys and values of the queries' tokens.
+        cache: written.
+        slots: int64 [tokens], negative for a token that is not stored.
+        table: [positions, R], R/2 cosines and R/2 sines.
+        q_norm, k_norm: [D]; null without a norm.
+        eps: added to mean squares.
+    """
+
+    new_k: TokenHeads
+    new_v: TokenHeads
+    cache: PagedCache
+    slots: cute.Pointer
+    table: cute.Pointer
+    q_norm: cute.Pointer
+    k_norm: cute.Pointer
+    eps: Float32
+
+
+@dataclass(frozen=True)
+class RotatingQueryLoader:
+    """Prologue of the softmax warps, as ``QueryLoader``, of queries that it rotates.
+
+    A token's position is that of its key among its sequence's.
+    """
+
+    tile: AttentionTile
+    variant: Variant
+    rotation: Rotation
+
+    @cute.jit
+    def run(
+        self,
+        queries: Queries,
+        arguments: RotationArguments,
+        shared: Array,
+        work: WorkTile,
+        row: QueryRow,
+        warp: Int32,
+    ) -> Float32:
+        """Load the warp's rows of a query tile, zeros past the last; return the own row's scale."""
+        head, lane = self.rotation.heads, cute.arch.lane_idx()
+        heads, part = Heads(head, self.rotation.store), part_of(head, lane % head.lanes)
+        start = QueryLoader(self.tile, self.variant).row_units(queries, work, row)
+        at_once, scale = WARP_ROWS // head.lanes, Float32(1.0)
+        factors: list[Vector] = []
+        if cutlass.const_expr(self.rotation.store.q_norm):
+            factors = heads.factors(arguments.q_norm, part)
+        for turn in cutlass.range(0, head.lanes, unroll=1):
+            source = turn * at_once + lane // head.lanes
+            units = cute.arch.shuffle_sync(start, source)
+            token = cute.arch.shuffle_sync(row.token, source)
+            target, found = warp * WARP_ROWS + source, Float32(1.0)
+            # Rows of a warp that there are come first.
+            if cute.arch.shuffle_sync(start, turn * at_once) >= 0:
+                live = units >= 0
+                position = cutlass.select_(live, cutlass.max(work.position + token, 0), Int32(0))
+                begin = Int64(cutlass.max(units, 0)) * VECTOR
+                pieces = heads.pieces(queries.q, begin, part)
+                angles = heads.angles(arguments.table, Int64(position), part)
+                if cutlass.const_expr(self.rotation.store.q_norm):
+                    pieces = heads.normalised(pieces, factors, part, arguments.eps)
+                pieces = heads.rotated(pieces, angles, part)
+                if cutlass.const_expr(self.tile.fp8):
+                    found = self._quantize(shared, target, part, pieces)
+                else:
+                    self._copy(shared, target, part, pieces)
+            else:
+                self._zero(shared, target, part)
+            if cutlass.const_expr(self.tile.fp8):
+                # Back to the thread that has this row in the softmax.
+                of_row = cute.arch.shuffle_sync(found, lane % at_once * head.lanes)
+                scale = cutlass.select_(lane // at_once == turn, of_row, scale)
+        ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
+        return scale
+
+    @cute.jit
+    def _copy(self, shared: Array, row: Int32, part: Part, pieces: list[Vector]) -> None:
+        if part.live:
+            for piece, first in zip(pieces, (part.first, part.second), strict=True):
+                offset = swizzled_offset(self.tile.row_bytes, row, first * 2)
+                shared.store(piece.bitcast(Uint8), offset, alignment=16)
+
+    @cute.jit
+    def _quantize(self, shared: Array, row: Int32, part: Part, pieces: list[Vector]) -> Float32:
+        """Quantise a row to E4M3 and store it; return its scale."""
+        values = [list(widen(piece).to_elements()) for piece in pieces]
+        amax = fmax_reduce([cute.math.abs(value) for piece in values for value in piece])
+        distance = 1
+        while distance < self.rotation.heads.lanes:
+            amax = cute.arch.fmax(amax, cute.arch.shuffle_sync_bfly(amax, distance))
+            distance *= 2
+        scale = row_scale(amax)
+        inverse = 1.0 / scale
+        if part.live:
+            for piece, first in zip(values, (part.first, part.second), strict=True):
+                words = to_e4m3([value * inverse for value in piece])
+                packed = Vector.from_elements(tuple(words), Uint32).bitcast(Uint8)
+                offset = swizzled_offset(self.tile.row_bytes, row, first)
+                shared.store(packed, offset, alignment=PIECE)
+        return scale
+
+    @cute.jit
+    def _zero(self, shared: Array, row: Int32, part: Part) -> None:
+        width = self.tile.element_bytes
+        zeros = Vector.from_elements((0,) * (PIECE * width // 4), Uint32).bitcast(Uint8)
+        if part.live:
+            for first in (part.first, part.second):
+                offset = swizzled_offset(self.tile.row_bytes, row, first * width)
+                shared.store(zeros, offset, alignment=PIECE * width)
+
+
+@dataclass(frozen=True)
+class NewKeys:
+    """Store, by the load warp, of the keys and values of the queries' own tokens.
+
+    Each CTA stores those of its own key tiles, before it has TMA load them.
+    """
+
+    variant: Variant
+
+    @property
+    def rotation(self) -> Rotation:
+        """Rotation of the variant."""
+        assert self.variant.rotation is not None
+        return self.variant.rotation
+
+    def first_tile(self, work: WorkTile) -> Int32:
+        """The CTA's first key tile with a new key, counted from its own first."""
+        return cutlass.max(work.position // KEYS - work.first_tile, 0)
+
+    @cute.jit
+    def run(
+        self,
+        arguments: RotationArguments,
+        k_scale: cute.Pointer,
+        v_scale: cute.Pointer,
+        work: WorkTile,
+    ) -> None:
+        """Normalise and rotate keys, and store them and their values."""
+        head, how, lane = self.rotation.heads, self.rotation.store, cute.arch.lane_idx()
+        heads, part = Heads(head, how), part_of(head, lane % head.lanes)
+        scales = [Float32(1.0)] * 2
+        if cutlass.const_expr(how.fp8):
+            scales = [Float32(Array(each, shape=(1,)).load(0)) for each in (k_scale, v_scale)]
+        factors: list[Vector] = []
+        if cutlass.const_expr(how.k_norm):
+            factors = heads.factors(arguments.k_norm, part)
+        queries, begin = work.rows // work.group, work.first_tile * KEYS
+        end = begin + work.tiles[0] * KEYS
+        for first in cutlass.range(0, queries, WARP_ROWS // head.lanes, unroll=1):
+            token = first + lane // head.lanes
+            inside = cutlass.min(token, queries - 1)
+            position, index = work.position + inside, work.first_query + inside
+            slot = Array(arguments.slots, shape=(1,)).load(Int64(index))
+            own: Boolean = (token == inside) & (position >= begin) & (position < end) & (slot >= 0)
+            angles = heads.angles(arguments.table, Int64(cutlass.max(position, 0)), part)
+            key, value = (
+                heads.pieces(new.data, new.start(index, work.kv_head), part)
+                for new in (arguments.new_k, arguments.new_v)
+            )
+            if cutlass.const_expr(how.k_norm):
+                key = heads.normalised(key, factors, part, arguments.eps)
+            key = heads.rotated(key, angles, part)
+            if cutlass.const_expr(how.fp8):
+                key, value = (
+                    [store.to_e4m3(piece, scale) for piece in pieces]
+                    for pieces, scale in zip((key, value), scales, strict=True)
+                )
+            if own & part.live:
+                store_pair(
+                    how, arguments.cache, slot, work.kv_head, part, key, value, head.head_dim
+                )
+        # TMA reads them next, in whichever lane has their page.
+        ptx.fence_proxy(ptx.Proxy.ASYNC_GLOBAL)
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)

@@ -1,0 +1,319 @@
+"""Attention that rotates and normalises: what it takes over, what it leaves alone, and why."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Module
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+from vllm.model_executor.layers.linear import QKVParallelLinear
+from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.models.gemma3 import Gemma3Attention
+from vllm.model_executor.models.gpt_oss import OAIAttention
+from vllm.model_executor.models.granite import GraniteAttention
+from vllm.model_executor.models.llama import LlamaAttention
+from vllm.model_executor.models.llama4 import Llama4Attention
+from vllm.model_executor.models.mixtral import MixtralAttention
+from vllm.model_executor.models.qwen2 import Qwen2Attention
+from vllm.model_executor.models.qwen3 import Qwen3Attention
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeAttention
+
+from nvfp4_kernels import rotary_store
+from nvfp4_kernels.dispatch import KernelTable
+from tests.test_plugin.test_linear_layers import checkpoint
+from vllm_fp4_plugin.attention import rotation_flow
+from vllm_fp4_plugin.attention.errors import UnsupportedAttention
+from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
+from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata
+from vllm_fp4_plugin.attention.rotation import Rotation, Unnormalised, Unrotated
+from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.linear import settle
+from vllm_fp4_plugin.result_flow import Use, flow_of, flow_of_parameter
+
+PREFIX, HEADS, KV_HEADS, D, HIDDEN = "model.layers.0.self_attn", 4, 2, 32, 96
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+pytestmark = pytest.mark.usefixtures("vllm_config")
+
+
+@pytest.fixture(autouse=True)
+def own_layers(vllm_config: Any) -> None:
+    """No attention layer is known to the engine yet."""
+    vllm_config.compilation_config.static_forward_context = {}
+
+
+class SelfAttention(Module):
+    """As vLLM's models have it."""
+
+    PARTIAL = 1.0
+
+    def __init__(self, quant: Nvfp4TcConfig) -> None:
+        super().__init__()
+        self.qkv_proj = QKVParallelLinear(
+            HIDDEN, D, HEADS, KV_HEADS, bias=False, quant_config=quant, prefix=f"{PREFIX}.qkv_proj"
+        )
+        self.make_rope()
+        self.attn = Attention(
+            HEADS, D, 0.1, num_kv_heads=KV_HEADS, quant_config=quant, prefix=f"{PREFIX}.attn"
+        )
+
+    def make_rope(self) -> None:
+        rope = {**ROPE, "partial_rotary_factor": self.PARTIAL}
+        self.rotary_emb = get_rope(D, 64, rope_parameters=rope, dtype=torch.bfloat16)
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        q, k = self.rotary_emb(positions, q, k)
+        return self.attn(q, k, v)
+
+
+class Normed(SelfAttention):
+    """Heads are normalised first."""
+
+    NORM: Any = RMSNorm
+
+    def __init__(self, quant: Nvfp4TcConfig) -> None:
+        super().__init__(quant)
+        self.q_norm, self.k_norm = self.NORM(D, eps=1e-6), self.NORM(D, eps=1e-6)
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        q_by_head = q.view(*q.shape[:-1], HEADS, D)
+        q_by_head = self.q_norm(q_by_head)
+        q = q_by_head.view(q.shape)
+        k_by_head = k.view(*k.shape[:-1], KV_HEADS, D)
+        k_by_head = self.k_norm(k_by_head)
+        k = k_by_head.view(k.shape)
+        q, k = self.rotary_emb(positions, q, k)
+        return self.attn(q, k, v)
+
+
+class GemmaNormed(Normed):
+    NORM = GemmaRMSNorm
+
+
+class OneNorm(Normed):
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        q = self.q_norm(q.view(-1, HEADS, D)).view(q.shape)
+        q, k = self.rotary_emb(positions, q, k)
+        return self.attn(q, k, v)
+
+
+class Scaled(SelfAttention):
+    """Queries are read between rotation and attention."""
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        q, k = self.rotary_emb(positions, q, k)
+        return self.attn(q * 2, k, v)
+
+
+class Swapped(SelfAttention):
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        q, k = self.rotary_emb(positions, q, k)
+        return self.attn(k, q, v)
+
+
+class OtherPositions(SelfAttention):
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        q, k = self.rotary_emb(positions + 1, q, k)
+        return self.attn(q, k, v)
+
+
+class Quarter(SelfAttention):
+    PARTIAL = 0.25
+
+
+class Block(Module):
+    """Decoder layer around it."""
+
+    KIND: Any = SelfAttention
+
+    def __init__(self, quant: Nvfp4TcConfig) -> None:
+        super().__init__()
+        self.self_attn = self.KIND(quant)
+        self.quant = quant
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        return self.self_attn(positions=positions, hidden=hidden)
+
+
+class Moved(Block):
+    """Positions are others from here on."""
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        positions = positions + 1
+        return self.self_attn(positions=positions, hidden=hidden)
+
+
+def block(kind: Any = SelfAttention, around: Any = Block) -> Any:
+    made = type(around.__name__, (around,), {"KIND": kind, "__module__": __name__})
+    return made(Nvfp4TcConfig(checkpoint()))
+
+
+def said_of(block: Any) -> str:
+    """What the report says of rotation."""
+    settle(block)
+    [record] = [r for r in block.quant.startup.report.layers if r.name == f"{PREFIX}.attn"]
+    return record.reason.partition("; ")[2]
+
+
+def test_it_rotates_for_the_embedding(vllm_config: Any) -> None:
+    found = block()
+    rotary = found.self_attn.rotary_emb
+    assert said_of(found) == "queries and keys rotated"
+    assert type(found.self_attn.rotary_emb) is Unrotated
+    assert found.self_attn.attn.impl.rotation == Rotation(rotary, None, None)
+    assert "attn: queries and keys rotated" in str(vllm_config.additional_config)
+
+
+def test_norms_of_heads_too() -> None:
+    found = block(Normed)
+    own = found.self_attn
+    q_norm, k_norm = own.q_norm, own.k_norm
+    assert said_of(found) == "queries and keys normalised, rotated"
+    assert own.attn.impl.rotation.q_norm is q_norm
+    assert own.attn.impl.rotation.k_norm is k_norm
+    assert type(own.q_norm) is type(own.k_norm) is Unnormalised
+    # A checkpoint that is loaded once more finds them.
+    weights = dict(found.named_parameters())
+    assert weights["self_attn.q_norm.weight"] is q_norm.weight
+    assert weights["self_attn.k_norm.weight"] is k_norm.weight
+    x = torch.randn(3, HEADS, D)
+    assert own.q_norm(x) is x
+
+
+@pytest.mark.parametrize("kind", [GemmaNormed, OneNorm])
+def test_norms_that_stay(kind: Any) -> None:
+    found = block(kind)
+    norm = found.self_attn.q_norm
+    assert said_of(found) == "queries and keys rotated"
+    assert found.self_attn.q_norm is norm
+
+
+def test_what_the_op_is_called_with() -> None:
+    """To the bit what vLLM's modules and the cache's writing give, in eager mode."""
+    own = block(Normed).self_attn
+    norms = [torch.randn(D).bfloat16() for _ in range(2)]
+    for norm, weight in zip((own.q_norm, own.k_norm), norms, strict=True):
+        norm.weight.data = weight
+    rotation = Rotation(own.rotary_emb, own.q_norm, own.k_norm)
+    q, k, v = (torch.randn(3, heads, D).bfloat16() for heads in (HEADS, KV_HEADS, KV_HEADS))
+    positions, slots = torch.tensor([3, 9, 0]), torch.tensor([17, -1, 2])
+    pages = [torch.zeros(2, KV_HEADS, 16, 2 * D).bfloat16() for _ in range(2)]
+    found = rotation.store(q, k, v, pages[0], slots, positions, (None, None))
+    expected = rotary_store(
+        q, k, v, positions, own.rotary_emb.cos_sin_cache, pages[1], slots, q_norm=norms[0],
+        k_norm=norms[1], eps=1e-6,
+    )  # fmt: skip
+    assert torch.equal(found, expected)
+    assert torch.equal(*pages)
+    assert pages[0].any()
+
+
+def replaced(module: Module) -> None:
+    module.forward = lambda *_: None  # type: ignore[method-assign]
+
+
+def hooked(module: Module) -> None:
+    module.register_forward_hook(lambda *_: None)
+
+
+def shares_keys(found: Any) -> None:
+    found.self_attn.attn.impl.kv_sharing_target_layer_name = "another"
+
+
+LEFT: dict[str, tuple[Any, Any, str]] = {
+    "swapped": (Swapped, Block, "it is called with them in another order"),
+    "positions": (OtherPositions, Block, "rotary_emb takes the positions of no known module"),
+    "moved": (SelfAttention, Moved, "rotary_emb takes the positions of no known module"),
+    "a quarter": (Quarter, Block, "it rotates 8 elements of heads of 32"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_alone(name: str) -> None:
+    kind, around, why = LEFT[name]
+    found = block(kind, around)
+    rotary = found.self_attn.rotary_emb
+    assert said_of(found) == f"rotary_emb apart: {why}"
+    assert found.self_attn.rotary_emb is rotary
+    assert found.self_attn.attn.impl.rotation is None
+
+
+def test_nothing_is_said_of_what_is_read_in_between() -> None:
+    found = block(Scaled)
+    assert said_of(found) == ""
+    assert found.self_attn.attn.impl.rotation is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda found: replaced(found.self_attn), "the forward of this SelfAttention was replaced"),
+        (lambda found: replaced(found.self_attn.rotary_emb), "its forward was replaced"),
+        (lambda found: hooked(found.self_attn.rotary_emb), "there are hooks at it"),
+        (shares_keys, "its keys are another layer's"),
+    ],
+)
+def test_changed_by_others(change: Callable[[Any], None], why: str) -> None:
+    found = block()
+    own = found.self_attn
+    own._modules["rotary_emb"] = type(own.rotary_emb)(D, D, 64, 1e4, True, torch.bfloat16)
+    change(found)
+    assert said_of(found) == f"rotary_emb apart: {why}"
+
+
+def test_options(vllm_config: Any) -> None:
+    vllm_config.additional_config = {"nvfp4_tc": {"fuse_attention": False}}
+    assert said_of(block()) == "rotary_emb apart: switched off (fuse_attention)"
+
+
+def test_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation_flow, "KERNELS", KernelTable("none", {}))
+    assert said_of(block()) == "rotary_emb apart: there is no kernel for it here"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        GraniteAttention, LlamaAttention, MixtralAttention, OAIAttention, Qwen2Attention,
+        Qwen3Attention, Qwen3MoeAttention, Gemma3Attention,
+    ],
+)  # fmt: skip
+def test_classes_of_vllm(kind: Any) -> None:
+    for which, place in (("pair", 0), ("second", 1)):
+        assert flow_of(kind, "rotary_emb", which, as_input=True).uses == {Use("attn", place)}
+    assert Use("rotary_emb", 0) in flow_of_parameter(kind, "positions").uses
+
+
+@pytest.mark.parametrize("kind", [Qwen3Attention, Qwen3MoeAttention])
+def test_norms_of_vllms_classes(kind: Any) -> None:
+    for name, place in (("q_norm", 1), ("k_norm", 2)):
+        flow = flow_of(kind, name, "result", as_input=True, as_tensor=True)
+        assert flow.uses == {Use("rotary_emb", place)}
+
+
+def test_llama_4_reads_queries_in_between() -> None:
+    assert flow_of(Llama4Attention, "rotary_emb", "pair", as_input=True).leak
+
+
+def test_positions_that_vllm_does_not_tell() -> None:
+    impl = PagedAttentionImpl(HEADS, D, 0.1, KV_HEADS)
+    impl.rotation = Rotation(None, None, None)
+    x: Any = torch.zeros(1)
+    metadata = PagedAttentionMetadata([], x, x, None)
+    with pytest.raises(UnsupportedAttention, match=r"positions: vLLM does not tell"):
+        impl.forward(None, x, x, x, x, metadata, x)

@@ -1,0 +1,122 @@
+"""Rotation of queries and keys by attention, or, of a prefill, by the op that stores them.
+
+Where an attention module of a model's hands what its rotary embedding returns to attention and to
+nothing else, the embedding hands queries and keys on as they are, and so do norms of heads before
+it; attention does their work when it stores the keys.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from nvfp4_kernels.attention import HeadRotation
+from nvfp4_kernels.precompile.model import Attention
+from nvfp4_kernels.rotary_store import rotary_store
+
+
+class Unrotated(Module):
+    """Stand-in for a rotary embedding: hands queries and keys on."""
+
+    def forward(
+        self, positions: Tensor, query: Tensor, key: Tensor, *args: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``query`` and ``key``."""
+        return query, key
+
+
+class Unnormalised(Module):
+    """Stand-in for a norm of heads: hands them on.
+
+    Args:
+        norm: whose weight stays where it is loaded.
+    """
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight = norm.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return x
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Modules of vLLM's whose work attention does.
+
+    Attributes:
+        rotary: the rotary embedding: its table, and how it pairs elements.
+        q_norm, k_norm: RMSNorms of heads; None where there are none.
+    """
+
+    rotary: Any
+    q_norm: Any
+    k_norm: Any
+
+    @property
+    def said(self) -> str:
+        """Words for reports."""
+        norms = "normalised, " if self.q_norm is not None else ""
+        return f"queries and keys {norms}rotated"
+
+    def sizes(self, attention: Attention) -> Attention:
+        """Sizes of an attention layer with what is done before it."""
+        return replace(
+            attention,
+            rotary_dim=self.rotary.rotary_dim,
+            neox=self.rotary.is_neox_style,
+            qk_norm=self.q_norm is not None,
+        )
+
+    def of_heads(self, query: Tensor) -> HeadRotation:
+        """Rotation as the ops take it, for queries of a dtype."""
+        norms = [None if norm is None else norm.weight.data for norm in (self.q_norm, self.k_norm)]
+        return HeadRotation(
+            self.rotary._match_cos_sin_cache_dtype(query),
+            self.rotary.is_neox_style,
+            *norms,
+            None if self.q_norm is None else self.q_norm.variance_epsilon,
+        )
+
+    def store(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        positions: Tensor,
+        scales: tuple[Tensor | None, Tensor | None],
+    ) -> Tensor:
+        """Rotate queries and keys; store keys and values. See ``nvfp4_kernels.rotary_store``.
+
+        Args:
+            query: 16-bit ``(≥ T, Hq, D)``.
+            key: 16-bit ``(≥ T, Hkv, D)``.
+            value: as ``key``.
+            kv_cache: the layer's, of the dtype of its values.
+            slot_mapping: int64 ``(T,)``.
+            positions: int64 ``(≥ T,)``.
+            scales: of keys and of values, with an E4M3 cache.
+
+        Returns:
+            Rotated queries of ``query``'s shape.
+        """
+        (k_scale, v_scale), how = scales, self.of_heads(query)
+        return rotary_store(
+            query,
+            key,
+            value,
+            positions,
+            how.cos_sin_cache,
+            kv_cache,
+            slot_mapping,
+            neox=how.neox,
+            q_norm=how.q_norm,
+            k_norm=how.k_norm,
+            eps=how.eps,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )
