@@ -167,9 +167,10 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
         ``nvfp4`` holds the global scale and the block scales of a result in NVFP4.
         """
+        slots, positions = attn_metadata.slot_mapping, attn_metadata.positions
         if self.rotation is None:
-            self.store(layer, key, value, kv_cache, attn_metadata.slot_mapping)
-        elif attn_metadata.positions is None or attn_metadata.positions.ndim != 1:
+            self.store(layer, key, value, kv_cache, slots)
+        elif positions is None or positions.ndim != 1:
             raise UnsupportedAttention(
                 "positions: vLLM does not tell attention those of this step, which rotates "
                 "queries and keys; serve with --additional-config "
@@ -192,9 +193,8 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             lengths, queries = (part.block_table, part.seq_lens, part.query_start), query[rows]
             out, scale = output[rows], None if nvfp4 is None else nvfp4[0]
             into: Any = out if nvfp4 is None else (out, nvfp4[1])
-            if self.rotation is not None:
-                new = key[rows], value[rows]
-                places = attn_metadata.slot_mapping[rows], attn_metadata.positions[rows]
+            if self.rotation is not None and positions is not None:
+                new, places = (key[rows], value[rows]), (slots[rows], positions[rows])
                 if takes(part.max_query_len, self.num_heads, self.num_kv_heads):
                     rotary_attention(
                         queries, *new, pages, *lengths, *places, self.rotation.of_heads(queries),
@@ -202,7 +202,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
                     )  # fmt: skip
                     continue
                 queries = self.rotation.store(queries, *new, pages, *places, (k_scale, v_scale))
-            if nvfp4 is None:
+            if scale is None:
                 paged_attention(queries, pages, *lengths, **given, out=out)
             else:
                 paged_attention_quantized(

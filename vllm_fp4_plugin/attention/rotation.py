@@ -72,11 +72,13 @@ class Rotation:
 
     def of_heads(self, query: Tensor) -> HeadRotation:
         """Rotation as the ops take it, for queries of a dtype."""
-        norms = [None if norm is None else norm.weight.data for norm in (self.q_norm, self.k_norm)]
+        norms = self.q_norm, self.k_norm
+        q_norm, k_norm = (None if norm is None else norm.weight.data for norm in norms)
         return HeadRotation(
             self.rotary._match_cos_sin_cache_dtype(query),
             self.rotary.is_neox_style,
-            *norms,
+            q_norm,
+            k_norm,
             None if self.q_norm is None else self.q_norm.variance_epsilon,
         )
 

@@ -7,7 +7,7 @@ import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import Array, Int32, Vector
+from cutlass import Array, Boolean, Int32, Vector
 from cutlass.experimental import primitives as ptx
 from torch import Tensor
 
@@ -104,10 +104,18 @@ class MoeRows:
         found = find_in_lines if self.tile_tokens <= LINES else find_at
         return found(self.tile, self.tile_tokens, self.k, self.terms, column, group)
 
+    def slot(self, slots: Array, place: Place, there_is: Boolean | None = None) -> Int32:
+        """Slot of this thread's row; ``slots`` are those of all rows.
+
+        ``there_is`` None: this turn is one of the CTA's.
+        """
+        if not place.line_rows:
+            there_is = place.inside if there_is is None else there_is & place.inside
+        return load_slot(slots, place.row, there_is)
+
     @cute.jit
-    def write(self, tokens: Tokens, slots: Array, out: QuantizedRows, place: Place) -> None:
-        """Quantise one CTA's rows; ``slots`` are those of all rows."""
-        slot = load_slot(slots, place.row, None if place.line_rows else place.inside)
+    def write(self, tokens: Tokens, slot: Int32, out: QuantizedRows, place: Place) -> None:
+        """Quantise one CTA's rows, of which ``slot`` is this thread's."""
         quantizer = RowQuantizer(out.data, out.scales, out.scale, self.per_token)
         if cutlass.const_expr(self.per_token) or cute.arch.vote_any_sync(slot >= 0):
             quantizer.write(place, self._rows(tokens, slot, place))
@@ -164,19 +172,32 @@ class MoeQuantizeSm100:
         """Quantise rows turn by turn, or zero the scales of padding."""
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        groups = groups_of_tile(self.rows.tile, self.rows.tile_tokens)
-        self._take_turns(arguments, load_count(arguments.groups) * groups)
+        slots = Array(arguments.tokens.slots, shape=(1,))
+        column, first, _ = cute.arch.block_idx()
+        count = load_count(arguments.groups)
+        # Before the count is there: memory has room for the first turn of every CTA.
+        slot = self.rows.slot(slots, self.rows.place(column, first))
+        groups = count * groups_of_tile(self.rows.tile, self.rows.tile_tokens)
+        self._take_turns(arguments, slots, slot, groups)
 
     @cute.jit
-    def _take_turns(self, arguments: MoeQuantizeArguments, groups: Int32) -> None:
-        out, slots = arguments.out, Array(arguments.tokens.slots, shape=(1,))
+    def _take_turns(
+        self, arguments: MoeQuantizeArguments, slots: Array, slot: Int32, groups: Int32
+    ) -> None:
+        """Quantise rows, of whose first turn ``slot`` is this thread's."""
+        out = arguments.out
         column, first, _ = cute.arch.block_idx()
         for group in range(first, groups, arguments.ctas):
-            place = self.rows.place(column, group)
+            place, following = self.rows.place(column, group), group + arguments.ctas
+            # Loaded before this turn waits for its rows.
+            next_slot = self.rows.slot(
+                slots, self.rows.place(column, following), following < groups
+            )
             if place.live:
-                self.rows.write(arguments.tokens, slots, out, place)
+                self.rows.write(arguments.tokens, slot, out, place)
             else:
                 store_padding(place, out.scales)
+            slot = next_slot
             if cutlass.const_expr(self.rows.per_token):
                 ptx.barrier_cta_sync()  # shared memory is that of the next turn, too
 

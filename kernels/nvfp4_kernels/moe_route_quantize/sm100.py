@@ -98,7 +98,8 @@ class MoeRouteQuantizeSm100:
         columns = self.rows.columns
         for turn in range(cute.arch.block_idx()[0], turns, arguments.ctas - 1):
             place = self.rows.place(turn % columns, turn // columns)
-            self.rows.write(arguments.tokens, slots, arguments.out, place)
+            slot = self.rows.slot(slots, place)
+            self.rows.write(arguments.tokens, slot, arguments.out, place)
             if cutlass.const_expr(self.rows.per_token):
                 ptx.barrier_cta_sync()  # shared memory is that of the next turn, too
 

@@ -36,8 +36,8 @@ def attention_kernels(
     """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not.
 
     With ``quantized``, those whose result leaves as NVFP4; with ``rotates``, those that rotate and
-    store what they can, for angles and norms in the model's dtype. Splits of a prefill, whose rows are of
-    several CTAs, are merged by a kernel apart.
+    store what they can, for angles and norms in the model's dtype. Splits of a prefill, whose rows
+    are of several CTAs, are merged by a kernel apart.
     """
     found: list[KernelSpec] = []
     for window, cache in product(attention.windows, caches):

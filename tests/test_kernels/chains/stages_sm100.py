@@ -13,6 +13,8 @@
 | cache | the indexer's pages; read cache: the same, to be overwritten |
 | logits | float32 (8, 32) |
 | lists | indices and their valid numbers, int32 (8, 4) and (8,) |
+
+Those of a mixture of experts are in ``stages_experts``.
 """
 
 from collections.abc import Callable
@@ -32,6 +34,7 @@ from nvfp4_kernels.indexer.topk.tile import TopkTile, bitmap_words
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_weight
 from tests.test_kernels.attention.attention_cases import Case as AttentionCase
 from tests.test_kernels.attention.attention_cases import starts
+from tests.test_kernels.chains import stages_experts
 from tests.test_kernels.chains.stage import Stage, Value
 from tests.test_kernels.indexer import best_keys_cases, topk_cases
 
@@ -99,6 +102,8 @@ GIVEN: dict[str, Callable[[], Value]] = {
     "read cache": cache_pages,
     "logits": lambda: torch.randn(TOKENS, KEYS),
     "lists": new_lists,
+    **stages_experts.GIVEN,
+    **stages_experts.NVFP4_GIVEN,
 }
 
 # --- activations and products -------------------------------------------------------------------
@@ -421,7 +426,10 @@ VECTORS = [
             pages,
         ),
     ),
-    Stage("indexer_topk", "indexer.topk", "logits", ("lists",), lambda x: best(x, None)),
+    Stage(
+        "indexer_topk", "indexer.topk", "logits", ("lists", "choices"),
+        lambda x: (found := best(x, None)[0], found[0]),
+    ),
     Stage("indexer_topk, lens", "indexer.topk", "lists", ("lists",), lambda x: best(None, x[1])),
 ]  # fmt: skip
 
@@ -454,4 +462,12 @@ SCORES = [
     *(stage for top_k in (0, TOP_K) for stage in _scores(top_k)),
     Stage("indexer_score_topk, splits", "indexer.sm100", "queries", ("lists",), best_of_splits),
 ]
-STAGES = [*PRODUCTS, *QUANTIZERS, *ATTENTION, *ROTATION, *VECTORS, *SCORES]
+STAGES = [
+    *PRODUCTS,
+    *QUANTIZERS,
+    *ATTENTION,
+    *ROTATION,
+    *VECTORS,
+    *SCORES,
+    *stages_experts.SM100,
+]

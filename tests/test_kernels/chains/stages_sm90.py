@@ -13,7 +13,7 @@ from nvfp4_kernels.fragments import Fragments, to_fragments
 from nvfp4_kernels.gemm.sm90.choose import with_store
 from nvfp4_kernels.gemm.sm90.tile import Tile
 from nvfp4_kernels.nvfp4 import quantize_weight
-from tests.test_kernels.chains import stages_sm100
+from tests.test_kernels.chains import stages_experts, stages_sm100
 from tests.test_kernels.chains.stage import Stage, Value
 from tests.test_kernels.chains.stages_sm100 import (
     EPS,
@@ -29,7 +29,11 @@ from tests.test_kernels.decode_attention.decode_cases import arguments, case
 from tests.test_kernels.decode_attention.decode_shapes import Chosen
 
 KINDS = ("rows", "cache", "read cache", "logits", "lists")
-GIVEN: dict[str, Callable[[], Value]] = {kind: stages_sm100.GIVEN[kind] for kind in KINDS}
+GIVEN: dict[str, Callable[[], Value]] = {
+    **{kind: stages_sm100.GIVEN[kind] for kind in KINDS},
+    **stages_experts.GIVEN,
+    **stages_experts.FLOAT_GIVEN,
+}
 
 
 @cache
@@ -110,4 +114,5 @@ STAGES = [
         for what in ("q", "key", "value")
     ),
     *VECTORS,
+    *stages_experts.SM90,
 ]  # fmt: skip

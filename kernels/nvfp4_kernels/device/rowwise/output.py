@@ -62,8 +62,9 @@ class RowQuantizer:
 
     def write(self, place: Place, rows: list[Vector]) -> None:
         """Quantise ``rows``: this thread's 16 elements of every step, of the input's dtype."""
-        largest_of = [amax(elements) for elements in rows]
-        scale = self._scale(place, largest_of)
+        given = None if self.per_token else Array(self.scale, shape=(1,)).load(0)
+        largest_of = [amax(elements) for elements in rows]  # waits for the rows: loads come first
+        scale = self._scale(place, largest_of, given)
         written = []
         for step, elements in enumerate(rows):
             values = widen(again(elements) if self.per_token else elements)
@@ -85,9 +86,9 @@ class RowQuantizer:
         if place.line_rows:
             store_lines(place, written, self.scales)
 
-    def _scale(self, place: Place, found: list[Float32]) -> GlobalScale:
-        if not self.per_token:
-            return global_scale(Array(self.scale, shape=(1,)).load(0))
+    def _scale(self, place: Place, found: list[Float32], given: Float32 | None) -> GlobalScale:
+        if given is not None:
+            return global_scale(given)
         scale = row_scale(reduce_row(place, functools.reduce(largest, found), largest))
         _store_row_scale(place, scale, self.scale)
         return global_scale(scale)

@@ -31,6 +31,7 @@ from nvfp4_kernels.gemm.sm100.scheduler import (
     RasterOrder,
     clusters_across,
     counted,
+    counting,
     raster_order,
     scheduler_state,
 )
@@ -235,22 +236,26 @@ class BlockScaledGemm:
         )
         if warp == WEIGHTS_WARP:
             init_barriers(barriers, partials, tile, stages)
+            state = counting(tile, state)
             lifetime.start(initialises=True)
             if ptx.elect_sync():
                 loader.run_weights(m_side, n_side, barriers, counted(tile, state))
             lifetime.arrive_end(warp)
         elif warp == TOKENS_WARP:
+            state = counting(tile, state)
             lifetime.start(initialises=False)
             if ptx.elect_sync():
                 loader.run_tokens(m_side, n_side, barriers, counted(tile, state))
             lifetime.arrive_end(warp)
         elif warp == MMA_WARP:
+            state = counting(tile, state)
             lifetime.start(initialises=False)
             lifetime.allocated()
             if rank % tile.ctas == 0:
                 mma.run(m_side, n_side, barriers, tensor.load(), counted(tile, state))
             lifetime.arrive_end(warp)
         else:
+            state = counting(tile, state)
             lifetime.start(initialises=False)
             if warp == 0:
                 ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)

@@ -43,7 +43,7 @@ def grouped_gemm(
     one: this is ``grouped_silu_mul_gemm`` too. Tiles beyond ``groups[0]`` are not touched.
 
     ``routed_before``: the launch before this one is a product of the same routing, which has waited
-    for it, see ``scheduler.counted``. Weights are then loaded while that product ends.
+    for it, see ``scheduler.counting``. Weights are then loaded while that product ends.
 
     ``given``, which must fit: that tile, not what would be chosen.
 

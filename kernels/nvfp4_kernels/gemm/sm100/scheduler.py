@@ -56,7 +56,8 @@ class SchedulerState:
     Attributes:
         first: number of its cluster's first tile; the others follow ``tile_stride``.
         tile_stride: clusters of the grid.
-        num_tiles: how many tiles there are; of a grouped product not before ``counted``.
+        num_tiles: how many tiles there are; of a grouped product not before ``counted``, and from
+            ``counting`` on the token tiles in use.
         raster: of all tiles.
         cta_m, cta_n: of this CTA's tile among those of its cluster.
         weight_batch_stride: 1 if every matrix of the batch has weights of its own, else 0.
@@ -138,11 +139,11 @@ def scheduler_state(
 
 
 @cute.jit
-def counted(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
-    """``state`` of a role that begins: with its number of tiles where that is read on the device.
+def counting(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
+    """``state`` of a role that will begin: the count of a grouped product is on its way.
 
-    The batch is the outermost index of the raster order, so that only its end is not known to the
-    host. The kernel before may be the one that routes; then all of this one waits for it. With
+    A role asks for it before it waits for other warps, and uses it after, see ``counted``. The
+    kernel before may be the one that routes; then all of this one waits for it. With
     ``routed_before`` it is a product that has read the same groups: it lets this kernel start after
     its own wait for the routing, which has therefore ended, so that its results are in memory, and
     nobody overwrites them before this kernel ends too.
@@ -151,8 +152,20 @@ def counted(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
         return state
     if cutlass.const_expr(tile.counts_first):
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+    return replace(state, num_tiles=Array(state.groups, shape=(1,)).load(0))
+
+
+@cute.jit
+def counted(tile: cutlass.Constexpr, state: SchedulerState) -> SchedulerState:
+    """``state`` after ``counting``: with the number of tiles of the cluster.
+
+    The batch is the outermost index of the raster order, so that only its end is not known to the
+    host.
+    """
+    if cutlass.const_expr(not tile.grouped):
+        return state
     raster = state.raster
-    tiles = Array(state.groups, shape=(1,)).load(0) * (raster.across_m * raster.across_n)
+    tiles = state.num_tiles * (raster.across_m * raster.across_n)
     # From this cluster's first tile on every ``tile_stride``-th, if there are as many.
     return replace(
         state, num_tiles=(tiles + state.tile_stride - 1 - state.first) // raster.clusters

@@ -60,7 +60,7 @@ class Tile:
         grouped: whether it is of a grouped product: each matrix of the batch is a tile of tokens
             whose weights are those of its expert, and their number is read on the device.
         routed_before: of a grouped product, whether the routing was complete before the launch
-            before this one began, see ``scheduler.counted``.
+            before this one began, see ``scheduler.counting``.
     """
 
     columns: int = 128

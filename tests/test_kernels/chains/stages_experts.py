@@ -1,0 +1,209 @@
+"""Stages of a mixture of two experts, for both architectures: eight tokens of 256 elements.
+
+| kind | what it is |
+|---|---|
+| choices | int32 (8, 4), the experts of each token; of 32, which two experts stand for in turn |
+| routing | a ``Routing`` |
+| tokens | bfloat16 (8, 256), a layer's input or result |
+| tiles, wide tiles | a routing, and what the first or the second product multiplies |
+| scaled tiles | the same as tiles, with a row scale |
+| tile rows | a routing, and 16-bit rows in tiles: the first product's, not quantised |
+| results | a routing, and the second product's |
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nvfp4_kernels as ops
+from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.fragments import to_fragments
+from nvfp4_kernels.nvfp4 import quantize_weight
+from nvfp4_kernels.routing import Routing
+from tests.test_kernels.chains.stage import Stage, Value
+
+TOKENS, HIDDEN, TOP_K = 8, 256, 4
+EXPERTS, ALL_EXPERTS, TILE_TOKENS = 2, 32, 8
+
+
+def new_tokens() -> Tensor:
+    return torch.randn(TOKENS, HIDDEN).bfloat16()
+
+
+def new_choices() -> Tensor:
+    return torch.randint(0, ALL_EXPERTS, (TOKENS, TOP_K), dtype=torch.int32)
+
+
+def expert_map() -> Tensor:
+    return torch.arange(ALL_EXPERTS, dtype=torch.int32) % EXPERTS
+
+
+def new_routing() -> Routing:
+    """The reference's routing."""
+    from nvfp4_kernels.moe_route.reference import moe_route
+
+    return Routing(*moe_route(new_choices(), expert_map(), EXPERTS, TILE_TOKENS))
+
+
+def new_tiles() -> Value:
+    """The reference's NVFP4 tokens in tiles."""
+    from nvfp4_kernels.moe_quantize.reference import moe_quantize
+
+    routing = new_routing()
+    return (routing, *moe_quantize(new_tokens(), routing, scale(), None, 1))
+
+
+def new_scaled_tiles() -> Value:
+    routing, *operand = new_tiles()
+    return (routing, *operand, torch.rand(routing.slots.shape))
+
+
+def new_tile_rows() -> Value:
+    routing = new_routing()
+    return routing, torch.randn(*routing.slots.shape, HIDDEN).bfloat16()
+
+
+NVFP4_GIVEN: dict[str, Callable[[], Value]] = {
+    "tiles": new_tiles, "wide tiles": new_tiles, "scaled tiles": new_scaled_tiles
+}  # fmt: skip
+FLOAT_GIVEN: dict[str, Callable[[], Value]] = {"tiles": new_tile_rows, "wide tiles": new_tile_rows}
+GIVEN: dict[str, Callable[[], Value]] = {
+    "choices": new_choices,
+    "routing": new_routing,
+    "tokens": new_tokens,
+    "tile rows": new_tile_rows,
+    "results": new_tile_rows,
+}
+
+
+def scale() -> Tensor:
+    """Global scale, float32 ()."""
+    return torch.tensor(0.01)
+
+
+@cache
+def weight(gated: bool, fragments: bool) -> tuple[Tensor, Tensor]:
+    """Data and scales of every expert's weight, the same one."""
+    one = quantize_weight(torch.randn(HIDDEN, HIDDEN))
+    blocked = one.to_blocked()
+    parts = to_fragments(one.data, one.scales) if fragments else (blocked.data, blocked.scales)
+    batch = (EXPERTS, 2) if gated else (EXPERTS,)
+    data, scales = (part.expand(*batch, *part.shape).contiguous() for part in parts)
+    return data, scales
+
+
+def routed(choices: Tensor) -> tuple[Value, ...]:
+    """Result of ``moe_route``."""
+    return (ops.moe_route(choices, EXPERTS, TILE_TOKENS, expert_map()),)
+
+
+def entered(
+    op: str, scales: tuple[Tensor, ...], routing: Routing | None, tokens: Tensor | None
+) -> tuple[Value, ...]:
+    """Tokens in tiles by ``moe_quantize`` or its like, with what is not given made anew."""
+    tokens = new_tokens() if tokens is None else tokens
+    routing = routing or new_routing()
+    found = getattr(ops, op)(tokens, routing, *scales)
+    return ((routing, *(found if isinstance(found, tuple) else (found,))),)
+
+
+def routed_and_entered(
+    op: str, scales: tuple[Tensor, ...], choices: Tensor | None, tokens: Tensor | None
+) -> tuple[Value, ...]:
+    """The same by the ops that route, too."""
+    tokens = new_tokens() if tokens is None else tokens
+    choices = new_choices() if choices is None else choices
+    return (getattr(ops, op)(tokens, choices, EXPERTS, TILE_TOKENS, *scales, expert_map()),)
+
+
+def requantized(rows: Value) -> tuple[Value, ...]:
+    """Rows in tiles by ``moe_quantize_per_token``."""
+    return entered("moe_quantize_per_token", (), *rows)
+
+
+def product(
+    arch: str, gated: bool, quantized: bool, early: bool, tiles: Value
+) -> tuple[Value, ...]:
+    """A product, as its op launches it; ``early``: the routing was complete before the last launch.
+
+    No op's argument says so: the plugin calls what the table of kernels names.
+    """
+    routing, *operand = tiles
+    a, a_scales, row_scale = (*operand, None, None)[:3]
+    launch = import_module(f"nvfp4_kernels.gemm.{arch.replace('_', '')}.launch_grouped")
+    given: dict[str, Any] = {
+        "row_scale": row_scale,
+        "n": HIDDEN,
+        "out_global_scale": torch.full((EXPERTS,), 0.01) if quantized else None,
+        "activation": SILU if gated else None,
+        "out_dtype": torch.float32 if quantized else torch.bfloat16,
+    }
+    if early:
+        given["routed_before"] = True
+    run = launch.grouped_silu_mul_gemm if gated else launch.grouped_gemm
+    alpha = torch.ones(EXPERTS, 2) if gated else torch.ones(EXPERTS)
+    found = run(a, a_scales, routing.groups, *weight(gated, arch == "sm_90"), alpha, **given)
+    return ((routing, *(part for part in found if part is not None)),)
+
+
+def combined(results: Value) -> tuple[Value, ...]:
+    """Result of ``moe_combine``."""
+    routing, y = results
+    return (ops.moe_combine(y, routing.rows),)
+
+
+def _entering(op: str, scales: tuple[Tensor, ...], gives: str = "tiles") -> list[Stage]:
+    """An op that brings tokens to tiles, after the one that routes and after the layer before.
+
+    What follows reads the same of both, and follows the former only.
+    """
+    is_routing = op.startswith("moe_route")
+    run, takes = (routed_and_entered, "choices") if is_routing else (entered, "routing")
+    source = "moe_route_quantize" if is_routing else "moe_quantize"
+    return [
+        Stage(f"{op}, {takes}", source, takes, (gives,), lambda x: run(op, scales, x, None)),
+        Stage(f"{op}, tokens", source, "tokens", (), lambda x: run(op, scales, None, x)),
+    ]
+
+
+def _products(arch: str) -> list[Stage]:
+    """Both products."""
+    first = partial(product, arch, True, arch == "sm_100", False)
+    early = partial(product, arch, False, False, True)
+    source = "grouped_gemm"
+    return [
+        Stage("grouped_silu_mul_gemm", source, "tiles", ("wide tiles",), first),
+        Stage("grouped_gemm, early", source, "wide tiles", ("results",), early),
+    ]
+
+
+_ROUTE = Stage("moe_route", "moe_route", "choices", ("routing",), routed)
+_COMBINE = Stage("moe_combine", "moe_combine", "results", ("tokens",), combined)
+SM100 = [
+    _ROUTE,
+    *_entering("moe_quantize", (scale(),)),
+    *_entering("moe_quantize_per_token", (), "scaled tiles"),
+    *_entering("moe_route_quantize", (scale(),)),
+    *_products("sm_100"),
+    Stage(
+        "grouped_silu_mul_gemm, 16 bits", "grouped_gemm", "scaled tiles", ("tile rows",),
+        partial(product, "sm_100", True, False, False),
+    ),
+    Stage(
+        "grouped_gemm, early, row scale", "grouped_gemm", "scaled tiles", (),
+        partial(product, "sm_100", False, False, True),
+    ),
+    Stage("moe_quantize, in tiles", "moe_quantize", "tile rows", ("scaled tiles",), requantized),
+    _COMBINE,
+]  # fmt: skip
+SM90 = [
+    _ROUTE,
+    *_entering("moe_gather", ()),
+    *_entering("moe_route_gather", ()),
+    *_products("sm_90"),
+    _COMBINE,
+]
