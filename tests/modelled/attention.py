@@ -130,7 +130,7 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
 
     from nvfp4_kernels.attention.sm100.epilogue import AttentionResult
     from nvfp4_kernels.attention.sm100.kernel import AttentionArguments
-    from nvfp4_kernels.attention.sm100.launch import NO_MERGE
+    from nvfp4_kernels.attention.sm100.launch import NO_MERGE, NO_ROTATION
     from nvfp4_kernels.attention.sm100.operands import Strides
     from nvfp4_kernels.attention.sm100.queries import Queries
     from nvfp4_kernels.attention.sm100.scheduler import SequenceLengths, Sizes
@@ -177,6 +177,7 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
         v_scale=scale,
         merge=NO_MERGE,
         counters=None,
+        rotation=NO_ROTATION,
         sizes=Sizes(
             batch=1,
             queries=shape.queries,

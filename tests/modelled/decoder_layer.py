@@ -39,10 +39,9 @@ class Row:
 
     Attributes:
         step: the launch.
-        us: from the end of the launch before to its end, with what is assumed.
+        us: from the end of the launch before to its end.
         gap: of that, until it may read what the launch before wrote.
         early: µs that it was open before that.
-        assumed: of ``us``, what is added to the trace.
         hbm_bytes: that it reads.
     """
 
@@ -50,7 +49,6 @@ class Row:
     us: float
     gap: float
     early: float
-    assumed: float
     hbm_bytes: float
 
     @property
@@ -89,12 +87,9 @@ def timed(launches: Launches, whole_chip: bool) -> Layer:
     rows = []
     last = timing.links[-len(launches) - 1 :]
     for (step, _), before, link in zip(launches, last[:-1], last[1:], strict=True):
-        assumed = sum(prices.ASSUMED[name] for name in step.assumed)
         gap = link.begun - before.ended
         early = link.begun - link.opened
-        rows.append(
-            Row(step, link.ended - before.ended + assumed, gap, early, assumed, link.hbm_bytes)
-        )
+        rows.append(Row(step, link.ended - before.ended, gap, early, link.hbm_bytes))
     return Layer(rows, timing)
 
 
@@ -127,11 +122,9 @@ def said(layer: Layer) -> str:
     lines = []
     for row in layer.rows:
         by = row.step.by if row.step.source == "traced" else f"{row.step.by}, {row.step.source}"
-        beside = f"; {row.assumed:.1f} assumed ({', '.join(row.step.assumed)})"
         lines.append(
             f"    {row.step.name:25} {by:18} {row.us:6.2f} µs, gap {row.gap:5.2f}, "
             f"least {row.least:5.2f}, open {row.early:5.2f} before"
-            f"{beside if row.step.assumed else ''}"
         )
     return "\n".join(lines)
 

@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096, help="of a prompt")
     names = (*VARIANTS, VLLM)
     parser.add_argument(
-        "--variant", choices=names, nargs="+", default=["norm+mlp", "today", "rotary_store", VLLM]
+        "--variant", choices=names, nargs="+", default=["vllm_rotation", "today", VLLM]
     )
     given = parser.parse_args()
     prefill = Prefill(Tracer("sm_100"), given.model, given.prompts, given.length)

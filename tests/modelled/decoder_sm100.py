@@ -54,18 +54,6 @@ class DecoderSm100:
         self._sizes = model.sizes(tokens, keys)
         self._known: dict[Step, Traced] = {}
 
-    def told(self, known_keys: int) -> "DecoderSm100":
-        """The same layer, with attention told of another longest sequence."""
-        other = DecoderSm100(self._tracer, self.model, self.tokens, self.keys, known_keys)
-        if "_mixture" in vars(self):
-            vars(other)["_mixture"] = self._mixture
-        other._known = {
-            step: traced
-            for step, traced in self._known.items()
-            if step.name not in ("paged_attention", "merge_segments")
-        }
-        return other
-
     @cached_property
     def attention_config(self) -> "tuple[AttentionTile, int]":
         """Tile, and the number of parts that keys are split into."""
@@ -102,10 +90,9 @@ class DecoderSm100:
     def _launch(self, step: Step) -> Traced | OpaqueLink:
         if step.source != "traced":
             return self._priced(step)
-        key = replace(step, assumed=())
-        if key not in self._known:
-            self._known[key] = replace(self._traced(step), label=step.name)
-        return self._known[key]
+        if step not in self._known:
+            self._known[step] = replace(self._traced(step), label=step.name)
+        return self._known[step]
 
     # Priced
 
@@ -133,6 +120,7 @@ class DecoderSm100:
                 "add_rms_norm_quantize": self._norm,
                 "quantize": self._quantize,
                 "paged_attention": self._attention,
+                "rotary_attention": self._attention,
                 "merge_segments": self._merge,
                 "rotary_store": self._rotary_store,
             }
@@ -199,7 +187,8 @@ class DecoderSm100:
             self.tokens, 1, self.keys, m.head_dim, kv_heads=m.kv_heads, group=m.heads // m.kv_heads
         )
         config = self.attention_config
-        return paged(self._tracer, shape, config, step.reads, step.quantizes, step.merges)
+        rotates = "" if step.name == "paged_attention" else "norm" if m.qk_norm else "plain"
+        return paged(self._tracer, shape, config, step.reads, step.quantizes, step.merges, rotates)
 
     def _merge(self, step: Step) -> Traced:
         import torch

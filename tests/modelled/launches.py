@@ -24,7 +24,6 @@ class Step:
         writes: name of the one it writes.
         quantizes: its result is NVFP4, where another one would be possible.
         merges: it is attention that merges the parts of split keys.
-        assumed: what a traced kernel is taken to do beside what was traced; empty for nothing.
     """
 
     name: str
@@ -34,7 +33,6 @@ class Step:
     writes: str
     quantizes: bool = False
     merges: bool = False
-    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,26 +46,27 @@ class Switches:
             (``fuse_attention``).
         attention_merges: the last CTA of a sequence merges the parts of split keys.
         rotary_store: one kernel of ours turns queries and keys, and stores keys and values.
-        attention_stores: decode attention does that itself.
+        attention_stores: decode attention does that itself (``rotary_attention``).
     """
 
     norm: bool = True
     mlp: bool = True
     attention_quantizes: bool = True
     attention_merges: bool = True
-    rotary_store: bool = False
-    attention_stores: bool = False
+    rotary_store: bool = True
+    attention_stores: bool = True
 
 
 TODAY = Switches()
-_BEFORE = replace(TODAY, attention_quantizes=False, attention_merges=False)
+_VLLMS_ROTATION = replace(TODAY, rotary_store=False, attention_stores=False)
+_BEFORE = replace(_VLLMS_ROTATION, attention_quantizes=False, attention_merges=False)
 VARIANTS = {
     "unfused": replace(_BEFORE, norm=False, mlp=False),
     "norm+mlp": _BEFORE,
     "norm+mlp+quantize": replace(_BEFORE, attention_quantizes=True),
+    "vllm_rotation": _VLLMS_ROTATION,
+    "rotary_store": replace(TODAY, attention_stores=False),
     "today": TODAY,
-    "rotary_store": replace(TODAY, rotary_store=True),
-    "attention_stores": replace(TODAY, attention_stores=True),
 }
 
 
@@ -158,10 +157,8 @@ def _attention(switches: Switches, kind: Kind) -> list[Step]:
     quantizes, split = switches.attention_quantizes, kind.split
     written = "attended in NVFP4" if quantizes else "attended"
     steps = [] if stores else _rotation(switches, kind)
-    attention = Step(
-        "paged_attention", "ours", "traced", "qkv" if stores else "rotated", written, quantizes,
-        assumed=("stores",) if stores else (),
-    )  # fmt: skip
+    name, read = ("rotary_attention", "qkv") if stores else ("paged_attention", "rotated")
+    attention = Step(name, "ours", "traced", read, written, quantizes)
     if split and not switches.attention_merges:
         steps.append(replace(attention, writes="parts", quantizes=False))
         steps.append(Step("merge_segments", "ours", "traced", "parts", written, quantizes))

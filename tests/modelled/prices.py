@@ -31,8 +31,6 @@ GEMM_START, GEMM_BANDWIDTH = 1.9, 7.0e6
 GEMM_RATE = 7.2e9  # FLOP in a µs: NVIDIA's kernel reaches 7.0 and 8.1 PFLOP/s of many tokens
 STEP_US = 30.0  # of a step beside its layers and lm_head: embedding, last norm, sampling
 ROUTER_US = 3.0  # 16-bit product of K = 2048, as cuBLAS has published times with launch of 5.1
-# What a traced kernel is taken to do beside what it was traced with.
-ASSUMED = {"stores": 0.4}  # turns what it reads from L2 before the first MMA, writes the key
 
 
 @dataclass(frozen=True)

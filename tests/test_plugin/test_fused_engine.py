@@ -21,6 +21,8 @@ from vllm_fp4_plugin.attention import cache, impl, rotation, rotation_flow
 pytestmark = pytest.mark.slow
 
 ROUNDING = 0.05  # moved by one rounding less in each MLP; seen: .016
+# What ops' kernels are called that the list of launches has under another name.
+OPS = dict.fromkeys(("qkv_proj", "o_proj", "down_proj"), "gemm") | {"gate_up_proj": "silu_mul_gemm"}
 NORM = "nvfp4_add_rms_norm_quantize/reference (cpu)"
 
 
@@ -112,9 +114,6 @@ def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) ->
     first = launched.pop("rms_norm_quantize")  # of a step's first layer, without a residual
     assert first == layers / 2
     launched["add_rms_norm_quantize"] += first
-    assert {name: count / layers for name, count in launched.items()} == {
-        "add_rms_norm_quantize": 2,
-        "gemm": 3,
-        "rotary_attention": 1,
-        "silu_mul_gemm": 1,
-    }
+    # The list that the time of a layer is modelled from.
+    listed = Counter(OPS.get(step.name, step.name) for step in launches(TODAY))
+    assert {name: count / layers for name, count in launched.items()} == listed
