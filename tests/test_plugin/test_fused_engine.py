@@ -15,6 +15,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
 from tests.engine import Run, distance, run
+from tests.modelled.launches import TODAY, launches
 from vllm_fp4_plugin import linear_op, norm_op
 from vllm_fp4_plugin.attention import cache, impl, rotation, rotation_flow
 
