@@ -6,12 +6,10 @@ import math
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.kernels import MAX_HEAD_DIM
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 from nvfp4_kernels.dispatch import Mode
-
-DTYPES = (torch.bfloat16, torch.float16)
+from nvfp4_kernels.heads import check_cache, check_form, check_heads, check_queries
 
 
 def check_dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scoring: Scoring) -> None:
@@ -109,18 +107,6 @@ def check_paged(
     return mode
 
 
-def check_out(out: Tensor, q: Tensor) -> None:
-    """Raise unless ``out`` fits ``q`` and is contiguous."""
-    check_dtype("out", out, (q.dtype,))
-    check_shape("out", out, q.shape, "one row per row of q")
-    check_same_device(q=q, out=out)
-    if not out.is_contiguous():
-        raise InvalidArgument(
-            f"out: strides are {out.stride()} for shape {tuple(out.shape)}, must be contiguous; "
-            "leave it out and copy the result"
-        )
-
-
 def check_counters(counters: Tensor | None, q: Tensor, kv_cache: Tensor, seq_lens: Tensor) -> None:
     """Raise unless ``counters``, if given, has one for each sequence and KV head."""
     if counters is None:
@@ -135,77 +121,16 @@ def check_counters(counters: Tensor | None, q: Tensor, kv_cache: Tensor, seq_len
     check_same_device(q=q, counters=counters)
 
 
-def check_queries(q: Tensor, form: str) -> None:
-    """Raise unless ``q`` has a supported dtype, the dimensions of ``form`` and a supported D."""
-    check_dtype("q", q, DTYPES)
-    _check_form("q", q, form)
-    head_dim = q.shape[-1]
-    if head_dim % 16 or not 0 < head_dim <= MAX_HEAD_DIM:
-        raise InvalidArgument(
-            f"q: D is {head_dim}, must be a multiple of 16 from 16 to {MAX_HEAD_DIM}; pad q, k and "
-            "v with zeros and pass scale"
-        )
-
-
 def _check_keys(q: Tensor, k: Tensor, v: Tensor, form: str) -> None:
     for name, x in (("k", k), ("v", v)):
         check_dtype(name, x, (q.dtype,))
-        _check_form(name, x, form)
+        check_form(name, x, form)
         if x.shape[-1] != q.shape[-1]:
             raise InvalidArgument(
                 f"{name}: D is {x.shape[-1]}, must be {q.shape[-1]} as q's; pad it with zeros"
             )
     check_shape("v", v, k.shape, "one value per key")
-    _check_heads("k", q.shape[-2], k.shape[-2])
-
-
-def check_cache(
-    q: Tensor, kv_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
-) -> Mode:
-    """Raise unless ``kv_cache`` and its scales fit ``q``; return the mode."""
-    check_dtype("kv_cache", kv_cache, (q.dtype, torch.float8_e4m3fn))
-    _check_form("kv_cache", kv_cache, "(pages, Hkv, page_size, 2·D)")
-    if kv_cache.shape[-1] != 2 * q.shape[-1]:
-        raise InvalidArgument(
-            f"kv_cache: its last dimension is {kv_cache.shape[-1]}, must be {2 * q.shape[-1]}, "
-            "twice q's D; put a key and its value side by side"
-        )
-    if kv_cache.shape[2] == 0:
-        raise InvalidArgument("kv_cache: page_size is 0, must be positive; 16 is usual")
-    _check_heads("kv_cache", q.shape[-2], kv_cache.shape[1])
-    fp8 = kv_cache.dtype == torch.float8_e4m3fn
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if fp8 and scale is None:
-            raise InvalidArgument(
-                f"{name}: is missing, must be given with a float8_e4m3fn cache; pass a float32 "
-                "scalar tensor, 1 if there is no scale"
-            )
-        if not fp8 and scale is not None:
-            raise InvalidArgument(
-                f"{name}: is given with a cache of q's dtype, which has no scale; leave it out"
-            )
-        if scale is not None:
-            check_dtype(name, scale, (torch.float32,))
-            check_shape(name, scale, (), "one scale for the whole cache")
-    return "fp8_kv" if fp8 else "float"
-
-
-def _check_form(name: str, x: Tensor, form: str) -> None:
-    dims = form.count(",") + 1
-    if x.ndim != dims:
-        raise InvalidArgument(f"{name}: shape is {tuple(x.shape)}, must be {form}; reshape it")
-    if x.numel() and x.stride(-1) != 1:
-        raise InvalidArgument(
-            f"{name}: strides are {x.stride()}, the last must be 1; call contiguous() on it"
-        )
-
-
-def _check_heads(name: str, query_heads: int, key_heads: int) -> None:
-    if key_heads == 0 or query_heads == 0 or query_heads % key_heads:
-        raise InvalidArgument(
-            f"{name}: has {key_heads} heads, q's {query_heads} must be a multiple of them; "
-            "repeat heads of keys and values, or check q"
-        )
+    check_heads("k", q.shape[-2], k.shape[-2])
 
 
 def check_sinks(sinks: Tensor | None, q: Tensor) -> None:

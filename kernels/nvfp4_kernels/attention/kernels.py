@@ -1,8 +1,8 @@
 """Kernels of the attention ops, and the head sizes they take."""
 
 from nvfp4_kernels.dispatch import Entry, KernelTable, Mode
+from nvfp4_kernels.heads import MAX_HEAD_DIM
 
-MAX_HEAD_DIM = 256
 MAX_ROTARY_ROWS = 128  # queries of a KV head that one CTA has, whose tokens' keys it stores
 
 ATTENTION_KERNELS = KernelTable(

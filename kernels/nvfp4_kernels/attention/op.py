@@ -5,15 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.arguments import (
-    check_counters,
-    check_dense,
-    check_out,
-    check_paged,
-    check_varlen,
-)
+from nvfp4_kernels.attention.arguments import check_counters, check_dense, check_paged, check_varlen
 from nvfp4_kernels.attention.kernels import ATTENTION_KERNELS, PAGED_KERNELS
 from nvfp4_kernels.attention.scoring import Scoring
+from nvfp4_kernels.heads import check_out
 
 
 def attention(

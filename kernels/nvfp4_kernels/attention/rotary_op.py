@@ -5,10 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.arguments import check_counters, check_out, check_paged
+from nvfp4_kernels.attention.arguments import check_counters, check_paged
 from nvfp4_kernels.attention.kernels import MAX_ROTARY_ROWS, ROTARY_KERNELS
 from nvfp4_kernels.attention.op import scoring_of
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.heads import check_out
 from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
 from nvfp4_kernels.rotary_store.arguments import check_rotary_store
 

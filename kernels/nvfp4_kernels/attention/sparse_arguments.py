@@ -4,9 +4,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.arguments import (
-    check_cache,
     check_indices,
-    check_queries,
     check_scoring,
     check_sinks,
     check_start_shape,
@@ -15,6 +13,7 @@ from nvfp4_kernels.attention.arguments import (
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import InvalidArgument, check_same_device, check_shape
 from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.heads import check_cache, check_queries
 
 
 def check_sparse(

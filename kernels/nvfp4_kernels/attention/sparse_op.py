@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.arguments import check_out
 from nvfp4_kernels.attention.kernels import SPARSE_KERNELS
 from nvfp4_kernels.attention.op import new_result, scoring_of
 from nvfp4_kernels.attention.sparse_arguments import check_sparse
+from nvfp4_kernels.heads import check_out
 
 
 def sparse_attention(

@@ -3,17 +3,11 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.arguments import (
-    check_cache,
-    check_indices,
-    check_out,
-    check_queries,
-    check_scoring,
-    check_sinks,
-)
+from nvfp4_kernels.attention.arguments import check_indices, check_scoring, check_sinks
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
+from nvfp4_kernels.heads import check_cache, check_out, check_queries
 
 
 def check_decode(

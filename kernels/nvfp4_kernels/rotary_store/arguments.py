@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.attention.arguments import check_cache, check_out, check_queries
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
 from nvfp4_kernels.dispatch import Mode
+from nvfp4_kernels.heads import check_cache, check_out, check_queries
 
 
 def check_rotary_store(
