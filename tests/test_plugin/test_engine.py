@@ -122,7 +122,8 @@ def test_modelopt(modelopt: Path, reference: Run, engine: Callable[..., Run]) ->
     assert served.report[:5] == [
         f"qkv_proj ×2: {GEMM}, W4A4 static",
         f"o_proj ×2: {GEMM}, W4A4 static",
-        "attn ×2: nvfp4_paged_attention_fp8_kv/reference (cpu), fp8_e4m3 KV cache, by default",
+        "attn ×2: nvfp4_paged_attention_fp8_kv/reference (cpu), fp8_e4m3 KV cache, by default; "
+        "queries and keys rotated; result quantised for o_proj",
         "gate_up_proj ×2: nvfp4_silu_mul_gemm/reference (cpu), W4A4 static, "
         "result quantised for down_proj",
         f"down_proj ×2: {GEMM}, W4A4 static",

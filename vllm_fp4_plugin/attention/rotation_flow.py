@@ -8,7 +8,6 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.rotary_store.kernels import KERNELS
 from nvfp4_kernels.rotary_store.tile import PART
-from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.attention.rotation import Rotation, Unnormalised, Unrotated
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.quantizing_norm import QuantizingNorm
@@ -62,7 +61,6 @@ def obstacle(owners: Sequence[Any], name: str, rotary_name: str) -> str:
         "it is called with them in another order": [flow.uses for flow in flows]
         != [frozenset({Use(name, place)}) for place in (0, 1)],
         "its keys are another layer's": attention.impl.kv_sharing_target_layer_name is not None,
-        "this attention stores keys itself": type(attention.impl) is not PagedAttentionImpl,
         "there is no kernel for it here": kernel_of(attention) is None,
         f"it rotates {rotary.rotary_dim} elements of heads of {rotary.head_size}": (
             rotary.rotary_dim % PART != 0 or rotary.head_size != attention.head_size

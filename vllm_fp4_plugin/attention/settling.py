@@ -35,7 +35,8 @@ def settle(
     if not owners:
         return
     for name, module in list(owners[0]._modules.items()):
-        if isinstance(module, Attention) and isinstance(module.impl, PagedAttentionImpl):
+        # Hopper's stores keys itself, and its products take 16 bits.
+        if isinstance(module, Attention) and type(module.impl) is PagedAttentionImpl:
             said = [_settle_rotation(owners, name, module, options)]
             if plan.quantizer is not None and quantizing.feeds(owners[0], name, layer):
                 said.append(_settle_result(owners[0], name, layer, plan, options))

@@ -1,0 +1,143 @@
+"""Measured host time of a decoder layer: what Python and torch take to launch it, eager.
+
+    python -m tests.modelled.host
+
+A vLLM engine on CPU decodes one token at a time with the kernels of sm_100 on a device that does
+nothing: ops check their arguments, allocate results and put launch arguments together, and launch
+nobody. Norms, rotation and store of vLLM's, where a layer has them, are its C++ ops on one token.
+Times are medians, in turns, of one process: only their ratio means anything.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import tiny_llama
+from tests.engine import started
+
+TOKENS, TURNS = 60, 3
+OPTIONS: dict[str, dict[str, bool]] = {
+    "each op alone": {"fuse_mlp": False, "fuse_norm": False, "fuse_attention": False},
+    "handed over": {},
+}
+CPU_CHECKS = {  # of contents, which are not read on a GPU
+    "nvfp4_kernels.attention.arguments": (
+        "check_starts", "_check_longest", "_check_lengths", "_check_pages",
+    ),
+    "nvfp4_kernels.attention.rotary_op": ("_check_positions",),
+    "nvfp4_kernels.rotary_store.arguments": ("_check_contents",),
+}  # fmt: skip
+
+
+@contextmanager
+def null_device() -> Iterator[None]:
+    """Within, ops on CPU tensors take the kernels of sm_100, whose launches do nothing."""
+    from nvfp4_kernels import compile as compiler
+    from nvfp4_kernels.devices import standing_in
+
+    with standing_in("cpu", "sm_100"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "compiled", lambda *_: lambda *_: None)
+        for module, names in CPU_CHECKS.items():
+            for name in names:
+                patch.setattr(import_module(module), name, lambda *_: None)
+        _as_on_a_gpu(patch)
+        yield
+
+
+def _as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """One C++ op each for what vLLM runs in several on CPU."""
+    from vllm.model_executor.layers.layernorm import RMSNorm
+    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+    from vllm_fp4_plugin.attention import cache
+
+    ops = torch.ops._C
+
+    def norm(self: Any, x: Tensor, residual: Tensor | None = None) -> Any:
+        if residual is not None:
+            ops.fused_add_rms_norm(x, residual, self.weight.data, self.variance_epsilon)
+            return x, residual
+        out = torch.empty_like(x)
+        ops.rms_norm(out, x, self.weight.data, self.variance_epsilon)
+        return out
+
+    def rotate(self: Any, positions: Tensor, query: Tensor, key: Tensor) -> Any:
+        # In place, on rows side by side, as on a GPU.
+        query, key = query.contiguous(), key.contiguous()
+        table = self.cos_sin_cache
+        ops.rotary_embedding(positions, query, key, self.head_size, table, self.is_neox_style)
+        return query, key
+
+    patch.setattr(RMSNorm, "forward_native", norm)
+    patch.setattr(RMSNorm, "forward_cuda", norm)
+    patch.setattr(RotaryEmbedding, "forward", rotate)
+    patch.setattr(cache, "write", lambda key, value, pages, slots, *_: slots.add_(0))
+
+
+def layer_times(model: Path, options: dict[str, bool]) -> list[float]:
+    """Seconds of each call of a decoder layer with one token."""
+    from vllm import SamplingParams
+    from vllm.model_executor.models.llama import LlamaDecoderLayer
+
+    found: list[float] = []
+    forward = LlamaDecoderLayer.forward
+
+    def timed(self: Any, positions: Tensor, *rest: Any) -> Any:
+        start = time.perf_counter()
+        result = forward(self, positions, *rest)
+        if len(positions) == 1:
+            found.append(time.perf_counter() - start)
+        return result
+
+    arguments = {"additional_config": {"nvfp4_tc": options}, "kv_cache_dtype": "bfloat16"}
+    with (
+        null_device(),
+        started(str(model), **arguments) as engine,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(LlamaDecoderLayer, "forward", timed)
+        sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+        engine.generate(["def"], sampling, use_tqdm=False)
+    return found
+
+
+def measured() -> dict[str, float]:
+    """Median microseconds of a layer for each of ``OPTIONS``."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process is the one that is patched
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+
+    with tempfile.TemporaryDirectory() as directory:
+        source = tiny_llama.save(Path(directory) / "bf16", head_dim=64)
+        text = Path(directory) / "text"
+        text.write_text(tiny_llama.TEXT * 20)
+        model = Path(directory) / "nvfp4"
+        quantize_checkpoint(source, model, calibrate=text, seq_len=64)
+        found: dict[str, list[float]] = {name: [] for name in OPTIONS}
+        for _ in range(TURNS):
+            for name, options in OPTIONS.items():
+                found[name] += layer_times(model, options)
+    return {name: statistics.median(times) * 1e6 for name, times in found.items()}
+
+
+def main() -> None:
+    """Print a line for each of ``OPTIONS``, and the ratio."""
+    found = measured()
+    for name, us in found.items():
+        print(f"{name}: {us:.0f} µs of host time a layer")
+    alone, handed_over = found.values()
+    print(f"ratio: {handed_over / alone:.2f}")
+
+
+if __name__ == "__main__":
+    main()
