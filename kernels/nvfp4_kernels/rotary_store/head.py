@@ -172,9 +172,51 @@ class Heads:
         return rounded("sub", *products), rounded("add", *crossed)
 
 
-def to_e4m3(piece: Vector, scale: Float32) -> Vector:
-    """Bytes of ``piece / scale`` in E4M3: to nearest even, saturating."""
-    values = [rounded("div", value, scale) for value in widen(piece).to_elements()]
+@dataclass(frozen=True)
+class Divisor:
+    """A scale of the cache, from 2^-126 up to below 2^127, as division by it uses it.
+
+    A quotient that is off by two ulps at the most is corrected twice by its remainder, which is
+    exact; the second time it is then rounded as a division is. That takes no branch, which each
+    ``div.rn`` does.
+
+    Attributes:
+        unit: power of two that brings the scale to ``mantissa``.
+        mantissa: from 1 up to below 2.
+        reciprocal: of ``mantissa``, rounded.
+        limit: what all greater dividends are taken for, as they saturate: 512 times ``mantissa``.
+    """
+
+    unit: Float32
+    mantissa: Float32
+    reciprocal: Float32
+    limit: Float32
+
+    @staticmethod
+    def of(scale: Float32) -> "Divisor":
+        """Take a scale apart, once per thread."""
+        bits = scale.bitcast(Uint32)
+        mantissa = Uint32(bits & 0x7FFFFF | 0x3F800000).bitcast(Float32)
+        unit = Uint32(Uint32(254 << 23) - (bits & 0x7F800000)).bitcast(Float32)
+        reciprocal = rounded("div", Float32(1.0), mantissa)
+        return Divisor(unit, mantissa, reciprocal, mantissa * 512.0)
+
+    def quotient(self, value: Float32) -> Float32:
+        """Value over scale, rounded to nearest even; past 512 in magnitude, 512."""
+        dividend = cute.arch.fmin(value * self.unit, self.limit, nan=True)
+        dividend = cute.arch.fmax(dividend, -self.limit, nan=True)
+        found = dividend * self.reciprocal
+        for _ in range(2):
+            remainder = cute.math.fma(-found, self.mantissa, dividend)
+            found = cute.math.fma(remainder, self.reciprocal, found)
+        # A remainder of zero makes a negative zero positive.
+        sign = value.bitcast(Uint32) & Uint32(0x80000000)
+        return Uint32(found.bitcast(Uint32) & Uint32(0x7FFFFFFF) | sign).bitcast(Float32)
+
+
+def to_e4m3(piece: Vector, scale: Divisor) -> Vector:
+    """Bytes of ``piece`` over ``scale`` in E4M3: to nearest even, saturating."""
+    values = [scale.quotient(value) for value in widen(piece).to_elements()]
     words = [
         ptx.inline_ptx(
             "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "

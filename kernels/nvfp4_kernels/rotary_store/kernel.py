@@ -11,7 +11,7 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.rotary_store.head import LOAD_BYTES, Heads, Part, part_of, to_e4m3
+from nvfp4_kernels.rotary_store.head import LOAD_BYTES, Divisor, Heads, Part, part_of, to_e4m3
 from nvfp4_kernels.rotary_store.pages import PagedCache, TokenHeads, store_pair
 from nvfp4_kernels.rotary_store.tile import RotaryStoreTile, Variant
 
@@ -196,8 +196,8 @@ class RotaryStore:
         key = heads.rotated(key, angles, part)
         if cutlass.const_expr(variant.fp8):
             key, value = (
-                [to_e4m3(piece, scale) for piece in pieces]
-                for pieces, scale in zip((key, value), scales, strict=True)
+                [to_e4m3(piece, divisor) for piece in pieces]
+                for pieces, divisor in zip((key, value), map(Divisor.of, scales), strict=True)
             )
         if (unit == inside) & part.live & (slot >= 0):
             store_pair(variant, arguments.cache, slot, head, part, key, value, tile.head_dim)

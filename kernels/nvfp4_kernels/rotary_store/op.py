@@ -67,7 +67,8 @@ def rotary_store(
             contiguous; None: no norm. A norm that multiplies by 1 + w takes that sum, in float32.
         k_norm: the same for keys, of ``q_norm``'s dtype.
         eps: added to the mean square, 0 or more; with a norm only.
-        k_scale: float32 ``()``, with a float8_e4m3fn cache: a key is what is stored times this.
+        k_scale: float32 ``()``, with a float8_e4m3fn cache: a key is what is stored times this. On
+            a GPU from 2^-126 up to below 2^127.
         v_scale: the same for values.
         out: contiguous, of ``q``'s dtype and shape, written; may be ``q`` itself, where that is
             contiguous, and overlaps no other argument. None: a new tensor.

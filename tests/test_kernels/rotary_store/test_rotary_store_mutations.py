@@ -98,16 +98,13 @@ MISTAKES = {
     "tokens without a slot are stored": Mistake("kernel", "& (slot >= 0)", "", "OutOfBounds"),
     "slot 0 is none": Mistake("kernel", "(slot >= 0)", "(slot > 0)", on=Case(80, 1, 1, 16, 16)),
     "head's stride left out": Mistake(
-        "kernel", "Int64(head) * cache.kv_head_stride", "Int64(head)", "Misaligned", on=QUANTISED
+        "pages", "Int64(head) * cache.kv_head_stride", "Int64(head)", "Misaligned", on=QUANTISED
     ),
     "scales exchanged": Mistake(
-        "kernel", "zip((key, value), scales,", "zip((key, value), scales[::-1],", on=QUANTISED
+        "kernel", "map(Divisor.of, scales)", "map(Divisor.of, scales[::-1])", on=QUANTISED
     ),
     "scale's reciprocal": Mistake(
-        "head",
-        'rounded("div", value, scale)',
-        'value * rounded("div", Float32(1.0), scale)',
-        on=Case(17, 2, 2, 128, 32, fp8=True),
+        "head", "for _ in range(2):", "for _ in range(0):", on=Case(17, 2, 2, 128, 32, fp8=True)
     ),
     "keys not rotated": Mistake(
         "kernel", "key = heads.rotated(key, angles, part)", "key = key", on=QUANTISED

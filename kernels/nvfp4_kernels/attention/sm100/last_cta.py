@@ -32,9 +32,10 @@ def last_cta_tile(tile: AttentionTile, variant: Variant) -> MergeTile:
 class LastCta:
     """Role of the softmax warps of split keys, after the epilogue has stored a part.
 
-    The CTAs of a block of rows count themselves; the last one finds all parts in memory and merges
-    them in the order of the splits, whichever order they came in. The count wraps around to zero,
-    which leaves it ready for the next launch.
+    The CTAs of a block of rows that have keys count themselves; the last one finds all parts in
+    memory and merges them in the order of the splits, whichever order they came in. The count wraps
+    around to zero, which leaves it ready for the next launch. Without any keys the first CTA
+    merges, of nothing.
     """
 
     tile: AttentionTile
@@ -65,27 +66,31 @@ class LastCta:
         thread = warp * WARP_ROWS + cute.arch.lane_idx()
         self._sync()  # every part of the CTA has been stored, and staged rows have been read
         if thread == 0:
-            index = work.batch * sizes.kv_heads + work.kv_head
-            counter = Array(counters, shape=(1,)).data_ptr(index)
-            is_last.store(self._count(counter, sizes.splits))
+            none = (work.parts == 0) & (work.split == 0)
+            last = cutlass.select_(none, Int32(1), Int32(0))
+            if work.split < work.parts:
+                index = work.batch * sizes.kv_heads + work.kv_head
+                counter = Array(counters, shape=(1,)).data_ptr(index)
+                last = self._count(counter, work.parts)
+            is_last.store(last)
         self._sync()
         if is_last.load() != 0:
-            self._merge(arguments, shared, work, thread)
+            self._merge(arguments._replace(segments=work.parts), shared, work, thread)
 
     def _sync(self) -> None:
         """Barrier over the softmax warps."""
         ptx.barrier_cta_sync(SYNC_BARRIER, thread_count=THREADS)
 
-    def _count(self, counter: cute.Pointer, splits: Int32) -> Int32:
-        """Count this CTA among ``splits``; 1 if it is the last of them, else 0."""
+    def _count(self, counter: cute.Pointer, parts: Int32) -> Int32:
+        """Count this CTA among ``parts``; 1 if it is the last of them, else 0."""
         # Releases the parts of this CTA, which its barrier has ordered before, and acquires those
         # of all that came earlier.
         before = ptx.inline_ptx(
             "atom.acq_rel.gpu.global.inc.u32 {$w0}, [{$r0}], {$r1};",
             write_only_types=[Int32],
-            read_only_args=[counter, splits - 1],
+            read_only_args=[counter, parts - 1],
         )
-        return cutlass.select_(before == splits - 1, Int32(1), Int32(0))
+        return cutlass.select_(before == parts - 1, Int32(1), Int32(0))
 
     @cute.jit
     def _merge(

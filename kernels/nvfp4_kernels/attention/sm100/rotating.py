@@ -166,9 +166,12 @@ class NewKeys:
         """Normalise and rotate keys, and store them and their values."""
         head, how, lane = self.rotation.heads, self.rotation.store, cute.arch.lane_idx()
         heads, part = Heads(head, how), part_of(head, lane % head.lanes)
-        scales = [Float32(1.0)] * 2
+        divisors: list[store.Divisor] = []
         if cutlass.const_expr(how.fp8):
-            scales = [Float32(Array(each, shape=(1,)).load(0)) for each in (k_scale, v_scale)]
+            divisors = [
+                store.Divisor.of(Float32(Array(each, shape=(1,)).load(0)))
+                for each in (k_scale, v_scale)
+            ]
         factors: list[Vector] = []
         if cutlass.const_expr(how.k_norm):
             factors = heads.factors(arguments.k_norm, part)
@@ -190,8 +193,8 @@ class NewKeys:
             key = heads.rotated(key, angles, part)
             if cutlass.const_expr(how.fp8):
                 key, value = (
-                    [store.to_e4m3(piece, scale) for piece in pieces]
-                    for pieces, scale in zip((key, value), scales, strict=True)
+                    [store.to_e4m3(piece, divisor) for piece in pieces]
+                    for pieces, divisor in zip((key, value), divisors, strict=True)
                 )
             if own & part.live:
                 store_pair(

@@ -60,6 +60,7 @@ class WorkTile:
         position: of the sequence's first query among its keys; negative if they are too few.
         first_tile: first key tile.
         tiles: number of key tiles of each query tile; 0 for one without rows.
+        parts: splits that have any; 1 unless keys are split.
         group: query heads per KV head.
         window: keys a query sees.
     """
@@ -75,6 +76,7 @@ class WorkTile:
     position: Int32
     first_tile: Int32
     tiles: list[Int32]
+    parts: Int32
     group: Int32
     window: Int32
 
@@ -125,9 +127,11 @@ def work_tile(
             seen = cutlass.min(newest + 1, keys)
         count = cute.ceil_div(cutlass.max(seen, 0), KEYS) - first_tile
         counts.append(cutlass.select_(begin < rows, cutlass.max(count, 0), Int32(0)))
+    parts = Int32(1)
     if cutlass.const_expr(variant.split):
         max_tiles = counts[0] if tile.query_tiles == 1 else cutlass.max(counts[0], counts[1])
         split_tiles = cute.ceil_div(max_tiles, sizes.splits)
+        parts = cute.ceil_div(max_tiles, cutlass.max(split_tiles, 1))
         skipped = split * split_tiles
         first_tile = first_tile + skipped
         counts = [cutlass.min(cutlass.max(count - skipped, 0), split_tiles) for count in counts]
@@ -143,6 +147,7 @@ def work_tile(
         position=position,
         first_tile=first_tile,
         tiles=counts,
+        parts=parts,
         group=sizes.group,
         window=sizes.window,
     )
