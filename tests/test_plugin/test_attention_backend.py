@@ -361,7 +361,7 @@ CONFIG: Any = SimpleNamespace(
     speculative_config=None,
     parallel_config=SimpleNamespace(decode_context_parallel_size=1),
     compilation_config=SimpleNamespace(max_cudagraph_capture_size=4),
-    scheduler_config=SimpleNamespace(max_num_seqs=2),
+    scheduler_config=SimpleNamespace(max_num_seqs=2, max_num_batched_tokens=64),
 )
 
 
@@ -441,3 +441,20 @@ def test_impl_refuses_to_quantise_its_output() -> None:
         PagedAttentionImpl(4, 64, 0.125, 2).forward(
             None, x, x, x, x, None, x, output_block_scale=torch.ones(1)
         )
+
+
+def test_positions_follow_from_lengths_where_vllm_does_not_tell_them() -> None:
+    """Three tokens of eight, one of five, and one of padding, in memory that stays."""
+    starts = torch.tensor([0, 3, 4], dtype=torch.int32)
+    given = batch(
+        query_start_loc=starts, query_start_loc_cpu=starts, num_reqs=2, num_actual_tokens=5,
+        max_query_len=3, seq_lens=torch.tensor([8, 5], dtype=torch.int32), positions=None,
+        block_table_tensor=torch.zeros(2, 1, dtype=torch.int32),
+    )  # fmt: skip
+    made = builder()
+    made.separates = False
+    found = made.build(0, given).positions
+    assert found[:4].tolist() == [5, 6, 7, 4]
+    assert made.build(0, given).positions.data_ptr() == found.data_ptr()
+    told = torch.arange(5)
+    assert made.build(0, batch(**vars(given) | {"positions": told})).positions is told

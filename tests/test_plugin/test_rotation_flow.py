@@ -310,10 +310,10 @@ def test_llama_4_reads_queries_in_between() -> None:
     assert flow_of(Llama4Attention, "rotary_emb", "pair", as_input=True).leak
 
 
-def test_positions_that_vllm_does_not_tell() -> None:
+def test_positions_of_several_dimensions() -> None:
     impl = PagedAttentionImpl(HEADS, D, 0.1, KV_HEADS)
     impl.rotation = Rotation(None, None, None)
     x: Any = torch.zeros(1)
-    metadata = PagedAttentionMetadata([], x, x, None)
-    with pytest.raises(UnsupportedAttention, match=r"positions: vLLM does not tell"):
+    metadata = PagedAttentionMetadata([], x, x, torch.zeros(3, 1))
+    with pytest.raises(UnsupportedAttention, match=r"positions: have shape .3, 1., must be"):
         impl.forward(None, x, x, x, x, metadata, x)

@@ -170,10 +170,10 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         slots, positions = attn_metadata.slot_mapping, attn_metadata.positions
         if self.rotation is None:
             self.store(layer, key, value, kv_cache, slots)
-        elif positions is None or positions.ndim != 1:
+        elif positions.ndim != 1:
             raise UnsupportedAttention(
-                "positions: vLLM does not tell attention those of this step, which rotates "
-                "queries and keys; serve with --additional-config "
+                f"positions: have shape {tuple(positions.shape)}, must be (T,) for attention that "
+                "rotates queries and keys; serve with --additional-config "
                 '\'{"nvfp4_tc": {"fuse_attention": false}}\''
             )
         pages, (k_scale, v_scale) = cache.typed(kv_cache, fp8=self.is_fp8), self._scales(layer)
@@ -193,7 +193,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             lengths, queries = (part.block_table, part.seq_lens, part.query_start), query[rows]
             out, scale = output[rows], None if nvfp4 is None else nvfp4[0]
             into: Any = out if nvfp4 is None else (out, nvfp4[1])
-            if self.rotation is not None and positions is not None:
+            if self.rotation is not None:
                 new, places = (key[rows], value[rows]), (slots[rows], positions[rows])
                 if takes(part.max_query_len, self.num_heads, self.num_kv_heads):
                     rotary_attention(

@@ -52,13 +52,14 @@ class PagedAttentionMetadata(AttentionMetadata):
         parts: sequences that decode, then the others; one part if there is one kind.
         slot_mapping: int64 ``(T,)``: where in the cache each token belongs; negative: nowhere.
         counters: int32 zeros, one for each sequence and KV head; see ``paged_attention``.
-        positions: int64 ``(≥ T,)`` of the tokens; None where vLLM does not tell.
+        positions: int64 ``(≥ T,)`` of the tokens, in vLLM's memory where it tells them; of several
+            dimensions where the model has such.
     """
 
     parts: list[Part]
     slot_mapping: torch.Tensor
     counters: torch.Tensor
-    positions: torch.Tensor | None
+    positions: torch.Tensor
 
 
 class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetadata]):
@@ -135,10 +136,10 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             max_seq_len=common.max_seq_len,
         )
         if not self.separates:
-            return self._metadata([whole], common.slot_mapping, common.positions)
+            return self._metadata([whole], common.slot_mapping, self._positions_of(common))
         decodes, others, rows, _ = split_decodes_and_prefills(common, self.reorder_batch_threshold)
         if not decodes or not others:
-            return self._metadata([whole], common.slot_mapping, common.positions)
+            return self._metadata([whole], common.slot_mapping, self._positions_of(common))
         first = replace(
             whole,
             tokens=slice(0, rows),
@@ -154,10 +155,27 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             seq_lens=whole.seq_lens[decodes:],
             block_table=whole.block_table[decodes:],
         )
-        return self._metadata([first, second], common.slot_mapping, common.positions)
+        return self._metadata([first, second], common.slot_mapping, self._positions_of(common))
+
+    @cached_property
+    def _positions(self) -> torch.Tensor:
+        """Memory that graphs may hold, for positions that vLLM does not tell."""
+        tokens = self.vllm_config.scheduler_config.max_num_batched_tokens
+        return torch.zeros(tokens, dtype=torch.int64, device=self.device)
+
+    def _positions_of(self, common: CommonAttentionMetadata) -> torch.Tensor:
+        """Positions of a step's tokens; as they follow from lengths, for drafts of other models."""
+        if common.positions is not None:
+            return common.positions
+        ends, tokens = common.query_start_loc[1:], common.num_actual_tokens
+        found = self._positions[:tokens]
+        token = torch.arange(tokens, device=ends.device)
+        sequence = torch.searchsorted(ends, token, right=True).clamp_(max=len(ends) - 1)
+        found.copy_((common.seq_lens[sequence] - ends[sequence] + token).clamp_(min=0))
+        return found
 
     def _metadata(
-        self, parts: list[Part], slot_mapping: torch.Tensor, positions: torch.Tensor | None
+        self, parts: list[Part], slot_mapping: torch.Tensor, positions: torch.Tensor
     ) -> PagedAttentionMetadata:
         return PagedAttentionMetadata(parts, slot_mapping, self._counters, positions)
 

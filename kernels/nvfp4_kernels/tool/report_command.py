@@ -17,6 +17,7 @@ from nvfp4_kernels.devices import SM_COUNTS, target_arch, targets
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
+from nvfp4_kernels.merge_segments.tile import MergeTile
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.linear_sm100 import quantize_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
@@ -221,7 +222,11 @@ def _kernels(found: dict[KernelSpec, Static], numbers: dict[KernelSpec, int]) ->
 
 def _configuration(spec: KernelSpec) -> tuple[str, str, str]:
     """Description, stages and columns of tensor memory; a dash where a kernel has none."""
-    tile, output = spec.fields[:2]
+    tile, *others = spec.fields
+    if isinstance(tile, MergeTile):
+        words = f"D {tile.head_dim}, {tile.dtype} to {tile.out_dtype}, {tile.prefetch} ahead"
+        return words, "–", "–"
+    output = others[0]
     if isinstance(tile, AttentionTile) and isinstance(output, Variant):
         return describe_attention(tile, output), str(tile.stages), str(tile.tensor_columns)
     if isinstance(tile, ScoreTile) and isinstance(output, ScoreVariant):
@@ -230,9 +235,6 @@ def _configuration(spec: KernelSpec) -> tuple[str, str, str]:
         stages = tile.depth(output.shared_bytes(tile))
         words = f"{describe(tile)}, {output.dtype} {output.store}"
         return words, str(stages), str(tile.tensor_columns)
-    if spec.op == "merge_segments":
-        before, after, head_dim, _, ahead = spec.fields
-        return f"D {head_dim}, {before} to {after}, {ahead} ahead", "–", "–"
     dtype, per_token, rows, _ = spec.fields
     words = f"{rows.slots} rows × {rows.threads} threads × {rows.steps} blocks, {dtype}"
     return words + (" per token" if per_token else ""), "–", "–"
