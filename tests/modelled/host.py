@@ -46,6 +46,7 @@ def null_device() -> Iterator[None]:
     from nvfp4_kernels.devices import standing_in
 
     with standing_in("cpu", "sm_100"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "arch", lambda: "sm_100a")
         patch.setattr(compiler, "compiled", lambda *_: lambda *_: None)
         for module, names in CPU_CHECKS.items():
             for name in names:

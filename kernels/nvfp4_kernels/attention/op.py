@@ -8,6 +8,7 @@ from torch import Tensor
 from nvfp4_kernels.attention.arguments import check_counters, check_dense, check_paged, check_varlen
 from nvfp4_kernels.attention.kernels import ATTENTION_KERNELS, PAGED_KERNELS
 from nvfp4_kernels.attention.scoring import Scoring
+from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.heads import check_out
 
 
@@ -129,9 +130,9 @@ def paged_attention(
         max_query_len, max_seq_len, scale, causal, window, soft_cap, counters,
     )  # fmt: skip
     if out is None:
-        return torch.ops.nvfp4.paged_attention(*arguments)
+        return called(_paged_attention, q)(*arguments)
     check_out(out, q)
-    return out, torch.ops.nvfp4.paged_attention_into(out, *arguments)
+    return out, called(_paged_attention_into, q)(out, *arguments)
 
 
 @torch.library.custom_op("nvfp4::attention", mutates_args=())

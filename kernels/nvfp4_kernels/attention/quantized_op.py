@@ -7,6 +7,7 @@ from nvfp4_kernels.attention.arguments import check_counters, check_paged
 from nvfp4_kernels.attention.kernels import QUANTIZED_KERNELS
 from nvfp4_kernels.attention.op import scoring_of
 from nvfp4_kernels.checks import check_same_device
+from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
 
 
@@ -72,7 +73,7 @@ def paged_attention_quantized(
     """
     if out is None:
         out = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
-    lse = torch.ops.nvfp4.paged_attention_quantized(
+    lse = called(_paged_attention_quantized, q)(
         *out, q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale, input_scale,
         first_row, max_query_len, max_seq_len, scale, causal, window, soft_cap,
         counters,

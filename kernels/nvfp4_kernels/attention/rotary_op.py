@@ -9,6 +9,7 @@ from nvfp4_kernels.attention.arguments import check_counters, check_paged
 from nvfp4_kernels.attention.kernels import MAX_ROTARY_ROWS, ROTARY_KERNELS
 from nvfp4_kernels.attention.op import scoring_of
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.heads import check_out
 from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
 from nvfp4_kernels.rotary_store.arguments import check_rotary_store
@@ -108,7 +109,7 @@ def rotary_attention(
     else:
         data = q.new_empty(q.shape) if out is None else out
     table, neox, q_norm, k_norm, eps = rotation
-    lse = torch.ops.nvfp4.rotary_attention(
+    lse = called(_rotary_attention, q)(
         data, scales, q, k, v, kv_cache, block_table, seq_lens, query_start, slot_mapping,
         positions, table, q_norm, k_norm, sinks, k_scale, v_scale, input_scale, neox, eps,
         first_row, max_query_len, max_seq_len, scale, window, soft_cap, counters,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.rotary_store.arguments import check_out_of, check_rotary_store
 from nvfp4_kernels.rotary_store.kernels import KERNELS
 
@@ -84,8 +85,8 @@ def rotary_store(
         q, k, v, positions, cos_sin_cache, kv_cache, slot_mapping, q_norm, k_norm, k_scale, v_scale,
     )  # fmt: skip
     if out is None:
-        return torch.ops.nvfp4.rotary_store(*tensors, neox, eps)
-    torch.ops.nvfp4.rotary_store_into(out, *tensors, neox, eps)
+        return called(_rotary_store, q)(*tensors, neox, eps)
+    called(_rotary_store_into, q)(out, *tensors, neox, eps)
     return out
 
 

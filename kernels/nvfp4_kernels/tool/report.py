@@ -110,6 +110,9 @@ def describe_attention(tile: AttentionTile, variant: Variant) -> str:
         "window": variant.window,
         "soft cap": variant.soft_cap,
         "sinks": variant.sinks,
-        "split": variant.split,
+        "split": variant.split and not variant.merges,
+        "split, merged by the last CTA": variant.merges,
+        "rotating": variant.rotation is not None,
+        "to NVFP4": variant.quantized,
     }
     return ", ".join([*words, *(name for name, given in options.items() if given)])
