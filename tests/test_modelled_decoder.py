@@ -130,9 +130,8 @@ def test_the_recorded_timeline() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("variant", "bar"), [("vllm_rotation", 37.0), ("today", 33.0)])
-def test_decode_of_one_token(variant: str, bar: float) -> None:
+def test_decode_of_one_token() -> None:
     """A layer of Llama 8B, whose weights and keys take 17.5 µs."""
-    output = modelled("decoder_layer", "--tokens", "1", "--variant", variant)
+    output = modelled("decoder_layer", "--tokens", "1", "--variant", "today")
     [us] = re.findall(r"([\d.]+) µs", output)
-    assert float(us) <= bar
+    assert float(us) <= 31.0

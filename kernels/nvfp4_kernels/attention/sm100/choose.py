@@ -1,6 +1,7 @@
 """Choice of the tile and of the number of splits for an attention problem. Pure, and no CuTe."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nvfp4_kernels.attention.sm100.tile import KEYS, ROWS, AttentionTile
 from nvfp4_kernels.sm100.limits import SMS, WARP_ROWS
@@ -46,6 +47,7 @@ class AttentionProblem:
     indexed: bool = False
 
 
+@lru_cache(maxsize=1024)  # a step's layers ask alike
 def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionTile, int]:
     """Choose the tile, and the splits of the keys that fill the device.
 
