@@ -64,6 +64,17 @@ def test_splits(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPa
     check(on(op_device, problem(**changed)), quantized="warp" in name)
 
 
+@pytest.mark.schedules("eager")
+@pytest.mark.parametrize("sinks", [False, True])
+def test_sequences_without_keys(
+    sinks: bool, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Chosen(AttentionTile(64, warp_split_kv=True), 3).use(monkeypatch)
+    given = problem(sinks=sinks)
+    given["seq_lens"] = given["seq_lens"] * torch.tensor([1, 0, 1, 0], dtype=torch.int32)
+    check(on(op_device, given), quantized=False)
+
+
 def test_every_schedule(op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     Chosen(AttentionTile(64, warp_split_kv=True), 3).use(monkeypatch)
     check(on(op_device, problem()), quantized=True)
