@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvfp4_kernels import NoKernelError
 from nvfp4_kernels.devices import device_arch
-from nvfp4_kernels.dispatch import KernelTable, Mode
+from nvfp4_kernels.dispatch import KernelTable, Mode, called
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
 from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE
 from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
@@ -67,3 +69,38 @@ def test_no_kernel_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
         GEMM.select(CUDA, "w4a16")
     with pytest.raises(NoKernelError, match="there is nothing"):
         KernelTable("gemm", {}).select(CPU, "w4a4")
+
+
+@torch.library.custom_op("nvfp4_tests::fill", mutates_args=("x",))
+def fill(x: torch.Tensor) -> None:
+    x.fill_(1.0)
+
+
+@fill.register_fake
+def _(x: torch.Tensor) -> None:
+    return None
+
+
+def test_ops_are_called_past_the_dispatcher_where_nobody_listens() -> None:
+    x = torch.zeros(2)
+    assert called(fill, x) is fill._init_fn
+    called(fill, x)(x)
+    assert x.tolist() == [1.0, 1.0]
+    with TorchDispatchMode():
+        assert called(fill, x) is fill
+    with FakeTensorMode():
+        fake = torch.zeros(2)
+    assert called(fill, fake) is fill
+
+
+def test_ops_that_a_graph_holds_are_ops() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    x = torch.zeros(2)
+    torch.compile(lambda y: called(fill, y)(y), backend=keep, fullgraph=True)(x)
+    assert "nvfp4_tests.fill" in graphs[0].code
+    assert x.tolist() == [1.0, 1.0]

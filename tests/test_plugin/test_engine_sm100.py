@@ -23,6 +23,10 @@ pytestmark = pytest.mark.slow
 # bfloat16 activation by one unit at times; what that does to this model stays below.
 SAME = 0.02
 
+RESULTS = {
+    "static": "result quantised for down_proj",
+    "per-token": "result in 16 bits: down_proj has a scale per token",
+}
 # In the mean, with queries and the weights of values in FP8 too; about three times what was seen.
 SAME_FP8 = 0.06
 
@@ -68,21 +72,21 @@ def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.launched <= made
 
 
-def test_serves_as_the_references_do(bf16: Path) -> None:
+@pytest.mark.parametrize("kind", ["static", "per-token"])
+def test_serves_as_the_references_do(kind: str, modelopt: Path, bf16: Path) -> None:
     """Prefill of many tokens, then decode of one at a time, from quantising to the MLP's output."""
     devices.cutlass_or_skip()
-    # Without AVX-512 vLLM's attention has no FP8.
+    model = str(modelopt if kind == "static" else bf16)
+    # Attention has its own test, test_attention_engine_sm100; without AVX-512 vLLM's has no FP8.
     arguments = {"attention_backend": "CPU_ATTN", "kv_cache_dtype": "bfloat16"}
-    reference = run(str(bf16), **arguments)
+    reference = run(model, **arguments)
     with devices.emulated_ops(randomised(1)), recorded() as kernels:
-        emulated = run(str(bf16), **arguments)
-    in_16_bits = "result in 16 bits: down_proj has a scale per token"
-    gate_up = "nvfp4_silu_mul_gemm/block_scaled (sm_100), W4A4 per-token"
+        emulated = run(model, **arguments)
     assert [line for line in emulated.report if "W4A4" in line] == [
-        "qkv_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4 per-token",
-        "o_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4 per-token",
-        f"gate_up_proj ×2: {gate_up}, {in_16_bits}",
-        "down_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4 per-token",
+        f"qkv_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4 {kind}",
+        f"o_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4 {kind}",
+        f"gate_up_proj ×2: nvfp4_silu_mul_gemm/block_scaled (sm_100), W4A4 {kind}, {RESULTS[kind]}",
+        f"down_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4 {kind}",
     ]
     assert emulated.generated == reference.generated
     apart = np.abs(np.subtract(emulated.logprobs, reference.logprobs)).max()
@@ -107,7 +111,7 @@ def test_weight_only_says_what_the_dequantised_model_says(weight_only: Path) -> 
         f"qkv_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4×3 per-token, {why}",
         f"o_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4×3 per-token, {why}",
         f"gate_up_proj ×2: nvfp4_silu_mul_gemm/block_scaled (sm_100), W4A4×3 per-token, {why}; "
-        "result in 16 bits: down_proj has a scale per token",
+        f"{RESULTS['per-token']}",
         f"down_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4×3 per-token, {why}",
     ]
     apart = distance(emulated, dequantized(weight_only))

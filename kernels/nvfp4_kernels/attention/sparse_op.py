@@ -8,6 +8,7 @@ from torch import Tensor
 from nvfp4_kernels.attention.kernels import SPARSE_KERNELS
 from nvfp4_kernels.attention.op import new_result, scoring_of
 from nvfp4_kernels.attention.sparse_arguments import check_sparse
+from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.heads import check_out
 
 
@@ -75,9 +76,9 @@ def sparse_attention(
         scale, soft_cap,
     )  # fmt: skip
     if out is None:
-        return torch.ops.nvfp4.sparse_attention(*arguments)
+        return called(_sparse_attention, q)(*arguments)
     check_out(out, q)
-    return out, torch.ops.nvfp4.sparse_attention_into(out, *arguments)
+    return out, called(_sparse_attention_into, q)(out, *arguments)
 
 
 @torch.library.custom_op("nvfp4::sparse_attention", mutates_args=())

@@ -6,6 +6,7 @@ from torch import Tensor
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.decode_attention.arguments import check_decode
 from nvfp4_kernels.decode_attention.kernels import DECODE_KERNELS
+from nvfp4_kernels.dispatch import called
 
 
 def decode_attention(
@@ -67,7 +68,7 @@ def decode_attention(
     """
     if out is None:
         out = q.new_empty(q.shape)
-    torch.ops.nvfp4.decode_attention(
+    called(_decode_attention, q)(
         out, q, key, value, kv_cache, block_table, seq_lens, slot_mapping, sinks, scale, window,
         soft_cap,
     )  # fmt: skip

@@ -84,45 +84,13 @@ def rotary_store(
     tensors = (
         q, k, v, positions, cos_sin_cache, kv_cache, slot_mapping, q_norm, k_norm, k_scale, v_scale,
     )  # fmt: skip
-    if out is None:
-        return called(_rotary_store, q)(*tensors, neox, eps)
-    called(_rotary_store_into, q)(out, *tensors, neox, eps)
+    out = q.new_empty(q.shape) if out is None else out
+    called(_rotary_store, q)(out, *tensors, neox, eps)
     return out
 
 
-@torch.library.custom_op("nvfp4::rotary_store", mutates_args=("kv_cache",))
+@torch.library.custom_op("nvfp4::rotary_store", mutates_args=("out", "kv_cache"))
 def _rotary_store(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    cos_sin_cache: Tensor,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    neox: bool,
-    eps: float | None,
-) -> Tensor:
-    tensors = (
-        q, k, v, positions, cos_sin_cache, kv_cache, slot_mapping, q_norm, k_norm, k_scale, v_scale,
-    )  # fmt: skip
-    mode = check_rotary_store(*tensors, eps)
-    kernel = KERNELS.select(q.device, mode).load()
-    out = q.new_empty(q.shape)
-    kernel(out, *tensors, neox, eps)
-    return out
-
-
-@_rotary_store.register_fake
-def _(q: Tensor, *rest: object) -> Tensor:
-    return q.new_empty(q.shape)
-
-
-@torch.library.custom_op("nvfp4::rotary_store_into", mutates_args=("out", "kv_cache"))
-def _rotary_store_into(
     out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -146,6 +114,6 @@ def _rotary_store_into(
     KERNELS.select(q.device, mode).load()(out, *tensors, neox, eps)
 
 
-@_rotary_store_into.register_fake
+@_rotary_store.register_fake
 def _(out: Tensor, *rest: object) -> None:
     return None

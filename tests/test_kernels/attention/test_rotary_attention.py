@@ -55,7 +55,7 @@ def rotation(
 
 
 def arguments(case: Case, how: HeadRotation) -> dict[str, Any]:
-    """Those of ``rotary_attention``; a token is not stored, and one row belongs to nobody."""
+    """Arguments of ``rotary_attention``; the first token is not stored."""
     given = case.problem().paged()
     del given["causal"]
     q, table, page = given["q"], given["block_table"], given["kv_cache"].shape[2]

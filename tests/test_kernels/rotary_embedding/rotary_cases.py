@@ -32,7 +32,7 @@ class Case:
         return positions.to(device), q, k, self.cache().to(device)
 
     def cache(self) -> Tensor:
-        """As vLLM makes it."""
+        """Cosines and sines, as vLLM makes them."""
         frequencies = 10000.0 ** -(torch.arange(0, self.rotary_dim, 2) / self.rotary_dim)
         angles = torch.arange(POSITIONS).unsqueeze(1) * frequencies
         return torch.cat((angles.cos(), angles.sin()), -1).to(self.dtype)

@@ -161,7 +161,7 @@ def test_the_next_kernel_starts_before_the_wait(tmp_path: Path) -> None:
 
 
 def test_the_kernel_before_must_not_write_the_cache() -> None:
-    """As the op's documentation says: positions, cosines and sines are read before it has ended."""
+    """Positions, cosines and sines are read before it has ended, as the op's page says."""
     devices.cutlass_or_skip()
     positions, q, k, cache = Case(2, 1, 1).arguments()
     with devices.emulated_ops(EAGER, "sm_90"):

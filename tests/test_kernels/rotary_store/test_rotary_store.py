@@ -166,9 +166,8 @@ def positional(given: Given) -> tuple[Any, ...]:
 def test_opcheck(name: str) -> None:
     given = CASES[name].arguments()
     given["kv_cache"] = given["kv_cache"].contiguous()
-    check_op(torch.ops.nvfp4.rotary_store.default, positional(given))
     out = torch.zeros(given["q"].shape, dtype=BF16)
-    check_op(torch.ops.nvfp4.rotary_store_into.default, (out, *positional(given)))
+    check_op(torch.ops.nvfp4.rotary_store.default, (out, *positional(given)))
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["new", "in place"])
@@ -271,14 +270,16 @@ def test_refused(changed: Given, message: str) -> None:
 
 
 def test_results_beside_q_are_taken() -> None:
-    """Of one tensor, before and after q, and between its rows not."""
+    """Memory of the same tensor, before q and after it, but not between its rows."""
     whole = torch.zeros(6, 4, 64, dtype=BF16)
     for first in (0, 4):
         rotary_store(**given_tensors() | {"q": whole[2:4]}, out=whole[first : first + 2])
 
 
 def test_devices() -> None:
-    init = rotary_op._rotary_store._init_fn
+    def init(q: Tensor, *rest: Any) -> None:
+        rotary_op._rotary_store._init_fn(torch.empty_like(q), q, *rest)
+
     with pytest.raises(InvalidArgument, match="v: is on meta, must be on cpu as q is; move it"):
         init(*positional(GIVEN | {"v": K.to("meta")}))
     meta = {n: x.to("meta") for n, x in GIVEN.items()}
