@@ -7,11 +7,18 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Uint8, Uint32, Vector
+from cutlass import Float32, Int32, Int64, Uint8, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.widen import widen
-from nvfp4_kernels.nvfp4 import E2M1_MAX, E4M3_TINY, GLOBAL_RANGE, SMALLEST_ROW_SCALE
+from nvfp4_kernels.nvfp4 import (
+    ATOM_COLS,
+    ATOM_ROWS,
+    E2M1_MAX,
+    E4M3_TINY,
+    GLOBAL_RANGE,
+    SMALLEST_ROW_SCALE,
+)
 
 
 @dataclass(frozen=True)
@@ -163,3 +170,16 @@ def _from_e2m1(codes: Vector) -> list[Float32]:
     for n in range(2):
         values += ptx.inline_ptx(word, write_only_types=[Float32] * 8, read_only_args=[codes[n]])
     return values
+
+
+def scale_offset(row: Int32, block: Int32, across: Int32) -> Int64:
+    """Byte offset of a block's scale in the blocked layout, see ``nvfp4``.
+
+    Args:
+        row: of the matrix.
+        block: of the row.
+        across: atoms side by side.
+    """
+    atom, quarter = Int64(row // ATOM_ROWS) * across + block // ATOM_COLS, ATOM_ROWS // 4
+    line = row % quarter * (4 * ATOM_COLS) + row % ATOM_ROWS // quarter * ATOM_COLS
+    return atom * (ATOM_ROWS * ATOM_COLS) + line + block % ATOM_COLS

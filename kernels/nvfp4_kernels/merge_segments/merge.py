@@ -9,11 +9,11 @@ from cutlass import Array, Boolean, Float32, Int32, Int64, Uint8, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.math import LOG2_E
-from nvfp4_kernels.device.nvfp4_block import amax, global_scale, quantize
+from nvfp4_kernels.device.nvfp4_block import amax, global_scale, quantize, scale_offset
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.merge_segments.choose import VECTOR_BYTES
 from nvfp4_kernels.merge_segments.tile import MergeTile
-from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K
+from nvfp4_kernels.sm100.limits import BLOCK, MMA_K
 
 LN_2 = 0.6931471805599453
 INFINITY = float("inf")
@@ -153,10 +153,7 @@ class SegmentMerge:
                 row % heads * self.tile.head_dim + column,
             )
             across = heads * self.tile.head_dim // MMA_K
-            place = Int64(token // ATOM_ROWS * across + wide // MMA_K) * ATOM_BYTES
-            quarter = ATOM_ROWS // 4
-            place += token % quarter * 16 + token % ATOM_ROWS // quarter * 4
-            place += wide % MMA_K // BLOCK
+            place = scale_offset(token, wide // BLOCK, across)
             Array(arguments.scales, shape=(1,)).store(quantized.scale, place)
 
     @cute.jit

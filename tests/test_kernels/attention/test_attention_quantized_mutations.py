@@ -74,7 +74,11 @@ MISTAKES = {
         ANYTHING,
         WARP_SPLIT,
     ),
-    "merge: atoms of 32 rows": Mistake(MERGE.replaced("merge", "ATOM_ROWS", 32), ANYTHING, SPLITS),
+    "merge: scales of the next row": Mistake(
+        MERGE.with_arguments("merge", "scale_offset", lambda row, *rest: (row + 1, *rest)),
+        ANYTHING,
+        SPLITS,
+    ),
     "merge: blocks of half the columns": Mistake(
         MERGE.with_result("merge", "amax", lambda largest: largest * 0.5), WRONG, SPLITS
     ),

@@ -9,9 +9,9 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.device import nvfp4_block
-from nvfp4_kernels.device.nvfp4_block import Block, GlobalScale, global_scale
+from nvfp4_kernels.device.nvfp4_block import Block, GlobalScale, global_scale, scale_offset
 from nvfp4_kernels.device.types import TYPES
-from nvfp4_kernels.sm100.limits import ATOM_BYTES, ATOM_ROWS, BLOCK, MMA_K
+from nvfp4_kernels.sm100.limits import ATOM_BYTES, BLOCK, MMA_K
 
 PAIR = 2 * BLOCK  # columns whose codes take 16 bytes, and whose scales lie side by side
 ATOM_PAIRS = ATOM_BYTES // 2
@@ -51,11 +51,9 @@ class RowQuantizer:
             row: of the thread.
             head: its query head.
         """
-        index, pairs = first_row + work.first_query + row.token, self.tile.head_dim // PAIR
-        quarter = ATOM_ROWS // 4
-        line = index % quarter * 4 + index % ATOM_ROWS // quarter
-        above = index // ATOM_ROWS * (num_heads * pairs // 2)  # atoms
-        return (above + head * pairs // 2) * ATOM_PAIRS + line * 2 + head * pairs % 2
+        index, blocks = first_row + work.first_query + row.token, self.tile.head_dim // BLOCK
+        across = num_heads * self.tile.head_dim // MMA_K
+        return (scale_offset(index, head * blocks, across) // 2).to(Int32)
 
     def _pair(self, first: Int32, pair: Int32 | int) -> Int32 | int:
         """Index of a row's ``pair``-th pair: a head may begin in the middle of an atom."""
