@@ -65,6 +65,17 @@ def test_a_last_wave_of_few_tiles_is_split() -> None:
     assert estimate_grouped(first, tile, used=28) < 0.97 * estimate_grouped(first, whole, used=28)
 
 
+def test_few_large_experts_get_pairs_of_ctas() -> None:
+    """A contest's products, where the time model has pairs ahead by 2 to 20 %."""
+    for experts, tokens, n, k in (
+        (8, 1024, 4096, 7168),
+        (8, 1024, 7168, 2048),
+        (2, 512, 3072, 4096),
+    ):
+        problem = GroupedProblem(128, n, k, int(max_tiles(tokens, experts, 128)), experts)
+        assert choose_grouped(problem, BF16)[0].two_cta
+
+
 def test_what_is_chosen_loses_little_whatever_is_in_use() -> None:
     for tokens, ranks in product((1, 8, 64, 256, 1024), (1, 8)):
         for problem, output in zip(deepseek(tokens, ranks), (NVFP4, BF16), strict=True):

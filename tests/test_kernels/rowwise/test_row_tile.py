@@ -33,7 +33,7 @@ def test_whole_rows(m: int, k: int, words: int) -> None:
     atoms = -(-k // 64)
     assert tile.blocks >= 4 * atoms
     assert tile.blocks - 4 * atoms < tile.lanes * tile.steps  # less than a warp idles
-    assert tile.steps * (words + 1) <= 51
+    assert tile.steps * (words + 1) <= (68 if m >= 2 * SMS else 51)
 
 
 def test_many_rows_fill_the_device() -> None:
@@ -42,6 +42,7 @@ def test_many_rows_fill_the_device() -> None:
         tile = choose_row_parts(8192, 4096, words, SMS)
         assert (tile.slots, tile.steps * words) == (8, 32)
     assert choose_whole_rows(8192, 2048, 8, SMS).slots == 8
+    assert choose_whole_rows(8192, 4096, 16, SMS) == RowTile(slots=4, warps=8, steps=4)
 
 
 def test_few_rows_are_spread() -> None:
