@@ -52,6 +52,10 @@ class Variant:
 _BOTH: Rounds = "weights and activations"
 _MODELOPT = ("--format", "modelopt")
 _FP8_KV = ("--kv-cache-dtype", "fp8")
+_UNFUSED = (
+    "--additional-config",
+    '{"nvfp4_tc": {"fuse_mlp": false, "fuse_norm": false, "fuse_attention": false}}',
+)
 
 
 def _online(name: str, scales: str) -> Variant:
@@ -99,6 +103,8 @@ def known_variants(vllm_attention: str) -> dict[str, Variant]:
                 tool=(*_MODELOPT, "--kv-cache-scheme", "fp8"), options=_FP8_KV),
         Variant("nvfp4-tc-vllm-attention", f"ModelOpt files, {vllm_attention}", _BOTH,
                 tool=_MODELOPT, options=("--attention-backend", vllm_attention)),
+        Variant("nvfp4-tc-unfused", "ModelOpt files, each op alone", _BOTH, tool=_MODELOPT,
+                options=_UNFUSED),
         _online("nvfp4-tc-online", "absmax"),
         _online("nvfp4-tc-online-sweep", "sweep"),
         _online("nvfp4-tc-online-four-over-six", "four-over-six"),

@@ -13,6 +13,7 @@ import torch
 from nvfp4_kernels.devices import FAMILIES, driver_version
 from nvfp4_kernels.tool.attention_case import attention_cases
 from nvfp4_kernels.tool.doubts import doubts
+from nvfp4_kernels.tool.fused_attention_case import fused_attention_cases
 from nvfp4_kernels.tool.grouped_case import grouped_cases
 from nvfp4_kernels.tool.indexer_case import indexer_cases
 from nvfp4_kernels.tool.product_case import ProductCase
@@ -114,7 +115,8 @@ def correctness(quick: bool) -> list[Task]:
     tasks += [QuantizeCase(op, m, k) for op, (m, k) in pairs(OPS, rows)]
     tasks += [*routed_cases(quick), *grouped_cases(quick)]
     tasks += rotary_store_cases(quick)
-    tasks += [*attention_cases(quick), *sparse_attention_cases(quick), *indexer_cases(quick)]
+    tasks += [*attention_cases(quick), *fused_attention_cases(quick)]
+    tasks += [*sparse_attention_cases(quick), *indexer_cases(quick)]
     return tasks + doubts()
 
 

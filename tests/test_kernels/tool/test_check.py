@@ -22,6 +22,7 @@ from nvfp4_kernels.tool import (
     check,
     check_command,
     forced_product_case,
+    fused_attention_case,
     indexer_case,
     rotary_store_case,
     sparse_attention_case,
@@ -33,6 +34,7 @@ from nvfp4_kernels.tool.check import Device, WrongDevice, correctness, markdown,
 from nvfp4_kernels.tool.doubts import DEPTHS, LAUNCHES, doubts
 from nvfp4_kernels.tool.forced_product_case import BATCH, ForcedProductCase
 from nvfp4_kernels.tool.forced_scores_case import ForcedScoresCase
+from nvfp4_kernels.tool.fused_attention_case import FusedAttentionCase
 from nvfp4_kernels.tool.grouped_case import GroupedCase, grouped_cases
 from nvfp4_kernels.tool.indexer_case import IndexerCase
 from nvfp4_kernels.tool.product_case import ProductCase, compare_bound, compare_exact
@@ -110,6 +112,8 @@ CASES: list[Task] = [
     RotaryStoreCase(9, 3, 1, 48, 32, neox=False, norms=True, fp8=True),
     AttentionCase(LENGTHS, head_dim=16, sinks=True),
     AttentionCase(LENGTHS, head_dim=64, fp8=True),
+    FusedAttentionCase(AttentionCase(LENGTHS, head_dim=64, fp8=True)),
+    FusedAttentionCase(AttentionCase(((1, 600), (2, 20)), head_dim=32), rotated=True),
     IndexerCase("nvfp4", (70, 3), 2, heads=8, head_dim=64),
     IndexerCase("fp8", (70, 3), 2, heads=8, head_dim=64, page_size=0),
     SparseAttentionCase(LENGTHS, head_dim=16),
@@ -195,6 +199,26 @@ def test_one_wrong_value_that_is_rotated_or_stored_is_found(
 
     monkeypatch.setattr(rotary_store_case, "rotary_store", wrong)
     with pytest.raises(Mismatch, match=r"values are wrong, the first at"):
+        case.run(StandIn())
+
+
+@pytest.mark.parametrize("where", ["codes", "scales", "lse", "cache", "counters"])
+def test_one_wrong_value_of_fused_attention_is_found(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = FusedAttentionCase(AttentionCase(LENGTHS, head_dim=32), rotated=True)
+    assert case.run(StandIn())["values"]
+    right = fused_attention_case.rotary_attention
+
+    def wrong(**given: Any) -> tuple[torch.Tensor, ...]:
+        found = right(**given)
+        of = dict(zip(("codes", "scales", "lse"), found, strict=True))
+        of |= {"cache": given["kv_cache"], "counters": given["counters"]}
+        of[where].view(torch.uint8).flatten()[0] ^= 1
+        return found
+
+    monkeypatch.setattr(fused_attention_case, "rotary_attention", wrong)
+    with pytest.raises(Mismatch, match=r"values are wrong|counters: are not zeros"):
         case.run(StandIn())
 
 
