@@ -131,9 +131,11 @@ OPTIONS = {
         r"kv_cache_scheme: is 'int8', must be one of fp8",
     ),
     "kv scheme alone": ({"kv_cache_scheme": "fp8"}, r"kv_cache_scheme: .*; give --calibrate"),
-    "seq_len": ({"seq_len": 1}, r"seq_len: is 1, must be at least 2"),
+    "seq_len": ({"seq_len": 1, "calibrate": "text"}, r"seq_len: is 1, must be at least 2"),
+    "seq_len alone": ({"seq_len": 64}, r"seq_len: is 64, but without a text nothing is measured"),
+    "tokens alone": ({"calibration_tokens": 512}, r"calibration_tokens: is 512, but without a te"),
     "too few tokens": (
-        {"calibration_tokens": 100},
+        {"calibration_tokens": 100, "calibrate": "text"},
         r"calibration_tokens: is 100, must be at least seq_len, 256",
     ),
 }
@@ -170,6 +172,7 @@ TEXTS: dict[str, tuple[str, bytes | None, str]] = {
     "missing": ("t.txt", None, r"calibrate: .*t\.txt is not a file; give a text or \.jsonl"),
     "empty": ("t.txt", b"", r"calibrate: .*t\.txt has 0 tokens, one sequence takes 63; give more"),
     "too short": ("t.txt", b"x" * 62, r"has 62 tokens, one sequence takes 63"),
+    "binary": ("t.txt", b"\0" * 100_000, r"calibrate: .*t\.txt holds NUL characters, must be text"),
     "not UTF-8": ("t.txt", b"abc\xff" * 100, r"calibrate: .*t\.txt is not UTF-8"),
     "not JSON": ("t.jsonl", b'{"text": "a"}\nhello\n', r"line 2 of .* is not an object with a"),
     "no text": ("t.jsonl", b'{"texts": "a"}\n', r"line 1 of .* is not an object with a string"),
@@ -206,3 +209,9 @@ def test_tokenizer_of_another_model(src: Path, text: Path, tmp_path: Path):
 def test_sequences_longer_than_the_model_takes(llama: Path, text: Path, tmp_path: Path):
     with pytest.raises(QuantizerError, match=r"seq_len: is 512, the model takes at most 256"):
         quantize_checkpoint(llama, tmp_path / "dst", calibrate=text, seq_len=512)
+
+
+def test_the_error_of_weights_whose_squares_float32_has_not_is_a_number(src: Path, tmp_path: Path):
+    set_weight(1e30)(src)
+    summary = quantize_checkpoint(src, tmp_path / "dst")
+    assert 0 < summary.relative_mse_by_type["q_proj"] < 1

@@ -90,6 +90,35 @@ def test_weight_only_is_said(llama: Path, tmp_path: Path):
     assert "16-bit (weight-only)" in result.output
 
 
+@pytest.mark.parametrize("calibrated", [False, True], ids=["weight-only", "calibrated"])
+def test_a_dry_run_tells_what_a_run_would_and_writes_nothing(
+    llama: Path, text: Path, tmp_path: Path, calibrated: bool
+):
+    more = ["--calibrate", str(text), "--seq-len", "64"] if calibrated else []
+    dry, wet = (
+        CliRunner().invoke(app, [str(llama), str(tmp_path / "dst"), *more, *dry])
+        for dry in (["--dry-run"], [])
+    )
+    assert dry.exit_code == 0, dry.output
+    rows, written = (
+        {row.split("│")[1].strip(): row.split("│")[2].strip() for row in lines if "│" in row}
+        for lines in (dry.output.splitlines(), wet.output.splitlines())
+    )
+    same = "linears", "size", "bits per quantised weight"
+    assert {name: rows[name] for name in same} == {name: written[name] for name in same}
+    assert rows["nothing written to"] == str(tmp_path / "dst")
+    assert rows["time to quantise, about"].startswith("0:0")
+    assert ("to be measured on" in rows["activations"]) == calibrated
+    assert rows["time to quantise, about"].endswith("time to calibrate") == calibrated
+
+
+def test_a_dry_run_leaves_no_folder_and_refuses_as_a_run_does(llama: Path, tmp_path: Path):
+    for more in ([], ["--format", "gguf"], ["--ignore", "absent"]):
+        dry = CliRunner().invoke(app, [str(llama), str(tmp_path / "dst"), "--dry-run", *more])
+        assert dry.exit_code == bool(more)
+        assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

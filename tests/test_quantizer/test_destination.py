@@ -1,17 +1,23 @@
 """The destination is complete or not there, whatever ends the run."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests import limits
 from tests.test_quantizer.checkpoints import change_tensors, read_tensors
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
+from vllm_fp4_plugin.quantizer.tensor_file import TensorWriter
 from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 
 pytestmark = pytest.mark.processes
@@ -49,7 +55,7 @@ def test_an_interrupt_leaves_nothing(
 
 STALLING = """
 import sys, time
-from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+from vllm_fp4_plugin.__main__ import app
 from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 
 quantize, done = WeightQuantizer.quantize, []
@@ -62,29 +68,94 @@ def stall(self, name):
     return quantize(self, name)
 
 WeightQuantizer.quantize = stall
-quantize_checkpoint(sys.argv[1], sys.argv[2])
+app()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_leaves_nothing_to_be_taken_for_a_checkpoint(
-    src: Path, tmp_path: Path, number: signal.Signals
-):
-    command = [sys.executable, "-c", STALLING, src, tmp_path / "dst"]
+@contextmanager
+def stalled(src: Path, dst: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process of the command that has begun to write."""
+    command = [sys.executable, "-c", STALLING, "quantize", src, dst]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "stalled\n"
-        process.send_signal(number)
-        process.wait(timeout=limits.PROCESS)
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            assert "stalled\n" in process.stdout
+            yield process
+        finally:
+            process.kill()
 
-    left = sorted(set(os.listdir(tmp_path)) - {"src"})
-    if number == signal.SIGKILL:
-        assert process.returncode == -number
-        assert [name.startswith(".dst.") and name.endswith(".partial") for name in left] == [True]
-    else:
-        assert process.returncode == 128 + number
-        assert left == []
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGINT, "interrupted: nothing has been left at {}"),
+        (signal.SIGTERM, "ended by a signal: nothing has been left at {}"),
+        (signal.SIGHUP, "ended by a signal: nothing has been left at {}"),
+    ],
+)
+def test_a_signal_leaves_nothing(src: Path, tmp_path: Path, number: signal.Signals, said: str):
+    with stalled(src, tmp_path / "dst") as process:
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=limits.PROCESS)
+    assert process.returncode == 128 + number
+    assert errors.replace("\n", "").endswith(said.format(tmp_path / "dst")), errors
+    assert os.listdir(tmp_path) == ["src"]
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(
+    src: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    dst = tmp_path / "dst"
+    with stalled(src, dst) as process:
+        (left,) = tmp_path.glob(".dst.*.partial")
+        with pytest.raises(QuantizerError, match=rf"dst: {left} is there, of another run that is"):
+            quantize_checkpoint(src, dst)
+        assert left.exists()
+        process.kill()
+        process.wait(timeout=limits.PROCESS)
+    assert left.exists()
+    assert not dst.exists()
+    quantize_checkpoint(src, dst, console=Console(width=300))
+    assert f"{left}: left by a run that was killed, removed" in capsys.readouterr().out
+    assert sorted(os.listdir(tmp_path)) == ["dst", "src"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS], ids=errno.errorcode.get)
+def test_a_disk_that_fills_up_is_named(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    def full(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(TensorWriter, "write", full)
+    said = rf"^dst: {tmp_path} cannot be written to \({os.strerror(code)}\); make room there, or"
+    with pytest.raises(QuantizerError, match=said):
+        quantize_checkpoint(src, tmp_path / "dst")
+    assert os.listdir(tmp_path) == ["src"]
+
+
+def test_a_folder_that_may_not_be_written_to_is_named(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def denied(path, *_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", denied)  # the superuser may write anywhere
+    with pytest.raises(QuantizerError, match=rf"^dst: {tmp_path} cannot be written to \(Perm"):
+        quantize_checkpoint(src, tmp_path / "dst")
+
+
+def test_a_source_that_cannot_be_read_is_not_taken_for_the_destination(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(self, name):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(src / "model.safetensors"))
+
+    monkeypatch.setattr(WeightQuantizer, "quantize", broken)
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        quantize_checkpoint(src, tmp_path / "dst")
 
 
 def test_handlers_are_restored(llama: Path, tmp_path: Path):

@@ -26,8 +26,8 @@ def read_sequences(file: Path, tokenizer: Any, tokens: int, seq_len: int) -> Ten
         int64 ``(sequences, seq_len)``, without padding.
 
     Raises:
-        QuantizerError: the file is missing, not UTF-8, not as described, or holds less than one
-            sequence.
+        QuantizerError: the file is missing, not UTF-8, not as described, holds NUL characters, or
+            less than one sequence.
     """
     starts_with_bos = tokenizer("a").input_ids[0] == tokenizer.bos_token_id
     bos = [tokenizer.bos_token_id] if starts_with_bos else []
@@ -35,6 +35,10 @@ def read_sequences(file: Path, tokenizer: Any, tokens: int, seq_len: int) -> Ten
     wanted = tokens // seq_len * body
     ids: list[int] = []
     for text in _texts(file):
+        if "\0" in text:
+            raise QuantizerError(
+                f"calibrate: {file} holds NUL characters, must be text; give what users write"
+            )
         ids += tokenizer(text, add_special_tokens=False, verbose=False).input_ids
         if len(ids) >= wanted:
             break

@@ -1,10 +1,13 @@
 """Quantise a Hugging Face checkpoint to NVFP4."""
 
+import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
+import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
@@ -20,6 +23,7 @@ from vllm_fp4_plugin.quantizer.conversion import Conversion
 from vllm_fp4_plugin.quantizer.destination import (
     atomic_folder,
     check_destination,
+    check_room,
     copy_companions,
 )
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
@@ -28,7 +32,7 @@ from vllm_fp4_plugin.quantizer.source import Source, open_source
 from vllm_fp4_plugin.quantizer.summary import Summary, mean_by_type
 from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 
-_SEQ_LEN = 512
+_SEQ_LEN, _SEQUENCES = 512, 128
 
 
 def quantize_checkpoint(
@@ -41,11 +45,12 @@ def quantize_checkpoint(
     ignore: Sequence[str] = (),
     lm_head: bool = False,
     kv_cache_scheme: str | None = None,
-    calibration_tokens: int = 128 * 512,
+    calibration_tokens: int | None = None,
     seq_len: int | None = None,
     shared_fused_scale: bool = False,
     shared_gate_up_scale: bool = False,
     max_shard_bytes: int = 5_000_000_000,
+    dry_run: bool = False,
     console: Console | None = None,
 ) -> Summary:
     """Write an NVFP4 copy of a decoder's checkpoint, dense or a mixture of experts.
@@ -65,11 +70,13 @@ def quantize_checkpoint(
             ``re:<regex>``.
         lm_head: also quantise the linear that gives the logits.
         kv_cache_scheme: ``fp8`` to also measure scales for an FP8 key/value cache.
-        calibration_tokens: tokens to measure on, if the text has that many.
+        calibration_tokens: tokens to measure on, if the text has that many; by default 65536.
         seq_len: tokens run as one sequence; by default 512, or as many as the model takes.
         shared_fused_scale: give linears that engines fuse (q/k/v, gate/up) one weight scale.
         shared_gate_up_scale: give gate and up one weight scale, an expert's among them.
         max_shard_bytes: largest file to write, unless one tensor is larger.
+        dry_run: check everything, and quantise a part of one weight to tell how long all of them
+            take; write nothing.
         console: where to show progress; None for silence.
 
     Raises:
@@ -81,9 +88,14 @@ def quantize_checkpoint(
     _check_patterns(ignore)
     check_destination(src, dst)
     source = open_source(src)
+    given = {"calibration_tokens": calibration_tokens, "seq_len": seq_len}
+    if calibrate is None:
+        _refuse_without_text(kv_cache_scheme=kv_cache_scheme, **given)
     if seq_len is None:
         seq_len = _default_seq_len(source.config)
-    _check_calibration(calibrate, kv_cache_scheme, calibration_tokens, seq_len)
+    if calibration_tokens is None:
+        calibration_tokens = max(_SEQUENCES * _SEQ_LEN, seq_len)
+    _check_calibration(kv_cache_scheme, calibration_tokens, seq_len)
     model = build_model(source)
     selection = select_linears(model, source, ignore, lm_head=lm_head)
     target = FORMATS[cast(Convention, format)]
@@ -93,15 +105,32 @@ def quantize_checkpoint(
         if calibrate is not None:
             sequences = _read_sequences(Path(calibrate), source, calibration_tokens, seq_len)
             tokens = sequences.numel()
-            record_kv = kv_cache_scheme is not None
-            ranges = _calibrate(model, source, selection, sequences, record_kv, progress)
+            if dry_run:  # inputs' scales are as large whatever they are
+                ranges = calibration.Ranges(dict.fromkeys(selection.quantized, torch.ones(())))
+            else:
+                record_kv = kv_cache_scheme is not None
+                ranges = _calibrate(model, source, selection, sequences, record_kv, progress)
         fused = selection.gate_up if shared_gate_up_scale else {}
         fused = selection.fused if shared_fused_scale else fused
         quantizer = WeightQuantizer(
             source, selection.quantized, target.name, cast(ScaleRule, scales), fused
         )
         conversion = Conversion(source, selection.quantized, target, quantizer, ranges)
-        with atomic_folder(dst, conversion.nbytes) as folder:
+        summary = Summary(
+            dst=dst,
+            quantized=len(selection.quantized),
+            kept=len(selection.kept),
+            bytes_before=sum(spec.nbytes for spec in source.specs.values()),
+            bytes_after=conversion.nbytes,
+            bits_per_weight=conversion.bits_per_weight,
+            mean_relative_mse=None,
+            calibration_tokens=tokens,
+        )
+        if dry_run:
+            check_room(dst, conversion.nbytes)
+            return replace(summary, estimated_seconds=quantizer.estimated_seconds())
+        say = console.print if console is not None else logging.getLogger(__name__).warning
+        with atomic_folder(dst, conversion.nbytes, say) as folder:
             copy_companions(src, folder)
             write_configs(
                 folder,
@@ -113,16 +142,10 @@ def quantize_checkpoint(
             )
             task = progress.add_task("Quantising", total=len(source.specs))
             errors = conversion.write(folder, max_shard_bytes, lambda: progress.advance(task))
-    return Summary(
-        dst=dst,
-        quantized=len(selection.quantized),
-        kept=len(selection.kept),
-        bytes_before=sum(spec.nbytes for spec in source.specs.values()),
-        bytes_after=conversion.nbytes,
-        bits_per_weight=conversion.bits_per_weight,
+    return replace(
+        summary,
         mean_relative_mse=fmean(errors.values()),
         relative_mse_by_type=mean_by_type(errors),
-        calibration_tokens=tokens,
     )
 
 
@@ -151,15 +174,19 @@ def _default_seq_len(config: dict[str, Any]) -> int:
     return min(_SEQ_LEN, longest)
 
 
-def _check_calibration(
-    calibrate: str | Path | None, kv_cache_scheme: str | None, tokens: int, seq_len: int
-) -> None:
+def _refuse_without_text(**options: object) -> None:
+    """Raise if an option is given that matters to calibration alone."""
+    for name, value in options.items():
+        if value is not None:
+            raise QuantizerError(
+                f"{name}: is {value}, but without a text nothing is measured; give --calibrate as "
+                "well, or leave it out"
+            )
+
+
+def _check_calibration(kv_cache_scheme: str | None, tokens: int, seq_len: int) -> None:
     if kv_cache_scheme is not None:
         _check_choice("kv_cache_scheme", kv_cache_scheme, ["fp8"])
-        if calibrate is None:
-            raise QuantizerError(
-                "kv_cache_scheme: its scales are measured on text; give --calibrate as well"
-            )
     if seq_len < 2:
         raise QuantizerError(f"seq_len: is {seq_len}, must be at least 2; raise --seq-len")
     if tokens < seq_len:

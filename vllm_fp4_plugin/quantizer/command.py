@@ -1,5 +1,6 @@
 """The ``quantize`` command; torch and transformers are imported only when it runs."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -47,8 +48,8 @@ def quantize(
         typer.Option(metavar="fp8", help="Also measure scales for an FP8 key/value cache."),
     ] = None,
     calibration_tokens: Annotated[
-        int, typer.Option(help="Tokens to measure on, if FILE has that many.")
-    ] = 128 * 512,
+        int | None, typer.Option(help="Tokens to measure on, if FILE has that many; else 65536.")
+    ] = None,
     seq_len: Annotated[
         int | None,
         typer.Option(help="Tokens run as one sequence; 512, or as many as the model takes."),
@@ -67,6 +68,10 @@ def quantize(
             "--shared-gate-up-scale",
             help="The same of gate and up alone, experts' among them.",
         ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check everything, tell sizes and time, write nothing."),
     ] = False,
 ) -> None:
     """Quantise a decoder's checkpoint to NVFP4, dense or a mixture of experts.
@@ -97,9 +102,20 @@ def quantize(
             seq_len=seq_len,
             shared_fused_scale=shared_fused_scale,
             shared_gate_up_scale=shared_gate_up_scale,
+            dry_run=dry_run,
             console=console,
         )
     except (QuantizerError, OSError) as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False)
+        _say(f"error: {error}")
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        _say(f"interrupted: nothing has been left at {dst}")
+        raise typer.Exit(128 + signal.SIGINT) from None
+    except SystemExit:  # SIGTERM, SIGHUP
+        _say(f"ended by a signal: nothing has been left at {dst}")
+        raise
     console.print(summary.table())
+
+
+def _say(message: str) -> None:
+    Console(stderr=True).print(message, markup=False, highlight=False)

@@ -1,11 +1,14 @@
 """Destination folder: complete, or not there at all."""
 
+import errno
+import fcntl
+import glob
 import os
 import secrets
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,6 +20,9 @@ _WEIGHT_SUFFIXES = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx",
     ".index.json",
 )  # fmt: skip
+
+# A write to an open file that fails names no file.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def check_destination(src: Path, dst: Path) -> None:
@@ -34,14 +40,11 @@ def check_destination(src: Path, dst: Path) -> None:
         raise QuantizerError(f"dst: {dst.absolute().parent} is not a folder; create it first")
 
 
-@contextmanager
-def atomic_folder(dst: Path, nbytes: int) -> Iterator[Path]:
-    """Make a hidden folder beside ``dst`` that becomes ``dst`` on success and is removed otherwise.
-
-    An exception, Ctrl-C, SIGTERM and SIGHUP remove it; after SIGKILL ``.<dst>.*.partial`` stays.
+def check_room(dst: Path, nbytes: int) -> None:
+    """Refuse a destination on a disk with less than ``nbytes`` free.
 
     Raises:
-        QuantizerError: less than ``nbytes`` are free there.
+        QuantizerError: naming ``dst``.
     """
     parent = dst.absolute().parent
     free = shutil.disk_usage(parent).free
@@ -50,16 +53,80 @@ def atomic_folder(dst: Path, nbytes: int) -> Iterator[Path]:
             f"dst: {parent} has {free / 1e9:.1f} GB free, {nbytes / 1e9:.1f} GB are needed; "
             "choose another disk"
         )
+
+
+@contextmanager
+def atomic_folder(dst: Path, nbytes: int, say: Callable[[str], None]) -> Iterator[Path]:
+    """Make a hidden folder beside ``dst`` that becomes ``dst`` on success and is removed otherwise.
+
+    An exception, Ctrl-C, SIGTERM and SIGHUP remove it. After SIGKILL ``.<dst>.*.partial`` stays;
+    the next run to ``dst`` removes it, and tells ``say`` so. A folder that is locked is another
+    run's, which lives.
+
+    Raises:
+        QuantizerError: less than ``nbytes`` are free there, it cannot be written to, or another run
+            is writing ``dst``.
+    """
+    parent = dst.absolute().parent
+    _remove_leftovers(parent, dst, say)
+    check_room(dst, nbytes)
     partial = parent / f".{dst.name}.{secrets.token_hex(4)}.partial"
     with _termination_raises():
         try:
-            partial.mkdir()
-            yield partial
-            check_destination(partial, dst)
-            partial.rename(dst)
+            with _writable(parent, partial):
+                partial.mkdir()
+                with _locked(partial):
+                    yield partial
+                    check_destination(partial, dst)
+                    partial.rename(dst)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+def _remove_leftovers(parent: Path, dst: Path, say: Callable[[str], None]) -> None:
+    """Remove what runs to ``dst`` that were killed have left."""
+    for left in sorted(parent.glob(f".{glob.escape(dst.name)}.*.partial")):
+        with _locked(left) as is_ours:
+            if not is_ours:
+                raise QuantizerError(
+                    f"dst: {left} is there, of another run that is writing {dst}; wait for it, or "
+                    "choose another folder"
+                )
+            shutil.rmtree(left, ignore_errors=True)
+        say(f"{left}: left by a run that was killed, {'stays' if left.exists() else 'removed'}")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a lock on a folder, which ends with its process.
+
+    False: another process holds it, or the file system has none and nobody knows.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _writable(parent: Path, partial: Path) -> Iterator[None]:
+    """Raise what goes wrong with writing to a folder as a ``QuantizerError``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM and not str(error.filename).startswith(str(partial)):
+            raise  # of the source, say
+        raise QuantizerError(
+            f"dst: {parent} cannot be written to ({error.strerror}); make room there, or choose "
+            "another folder"
+        ) from error
 
 
 def copy_companions(src: Path, dst: Path) -> None:

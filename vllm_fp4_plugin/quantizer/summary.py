@@ -1,8 +1,10 @@
 """Summary of a run of the quantiser."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from statistics import fmean
 
@@ -21,11 +23,13 @@ class Summary:
         bytes_before: of all tensors of the source.
         bytes_after: of all tensors written.
         bits_per_weight: of the quantised linears, their scales included.
-        mean_relative_mse: mean over quantised weights of ‖dequantised - original‖² / ‖original‖².
+        mean_relative_mse: mean over quantised weights of ‖dequantised - original‖² / ‖original‖²;
+            None of a dry run.
         calibration_tokens: tokens the input scales were measured on; 0 for a weight-only
             checkpoint.
         relative_mse_by_type: the mean of the weights of each type, such as ``q_proj`` or
             ``experts.gate_proj``.
+        estimated_seconds: to quantise the weights, of a dry run; None: they are written.
     """
 
     dst: Path
@@ -34,24 +38,34 @@ class Summary:
     bytes_before: int
     bytes_after: int
     bits_per_weight: float
-    mean_relative_mse: float
+    mean_relative_mse: float | None
     calibration_tokens: int
     relative_mse_by_type: dict[str, float] = field(default_factory=dict)
+    estimated_seconds: float | None = None
 
     def table(self) -> Table:
         """Make a table of the figures for a terminal."""
         activations = "16-bit (weight-only)"
+        is_dry = self.estimated_seconds is not None
         if self.calibration_tokens:
-            activations = f"NVFP4, measured on {self.calibration_tokens:,} tokens"
+            measured = "to be measured" if is_dry else "measured"
+            activations = f"NVFP4, {measured} on {self.calibration_tokens:,} tokens"
         table = Table(show_header=False)
         table.add_row("linears", f"{self.quantized} quantised, {self.kept} kept")
         table.add_row("activations", activations)
         table.add_row("size", f"{decimal(self.bytes_before)} → {decimal(self.bytes_after)}")
         table.add_row("bits per quantised weight", f"{self.bits_per_weight:.3f}")
-        table.add_row("mean relative MSE of weights", f"{self.mean_relative_mse:.5f}")
+        if self.mean_relative_mse is not None:
+            table.add_row("mean relative MSE of weights", f"{self.mean_relative_mse:.5f}")
         for type, error in self.relative_mse_by_type.items():
             table.add_row(f"  {type}", f"{error:.5f}")
-        table.add_row("written to", str(self.dst))
+        if self.estimated_seconds is not None:
+            seconds = timedelta(seconds=math.ceil(self.estimated_seconds))
+            besides = ", and the time to calibrate" if self.calibration_tokens else ""
+            table.add_row("time to quantise, about", f"{seconds}{besides}")
+            table.add_row("nothing written to", str(self.dst))
+        else:
+            table.add_row("written to", str(self.dst))
         return table
 
 

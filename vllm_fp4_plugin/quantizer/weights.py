@@ -1,5 +1,7 @@
 """Quantiser of weights, in slices of rows, so that memory stays near one weight's size."""
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, Convention, global_scale_of
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, Convention, Nvfp4Tensor, global_scale_of
 from nvfp4_kernels.scale_search import ScaleRule, quantize_with_rule
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.source import Source
@@ -78,18 +80,39 @@ class WeightQuantizer:
         start = 0
         for part in _slices(weight):
             stop = start + len(part)
-            try:
-                packed = quantize_with_rule(
-                    part, self._rule, global_scale=scale, convention=self._convention
-                )
-            except InvalidArgument as invalid:
-                raise QuantizerError(f"{name}.weight: {invalid}") from invalid
+            packed = self._packed(name, part, scale)
             data[start:stop] = packed.data
             scales[start:stop] = packed.scales
-            error += (packed.dequantize() - part).square().sum().item()
-            norm += part.float().square().sum().item()
+            # A square of a large weight is beyond float32.
+            error += (packed.dequantize() - part).double().square().sum().item()
+            norm += part.double().square().sum().item()
             start = stop
         return QuantizedWeight(data, scales, scale, error / norm if norm else 0.0)
+
+    def estimated_seconds(self) -> float:
+        """Seconds that all weights take on this machine, judged by a part of the first one.
+
+        Raises:
+            QuantizerError: as ``quantize``.
+        """
+        name = next(iter(self._weights))
+        scale = global_scale_of(torch.tensor(self._amax(name)), self._convention)
+        part = _slices(self._weights[name].load(self._source))[0]
+        taken = []
+        for _ in range(2):  # the first time more is read and allocated
+            start = time.monotonic()
+            self._packed(name, part, scale)
+            taken.append(time.monotonic() - start)
+        elements = sum(math.prod(weight.shape) for weight in self._weights.values())
+        return min(taken) * elements / part.numel()
+
+    def _packed(self, name: str, part: Tensor, scale: Tensor) -> Nvfp4Tensor:
+        try:
+            return quantize_with_rule(
+                part, self._rule, global_scale=scale, convention=self._convention
+            )
+        except InvalidArgument as invalid:
+            raise QuantizerError(f"{name}.weight: {invalid}") from invalid
 
     def _amax(self, name: str) -> float:
         if name not in self._known_amax:
