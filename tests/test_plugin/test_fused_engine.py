@@ -76,6 +76,14 @@ def test_mlps_change_little(modelopt: Path, fused: Run) -> None:
     assert 0 < apart < ROUNDING
 
 
+def test_all_together_is_as_close_to_16_bits(bf16: Path, modelopt: Path, fused: Run) -> None:
+    exact = run(str(bf16), quantization=None)
+    apart = served(modelopt, fuse_mlp=False, fuse_norm=False, fuse_attention=False)
+    near, far = distance(fused, exact), distance(apart, exact)
+    print(f"from 16 bits {near} handed over, {far} each op alone")
+    assert 0 < near < 1.1 * far  # what quantising costs is not more
+
+
 def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven in a decode, and nothing of vLLM's between them; eight in a prefill."""
     launched: Counter[str] = Counter()
