@@ -106,7 +106,7 @@ def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Produ
     place = next(place for place, each in enumerate(layers) if each is owner)
     before = layers[place - 1] if place else None
     if before is None or isinstance(before, PPMissingLayer):
-        return Producer(None, "no layer of this rank comes before it")
+        return Producer(None, "no decoder layer of this rank comes before it")
     ending = list(_feeding(before, RETURNED))
     if not ending:
         return Producer(None, f"what {type(before).__name__} returns is not known")
