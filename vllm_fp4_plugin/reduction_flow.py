@@ -65,8 +65,10 @@ def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) 
     """
     owner = owners[0]
     feeding = list(_feeding(owner, norm_name))
-    if not feeding:
+    if not feeding and _takes_input(owner, norm_name):
         return _across(owners, norm_name, reads_between)
+    if not feeding:
+        return Producer(None, _leak(owner) or "what comes before it is not known")
     [(source, flow), *others] = feeding
     if others or source.layer is None:
         return Producer(None, _not_one(feeding))
@@ -80,6 +82,24 @@ def _feeding(owner: Any, consumer: str) -> Iterator[tuple[_Source, Flow]]:
         flow = flow_of(kind, source.name, source.returns, True, may_return=True)
         if consumer in flow.consumers:
             yield source, flow
+
+
+def _takes_input(owner: Any, norm_name: str) -> bool:
+    """Whether a norm is called with what its owner is, among the first three."""
+    kind: Any = type(owner)
+    given = frozenset({RESIDUAL})
+    return any(norm_name in flow_of_parameter(kind, p, given).consumers for p in range(3))
+
+
+def _leak(owner: Any) -> str:
+    """First thing that an owner does with a row-parallel layer's result but to hand it on."""
+    kind: Any = type(owner)
+    for source in _sources(owner):
+        if source.layer is not None:
+            flow = flow_of(kind, source.name, source.returns, True, may_return=True)
+            if flow.leak:
+                return flow.leak
+    return ""
 
 
 def _not_one(feeding: Sequence[tuple[_Source, Flow]]) -> str:
