@@ -30,7 +30,7 @@ def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: 
     """Run one rank's engine, as torchrun would start it, and send what it said.
 
     Beside arguments of an engine there may be ``flashinfer_tokens``, for a stand-in of flashinfer
-    that serves so many; and ``counts``: launches are counted.
+    that serves so many; ``counts``: launches are counted; and ``pieces``: it compiles as on a GPU.
     """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
@@ -43,6 +43,8 @@ def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: 
     text = SHORTER if rank and "data_parallel_size" in arguments else tiny_llama.TEXT
     patch = pytest.MonkeyPatch()
     stand_in_for_flashinfer(patch, arguments.pop("flashinfer_tokens", 0))
+    if arguments.pop("pieces", False):
+        compile_in_pieces(patch)
     launched = launch_counts.watch(patch) if arguments.pop("counts", False) else Counter()
     found = run(model, text, distributed_executor_backend="external_launcher", **arguments)
     told = {"logprobs": found.logprobs, "generated": found.generated, "report": found.report}
@@ -59,6 +61,27 @@ def stand_in_for_flashinfer(patch: pytest.MonkeyPatch, tokens: int) -> None:
     if tokens:
         fake_flashinfer.install(patch, lambda x: get_tp_group().all_reduce(x), tokens)
         patch.setattr(flashinfer_reduction, "most_tokens", lambda *_: (tokens, ""))
+
+
+def compile_in_pieces(patch: pytest.MonkeyPatch) -> None:
+    """Have vLLM compile what lies between attention layers, piece by piece, as only on a GPU."""
+    from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
+    from vllm.config import CompilationMode
+    from vllm.platforms.cpu import CpuPlatform
+
+    lower = CpuPlatform.check_and_update_config.__func__
+
+    def keep(platform: Any, config: Any) -> None:
+        lower(platform, config)
+        compilation = config.compilation_config
+        compilation.mode, compilation.backend = CompilationMode.VLLM_COMPILE, "inductor"
+        compilation.ir_enable_torch_wrap, compilation.compile_sizes = True, []
+        del compilation.inductor_compile_config["dce"]
+
+    patch.setattr(CpuPlatform, "check_and_update_config", classmethod(keep))
+    # It looks for CUDA's ops.
+    patch.setattr(FixFunctionalizationPass, "__call__", lambda *_: None)
+    patch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
 
 
 def send_tokens_on_cpu() -> None:

@@ -1,6 +1,6 @@
 """Engines of two ranks whose norms add up the parts, beside engines that do not share their work.
 
-The second ranks' flashinfer is ``tests.fake_flashinfer``, below vLLM's own wrapper.
+Flashinfer is ``tests.fake_flashinfer``, below vLLM's own wrapper.
 """
 
 import json
@@ -28,6 +28,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "in one op, up to 2 tokens": {"flashinfer_tokens": 2},
     "compiled, apart": COMPILED,
     "compiled, in one op": COMPILED | FLASHINFER,
+    "compiled in pieces": COMPILED | FLASHINFER | {"pieces": True},
     "by vLLM": {"additional_config": {"nvfp4_tc": {"fuse_norm": False}}},
 }
 WITHOUT = "by an all-reduce before it (flashinfer's op: none on cpu)"
@@ -72,6 +73,11 @@ def test_two_ranks_say_what_one_says(
 def test_to_the_bit(name: str, ranks: dict[str, dict[str, Any]]) -> None:
     """Sums are rounded where vLLM's all-reduce rounds them."""
     assert ranks[name]["logprobs"] == ranks["apart"]["logprobs"]
+
+
+def test_compiled_in_pieces_is_the_same(ranks: dict[str, dict[str, Any]]) -> None:
+    pieces, whole = ranks["compiled in pieces"], ranks["compiled, in one op"]
+    assert pieces["logprobs"] == whole["logprobs"]
 
 
 @pytest.mark.parametrize(("name", "how"), [("apart", WITHOUT), ("compiled, in one op", WITH)])
