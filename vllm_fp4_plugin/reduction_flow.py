@@ -72,7 +72,7 @@ def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) 
     [(source, flow), *others] = feeding
     if others or source.layer is None:
         return Producer(None, _not_one(feeding))
-    return _producer(source, (owner,), _in_the_way(flow, norm_name))
+    return _producer(source, owners[:1], owners[-1], _in_the_way(flow, norm_name))
 
 
 def _feeding(owner: Any, consumer: str) -> Iterator[tuple[_Source, Flow]]:
@@ -152,7 +152,7 @@ def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Produ
     }
     against = next((reason for reason, holds in reasons.items() if holds), "")
     against = against or _in_the_way(inside, norm_name)
-    return _producer(source, (before, model), against)
+    return _producer(source, (before, model), owners[-1], against)
 
 
 def _is_auxiliary(model: Any, use: Use) -> bool:
@@ -174,15 +174,17 @@ def _in_the_way(flow: Flow, norm_name: str) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _producer(source: _Source, owners: tuple[Any, ...], against: str) -> Producer:
+def _producer(source: _Source, owners: Sequence[Any], root: Any, against: str) -> Producer:
     path = tuple(dict.fromkeys((source.layer, source.module)))
-    return Producer(source.layer, against or _obstacle(path, owners))
+    return Producer(source.layer, against or _obstacle(path, owners, root))
 
 
-def _obstacle(path: tuple[Any, ...], owners: tuple[Any, ...]) -> str:
-    """Reason that the modules themselves give."""
-    if sum(m is path[0] for _, m in owners[0].named_modules(remove_duplicate=False)) > 1:
-        return f"{type(owners[0]).__name__} holds it under another name too"
+def _obstacle(path: Sequence[Any], owners: Sequence[Any], root: Any) -> str:
+    """Reason that the modules themselves give, below the outermost one that is known."""
+    for module in path:
+        places = (each for holder in root.modules() for each in holder._modules.values())
+        if sum(each is module for each in places) > 1:
+            return f"this {type(module).__name__} has another place in the model too"
     for module in (*path, *owners):
         if "forward" in vars(module):
             return f"the forward of this {type(module).__name__} was replaced"

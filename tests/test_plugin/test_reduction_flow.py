@@ -280,6 +280,10 @@ def named_twice(model: Any) -> None:
         layer.again = layer.attention.out_proj
 
 
+def shared(model: Any) -> None:
+    model.layers[2].attention = model.layers[1].attention
+
+
 def changed(change: Callable[[Any], None]) -> Callable[[], Any]:
     def make() -> Any:
         model = model_of()
@@ -341,7 +345,11 @@ LEFT_ALONE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "hooks": (changed(hooked), "1.second_norm", "there are hooks at this RowParallelLinear"),
     "forward": (changed(replaced), "1.second_norm", "the forward of this Mixer was replaced"),
     "other name": (
-        changed(named_twice), "1.second_norm", "MadeLayer holds it under another name too"
+        changed(named_twice), "1.second_norm",
+        "this RowParallelLinear has another place in the model too",
+    ),
+    "shared": (
+        changed(shared), "1.second_norm", "this Mixer has another place in the model too"
     ),
 }  # fmt: skip
 
@@ -365,6 +373,20 @@ def test_scales_per_token() -> None:
         "quantises for in_proj; all-reduce before it: a scale per token"
     )
     assert model.layers[1].attention.out_proj.reduce_results
+
+
+@pytest.mark.parametrize("off", ["fuse_norm", "LoRA"])
+def test_switched_off(off: str, vllm_config: Any) -> None:
+    model_of()  # has our norm put in the place of vLLM's
+    if off == "LoRA":
+        vllm_config.lora_config = SimpleNamespace()
+    else:
+        vllm_config.additional_config = {"nvfp4_tc": {"fuse_norm": False}}
+    model = model_of()
+    said = set(said_of(model).values())
+    vllm_config.lora_config = None
+    assert said == {"LoRA is enabled" if off == "LoRA" else "switched off (fuse_norm)"}
+    assert all(layer.attention.out_proj.reduce_results for layer in model.layers)
 
 
 @pytest.mark.parametrize(("method", "reads"), [("eagle3", True), ("ngram", False)])
