@@ -92,10 +92,10 @@ def _takes_input(owner: Any, norm_name: str) -> bool:
 
 
 def _leak(owner: Any) -> str:
-    """First thing that an owner does with a row-parallel layer's result but to hand it on."""
+    """First thing that an owner does with attention, an MLP or the like but to call it."""
     kind: Any = type(owner)
     for source in _sources(owner):
-        if source.layer is not None:
+        if source.layer is not None or source.module._modules:
             flow = flow_of(kind, source.name, source.returns, True, may_return=True)
             if flow.leak:
                 return flow.leak
