@@ -2,8 +2,9 @@
 
 vLLM's parallel linear layers pass what they are called with straight to their quantization method,
 so that an op before one of ours may return its result as NVFP4, with the layer's own scale, in
-place of a tensor. What is handed over and to whom is settled once the model is built, by modules
-whose forward passes were read: see ``result_flow``.
+place of a tensor. A row-parallel layer may likewise return its rank's part of a sum for a norm to
+add up. What is handed over and to whom is settled once the model is built, by modules whose forward
+passes were read: see ``result_flow``.
 """
 
 from dataclasses import dataclass
