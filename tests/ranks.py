@@ -11,10 +11,12 @@ import multiprocessing
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -25,17 +27,61 @@ SHORTER = tiny_llama.TEXT[:30]  # for the second data-parallel rank
 
 
 def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: Connection) -> None:
-    """Run one rank's engine, as torchrun would start it, and send what it said."""
+    """Run one rank's engine, as torchrun would start it, and send what it said.
+
+    Beside arguments of an engine there may be ``flashinfer_tokens``, for a stand-in of flashinfer
+    that serves so many; ``counts``: launches are counted; and ``pieces``: it compiles as on a GPU.
+    """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
+    from tests import launch_counts
     from tests.engine import run
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     meet = (f"tcp://127.0.0.1:{port}", rank, rank)  # vLLM names shared memory after the address
     ExecutorWithExternalLauncher._distributed_args = lambda _: meet
     text = SHORTER if rank and "data_parallel_size" in arguments else tiny_llama.TEXT
+    patch = pytest.MonkeyPatch()
+    stand_in_for_flashinfer(patch, arguments.pop("flashinfer_tokens", 0))
+    if arguments.pop("pieces", False):
+        compile_in_pieces(patch)
+    launched = launch_counts.watch(patch) if arguments.pop("counts", False) else Counter()
     found = run(model, text, distributed_executor_backend="external_launcher", **arguments)
-    said.send({"logprobs": found.logprobs, "generated": found.generated, "report": found.report})
+    told = {"logprobs": found.logprobs, "generated": found.generated, "report": found.report}
+    said.send(told | {"launches": launched} if launched else told)
+
+
+def stand_in_for_flashinfer(patch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Have the plugin find flashinfer where it has no GPU, for so many tokens; 0: it does not."""
+    from vllm.distributed import get_tp_group
+
+    from tests import fake_flashinfer
+    from vllm_fp4_plugin import flashinfer_reduction
+
+    if tokens:
+        fake_flashinfer.install(patch, lambda x: get_tp_group().all_reduce(x), tokens)
+        patch.setattr(flashinfer_reduction, "most_tokens", lambda *_: (tokens, ""))
+
+
+def compile_in_pieces(patch: pytest.MonkeyPatch) -> None:
+    """Have vLLM compile what lies between attention layers, piece by piece, as only on a GPU."""
+    from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
+    from vllm.config import CompilationMode
+    from vllm.platforms.cpu import CpuPlatform
+
+    lower = CpuPlatform.check_and_update_config.__func__
+
+    def keep(platform: Any, config: Any) -> None:
+        lower(platform, config)
+        compilation = config.compilation_config
+        compilation.mode, compilation.backend = CompilationMode.VLLM_COMPILE, "inductor"
+        compilation.ir_enable_torch_wrap, compilation.compile_sizes = True, []
+        del compilation.inductor_compile_config["dce"]
+
+    patch.setattr(CpuPlatform, "check_and_update_config", classmethod(keep))
+    # It looks for CUDA's ops.
+    patch.setattr(FixFunctionalizationPass, "__call__", lambda *_: None)
+    patch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
 
 
 def send_tokens_on_cpu() -> None:

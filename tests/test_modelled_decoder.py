@@ -16,6 +16,10 @@ from tests.test_modelled_terms import modelled
 
 RECORDED = Path(__file__).parents[1] / "examples" / "results"
 SPLIT = Kind(split=True)
+KINDS = [
+    Kind(), SPLIT, Kind(ranks=4), Kind(ranks=4, fused_all_reduce=False),
+    Kind(experts=True, qk_norm=True),
+]  # fmt: skip
 
 
 def names(switches: Switches, kind: Kind = Kind()) -> list[str]:  # noqa: B008 — frozen
@@ -32,6 +36,16 @@ def test_what_the_plugin_launches_today() -> None:
     assert names(TODAY) == names(TODAY, SPLIT) == today
     assert len(names(VARIANTS["unfused"])) == 13
     assert len(vllm_launches()) == 13
+
+
+def test_what_it_launches_over_several_gpus() -> None:
+    """``test_reduction_engine`` holds both lists against engines of two ranks."""
+    norms = {"add_rms_norm_quantize": "all_reduce_add_rms_norm_quantize"}
+    assert names(TODAY, Kind(ranks=4)) == [norms.get(name, name) for name in names(TODAY)]
+    apart = names(TODAY, Kind(ranks=4, fused_all_reduce=False))
+    assert Counter(apart) == Counter(names(TODAY)) + Counter({"all_reduce": 2})
+    assert [apart.index("all_reduce"), apart.index("add_rms_norm_quantize")] == [0, 1]
+    assert len(vllm_launches(Kind(ranks=4))) == 11
 
 
 @pytest.mark.parametrize(
@@ -59,7 +73,7 @@ def test_prompts_are_stored_before_attention_reads_them() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kind", [Kind(), SPLIT, Kind(ranks=4), Kind(experts=True, qk_norm=True)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_step_reads_what_one_before_it_has_written(variant: str, kind: Kind) -> None:
     written = {"x"}
     for step in launches(VARIANTS[variant], kind):
@@ -70,9 +84,8 @@ def test_every_step_reads_what_one_before_it_has_written(variant: str, kind: Kin
 
 def test_every_priced_step_has_a_price() -> None:
     sizes = prices.Sizes(1, 4096, 14336, 32, 8, 128, 1024)
-    kinds = Kind(), SPLIT, Kind(ranks=4), Kind(experts=True, qk_norm=True)
-    steps = [step for kind in kinds for step in vllm_launches(kind)]
-    steps += [step for kind in kinds for v in VARIANTS.values() for step in launches(v, kind)]
+    steps = [step for kind in KINDS for step in vllm_launches(kind)]
+    steps += [step for kind in KINDS for v in VARIANTS.values() for step in launches(v, kind)]
     assert all(prices.body(s, sizes, 4096) > 0 for s in steps if s.source != "traced")
 
 

@@ -2,12 +2,13 @@
 
 vLLM's parallel linear layers pass what they are called with straight to their quantization method,
 so that an op before one of ours may return its result as NVFP4, with the layer's own scale, in
-place of a tensor. What is handed over and to whom is settled once the model is built, by modules
-whose forward passes were read: see ``result_flow``.
+place of a tensor. A row-parallel layer may likewise return its rank's part of a sum for a norm to
+add up. What is handed over and to whom is settled once the model is built, by modules whose forward
+passes were read: see ``result_flow``.
 """
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -38,6 +39,49 @@ class QuantizedInput:
             f"a layer's input was quantised by the op before it, but the model asked it for "
             f'{name!r}; serve with --additional-config \'{{"nvfp4_tc": {{"fuse_mlp": false, '
             '"fuse_norm": false, "fuse_attention": false}}\''
+        )
+
+
+@dataclass(frozen=True)
+class Unreduced:
+    """This rank's part of a row-parallel layer's result, which the norm after it adds up.
+
+    Attributes:
+        partial: ``(..., N)``; the norm's op leaves the new residual in it.
+        producer: the layer's name.
+    """
+
+    partial: Tensor
+    producer: str
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the result."""
+        return self.partial.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the result."""
+        return self.partial.dtype
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(self._refusal(f"asked it for {name!r}"))
+
+    def refuse(self, *operands: Any) -> NoReturn:
+        """Refuse to be computed with.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(self._refusal("computed with it"))
+
+    __add__ = __radd__ = __mul__ = __rmul__ = __getitem__ = refuse
+
+    def _refusal(self, what: str) -> str:
+        return (
+            f"{self.producer}: its result was to be added up over all ranks by the norm after it, "
+            f"but the model {what}; serve with --additional-config "
+            '\'{"nvfp4_tc": {"fuse_norm": false}}\''
         )
 
 

@@ -18,11 +18,11 @@ from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
-from vllm_fp4_plugin import completeness, fused_mlp, quantizing_norm, weights
+from vllm_fp4_plugin import completeness, fused_mlp, quantizing_norm, reduction, weights
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.attention import settling as attention
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
-from vllm_fp4_plugin.handover import Input, QuantizedInput, operand, shaped
+from vllm_fp4_plugin.handover import Input, QuantizedInput, Unreduced, operand, shaped
 from vllm_fp4_plugin.linear_op import linear
 from vllm_fp4_plugin.norm_flow import norm_before
 from vllm_fp4_plugin.options import Activation, Options
@@ -71,6 +71,8 @@ class Nvfp4LinearBase(LinearMethodBase):
         self._owners: list[Module] = []  # until the layer is settled, the nearest first
         self._settled = False
         self._consumer: Any = None  # layer that takes the result quantised
+        self._hands_on_part = False  # the norm after it adds up its result
+        self._feeds_reduction = False  # such a norm quantises for it
 
     def make_plan(
         self,
@@ -140,13 +142,22 @@ class Nvfp4LinearBase(LinearMethodBase):
         kernels = quantizing_norm.kernels(per_token)
         against = quantizing_norm.obstacle(config, self.options.fuse_norm) or found.against
         name, shown = found.name, self.prefix.rpartition(".")[2]
+        found_before = reduction.NONE
+        if not against and kernels is not None:
+            found_before = reduction.before(found, layer, kernels[1])
+            against = reduction.vllm_does_better(config, found_before)
         if against or kernels is None:
             self.startup.report.add(LayerRecord(name, "vLLM", "16-bit", against, 0, 0))
             return
-        found.norm.feeding = Feeding(layer, per_token, plan.terms, *kernels)
+        producer, reduced, said = found_before
+        if producer is not None:
+            producer.quant_method.hand_on_part(producer)
+            self._feeds_reduction = True
+        found.norm.feeding = Feeding(layer, per_token, plan.terms, *kernels, reduced)
+        reason = "; ".join(filter(None, (f"quantises for {shown}", said)))
         record = LayerRecord(
             name, kernels[1].label, arithmetic_of(plan.activation, plan.terms).removeprefix("W4"),
-            f"quantises for {shown}", 0, 0,
+            reason, 0, 0,
         )  # fmt: skip
         self.startup.report.add(record)
         if plan.kernel.arch != "cpu":
@@ -154,7 +165,7 @@ class Nvfp4LinearBase(LinearMethodBase):
             weight_dtype = dtype_name(found.norm.weight.dtype)
             self.startup.expect(name, Norm(dtype, weight_dtype, plan.k, per_token, plan.terms))
         held = (
-            f"{name.rpartition('.')[2]} quantises for {shown}",
+            f"{name.rpartition('.')[2]} {reason}",
             *(kernel.target for kernel in kernels),
         )
         hash_kernels(config, held, plan.terms, self.options)
@@ -251,14 +262,20 @@ class Nvfp4LinearBase(LinearMethodBase):
             padded=self.plan.pads_rows,
         )
 
-    @staticmethod
-    def install(layer: Any, weight: weights.KernelWeight) -> None:
-        """Give the layer the tensors its forward pass reads."""
+    def hand_on_part(self, layer: Any) -> None:
+        """Have the layer return an ``Unreduced`` from now on, and vLLM not add it up."""
+        self._hands_on_part = True
+        layer.reduce_results = False
+
+    def install(self, layer: Any, weight: weights.KernelWeight) -> None:
+        """Give the layer the tensors its forward pass reads, or the norm before it."""
+        scale = weight.input_scale if self._feeds_reduction else None
         tensors = {
             "weight": weight.data,
             "weight_scale": weight.scales,
             "alpha": weight.alpha,
             "input_scale": weight.input_scale,
+            "input_scale_reciprocal": None if scale is None else scale.reciprocal(),
         }
         for name, tensor in tensors.items():
             if tensor is None:
@@ -268,8 +285,8 @@ class Nvfp4LinearBase(LinearMethodBase):
 
     def apply(
         self, layer: Any, x: Input, bias: Tensor | None = None
-    ) -> "Tensor | fused_mlp.GateUp":
-        """Compute the layer's product; of a fused gate and up projection, promise it."""
+    ) -> "Tensor | Unreduced | fused_mlp.GateUp":
+        """Compute the layer's product, or this rank's part; of a fused projection, promise it."""
         plan = self.plan
         if isinstance(x, QuantizedInput):
             came = f"NVFP4 of {x.terms} terms"
@@ -290,7 +307,8 @@ class Nvfp4LinearBase(LinearMethodBase):
             *operand(x), layer.weight, layer.weight_scale, layer.alpha, plan.shard_sizes,
             layer.input_scale, bias, *plan.targets, plan.terms, x.dtype,
         )  # fmt: skip
-        return shaped(out, x)
+        out = shaped(out, x)
+        return Unreduced(out, self.prefix) if self._hands_on_part else out
 
     def dequantize_weight(self, layer: Any) -> Tensor:
         """Decode the weight: float32 ``(N, K)``."""

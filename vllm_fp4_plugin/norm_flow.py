@@ -19,11 +19,13 @@ class Found(NamedTuple):
         name: the norm's name in the model.
         norm: the norm.
         against: reason why it cannot quantise for the layer; empty if it can.
+        owners: modules around it, the nearest first.
     """
 
     name: str
     norm: QuantizingNorm
     against: str
+    owners: Sequence[Any]
 
 
 class _Elsewhere(Exception):
@@ -40,7 +42,7 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
         on_gpu: a kernel is to run it, which holds a row in one CTA.
     """
     path = [layer]  # from the layer up to what the owner holds
-    for owner in owners:
+    for place, owner in enumerate(owners):
         kind: Any = type(owner)
         names = [name for name, module in owner._modules.items() if module is path[-1]]
         if len(names) != 1:
@@ -56,7 +58,7 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
                 except _Elsewhere:
                     continue
                 against = _obstacle(owner, norm, path, on_gpu) or against
-                return Found(f"{prefix}.{name}", norm, against)
+                return Found(f"{prefix}.{name}", norm, against, owners[place:])
         path.append(owner)
     return None
 

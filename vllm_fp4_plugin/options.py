@@ -38,7 +38,8 @@ class Options:
     Attributes:
         fuse_mlp: run gate_up and SiLU-and-mul as one op where a layer allows it, and hand its
             result to the next layer as NVFP4 where that one takes it so.
-        fuse_norm: have norms quantise for the layer that they feed, where they feed one alone.
+        fuse_norm: have norms quantise for the layer that they feed, where they feed one alone; and
+            over several ranks add up the result of the row-parallel layer before them.
         fuse_attention: have attention quantise for the layer that it feeds, and normalise and
             rotate queries and keys where a model does nothing else with them.
         scales: rule by which block scales are chosen when a 16-bit checkpoint is quantised at load.

@@ -2,7 +2,8 @@
 
 vLLM builds our class in the place of its own. It runs as vLLM's until a layer of ours, once the
 model is built, finds that the norm's result goes to it and nowhere else: see ``norm_flow``. From
-then on it returns a ``QuantizedInput``, with the layer's own scale, in one launch.
+then on it returns a ``QuantizedInput``, with the layer's own scale, in one launch. Over several
+ranks it may add up their parts of its input first: see ``reduction``.
 """
 
 from dataclasses import dataclass
@@ -17,8 +18,22 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS
 from vllm_fp4_plugin.device import current_device
-from vllm_fp4_plugin.handover import Input, QuantizedInput
+from vllm_fp4_plugin.handover import Input, QuantizedInput, Unreduced
 from vllm_fp4_plugin.norm_op import norm_op
+from vllm_fp4_plugin.reduction_op import all_reduce_add_rms_norm_quantize
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Addition over all ranks by the norm that reads the sum.
+
+    Attributes:
+        tokens: up to which flashinfer's op does it, and the norm's work too; 0: never.
+        width: elements of a token that flashinfer's workspace has room for.
+    """
+
+    tokens: int
+    width: int
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,7 @@ class Feeding:
         per_token: whether each token gets a scale of its own, and not the layer's.
         terms: how many NVFP4 values add up to each of the norm's.
         alone, adding: the norm's kernels, without a residual and with one.
+        reduction: how it adds up what ranks hand it their parts of; None: they do that themselves.
     """
 
     layer: Any
@@ -37,6 +53,7 @@ class Feeding:
     terms: int
     alone: Kernel
     adding: Kernel
+    reduction: Reduction | None = None
 
 
 class QuantizingNorm(RMSNorm):
@@ -48,8 +65,10 @@ class QuantizingNorm(RMSNorm):
 
     feeding: Feeding | None = None
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: "Tensor | Unreduced", *args: Any, **kwargs: Any) -> Any:
         """See ``RMSNorm.forward_native``; the norm may be of ``QuantizedInput``."""
+        if isinstance(x, Unreduced):
+            return self._reduced(x, *args, **kwargs)
         if self.feeding is None:
             return super().forward(x, *args, **kwargs)
         return self._quantized(self.feeding, x, *args, **kwargs)
@@ -68,6 +87,22 @@ class QuantizingNorm(RMSNorm):
         row_scale = further[0] if feeding.per_token else None
         quantized = QuantizedInput(data, scales, row_scale, tuple(x.shape), x.dtype, feeding.terms)
         return quantized if residual is None else (quantized, further[-1].view(x.shape))
+
+    def _reduced(
+        self, x: Unreduced, residual: Tensor | None = None
+    ) -> tuple[QuantizedInput, Tensor]:
+        feeding = self.feeding
+        if residual is None or feeding is None or feeding.reduction is None:
+            x.refuse()
+        layer, reduction = feeding.layer, feeding.reduction
+        total = x.partial.reshape(-1, x.shape[-1])
+        data, scales = all_reduce_add_rms_norm_quantize(
+            total, residual.reshape(total.shape), self.weight.data, self.variance_epsilon,
+            layer.input_scale, layer.input_scale_reciprocal, feeding.terms, feeding.adding.target,
+            reduction.tokens, reduction.width,
+        )  # fmt: skip
+        quantized = QuantizedInput(data, scales, None, tuple(x.shape), x.dtype, feeding.terms)
+        return quantized, total.view(x.shape)
 
 
 def enable() -> None:
@@ -91,11 +126,9 @@ def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
 
 def obstacle(vllm_config: VllmConfig, switched_on: bool) -> str | None:
     """Reason why no norm of an engine is to quantise; None if there is none."""
-    passes = vllm_config.compilation_config.pass_config
     reasons = {
         "switched off (fuse_norm)": not switched_on,
         "LoRA is enabled": vllm_config.lora_config is not None,
-        "vLLM fuses it with an all-reduce": passes.fuse_allreduce_rms,
         "VLLM_BATCH_INVARIANT is set": envs.VLLM_BATCH_INVARIANT,
         "another plugin replaces RMSNorm": op_registry_oot.get("RMSNorm") is not QuantizingNorm,
     }

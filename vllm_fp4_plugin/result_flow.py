@@ -5,8 +5,10 @@ from statement to statement; whatever is not understood counts as a leak.
 """
 
 import ast
+import builtins
 import dis
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ from torch.nn import Module
 from vllm.model_executor.layers.fusion.fused_act_quant import maybe_fused_act_quant
 
 # Functions that call their first argument, a module, with their second, and look at neither but
-# for a kernel registered under the module's own class.
+# for a kernel registered under the module's own class; modules among the others they do not call.
 HANDOVERS: frozenset[Callable[..., Any]] = frozenset({maybe_fused_act_quant})
 
 _SNIPPET = 60  # characters of source that a reason quotes
@@ -43,6 +45,12 @@ _OF_MODULES = frozenset({*vars(Module()), "__class__", "__dict__"} - {"training"
 Returns = Literal["result", "pair", "second", "norm"]
 Parameter = int | str  # of a call: its place among the positional ones, or its name
 
+# A ``Use`` that is no call: ``forward`` returns the value, as the first of a pair (0) or alone.
+RETURNED = "return"
+ALONE = "alone"
+
+_ENDS = ("start_layer", "end_layer")  # attributes of vLLM's models: the layers that this rank has
+
 
 class Use(NamedTuple):
     """Call of one of the owner's attributes with the value.
@@ -64,16 +72,43 @@ class Flow:
         uses: calls with it.
         leak: first use beside those, in words; empty if there is none.
         without: attributes of the owner that are called without it, there or elsewhere.
+        alone: attributes of the owner that are called with it and nothing else.
     """
 
     uses: frozenset[Use]
     leak: str
     without: frozenset[str] = field(default=frozenset(), compare=False)
+    alone: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def consumers(self) -> frozenset[str]:
         """Attributes of the owner that are called with it."""
         return frozenset(use.attribute for use in self.uses)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Question that a class is read for; see ``flow_of`` and its siblings.
+
+    Attributes:
+        producer: the submodule whose result is followed; empty: a parameter is.
+        returns: what it returns.
+        as_input: see ``flow_of``.
+        as_tensor: see ``flow_of``.
+        may_return: see ``flow_of``.
+        parameter: of ``forward``, that is followed.
+        given: see ``flow_of_parameter``.
+        looped: the producer is a list of layers, see ``flow_of_layers``.
+    """
+
+    producer: str
+    returns: Returns
+    as_input: bool
+    as_tensor: bool = False
+    may_return: bool = False
+    parameter: Parameter | None = None
+    given: frozenset[str] = frozenset()
+    looped: bool = False
 
 
 @cache
@@ -83,6 +118,7 @@ def flow_of(
     returns: Returns,
     as_input: bool = False,
     as_tensor: bool = False,
+    may_return: bool = False,
 ) -> Flow:
     """Follow the result of ``self.<producer>(…)`` through the methods of a class.
 
@@ -93,27 +129,46 @@ def flow_of(
         as_input: it is a layer's input: others may be called with it among other arguments, and
             its shape and dtype may be asked for. If not, with it alone.
         as_tensor: it stays a tensor, of which a view is the same value.
+        may_return: ``forward`` may return it, which is a ``Use`` of ``RETURNED``.
     """
-    return _flow(_ClassReader(owner, producer, returns, as_input, as_tensor=as_tensor))
+    return _flow(owner, _Asked(producer, returns, as_input, as_tensor, may_return))
 
 
 @cache
-def flow_of_parameter(owner: Any, parameter: Parameter) -> Flow:
+def flow_of_parameter(
+    owner: Any, parameter: Parameter, given: frozenset[str] = frozenset()
+) -> Flow:
     """Follow what ``forward`` of a class is called with, as an input; see ``flow_of``.
 
     Args:
         owner: the class.
         parameter: of its ``forward``, as callers pass it.
+        given: parameters that are not None in the calls in question: branches for others do not
+            count.
     """
-    return _flow(_ClassReader(owner, "", "result", True, parameter))
+    return _flow(owner, _Asked("", "result", True, parameter=parameter, given=given))
 
 
-def _flow(reader: "_ClassReader") -> Flow:
+@cache
+def flow_of_layers(owner: Any, layers: str, returns: Returns) -> Flow:
+    """Follow what each layer of a list, but for the last, returns to the loop that calls them all.
+
+    Args:
+        owner: class whose ``forward`` loops over the list, once, from the first to the last of this
+            rank's, and calls each.
+        layers: the list's attribute there; calls of its layers are a ``Use`` of it.
+        returns: what a layer returns.
+    """
+    return _flow(owner, _Asked(layers, returns, True, looped=True))
+
+
+def _flow(owner: Any, asked: _Asked) -> Flow:
+    reader = _ClassReader(owner, asked)
     try:
         reader.read()
     except _LeakError as leak:
         return Flow(frozenset(), str(leak))
-    return Flow(frozenset(reader.uses), "", frozenset(reader.without))
+    return Flow(frozenset(reader.uses), "", frozenset(reader.without), frozenset(reader.alone))
 
 
 class _LeakError(Exception):
@@ -125,6 +180,7 @@ class _Held(Enum):
 
     RESULT = "result"
     PAIR = "pair"  # of it and something else
+    LAYER = "layer"  # the module that produces it, of a list
 
 
 _State = dict[str, _Held]  # local names that hold something
@@ -135,52 +191,39 @@ class _ClassReader:
 
     Args:
         owner: the class.
-        producer: the submodule whose result is followed; empty: a parameter is.
-        returns: what it returns.
-        as_input: see ``flow_of``.
-        parameter: of ``forward``, that is followed.
-        as_tensor: see ``flow_of``.
+        asked: what it is read for.
 
     Attributes:
         uses: calls with the value so far.
         without: attributes that are called without it.
+        alone: attributes that are called with it alone.
     """
 
-    def __init__(
-        self,
-        owner: type[Module],
-        producer: str,
-        returns: Returns,
-        as_input: bool,
-        parameter: Parameter | None = None,
-        as_tensor: bool = False,
-    ) -> None:
+    def __init__(self, owner: type[Module], asked: _Asked) -> None:
         self.owner = owner
-        self.producer = producer
-        self.returns = returns
-        self.as_input = as_input
-        self.parameter = parameter
-        self.as_tensor = as_tensor
+        self.asked = asked
+        self.producer = asked.producer
         self.uses: set[Use] = set()
         self.without: set[str] = set()
+        self.alone: set[str] = set()
         self._stored: set[str] = set()
         self._methods: dict[FunctionType, None] = {}  # in the order they are reached
 
     @property
     def followed(self) -> str:
         """Name of what is followed, in words."""
-        return f"{self.producer}'s result" if self.producer else f"its input {self.parameter}"
+        return f"{self.producer}'s result" if self.producer else f"its input {self.asked.parameter}"
 
     def returned(self, arguments: int) -> _Held | None:
         """Share that a call of the producer with so many arguments holds; None: it is not known."""
-        if self.returns == "norm":
+        if self.asked.returns == "norm":
             return {1: _Held.RESULT, 2: _Held.PAIR}.get(arguments)
-        return _Held.RESULT if self.returns == "result" else _Held.PAIR
+        return _Held.RESULT if self.asked.returns == "result" else _Held.PAIR
 
     @property
     def place(self) -> int:
         """Place of the value in a pair."""
-        return 1 if self.returns == "second" else 0
+        return 1 if self.asked.returns == "second" else 0
 
     def read(self) -> None:
         """Read all that matters.
@@ -258,6 +301,13 @@ class _MethodReader:
         self.code = function.__code__
         self.stored: set[str] = set()
         self._here: ast.AST | None = None
+        self._given = set(owner.asked.given) if self._is_forward else set()
+        self._is_later = False  # a layer's result of the turn before is followed
+        self._loops = 0
+
+    @property
+    def _is_forward(self) -> bool:
+        return self.code.co_name == "forward"
 
     def read(self) -> None:
         """Read the method; see ``_ClassReader.read``."""
@@ -272,8 +322,8 @@ class _MethodReader:
 
     def _entry(self, given: ast.arguments) -> _State:
         """Names that hold the value when the method is entered."""
-        parameter = self.owner.parameter
-        if parameter is None or self.code.co_name != "forward":
+        parameter = self.owner.asked.parameter
+        if parameter is None or not self._is_forward:
             return {}
         positional = [each.arg for each in (*given.posonlyargs, *given.args)][1:]
         if isinstance(parameter, str):
@@ -347,6 +397,9 @@ class _MethodReader:
                 self._bind(target, self._value(value, state), state)
             case ast.Expr(value=value):
                 self._value(value, state)
+            case ast.If(test=test, body=body, orelse=orelse) if self._is_settled(test):
+                is_none = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is)
+                self._block(orelse if is_none else body, state)
             case ast.If(test=test, body=body, orelse=orelse):
                 self._clean(test, state)
                 other = dict(state)
@@ -356,18 +409,113 @@ class _MethodReader:
             case ast.Import() | ast.ImportFrom():
                 for alias in statement.names:
                     state.pop(alias.asname or alias.name.partition(".")[0], None)
+            case ast.Return(value=ast.expr() as value) if (
+                self.owner.asked.may_return and self._is_forward
+            ):
+                self._return(value, state)
+            case ast.For(target=target, iter=iterated, body=body, orelse=[]) if (
+                layer := self._layer_of(target, iterated)
+            ):
+                self._loop(layer, body, state)
             case _:  # loops and the like, which may hold anything but the result
                 self._clean(statement, state)
+                self._forget(statement)
+
+    def _is_settled(self, test: ast.expr) -> bool:
+        """Whether a test asks if a parameter is None that is known not to be."""
+        match test:
+            case ast.Compare(
+                left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot()],
+                comparators=[ast.Constant(value=None)],
+            ):  # fmt: skip
+                return name in self._given
+        return False
+
+    def _forget(self, statement: ast.stmt) -> None:
+        """Know nothing more of parameters that a statement may assign to."""
+        if isinstance(statement, ast.Try | ast.Match):
+            self._given.clear()
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                self._given.discard(node.id)
+
+    def _return(self, value: ast.expr, state: _State) -> None:
+        elements = value.elts if isinstance(value, ast.Tuple) else [value]
+        held = [self._value(each, state) for each in elements]
+        if any(held[1:]) or held[0] not in (None, _Held.RESULT):
+            raise self._misused()
+        if held[0] is not None:
+            pair = len(elements) == 2
+            if len(elements) > 2 or (isinstance(value, ast.Tuple) and not pair):
+                raise self._misused()
+            self.owner.uses.add(Use(RETURNED, 0 if pair else ALONE))
+
+    def _layer_of(self, target: ast.expr, iterated: ast.expr) -> str:
+        """Name of each layer in a loop over all of this rank's; empty if it is no such loop."""
+        if not self.owner.asked.looped:
+            return ""
+        match iterated, target:
+            case (
+                ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
+                ast.Tuple(elts=[ast.Name(), ast.Name(id=name)]),
+            ) if self._means("enumerate", enumerate):
+                return name if self._is_over_layers(inner) else ""
+            case _, ast.Name(id=name):
+                return name if self._is_over_layers(iterated) else ""
+        return ""
+
+    def _is_over_layers(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=[layers, *ends], keywords=[]) if self._means(
+                name, itertools.islice
+            ):
+                return self._is_own(layers, self.owner.producer) and self._are_ends(ends)
+            case ast.Subscript(
+                value=layers, slice=ast.Slice(lower=ast.expr() as first, upper=ast.expr() as last)
+            ):
+                whole = node.slice.step is None  # type: ignore[attr-defined]
+                is_list = self._is_own(layers, self.owner.producer)
+                return whole and is_list and self._are_ends([first, last])
+        return self._is_own(node, self.owner.producer)
+
+    def _are_ends(self, ends: list[ast.expr]) -> bool:
+        return len(ends) == len(_ENDS) and all(map(self._is_own, ends, _ENDS))
+
+    def _is_own(self, node: ast.AST, attribute: str) -> bool:
+        """Whether an expression is an attribute of ``self``."""
+        match node:
+            case ast.Attribute(value=ast.Name(id=self._self), attr=attr):
+                return attr == attribute
+        return False
+
+    def _loop(self, layer: str, body: list[ast.stmt], state: _State) -> None:
+        """Read a loop over layers twice: what a turn leaves behind, and what the next makes of it.
+
+        What the last one leaves is the last layer's result, which is not followed.
+        """
+        self._loops += 1
+        leaving = (ast.Break, ast.Continue, ast.Return)
+        if self._loops > 1 or any(isinstance(n, leaving) for each in body for n in ast.walk(each)):
+            raise self._leak(f"goes through {self.owner.producer} in a way that is not understood")
+        turn = {**state, layer: _Held.LAYER}
+        self._block(body, turn)
+        self._is_later = True
+        self._block(body, turn)
+        if turn.pop(layer, None) is not _Held.LAYER or turn:
+            raise self._misused()
 
     def _bind(self, target: ast.expr, held: _Held | None, state: _State) -> None:
         match target, held:
             case ast.Name(id=name), None:
                 state.pop(name, None)
+                self._given.discard(name)
             case ast.Name(id=name), _Held():
                 state[name] = held
+                self._given.discard(name)
             case ast.Tuple(elts=[ast.Name(id=first), ast.Name(id=second)]), _Held.PAIR:
                 result, other = (second, first) if self.owner.place else (first, second)
                 state.pop(other, None)
+                self._given -= {result, other}
                 state[result] = _Held.RESULT
             case ast.Tuple(elts=elements) | ast.List(elts=elements), None:
                 for element in elements:
@@ -392,12 +540,16 @@ class _MethodReader:
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=self._self), attr=attr)):
                 return self._call(node, attr, state)
+            case ast.Call(func=ast.Name(id=name)) if state.get(name) is _Held.LAYER:
+                self._consume(self.owner.producer, self._arguments(node), state)
+                return None if self._is_later else self.owner.returned(0)
             case ast.Call(
                 func=ast.Name(id=name),
                 args=[ast.Attribute(value=ast.Name(id=self._self), attr=attr), argument, *rest],
             ) if self._global(name) in HANDOVERS:
                 for each in (*rest, *node.keywords):
-                    self._clean(each, state)
+                    if not self._is_own(each, self.owner.producer):
+                        self._clean(each, state)
                 if attr == self.owner.producer:
                     self._clean(argument, state)
                     return self.owner.returned(1)
@@ -409,7 +561,7 @@ class _MethodReader:
                     raise self._misused()
                 return _Held.RESULT if held is _Held.PAIR and index == self.owner.place else None
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="view")) if (
-                self.owner.as_tensor and state.get(name) is _Held.RESULT
+                self.owner.asked.as_tensor and state.get(name) is _Held.RESULT
             ):
                 for each in (*node.args, *node.keywords):
                     self._clean(each, state)
@@ -420,7 +572,7 @@ class _MethodReader:
                 self.owner.reach(attr)
                 return None
             case ast.Attribute(value=ast.Name(id=name), attr="shape" | "dtype"):
-                if not self.owner.as_input or state.get(name) is _Held.PAIR:
+                if not self.owner.asked.as_input or state.get(name) is _Held.PAIR:
                     self._clean(node.value, state)
                 return None
             case ast.Name(id=self._self):
@@ -432,11 +584,7 @@ class _MethodReader:
 
     def _call(self, node: ast.Call, attr: str, state: _State) -> _Held | None:
         """Evaluate a call of an attribute of ``self``."""
-        arguments: list[tuple[Parameter | None, ast.expr]] = [
-            (None if isinstance(each, ast.Starred) else place, each)
-            for place, each in enumerate(node.args)
-        ]
-        arguments += [(each.arg, each.value) for each in node.keywords]
+        arguments = self._arguments(node)
         if attr == self.owner.producer:
             for _, each in arguments:
                 self._clean(each, state)
@@ -447,21 +595,38 @@ class _MethodReader:
         self._consume(attr, arguments, state)
         return None
 
+    @staticmethod
+    def _arguments(node: ast.Call) -> list[tuple[Parameter | None, ast.expr]]:
+        """Arguments of a call, and as what they are given; None: it is not known."""
+        given: list[tuple[Parameter | None, ast.expr]] = [
+            (None if isinstance(each, ast.Starred) else place, each)
+            for place, each in enumerate(node.args)
+        ]
+        return given + [(each.arg, each.value) for each in node.keywords]
+
     def _consume(
         self, attr: str, arguments: list[tuple[Parameter | None, ast.expr]], state: _State
     ) -> None:
         """Evaluate a call of an attribute of ``self``, maybe with the value that is followed."""
         held = [(parameter, self._value(each, state)) for parameter, each in arguments]
-        self.owner.reach(attr)
+        if attr != self.owner.producer:
+            self.owner.reach(attr)
         holding = [each for each in held if each[1] is not None]
         if not holding:
             self.owner.without.add(attr)
             return
         [(parameter, share), *more] = holding
         alone = len(arguments) == 1 and parameter == 0
-        if share is _Held.PAIR or more or parameter is None or not (alone or self.owner.as_input):
+        if (
+            share is _Held.PAIR
+            or more
+            or parameter is None
+            or not (alone or self.owner.asked.as_input)
+        ):
             raise self._misused()
         self.owner.uses.add(Use(attr, parameter))
+        if len(arguments) == 1:
+            self.owner.alone.add(attr)
 
     def _children(self, node: ast.AST, state: _State) -> None:
         for child in ast.iter_child_nodes(node):
@@ -476,11 +641,16 @@ class _MethodReader:
         return self._leak(f"uses {self.owner.followed} elsewhere than in a layer")
 
     def _global(self, name: str) -> Any:
-        """Value of a name that the method does not assign to."""
+        """Function that a name means which the method does not assign to."""
+        found = self.function.__globals__.get(name)
+        return found if isinstance(found, FunctionType) and self._means(name, found) else None
+
+    def _means(self, name: str, thing: Any) -> bool:
+        """Whether a name means something of the module or Python's, and nothing local."""
         code = self.code
         local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-        found = None if name in local else self.function.__globals__.get(name)
-        return found if isinstance(found, FunctionType) else None
+        known = {**vars(builtins), **self.function.__globals__}
+        return name not in local and known.get(name) is thing
 
 
 def _essence(code: CodeType) -> tuple[Any, ...]:

@@ -123,7 +123,7 @@ def said(layer: Layer) -> str:
     for row in layer.rows:
         by = row.step.by if row.step.source == "traced" else f"{row.step.by}, {row.step.source}"
         lines.append(
-            f"    {row.step.name:25} {by:18} {row.us:6.2f} µs, gap {row.gap:5.2f}, "
+            f"    {row.step.name:32} {by:18} {row.us:6.2f} µs, gap {row.gap:5.2f}, "
             f"least {row.least:5.2f}, open {row.early:5.2f} before"
         )
     return "\n".join(lines)

@@ -9,7 +9,10 @@ from typing import Literal
 
 Maker = Literal["ours", "vLLM", "FlashInfer", "cuBLAS"]
 Source = Literal["traced", "priced"]
-ALL_REDUCE = "all_reduce_add_rms_norm"
+# Of FlashInfer: with the norm, and with its quantisation too.
+ALL_REDUCE_NORM = "all_reduce_add_rms_norm"
+ALL_REDUCE_QUANTIZE = f"{ALL_REDUCE_NORM}_quantize"
+ALL_REDUCE = "all_reduce"  # vLLM's, alone
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class Kind:
         experts: a mixture of experts takes the MLP's place.
         qk_norm: queries and keys are normed by head.
         ranks: GPUs of the model, which add up o_proj's and down_proj's results.
+        fused_all_reduce: FlashInfer's op adds up, normalises and quantises: it is installed, and
+            tokens are few enough.
         routing_launches: that lead to the experts' first product.
     """
 
@@ -88,6 +93,7 @@ class Kind:
     experts: bool = False
     qk_norm: bool = False
     ranks: int = 1
+    fused_all_reduce: bool = True
     routing_launches: int = 1
 
 
@@ -120,7 +126,7 @@ def vllm_launches(kind: Kind = Kind()) -> list[Step]:
 
     norms = [step("add_rms_norm"), step("quantize")]
     if kind.ranks > 1:  # the quantisation is in it
-        norms = [step(ALL_REDUCE, "FlashInfer")]
+        norms = [step(ALL_REDUCE_QUANTIZE, "FlashInfer")]
     return [
         *norms,
         step("qkv_proj", "FlashInfer"),
@@ -139,15 +145,19 @@ def vllm_launches(kind: Kind = Kind()) -> list[Step]:
 
 def _norm(switches: Switches, kind: Kind) -> list[Step]:
     """Sum with the residual, norm and quantisation."""
-    if switches.norm and kind.ranks == 1:
-        return [Step("add_rms_norm_quantize", "ours", "traced", "x", "normed")]
+    if switches.norm and kind.ranks > 1 and kind.fused_all_reduce:
+        return [Step(ALL_REDUCE_QUANTIZE, "FlashInfer", "priced", "x", "normed")]
+    if switches.norm:
+        read = "x" if kind.ranks == 1 else "sum"
+        norm = Step("add_rms_norm_quantize", "ours", "traced", read, "normed")
+        return [norm] if kind.ranks == 1 else [Step(ALL_REDUCE, "vLLM", "priced", "x", read), norm]
     return [_plain_norm(kind), Step("quantize", "ours", "traced", "normed in 16 bits", "normed")]
 
 
 def _plain_norm(kind: Kind) -> Step:
     """Sum with the residual and norm, in 16 bits."""
     # Over several GPUs vLLM's pass fuse_allreduce_rms takes the norms, by default.
-    name, by = ("add_rms_norm", "vLLM") if kind.ranks == 1 else (ALL_REDUCE, "FlashInfer")
+    name, by = ("add_rms_norm", "vLLM") if kind.ranks == 1 else (ALL_REDUCE_NORM, "FlashInfer")
     return Step(name, by, "priced", "x", "normed in 16 bits")  # type: ignore[arg-type]
 
 

@@ -6,24 +6,19 @@ A fused MLP quantises float32 values, and not what they are in 16 bits.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
+from tests import launch_counts
 from tests.engine import Run, distance, run
 from tests.modelled.launches import TODAY, launches
-from vllm_fp4_plugin import linear_op, norm_op
-from vllm_fp4_plugin.attention import cache, impl, rotation, rotation_flow
+from vllm_fp4_plugin.attention import rotation_flow
 
 pytestmark = pytest.mark.slow
 
 ROUNDING = 0.05  # moved by one rounding less in each MLP; seen: .016
-# What ops' kernels are called that the list of launches has under another name.
-OPS = dict.fromkeys(("qkv_proj", "o_proj", "down_proj"), "gemm") | {"gate_up_proj": "silu_mul_gemm"}
 NORM = "nvfp4_add_rms_norm_quantize/reference (cpu)"
 
 
@@ -86,43 +81,8 @@ def test_all_together_is_as_close_to_16_bits(bf16: Path, modelopt: Path, fused: 
 
 def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven in a decode, and nothing of vLLM's between them; eight in a prefill."""
-    launched: Counter[str] = Counter()
-
-    def counted(target: str) -> Callable[..., Any]:
-        launched[target.partition(":")[2]] += 1
-        return find(target)
-
-    def calling(op: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            launched[op.__name__] += 1
-            return op(*given, **named)
-
-        return call
-
-    find = linear_op.function
-    for module in (linear_op, norm_op):
-        monkeypatch.setattr(module, "function", counted)
-    for module, name in (
-        (rotation, "rotary_store"),
-        (impl, "rotary_attention"),
-        (impl, "paged_attention_quantized"),
-        (impl, "paged_attention"),
-    ):
-        monkeypatch.setattr(module, name, calling(getattr(module, name)))
-    for owner, name in (
-        (RotaryEmbedding, "forward"), (RMSNorm, "forward_native"), (RMSNorm, "forward_cuda"),
-        (cache, "write"),
-    ):  # fmt: skip
-        monkeypatch.setattr(owner, name, calling(getattr(owner, name)))
+    launched = launch_counts.watch(monkeypatch)
     served(modelopt)
-    assert launched.pop("forward_native")  # the last norm, which feeds the head
-    layers = launched["silu_mul_gemm"]  # of all steps
-    prefill = launched.pop("rotary_store")  # of the text's only step that has many tokens
-    assert launched.pop("paged_attention_quantized") == prefill
-    launched["rotary_attention"] += prefill
-    first = launched.pop("rms_norm_quantize")  # of a step's first layer, without a residual
-    assert first == layers / 2
-    launched["add_rms_norm_quantize"] += first
     # The list that the time of a layer is modelled from.
-    listed = Counter(OPS.get(step.name, step.name) for step in launches(TODAY))
-    assert {name: count / layers for name, count in launched.items()} == listed
+    listed = Counter(launch_counts.OPS.get(step.name, step.name) for step in launches(TODAY))
+    assert launch_counts.of_a_layer(launched) == listed

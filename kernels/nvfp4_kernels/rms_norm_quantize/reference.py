@@ -25,11 +25,21 @@ def rms_norm_quantize_per_token(
 
 
 def add_rms_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int = 1
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    global_scale: Tensor,
+    terms: int = 1,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.rms_norm_quantize.op.add_rms_norm_quantize``."""
+    """See ``nvfp4_kernels.rms_norm_quantize.op.add_rms_norm_quantize``; ``out`` takes the residual.
+
+    It may be x or the old residual itself.
+    """
     norm, total = add_rms_norm(x, residual, weight, eps)
-    return (*quantize_terms(norm, global_scale, terms), total)
+    out = total if out is None else out.copy_(total)
+    return (*quantize_terms(norm, global_scale, terms), out)
 
 
 def add_rms_norm_quantize_per_token(

@@ -181,10 +181,21 @@ def rms_norm_quantize_per_token(
 
 
 def add_rms_norm_quantize(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int = 1
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    global_scale: Tensor,
+    terms: int = 1,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See ``nvfp4_kernels.rms_norm_quantize.op.add_rms_norm_quantize``."""
-    out = x.new_empty(x.shape)
+    """See ``nvfp4_kernels.rms_norm_quantize.op.add_rms_norm_quantize``.
+
+    ``out`` takes the new residual: contiguous, of x's dtype and shape. It may be x or the residual
+    itself, of which a thread reads a block before it writes the same one.
+    """
+    if out is None:
+        out = x.new_empty(x.shape)
     return (*_run(x, weight, eps, terms, global_scale, residual, out), out)
 
 

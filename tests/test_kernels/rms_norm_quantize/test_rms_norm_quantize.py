@@ -20,6 +20,7 @@ from nvfp4_kernels.device.rowwise.tile import RowTile
 from nvfp4_kernels.quantize import reference as plain
 from nvfp4_kernels.rms_norm_quantize import op as rms_norm_op
 from nvfp4_kernels.rms_norm_quantize import reference
+from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS
 from tests import devices
 from tests.emulator import EAGER
 from tests.test_kernels.bits import bits, check_equal
@@ -178,6 +179,30 @@ def test_spaced_rows(op_device: torch.device) -> None:
     assert found[-1].is_contiguous()
     args[:2] = args[1::-1]
     check_equal(add_rms_norm_quantize_per_token(*args, EPS), found)
+
+
+@SM100
+@EVERY_SCHEDULE
+@pytest.mark.parametrize("over", ["x", "residual", "neither"])
+def test_where_the_new_residual_goes(over: str, op_device: torch.device) -> None:
+    """Into a tensor that is given, which may be one of those that are added."""
+    case = Case(5, 1040)
+    x, residual, weight = case.integers(), case.integers(), random_weight(case)
+    expected = reference.add_rms_norm_quantize(x, residual, weight, EPS, SCALE)
+    dx, dr = (t.to(op_device, copy=True) for t in (x, residual))
+    out = {"x": dx, "residual": dr, "neither": torch.empty_like(dx)}[over]
+    kernel = KERNELS["add_rms_norm_quantize"].select(dx.device, "w4a4")
+    assert kernel.arch == "sm_100"
+    found = kernel.load()(dx, dr, weight.to(op_device), EPS, SCALE.to(op_device), 1, out)
+    check_equal(found, expected)
+    assert found[-1] is out
+    for name, given, before in (("x", dx, x), ("residual", dr, residual)):
+        assert torch.equal(given.cpu(), before) == (name != over)
+    cx, cr = x.clone(), residual.clone()
+    out = {"x": cx, "residual": cr, "neither": torch.empty_like(cx)}[over]
+    found = reference.add_rms_norm_quantize(cx, cr, weight, EPS, SCALE, 1, out)
+    check_equal(found, expected)
+    assert found[-1] is out
 
 
 @SM100

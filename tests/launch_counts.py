@@ -1,0 +1,77 @@
+"""Launches that an engine makes, counted where the plugin calls kernels and vLLM's functions."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from vllm.model_executor.layers import linear as vllm_linear
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+from vllm_fp4_plugin import flashinfer_reduction, linear_op, norm_op, reduction_op
+from vllm_fp4_plugin.attention import cache, impl, rotation
+
+# What ops' kernels are called that the list of launches has under another name.
+OPS = dict.fromkeys(("qkv_proj", "o_proj", "down_proj"), "gemm") | {"gate_up_proj": "silu_mul_gemm"}
+ALL_REDUCE, FUSED = "all_reduce", "all_reduce_add_rms_norm_quantize"
+_REDUCE = "tensor_model_parallel_all_reduce"
+
+
+def watch(patch: pytest.MonkeyPatch) -> "Counter[str]":
+    """Count launches from now on, by kernel or function."""
+    launched: Counter[str] = Counter()
+
+    def counted(target: str) -> Callable[..., Any]:
+        launched[target.partition(":")[2]] += 1
+        return find(target)
+
+    def count(owner: Any, name: str, called: str = "") -> None:
+        function = getattr(owner, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            launched[called or name] += 1
+            return function(*given, **named)
+
+        patch.setattr(owner, name, call)
+
+    find = linear_op.function
+    for module in (linear_op, norm_op, reduction_op):
+        patch.setattr(module, "function", counted)
+    for owner, name in (
+        (rotation, "rotary_store"),
+        (impl, "rotary_attention"),
+        (impl, "paged_attention_quantized"),
+        (impl, "paged_attention"),
+        (RotaryEmbedding, "forward"),
+        (RMSNorm, "forward_native"),
+        (RMSNorm, "forward_cuda"),
+        (cache, "write"),
+    ):
+        count(owner, name)
+    count(flashinfer_reduction, "run", FUSED)
+    for owner in (vllm_linear, reduction_op):
+        count(owner, _REDUCE, ALL_REDUCE)
+    return launched
+
+
+def of_a_layer(launched: "Counter[str]") -> dict[str, float]:
+    """Launches of a layer of a two-layer model, decoding or not.
+
+    A step's first norm has no residual, and its last layer's sum is added up before the last norm,
+    which is vLLM's: they stand for the two halves of what a layer between others launches.
+    """
+    launched = launched.copy()
+    assert launched.pop("forward_native")  # the last norm, which feeds the head
+    layers = launched["silu_mul_gemm"]  # of all steps
+    prefill = launched.pop("rotary_store")  # of the text's only step that has many tokens
+    assert launched.pop("paged_attention_quantized") == prefill
+    launched["rotary_attention"] += prefill
+    first = launched.pop("rms_norm_quantize")
+    assert first == layers / 2
+    if launched[FUSED]:
+        assert launched.pop(ALL_REDUCE) == first  # of the last layers' sums
+        launched[FUSED] += first
+    else:
+        launched["add_rms_norm_quantize"] += first
+    return {name: count / layers for name, count in launched.items() if count}

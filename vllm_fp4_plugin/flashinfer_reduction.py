@@ -1,0 +1,166 @@
+"""FlashInfer's all-reduce with addition, RMSNorm and NVFP4 in one launch, by vLLM's own wrapper.
+
+Nothing here has run on a GPU: how the wrapper is called is held against its signature, and its
+layouts against what vLLM's own pattern gives it. FlashInfer leaves scales of padding rows as they
+are, on which no result depends, and scales of padding columns, which is why rows have none.
+"""
+
+from bisect import bisect_left
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    get_tp_group,
+)
+from vllm.logger import init_logger
+
+logger = init_logger("vllm.nvfp4_tc")
+
+EPSILONS = (1e-5, 1e-6)  # that vLLM's patterns call it with
+ATOM = 64  # elements of a row whose scales lie together
+
+_usable: list[int] = []  # tokens that the workspace serves; empty until the op has run once
+
+
+def _wrapper() -> Any:
+    """VLLM's module, which asks a GPU's platform what there is."""
+    from vllm.compilation.passes.fusion import allreduce_rms_fusion
+
+    return allreduce_rms_fusion
+
+
+def widest(vllm_config: Any) -> int:
+    """Elements of a row of the workspace, which target and draft model share, as vLLM has it."""
+    configs = [vllm_config.model_config]
+    if vllm_config.speculative_config is not None:
+        configs.append(vllm_config.speculative_config.draft_model_config)
+    return max(each.get_hidden_size() for each in configs if each is not None)
+
+
+def most_tokens(
+    vllm_config: Any, arch: str, terms: int, norm: Any, dtype: torch.dtype
+) -> tuple[int, str]:
+    """Tokens up to which the op is used for a norm.
+
+    Args:
+        vllm_config: the engine's.
+        arch: architecture of the norm's own kernel.
+        terms: how many NVFP4 values add up to each of the norm's.
+        norm: the RMSNorm.
+        dtype: dtype of what is added up.
+
+    Returns:
+        The tokens, 0 for never; and if never, the reason.
+    """
+    reasons = {
+        f"none on {arch}": arch != "sm_100",
+        f"none for {terms} terms": terms != 1,
+        f"none for weights of {norm.weight.dtype}": norm.weight.dtype != dtype,
+        f"none for an eps of {norm.variance_epsilon}": norm.variance_epsilon not in EPSILONS,
+        f"none for rows of {norm.hidden_size}, no multiple of {ATOM}": norm.hidden_size % ATOM != 0,
+    }
+    against = next((reason for reason, holds in reasons.items() if holds), "")
+    if against:
+        return 0, against
+    if _wrapper().flashinfer_comm is None:
+        return 0, "not installed"
+    ranks = get_tensor_model_parallel_world_size()
+    size = vllm_config.compilation_config.pass_config.flashinfer_max_size(ranks)
+    if not size:
+        return 0, f"none for {ranks} ranks"
+    tokens = size // (widest(vllm_config) * dtype.itemsize)
+    return min(tokens, vllm_config.scheduler_config.max_num_batched_tokens), ""
+
+
+def usable_tokens(x: Tensor, tokens: int, width: int) -> int:
+    """Tokens up to which the workspace serves; the first call makes it, on all ranks together.
+
+    That is one of the profile run, before graphs are captured.
+
+    Args:
+        x: what is added up.
+        tokens: that there should be room for.
+        width: elements of a token that there should be room for.
+    """
+    if not _usable:
+        _usable.append(_make_workspace(x, tokens, width))
+        if _usable[0] < tokens:
+            logger.warning(
+                "nvfp4-tc: flashinfer's workspace serves %d tokens, not %d; above that all-reduce "
+                "and norm run apart",
+                _usable[0],
+                tokens,
+            )
+    return min(_usable[0], tokens)
+
+
+def _make_workspace(x: Tensor, tokens: int, width: int) -> int:
+    from vllm.distributed.device_communicators.flashinfer_all_reduce import (
+        get_fi_ar_quant_workspace,
+    )
+
+    group, ranks = get_tp_group().cpu_group, get_tensor_model_parallel_world_size()
+    workspace = get_fi_ar_quant_workspace(
+        world_size=ranks,
+        rank=get_tensor_model_parallel_rank(),
+        max_token_num=tokens,
+        hidden_dim=width,
+        dtype=x.dtype,
+        group=group,
+    )
+
+    def is_too_many(count: int) -> bool:
+        return not workspace.is_buffer_size_sufficient(
+            tp_size=ranks, num_tokens=count, hidden_dim=width, dtype=x.dtype
+        )
+
+    # It may hold several buffers in turn, so that each has room for fewer.
+    counts = range(1, tokens + 1)
+    served = 0 if workspace is None else bisect_left(counts, True, key=is_too_many)
+    # One rank alone would wait for the others for ever.
+    agreed = torch.tensor(served)
+    torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MIN, group=group)
+    return int(agreed)
+
+
+def run(
+    partial: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    reciprocal: Tensor,
+    tokens: int,
+    data: Tensor,
+    scales: Tensor,
+) -> None:
+    """Add up the parts, add the residual, normalise, and quantise.
+
+    Args:
+        partial: 16-bit ``(M, K)``, this rank's part; becomes the new residual.
+        residual: as ``partial``; stays as it is.
+        weight: of ``partial``'s dtype ``(K,)``.
+        eps: of the norm.
+        reciprocal: float32 ``()``, that of the factor which multiplies the values.
+        tokens: that the workspace has room for.
+        data: uint8 ``(M, K/2)``, to write.
+        scales: float8_e4m3fn, blocked layout, to write.
+    """
+    wrapper = _wrapper()
+    patterns = wrapper.flashinfer_comm.AllReduceFusionPattern
+    sizes = wrapper.FlashInferFusedAllReduceParams(get_tensor_model_parallel_world_size(), tokens)
+    wrapper.call_trtllm_fused_allreduce_norm(
+        allreduce_in=partial,
+        residual=residual,
+        rms_gamma=weight,
+        rms_eps=eps,
+        pattern_code=patterns.kARResidualRMSNormFP4Quant,
+        # With it, the new residual goes to allreduce_in; without it, over the old one.
+        norm_out=torch.empty_like(partial),
+        quant_out=data,
+        scale_out=scales.view(-1, partial.shape[1] // 16),
+        scale_factor=reciprocal,
+        **sizes.get_trtllm_fused_allreduce_kwargs(),
+    )
