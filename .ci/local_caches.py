@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SEGMENTS = Path("/dev/shm")
+SEGMENTS = Path("/dev/shm")  # noqa: S108 (what POSIX shared memory is, nothing is made here)
 
 CACHES = {
     "CUDA_CACHE_PATH": "cuda",

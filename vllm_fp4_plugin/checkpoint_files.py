@@ -113,6 +113,9 @@ def _read_index(index: Path) -> dict[str, str]:
     for name, shard in weight_map.items():
         if not isinstance(shard, str):
             raise _damaged(index, f"weight_map: of {name} is {shard!r}, must be the name of a file")
+        if Path(shard).is_absolute() or ".." in Path(shard).parts:
+            outside = f"weight_map: of {name} is {shard!r}, must lie in the checkpoint's folder"
+            raise _damaged(index, outside)
     return weight_map
 
 

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.object_file import UntrustedFile, check_private, check_sealed, seal
+
 CACHE_VARIABLE = "NVFP4_KERNELS_CACHE"
 ARCH_VARIABLE = "CUTE_DSL_ARCH"
 _SYMBOL = "launch"
@@ -36,7 +38,10 @@ watchers: list[Callable[[list[Tensor]], None]] = []
 
 
 class UnusableCache(OSError):
-    """A folder for compiled kernels that cannot be written to, or a file in it that is damaged."""
+    """A folder for compiled kernels that cannot be written to, or that everybody may write to.
+
+    Or a file in it that is damaged.
+    """
 
 
 class DeviceKernel(Protocol):
@@ -109,7 +114,9 @@ def compiled(kernel: DeviceKernel, target: str) -> Callable[..., None]:
 def _load(place: Path) -> Callable[..., None]:
     from cutlass.cute.runtime import load_module
 
+    _check_folder(place.parent)
     try:
+        check_sealed(place)
         module = load_module(str(place), enable_tvm_ffi=True)
         function: Callable[..., None] = getattr(module, _SYMBOL)
     except Exception as error:  # the linker has classes of its own
@@ -127,15 +134,28 @@ def build(kernel: DeviceKernel, place: Path) -> None:
         UnusableCache: its folder cannot be written to.
     """
     with _kept_in(place.parent):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _check_folder(place.parent)
     function = compile_kernel(kernel)
     _generalise_host(function)
     with _kept_in(place.parent), tempfile.TemporaryDirectory(dir=place.parent) as folder:
         written = Path(folder) / "kernel.o"
         function.export_to_c(str(written), _SYMBOL)
+        seal(written)
         with written.open("rb") as file:
             os.fsync(file)  # before it has its name
         os.replace(written, place)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise if anybody could have put something there that would be run."""
+    try:
+        check_private(folder)
+    except UntrustedFile as error:
+        raise UnusableCache(
+            f"{CACHE_VARIABLE}: {folder} holds code that is run, and {error}, or set it to a "
+            "folder of your own"
+        ) from error
 
 
 @contextmanager
@@ -143,6 +163,8 @@ def _kept_in(folder: Path) -> Iterator[None]:
     """Raise what goes wrong with a folder as ``UnusableCache``."""
     try:
         yield
+    except UnusableCache:
+        raise
     except OSError as error:
         raise UnusableCache(
             f"{CACHE_VARIABLE}: kernels cannot be kept in {folder} ({_line(error)}), must be a "

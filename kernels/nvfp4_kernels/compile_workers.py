@@ -66,7 +66,7 @@ def _environment() -> dict[str, str]:
 
 def _main() -> None:
     failures = []
-    for kernel in pickle.load(sys.stdin.buffer):
+    for kernel in pickle.load(sys.stdin.buffer):  # noqa: S301 (of the process that started this)
         place = object_path(kernel)
         assert place is not None, "a folder to keep kernels in"
         try:

@@ -1,5 +1,6 @@
 """What is compiled in this process, and kept."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,3 +71,53 @@ def test_a_file_that_is_damaged(folder: Path) -> None:
         compile_one(8)
     place.unlink()
     assert callable(compile_one(8))
+
+
+@pytest.mark.parametrize("place", ["middle", "end", "seal"])
+def test_one_bit_that_is_another_is_found(folder: Path, place: str) -> None:
+    assert callable(compile_one(8))
+    (file,) = folder.iterdir()
+    content = bytearray(file.read_bytes())
+    content[{"middle": len(content) // 2, "end": -60, "seal": -1}[place]] ^= 1
+    file.write_bytes(content)
+    compiled.cache_clear()
+    with pytest.raises(UnusableCache, match=rf"{file} cannot be loaded \(its content has not the"):
+        compile_one(8)
+
+
+def test_a_file_that_is_cut_short_is_found(folder: Path) -> None:
+    assert callable(compile_one(8))
+    (file,) = folder.iterdir()
+    file.write_bytes(file.read_bytes()[:-100])
+    compiled.cache_clear()
+    with pytest.raises(UnusableCache, match="its content has not the digest"):
+        compile_one(8)
+
+
+@pytest.mark.parametrize("of", ["folder", "file"])
+def test_what_everybody_may_write_to_is_not_run(folder: Path, of: str) -> None:
+    assert callable(compile_one(8))
+    (file,) = folder.iterdir()
+    (folder if of == "folder" else file).chmod(0o777)
+    compiled.cache_clear()
+    with pytest.raises(UnusableCache, match=r"everybody may write to it, mode 777; chmod o-w"):
+        compile_one(8)
+
+
+def test_nothing_is_kept_where_everybody_may_write(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    said = rf"NVFP4_KERNELS_CACHE: {folder} holds code that is run, and everybody may write to it"
+    with pytest.raises(UnusableCache, match=said):
+        compile_one(8)
+    assert not list(folder.iterdir())
+
+
+def test_what_is_kept_is_its_owners_whatever_the_mask(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert callable(compile_one(8))
+    finally:
+        os.umask(before)
+    (file,) = folder.iterdir()
+    assert not (folder.stat().st_mode | file.stat().st_mode) & 0o002

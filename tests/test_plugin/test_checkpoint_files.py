@@ -91,6 +91,8 @@ def test_garbled_header(tmp_path: Path) -> None:
         ('{"weight_map": []}', "weight_map: is a list, must be an object of tensors' files"),
         ('{"weight_map": null}', "weight_map: is a NoneType"),
         ('{"weight_map": {"a": 1}}', "weight_map: of a is 1, must be the name of a file"),
+        ('{"weight_map": {"a": "../b.safetensors"}}', "weight_map: of a is '../b.*', must lie in"),
+        ('{"weight_map": {"a": "/b.safetensors"}}', "weight_map: of a is '/b.*', must lie in the"),
         ('{"weight_map": {"a": ["b"]}}', r"weight_map: of a is \['b'\]"),
     ],
 )
