@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,11 @@ from vllm_fp4_plugin.formats import (
 
 STACKED = 3  # dimensions of what holds all experts of a layer
 
+SIZES = (  # of a config, that no model has less than 0 of
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("num_hidden_layers", "head_dim", "vocab_size"),
+)
+CONFIG, QUANTIZATION = "config.json", "quantization_config"
 INDEX = "model.safetensors.index.json"
 DTYPES = {
     "BOOL": torch.bool,
@@ -75,6 +80,56 @@ def local_directory(
     return found if all((found / file).exists() for file in files) else None
 
 
+def no_weights(source: str, others: Sequence[str]) -> UnsupportedCheckpoint:
+    """Error of a checkpoint without safetensors files.
+
+    Args:
+        source: its directory or name.
+        others: files of weights that it has instead.
+    """
+    holds = "no files of weights"
+    if others:
+        holds = f"weights in pickles ({Path(others[0]).name}), which may run code"
+    return UnsupportedCheckpoint(
+        f"{source}: holds {holds}, must hold safetensors files; save the model with "
+        "save_pretrained(), which writes them"
+    )
+
+
+def check_config(directory: Path) -> None:
+    """Check that a checkpoint's ``config.json``, if it has one, is what vLLM reads without a look.
+
+    Raises:
+        UnsupportedCheckpoint: naming the file, the field, what it is, what it must be.
+    """
+    file = directory / CONFIG
+    if not file.is_file():
+        return  # vLLM says so, or knows another config
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(file, f"is no JSON that can be read ({error})") from error
+    fields: list[tuple[str, object, type]] = [("", content, dict)]
+    if isinstance(content, dict) and (given := content.get(QUANTIZATION)) is not None:
+        fields.append((f"{QUANTIZATION}: ", given, dict))
+        if isinstance(given, dict):
+            read = ("quant_method", str), ("producer", dict)
+            fields += [(f"{QUANTIZATION}.{n}: ", given[n], t) for n, t in read if n in given]
+    if isinstance(content, dict):
+        for name in SIZES:
+            if isinstance(size := content.get(name), int) and size < 0:
+                raise UnsupportedCheckpoint(
+                    f"{file}: {name}: is {size}, must not be negative; mend it"
+                )
+    for field, value, kind in fields:
+        if not isinstance(value, kind):
+            must = "an object" if kind is dict else "a string"
+            raise UnsupportedCheckpoint(
+                f"{file}: {field}is {json.dumps(value)[:80]}, must be {must}; copy or download "
+                "the checkpoint again, or export the model again"
+            )
+
+
 def read_headers(directory: Path) -> dict[str, TensorHeader]:
     """Read the headers of all tensors in a checkpoint's safetensors files, by name; {} without any.
 
@@ -128,6 +183,8 @@ def _read_file(file: Path) -> dict[str, TensorHeader]:
                 headers[name] = TensorHeader(part.get_dtype(), tuple(part.get_shape()), file)
     except SafetensorError as error:
         raise _damaged(file, f"is truncated or no safetensors file ({error})") from error
+    except OSError as error:
+        raise _damaged(file, f"cannot be read ({error})") from error
     return headers
 
 

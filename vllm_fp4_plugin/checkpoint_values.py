@@ -1,7 +1,8 @@
 """Values of a local checkpoint: global scales before anything is loaded, all others on demand."""
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -89,7 +90,7 @@ def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConf
     """
     floats = [name for name, header in headers.items() if header.dtype in _FLOATS]
     for name, values in read_tensors(headers, floats):
-        _check_finite(f"{headers[name].file}: {name}", values)
+        check_finite(lambda name=name: f"{headers[name].file}: {name}", values)  # type: ignore[misc]
     if checkpoint is None:
         return
     names = checkpoint.names
@@ -100,11 +101,22 @@ def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConf
         weights.check_block_scales(layer, names.block_scale, scales, codes)
 
 
-def _check_finite(name: str, values: Tensor) -> None:
-    for piece in values.flatten().split(_PIECE):
-        faults = int((~torch.isfinite(piece)).sum())
-        if faults:
-            raise UnsupportedCheckpoint(
-                f"{name}: holds {faults} NaN or infinite values, must be finite; copy or download "
-                "the checkpoint again, or export the model again"
-            )
+def check_finite(name: Callable[[], str], values: Tensor) -> None:
+    """Check that a tensor of 16 bits or more holds no NaN and no infinity, in one pass.
+
+    Args:
+        name: its file and name, for the message.
+        values: of any dtype; those of eight bits and less are not looked at.
+
+    Raises:
+        UnsupportedCheckpoint: it holds some.
+    """
+    if not values.is_floating_point() or values.element_size() < 2 or not values.numel():
+        return
+    if all(math.isfinite(extreme) for extreme in torch.aminmax(values)):
+        return
+    faults = sum(int((~torch.isfinite(piece)).sum()) for piece in values.flatten().split(_PIECE))
+    raise UnsupportedCheckpoint(
+        f"{name()}: holds {faults} NaN or infinite values, must be finite; copy or download "
+        "the checkpoint again, or export the model again"
+    )

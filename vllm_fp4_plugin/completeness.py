@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from vllm.model_executor import model_loader
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
@@ -19,7 +20,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.runai_streamer_loader import RunaiModelStreamerLoader
 
-from vllm_fp4_plugin import checkpoint_files
+from nvfp4_kernels.devices import dtype_name
+from vllm_fp4_plugin import checkpoint_files, checkpoint_values
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import shard_names
 from vllm_fp4_plugin.options import METHOD
@@ -29,6 +31,11 @@ LEDGER = "ledger"  # attribute of a method that knows by itself which tensors ha
 _NAMED = 4  # missing tensors in a message
 # Parameters by their module's class that stay as vLLM builds them: its model skips a checkpoint's.
 _KEPT = {"RadioVisionEncoderLayer": ("ls1", "ls2")}
+# What models and torch raise for a tensor of another shape or name.
+_MISFITS = (
+    *(AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError),
+)
+_INTEGERS = (torch.bool, torch.int16, torch.int32, torch.int64)
 INCOMPLETE = "the checkpoint is incomplete, copy or download it again, or export the model again"
 
 
@@ -47,10 +54,19 @@ class CompleteLoad:
         model: a model that is built and not loaded; on the meta device too.
         source: directory of the checkpoint, or its name on the hub.
         shared: kind of module whose weights need not come, as they may be another module's.
+        has_values: whether tensors' values are the checkpoint's; they must be finite then.
     """
 
-    def __init__(self, model: Any, source: str, *, shared: type[nn.Module] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        source: str,
+        *,
+        shared: type[nn.Module] | None = None,
+        has_values: bool = True,
+    ) -> None:
         self._model = model
+        self._has_values = has_values
         self._source = source
         self._shared = shared
         self._at: str | None = None  # tensor that the model is taking
@@ -74,8 +90,9 @@ class CompleteLoad:
         try:
             with coverage:
                 claimed = self._model.load_weights(self._noted(weights), *args, **kwargs)
-        except (AssertionError, AttributeError, IndexError, KeyError, ValueError) as error:
-            if self._at is None or isinstance(error, UnsupportedCheckpoint):
+        except _MISFITS as error:
+            out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            if self._at is None or isinstance(error, UnsupportedCheckpoint) or out_of_memory:
                 raise
             raise UnsupportedCheckpoint(self._misfit(self._at, error)) from error
         missing = list(dict.fromkeys(self._missing(needed, coverage, claimed or ())))
@@ -90,8 +107,20 @@ class CompleteLoad:
     def _noted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:
             self._at = name
+            self._check(name, tensor)
             yield name, tensor
         self._at = None  # a model that gathers them first names the wrong one from here on
+
+    def _check(self, name: str, tensor: Tensor) -> None:
+        """Raise for what parameters would take, and no model can use."""
+        is_weight = name.endswith((".weight", ".bias"))
+        if is_weight and tensor.dtype in _INTEGERS:
+            raise UnsupportedCheckpoint(
+                f"{self._file(name)}: {name}: dtype is {dtype_name(tensor.dtype)}, must be a "
+                "floating-point one, or uint8 of a quantised layer; export the model again"
+            )
+        if self._has_values:
+            checkpoint_values.check_finite(lambda: f"{self._file(name)}: {name}", tensor)
 
     def _misfit(self, tensor: str, error: BaseException) -> str:
         where = self._file(tensor)
@@ -198,7 +227,22 @@ def _expect(model: Any, model_config: Any, shared: type[nn.Module] | None) -> No
 
 
 class _CompleteDefaultLoader(_CompleteLoader, DefaultModelLoader):
-    pass
+    def load_weights(self, model: Any, model_config: Any) -> None:
+        self._is_ours = model_config.quantization == METHOD
+        super().load_weights(model, model_config)
+
+    def _prepare_weights(self, source: str, *args: Any, **named: Any) -> Any:
+        """Find a checkpoint's files; of our models only those that cannot run code."""
+        try:
+            found = super()._prepare_weights(source, *args, **named)
+        except RuntimeError as error:  # there are none
+            if not getattr(self, "_is_ours", False):
+                raise
+            raise checkpoint_files.no_weights(source, []) from error
+        _, files, is_safetensors, *_ = found
+        if getattr(self, "_is_ours", False) and not is_safetensors:
+            raise checkpoint_files.no_weights(source, files)
+        return found
 
 
 class _CompleteStreamer(_CompleteLoader, RunaiModelStreamerLoader):

@@ -53,6 +53,8 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
     def create_engine_config(args: Any, *more: Any, **named: Any) -> Any:
         if args.quantization == METHOD:
             Options.of(args)
+            if Path(args.model).is_dir():
+                checkpoint_files.check_config(Path(args.model))
         config = create(args, *more, **named)
         if isinstance(config.quant_config, Nvfp4TcConfig) and not meta_model.is_building():
             model = config.model_config

@@ -19,7 +19,7 @@ def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
     Raises:
         UnsupportedCheckpoint: one is missing, unknown to the model, or does not fit it.
     """
-    CompleteLoad(model, str(directory))(_hollow(headers))
+    CompleteLoad(model, str(directory), has_values=False)(_hollow(headers))
 
 
 def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:
