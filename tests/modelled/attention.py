@@ -187,6 +187,7 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
             group=heads,
             splits=max(1, splits),
             window=0,
+            places=SMS,
         ),
         defective_below=0,
     )

@@ -70,7 +70,7 @@ class WarpSplitEpilogue(Epilogue):
             Array(result.lse, shape=(1,)).store(lse, row_index)
         units = self._row_units(row, tiles, row_index)
         if tiles > 0:
-            wait_o_full(tile, barriers, query_tile, tiles - 1)
+            wait_o_full(tile, barriers, query_tile, work.before.tiles + tiles - 1)
         source = lanes + tile.o_column(query_tile)
         waiting: list[Float32] = []
         for first in cutlass.range_constexpr(0, tile.head_dim, self._staged_columns):
