@@ -44,19 +44,18 @@ def walk(heads: int, parts: int, places: int, at_once: int) -> Walk:
     """Traced for ``heads`` of all sequences in ``parts``, on ``places``, ``at_once`` of an SM's."""
     works = heads * parts
     if works <= places:
-        return Walk(1, 0, works)
+        return Walk(1, 0, works, tuple(n // heads for n in range(works)))
     each, more = divmod(works, places)
     found = []
     for ctas in range(at_once, MOST_CTAS + 1, at_once):
         sequences = max(1, round(works / places * ctas / parts))
-        has_more = sequences * parts - each * ctas  # CTAs with one more
-        if more == has_more == 0 or 0 < has_more < ctas:
+        has_more = sequences * parts - each * ctas  # the first CTAs have one more
+        if 0 <= has_more <= ctas:
             found.append((abs(has_more / ctas - more / places), ctas, sequences, has_more))
     _, ctas, sequences, has_more = min(found)
-    repeats = []
-    for n in range(places):
-        is_longer = (n + 1) * more // places > n * more // places
-        repeats.append(n % has_more if is_longer else has_more + n % (ctas - has_more))
+    longer, shorter = range(has_more or ctas), range(has_more % ctas, ctas)
+    repeats = [longer[n % len(longer)] for n in range(more)]
+    repeats += [shorter[n % len(shorter)] for n in range(places - more)]
     return Walk(sequences, ctas, places, tuple(repeats))
 
 
@@ -120,7 +119,7 @@ def paged(
     def rotating() -> object:
         return rotary_attention(
             q, k, v, cache, table, lens, starts, *places, turns, norm, norm, None, None, None,
-            True, EPS if norm is not None else None, *sizes, scoring, counters, out,
+            True, EPS if norm is not None else None, *sizes, True, scoring, counters, out,
         )  # fmt: skip
 
     with (

@@ -127,7 +127,7 @@ MISTAKES = {
         KERNEL.replaced("kernel:FmhaSm100", "_sync", nothing), "DataRace"
     ),
     "every CTA takes all": Mistake(
-        KERNEL.with_arguments("kernel", "work_tile", lambda *a: (*a[:4], a[4] * 0, *a[5:])),
+        KERNEL.with_arguments("kernel", "work_tile", lambda *a: (*a[:5], a[5] * 0, *a[6:])),
         ANYTHING,
     ),
 }

@@ -25,6 +25,7 @@ from nvfp4_kernels.attention.sm100.scheduler import (
     QueryRow,
     SequenceLengths,
     Sizes,
+    WalkOrder,
     WorkTile,
     query_row,
     walks,
@@ -196,12 +197,16 @@ class FmhaSm100:
         map_stride, strides = arguments.map_stride, arguments.k_strides
         operands = (arguments.k, strides), (arguments.v, arguments.v_strides)
         query_tiles = cute.ceil_div(sizes.queries * sizes.group, tile.rows)
+        map_strides: Any = None  # no parameters of the kernel's
+        order: Any = None
         across = sizes.kv_heads * sizes.splits
         grid = (across, sizes.batch, query_tiles)
         if cutlass.const_expr(walks(tile, variant)):
             grid = (cutlass.min(across * sizes.batch, sizes.places), 1, query_tiles)
+            order = WalkOrder(
+                cute.FastDivmodDivisorV2(sizes.kv_heads), cute.FastDivmodDivisorV2(sizes.batch)
+            )
         view = map_stride, arguments.map_rows, arguments.defective_below
-        map_strides: Any = None  # no parameter of the kernel's
         if cutlass.const_expr(variant.layout == "indexed"):
             # Neighbouring tokens have much the same list: their CTAs find its keys in L2.
             grid = (arguments.result.rows, grid[0], grid[2])
@@ -214,6 +219,7 @@ class FmhaSm100:
             *tensor_maps(tile, variant, operands, sizes, *view),
             without_unread(arguments, self.unread),
             map_strides,
+            order,
         ).launch(
             grid=grid,
             block=(tile.threads, 1, 1),
@@ -230,6 +236,7 @@ class FmhaSm100:
         v_map: GridConstant[TensorMap],
         arguments: AttentionArguments,
         map_strides: MapStrides,
+        order: WalkOrder,
     ) -> None:
         """Set up beside the kernel before this one, run one role per warp, free tensor memory."""
         tile, variant = self.tile, self.variant
@@ -265,21 +272,23 @@ class FmhaSm100:
             )
             loader = GatherLoader(tile, variant, lists)
         # Any argument, lengths too, may be written by the kernel before this one.
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        if cutlass.const_expr(variant.rotation is None) or arguments.rotation.settled == 0:
+            ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         sizes, lengths, none = arguments.sizes, arguments.lengths, Int32(0)
         tiles, works, tails = none, none, none
         if cutlass.const_expr(walks(tile, variant)):
-            ptx.barrier_cta_sync()
             total = sizes.kv_heads * sizes.splits * sizes.batch
             first, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
             for number in cutlass.range(first, total, stride, unroll=1):
                 before = Before(tiles, works, tails)
-                work = work_tile(tile, variant, sizes, lengths, number, before)
+                work = work_tile(tile, variant, sizes, lengths, order, number, before)
+                if number == first:
+                    ptx.barrier_cta_sync()
                 self._roles(arguments, memory, loader, work, warp)
                 tiles, works, tails = work.after()
         else:
             before = Before(tiles, works, tails)
-            work = work_tile(tile, variant, sizes, lengths, none, before)
+            work = work_tile(tile, variant, sizes, lengths, None, none, before)
             ptx.barrier_cta_sync()
             self._roles(arguments, memory, loader, work, warp)
             tiles, works, tails = work.after()
@@ -327,6 +336,8 @@ class FmhaSm100:
         if cutlass.const_expr(tile.query_tiles == 2):
             tiles = cutlass.select_(query_tile == 0, work.tiles[0], work.tiles[1])
         row = query_row(tile, variant, work, query_tile, tile_warp)
+        if cutlass.const_expr(variant.rotation is not None):
+            ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         shared = memory.queries.subview(query_tile * tile.query_bytes)
         scale, k_scale, v_scale = arguments.scale, Float32(1.0), Float32(1.0)
         if cutlass.const_expr(tile.fp8):  # on their way while the queries are

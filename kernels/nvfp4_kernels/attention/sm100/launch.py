@@ -35,7 +35,7 @@ MAX_BATCH = 65535  # CTAs along a grid's y dimension
 NO_MERGE = MergeArguments(None, None, None, None, None, 0, 0, 0, None, None, 0)
 _NO_HEADS = TokenHeads(None, 0, 0)
 NO_ROTATION = RotationArguments(
-    _NO_HEADS, _NO_HEADS, PagedCache(None, 0, 0, 0), None, None, None, None, 0.0
+    _NO_HEADS, _NO_HEADS, PagedCache(None, 0, 0, 0), None, None, None, None, 0.0, 0
 )
 
 

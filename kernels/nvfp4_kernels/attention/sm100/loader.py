@@ -92,6 +92,9 @@ class TmaLoader:
     def finish(self, barriers: Barriers, done: Before) -> None:
         """Let the next kernel start; then drain: wait for the last release of every stage."""
         tile, count = self.tile, 2 * done.tiles
+        if cutlass.const_expr(self.variant.rotation is not None):
+            # Not before: whoever starts then knows that all before this kernel has ended.
+            ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         # The next kernel's loads now compete with no loads of this CTA.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(tile.stages):
@@ -143,6 +146,7 @@ class TmaLoader:
         if cutlass.const_expr(self.variant.rotation is not None):
             new_keys = NewKeys(self.variant)
             if index == new_keys.first_tile(work):
+                ptx.griddepcontrol(ptx.GridDepAction.WAIT)
                 new_keys.run(source.rotation, source.k_scale, source.v_scale, work)
         stage = count % self.tile.stages
         wait(barriers.kv_empty.subview(stage), count // self.tile.stages - 1)

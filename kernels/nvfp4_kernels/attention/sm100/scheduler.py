@@ -1,7 +1,7 @@
 """Scheduler: the rows and keys of a CTA, and of a thread."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -46,6 +46,22 @@ class SequenceLengths(NamedTuple):
     query_start: cute.Pointer
     key_start: cute.Pointer
     seq_lens: cute.Pointer
+
+
+@dataclass(frozen=True)
+class WalkOrder:
+    """Order of the work tiles of CTAs that walk: all first parts, then all second ones.
+
+    Parts without keys are thus the last ones. Divisors come from the host, as dividing takes a
+    hundred cycles.
+
+    Attributes:
+        heads: divisor: KV heads.
+        sequences: divisor: sequences.
+    """
+
+    heads: cute.FastDivmodDivisorV2
+    sequences: cute.FastDivmodDivisorV2
 
 
 class Before(NamedTuple):
@@ -131,6 +147,7 @@ def work_tile(
     variant: cutlass.Constexpr,
     sizes: Sizes,
     lengths: SequenceLengths,
+    order: Any,
     number: Int32,
     before: Before,
 ) -> WorkTile:
@@ -141,17 +158,20 @@ def work_tile(
         variant: of the kernel.
         sizes: of the launch.
         lengths: of sequences.
-        number: of CTAs that walk: of the work tile, the splits of a sequence's heads in a row.
+        order: ``WalkOrder`` of CTAs that walk, else None.
+        number: of the work tile in that order.
         before: work tiles of this CTA.
     """
     head_split, batch, block = cute.arch.block_idx()
-    if cutlass.const_expr(walks(tile, variant)):
-        across = sizes.kv_heads * sizes.splits
-        head_split, batch = number % across, number // across
-    elif cutlass.const_expr(variant.layout == "indexed"):
-        head_split, batch = batch, head_split
     block = cute.arch.grid_dim()[2] - 1 - block
-    split, kv_head = head_split % sizes.splits, head_split // sizes.splits
+    if cutlass.const_expr(walks(tile, variant)):
+        rest, kv_head = divmod(number, order.heads)
+        split, batch = divmod(rest, order.sequences)
+        kv_head, split, batch = Int32(kv_head), Int32(split), Int32(batch)
+    else:
+        if cutlass.const_expr(variant.layout == "indexed"):
+            head_split, batch = batch, head_split
+        split, kv_head = head_split % sizes.splits, head_split // sizes.splits
     first_query, first_key = batch * sizes.queries, Int32(0)
     queries, keys = sizes.queries, sizes.keys
     if cutlass.const_expr(variant.layout == "indexed"):
