@@ -96,10 +96,10 @@ def rotary_attention(
         first_row: see ``paged_attention_quantized``.
         settled: a promise, for which lengths, pages and older keys are loaded while the kernel
             before this one ends: ``seq_lens``, ``query_start``, ``block_table`` and the keys and
-            values of all positions but the tokens' own were written before a launch without
-            programmatic dependence, or before the last call that merely had this promise too. All
-            of torch's launches are such, and so is the beginning of a graph; ``rotary_store`` is
-            not. No sequence may hold a page that another one of this call stores to.
+            values of all positions but the tokens' own were written before an earlier launch of
+            this op, or before a launch without programmatic dependence: one of torch's own, or a
+            graph's first; ``rotary_store`` is none. No sequence may hold a page that another one of
+            this call stores to.
 
     Returns:
         The result or its data; its block scales, or None; and ``lse`` float32 ``(T, Hq)``.
