@@ -5,7 +5,8 @@
 CTAs of a few lengths run in the emulator, and the time model (``tests/emulator/timing``) times
 them: a CTA's time is a constant and a constant per key tile. Prefill is those times, longest first,
 on the SMs of the chip; decode is the model's own answer for as many CTAs as there are, all of
-them simulated as they share HBM. Nothing here was measured on a B200, launches are left out.
+them simulated as they share HBM, each with one work tile: CTAs that take several are modelled in
+``decoder_layer``. Nothing here was measured on a B200, launches are left out.
 """
 
 import heapq
@@ -187,6 +188,7 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
             group=heads,
             splits=max(1, splits),
             window=0,
+            places=SMS,
         ),
         defective_below=0,
     )

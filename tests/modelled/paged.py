@@ -1,6 +1,7 @@
-"""Traced launches of paged attention as the plugin makes them: one KV head of one sequence."""
+"""Traced launches of paged attention as the plugin makes them, of few KV heads of sequences."""
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from unittest.mock import patch
 
@@ -13,12 +14,49 @@ if TYPE_CHECKING:
 PAGE = 16  # keys
 EPS = 1e-6
 KEY_TILE = 128
+MOST_CTAS = 8  # of a trace whose CTAs walk
 
 
 def live_parts(keys: int, parts: int) -> int:
     """Parts of a sequence that hold keys."""
     tiles = math.ceil(keys / KEY_TILE)
     return math.ceil(tiles / math.ceil(tiles / parts))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A launch that is traced for one whose CTAs take several work tiles.
+
+    Attributes:
+        sequences: with one KV head, that are traced.
+        ctas: that walk over them; 0: one for each work tile.
+        clusters: of the whole grid.
+        repeats: see ``Traced``.
+    """
+
+    sequences: int
+    ctas: int
+    clusters: int
+    repeats: tuple[int, ...] = ()
+
+
+def walk(heads: int, parts: int, places: int, at_once: int) -> Walk:
+    """Traced for ``heads`` of all sequences in ``parts``, on ``places``, ``at_once`` of an SM's."""
+    works = heads * parts
+    if works <= places:
+        return Walk(1, 0, works, tuple(n // heads for n in range(works)))
+    each, more = divmod(works, places)
+    found = []
+    for ctas in range(at_once, MOST_CTAS + 1, at_once):
+        sequences = max(1, round(works / places * ctas / parts))
+        has_more = sequences * parts - each * ctas  # the first CTAs have one more
+        if 0 <= has_more <= ctas:
+            found.append((abs(has_more / ctas - more / places), ctas, sequences, has_more))
+    _, ctas, sequences, has_more = min(found)
+    longer, shorter = range(has_more or ctas), range(has_more % ctas, ctas)
+    repeats = [longer[n % len(longer)] for n in range(more)]
+    repeats += [shorter[n % len(shorter)] for n in range(places - more)]
+    return Walk(sequences, ctas, places, tuple(repeats))
 
 
 def paged(
@@ -30,7 +68,7 @@ def paged(
     merges: bool = False,
     rotates: Literal["", "plain", "norm"] = "",
 ) -> Traced:
-    """A launch of attention, of whose grid the CTAs of one KV head and sequence run.
+    """A launch of attention, of whose grid the CTAs of one KV head and sequence run, or few.
 
     The last CTAs run first: those without keys, which are done first on a GPU too, so that one with
     keys merges.
@@ -50,20 +88,25 @@ def paged(
     from nvfp4_kernels.attention.sm100 import launch
     from nvfp4_kernels.attention.sm100.launch_rotary import rotary_attention
     from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
+    from nvfp4_kernels.sm100.limits import SMS
 
+    tile, parts = config
+    at_once = tile.ctas_per_sm
+    traced_walk = walk(shape.batch * shape.kv_heads, parts, SMS * at_once, at_once)
+    batch = traced_walk.sequences
     pages, heads, head_dim = -(-shape.keys // PAGE), shape.group, shape.head_dim
-    qkv = aligned(torch.zeros(shape.queries, heads + 2, head_dim, dtype=torch.bfloat16))
+    qkv = aligned(torch.zeros(batch * shape.queries, heads + 2, head_dim, dtype=torch.bfloat16))
     q, k, v = qkv.split((heads, 1, 1), 1)
-    cache = aligned(torch.zeros(pages, 1, PAGE, 2 * head_dim, dtype=torch.bfloat16))
-    table = torch.randperm(pages, dtype=torch.int32).unsqueeze(0)
-    lens = torch.tensor([shape.keys], dtype=torch.int32)
-    starts = torch.tensor([0, shape.queries], dtype=torch.int32)
-    counters = torch.zeros(1, dtype=torch.int32) if merges else None
+    cache = aligned(torch.zeros(batch * pages, 1, PAGE, 2 * head_dim, dtype=torch.bfloat16))
+    table = torch.randperm(batch * pages, dtype=torch.int32).view(batch, pages)
+    lens = torch.tensor([shape.keys] * batch, dtype=torch.int32)
+    starts = torch.arange(batch + 1, dtype=torch.int32) * shape.queries
+    counters = torch.zeros(batch, dtype=torch.int32) if merges else None
     scoring = Scoring(scale=0.1, causal=True, window=None, soft_cap=None)
     out: torch.Tensor | Nvfp4Rows = aligned(torch.zeros_like(q))
     if quantizes:
         out = Nvfp4Rows(*map(aligned, new_nvfp4_rows(q)), torch.tensor(1.0))
-    places = torch.tensor([int(table[0, -1]) * PAGE + PAGE - 1]), torch.tensor([shape.keys - 1])
+    places = table[:, -1].long() * PAGE + PAGE - 1, torch.tensor([shape.keys - 1] * batch)
     turns = aligned(torch.zeros(shape.keys, head_dim, dtype=torch.bfloat16))
     norm = aligned(torch.ones(head_dim, dtype=torch.bfloat16)) if rotates == "norm" else None
     sizes = shape.queries, shape.keys
@@ -76,17 +119,18 @@ def paged(
     def rotating() -> object:
         return rotary_attention(
             q, k, v, cache, table, lens, starts, *places, turns, norm, norm, None, None, None,
-            True, EPS if norm is not None else None, *sizes, scoring, counters, out,
+            True, EPS if norm is not None else None, *sizes, True, scoring, counters, out,
         )  # fmt: skip
 
     with (
         patch.object(launch, "choose_config", lambda *_: config),
         patch.object(launch, "merge_segments", lambda *_: (q, q)),
+        patch.object(launch, "multiprocessors", lambda *_: (traced_walk.ctas or SMS) // at_once),
     ):
         traced, registers = tracer.run(rotating if rotates else plain, backwards=True)
-    clusters = shape.batch * shape.kv_heads
+    repeated = shape.batch * shape.kv_heads / batch
     operands = (
-        operand(read, qkv, float(clusters * (qkv if rotates else q).nbytes)),
-        operand("cache", cache, float(clusters * cache.nbytes)),
+        operand(read, qkv, repeated * (qkv if rotates else q).nbytes),
+        operand("cache", cache, repeated * cache.nbytes),
     )
-    return Traced(traced, clusters * traced.clusters, operands, {}, registers)
+    return Traced(traced, traced_walk.clusters, operands, {}, registers, traced_walk.repeats)

@@ -177,7 +177,8 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
                 '\'{"nvfp4_tc": {"fuse_attention": false}}\''
             )
         pages, (k_scale, v_scale) = cache.typed(kv_cache, fp8=self.is_fp8), self._scales(layer)
-        for part in attn_metadata.parts:
+        # Prompts first: sequences that decode may share pages that this step fills.
+        for part in reversed(attn_metadata.parts):
             rows = part.tokens
             given: dict[str, Any] = {
                 "max_query_len": part.max_query_len,
@@ -198,7 +199,8 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
                 if takes(part.max_query_len, self.num_heads, self.num_kv_heads):
                     rotary_attention(
                         queries, *new, pages, *lengths, *places, self.rotation.of_heads(queries),
-                        input_scale=scale, out=into, first_row=rows.start, **given,
+                        input_scale=scale, out=into, first_row=rows.start,
+                        settled=len(attn_metadata.parts) == 1, **given,
                     )  # fmt: skip
                     continue
                 queries = self.rotation.store(queries, *new, pages, *places, (k_scale, v_scale))

@@ -61,6 +61,7 @@ def rotary_attention(
     input_scale: Tensor | None = None,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
     first_row: int = 0,
+    settled: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """``rotary_store`` and then causal ``paged_attention``, to the bit, in one launch.
 
@@ -93,6 +94,12 @@ def rotary_attention(
             None: in 16 bits.
         out: memory for the result: of ``q``'s dtype and shape, or data and scales; None: new.
         first_row: see ``paged_attention_quantized``.
+        settled: a promise, for which lengths, pages and older keys are loaded while the kernel
+            before this one ends: ``seq_lens``, ``query_start``, ``block_table`` and the keys and
+            values of all positions but the tokens' own were written before an earlier launch of
+            this op, or before a launch without programmatic dependence: one of torch's own, or a
+            graph's first; ``rotary_store`` is none. No sequence may hold a page that another one of
+            this call stores to.
 
     Returns:
         The result or its data; its block scales, or None; and ``lse`` float32 ``(T, Hq)``.
@@ -113,6 +120,7 @@ def rotary_attention(
         data, scales, q, k, v, kv_cache, block_table, seq_lens, query_start, slot_mapping,
         positions, table, q_norm, k_norm, sinks, k_scale, v_scale, input_scale, neox, eps,
         first_row, max_query_len, max_seq_len, scale, window, soft_cap, counters,
+        settled,
     )  # fmt: skip
     return data, scales, lse
 
@@ -148,6 +156,7 @@ def _rotary_attention(
     window: int | None,
     soft_cap: float | None,
     counters: Tensor | None,
+    settled: bool,
 ) -> Tensor:
     scoring = scoring_of(q, scale, True, window, soft_cap)
     mode = check_paged(
@@ -188,7 +197,7 @@ def _rotary_attention(
     return kernel(
         q, k, v, kv_cache, block_table, seq_lens, query_start, slot_mapping, positions,
         cos_sin_cache, q_norm, k_norm, sinks, k_scale, v_scale, neox, eps, max_query_len,
-        max_seq_len, scoring, counters, result,
+        max_seq_len, settled, scoring, counters, result,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ def rotary_attention(
     eps: float | None,
     max_query_len: int,
     max_seq_len: int,
+    settled: bool,
     scoring: Scoring,
     counters: Tensor | None,
     out: Tensor | Nvfp4Rows,

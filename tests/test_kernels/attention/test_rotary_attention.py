@@ -1,6 +1,7 @@
 """``rotary_attention``: to the bit ``rotary_store`` and then paged attention."""
 
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from nvfp4_kernels import (
     HeadRotation,
     InvalidArgument,
+    attention,
     paged_attention,
     paged_attention_quantized,
     rotary_attention,
@@ -17,7 +19,9 @@ from nvfp4_kernels import (
 )
 from nvfp4_kernels.attention.sm100.tile import AttentionTile
 from nvfp4_kernels.nvfp4 import from_blocked
+from tests import devices
 from tests.emulator import EAGER
+from tests.emulator.findings import MissingDependencyWait
 from tests.test_kernels.attention.attention_cases import Case
 from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.attention.test_attention_quantized import on
@@ -28,6 +32,7 @@ from tests.test_kernels.mistakes import (
     Mistake,
     Room,
     check_caught,
+    check_dependency_wait,
     check_nothing_to_catch,
     nothing,
     said,
@@ -81,7 +86,13 @@ def on_device(device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
     return on(device, given) | {"rotation": moved}
 
 
-def check(given: dict[str, Any], *, quantized: bool = False, counted: bool = False) -> None:
+def check(
+    given: dict[str, Any],
+    *,
+    quantized: bool = False,
+    counted: bool = False,
+    settled: bool = False,
+) -> None:
     """Result, LSE and the whole cache, against the ops one after the other."""
     how, cache = given["rotation"], given["kv_cache"]
     names = "k", "v", "slot_mapping", "positions", "rotation"
@@ -99,7 +110,7 @@ def check(given: dict[str, Any], *, quantized: bool = False, counted: bool = Fal
     more: dict[str, Any] = {}
     if counted:
         more["counters"] = torch.zeros(64, dtype=torch.int32, device=q.device)
-    found, scales, lse = rotary_attention(**given, input_scale=scale, **more)
+    found, scales, lse = rotary_attention(**given, input_scale=scale, **more, settled=settled)
     assert torch.equal(found.cpu(), expected[0].cpu())
     assert torch.equal(lse.cpu(), expected[-1].cpu())
     assert torch.equal(cache.cpu().view(torch.uint8), stored.cpu().view(torch.uint8))
@@ -133,9 +144,10 @@ def test_reference(name: str, quantized: bool) -> None:
 @SM100
 @ONE_SCHEDULE
 @pytest.mark.parametrize("name", HOW)
-def test_kernel(name: str, op_device: torch.device) -> None:
+@pytest.mark.parametrize("settled", [False, True], ids=["", "settled"])
+def test_kernel(name: str, settled: bool, op_device: torch.device) -> None:
     case, how = HOW[name]
-    check(on_device(op_device, arguments(case, rotation(case, **how))))
+    check(on_device(op_device, arguments(case, rotation(case, **how))), settled=settled)
 
 
 @SM100
@@ -145,7 +157,7 @@ def test_every_schedule(
 ) -> None:
     Chosen(AttentionTile(64, warp_split_kv=True), splits).use(monkeypatch)
     given = arguments(DECODE, rotation(DECODE, norms=True))
-    check(on_device(op_device, given), quantized=True, counted=True)
+    check(on_device(op_device, given), quantized=True, counted=True, settled=splits > 1)
 
 
 @SM100
@@ -160,7 +172,7 @@ def test_tiles(
 ) -> None:
     Chosen(tile, 2).use(monkeypatch)
     case = Case((17, 1), (150, 9), 4, 2, head_dim=64, fp8=tile.fp8)
-    check(on_device(op_device, arguments(case, rotation(case))))
+    check(on_device(op_device, arguments(case, rotation(case))), settled=tile.fp8)
 
 
 def changed_by(**changes: Any) -> dict[str, Any]:
@@ -201,9 +213,51 @@ def test_opcheck() -> None:
         (
             torch.empty_like(given["q"]), None, *(given[name] for name in tensors),
             given["rotation"].cos_sin_cache, None, None, None, None, None, None, True, None, 0,
-            given["max_query_len"], given["max_seq_len"], None, None, None, None,
+            given["max_query_len"], given["max_seq_len"], None, None, None, None, True,
         ),
     )  # fmt: skip
+
+
+# --- what is read while the launch before ends --------------------------------------------------
+
+
+def after_a_launch(name: str, *, settled: bool) -> None:
+    """``name``'s argument is what the launch before writes."""
+    given = arguments(DECODE, rotation(DECODE))
+    if name == "kv_cache":  # keys of other positions
+        k, slots = given["k"], torch.arange(len(given["k"]))
+        rest = torch.zeros(len(k), dtype=torch.int64), given["rotation"].cos_sin_cache
+        rotary_store(given["q"], k, given["v"], *rest, given["kv_cache"], slots)
+    else:
+        x = given[name].unsqueeze(0)
+        given[name] = attention(x, x, x)[0][0]
+    rotary_attention(**given, settled=settled)
+
+
+@SM100
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_new_values_are_waited_for(name: str, splits: int) -> None:
+    chosen = Chosen(AttentionTile(64, warp_split_kv=True), splits)
+
+    def use(patch: pytest.MonkeyPatch) -> None:
+        def choose(problem: Any, sms: int) -> Any:
+            return chosen(problem, sms) if problem.batch == len(DECODE.keys) else plain
+
+        plain = AttentionTile(64), 1
+        patch.setattr(
+            import_module("nvfp4_kernels.attention.sm100.launch"), "choose_config", choose
+        )
+
+    check_dependency_wait(partial(after_a_launch, name, settled=True), use)
+
+
+@SM100
+def test_older_keys_are_not_waited_for_if_settled() -> None:
+    with devices.emulated_ops(EAGER):
+        after_a_launch("kv_cache", settled=False)
+    with devices.emulated_ops(EAGER), pytest.raises(MissingDependencyWait):
+        after_a_launch("kv_cache", settled=True)
 
 
 KERNEL = Room("nvfp4_kernels.attention.sm100")

@@ -8,7 +8,8 @@ from cutlass import Array, Float32, Int32, Uint8, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.attention.sm100.barriers import Barriers, wait_o_full
-from nvfp4_kernels.attention.sm100.epilogue import AttentionResult, Epilogue
+from nvfp4_kernels.attention.sm100.epilogue import WIDTHS, AttentionResult, Epilogue
+from nvfp4_kernels.attention.sm100.math import mul_packed
 from nvfp4_kernels.attention.sm100.quantized_rows import store_codes
 from nvfp4_kernels.attention.sm100.rows import (
     VECTOR_BYTES,
@@ -21,6 +22,7 @@ from nvfp4_kernels.attention.sm100.softmax import SoftmaxState
 from nvfp4_kernels.attention.sm100.tile import WARPS
 from nvfp4_kernels.device.math import exp2, finite
 from nvfp4_kernels.sm100.limits import BLOCK, WARP_ROWS
+from nvfp4_kernels.sm100.tensor_memory import load_columns
 
 SYNC_BARRIER = 1  # named barrier of the softmax warps
 THREADS = WARPS * WARP_ROWS
@@ -29,12 +31,33 @@ OUT_COLUMNS = 8  # that a thread adds up and stores at a time
 
 
 @dataclass(frozen=True)
+class Staged:
+    """Partial sums of all warps in shared memory.
+
+    Attributes:
+        shared: memory of the queries.
+        rows: of each warp.
+        columns: of each row.
+    """
+
+    shared: Array
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
 class WarpSplitEpilogue(Epilogue):
     """Epilogue where a warp's lanes of O are sums over its quarters of the key tiles.
 
     Partial sums are staged in shared memory as float32, as many columns at a time as the queries
-    left room for, and are added up in the order of the warps.
+    left room for, and are added up in the order of the warps. Of few rows, those of most decodes,
+    all columns find room at once, where other rows' would be.
     """
+
+    @property
+    def _few_rows(self) -> int:
+        """Rows of a warp for all of whose columns there is room."""
+        return WARP_ROWS * self._staged_columns // self.tile.head_dim
 
     @property
     def _staged_dtype(self) -> type[cutlass.Numeric]:
@@ -70,20 +93,74 @@ class WarpSplitEpilogue(Epilogue):
             Array(result.lse, shape=(1,)).store(lse, row_index)
         units = self._row_units(row, tiles, row_index)
         if tiles > 0:
-            wait_o_full(tile, barriers, query_tile, tiles - 1)
+            wait_o_full(tile, barriers, query_tile, work.before.tiles + tiles - 1)
         source = lanes + tile.o_column(query_tile)
+        pair = Int32(0)
+        if cutlass.const_expr(self.variant.stores_codes):
+            pair = self._first_pair(result, work, row, head)
+        if work.rows - work.first_row <= self._few_rows:
+            self._sync()  # earlier contents have been read
+            self._stage_few(shared, warp, source, tiles, factor)
+            self._sync()
+            staged = Staged(shared, self._few_rows, tile.head_dim)
+            self._store(result, staged, units, pair, warp, 0, [])
+        else:
+            self._store_by_columns(result, shared, units, pair, warp, source, tiles, factor)
+        # Tensor memory is freed only after the last reads of it.
+        ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
+
+    @cute.jit
+    def _store_by_columns(
+        self,
+        result: AttentionResult,
+        shared: Array,
+        units: Int32,
+        pair: Int32,
+        warp: Int32,
+        source: Int32,
+        tiles: Int32,
+        factor: Float32,
+    ) -> None:
+        """Store all rows, as many columns at a time as there is room for."""
         waiting: list[Float32] = []
-        for first in cutlass.range_constexpr(0, tile.head_dim, self._staged_columns):
+        staged = Staged(shared, WARP_ROWS, self._staged_columns)
+        for first in cutlass.range_constexpr(0, self.tile.head_dim, self._staged_columns):
             self._sync()  # earlier contents have been read
             self._stage_columns(shared, warp, source + first, tiles, factor)
             self._sync()
-            if cutlass.const_expr(self.variant.stores_codes):
-                pair = self._first_pair(result, work, row, head)
-                waiting = self._store_quantized(result, shared, units, pair, warp, first, waiting)
-            else:
-                self._store_combined(result, shared, units, warp, first)
-        # Tensor memory is freed only after the last reads of it.
-        ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
+            waiting = self._store(result, staged, units, pair, warp, first, waiting)
+
+    @cute.jit
+    def _stage_few(
+        self, shared: Array, warp: Int32, source: Int32, tiles: Int32, factor: Float32
+    ) -> None:
+        """Stage all columns of the few first rows, times ``factor``."""
+        rows, columns, lane = self._few_rows, self._staged_columns, recomputed_lane()
+        width = next(width for width in WIDTHS if columns % width == 0)
+        for start in cutlass.range_constexpr(0, self.tile.head_dim, width):
+            values = [Float32(0.0)] * width
+            if tiles > 0:
+                values = load_columns(source + start, width)
+                ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
+            if lane < rows:
+                place = warp * WARP_ROWS + start // columns * rows + lane
+                self._stage(shared, place, start % columns, mul_packed(values, factor))
+
+    def _store(
+        self,
+        result: AttentionResult,
+        staged: Staged,
+        units: Int32,
+        pair: Int32,
+        warp: Int32,
+        first: int,
+        waiting: list[Float32],
+    ) -> list[Float32]:
+        """Add up and store staged columns, from ``first`` on; see ``_store_quantized``."""
+        if self.variant.stores_codes:
+            return self._store_quantized(result, staged, units, pair, warp, first, waiting)
+        self._store_combined(result, staged, units, warp, first)
+        return []
 
     def _sync(self) -> None:
         """Barrier over the softmax warps."""
@@ -116,17 +193,17 @@ class WarpSplitEpilogue(Epilogue):
         return SoftmaxState(state[0], state[1])
 
     def _store_combined(
-        self, result: AttentionResult, shared: Array, units: Int32, warp: Int32, first: int
+        self, result: AttentionResult, staged: Staged, units: Int32, warp: Int32, first: int
     ) -> None:
         """Add up and store columns from ``first`` on of all rows, divided over all threads."""
-        items = self._staged_columns // OUT_COLUMNS
+        rows, items = staged.rows, staged.columns // OUT_COLUMNS
         thread = warp * WARP_ROWS + recomputed_lane()
-        for begin in range(0, WARP_ROWS * items, THREADS):
+        for begin in range(0, rows * items, THREADS):
             number = begin + thread
-            row, column = number // items % WARP_ROWS, number % items * OUT_COLUMNS
+            row, column = number // items % rows, number % items * OUT_COLUMNS
             target = cute.arch.shuffle_sync(units, row)
-            live = (target >= 0) & (number < WARP_ROWS * items)
-            values = self._sum_warps(shared, row, column, OUT_COLUMNS)
+            live = (target >= 0) & (number < rows * items)
+            values = self._sum_warps(staged, row, column, OUT_COLUMNS)
             width = VECTOR_BYTES * 8 // self._dtype.width
             for start in range(0, OUT_COLUMNS, width):
                 elements = tuple(values[start : start + width])
@@ -137,7 +214,7 @@ class WarpSplitEpilogue(Epilogue):
     def _store_quantized(
         self,
         result: AttentionResult,
-        shared: Array,
+        staged: Staged,
         units: Int32,
         pair: Int32,
         warp: Int32,
@@ -149,19 +226,19 @@ class WarpSplitEpilogue(Epilogue):
         Where less than a block is staged at once, the thread's earlier columns have been
         ``waiting``; returns those that go on waiting.
         """
-        columns = min(self._staged_columns, BLOCK)
-        blocks = self._staged_columns // columns  # of a row
+        rows, columns = staged.rows, min(staged.columns, BLOCK)
+        blocks = staged.columns // columns  # of a row
         scale = self._quantizer.scale(result.input_scale)
         thread = warp * WARP_ROWS + recomputed_lane()
-        for begin in range(0, WARP_ROWS * blocks, THREADS):
+        for begin in range(0, rows * blocks, THREADS):
             number = begin + thread
-            row, block = number // blocks % WARP_ROWS, number % blocks
+            row, block = number // blocks % rows, number % blocks
             target = cute.arch.shuffle_sync(units, row)
             scales = cute.arch.shuffle_sync(pair, row)
-            live = (target >= 0) & (number < WARP_ROWS * blocks)
-            values = [*waiting, *self._sum_warps(shared, row, block * columns, columns)]
+            live = (target >= 0) & (number < rows * blocks)
+            values = [*waiting, *self._sum_warps(staged, row, block * columns, columns)]
             if len(values) < BLOCK:
-                assert WARP_ROWS * blocks <= THREADS
+                assert rows * blocks <= THREADS
                 return values
             quantized = self._quantizer.block(values, scale)
             block = block + first // BLOCK
@@ -169,16 +246,24 @@ class WarpSplitEpilogue(Epilogue):
             self._quantizer.store_scale(result.scales, scales, block, quantized.scale, live)
         return []
 
-    def _sum_warps(self, shared: Array, row: Int32, column: Int32, columns: int) -> list[Float32]:
+    def _sum_warps(self, staged: Staged, row: Int32, column: Int32, columns: int) -> list[Float32]:
         """Sums over the four warps of ``columns`` columns of a row, from ``column`` on."""
+        loaded = [  # all before the first is used
+            [
+                staged.shared.load(self._place(staged, warp, row, byte), VECTOR_BYTES, alignment=16)
+                for byte in (column * 4 + start for start in range(0, columns * 4, VECTOR_BYTES))
+            ]
+            for warp in range(WARPS)
+        ]
         sums: list[Float32] = [Float32(0.0)] * columns
-        for warp in range(WARPS):
-            part: list[Float32] = []
-            for start in range(0, columns * 4, VECTOR_BYTES):
-                offset = swizzled_offset(
-                    self.tile.row_bytes, warp * WARP_ROWS + row, column * 4 + start
-                )
-                vector = shared.load(offset, VECTOR_BYTES, alignment=16)
-                part += vector.bitcast(Float32).to_elements()
+        for vectors in loaded:
+            part = [x for each in vectors for x in each.bitcast(Float32).to_elements()]
             sums = [a + b for a, b in zip(sums, part, strict=True)]
         return sums
+
+    def _place(self, staged: Staged, warp: int, row: Int32, byte: Int32) -> Int32:
+        """Offset of a warp's staged row: columns past a row's room are where other rows' would."""
+        width, own = self.tile.row_bytes, warp * WARP_ROWS + row
+        if staged.columns > self._staged_columns:
+            own, byte = own + byte // width * staged.rows, byte % width
+        return swizzled_offset(width, own, byte)

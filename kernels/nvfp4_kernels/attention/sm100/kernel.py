@@ -12,7 +12,7 @@ from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.attention.sm100.barriers import Barriers, allocate_barriers, init_barriers
 from nvfp4_kernels.attention.sm100.epilogue import AttentionResult, Epilogue
-from nvfp4_kernels.attention.sm100.epilogue_warp_split import WarpSplitEpilogue
+from nvfp4_kernels.attention.sm100.epilogue_warp_split import SYNC_BARRIER, WarpSplitEpilogue
 from nvfp4_kernels.attention.sm100.gather_loader import GatherLoader, KeyLists, MapStrides
 from nvfp4_kernels.attention.sm100.last_cta import LastCta
 from nvfp4_kernels.attention.sm100.loader import Source, TmaLoader
@@ -21,11 +21,14 @@ from nvfp4_kernels.attention.sm100.operands import Strides, operand_type, tensor
 from nvfp4_kernels.attention.sm100.queries import Queries, QueryLoader
 from nvfp4_kernels.attention.sm100.rotating import RotatingQueryLoader, RotationArguments
 from nvfp4_kernels.attention.sm100.scheduler import (
+    Before,
     QueryRow,
     SequenceLengths,
     Sizes,
+    WalkOrder,
     WorkTile,
     query_row,
+    walks,
     work_tile,
 )
 from nvfp4_kernels.attention.sm100.softmax import LogitScaling, Softmax
@@ -95,8 +98,27 @@ class AttentionArguments(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Memory that the warps of a CTA share.
+
+    Attributes:
+        source: keys and values, and their ring.
+        queries: of all query tiles.
+        barriers: by which warps hand over tiles.
+        tensor: the address of tensor memory.
+        is_last: see ``LastCta``.
+    """
+
+    source: Source
+    queries: Array
+    barriers: Barriers
+    tensor: Array
+    is_last: Array
+
+
+@dataclass(frozen=True)
 class FmhaSm100:
-    """Flash attention with tcgen05: warp-specialised, one CTA per work tile.
+    """Flash attention with tcgen05: warp-specialised, one CTA per work tile, or walking over some.
 
     | warps | role |
     |---|---|
@@ -165,18 +187,26 @@ class FmhaSm100:
             *((f"result.{name}" for name in _SCALES) if variant.split else ()),
             *(("merge", "counters") if not variant.merges else ()),
             *(("rotation",) if variant.rotation is None else ()),
+            "places",
         ]
 
     @cute.jit
     def __call__(self, arguments: AttentionArguments, stream: cuda_driver.CUstream) -> None:
-        """Launch one CTA per work tile."""
+        """Launch one CTA per work tile; of those that walk, as many as there are places."""
         tile, variant, sizes = self.tile, self.variant, arguments.sizes
         map_stride, strides = arguments.map_stride, arguments.k_strides
         operands = (arguments.k, strides), (arguments.v, arguments.v_strides)
         query_tiles = cute.ceil_div(sizes.queries * sizes.group, tile.rows)
-        grid = (sizes.kv_heads * sizes.splits, sizes.batch, query_tiles)
+        map_strides: Any = None  # no parameters of the kernel's
+        order: Any = None
+        across = sizes.kv_heads * sizes.splits
+        grid = (across, sizes.batch, query_tiles)
+        if cutlass.const_expr(walks(tile, variant)):
+            grid = (cutlass.min(across * sizes.batch, sizes.places), 1, query_tiles)
+            order = WalkOrder(
+                cute.FastDivmodDivisorV2(sizes.kv_heads), cute.FastDivmodDivisorV2(sizes.batch)
+            )
         view = map_stride, arguments.map_rows, arguments.defective_below
-        map_strides: Any = None  # no parameter of the kernel's
         if cutlass.const_expr(variant.layout == "indexed"):
             # Neighbouring tokens have much the same list: their CTAs find its keys in L2.
             grid = (arguments.result.rows, grid[0], grid[2])
@@ -189,6 +219,7 @@ class FmhaSm100:
             *tensor_maps(tile, variant, operands, sizes, *view),
             without_unread(arguments, self.unread),
             map_strides,
+            order,
         ).launch(
             grid=grid,
             block=(tile.threads, 1, 1),
@@ -205,6 +236,7 @@ class FmhaSm100:
         v_map: GridConstant[TensorMap],
         arguments: AttentionArguments,
         map_strides: MapStrides,
+        order: WalkOrder,
     ) -> None:
         """Set up beside the kernel before this one, run one role per warp, free tensor memory."""
         tile, variant = self.tile, self.variant
@@ -220,37 +252,48 @@ class FmhaSm100:
             ptx.tcgen05_relinquish_alloc_permit()
         if warp == mma_warp and ptx.elect_sync():
             init_barriers(tile, barriers)
+        table, table_stride = arguments.block_table, arguments.table_stride
+        new_keys = arguments.rotation, arguments.k_scale, arguments.v_scale
+        memory = Memory(
+            Source(k_map, v_map, table, table_stride, ring, *new_keys),
+            shared_queries,
+            barriers,
+            tensor,
+            is_last,
+        )
+        loader: TmaLoader = TmaLoader(tile, variant)
+        if cutlass.const_expr(variant.layout == "indexed"):
+            lists = KeyLists(
+                arguments.indices,
+                arguments.list_stride,
+                arguments.lengths.query_start,
+                arguments.sizes.batch,
+                map_strides,
+            )
+            loader = GatherLoader(tile, variant, lists)
         # Any argument, lengths too, may be written by the kernel before this one.
-        ptx.griddepcontrol(ptx.GridDepAction.WAIT)
-        work = work_tile(tile, variant, arguments.sizes, arguments.lengths)
-        ptx.barrier_cta_sync()
-        if work.first_row < work.rows:
-            if warp < mma_warp:
-                if cutlass.const_expr(tile.reallocates_registers):
-                    ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
-                self._softmax_role(
-                    arguments, shared_queries, barriers, tensor.load(), is_last, work, warp
-                )
-            else:
-                if cutlass.const_expr(tile.reallocates_registers):
-                    ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
-                if warp == mma_warp:
-                    Mma(tile, variant).run(shared_queries, ring, barriers, tensor.load(), work)
-                if warp == mma_warp + 1:
-                    table, table_stride = arguments.block_table, arguments.table_stride
-                    new_keys = arguments.rotation, arguments.k_scale, arguments.v_scale
-                    source = Source(k_map, v_map, table, table_stride, ring, *new_keys)
-                    if cutlass.const_expr(variant.layout == "indexed"):
-                        lists = KeyLists(
-                            arguments.indices,
-                            arguments.list_stride,
-                            arguments.lengths.query_start,
-                            arguments.sizes.batch,
-                            map_strides,
-                        )
-                        GatherLoader(tile, variant, lists).run(source, barriers, work)
-                    else:
-                        TmaLoader(tile, variant).run(source, barriers, work)
+        if cutlass.const_expr(variant.rotation is None) or arguments.rotation.settled == 0:
+            ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        sizes, lengths, none = arguments.sizes, arguments.lengths, Int32(0)
+        tiles, works, tails = none, none, none
+        if cutlass.const_expr(walks(tile, variant)):
+            total = sizes.kv_heads * sizes.splits * sizes.batch
+            first, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+            for number in cutlass.range(first, total, stride, unroll=1):
+                before = Before(tiles, works, tails)
+                work = work_tile(tile, variant, sizes, lengths, order, number, before)
+                if number == first:
+                    ptx.barrier_cta_sync()
+                self._roles(arguments, memory, loader, work, warp)
+                tiles, works, tails = work.after()
+        else:
+            before = Before(tiles, works, tails)
+            work = work_tile(tile, variant, sizes, lengths, None, none, before)
+            ptx.barrier_cta_sync()
+            self._roles(arguments, memory, loader, work, warp)
+            tiles, works, tails = work.after()
+        if warp == mma_warp + 1:
+            loader.finish(barriers, Before(tiles, works, tails))
         ptx.barrier_cta_sync()
         if warp == 0:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
@@ -258,35 +301,56 @@ class FmhaSm100:
             ptx.tcgen05_dealloc(allocated, tile.tensor_columns)
 
     @cute.jit
-    def _softmax_role(
+    def _roles(
         self,
         arguments: AttentionArguments,
-        shared_queries: Array,
-        barriers: Barriers,
-        tensor: Int32,
-        is_last: Array,
+        memory: Memory,
+        loader: TmaLoader,
         work: WorkTile,
         warp: Int32,
     ) -> None:
+        """Run the warp's role on a work tile."""
+        tile, mma_warp = self.tile, WARPS * self.tile.query_tiles
+        if work.first_row < work.rows:
+            if warp < mma_warp:
+                if cutlass.const_expr(tile.reallocates_registers):
+                    ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
+                self._softmax_role(arguments, memory, work, warp)
+            else:
+                if cutlass.const_expr(tile.reallocates_registers):
+                    ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
+                if warp == mma_warp:
+                    ring, tensor = memory.source.ring, memory.tensor.load()
+                    Mma(tile, self.variant).run(memory.queries, ring, memory.barriers, tensor, work)
+                if warp == mma_warp + 1:
+                    loader.run(memory.source, memory.barriers, work)
+
+    @cute.jit
+    def _softmax_role(
+        self, arguments: AttentionArguments, memory: Memory, work: WorkTile, warp: Int32
+    ) -> None:
         """Role of the softmax warps: their rows' queries, softmax and epilogue."""
-        tile, variant = self.tile, self.variant
+        tile, variant, barriers = self.tile, self.variant, memory.barriers
         query_tile, tile_warp = warp // WARPS, warp % WARPS
         tiles = work.tiles[0]
         if cutlass.const_expr(tile.query_tiles == 2):
             tiles = cutlass.select_(query_tile == 0, work.tiles[0], work.tiles[1])
         row = query_row(tile, variant, work, query_tile, tile_warp)
-        shared = shared_queries.subview(query_tile * tile.query_bytes)
+        if cutlass.const_expr(variant.rotation is not None):
+            ptx.griddepcontrol(ptx.GridDepAction.WAIT)
+        shared = memory.queries.subview(query_tile * tile.query_bytes)
         scale, k_scale, v_scale = arguments.scale, Float32(1.0), Float32(1.0)
         if cutlass.const_expr(tile.fp8):  # on their way while the queries are
             k_scale = Array(arguments.k_scale, shape=(1,)).load(0)
             v_scale = Array(arguments.v_scale, shape=(1,)).load(0)
         row_scale = self._load_queries(arguments, shared, work, row, tile_warp)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
-        if ptx.elect_sync():
+        # The MMA warp waits for no queries without keys: those of later ones would overtake it.
+        if ptx.elect_sync() and work.max_tiles() > 0:
             ptx.mbarrier_arrive(barriers.q_full.subview(query_tile))
         if cutlass.const_expr(tile.fp8):
             scale = scale * row_scale * k_scale
-        lanes = tensor + ((tile_warp * WARP_ROWS) << 16)
+        lanes = memory.tensor.load() + ((tile_warp * WARP_ROWS) << 16)
         logits = LogitScaling(scale, arguments.soft_cap)
         state = Softmax(tile, variant).run(
             barriers, lanes, query_tile, tiles, work, row, tile_warp, logits
@@ -298,9 +362,15 @@ class FmhaSm100:
         )  # fmt: skip
         if cutlass.const_expr(variant.merges):
             LastCta(tile, variant).run(
-                arguments.merge, arguments.counters, arguments.sizes, shared, is_last, work,
+                arguments.merge, arguments.counters, arguments.sizes, shared, memory.is_last, work,
                 tile_warp,
             )  # fmt: skip
+        if cutlass.const_expr(walks(tile, variant)):
+            self._sync()
+
+    def _sync(self) -> None:
+        """Barrier over the softmax warps: the next queries take the place of what all have read."""
+        ptx.barrier_cta_sync(SYNC_BARRIER, thread_count=WARPS * WARP_ROWS)
 
     def _load_queries(
         self,

@@ -35,7 +35,7 @@ MAX_BATCH = 65535  # CTAs along a grid's y dimension
 NO_MERGE = MergeArguments(None, None, None, None, None, 0, 0, 0, None, None, 0)
 _NO_HEADS = TokenHeads(None, 0, 0)
 NO_ROTATION = RotationArguments(
-    _NO_HEADS, _NO_HEADS, PagedCache(None, 0, 0, 0), None, None, None, None, 0.0
+    _NO_HEADS, _NO_HEADS, PagedCache(None, 0, 0, 0), None, None, None, None, 0.0, 0
 )
 
 
@@ -299,6 +299,7 @@ def _launch(
             group=problem.group,
             splits=splits,
             window=scoring.window_keys,
+            places=multiprocessors(q.device) * tile.ctas_per_sm,
         ),
         defective_below=defective_map_bytes(q.device),
     )

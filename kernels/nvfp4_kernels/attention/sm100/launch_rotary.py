@@ -33,6 +33,7 @@ def rotary_attention(
     eps: float | None,
     max_query_len: int,
     max_seq_len: int,
+    settled: bool,
     scoring: Scoring,
     counters: Tensor | None,
     out: Tensor | Nvfp4Rows,
@@ -53,6 +54,7 @@ def rotary_attention(
         q_norm=q_norm,
         k_norm=k_norm,
         eps=0.0 if eps is None else eps,
+        settled=int(settled),
     )
     rotation = Rotation(HeadTile(q.shape[2], cos_sin_cache.shape[1]), variant)
     return paged_attention(

@@ -12,7 +12,7 @@ from cutlass.experimental.cuda import TensorMap
 from nvfp4_kernels.attention.sm100.barriers import Barriers
 from nvfp4_kernels.attention.sm100.rotating import NewKeys
 from nvfp4_kernels.attention.sm100.rows import load_index
-from nvfp4_kernels.attention.sm100.scheduler import WorkTile
+from nvfp4_kernels.attention.sm100.scheduler import Before, WorkTile
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.sm100.limits import WARP_ROWS
@@ -59,11 +59,11 @@ class TmaLoader:
 
     @cute.jit
     def run(self, source: Source, barriers: Barriers, work: WorkTile) -> None:
-        """Load all tiles; then drain: wait for the last release of every stage."""
+        """Load all tiles of a work tile."""
         tile = self.tile
         leader = ptx.elect_sync()
         tiles, keys = work.max_tiles(), source.key_map
-        count = Int32(0)
+        count = 2 * work.before.tiles  # keys and values
         positions = [self._positions(source, work, Int32(n)) for n in range(PREFETCH)]
         table = self._page_table(source, work)
         current, following = (self._coordinates(work, table, each) for each in positions[:2])
@@ -87,6 +87,14 @@ class TmaLoader:
             self._load_values(source, barriers, work, index, count, current, leader)
             count += 1
             current, following = following, after
+
+    @cute.jit
+    def finish(self, barriers: Barriers, done: Before) -> None:
+        """Let the next kernel start; then drain: wait for the last release of every stage."""
+        tile, count = self.tile, 2 * done.tiles
+        if cutlass.const_expr(self.variant.rotation is not None):
+            # Not before: whoever starts then knows that all before this kernel has ended.
+            ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         # The next kernel's loads now compete with no loads of this CTA.
         ptx.griddepcontrol(ptx.GridDepAction.LAUNCH_DEPENDENTS)
         for last in cutlass.range_constexpr(tile.stages):
@@ -138,6 +146,7 @@ class TmaLoader:
         if cutlass.const_expr(self.variant.rotation is not None):
             new_keys = NewKeys(self.variant)
             if index == new_keys.first_tile(work):
+                ptx.griddepcontrol(ptx.GridDepAction.WAIT)
                 new_keys.run(source.rotation, source.k_scale, source.v_scale, work)
         stage = count % self.tile.stages
         wait(barriers.kv_empty.subview(stage), count // self.tile.stages - 1)
@@ -164,7 +173,7 @@ class TmaLoader:
         if rows < KEYS:
             tail_full = barriers.tail_full
             self._issue_copies(source, values, work, index, stage, coordinates, tail_full, leader)
-            wait(tail_full, Int32(0))
+            wait(tail_full, work.before.tails)
             self._zero_tail(source, stage, rows)
             ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)

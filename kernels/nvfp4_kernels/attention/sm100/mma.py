@@ -71,17 +71,17 @@ class Mma:
             values=mn_major_descriptor(tile, ring),
         )
         tiles = work.max_tiles()
-        count = Int32(0)
+        count = 2 * work.before.tiles  # keys and values
         if tiles > 0:
-            wait(barriers.kv_full, Int32(0))
+            wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
             for each in cutlass.range_constexpr(tile.query_tiles):
-                wait(barriers.q_full.subview(each), Int32(0))
+                wait(barriers.q_full.subview(each), work.before.works)
                 for part in cutlass.range_constexpr(len(tile.s_parts)):
                     self._issue_qk(
                         descriptors, barriers, tensor, each, part, Int32(0), count, work, leader
                     )
             if leader:
-                ptx.tcgen05_commit(barriers.kv_empty)
+                ptx.tcgen05_commit(barriers.kv_empty.subview(self._stage(count)))
         for index in cutlass.range(tiles, unroll=1):
             # The ring holds tiles in the order in which MMAs first read them.
             more = Int32(index + 1 < tiles)
@@ -156,10 +156,10 @@ class Mma:
         if index < work.tiles[each]:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             if leader:
-                stage = index % stages
-                target = tensor + tile.s_column(each, stage)
+                turn = work.before.tiles + index
+                target = tensor + tile.s_column(each, turn % stages)
                 self._qk_mmas(descriptors, target, each, part, self._stage(count))
-                ptx.tcgen05_commit(s_full_barrier(tile, barriers, each, index, part))
+                ptx.tcgen05_commit(s_full_barrier(tile, barriers, each, turn, part))
 
     @cute.jit
     def _issue_pv(
@@ -182,15 +182,16 @@ class Mma:
         if cutlass.const_expr(each == part == 0):
             wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
         if index < work.tiles[each]:
-            source = tensor + tile.p_column(each, index % tile.s_stages)
+            turn = work.before.tiles + index
+            source = tensor + tile.p_column(each, turn % tile.s_stages)
             target = tensor + tile.o_column(each)
             parts = tile.s_parts[part]
             for p_part in cutlass.range_constexpr(parts[0], parts[-1] + 1):
-                wait_p_full(tile, barriers, each, index, p_part)
+                wait_p_full(tile, barriers, each, turn, p_part)
                 if leader:
                     stage = self._stage(count)
                     self._pv_mmas(descriptors, source, target, stage, p_part, index > 0)
-                    ptx.tcgen05_commit(part_barrier(tile, barriers.o_full, each, index, p_part))
+                    ptx.tcgen05_commit(part_barrier(tile, barriers.o_full, each, turn, p_part))
 
     # Unsigned: a signed remainder takes more instructions of a scheduler that softmax warps share.
 

@@ -31,6 +31,8 @@ class RotationArguments(NamedTuple):
         table: [positions, R], R/2 cosines and R/2 sines.
         q_norm, k_norm: [D]; null without a norm.
         eps: added to mean squares.
+        settled: 1 if lengths, pages and older keys may be read while the kernel before this one
+            ends, else 0.
     """
 
     new_k: TokenHeads
@@ -41,6 +43,7 @@ class RotationArguments(NamedTuple):
     q_norm: cute.Pointer
     k_norm: cute.Pointer
     eps: Float32
+    settled: Int32
 
 
 @dataclass(frozen=True)
@@ -72,28 +75,27 @@ class RotatingQueryLoader:
         factors: list[Vector] = []
         if cutlass.const_expr(self.rotation.store.q_norm):
             factors = heads.factors(arguments.q_norm, part)
-        for turn in cutlass.range(0, head.lanes, unroll=1):
+        # Rows of a warp that there are come first.
+        there = cute.arch.popc(cute.arch.vote_ballot_sync(start >= 0))
+        turns = cute.ceil_div(Int32(there), at_once)
+        for turn in cutlass.range(turns, head.lanes, unroll=1):
+            self._zero(shared, warp * WARP_ROWS + turn * at_once + lane // head.lanes, part)
+        for turn in cutlass.range(turns, unroll=1):
             source = turn * at_once + lane // head.lanes
             units = cute.arch.shuffle_sync(start, source)
             token = cute.arch.shuffle_sync(row.token, source)
-            target, found = warp * WARP_ROWS + source, Float32(1.0)
-            # Rows of a warp that there are come first.
-            if cute.arch.shuffle_sync(start, turn * at_once) >= 0:
-                live = units >= 0
-                position = cutlass.select_(live, cutlass.max(work.position + token, 0), Int32(0))
-                begin = Int64(cutlass.max(units, 0)) * VECTOR
-                pieces = heads.pieces(queries.q, begin, part)
-                angles = heads.angles(arguments.table, Int64(position), part)
-                if cutlass.const_expr(self.rotation.store.q_norm):
-                    pieces = heads.normalised(pieces, factors, part, arguments.eps)
-                pieces = heads.rotated(pieces, angles, part)
-                if cutlass.const_expr(self.tile.fp8):
-                    found = self._quantize(shared, target, part, pieces)
-                else:
-                    self._copy(shared, target, part, pieces)
+            target = warp * WARP_ROWS + source
+            position = cutlass.select_(units >= 0, cutlass.max(work.position + token, 0), Int32(0))
+            begin = Int64(cutlass.max(units, 0)) * VECTOR
+            pieces = heads.pieces(queries.q, begin, part)
+            angles = heads.angles(arguments.table, Int64(position), part)
+            if cutlass.const_expr(self.rotation.store.q_norm):
+                pieces = heads.normalised(pieces, factors, part, arguments.eps)
+            pieces = heads.rotated(pieces, angles, part)
+            if cutlass.const_expr(not self.tile.fp8):
+                self._copy(shared, target, part, pieces)
             else:
-                self._zero(shared, target, part)
-            if cutlass.const_expr(self.tile.fp8):
+                found = self._quantize(shared, target, part, pieces)
                 # Back to the thread that has this row in the softmax.
                 of_row = cute.arch.shuffle_sync(found, lane % at_once * head.lanes)
                 scale = cutlass.select_(lane // at_once == turn, of_row, scale)

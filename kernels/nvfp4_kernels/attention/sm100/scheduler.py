@@ -1,13 +1,13 @@
 """Scheduler: the rows and keys of a CTA, and of a thread."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Int32
 
-from nvfp4_kernels.attention.sm100.tile import KEYS
+from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 
@@ -23,6 +23,7 @@ class Sizes(NamedTuple):
         group: query heads of each KV head.
         splits: CTAs that divide the keys of a query tile.
         window: keys a query sees.
+        places: CTAs that the device holds at once; read by a grid of CTAs that walk.
     """
 
     batch: Int32
@@ -33,6 +34,7 @@ class Sizes(NamedTuple):
     group: Int32
     splits: Int32
     window: Int32
+    places: Int32
 
 
 class SequenceLengths(NamedTuple):
@@ -44,6 +46,36 @@ class SequenceLengths(NamedTuple):
     query_start: cute.Pointer
     key_start: cute.Pointer
     seq_lens: cute.Pointer
+
+
+@dataclass(frozen=True)
+class WalkOrder:
+    """Order of the work tiles of CTAs that walk: all first parts, then all second ones.
+
+    Parts without keys are thus the last ones. Divisors come from the host, as dividing takes a
+    hundred cycles.
+
+    Attributes:
+        heads: divisor: KV heads.
+        sequences: divisor: sequences.
+    """
+
+    heads: cute.FastDivmodDivisorV2
+    sequences: cute.FastDivmodDivisorV2
+
+
+class Before(NamedTuple):
+    """Count of what a CTA had before a work tile: the phases of its barriers go on from there.
+
+    Attributes:
+        tiles: key tiles.
+        works: work tiles with keys.
+        tails: key tiles that hold a sequence's last key, and rows past it.
+    """
+
+    tiles: Int32
+    works: Int32
+    tails: Int32
 
 
 @dataclass(frozen=True)
@@ -63,6 +95,7 @@ class WorkTile:
         parts: splits that have any; 1 unless keys are split.
         group: query heads per KV head.
         window: keys a query sees.
+        before: work tiles of this CTA.
     """
 
     batch: Int32
@@ -79,6 +112,7 @@ class WorkTile:
     parts: Int32
     group: Int32
     window: Int32
+    before: Before
 
     def max_tiles(self) -> Int32:
         """Number of key tiles of the query tile that has the most."""
@@ -87,17 +121,57 @@ class WorkTile:
             found = cutlass.max(found, count)
         return found
 
+    def after(self) -> Before:
+        """Count of what the CTA has had once this work tile is done."""
+        tiles, (earlier, works, tails) = self.max_tiles(), self.before
+        has_tail = (tiles > 0) & (self.keys < (self.first_tile + tiles) * KEYS)
+        one, none = Int32(1), Int32(0)
+        return Before(
+            earlier + tiles,
+            works + cutlass.select_(tiles > 0, one, none),
+            tails + cutlass.select_(has_tail, one, none),
+        )
+
+
+def walks(tile: AttentionTile, variant: Variant) -> bool:
+    """Whether a CTA takes one work tile after another: keys of the next come meanwhile.
+
+    Rows of few queries, which wait for memory. Lists are gathered in an order of their own.
+    """
+    return tile.warp_split_kv and variant.layout != "indexed"
+
 
 @cute.jit
 def work_tile(
-    tile: cutlass.Constexpr, variant: cutlass.Constexpr, sizes: Sizes, lengths: SequenceLengths
+    tile: cutlass.Constexpr,
+    variant: cutlass.Constexpr,
+    sizes: Sizes,
+    lengths: SequenceLengths,
+    order: Any,
+    number: Int32,
+    before: Before,
 ) -> WorkTile:
-    """Work tile of this CTA; the longest first, since the last block of queries sees most keys."""
+    """Work tile of this CTA; the longest first, since the last block of queries sees most keys.
+
+    Args:
+        tile: of the kernel.
+        variant: of the kernel.
+        sizes: of the launch.
+        lengths: of sequences.
+        order: ``WalkOrder`` of CTAs that walk, else None.
+        number: of the work tile in that order.
+        before: work tiles of this CTA.
+    """
     head_split, batch, block = cute.arch.block_idx()
-    if cutlass.const_expr(variant.layout == "indexed"):
-        head_split, batch = batch, head_split
     block = cute.arch.grid_dim()[2] - 1 - block
-    split, kv_head = head_split % sizes.splits, head_split // sizes.splits
+    if cutlass.const_expr(walks(tile, variant)):
+        rest, kv_head = divmod(number, order.heads)
+        split, batch = divmod(rest, order.sequences)
+        kv_head, split, batch = Int32(kv_head), Int32(split), Int32(batch)
+    else:
+        if cutlass.const_expr(variant.layout == "indexed"):
+            head_split, batch = batch, head_split
+        split, kv_head = head_split % sizes.splits, head_split // sizes.splits
     first_query, first_key = batch * sizes.queries, Int32(0)
     queries, keys = sizes.queries, sizes.keys
     if cutlass.const_expr(variant.layout == "indexed"):
@@ -150,6 +224,7 @@ def work_tile(
         parts=parts,
         group=sizes.group,
         window=sizes.window,
+        before=before,
     )
 
 

@@ -122,7 +122,8 @@ class Softmax:
         leader = ptx.elect_sync()
         row_max, row_sum = Float32(NEGATIVE_INFINITY), Float32(0.0)
         for index in cutlass.range(tiles, unroll=1):
-            stage = index % stages
+            turn = work.before.tiles + index
+            stage = turn % stages
             columns = Columns(
                 s=lanes + tile.s_column(query_tile, stage) + quarter * tile.warp_keys,
                 p=lanes + tile.p_column(query_tile, stage),
@@ -131,21 +132,22 @@ class Softmax:
             start = (work.first_tile + index) * KEYS + quarter * tile.warp_keys
             for part in cutlass.range_constexpr(tile.parts):
                 if cutlass.const_expr(tile.split_s or part == 0):
-                    wait(s_full_barrier(tile, barriers, query_tile, index, part), index // stages)
+                    wait(s_full_barrier(tile, barriers, query_tile, turn, part), turn // stages)
                     ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
                 words, sums, row_max, row_sum = self._part(
-                    part, barriers, query_tile, index, columns, row, start, row_max, row_sum, logits
-                )
+                    part, barriers, query_tile, turn, index > 0, columns, row, start, row_max,
+                    row_sum, logits,
+                )  # fmt: skip
                 if cutlass.const_expr(tile.separate_p):
                     if cutlass.const_expr(part == tile.parts - 1):
                         fence_and_arrive(barriers.s_empty.subview(query_tile), leader)
                     if cutlass.const_expr(part == 0):
                         if index > 0:
-                            wait_o_full(tile, barriers, query_tile, index - 1)
+                            wait_o_full(tile, barriers, query_tile, turn - 1)
                 self._store(columns.p, part, words, quarter)
                 row_sum = row_sum + fadd_reduce(sums)  # while the store is on its way
                 ptx.tcgen05_wait(ptx.Tcgen05Wait.STORE)
-                p_full = part_barrier(tile, barriers.p_full, query_tile, index, part)
+                p_full = part_barrier(tile, barriers.p_full, query_tile, turn, part)
                 fence_and_arrive(p_full, leader)
         return SoftmaxState(row_max, row_sum)
 
@@ -155,7 +157,8 @@ class Softmax:
         part: cutlass.Constexpr,
         barriers: Barriers,
         query_tile: Int32,
-        index: Int32,
+        turn: Int32,
+        follows: Boolean,
         columns: Columns,
         row: QueryRow,
         start: Int32,
@@ -163,7 +166,7 @@ class Softmax:
         row_sum: Float32,
         logits: LogitScaling,
     ) -> tuple[list[Uint32], list[Float32], Float32, Float32]:
-        """P of a part of the ``index``-th key tile, with its sums, and the state that those add to.
+        """P of a part of the ``turn``-th key tile, with its sums, and the state that those add to.
 
         O is rescaled where row_max grows.
 
@@ -171,7 +174,8 @@ class Softmax:
             part: index among the tile's.
             barriers: of the CTA.
             query_tile: of the warp.
-            index: of the key tile among the CTA's.
+            turn: of the key tile among the CTA's.
+            follows: another key tile of the same rows.
             columns: of the query tile.
             row: of the thread.
             start: first key of the warp in this tile.
@@ -185,7 +189,7 @@ class Softmax:
         done, slack = Boolean(False), Float32(tile.rescale_threshold)
         speculate = self._all_seen(part, row, start)
         if cutlass.const_expr(part == 0):
-            speculate = speculate & (index > 0)
+            speculate = speculate & follows
         if speculate:
             p = self._exp_speculative(columns.s, part, row_max, logits)
             words, sums = p.words, p.sums
@@ -204,10 +208,10 @@ class Softmax:
             # Only now: beside all of S, a thread has no registers left for O.
             if grows:
                 if cutlass.const_expr(part > 0):
-                    wait_o_full(tile, barriers, query_tile, index, part - 1)
+                    wait_o_full(tile, barriers, query_tile, turn, part - 1)
                     self._rescale(columns.o, rescale)
-                elif index > 0:
-                    wait_o_full(tile, barriers, query_tile, index - 1)
+                elif follows:
+                    wait_o_full(tile, barriers, query_tile, turn - 1)
                     self._rescale(columns.o, rescale)
         return words, sums, row_max, row_sum
 
