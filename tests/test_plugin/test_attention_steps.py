@@ -47,10 +47,7 @@ def test_steps(model: Model) -> None:
 
 
 def test_decodes_are_launched_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a prefill they would have its tile, and their keys one SM each.
-
-    The prefill goes first: where attention stores, a decode may share pages that it fills.
-    """
+    """Beside a prefill they would have its tile, and their keys one SM each."""
     from vllm_fp4_plugin.attention import impl
 
     exact, launched = impl.paged_attention, []
@@ -65,7 +62,7 @@ def test_decodes_are_launched_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     layer.step([(a, 20), (b, 3)])
     layer.step([(a, 1), (b, 1)])
     layer.step([(a, 1), (b, 1), (c, 30)], padding=2)
-    assert launched == [(23, 2, 20), (2, 2, 1), (32, 1, 30), (2, 2, 1)]
+    assert launched == [(23, 2, 20), (2, 2, 1), (2, 2, 1), (32, 1, 30)]
 
 
 def test_a_layer_may_read_anothers_cache() -> None:

@@ -80,7 +80,7 @@ class HopperAttentionImpl(PagedAttentionImpl):
         assert nvfp4 is None, "Hopper's products take 16 bits"
         [part] = attn_metadata.parts
         rows = part.tokens
-        if not self._decodes(part):
+        if attn_metadata.stores_first or not self._decodes(part):
             self.store(layer, key, value, kv_cache, attn_metadata.slot_mapping)
             self._flash_attention(query[rows], kv_cache, part, output[rows])
             return

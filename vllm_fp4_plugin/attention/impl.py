@@ -177,8 +177,12 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
                 '\'{"nvfp4_tc": {"fuse_attention": false}}\''
             )
         pages, (k_scale, v_scale) = cache.typed(kv_cache, fp8=self.is_fp8), self._scales(layer)
-        # Prompts first: sequences that decode may share pages that this step fills.
-        for part in reversed(attn_metadata.parts):
+        rotation, tokens = self.rotation, attn_metadata.parts[-1].tokens.stop
+        if rotation is not None and attn_metadata.stores_first:
+            new = query[:tokens], key[:tokens], value[:tokens]
+            where = slots[:tokens], positions[:tokens]
+            query, rotation = rotation.store(*new, pages, *where, (k_scale, v_scale)), None
+        for part in attn_metadata.parts:
             rows = part.tokens
             given: dict[str, Any] = {
                 "max_query_len": part.max_query_len,
@@ -194,16 +198,16 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             lengths, queries = (part.block_table, part.seq_lens, part.query_start), query[rows]
             out, scale = output[rows], None if nvfp4 is None else nvfp4[0]
             into: Any = out if nvfp4 is None else (out, nvfp4[1])
-            if self.rotation is not None:
-                new, places = (key[rows], value[rows]), (slots[rows], positions[rows])
+            if rotation is not None:
+                stored = (key[rows], value[rows]), (slots[rows], positions[rows])
                 if takes(part.max_query_len, self.num_heads, self.num_kv_heads):
                     rotary_attention(
-                        queries, *new, pages, *lengths, *places, self.rotation.of_heads(queries),
-                        input_scale=scale, out=into, first_row=rows.start,
-                        settled=len(attn_metadata.parts) == 1, **given,
+                        queries, *stored[0], pages, *lengths, *stored[1],
+                        rotation.of_heads(queries), input_scale=scale, out=into,
+                        first_row=rows.start, settled=True, **given,
                     )  # fmt: skip
                     continue
-                queries = self.rotation.store(queries, *new, pages, *places, (k_scale, v_scale))
+                queries = rotation.store(queries, *stored[0], pages, *stored[1], (k_scale, v_scale))
             if scale is None:
                 paged_attention(queries, pages, *lengths, **given, out=out)
             else:

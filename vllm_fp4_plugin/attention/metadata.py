@@ -54,12 +54,16 @@ class PagedAttentionMetadata(AttentionMetadata):
         counters: int32 zeros, one for each sequence and KV head; see ``paged_attention``.
         positions: int64 ``(≥ T,)`` of the tokens, in vLLM's memory where it tells them; of several
             dimensions where the model has such.
+        stores_first: whether a sequence may read pages that another one of the step fills: a prompt
+            finds the blocks of one that was scheduled with it. Keys of all must be stored then
+            before any attends.
     """
 
     parts: list[Part]
     slot_mapping: torch.Tensor
     counters: torch.Tensor
     positions: torch.Tensor
+    stores_first: bool = False
 
 
 class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetadata]):
@@ -135,11 +139,12 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             max_query_len=common.max_query_len,
             max_seq_len=common.max_seq_len,
         )
+        given = common.slot_mapping, self._positions_of(common), self._stores_first(common)
         if not self.separates:
-            return self._metadata([whole], common.slot_mapping, self._positions_of(common))
+            return self._metadata([whole], *given)
         decodes, others, rows, _ = split_decodes_and_prefills(common, self.reorder_batch_threshold)
         if not decodes or not others:
-            return self._metadata([whole], common.slot_mapping, self._positions_of(common))
+            return self._metadata([whole], *given)
         first = replace(
             whole,
             tokens=slice(0, rows),
@@ -155,7 +160,20 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             seq_lens=whole.seq_lens[decodes:],
             block_table=whole.block_table[decodes:],
         )
-        return self._metadata([first, second], common.slot_mapping, self._positions_of(common))
+        return self._metadata([first, second], *given)
+
+    def _stores_first(self, common: CommonAttentionMetadata) -> bool:
+        """Whether the step has prompts that may share pages with what is scheduled beside them.
+
+        vLLM offers a block to others once it has scheduled the tokens that fill it. A graph of
+        decodes, which is replayed whatever this says, may hold a prompt of one token: one that
+        repeats what a sequence beside it generates, up to the block that this one fills just then.
+        """
+        if not self.vllm_config.cache_config.enable_prefix_caching:
+            return False
+        if common.is_prefilling is None:  # a draft model's steps, whose first follows a target's
+            return common.max_query_len > 1
+        return bool(common.is_prefilling.any())
 
     @cached_property
     def _positions(self) -> torch.Tensor:
@@ -175,9 +193,13 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
         return found
 
     def _metadata(
-        self, parts: list[Part], slot_mapping: torch.Tensor, positions: torch.Tensor
+        self,
+        parts: list[Part],
+        slot_mapping: torch.Tensor,
+        positions: torch.Tensor,
+        stores_first: bool,
     ) -> PagedAttentionMetadata:
-        return PagedAttentionMetadata(parts, slot_mapping, self._counters, positions)
+        return PagedAttentionMetadata(parts, slot_mapping, self._counters, positions, stores_first)
 
     def update_block_table(
         self, metadata: PagedAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
@@ -187,4 +209,4 @@ class PagedAttentionMetadataBuilder(AttentionMetadataBuilder[PagedAttentionMetad
             sequences = len(part.seq_lens)
             parts.append(replace(part, block_table=blk_table[row : row + sequences]))
             row += sequences
-        return self._metadata(parts, slot_mapping, metadata.positions)
+        return self._metadata(parts, slot_mapping, metadata.positions, metadata.stores_first)

@@ -35,9 +35,9 @@ def attention_kernels(
 ) -> dict[KernelSpec, list[str]]:
     """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not.
 
-    With ``quantized``, those whose result leaves as NVFP4; with ``rotates``, those that rotate and
-    store what they can, for angles and norms in the model's dtype. Splits of a prefill, whose rows
-    are of several CTAs, are merged by a kernel apart.
+    With ``quantized``, those whose result leaves as NVFP4; with ``rotates``, also those that rotate
+    and store what they can, for angles and norms in the model's dtype. Splits of a prefill, whose
+    rows are of several CTAs, are merged by a kernel apart.
     """
     found: list[KernelSpec] = []
     for window, cache in product(attention.windows, caches):
@@ -57,14 +57,13 @@ def attention_kernels(
                 quantized=quantized,
                 merges=split,
             )
-            if rotates and rows <= MAX_ROTARY_ROWS:
-                how = _rotation(attention, dtype, cache == "fp8", page_size)
-                variant = replace(variant, rotation=how)
             if not split or tile.query_tiles == 1:
                 found.append(attention_spec(tile, variant))
+                if rotates and rows <= MAX_ROTARY_ROWS:
+                    how = _rotation(attention, dtype, cache == "fp8", page_size)
+                    found.append(attention_spec(tile, replace(variant, rotation=how)))
             if split and (tile.query_tiles == 2 or attention.head_dim > 128):
-                plain = replace(variant, rotation=None)
-                apart = replace(plain, sinks=False, quantized=False, merges=False)
+                apart = replace(variant, sinks=False, quantized=False, merges=False)
                 found.append(attention_spec(tile, apart))
     if found:
         sizes = dtype, attention.head_dim, attention.sinks
