@@ -74,6 +74,30 @@ class RowsSm100:
         rows = choose_config(slots, self._shape.hidden, 2, False, SMS)
         return is_one_launch(slots, self._tile_tokens, rows.threads)
 
+    def topk_route_quantize(self, read: str, written: str) -> Traced:
+        """The batch's experts by its logits, in tiles of tokens, and each token in its rows."""
+        import torch
+
+        from nvfp4_kernels.moe_topk_route.sm100 import moe_topk_route_quantize
+        from nvfp4_kernels.router import Router
+
+        logits = self._logits()
+        run = partial(
+            moe_topk_route_quantize, self._x(), logits, None, None, self._map, self._shape.local,
+            self._tile_tokens, torch.tensor(1.0), 1, Router(self._shape.top_k),
+        )  # fmt: skip
+        operands = [self._tokens(read, run.args[0]), operand("logits", logits, logits.nbytes)]
+        return self._traced(run, operands, self._written(written))
+
+    def _logits(self) -> "Tensor":
+        """Logits that choose the batch's experts, in the order of its slots."""
+        import torch
+
+        tokens, top_k = self._ids.shape
+        logits = torch.zeros(tokens, self._shape.experts)
+        order = torch.arange(top_k, 0, -1.0).expand(tokens, top_k)
+        return aligned(logits.scatter_(1, self._ids.long(), order).bfloat16())
+
     def route_quantize(self, read: str, written: str) -> Traced:
         """The batch in tiles of tokens, and each token in its rows."""
         import torch

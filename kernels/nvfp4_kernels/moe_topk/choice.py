@@ -11,6 +11,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Array, Float32, Int32, Int64, Uint8
+from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.math import LOG2_E, exp2, rounded, sigmoid
 from nvfp4_kernels.device.types import TYPES
@@ -44,6 +45,24 @@ LOGITS_TYPES = {"bias": Float32, "padding": Uint8}
 LOGITS_ALIGNMENT = {"logits": 2, "bias": 4, "padding": 1}
 
 
+class Chosen(NamedTuple):
+    """Slot of a lane, if the token has so many.
+
+    Attributes:
+        id: expert of the lane's slot, -1 of a row that is no token.
+        expert: the same, padding or not.
+        order: what the expert was chosen by.
+        peak: largest logit, where weights depend on all.
+        total: sum of the exponentials of all logits less that.
+    """
+
+    id: Int32
+    expert: Int32
+    order: Int32
+    peak: Float32
+    total: Float32
+
+
 @dataclass(frozen=True)
 class TokenChoice:
     """Choice of a token's experts.
@@ -53,14 +72,12 @@ class TokenChoice:
         experts: of all ranks.
         router: the rule.
         biased: whether there is a bias.
-        padded: whether some rows may be none.
     """
 
     dtype: str
     experts: int
     router: Router
     biased: bool
-    padded: bool
 
     @property
     def is_packed(self) -> bool:
@@ -71,33 +88,39 @@ class TokenChoice:
         """Element types of ``Logits``."""
         return {"logits": TYPES[self.dtype], **LOGITS_TYPES}
 
-    @cute.jit
-    def run(self, given: Logits, token: Int32, lane: Int32) -> tuple[Int32, Float32]:
-        """Expert and weight of the token's slot ``lane``; those of other lanes mean nothing."""
+    def choose(self, given: Logits, token: Int32, lane: Int32) -> Chosen:
+        """Choose the experts of a token; its slots are those of the first lanes."""
         first = Int64(token) * self.experts
-        values = [self._load(given, first, each) for each in self._experts(lane)]
-        peak = Float32(0.0)
-        total = Float32(1.0)
-        if cutlass.const_expr(self._needs_softmax):
+        # All under way before the first is looked at.
+        loaded = [self._load(given, first, each) for each in self._experts(lane)]
+        biases = [self._bias(given, each) for each in self._experts(lane)] if self.biased else []
+        values = [Float32(value) for value in loaded]
+        peak, total = Float32(0.0), Float32(1.0)
+        if self.router.scoring == "softmax" and (self.biased or not self.router.renormalize):
             peak = self._peak(lane, values)
             total = self._sum_of_exponentials(lane, values, peak)
-        orders = self._orders(given, lane, values, peak, total)
-        if cutlass.const_expr(self.router.groups > 1):
+        orders = self._orders(lane, values, biases, peak, total)
+        if self.router.groups > 1:
             orders = self._within(self._best_groups(lane, orders), lane, orders)
-        chosen = self._best(lane, orders)
-        logit = self._load(given, first, chosen)
-        is_slot = lane < self.router.top_k
-        weight = self._weight(logit, is_slot, peak, total)
-        if cutlass.const_expr(self.padded):
-            is_none = Array(given.padding, shape=(1,))[token] != Uint8(0)
-            chosen = Int32(cutlass.select_(is_none, Int32(-1), chosen))
-            weight = Float32(cutlass.select_(is_none, Float32(0.0), weight))
-        return chosen, weight
+        expert, order = self._best(lane, orders)
+        return Chosen(self._unless_padding(given, token, expert), expert, order, peak, total)
 
-    @property
-    def _needs_softmax(self) -> bool:
-        """Whether weights or the choice depend on the sum over all experts."""
-        return self.router.scoring == "softmax" and (self.biased or not self.router.renormalize)
+    def weigh(self, given: Logits, token: Int32, lane: Int32, chosen: Chosen) -> Float32:
+        """Weight of this lane's slot."""
+        logit = value_of(chosen.order)
+        if self.biased:  # which has changed what was ordered by
+            logit = Float32(self._load(given, Int64(token) * self.experts, chosen.expert))
+        weight = self._weight(logit, lane < self.router.top_k, chosen.peak, chosen.total)
+        return Float32(cutlass.select_(chosen.id < 0, Float32(0.0), weight))
+
+    def _unless_padding(self, given: Logits, token: Int32, expert: Int32) -> Int32:
+        padding = Array(given.padding, shape=(1,))
+        is_none = ptx.inline_ptx(
+            "mov.b32 {$w0}, 0; @{$r1} ld.global.u8 {$w0}, [{$r0}];",
+            write_only_types=[Int32],
+            read_only_args=[padding.data_ptr(token), given.padding.toint() != 0],
+        )
+        return Int32(cutlass.select_(is_none != 0, Int32(-1), expert))
 
     @property
     def _each(self) -> int:
@@ -107,11 +130,15 @@ class TokenChoice:
     def _experts(self, lane: Int32) -> list[Int32]:
         return [lane + n * WARP for n in range(self._each)]
 
-    def _load(self, given: Logits, first: Int64, expert: Int32) -> Float32:
+    def _load(self, given: Logits, first: Int64, expert: Int32) -> cutlass.Numeric:
         """Logit of an expert; of one that there is not, of the last."""
         at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
-        value = Float32(TYPES[self.dtype](Array(given.logits, shape=(1,)).load(first + at)))
-        return rounded("add", value, Float32(0.0))  # -0 + 0 is +0
+        return TYPES[self.dtype](Array(given.logits, shape=(1,)).load(first + at))
+
+    def _bias(self, given: Logits, expert: Int32) -> Float32:
+        """Bias of an expert, or of the last."""
+        at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
+        return Array(given.bias, shape=(1,)).load(at)
 
     def _peak(self, lane: Int32, values: list[Float32]) -> Float32:
         best = Int32(LOWEST)
@@ -130,16 +157,20 @@ class TokenChoice:
         return Int32(cutlass.select_(expert < self.experts, order, Int32(LOWEST)))
 
     def _orders(
-        self, given: Logits, lane: Int32, values: list[Float32], peak: Float32, total: Float32
+        self,
+        lane: Int32,
+        values: list[Float32],
+        biases: list[Float32],
+        peak: Float32,
+        total: Float32,
     ) -> list[Int32]:
         """Integers that order as what experts are chosen by; of no expert, the lowest."""
         orders = []
-        for expert, value in zip(self._experts(lane), values, strict=True):
+        for number, (expert, value) in enumerate(zip(self._experts(lane), values, strict=True)):
             order = order_of(value)
             if self.biased:
-                at = Int32(cutlass.min(expert, Int32(self.experts - 1)))
-                bias = Array(given.bias, shape=(1,)).load(at)
-                order = order_of(rounded("add", self._score(value, peak, total), bias))
+                score = self._score(value, peak, total)
+                order = order_of(rounded("add", score, biases[number]))
             if self.is_packed:
                 order = (order & Int32(~LOW_HALF)) | (Int32(LOW_HALF) - expert)
             orders.append(self._if_expert(expert, order))
@@ -148,7 +179,7 @@ class TokenChoice:
     def _score(self, value: Float32, peak: Float32, total: Float32) -> Float32:
         if self.router.scoring == "sigmoid":
             return sigmoid(value)
-        return rounded("div", _exponential(value, peak), total)
+        return rounded("mul", _exponential(value, peak), cute.arch.rcp_approx(total))
 
     def _weight(
         self, logit: Float32, is_slot: cutlass.Boolean, peak: Float32, total: Float32
@@ -156,18 +187,16 @@ class TokenChoice:
         """Weight of this lane's slot."""
         if self.router.scoring == "sigmoid":
             part = sigmoid(logit)
-        elif self._needs_softmax and not self.router.renormalize:
-            part = _exponential(logit, peak)
         else:
-            # The best one without a bias, and no less than any other with one.
-            peak = peak if self._needs_softmax else cute.arch.shuffle_sync(logit, 0)
+            if self.router.renormalize and not self.biased:
+                peak = cute.arch.shuffle_sync(logit, 0)
             part = _exponential(logit, peak)
         part = Float32(cutlass.select_(is_slot, part, Float32(0.0)))
         if self.router.renormalize:
             more = NOT_ZERO if self.router.scoring == "sigmoid" else 0.0
-            part = rounded("div", part, rounded("add", warp_sum(part), Float32(more)))
-        elif self.router.scoring == "softmax":
-            part = rounded("div", part, total)
+            total = rounded("add", warp_sum(part, self.router.top_k), Float32(more))
+        if self.router.renormalize or self.router.scoring == "softmax":
+            part = rounded("mul", part, cute.arch.rcp_approx(total))
         scale = self.router.scale
         return part if scale == 1.0 else rounded("mul", part, Float32(scale))
 
@@ -195,14 +224,18 @@ class TokenChoice:
             for each, order in zip(self._experts(lane), orders, strict=True)
         ]
 
-    def _best(self, lane: Int32, orders: list[Int32]) -> Int32:
-        """Expert of the slot of this lane; 0 of a lane without one."""
-        chosen = Int32(0)
+    def _best(self, lane: Int32, orders: list[Int32]) -> tuple[Int32, Int32]:
+        """Expert of the slot of this lane, 0 of a lane without one, and its order."""
+        chosen, order = Int32(0), Int32(0)
         for slot in range(self.router.top_k):
-            _, expert = self._first(lane, orders)
+            top, expert = self._first(lane, orders)
             chosen = Int32(cutlass.select_(lane == slot, expert, chosen))
+            order = Int32(cutlass.select_(lane == slot, top, order))
             orders = self._without(lane, orders, expert)
-        return chosen
+        if self.is_packed:  # the lower half is what a bfloat16 has there
+            half = Int32(LOW_HALF)
+            order = Int32(cutlass.select_(order < 0, order | half, order & ~half))
+        return chosen, order
 
     # Groups
 
@@ -247,7 +280,7 @@ class TokenChoice:
 
 def order_of(value: Float32) -> Int32:
     """Integer that orders as float32 values do; NaN is above them."""
-    bits = value.bitcast(Int32)
+    bits = (value + 0.0).bitcast(Int32)  # -0 + 0 is +0
     order = bits ^ ((bits >> 31) & Int32(MAGNITUDE))
     return Int32(cutlass.select_(value != value, Int32(MAGNITUDE), order))
 
@@ -262,8 +295,9 @@ def _exponential(value: Float32, peak: Float32) -> Float32:
     return exp2(rounded("mul", value - peak, Float32(LOG2_E)))
 
 
-def warp_sum(value: Float32) -> Float32:
-    """Sum over the lanes, in the same order in each."""
+def warp_sum(value: Float32, lanes: int = WARP) -> Float32:
+    """Sum over the first lanes of a warp, for these, in the same order in each."""
     for mask in (16, 8, 4, 2, 1):
-        value = value + cute.arch.shuffle_sync_bfly(value, mask)
+        if mask < lanes:
+            value = value + cute.arch.shuffle_sync_bfly(value, mask)
     return value

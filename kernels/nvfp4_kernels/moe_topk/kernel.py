@@ -77,11 +77,12 @@ class MoeTopk:
 
     @cute.jit
     def _write(self, arguments: TopkArguments, token: Int32, lane: Int32) -> None:
-        chosen, weight = self.choice.run(arguments.given, token, lane)
+        chosen = self.choice.choose(arguments.given, token, lane)
+        weight = self.choice.weigh(arguments.given, token, lane, chosen)
         top_k = self.choice.router.top_k
         if lane < top_k:
             slot = Int64(token) * top_k + lane
-            Array(arguments.out.ids, shape=(1,)).store(chosen, slot)
+            Array(arguments.out.ids, shape=(1,)).store(chosen.id, slot)
             Array(arguments.out.weights, shape=(1,)).store(weight, slot)
 
 
@@ -93,13 +94,9 @@ def check_logits(logits: Tensor, bias: Tensor | None, padding: Tensor | None) ->
         check_layout("padding", padding)
 
 
-def choice_of(
-    logits: Tensor, bias: Tensor | None, padding: Tensor | None, router: Router
-) -> TokenChoice:
+def choice_of(logits: Tensor, bias: Tensor | None, router: Router) -> TokenChoice:
     """Choice that kernels are compiled for."""
-    return TokenChoice(
-        dtype_name(logits.dtype), logits.shape[1], router, bias is not None, padding is not None
-    )
+    return TokenChoice(dtype_name(logits.dtype), logits.shape[1], router, bias is not None)
 
 
 def moe_topk(
@@ -114,6 +111,6 @@ def moe_topk(
     weights, ids = new_topk(logits, router.top_k)
     if len(logits):
         given = Logits(logits, bias, padding, len(logits))
-        kernel = MoeTopk(choice_of(logits, bias, padding, router))
+        kernel = MoeTopk(choice_of(logits, bias, router))
         launch(kernel, TopkArguments(given, TopkOut(weights, ids)))
     return weights, ids

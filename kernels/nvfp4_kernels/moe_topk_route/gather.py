@@ -169,5 +169,5 @@ def route_of(
     tile: TopkTile,
 ) -> TopkRoute:
     """Choice and sort that kernels are compiled for."""
-    choice = choice_of(given.logits, given.bias, given.padding, router)
+    choice = choice_of(given.logits, given.bias, router)
     return TopkRoute(choice, tile, sizes_of(expert_map, num_experts, tile_tokens))

@@ -121,10 +121,12 @@ class TopkRoute:
         end = Int32(cutlass.min(first + share, given.tokens))
         writes = cta >= cute.arch.grid_dim()[0] - self.tile.cluster
         for token in range(first + thread // WARP, end, self.tile.threads // WARP):
-            chosen, weight = self.choice.run(given, token, lane)
+            chosen = self.choice.choose(given, token, lane)
             if lane < top_k:
-                memory.ids.store(chosen, (token - first) * top_k + lane)
-                if writes:
+                memory.ids.store(chosen.id, (token - first) * top_k + lane)
+            if writes:
+                weight = self.choice.weigh(given, token, lane, chosen)
+                if lane < top_k:
                     Array(weights, shape=(1,)).store(weight, Int64(token) * top_k + lane)
 
     @cute.jit
