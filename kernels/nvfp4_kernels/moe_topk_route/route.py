@@ -38,7 +38,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class TopkRoute:
-    """Each CTA of a cluster chooses for a share of the tokens, then sorts the slots of all.
+    """Each CTA of a cluster chooses for every so many of the tokens, then sorts all slots.
 
     Clusters do the same, so that none waits for another. The last CTA of all writes the routing,
     the last cluster the weights.
@@ -78,7 +78,7 @@ class TopkRoute:
         ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         self._choose(given, weights, memory)
         self._meet()
-        experts, ranks = count(sort, batch, lambda _, slot: self._id(batch, given, memory, slot))
+        experts, ranks = count(sort, batch, lambda _, slot: self._id(batch, memory, slot))
         if cutlass.const_expr(self.tile.cluster > 1):
             ptx.barrier_cluster_arrive()  # peers may exit once all have read; see ``finish``
         used = place_experts(sort)
@@ -99,10 +99,6 @@ class TopkRoute:
         if self.tile.cluster > 1:
             ptx.barrier_cluster_wait()
 
-    def _share(self, given: Logits) -> Int32:
-        """Tokens of a CTA."""
-        return cute.ceil_div(given.tokens, self.tile.cluster)
-
     def _meet(self) -> None:
         """Wait for all that this cluster's CTAs choose."""
         if self.tile.cluster > 1:
@@ -116,28 +112,26 @@ class TopkRoute:
         """Choose the experts of this CTA's tokens, a warp those of one."""
         cta, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
         lane, top_k = thread % WARP, self.choice.router.top_k
-        share = self._share(given)
-        first = cta % self.tile.cluster * share
-        end = Int32(cutlass.min(first + share, given.tokens))
-        writes = cta >= cute.arch.grid_dim()[0] - self.tile.cluster
-        for token in range(first + thread // WARP, end, self.tile.threads // WARP):
+        if (thread == 0) & (given.tokens == 0):
+            memory.ids.store(Int32(-1), 0)  # lanes without a slot read the first one's
+        ctas, warps = self.tile.cluster, self.tile.threads // WARP
+        writes = cta >= cute.arch.grid_dim()[0] - ctas
+        for token in range(cta % ctas + ctas * (thread // WARP), given.tokens, ctas * warps):
             chosen = self.choice.choose(given, token, lane)
             if lane < top_k:
-                memory.ids.store(chosen.id, (token - first) * top_k + lane)
+                memory.ids.store(chosen.id, token // ctas * top_k + lane)
             if writes:
                 weight = self.choice.weigh(given, token, lane, chosen)
                 if lane < top_k:
                     Array(weights, shape=(1,)).store(weight, Int64(token) * top_k + lane)
 
-    @cute.jit
-    def _id(self, batch: Batch, given: Logits, memory: Memory, slot: Int32) -> Int32:
+    def _id(self, batch: Batch, memory: Memory, slot: Int32) -> Int32:
         """Id of a slot, which a CTA of the cluster has chosen; -1 past the last."""
-        number = Int32(-1)
-        if slot < batch.count:
-            if cutlass.const_expr(self.tile.cluster == 1):
-                number = memory.ids[slot]
-            else:
-                each = self._share(given) * self.choice.router.top_k
-                owner = slot // each
-                number = ptx.mapa(memory.ids, owner)[slot - owner * each]
-        return number
+        # Selected rather than branched around, so that a thread's loads all start before it waits.
+        inside = slot < batch.count
+        slot = Int32(cutlass.select_(inside, slot, Int32(0)))
+        ctas, top_k = self.tile.cluster, self.choice.router.top_k
+        token = slot // top_k
+        ids = memory.ids if ctas == 1 else ptx.mapa(memory.ids, token % ctas)
+        number = ids[token // ctas * top_k + slot % top_k]
+        return Int32(cutlass.select_(inside, number, Int32(-1)))

@@ -57,7 +57,9 @@ ROUTE_MISTAKES = {
     "exit while peers read": without_in("barrier_cluster_wait", "finish"),
     "no barrier before slots are read": without_in("barrier_cta_sync", "run"),
     "a CTA's own choices alone": ROUTE.swapped("route", "ptx", own_memory),
-    "a share too small": ROUTE.with_result("route:TopkRoute", "_share", lambda share: share - 1),
+    "a slot's neighbour": ROUTE.with_arguments(
+        "route:TopkRoute", "_id", lambda batch, memory, slot: (batch, memory, slot ^ 1)
+    ),
     "experts and padding unwritten": ROUTE.replaced("route", "write_tiles", nothing),
     "a tile fewer": ROUTE.with_result("route", "place_experts", lambda used: used - 1),
 }
