@@ -279,6 +279,7 @@ class Layer(nn.Module):
         self.apply_router_weight_on_input = self.use_grouped_topk = False
         self.scoring_func, self.renormalize, self.routed_scaling_factor = "softmax", True, 1.0
         self.num_expert_group = self.topk_group = None
+        self.expert_map_manager = SimpleNamespace(num_fused_shared_experts=0)
         self.custom_routing_function = self.e_score_correction_bias = None
         first, local = rank * E // ep if ep > 1 else 0, E // ep
         self.expert_map = None

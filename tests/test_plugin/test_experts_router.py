@@ -88,6 +88,7 @@ def layer(**given: Any) -> SimpleNamespace:
         "routed_scaling_factor": 1.0,
         "e_score_correction_bias": None,
         "apply_router_weight_on_input": False,
+        "expert_map_manager": SimpleNamespace(num_fused_shared_experts=0),
     }
     config |= {name: value for name, value in given.items() if name in config}
     asked |= {name: value for name, value in given.items() if name not in config}
@@ -127,6 +128,10 @@ def test_what_a_layer_asks_for(vllm_config: Any) -> None:
             "routing method DeepseekV4",
         ),
         ({"apply_router_weight_on_input": True}, "weights come before the first product"),
+        (
+            {"expert_map_manager": SimpleNamespace(num_fused_shared_experts=1)},
+            "shared ones are among them",
+        ),
         (
             DEEPSEEK | {"e_score_correction_bias": torch.zeros(256, dtype=torch.bfloat16)},
             "their bias is bfloat16",

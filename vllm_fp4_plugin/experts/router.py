@@ -53,6 +53,8 @@ def _obstacle(layer: Any) -> str | None:
         return "the model has a function for it"
     if config.routing_method not in _KNOWN or layer.scoring_func not in get_args(Scoring):
         return f"routing method {RoutingMethodType(config.routing_method).name}"
+    if layer.expert_map_manager.num_fused_shared_experts:
+        return "shared ones are among them"
     if layer.apply_router_weight_on_input:
         return "weights come before the first product"
     if bias is not None and bias.dtype != torch.float32:
