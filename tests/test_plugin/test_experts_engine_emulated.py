@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import devices, moe_checkpoints, moe_reference
@@ -12,7 +13,7 @@ from vllm_fp4_plugin.kind import Kind
 
 pytestmark = pytest.mark.slow
 
-SAME = 0.01  # kernels and references, which add up in different orders; .003 was seen
+SAME = 0.02  # kernels and references, which add up in different orders
 SAME_16_BIT = 0.03  # and transformers, of weights alone in 4 bits
 CONFIG = moe_checkpoints.qwen3(num_hidden_layers=1)
 GROUPED = "experts ×1: nvfp4_grouped_silu_mul_gemm"
@@ -36,10 +37,8 @@ def test_blackwell_serves_as_the_references_do(tmp_path: Path) -> None:
         emulated = run(str(model.path), attention_backend="CPU_ATTN")
     check_compiled(kernels, "MoeTopkRouteQuantizeSm100", "MoeCombine")
     assert f"{GROUPED}/block_scaled (sm_100), W4A4 static" in emulated.report
-    # A weight's last bit may move a logit by one of bfloat16's, .16 of a log-probability, and with
-    # it what is generated later.
-    assert emulated.generated[0] == reference.generated[0]
-    assert distance(emulated, reference) < SAME
+    assert emulated.generated == reference.generated
+    assert np.abs(np.subtract(emulated.logprobs, reference.logprobs)).max() < SAME
 
 
 @pytest.mark.arch("sm_100")

@@ -60,7 +60,7 @@ def test_as_vllm_chooses(name: str) -> None:
 @pytest.mark.parametrize("name", ["DeepSeek V2", "DeepSeek V3", "GLM 4"])
 def test_as_vllm_chooses_in_groups(name: str) -> None:
     """The formula that its kernels for groups are tested against."""
-    case, (logits, bias, _) = CASES[name], CASES[name].given()
+    case, (logits, bias, _) = ROUTERS[name], ROUTERS[name].given()
     rule = case.router
     expected = grouped_topk.__wrapped__(
         logits, logits.float(), rule.top_k, rule.renormalize, rule.groups, rule.top_groups,
