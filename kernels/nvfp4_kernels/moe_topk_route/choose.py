@@ -8,8 +8,9 @@ from nvfp4_kernels.moe_route_quantize.choose import row_capacity
 MAX_TOKENS = 1024  # of one launch
 MAX_CLUSTER = 8  # larger clusters are not portable
 MAX_TURNS = 8  # tokens of a warp, one after the other
-FEW_THREADS = 128  # of a CTA for few tokens
-MANY_THREADS = 512  # from which on a cluster shares the choice
+LEAST_THREADS = 128  # of a CTA of several teams
+FEW_THREADS = 256  # from which on a cluster shares the choice
+MANY_THREADS = 512  # where the largest cluster has fewer warps than tokens
 MAX_WORDS = 48 * 1024  # of a CTA's shared memory
 PLACED = 7, 8  # of so many SMs clusters of several CTAs find a place for each of theirs
 
@@ -55,11 +56,15 @@ def choose_config(
         None where a launch each for the choice, the sort and the tokens takes less time.
     """
     if teams:
-        threads = _threads(tokens, threads)
-    warps = threads // WARP
+        threads = max(threads, LEAST_THREADS // threads * threads)
+        while threads < FEW_THREADS and tokens > threads // WARP:
+            threads *= 2
     cluster = 1
-    while cluster < MAX_CLUSTER and tokens > cluster * warps:
+    while cluster < MAX_CLUSTER and tokens > cluster * (threads // WARP):
         cluster *= 2
+    if teams and threads < MANY_THREADS and tokens > cluster * (threads // WARP):
+        threads *= 2
+    warps = threads // WARP
     if teams and tokens * top_k > threads * MAX_STEPS:
         threads *= 2
     slots, share = tokens * top_k, _power(-(-tokens // cluster))
@@ -76,18 +81,10 @@ def choose_config(
     return TopkTile(cluster, share, RouteTile(threads, steps=steps), capacity)
 
 
-def _threads(tokens: int, team: int) -> int:
-    """Threads of a CTA of several teams: a warp for each token, while there are few."""
-    threads = max(team, FEW_THREADS // team * team)
-    while threads < MANY_THREADS and tokens > threads // WARP:
-        threads *= 2
-    return threads
-
-
-def grid_of(turns: int, teams: int, cluster: int, sms: int) -> int:
+def grid_of(turns: int, cluster: int, sms: int) -> int:
     """CTAs, whole clusters: one that writes the routing, and those that share so many turns."""
     room = sms if cluster == 1 else sms * PLACED[0] // PLACED[1]
-    ctas = min(turns + 1, room + 1 if cluster == 1 else max(room, 2))
+    ctas = min(turns + 1, room)
     return -(-max(2, ctas) // cluster) * cluster
 
 

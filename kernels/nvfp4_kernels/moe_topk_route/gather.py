@@ -135,7 +135,7 @@ def moe_topk_route_gather(
         tokens=Tokens(x, None, None),
         out=out,
         k=k,
-        ctas=grid_of(turns, 1, tile.cluster, multiprocessors(x.device)),
+        ctas=grid_of(turns, tile.cluster, multiprocessors(x.device)),
     )
     route = route_of(given, expert_map, num_experts, tile_tokens, router, tile)
     launch(MoeTopkRouteGather(route, rows), arguments)

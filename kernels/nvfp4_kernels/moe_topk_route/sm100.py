@@ -209,7 +209,7 @@ def _run(
         tokens=Tokens(x, None, None),
         out=QuantizedRows(data, scales, scale, tile_tokens, x.shape[1], tiles),
         turns=turns,
-        ctas=grid_of(tiles * turns, kernel.teams, tile.cluster, multiprocessors(x.device)),
+        ctas=grid_of(tiles * turns, tile.cluster, multiprocessors(x.device)),
     )
     launch(kernel, arguments)
     return weights, *routing, data, scales

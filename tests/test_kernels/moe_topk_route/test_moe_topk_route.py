@@ -243,13 +243,13 @@ def test_choices() -> None:
         assert tile.threads * tile.route.steps >= 8 * tokens
         found[tokens] = tile.threads, tile.cluster
     assert list(found.values()) == [
-        (128, 1), (256, 1), (512, 1), (512, 2), (512, 4), (512, 8), (512, 8), (512, 8), (1024, 8),
+        (128, 1), (256, 1), (256, 2), (256, 4), (256, 8), (512, 8), (512, 8), (512, 8), (1024, 8),
     ]  # fmt: skip
     assert choose_config(1025, *sizes, True) is None
     assert choose_config(1, *sizes, True) is not None
-    assert grid_of(8, 1, 1, 148) == 9
-    assert grid_of(1000, 1, 1, 148) == 149
-    assert grid_of(1000, 4, 8, 148) == 136
+    assert grid_of(8, 1, 148) == 9
+    assert grid_of(1000, 1, 148) == 148
+    assert grid_of(1000, 8, 148) == 136
 
 
 X, LOGITS = torch.zeros(3, 32, dtype=BF16), torch.zeros(3, 4)
