@@ -37,6 +37,12 @@ from nvfp4_kernels.moe_route_quantize import (
     moe_route_quantize,
     moe_route_quantize_per_token,
 )
+from nvfp4_kernels.moe_topk import moe_topk
+from nvfp4_kernels.moe_topk_route import (
+    moe_topk_route_gather,
+    moe_topk_route_quantize,
+    moe_topk_route_quantize_per_token,
+)
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from nvfp4_kernels.quantize import quantize, quantize_per_token
 from nvfp4_kernels.rms_norm_quantize import (
@@ -47,6 +53,7 @@ from nvfp4_kernels.rms_norm_quantize import (
 )
 from nvfp4_kernels.rotary_embedding import rotary_embedding
 from nvfp4_kernels.rotary_store import rotary_store
+from nvfp4_kernels.router import Router
 from nvfp4_kernels.silu_mul_gemm import silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.silu_mul_quantize import silu_mul_quantize, silu_mul_quantize_per_token
 
@@ -55,6 +62,7 @@ __all__ = [
     "InvalidArgument",
     "NoKernelError",
     "Nvfp4Tensor",
+    "Router",
     "add_rms_norm",
     "add_rms_norm_quantize",
     "add_rms_norm_quantize_per_token",
@@ -84,6 +92,10 @@ __all__ = [
     "moe_route_gather",
     "moe_route_quantize",
     "moe_route_quantize_per_token",
+    "moe_topk",
+    "moe_topk_route_gather",
+    "moe_topk_route_quantize",
+    "moe_topk_route_quantize_per_token",
     "paged_attention",
     "paged_attention_quantized",
     "quantize",

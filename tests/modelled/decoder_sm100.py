@@ -66,25 +66,25 @@ class DecoderSm100:
             )
         )
 
-    @property
-    def kind(self) -> Kind:
-        """What the list of launches depends on."""
+    def kind(self, topk: bool) -> Kind:
+        """What the list of launches depends on; ``topk`` as of ``Switches``."""
         mixture = self.model.experts is not None
         return Kind(
             split=self.attention_config[1] > 1,
             experts=mixture,
             qk_norm=self.model.qk_norm,
             ranks=self.model.ranks,
-            routing_launches=1 if not mixture or self._mixture.rows.is_one_launch() else 2,
+            few=not mixture or self._mixture.rows.is_one_launch(topk),
         )
 
     def ours(self, switches: Switches) -> list[tuple[Step, Traced | OpaqueLink]]:
         """Launches of the plugin."""
-        return [(step, self._launch(step)) for step in launches(switches, self.kind)]
+        steps = launches(switches, self.kind(switches.topk))
+        return [(step, self._launch(step)) for step in steps]
 
     def vllms(self) -> list[tuple[Step, OpaqueLink]]:
         """Launches of vLLM's default, all priced."""
-        steps = vllm_launches(replace(self.kind, split=False))
+        steps = vllm_launches(replace(self.kind(topk=False), split=False))
         return [(step, self._priced(step)) for step in steps]
 
     def _launch(self, step: Step) -> Traced | OpaqueLink:
@@ -256,9 +256,10 @@ class Mixture:
             if number == 1:  # it may load weights while the first product ends
                 tile = replace(tile, routed_before=True)
             return self._grouped.traced(product, (tile, output), step.reads, step.writes)
-        if step.name == "moe_route":
-            return self.rows.route()
+        if step.name in ("moe_topk", "moe_route"):
+            return self.rows.topk() if step.name == "moe_topk" else self.rows.route()
         make = {
+            "moe_topk_route_quantize": self.rows.topk_route_quantize,
             "moe_route_quantize": self.rows.route_quantize,
             "moe_quantize": self.rows.quantize,
             "moe_combine": self.rows.combine,

@@ -247,7 +247,7 @@ def report(grouped: GroupedSm100, name: str, shape: Shape, tokens: int, every: b
         together = in_chain(multiplied)
         rows = RowsSm100(grouped.tracer, shape, tokens, tile_tokens)
         before, after = (
-            rows.before_products("hidden", "x"),
+            rows.after_topk("hidden", "x"),
             [rows.combine("y", "hidden")],
         )
         whole = in_chain([*before, *multiplied, *after])

@@ -59,20 +59,64 @@ class RowsSm100:
         self._routing = Routing(*map(aligned, parts))
 
     def before_products(self, read: str, written: str) -> list[Traced]:
-        """Launches from the chosen experts to NVFP4 in token tiles, as the plugin makes them."""
-        if self.is_one_launch():
+        """Launches from the router's logits to NVFP4 in token tiles, as the plugin makes them."""
+        if self.is_one_launch(topk=True):
+            return [self.topk_route_quantize(read, written)]
+        return [self.topk(), *self.after_topk(read, written)]
+
+    def after_topk(self, read: str, written: str) -> list[Traced]:
+        """Launches from the chosen experts on, where vLLM chooses."""
+        if self.is_one_launch(topk=False):
             return [self.route_quantize(read, written)]
         return [self.route(), self.quantize(read, written)]
 
-    def is_one_launch(self) -> bool:
-        """Whether routing and quantising are one."""
+    def is_one_launch(self, topk: bool) -> bool:
+        """Whether routing and quantising are one, and the choice of experts too if ``topk``."""
         from nvfp4_kernels.moe_quantize.choose import choose_config
         from nvfp4_kernels.moe_route_quantize.choose import is_one_launch
+        from nvfp4_kernels.moe_topk_route.choose import choose_config as choose_topk
         from nvfp4_kernels.sm100.limits import SMS
 
-        slots = self._ids.numel()
-        rows = choose_config(slots, self._shape.hidden, 2, False, SMS)
-        return is_one_launch(slots, self._tile_tokens, rows.threads)
+        slots, e = self._ids.shape, self._shape
+        rows = choose_config(math.prod(slots), e.hidden, 2, False, SMS)
+        if topk:
+            tile = choose_topk(*slots, e.local, self._tile_tokens, rows.threads, True)
+            return tile is not None
+        return is_one_launch(math.prod(slots), self._tile_tokens, rows.threads)
+
+    def topk(self) -> Traced:
+        """The experts of each token, by its logits."""
+        from nvfp4_kernels.moe_topk.kernel import moe_topk
+        from nvfp4_kernels.router import Router
+
+        logits = self._logits()
+        run = partial(moe_topk, logits, None, None, Router(self._shape.top_k))
+        written = {"ids": 4.0 * self._ids.numel()}
+        return self._traced(run, [operand("logits", logits, logits.nbytes)], written)
+
+    def topk_route_quantize(self, read: str, written: str) -> Traced:
+        """The batch's experts by its logits, in tiles of tokens, and each token in its rows."""
+        import torch
+
+        from nvfp4_kernels.moe_topk_route.sm100 import moe_topk_route_quantize
+        from nvfp4_kernels.router import Router
+
+        logits = self._logits()
+        run = partial(
+            moe_topk_route_quantize, self._x(), logits, None, None, self._map, self._shape.local,
+            self._tile_tokens, torch.tensor(1.0), 1, Router(self._shape.top_k),
+        )  # fmt: skip
+        operands = [self._tokens(read, run.args[0]), operand("logits", logits, logits.nbytes)]
+        return self._traced(run, operands, self._written(written))
+
+    def _logits(self) -> "Tensor":
+        """Logits that choose the batch's experts, in the order of its slots."""
+        import torch
+
+        tokens, top_k = self._ids.shape
+        logits = torch.zeros(tokens, self._shape.experts)
+        order = torch.arange(top_k, 0, -1.0).expand(tokens, top_k)
+        return aligned(logits.scatter_(1, self._ids.long(), order).bfloat16())
 
     def route_quantize(self, read: str, written: str) -> Traced:
         """The batch in tiles of tokens, and each token in its rows."""
@@ -146,12 +190,14 @@ def microseconds(launches: Sequence[Traced]) -> float:
 
 def said(rows: RowsSm100, both: bool) -> str:
     """Times of one batch's launches."""
-    before = rows.before_products("hidden", "x")
+    before, after = rows.before_products("hidden", "x"), rows.after_topk("hidden", "x")
     parts = [f"{'+'.join('launch' for _ in before)} {microseconds(before):.2f}"]
     if len(before) > 1:
         parts[0] += " (" + " + ".join(f"{microseconds([each]):.2f}" for each in before) + " alone)"
-    elif both:
-        parts[0] += f" (in two {microseconds([rows.route(), rows.quantize('hidden', 'x')]):.2f})"
+    if both:
+        parts[0] += f", after vLLM's top-k {microseconds(after):.2f}"
+        launches = [rows.topk(), rows.route(), rows.quantize("hidden", "x")]
+        parts[0] += f", in three {microseconds(launches):.2f}"
     return ", ".join([*parts, f"combine {microseconds([rows.combine('y', 'hidden')]):.2f}"])
 
 
@@ -160,7 +206,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
-    parser.add_argument("--both", action="store_true", help="two launches beside the one, too")
+    parser.add_argument(
+        "--both", action="store_true", help="after vLLM's top-k, and in three launches, too"
+    )
     given = parser.parse_args()
     tracer = Tracer("sm_100")
     for name in given.model or MODELS:

@@ -50,6 +50,7 @@ class Switches:
         attention_merges: the last CTA of a sequence merges the parts of split keys.
         rotary_store: one kernel of ours turns queries and keys, and stores keys and values.
         attention_stores: decode attention does that itself (``rotary_attention``).
+        topk: experts are chosen where their tokens are brought together, not by vLLM before.
     """
 
     norm: bool = True
@@ -58,17 +59,19 @@ class Switches:
     attention_merges: bool = True
     rotary_store: bool = True
     attention_stores: bool = True
+    topk: bool = True
 
 
 TODAY = Switches()
 _VLLMS_ROTATION = replace(TODAY, rotary_store=False, attention_stores=False)
-_BEFORE = replace(_VLLMS_ROTATION, attention_quantizes=False, attention_merges=False)
+_BEFORE = replace(_VLLMS_ROTATION, attention_quantizes=False, attention_merges=False, topk=False)
 VARIANTS = {
     "unfused": replace(_BEFORE, norm=False, mlp=False),
     "norm+mlp": _BEFORE,
     "norm+mlp+quantize": replace(_BEFORE, attention_quantizes=True),
     "vllm_rotation": _VLLMS_ROTATION,
     "rotary_store": replace(TODAY, attention_stores=False),
+    "vllm_topk": replace(TODAY, topk=False),
     "today": TODAY,
 }
 
@@ -85,7 +88,8 @@ class Kind:
         ranks: GPUs of the model, which add up o_proj's and down_proj's results.
         fused_all_reduce: FlashInfer's op adds up, normalises and quantises: it is installed, and
             tokens are few enough.
-        routing_launches: that lead to the experts' first product.
+        few: so few tokens that one launch brings them to their experts; two, or three from the
+            router's logits on, where they are more.
     """
 
     decode: bool = True
@@ -94,7 +98,7 @@ class Kind:
     qk_norm: bool = False
     ranks: int = 1
     fused_all_reduce: bool = True
-    routing_launches: int = 1
+    few: bool = True
 
 
 def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:
@@ -107,7 +111,7 @@ def launches(switches: Switches, kind: Kind = Kind()) -> list[Step]:
     ]
     if kind.experts:
         # Router and experts read the norm's result, so that it stays in 16 bits.
-        return [*steps, _plain_norm(kind), *_experts(kind)]
+        return [*steps, _plain_norm(kind), *_experts(switches.topk, kind.few)]
     mlp = [
         Step("gate_up_proj", "ours", "traced", "normed", "hidden", quantizes=switches.mlp),
         Step("quantize", "ours", "traced", "hidden", "hidden in NVFP4"),
@@ -190,17 +194,21 @@ def _rotation(switches: Switches, kind: Kind) -> list[Step]:
     ]
 
 
-def _experts(kind: Kind) -> list[Step]:
+def _experts(topk: bool, few: bool) -> list[Step]:
     """A mixture of experts, from the norm's 16-bit result on."""
-    before = [Step("moe_route_quantize", "ours", "traced", "normed in 16 bits", "routed")]
-    if kind.routing_launches == 2:
+    name = "moe_topk_route_quantize" if topk else "moe_route_quantize"
+    before = [Step(name, "ours", "traced", "normed in 16 bits", "routed")]
+    if not few:
         before = [
             Step("moe_route", "ours", "traced", "ids", "routing"),
             Step("moe_quantize", "ours", "traced", "normed in 16 bits", "routed"),
         ]
+    if not topk:
+        before.insert(0, Step("top_k", "vLLM", "priced", "logits", "ids"))
+    elif not few:
+        before.insert(0, Step("moe_topk", "ours", "traced", "logits", "ids"))
     return [
         Step("router", "cuBLAS", "priced", "normed in 16 bits", "logits"),
-        Step("top_k", "vLLM", "priced", "logits", "ids"),
         *before,
         Step("gate_up_proj", "ours", "traced", "routed", "hidden", quantizes=True),
         Step("down_proj", "ours", "traced", "hidden", "slots"),

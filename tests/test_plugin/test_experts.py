@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 
 from nvfp4_kernels.activation import SILU, Activation
 from nvfp4_kernels.devices import standing_in
@@ -276,7 +277,9 @@ class Layer(nn.Module):
         self.activation = MoEActivation.SILU
         self.swiglu_limit = self.swiglu_alpha = self.swiglu_beta = None
         self.apply_router_weight_on_input = self.use_grouped_topk = False
-        self.scoring_func = "softmax"
+        self.scoring_func, self.renormalize, self.routed_scaling_factor = "softmax", True, 1.0
+        self.num_expert_group = self.topk_group = None
+        self.expert_map_manager = SimpleNamespace(num_fused_shared_experts=0)
         self.custom_routing_function = self.e_score_correction_bias = None
         first, local = rank * E // ep if ep > 1 else 0, E // ep
         self.expert_map = None
@@ -285,6 +288,10 @@ class Layer(nn.Module):
             self.expert_map[first : first + local] = torch.arange(local, dtype=torch.int32)
         settings = {
             "num_experts": E,
+            "experts_per_token": K,
+            "routing_method": RoutingMethodType.Custom,  # tests choose the experts
+            "router_logits_dtype": None,
+            "in_dtype": torch.bfloat16,
             "num_local_experts": local,
             "activation": self.activation,
             "is_act_and_mul": True,
@@ -414,7 +421,10 @@ def test_sums_of_terms(count: int, off: float, build: Build) -> None:
     model = Model(weight_only=True)
     method, layer = build(weight_only=True, terms=GivenTerms(count, "given"))
     times = f"×{count}" if count > 1 else ""
-    assert (method.plan.arithmetic, method.plan.reason) == (f"W4A4{times} per-token", "given")
+    assert (method.plan.arithmetic, method.plan.reason) == (
+        f"W4A4{times} per-token",
+        "given; experts chosen by vLLM: routing method Custom",
+    )
     load(layer, model)
     method.process_weights_after_loading(layer)
     x, weights, ids = batch()

@@ -35,7 +35,7 @@ def test_blackwell_serves_as_the_references_do(tmp_path: Path) -> None:
     reference = run(str(model.path))
     with devices.emulated_ops(randomised(1)), recorded() as kernels:
         emulated = run(str(model.path), attention_backend="CPU_ATTN")
-    check_compiled(kernels, "MoeRouteQuantizeSm100", "MoeCombine")
+    check_compiled(kernels, "MoeTopkRouteQuantizeSm100", "MoeCombine")
     assert f"{GROUPED}/block_scaled (sm_100), W4A4 static" in emulated.report
     assert emulated.generated == reference.generated
     assert np.abs(np.subtract(emulated.logprobs, reference.logprobs)).max() < SAME
@@ -48,7 +48,7 @@ def test_blackwell_in_terms(tmp_path: Path) -> None:
     model = moe_checkpoints.write(tmp_path, CONFIG, {"experts": Kind.NVFP4_A16})
     with devices.emulated_ops(randomised(1)), recorded() as kernels:
         emulated = run(str(model.path), attention_backend="CPU_ATTN")
-    check_compiled(kernels, "MoeRouteQuantizeSm100", "MoeQuantizeSm100", "MoeCombine")
+    check_compiled(kernels, "MoeTopkRouteQuantizeSm100", "MoeQuantizeSm100", "MoeCombine")
     why = "sm_100 has no W4A16 kernel; 3 terms lose less than bfloat16"
     assert f"{GROUPED}/block_scaled (sm_100), W4A4×3 per-token, {why}" in emulated.report
     assert distance(emulated, moe_reference.said(model)) < SAME_16_BIT
@@ -60,6 +60,6 @@ def test_hopper(tmp_path: Path) -> None:
     model = moe_checkpoints.write(tmp_path, CONFIG, {"experts": Kind.NVFP4_A16})
     with devices.emulated_ops(randomised(1), "sm_90"), recorded() as kernels:
         emulated = run(str(model.path), attention_backend="CPU_ATTN")
-    check_compiled(kernels, "MoeRouteGather", "MoeCombine")
+    check_compiled(kernels, "MoeTopkRouteGather", "MoeCombine")
     assert f"{GROUPED}_w4a16/wgmma (sm_90), W4A16" in emulated.report
     assert distance(emulated, moe_reference.said(model)) < SAME_16_BIT

@@ -1,5 +1,6 @@
 """Method of a layer of experts that kernels of ours serve, wherever its weights come from."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
 from nvfp4_kernels.precompile.experts_layer import Experts, padded_width
 from vllm_fp4_plugin.activation_terms import GivenTerms
-from vllm_fp4_plugin.experts.op import experts
+from vllm_fp4_plugin.experts.op import experts, routed_experts
 from vllm_fp4_plugin.experts.plan import (
     ExpertsPlan,
     activation_of,
@@ -20,6 +21,7 @@ from vllm_fp4_plugin.experts.plan import (
     make_plan,
     obstacle,
 )
+from vllm_fp4_plugin.experts.router import choice_of
 from vllm_fp4_plugin.experts.weights import (
     KernelExperts,
     StoredExperts,
@@ -84,9 +86,12 @@ class ExpertsMethod(FusedMoEMethodBase):
         if against is not None:
             raise UnsupportedCheckpoint(f"{prefix}: {against}")
         gated = self.moe.is_act_and_mul
-        self.plan: ExpertsPlan = make_plan(
-            activation_of(layer), gated=gated, inputs=inputs, given=terms
+        choice, why_not = choice_of(layer)
+        plan = make_plan(
+            activation_of(layer), gated=gated, inputs=inputs, given=terms, choice=choice
         )
+        reason = "; ".join(filter(None, (plan.reason, why_not)))
+        self.plan: ExpertsPlan = replace(plan, reason=reason)
         self._i: int = self.moe.intermediate_size_per_partition
         self.startup.expect(prefix, self._layer(layer))
         targets = filter(None, self.plan.targets)
@@ -112,6 +117,7 @@ class ExpertsMethod(FusedMoEMethodBase):
             mapped=sizes.total if sizes.held < sizes.total else 0,  # the map comes with the ranks
             bias=self.moe.has_bias,
             weight_on_input=layer.apply_router_weight_on_input,
+            choice=plan.choice,
         )  # fmt: skip
         return ExpertsLayer(plan.first.arch, experts)
 
@@ -125,6 +131,11 @@ class ExpertsMethod(FusedMoEMethodBase):
     def held(self, layer: Any) -> KernelExperts:
         """Weights of a layer that has been loaded."""
         return KernelExperts(*(getattr(layer, name) for name in _PARAMETERS.values()))
+
+    @property
+    def is_monolithic(self) -> bool:
+        """Whether experts are chosen from the router's logits here, and not by vLLM before."""
+        return self.plan.choice is not None
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         """None: that is for vLLM's kernels."""
@@ -145,4 +156,20 @@ class ExpertsMethod(FusedMoEMethodBase):
             plan.targets,
             plan.inputs != "16-bit", plan.terms, *plan.activation,
             layer.apply_router_weight_on_input,
+        )  # fmt: skip
+
+    def apply_monolithic(
+        self,
+        layer: Any,
+        x: Tensor,
+        router_logits: Tensor,
+        input_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Choose each token's experts, and compute their sum."""
+        plan = self.plan
+        assert plan.choice is not None
+        return routed_experts(
+            x, router_logits, layer.e_score_correction_bias, layer.expert_map, *self.held(layer),
+            self._sizes[:4], plan.targets,
+            plan.inputs != "16-bit", plan.terms, *plan.activation, *plan.choice.router,
         )  # fmt: skip

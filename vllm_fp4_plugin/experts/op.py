@@ -1,6 +1,6 @@
-"""Custom op of a layer's experts: one dispatch from 16-bit tokens to their 16-bit sums.
+"""Custom ops of a layer's experts: one dispatch from 16-bit tokens to their 16-bit sums.
 
-It calls the kernels that the layer's plan chose, by name, and checks nothing. Dynamo, which traces
+They call the kernels that the layer's plan chose, by name, and check nothing. Dynamo, which traces
 through vLLM's layer on CPU, sees one call: which experts a batch reaches is known on the device
 alone, and how it is cut into tiles depends on the number of tokens, which must not be specialised
 on.
@@ -15,7 +15,9 @@ from torch.library import Library, register_fake
 
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, choose_tile_tokens
+from nvfp4_kernels.moe_topk.op import router_of
 from nvfp4_kernels.routing import Routing
+from vllm_fp4_plugin.experts.router import padding
 from vllm_fp4_plugin.linear_op import function, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
@@ -80,25 +82,105 @@ def _experts(
     Returns:
         ``(M, H)`` of x's dtype.
     """
-    enter, first, between, second, combine = kernels
-    x, activated = readable(x), Activation(activation, limit, alpha, beta)
-    h, i, held, total = sizes
-    of_layer = ExpertSizes(h, i, held, total, gated=w13_alpha.ndim == 2)
-    tokens, top_k = topk_ids.shape
-    tile_tokens = choose_tile_tokens(x.device, tokens, top_k, of_layer)
+    of_layer, tile_tokens = _of_batch(x, sizes, w13_alpha, topk_ids.shape[1])
     weights = topk_weights.float().contiguous()
     on_input, on_output = (weights, None) if weight_on_input else (None, weights)
-
-    how: tuple[Any, ...] = (on_input, terms) if quantizes else (on_input,)
     scale = () if w13_input is None else (w13_input,)
-    groups, slots, rows, a, *scales = function(enter)(
-        x, topk_ids.int().contiguous(), expert_map, held, tile_tokens, *scale, *how
+    how: tuple[Any, ...] = (on_input, terms) if quantizes else (on_input,)
+    x = readable(x)
+    tiles = function(kernels[0])(
+        x, topk_ids.int().contiguous(), expert_map, of_layer.held, tile_tokens, *scale, *how
     )
+    return _products(
+        x.dtype, tiles, on_output, w13, w13_scale, w13_alpha, w2, w2_scale, w2_alpha, w2_input,
+        w13_bias, w2_bias, of_layer, kernels, terms, Activation(activation, limit, alpha, beta),
+    )  # fmt: skip
+
+
+def _routed_experts(
+    x: Tensor,
+    router_logits: Tensor,
+    router_bias: Tensor | None,
+    expert_map: Tensor | None,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w13_alpha: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+    w2_alpha: Tensor,
+    w13_input: Tensor | None,
+    w2_input: Tensor | None,
+    w13_bias: Tensor | None,
+    w2_bias: Tensor | None,
+    sizes: Sequence[int],
+    kernels: Sequence[str],
+    quantizes: bool,
+    terms: int,
+    activation: str,
+    limit: float | None,
+    alpha: float,
+    beta: float,
+    top_k: int,
+    scoring: str,
+    renormalize: bool,
+    groups: int,
+    top_groups: int,
+    scale: float,
+) -> Tensor:
+    """Choose each token's experts by ``router_logits`` ``(M, E)``; then as ``_experts``.
+
+    ``router_bias`` is float32 ``(E,)``, or None; what follows ``beta`` makes a ``Router``.
+    """
+    router = router_of(top_k, scoring, renormalize, groups, top_groups, scale)
+    of_layer, tile_tokens = _of_batch(x, sizes, w13_alpha, top_k)
+    given = () if w13_input is None else (w13_input,)
+    how: tuple[Any, ...] = (terms,) if quantizes else ()
+    x = readable(x)
+    weights, *tiles = function(kernels[0])(
+        x, readable(router_logits), router_bias, padding(router_logits), expert_map,
+        of_layer.held, tile_tokens, *given, *how, router,
+    )  # fmt: skip
+    return _products(
+        x.dtype, tiles, weights, w13, w13_scale, w13_alpha, w2, w2_scale, w2_alpha, w2_input,
+        w13_bias, w2_bias, of_layer, kernels, terms, Activation(activation, limit, alpha, beta),
+    )  # fmt: skip
+
+
+def _of_batch(
+    x: Tensor, sizes: Sequence[int], w13_alpha: Tensor, top_k: int
+) -> tuple[ExpertSizes, int]:
+    """Sizes of the layer, and rows of a token tile of this batch."""
+    h, i, held, total = sizes
+    of_layer = ExpertSizes(h, i, held, total, gated=w13_alpha.ndim == 2)
+    return of_layer, choose_tile_tokens(x.device, len(x), top_k, of_layer)
+
+
+def _products(
+    dtype: torch.dtype,
+    tiles: Sequence[Tensor],
+    weights: Tensor | None,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w13_alpha: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+    w2_alpha: Tensor,
+    w2_input: Tensor | None,
+    w13_bias: Tensor | None,
+    w2_bias: Tensor | None,
+    sizes: ExpertSizes,
+    kernels: Sequence[str],
+    terms: int,
+    activation: Activation,
+) -> Tensor:
+    """Both products of tokens in tiles, and each token's sum, by ``weights`` if there are any."""
+    _, first, between, second, combine = kernels
+    groups, slots, rows, a, *scales = tiles
     a_scales, row_scale = (*scales, None, None)[:2]
     to_nvfp4 = w2_input is not None
     hidden, hidden_scales = function(first)(
-        a, a_scales, groups, w13, w13_scale, w13_alpha, row_scale, i, w2_input, activated,
-        torch.float32 if to_nvfp4 else x.dtype, terms, terms if to_nvfp4 else 1, bias=w13_bias,
+        a, a_scales, groups, w13, w13_scale, w13_alpha, row_scale, sizes.i, w2_input, activation,
+        torch.float32 if to_nvfp4 else dtype, terms, terms if to_nvfp4 else 1, bias=w13_bias,
     )  # fmt: skip
     row_scale = None
     if between:
@@ -107,24 +189,36 @@ def _experts(
     # The first product waited for the routing before it let others start: launched next, the second
     # one may load weights while the first one ends.
     out, _ = function(second)(
-        hidden, hidden_scales, groups, w2, w2_scale, w2_alpha, row_scale, h, None, None,
-        x.dtype, terms, 1, not between, bias=w2_bias,
+        hidden, hidden_scales, groups, w2, w2_scale, w2_alpha, row_scale, sizes.h, None, None,
+        dtype, terms, 1, not between, bias=w2_bias,
     )  # fmt: skip
-    return function(combine)(out, rows, on_output, x.dtype)
+    return function(combine)(out, rows, weights, dtype)
 
 
+# Schema of what both ops are told of the layer.
+_OF_LAYER = (
+    "Tensor? expert_map, Tensor w13, Tensor w13_scale, Tensor w13_alpha, Tensor w2, "
+    "Tensor w2_scale, Tensor w2_alpha, Tensor? w13_input, Tensor? w2_input, Tensor? w13_bias, "
+    "Tensor? w2_bias, SymInt[] sizes, str[] kernels, bool quantizes, int terms, str activation, "
+    "float? limit, float alpha, float beta"
+)
 _LIBRARY.define(
-    "experts(Tensor x, Tensor topk_weights, Tensor topk_ids, Tensor? expert_map, Tensor w13, "
-    "Tensor w13_scale, Tensor w13_alpha, Tensor w2, Tensor w2_scale, Tensor w2_alpha, "
-    "Tensor? w13_input, Tensor? w2_input, Tensor? w13_bias, Tensor? w2_bias, SymInt[] sizes, "
-    "str[] kernels, bool quantizes, int terms, str activation, float? limit, float alpha, "
-    "float beta, bool weight_on_input) -> Tensor",
+    f"experts(Tensor x, Tensor topk_weights, Tensor topk_ids, {_OF_LAYER}, bool weight_on_input) "
+    "-> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_LIBRARY.define(
+    f"routed_experts(Tensor x, Tensor router_logits, Tensor? router_bias, {_OF_LAYER}, "
+    "int top_k, str scoring, bool renormalize, int groups, int top_groups, float scale) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.impl("experts", _experts, "CompositeExplicitAutograd")
+_LIBRARY.impl("routed_experts", _routed_experts, "CompositeExplicitAutograd")
 experts = torch.ops.nvfp4_tc.experts.default
+routed_experts = torch.ops.nvfp4_tc.routed_experts.default
 
 
 @register_fake("nvfp4_tc::experts", lib=_LIBRARY)
+@register_fake("nvfp4_tc::routed_experts", lib=_LIBRARY)
 def _(x: Tensor, *rest: object) -> Tensor:
     return torch.empty_like(x)

@@ -14,14 +14,18 @@ from nvfp4_kernels.grouped_silu_mul_gemm.kernels import KERNELS as GROUPED_SILU_
 from nvfp4_kernels.moe_combine.kernels import KERNELS as MOE_COMBINE
 from nvfp4_kernels.moe_quantize.kernels import PER_TOKEN_KERNELS as MOE_QUANTIZE_PER_TOKEN
 from nvfp4_kernels.moe_route_quantize.kernels import GATHER_KERNELS, KERNELS, PER_TOKEN_KERNELS
+from nvfp4_kernels.moe_topk_route import kernels as from_logits
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.precompile.experts_layer import Choice
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import Activation as Inputs
 from vllm_fp4_plugin.plan import arithmetic_of, choose_kernels
 
 GATED_NAMES = (*GATED, "swigluoai")  # vLLM's, of the activations that are ours
+# Kernels that bring tokens to their tiles, from the experts chosen on or from the router's logits.
 _ENTRIES = {"static": KERNELS, "per-token": PER_TOKEN_KERNELS}
+_FROM_LOGITS = {"static": from_logits.KERNELS, "per-token": from_logits.PER_TOKEN_KERNELS}
 _NO_MUL = "_no_mul"
 # vLLM's kernels of these know no other numbers. What interleaves gate and up is taken apart at
 # load, see ``stacks``.
@@ -48,6 +52,7 @@ class ExpertsPlan:
         terms: how many NVFP4 values add up to each; 1 of those in 16 bits.
         gated: experts have gate and up projections, which ``first`` takes together.
         activation: activation between the products.
+        choice: choice of experts from the router's logits, by ``enter``; None: it is vLLM's.
         reason: reason why it runs so and not as a reader would expect; may be empty.
     """
 
@@ -60,6 +65,7 @@ class ExpertsPlan:
     terms: int
     gated: bool
     activation: Activation
+    choice: Choice | None
     reason: str
 
     @property
@@ -75,7 +81,12 @@ class ExpertsPlan:
 
 
 def make_plan(
-    activation: Activation, *, gated: bool, inputs: Inputs, given: GivenTerms | None
+    activation: Activation,
+    *,
+    gated: bool,
+    inputs: Inputs,
+    given: GivenTerms | None,
+    choice: Choice | None = None,
 ) -> ExpertsPlan:
     """Choose the kernels of a layer for this process's device.
 
@@ -84,26 +95,30 @@ def make_plan(
         gated: experts have a gate.
         inputs: how the products' inputs are to be quantised.
         given: number of terms that the user gave the layer.
+        choice: of its experts, where that is ours.
 
     Raises:
         NoKernelError: the device lacks one of them; the message lists what there is.
     """
     table = GROUPED_SILU_MUL_GEMM if gated else GROUPED_GEMM
-    choice = choose_kernels(table, inputs, given, _ENTRIES)
+    entries = _ENTRIES if choice is None else _FROM_LOGITS
+    gather = GATHER_KERNELS if choice is None else from_logits.GATHER_KERNELS
+    chosen = choose_kernels(table, inputs, given, entries)
     device, between = current_device(), None
-    if choice.activation == "per-token":
+    if chosen.activation == "per-token":
         between = MOE_QUANTIZE_PER_TOKEN.select(device, "w4a4")
     return ExpertsPlan(
-        enter=choice.quantizer or GATHER_KERNELS.select(device, "float"),
-        first=choice.kernel,
+        enter=chosen.quantizer or gather.select(device, "float"),
+        first=chosen.kernel,
         between=between,
-        second=GROUPED_GEMM.select(device, choice.kernel.mode),
+        second=GROUPED_GEMM.select(device, chosen.kernel.mode),
         combine=MOE_COMBINE.select(device, "float"),
-        inputs=choice.activation,
-        terms=choice.terms,
+        inputs=chosen.activation,
+        terms=chosen.terms,
         gated=gated,
         activation=activation,
-        reason=choice.reason,
+        choice=choice,
+        reason=chosen.reason,
     )
 
 

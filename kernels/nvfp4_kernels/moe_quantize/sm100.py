@@ -99,10 +99,10 @@ class MoeRows:
         """CTAs' parts of a row."""
         return columns_of_row(self.tile, self.k)
 
-    def place(self, column: Int32, group: Int32) -> Place:
-        """This thread's place in a part of some rows."""
+    def place(self, column: Int32, group: Int32, thread: Int32 | None = None) -> Place:
+        """A thread's place in a part of some rows; ``thread`` as of ``find_at``."""
         found = find_in_lines if self.tile_tokens <= LINES else find_at
-        return found(self.tile, self.tile_tokens, self.k, self.terms, column, group)
+        return found(self.tile, self.tile_tokens, self.k, self.terms, column, group, thread)
 
     def slot(self, slots: Array, place: Place, there_is: Boolean | None = None) -> Int32:
         """Slot of this thread's row; ``slots`` are those of all rows.

@@ -12,6 +12,7 @@ from nvfp4_kernels.checks import InvalidArgument, check_layout
 from nvfp4_kernels.compile import launch
 from nvfp4_kernels.device.arguments import example
 from nvfp4_kernels.moe_route.choose import choose_config, mapped_experts
+from nvfp4_kernels.moe_route.op import new_routing
 from nvfp4_kernels.moe_route.sort import (
     BATCH_TYPES,
     ROUTING_TYPES,
@@ -26,7 +27,6 @@ from nvfp4_kernels.moe_route.sort import (
     write_tiles,
 )
 from nvfp4_kernels.moe_route.tile import MAX_MAPPED, RouteTile, Sizes
-from nvfp4_kernels.routing import max_tiles
 
 
 class RouteArguments(NamedTuple):
@@ -81,6 +81,11 @@ class MoeRoute:
 def check_batch(topk_ids: Tensor, expert_map: Tensor | None) -> None:
     """Raise unless kernels can read ids and map."""
     check_layout("topk_ids", topk_ids)
+    check_map(expert_map)
+
+
+def check_map(expert_map: Tensor | None) -> None:
+    """Raise unless kernels can read a map."""
     check_layout("expert_map", expert_map)
     if expert_map is not None and len(expert_map) > MAX_MAPPED:
         raise InvalidArgument(
@@ -103,20 +108,18 @@ def sizes_of(expert_map: Tensor | None, num_experts: int, tile_tokens: int) -> S
 
 def moe_route(
     topk_ids: Tensor, expert_map: Tensor | None, num_experts: int, tile_tokens: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """See ``nvfp4_kernels.moe_route.op.moe_route``.
 
     Raises:
         InvalidArgument: a tensor that is not contiguous or misaligned, or too long a map.
     """
     check_batch(topk_ids, expert_map)
-    tiles = max_tiles(topk_ids.numel(), num_experts, tile_tokens)
-    groups = topk_ids.new_empty(1 + tiles)
-    slots, rows = topk_ids.new_empty((tiles, tile_tokens)), topk_ids.new_empty(topk_ids.shape)
+    parts = new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens)
     kernel = MoeRoute(
         choose_config(topk_ids.numel(), num_experts),
         sizes_of(expert_map, num_experts, tile_tokens),
     )
     batch = batch_of(topk_ids, expert_map, num_experts)
-    launch(kernel, RouteArguments(batch, RoutingOut(groups, slots, rows)))
-    return groups, slots, rows
+    launch(kernel, RouteArguments(batch, RoutingOut(*parts)))
+    return parts

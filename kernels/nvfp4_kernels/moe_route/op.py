@@ -1,5 +1,7 @@
 """``moe_route``: which token tile each slot goes to."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,12 @@ def check_ids(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> 
             f"topk_ids: shape is {tuple(topk_ids.shape)}, must be (M, k) with k from 1 to "
             f"{MAX_TOP_K}; flatten the tokens"
         )
+    check_sizes(num_experts, expert_map)
+    check_same_device(topk_ids=topk_ids, expert_map=expert_map)
+
+
+def check_sizes(num_experts: int, expert_map: Tensor | None) -> None:
+    """Check the experts of this rank, and the map to them."""
     if not 0 < num_experts <= MAX_EXPERTS:
         raise InvalidArgument(
             f"num_experts: is {num_experts}, must be from 1 to {MAX_EXPERTS}; count the experts "
@@ -54,18 +62,16 @@ def check_ids(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -> 
                 f"expert_map: shape is {tuple(expert_map.shape)}, must be (E,); give a row or -1 "
                 "for each of all ranks' experts"
             )
-    check_same_device(topk_ids=topk_ids, expert_map=expert_map)
 
 
-def new_routing(topk_ids: Tensor, num_experts: int, tile_tokens: int) -> tuple[Tensor, ...]:
-    """Memory for the parts of a routing."""
-    m, k = topk_ids.shape
+def new_routing(
+    like: Tensor, slots: Sequence[int], num_experts: int, tile_tokens: int
+) -> tuple[Tensor, ...]:
+    """Memory for the parts of a routing of ``(M, k)`` slots, where ``like`` is."""
+    m, k = slots
     tiles = max_tiles(m * k, num_experts, tile_tokens)
-    return (
-        topk_ids.new_empty(1 + tiles),
-        topk_ids.new_empty((tiles, tile_tokens)),
-        topk_ids.new_empty((m, k)),
-    )
+    shapes = (1 + tiles,), (tiles, tile_tokens), (m, k)
+    return tuple(like.new_empty(shape, dtype=torch.int32) for shape in shapes)
 
 
 @torch.library.custom_op("nvfp4::moe_route", mutates_args=())
@@ -82,4 +88,4 @@ def _moe_route(
 def _(
     topk_ids: Tensor, expert_map: Tensor | None, num_experts: int, tile_tokens: int
 ) -> tuple[Tensor, ...]:
-    return new_routing(topk_ids, num_experts, tile_tokens)
+    return new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens)

@@ -5,6 +5,7 @@ order; lanes of the same expert find one another with ``match``. Sums over warps
 then say where the slots of a warp begin. Nothing depends on the order in which warps run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -125,10 +126,18 @@ def prepare(sort: Sorter, batch: Batch) -> None:
     ptx.barrier_cta_sync()
 
 
-def load_experts(sort: Sorter, batch: Batch, turn: Int32 | int = 0) -> list[Int32]:
-    """Experts of this lane's slots, as rows of this rank's weights; ``NO_EXPERT`` for none."""
+LoadId = Callable[[Batch, Int32], Int32]  # id of a slot, -1 past the last
+
+
+def load_experts(
+    sort: Sorter, batch: Batch, turn: Int32 | int = 0, load: LoadId | None = None
+) -> list[Int32]:
+    """Experts of this lane's slots, as rows of this rank's weights; ``NO_EXPERT`` for none.
+
+    ``load`` None: from the batch's memory.
+    """
     slots = [sort.slot(batch, turn, step) for step in range(sort.tile.steps)]
-    ids = [_load_id(batch, slot) for slot in slots]
+    ids = [(load or _load_id)(batch, slot) for slot in slots]
     return [_expert(sort, batch, number) for number in ids]
 
 
@@ -170,12 +179,17 @@ def take(sort: Sorter, expert: Int32) -> Int32:
     return counted + before.to(Int32)
 
 
-def count(sort: Sorter, batch: Batch) -> tuple[list[Int32], list[Int32]]:
-    """Count the slots of each warp; experts and ranks in the warp of a single turn's."""
+def count(
+    sort: Sorter, batch: Batch, load: LoadId | None = None
+) -> tuple[list[Int32], list[Int32]]:
+    """Count the slots of each warp; experts and ranks in the warp of a single turn's.
+
+    ``load``: as of ``load_experts``, of a single turn.
+    """
     if not sort.tile.single:
         _count_turns(sort, batch)
         return [], []
-    experts = load_experts(sort, batch)
+    experts = load_experts(sort, batch, load=load)
     return experts, [take(sort, expert) for expert in experts]
 
 

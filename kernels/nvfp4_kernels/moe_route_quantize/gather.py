@@ -109,7 +109,7 @@ def moe_route_gather(
     check_batch(topk_ids, expert_map)
     check_layout("x", x)
     check_layout("topk_weights", topk_weights)
-    routing = Routing(*new_routing(topk_ids, num_experts, tile_tokens))
+    routing = Routing(*new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens))
     out = x.new_empty((*routing.slots.shape, k))
     route = CtaRoute(
         sort_tile(count, rows.tile.threads),

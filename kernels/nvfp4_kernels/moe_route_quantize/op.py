@@ -159,7 +159,7 @@ def _(
     topk_weights: Tensor | None,
     terms: int,
 ) -> tuple[Tensor, ...]:
-    routing = new_routing(topk_ids, num_experts, tile_tokens)
+    routing = new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens)
     return (*routing, *new_tiles(x, routing[1], terms))
 
 
@@ -189,7 +189,7 @@ def _(
     topk_weights: Tensor | None,
     terms: int,
 ) -> tuple[Tensor, ...]:
-    routing = new_routing(topk_ids, num_experts, tile_tokens)
+    routing = new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens)
     row_scale = x.new_empty(routing[1].shape, dtype=torch.float32)
     return (*routing, *new_tiles(x, routing[1], terms), row_scale)
 
@@ -217,5 +217,5 @@ def _(
     tile_tokens: int,
     topk_weights: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    routing = new_routing(topk_ids, num_experts, tile_tokens)
+    routing = new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens)
     return (*routing, x.new_empty((*routing[1].shape, x.shape[1])))

@@ -119,7 +119,7 @@ def moe_route_quantize(
     if not is_one_launch(topk_ids.numel(), tile_tokens, rows.tile.threads):
         routing = Routing(*moe_route(topk_ids, expert_map, num_experts, tile_tokens))
         return (*routing, *quantizing.moe_quantize(x, routing, global_scale, topk_weights, terms))
-    routing = Routing(*new_routing(topk_ids, num_experts, tile_tokens))
+    routing = Routing(*new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens))
     return (*routing, *_run(x, topk_ids, expert_map, num_experts, global_scale, topk_weights,
                             routing, rows))  # fmt: skip
 
@@ -138,7 +138,7 @@ def moe_route_quantize_per_token(
     if not is_one_launch(topk_ids.numel(), tile_tokens, rows.tile.threads):
         routing = Routing(*moe_route(topk_ids, expert_map, num_experts, tile_tokens))
         return (*routing, *quantizing.moe_quantize_per_token(x, routing, topk_weights, terms))
-    routing = Routing(*new_routing(topk_ids, num_experts, tile_tokens))
+    routing = Routing(*new_routing(topk_ids, topk_ids.shape, num_experts, tile_tokens))
     row_scale = x.new_empty(routing.slots.shape, dtype=torch.float32)
     parts = _run(x, topk_ids, expert_map, num_experts, row_scale, topk_weights, routing, rows)
     return (*routing, *parts, row_scale)

@@ -1,14 +1,29 @@
 """A layer of experts as its kernels see it."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
 from nvfp4_kernels.precompile.model import Dtype
+from nvfp4_kernels.router import Router
 from nvfp4_kernels.sm100.limits import K_STEP
 
 Inputs = Literal["static", "per-token", "16-bit"]
+
+
+class Choice(NamedTuple):
+    """Choice of experts from logits.
+
+    Attributes:
+        router: the rule.
+        dtype: of the logits.
+        biased: whether there is a bias.
+    """
+
+    router: Router
+    dtype: str
+    biased: bool
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,7 @@ class Experts:
         mapped: length of the map from all ranks' experts to this one's; 0: there is none.
         bias: both products add one.
         weight_on_input: tokens are multiplied by their weights before the first product.
+        choice: None: experts are chosen elsewhere.
     """
 
     sizes: ExpertSizes
@@ -36,6 +52,7 @@ class Experts:
     mapped: int = 0
     bias: bool = False
     weight_on_input: bool = False
+    choice: Choice | None = None
 
     def served(self, family: str, inputs: Inputs, terms: int) -> "Experts":
         """The layer as a family's kernels serve it: inputs quantised so, weights padded.

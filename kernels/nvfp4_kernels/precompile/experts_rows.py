@@ -9,6 +9,7 @@ from nvfp4_kernels.moe_route.choose import choose_config as choose_route
 from nvfp4_kernels.moe_route.choose import mapped_experts
 from nvfp4_kernels.moe_route.tile import Sizes
 from nvfp4_kernels.moe_route_quantize.choose import is_one_launch, row_capacity, sort_tile
+from nvfp4_kernels.moe_topk_route.choose import choose_config as choose_topk
 from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.terms import TermLayout
@@ -16,7 +17,8 @@ from nvfp4_kernels.terms import TermLayout
 _ELEMENT_SIZE = 2  # of bfloat16 and float16
 _QUANTIZE = "nvfp4_kernels.moe_quantize.sm100"
 _GATHER = "nvfp4_kernels.moe_quantize.gather"
-_FUSED = "nvfp4_kernels.moe_route_quantize"
+_ROUTE, _FUSED = "nvfp4_kernels.moe_route", "nvfp4_kernels.moe_route_quantize"
+_TOPK, _TOPK_ROUTE = "nvfp4_kernels.moe_topk", "nvfp4_kernels.moe_topk_route"
 
 
 def row_specs(
@@ -36,26 +38,46 @@ def row_specs(
     slots, held = tokens * experts.top_k, experts.sizes.held
     mapped = mapped_experts(experts.mapped) if experts.mapped else 0
     sizes = Sizes(held, mapped, tile_tokens)
-    if is_one_launch(slots, tile_tokens, threads):
+    choice = _choice(experts)
+    tile = None
+    if choice is not None:
+        teams = experts.inputs == "static"
+        tile = choose_topk(tokens, experts.top_k, held, tile_tokens, threads, teams)
+        if tile is None:
+            yield "routing", KernelSpec("moe_topk", f"{_TOPK}.kernel:MoeTopk", (choice,))
+    if tile is not None:
+        route = KernelSpec("", f"{_TOPK_ROUTE}.route:TopkRoute", (choice, tile, sizes))
+        target = "gather:MoeTopkRouteGather" if gathers else "sm100:MoeTopkRouteQuantizeSm100"
+        yield (
+            "tokens",
+            KernelSpec("moe_topk_route_quantize", f"{_TOPK_ROUTE}.{target}", (route, rows)),
+        )
+    elif is_one_launch(slots, tile_tokens, threads):
         place = sort_tile(slots, threads), sizes, row_capacity(slots, held, tile_tokens)
         route = KernelSpec("", f"{_FUSED}.route:CtaRoute", place)
         target = "gather:MoeRouteGather" if gathers else "sm100:MoeRouteQuantizeSm100"
         yield "tokens", KernelSpec("moe_route_quantize", f"{_FUSED}.{target}", (route, rows))
     else:
-        tile = choose_route(slots, held)
-        yield (
-            "routing",
-            KernelSpec("moe_route", "nvfp4_kernels.moe_route.kernel:MoeRoute", (tile, sizes)),
-        )
+        fields = (choose_route(slots, held), sizes)
+        yield "routing", KernelSpec("moe_route", f"{_ROUTE}.kernel:MoeRoute", fields)
         if gathers:
-            fields = (rows, tile_tokens)
-            yield "tokens", KernelSpec("moe_gather", f"{_GATHER}:MoeGather", fields)
+            copied = (rows, tile_tokens)
+            yield "tokens", KernelSpec("moe_gather", f"{_GATHER}:MoeGather", copied)
         else:
             yield "tokens", KernelSpec("moe_quantize", f"{_QUANTIZE}:MoeQuantizeSm100", (rows,))
     if experts.inputs == "per-token":
         in_tiles, _ = _quantized(experts, tokens, tile_tokens, sms, in_tiles=True)
         yield "w2", KernelSpec("moe_quantize", f"{_QUANTIZE}:MoeQuantizeSm100", (in_tiles,))
     yield "sum", _combine(experts, tokens, sms)
+
+
+def _choice(experts: Experts) -> KernelSpec | None:
+    """Choice of a token's experts, where it is ours."""
+    if experts.choice is None:
+        return None
+    router, dtype, biased = experts.choice
+    fields = (dtype, experts.sizes.total, router, biased)
+    return KernelSpec("", f"{_TOPK}.choice:TokenChoice", fields)
 
 
 def _quantized(

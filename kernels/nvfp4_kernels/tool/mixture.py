@@ -5,8 +5,9 @@ from typing import NamedTuple
 from nvfp4_kernels.activation import SILU, Activation
 from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
-from nvfp4_kernels.precompile.experts_layer import Experts
+from nvfp4_kernels.precompile.experts_layer import Choice, Experts
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
+from nvfp4_kernels.router import Router
 from nvfp4_kernels.tool.config_file import ModelConfig, UnusableModel
 from nvfp4_kernels.tool.model import attention_layers, check_sizes, mlp_layers, number_of_experts
 
@@ -34,6 +35,20 @@ _STEP_LIMIT = 7  # the one that vLLM has a kernel for
 # With biases; what its config calls SiLU is not.
 _GPT_OSS = {"gpt_oss": Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)}
 _WEIGHT_ON_INPUT = ("llama4_text",)
+# Families whose router is a softmax without groups, of 16-bit logits, renormalised as
+# norm_topk_prob says or, where the config has none, as here.
+_SOFTMAX = {
+    "gpt_oss": True,
+    "mixtral": True,
+    "olmoe": False,
+    "qwen2_moe": False,
+    "qwen3_moe": False,
+    "qwen3_next": True,
+    "qwen3_vl_moe_text": True,
+}
+# Whose router is a sigmoid with a bias, in groups, of float32 logits; the factor of its weights is
+# vLLM's to apply.
+_SIGMOID = ("glm4_moe",)
 
 
 class Mixture(NamedTuple):
@@ -129,10 +144,24 @@ def _experts(
             bias=config.model_type in _GPT_OSS,
             mapped=total if expert_parallel > 1 else 0,
             weight_on_input=config.model_type in _WEIGHT_ON_INPUT,
+            choice=_choice(config, dtype),
         )
         for activation in activations
         for count in held
     )
+
+
+def _choice(config: ModelConfig, dtype: Dtype) -> Choice | None:
+    """Choice of experts from logits; None of a family whose router no field tells of."""
+    fields, top_k = config.fields, config.number(*_TOP_K)
+    if config.model_type in _SOFTMAX:
+        renormalize = bool(fields.get("norm_topk_prob", _SOFTMAX[config.model_type]))
+        return Choice(Router(top_k, renormalize=renormalize), dtype, False)
+    if config.model_type in _SIGMOID:
+        groups = config.number("n_group", default=1), config.number("topk_group", default=1)
+        renormalize = bool(fields.get("norm_topk_prob", True))
+        return Choice(Router(top_k, "sigmoid", renormalize, *groups), "float32", True)
+    return None
 
 
 def _activations(config: ModelConfig) -> tuple[list[Activation], bool]:

@@ -1,4 +1,7 @@
-"""Cases of the ops that route, bring in and sum up the tokens of experts: bit by bit."""
+"""Cases of the ops that route, bring in and sum up the tokens of experts: bit by bit.
+
+But for the weights of chosen experts, which take exponentials.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,15 +13,19 @@ import nvfp4_kernels
 from nvfp4_kernels.moe_combine.reference import moe_combine
 from nvfp4_kernels.moe_quantize import reference as quantizing
 from nvfp4_kernels.moe_route.reference import moe_route
+from nvfp4_kernels.moe_topk.reference import moe_topk
+from nvfp4_kernels.router import Router
 from nvfp4_kernels.routing import Routing
-from nvfp4_kernels.tool.product_case import compare_exact
+from nvfp4_kernels.tool.product_case import compare_bound, compare_exact
 from nvfp4_kernels.tool.task import Figures, Machine
 
 TOKENS = ("moe_quantize", "moe_quantize_per_token", "moe_gather")
 ROUTED_TOKENS = ("moe_route_quantize", "moe_route_quantize_per_token", "moe_route_gather")
-OPS = ("moe_route", *TOKENS, *ROUTED_TOKENS, "moe_combine")
+CHOSEN_TOKENS = tuple(op.replace("moe_", "moe_topk_") for op in ROUTED_TOKENS)
+OPS = ("moe_topk", "moe_route", *TOKENS, *ROUTED_TOKENS, *CHOSEN_TOKENS, "moe_combine")
 GLOBAL_SCALE = 0.002
 RANKS = 4  # whose experts alternate
+WEIGHT_ERROR = 24 * 2.0**-23  # of an exponential and a sum, relative
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,13 @@ class RoutedCase:
         found = [each.cpu() for each in _flat(getattr(nvfp4_kernels, self.op)(*moved))]
         used, values = int(self.routing.groups[0]), 0.0
         for name, actual, expected in zip(self._parts, found, self._expected(), strict=True):
-            most = {"groups": 1 + used, "rows": self.tokens, "out": self.tokens}.get(name, used)
-            compared = compare_exact(_bits(actual[:most]), _bits(expected[:most]))
+            of_tokens = dict.fromkeys(("rows", "out", "topk_weights", "topk_ids"), self.tokens)
+            most = (of_tokens | {"groups": 1 + used}).get(name, used)
+            if name == "topk_weights":
+                exact = expected.double()
+                compared = compare_bound(actual, exact, WEIGHT_ERROR * exact)
+            else:
+                compared = compare_exact(_bits(actual[:most]), _bits(expected[:most]))
             values += float(compared["values"])
         return {"values": values, "tiles": float(used)}
 
@@ -77,11 +89,15 @@ class RoutedCase:
     def routing(self) -> Routing:
         """The batch's, on the CPU."""
         ids, mapped = self._ids()
+        if self._chooses:
+            ids = moe_topk(self._logits(), None, None, self._router)[1]
         return Routing(*moe_route(ids, mapped, self.experts, self.tile_tokens))
 
     def given(self) -> list[Any]:
         """Arguments of the op, on the CPU."""
         ids, mapped = self._ids()
+        if self.op == "moe_topk":
+            return [self._logits(), self._router]
         if self.op == "moe_route":
             return [ids, self.experts, self.tile_tokens, mapped]
         if self.op == "moe_combine":
@@ -91,30 +107,51 @@ class RoutedCase:
         x, weights = self._random(self.tokens), self._weights()
         if self.op in TOKENS:
             return [x, self.routing, *scale, weights, *terms]
+        if self._chooses:
+            sizes = self.experts, self.tile_tokens
+            return [x, self._logits(), self._router, *sizes, *scale, mapped, None, None, *terms]
         return [x, ids, self.experts, self.tile_tokens, *scale, mapped, weights, *terms]
 
     def _expected(self) -> list[Tensor]:
         """Results of the references, one after the other."""
         routing, weights = self.routing, self._weights()
-        if self.op == "moe_route":
-            return [*routing]
+        chosen: list[Tensor] = []
+        if self._chooses:
+            chosen, weights = [*moe_topk(self._logits(), None, None, self._router)], None
+        if self.op in ("moe_topk", "moe_route"):
+            return chosen or [*routing]
         if self.op == "moe_combine":
             tiles = self._random(*routing.slots.shape)
             return [moe_combine(tiles, routing.rows, weights, torch.bfloat16)]
-        formula = getattr(quantizing, self.op.replace("route_", ""))
+        formula = getattr(quantizing, self.op.replace("topk_", "").replace("route_", ""))
         scale, terms = self._quantization()
         parts = _flat(formula(self._random(self.tokens), routing, *scale, weights, *terms))
-        return parts if self.op in TOKENS else [*routing, *parts]
+        return parts if self.op in TOKENS else [*chosen[:1], *routing, *parts]
 
     @property
     def _parts(self) -> tuple[str, ...]:
         """Names of the results."""
-        if self.op == "moe_combine":
-            return ("out",)
+        if self.op in ("moe_combine", "moe_topk"):
+            return ("out",) if self.op == "moe_combine" else ("topk_weights", "topk_ids")
         tokens: tuple[str, ...] = () if self.op == "moe_route" else ("data",)
         tokens += ("scales",) * ("quantize" in self.op)
         tokens += ("row_scale",) * self.op.endswith("per_token")
-        return tokens if self.op in TOKENS else (*Routing._fields, *tokens)
+        chosen = ("topk_weights",) * self._chooses
+        return tokens if self.op in TOKENS else (*chosen, *Routing._fields, *tokens)
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether the op takes logits."""
+        return "topk" in self.op
+
+    @property
+    def _router(self) -> Router:
+        return Router(self.top_k)
+
+    def _logits(self) -> Tensor:
+        """Logits of all ranks' experts, no two of a token alike."""
+        shape = (self.tokens, RANKS * self.experts)
+        return torch.rand(shape, generator=_seeded()).argsort(-1) / 16.0
 
     def _quantization(self) -> tuple[list[Tensor], list[int]]:
         """Arguments that say how tokens are quantised, if they are."""

@@ -120,6 +120,14 @@ def routed_and_entered(
     return (getattr(ops, op)(tokens, choices, EXPERTS, TILE_TOKENS, *scales, expert_map()),)
 
 
+def chosen_and_entered(op: str, scales: tuple[Tensor, ...], tokens: Tensor) -> tuple[Value, ...]:
+    """The same by the ops that choose experts, too, whose logits no kernel here makes."""
+    logits, router = torch.randn(TOKENS, ALL_EXPERTS), ops.Router(TOP_K)
+    sizes = EXPERTS, TILE_TOKENS
+    _, *found = getattr(ops, op)(tokens, logits, router, *sizes, *scales, expert_map())
+    return (tuple(found),)
+
+
 def requantized(rows: Value) -> tuple[Value, ...]:
     """Rows in tiles by ``moe_quantize_per_token``."""
     return entered("moe_quantize_per_token", (), *rows)
@@ -170,6 +178,12 @@ def _entering(op: str, scales: tuple[Tensor, ...], gives: str = "tiles") -> list
     ]
 
 
+def _choosing(op: str, scales: tuple[Tensor, ...]) -> Stage:
+    """An op that chooses the tokens' experts and brings them to tiles, after the layer before."""
+    run = partial(chosen_and_entered, op, scales)
+    return Stage(f"{op}, tokens", "moe_topk_route", "tokens", ("tiles",), run)
+
+
 def _products(arch: str) -> list[Stage]:
     """Both products."""
     first = partial(product, arch, True, arch == "sm_100", False)
@@ -188,6 +202,7 @@ SM100 = [
     *_entering("moe_quantize", (scale(),)),
     *_entering("moe_quantize_per_token", (), "scaled tiles"),
     *_entering("moe_route_quantize", (scale(),)),
+    _choosing("moe_topk_route_quantize", (scale(),)),
     *_products("sm_100"),
     Stage(
         "grouped_silu_mul_gemm, 16 bits", "grouped_gemm", "scaled tiles", ("tile rows",),
@@ -204,6 +219,7 @@ SM90 = [
     _ROUTE,
     *_entering("moe_gather", ()),
     *_entering("moe_route_gather", ()),
+    _choosing("moe_topk_route_gather", ()),
     *_products("sm_90"),
     _COMBINE,
 ]

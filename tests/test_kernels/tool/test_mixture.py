@@ -8,8 +8,9 @@ import pytest
 
 from nvfp4_kernels.activation import SILU, Activation
 from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
-from nvfp4_kernels.precompile.experts_layer import Experts
+from nvfp4_kernels.precompile.experts_layer import Choice, Experts
 from nvfp4_kernels.precompile.model import Layer
+from nvfp4_kernels.router import Router
 from nvfp4_kernels.tool import build_command
 from nvfp4_kernels.tool.build_command import ActivationName
 from nvfp4_kernels.tool.config_file import LEGACY_FILE, UnusableModel, load_config
@@ -29,6 +30,7 @@ QWEN = {
     "head_dim": 64,
     "torch_dtype": "bfloat16",
 }
+CHOICE = Choice(Router(2, renormalize=False), "bfloat16", False)
 STATIC, WEIGHT_ONLY = Inputs("static"), Inputs("per-token", 3)
 
 
@@ -50,7 +52,9 @@ def sizes(mixture: Mixture) -> list[ExpertSizes]:
 
 def test_experts(tmp_path: Path) -> None:
     found = read(write(tmp_path))
-    assert found.experts == (Experts(ExpertSizes(256, 144, 8, 8), 2, SILU, "bfloat16", "16-bit"),)
+    assert found.experts == (
+        Experts(ExpertSizes(256, 144, 8, 8), 2, SILU, "bfloat16", "16-bit", choice=CHOICE),
+    )
     assert [layer.name for layer in found.dense.layers] == ["qkv_proj", "o_proj"]
     assert found.dense.attention is not None
     assert found.left_out == ""
@@ -234,7 +238,9 @@ def test_what_is_built_is_what_a_server_warms_up(
     activation, terms = inputs or ("16-bit", 1)
     layer = ExpertsLayer(
         family,
-        Experts(ExpertSizes(256, width, 8, 8), 2, SILU, "bfloat16", activation, terms),
+        Experts(
+            ExpertSizes(256, width, 8, 8), 2, SILU, "bfloat16", activation, terms, choice=CHOICE
+        ),
     )
     linear = [Product(family, each, "bfloat16", activation, terms) for each in mixture.dense.layers]
     warmed_up = set(product_kernels([layer, *linear], 40, 132))
@@ -253,3 +259,19 @@ def test_options_come_before_the_model(tmp_path: Path) -> None:
     assert inputs(None, None) == [WEIGHT_ONLY]
     assert inputs(None, 2) == [Inputs("per-token", 2)]
     assert inputs(ActivationName.both, 1) == [STATIC, Inputs("per-token")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "choice"),
+    [
+        ({"norm_topk_prob": True}, Choice(Router(2), "bfloat16", False)),
+        ({"model_type": "mixtral"}, Choice(Router(2), "bfloat16", False)),
+        (
+            {"model_type": "glm4_moe", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.0},
+            Choice(Router(2, "sigmoid", groups=4, top_groups=2), "float32", True),
+        ),
+        ({"model_type": "llama4_text"}, None),
+    ],
+)
+def test_routers(changed: dict[str, Any], choice: Choice | None, tmp_path: Path) -> None:
+    assert [each.choice for each in read(write(tmp_path, **changed)).experts] == [choice]

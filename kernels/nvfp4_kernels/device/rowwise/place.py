@@ -109,10 +109,19 @@ def find(tile: RowTile, m: Int32, k: Int32, terms: TermLayout) -> Place:
 
 
 def find_at(
-    tile: RowTile, m: Int32 | int, k: Int32 | int, terms: TermLayout, column: Int32, group: Int32
+    tile: RowTile,
+    m: Int32 | int,
+    k: Int32 | int,
+    terms: TermLayout,
+    column: Int32,
+    group: Int32,
+    thread: Int32 | None = None,
 ) -> Place:
-    """This thread's place in one CTA's part of a group of rows."""
-    thread = cute.arch.thread_idx()[0]
+    """A thread's place in one CTA's part of a group of rows.
+
+    ``thread``: among the tile's; None: this thread's index in the CTA.
+    """
+    thread = cute.arch.thread_idx()[0] if thread is None else thread
     warp, in_warp = thread // WARP, thread % WARP
     slot, lane = in_warp // tile.lanes, in_warp % tile.lanes
     atom_row, group = group // tile.groups, group % tile.groups
@@ -146,17 +155,23 @@ def find_at(
 
 
 def find_in_lines(
-    tile: RowTile, rows: int, k: Int32 | int, terms: TermLayout, column: Int32, group: Int32
+    tile: RowTile,
+    rows: int,
+    k: Int32 | int,
+    terms: TermLayout,
+    column: Int32,
+    group: Int32,
+    thread: Int32 | None = None,
 ) -> Place:
-    """This thread's place in matrices of at most 32 rows: a row is a line of its atoms.
+    """A thread's place in matrices of at most 32 rows: a row is a line of its atoms.
 
     Scales of rows 0 to 31 lie 16 bytes apart, those that would be of rows 32 to 127, or are of
     further terms, behind them. CTAs take neighbouring rows, and with each the whole lines of it and
-    of every ``rows``-th one after it: no CTA has padding alone.
+    of every ``rows``-th one after it: no CTA has padding alone. ``thread``: as of ``find_at``.
     """
     assert rows <= ATOM_LINES
     assert rows % tile.slots == 0
-    thread = cute.arch.thread_idx()[0]
+    thread = cute.arch.thread_idx()[0] if thread is None else thread
     warp, in_warp = thread // WARP, thread % WARP
     slot, lane = in_warp // tile.lanes, in_warp % tile.lanes
     groups = rows // tile.slots
@@ -329,7 +344,7 @@ def store_elements(
 def store_padding(place: Place, scales: cute.Pointer) -> None:
     """Zeros for the scales of a CTA without a row."""
     tile = place.tile
-    thread = cute.arch.thread_idx()[0]
+    thread = place.warp * WARP + place.slot * tile.lanes + place.lane
     left = _atoms_across(place.blocks) - place.first_of_cta // ATOM_BLOCKS
     zeros = Vector.from_elements((0,) * ATOM_BLOCKS, Uint8)
     for part in cutlass.range_constexpr(cute.ceil_div(tile.steps, 4)):

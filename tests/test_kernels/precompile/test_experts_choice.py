@@ -1,0 +1,47 @@
+"""Experts chosen from logits: the kernels that are compiled ahead are those that are launched."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nvfp4_kernels import Router, moe_topk_route_gather, moe_topk_route_quantize
+from nvfp4_kernels import compile as compiler
+from nvfp4_kernels.activation import SILU
+from nvfp4_kernels.devices import SM_COUNTS
+from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, tile_tokens
+from nvfp4_kernels.precompile.experts_layer import Choice, Experts
+from nvfp4_kernels.precompile.experts_rows import row_specs
+from tests import devices
+from tests.emulator import EAGER
+
+H, E, TOP_K = 64, 8, 2
+ROUTER = Router(TOP_K, "sigmoid", groups=4, top_groups=2, scale=1.5)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("tokens", [1, 5, 40, 1100])
+def test_kernels_from_logits(arch: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices.cutlass_or_skip()
+    launched: list[Any] = []
+
+    def compiled(kernel: Any, target: str) -> Any:
+        launched.append(kernel)
+        return lambda *words: None
+
+    inputs: Any = "16-bit" if arch == "sm_90" else "static"
+    choice = Choice(ROUTER, "float32", True)
+    sizes = ExpertSizes(H, 32, E, E)
+    experts = Experts(sizes, TOP_K, SILU, "bfloat16", inputs, choice=choice)
+    rows = tile_tokens(arch, tokens, TOP_K, sizes, SM_COUNTS[arch])
+    specs = [spec for _, spec in row_specs(experts, tokens, rows, SM_COUNTS[arch])]
+    x, logits, bias = torch.zeros(tokens, H).bfloat16(), torch.zeros(tokens, E), torch.zeros(E)
+    with devices.emulated_ops(EAGER, arch):
+        monkeypatch.setattr(compiler, "compiled", compiled)
+        if arch == "sm_90":
+            moe_topk_route_gather(x, logits, ROUTER, E, rows, bias=bias)
+        else:
+            moe_topk_route_quantize(x, logits, ROUTER, E, rows, torch.tensor(1.0), bias=bias)
+    made = [spec.kernel() for spec in specs if spec.op != "moe_combine"]
+    assert launched == made
+    assert len(made) == (3 if tokens > 1024 else 1)

@@ -1,0 +1,94 @@
+"""Launches of a decoder layer with experts, counted in an engine on CPU, beside their list."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+from nvfp4_kernels.gemm.sm100.choose_grouped import choose_tile_tokens
+from nvfp4_kernels.moe_quantize.choose import choose_config as choose_rows
+from nvfp4_kernels.moe_topk_route.choose import choose_config
+from nvfp4_kernels.sm100.limits import SMS
+from tests import moe_checkpoints
+from tests.engine import run
+from tests.modelled.launches import TODAY, Kind, launches
+from vllm_fp4_plugin import linear_op, norm_op
+from vllm_fp4_plugin.attention import impl, rotation
+from vllm_fp4_plugin.experts import op
+from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
+
+pytestmark = pytest.mark.slow
+
+DECODE = Kind(experts=True, qk_norm=True)
+MOST = 10
+# What is launched, by the name that the list of launches has for it.
+OPS = {
+    "gate_up_proj": "grouped_silu_mul_gemm",
+    "down_proj": "grouped_gemm",
+    "qkv_proj": "gemm",
+    "o_proj": "gemm",
+    "router": "apply",
+    "add_rms_norm": "forward_norm",
+}
+
+
+def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count calls of kernels, of vLLM's norms, routers and 16-bit linear layers."""
+    launched: Counter[str] = Counter()
+
+    def found(target: str) -> Callable[..., Any]:
+        launched[target.partition(":")[2]] += 1
+        return find(target)
+
+    def calling(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any, **named: Any) -> Any:
+            launched[name] += 1
+            return call(*given, **named)
+
+        return called
+
+    find = linear_op.function
+    for module in (linear_op, norm_op, op):
+        patch.setattr(module, "function", found)
+    for owner, name in (
+        (rotation, "rotary_store"), (impl, "rotary_attention"), (impl, "paged_attention"),
+        (impl, "paged_attention_quantized"), (UnquantizedLinearMethod, "apply"),
+        (CPURouter, "_compute_routing"),
+    ):  # fmt: skip
+        patch.setattr(owner, name, calling(name, getattr(owner, name)))
+    patch.setattr(RMSNorm, "forward_native", calling("forward_norm", RMSNorm.forward_native))
+    return launched
+
+
+def test_launches_of_a_layer(
+    calibration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten in a decode: norm and router of vLLM's between ours."""
+    plain = moe_checkpoints.save_random(tmp_path / "plain", moe_checkpoints.qwen3())
+    model = tmp_path / "model"
+    quantize_checkpoint(plain, model, calibrate=calibration, seq_len=64, kv_cache_scheme="fp8")
+    launched = counted(monkeypatch)
+    run(str(model))
+    layers, steps = launched["moe_combine"], launched["rms_norm_quantize"]
+    prefill = launched.pop("rotary_store")  # of the text's only step that has many tokens
+    assert launched.pop("paged_attention_quantized") == prefill == layers / steps
+    launched["rotary_attention"] += prefill
+    launched["add_rms_norm_quantize"] += launched.pop("rms_norm_quantize")  # of the first layer
+    launched["forward_norm"] -= steps  # of the last norm, which feeds the head
+    listed = Counter(OPS.get(step.name, step.name) for step in launches(TODAY, DECODE))
+    assert {name: count / layers for name, count in launched.items()} == listed
+    assert sum(listed.values()) == MOST
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 64, 256, 512, 1024])
+def test_one_launch_brings_tokens_to_their_experts(tokens: int) -> None:
+    """Of Qwen3-30B and one of eight ranks of DeepSeek V3, at what graphs are captured for."""
+    for top_k, held, total, width, hidden in ((8, 128, 128, 768, 2048), (8, 32, 256, 2048, 7168)):
+        rows = choose_tile_tokens(tokens, top_k, held, total, width, hidden)
+        threads = choose_rows(tokens * top_k, hidden, 2, False, SMS).threads
+        assert choose_config(tokens, top_k, held, rows, threads, True) is not None
