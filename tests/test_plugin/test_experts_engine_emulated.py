@@ -32,13 +32,15 @@ def test_blackwell_serves_as_the_references_do(tmp_path: Path) -> None:
     """Prefill of many tokens, then decode of one at a time."""
     devices.cutlass_or_skip()
     model = moe_checkpoints.write(tmp_path, CONFIG, {"experts": Kind.NVFP4})
-    reference = run(str(model.path))
+    reference = run(str(model.path), attention_backend="CPU_ATTN")
     with devices.emulated_ops(randomised(1)), recorded() as kernels:
         emulated = run(str(model.path), attention_backend="CPU_ATTN")
     check_compiled(kernels, "MoeTopkRouteQuantizeSm100", "MoeCombine")
     assert f"{GROUPED}/block_scaled (sm_100), W4A4 static" in emulated.report
     assert emulated.generated == reference.generated
-    assert np.abs(np.subtract(emulated.logprobs, reference.logprobs)).max() < SAME
+    apart = np.abs(np.subtract(emulated.logprobs, reference.logprobs)).max()
+    print(f"apart {apart}")
+    assert apart < SAME
 
 
 @pytest.mark.arch("sm_100")

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from tests import launch_counts
-from tests.engine import Run, distance, run
+from tests.engine import Run, distance, run, started
 from tests.modelled.launches import TODAY, launches
 from vllm_fp4_plugin.attention import rotation_flow
 
 pytestmark = pytest.mark.slow
 
+PAGE = 16
 ROUNDING = 0.05  # moved by one rounding less in each MLP; seen: .016
 NORM = "nvfp4_add_rms_norm_quantize/reference (cpu)"
 
@@ -77,6 +78,30 @@ def test_all_together_is_as_close_to_16_bits(bf16: Path, modelopt: Path, fused: 
     near, far = distance(fused, exact), distance(apart, exact)
     print(f"from 16 bits {near} handed over, {far} each op alone")
     assert 0 < near < 1.1 * far  # what quantising costs is not more
+
+
+@pytest.mark.parametrize("tokens", [PAGE + 1, 3 * PAGE + 1], ids=["short", "longer"])
+def test_prompts_that_share_pages_which_their_step_fills(modelopt: Path, tokens: int) -> None:
+    """The same prompt twice in a step: the second one computes its last token alone.
+
+    vLLM offers it the pages of the first, which are filled in that step.
+    """
+    from vllm import SamplingParams, TokensPrompt
+
+    prompt = TokensPrompt(prompt_token_ids=[5 + n * 7 % 200 for n in range(tokens)])
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, logprobs=0, ignore_eos=True)
+    given = {"enable_prefix_caching": True, "block_size": PAGE, "max_num_seqs": 4}
+    said = []
+    with started(str(modelopt), **given) as engine:
+        for count in (3, 1):
+            engine.reset_prefix_cache()
+            outputs = engine.generate([prompt] * count, sampling, use_tqdm=False)
+            cached = [output.num_cached_tokens for output in outputs]
+            assert cached == [0, *[tokens - 1] * (count - 1)]
+            said += [[next(iter(each.values())).logprob for each in output.outputs[0].logprobs]
+                     for output in outputs]  # fmt: skip
+    assert said[0] == pytest.approx(said[-1], abs=ROUNDING)
+    assert all(each == said[0] for each in said[1:-1])
 
 
 def test_launches_of_a_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
