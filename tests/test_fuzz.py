@@ -146,7 +146,9 @@ def test_without_findings_the_status_is_0() -> None:
 def test_a_crash_names_its_seed() -> None:
     """As of a kernel that reads where no memory is."""
     script = (
-        "import ctypes; from tests.fuzz.__main__ import main; from tests.fuzz.crash import guarded\n"
+        "import ctypes\n"
+        "from tests.fuzz.__main__ import main\n"
+        "from tests.fuzz.crash import guarded\n"
         "from nvfp4_kernels.moe_combine import reference\n"
         "reference.moe_combine = lambda *given: ctypes.string_at(0)\n"
         "given = ['--op', 'moe_combine', '--seeds', '20', '--first', '1']\n"

@@ -195,11 +195,13 @@ def check_rows(
     """Softmax in float64, one query after the other, against ``out`` and ``lse``, if any.
 
     The sm_100 kernel rounds weights to 16 bits, and with an E4M3 cache queries, with a scale for
-    each, and weights to E4M3, whose exponentials are coarser.
+    each, and weights to E4M3, whose exponentials are coarser. Weights far below the largest are
+    subnormal there, or zero.
     """
     fp8 = kernel and given.get("k_scale") is not None
-    weight, coarse = 0.0, EXP2_ERROR[True] if fp8 else 0.0
+    weight, least, coarse = 0.0, 0.0, EXP2_ERROR[True] if fp8 else 0.0
     if kernel:
+        least = 2.0**-16 if fp8 else 2.0**-24 if given["q"].dtype == FP16 else 0.0
         weight = E4M3_HALF_ULP + 2 * coarse if fp8 else torch.finfo(given["q"].dtype).eps / 2
     sinks, cap, scale = (given.get(name) for name in ("sinks", "soft_cap", "scale"))
     for index, given_q, keys, values in rows:
@@ -228,10 +230,11 @@ def check_rows(
             shares = weights / total if total else weights
             spread = shares @ np.abs(v) if len(v) else np.zeros(dim)
             value = shares @ v if len(v) else np.zeros(dim)
+            lost = least * np.abs(v).sum(0) + SMALLEST
             scale_of_values = given.get("v_scale")
             if scale_of_values is not None and not bool(scale_of_values.isfinite()):
                 value = value * float(scale_of_values)  # 0 times it, where no key is seen
-            near(f"out{at}", out[index][head], value, (2 * off + weight + 1e-5) * spread + SMALLEST)
+            near(f"out{at}", out[index][head], value, (2 * off + weight + 1e-5) * spread + lost)
 
 
 def in_e4m3(q: Float64) -> Float64:
@@ -331,10 +334,10 @@ def check_sparse(given: Given, result: Any, after: Given, kernel: bool = False) 
     _check_memory(given, result[0], after)
 
 
-def check_paged_quantized(given: Given, result: Any, after: Given) -> None:
+def check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool = False) -> None:
     """The bits that quantising ``paged_attention`` gives; other rows' scales stay as they were."""
     data, scales, lse = result
-    check_rows(given, None, lse, paged_rows(given))
+    check_rows(given, None, lse, paged_rows(given), kernel)
     plain = {n: x for n, x in given.items() if n not in ("out", "input_scale", "first_row")}
     values, _ = paged_attention(**copied(plain))
     check_nvfp4_rows(given, data, scales, values)
@@ -358,7 +361,11 @@ OPS = {
         draw_attention, check_attention, kernel_check=partial(check_attention, kernel=True)
     ),
     "paged_attention": Op(draw_paged, check_paged, kernel_check=partial(check_paged, kernel=True)),
-    "paged_attention_quantized": Op(draw_paged_quantized, check_paged_quantized, emulated=False),
+    "paged_attention_quantized": Op(
+        draw_paged_quantized,
+        check_paged_quantized,
+        kernel_check=partial(check_paged_quantized, kernel=True),
+    ),
     "sparse_attention": Op(
         draw_sparse, check_sparse, kernel_check=partial(check_sparse, kernel=True)
     ),

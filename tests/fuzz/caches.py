@@ -1,5 +1,6 @@
 """Ops that write a paged cache: decode attention, rotary store, rotary attention."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,7 @@ def draw_rotary_attention(draw: Draw) -> Given:
     return given
 
 
-def check_rotary_attention(given: Given, result: Any, after: Given) -> None:
+def check_rotary_attention(given: Given, result: Any, after: Given, kernel: bool = False) -> None:
     """The bits of ``rotary_store`` and then ``paged_attention``, either judged by itself too."""
     out, scales, lse = result
     end, how = int(given["query_start"][-1]), given["rotation"]
@@ -202,7 +203,7 @@ def check_rotary_attention(given: Given, result: Any, after: Given) -> None:
     paged |= {"q": turned, "kv_cache": store["kv_cache"]}
     expected, expected_lse = paged_attention(**paged)
     same("lse", lse[:end], expected_lse)
-    check_rows(paged, expected, expected_lse, paged_rows(paged))
+    check_rows(paged, expected, expected_lse, paged_rows(paged), kernel)
     if given.get("input_scale") is None:
         require(scales is None, "scales: must be None")
         same("out", out[:end], expected)
@@ -213,5 +214,9 @@ def check_rotary_attention(given: Given, result: Any, after: Given) -> None:
 OPS = {
     "decode_attention": Op(draw_decode, check_decode, emulated=False),
     "rotary_store": Op(draw_rotary_store, check_rotary_store),
-    "rotary_attention": Op(draw_rotary_attention, check_rotary_attention, emulated=False),
+    "rotary_attention": Op(
+        draw_rotary_attention,
+        check_rotary_attention,
+        kernel_check=partial(check_rotary_attention, kernel=True),
+    ),
 }

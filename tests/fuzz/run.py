@@ -13,6 +13,8 @@ import torch
 
 import nvfp4_kernels
 from nvfp4_kernels import InvalidArgument, NoKernelError
+from tests import devices
+from tests.emulator import EmulatorError, randomised
 from tests.fuzz import attention, caches, experts, indexer, products, rows
 from tests.fuzz.bounds import Wrong
 from tests.fuzz.describe import described
@@ -60,29 +62,32 @@ def run_seed(seed: int, ops: Sequence[str] = tuple(OPS), emulated: bool = False)
     broken = None if emulated or not draw.chance(WRONG_SHARE) else break_one(draw, given)
     drawn = described(given) + (f"; broken: {broken}" if broken else "")
     try:
-        with _limited(EMULATED_SECONDS if emulated else SECONDS):
-            outcome = _judged(name, given, broken, seed if emulated else None)
+        # Judges run within too, and with them the kernels that a fused one is made of.
+        limit = EMULATED_SECONDS if emulated else SECONDS
+        with _limited(limit), _emulator(seed) if emulated else nullcontext():
+            outcome = _judged(name, given, broken, emulated)
     except (Wrong, TooSlow) as error:
         return Verdict(name, "finding", drawn, f"{type(error).__name__}: {error}")
     return Verdict(name, outcome, drawn)
 
 
-def _judged(name: str, given: Given, broken: str | None, schedule: int | None) -> str:
+def _judged(name: str, given: Given, broken: str | None, emulated: bool) -> str:
     before = copied(given)
     try:
-        with nullcontext() if schedule is None else _emulator(schedule):
-            result = getattr(nvfp4_kernels, name)(**given)
+        result = getattr(nvfp4_kernels, name)(**given)
+    except EmulatorError:
+        raise
     except (InvalidArgument, TypeError, RuntimeError, ValueError, NoKernelError) as error:
-        return _refused(error, name, broken, schedule is not None)
+        return _refused(error, name, broken, emulated)
     except Exception as error:
         raise Wrong(f"{type(error).__name__}: {error}") from error
     if _on_no_device(given):  # torch asks the op for shapes alone, or it would have refused
         return "shapes alone"
     try:
         op = OPS[name]
-        check = op.check if schedule is None else op.kernel_check or op.check
+        check = (emulated and op.kernel_check) or op.check
         check(before, result, given)
-    except Wrong:
+    except (Wrong, EmulatorError):
         raise
     except Exception as error:
         raise Wrong(
@@ -126,10 +131,6 @@ def _is_schema(error: Exception) -> bool:
 
 @contextmanager
 def _emulator(seed: int) -> Iterator[None]:
-    from tests import devices
-    from tests.emulator import EmulatorError
-    from tests.emulator.machine.schedule import randomised
-
     try:
         with devices.emulated_ops(randomised(seed)):
             yield
