@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.fuzz.crash import guarded
@@ -38,7 +38,7 @@ class Options:
         return cls(asked.first, asked.seeds, asked.minutes, ops, asked.emulated, again)
 
 
-def main(given: Sequence[str], begins=lambda seed: None) -> int:
+def main(given: Sequence[str], begins: Callable[[int], object] = lambda seed: None) -> int:
     """Run what is asked for; the status is 1 with findings."""
     asked = Options.of(given)
     table = run_seeds(
