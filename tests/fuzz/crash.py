@@ -4,6 +4,8 @@ import mmap
 import os
 import signal
 import struct
+import sys
+import traceback
 from collections.abc import Callable
 
 SEED = struct.Struct("q")
@@ -20,7 +22,10 @@ def guarded(work: Callable[[Callable[[int], None]], int], options: str = "") -> 
         status = 2
         try:
             status = work(lambda seed: SEED.pack_into(shared, 0, seed))
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stdout.flush()
             os._exit(status)
     _, ended = os.waitpid(child, 0)
     if not os.WIFSIGNALED(ended):

@@ -170,7 +170,7 @@ def _with_odd_contents(draw: Draw, x: Tensor) -> Tensor:
     if x.dtype.is_floating_point:
         changed[tuple(flat)] = draw.one(torch.nan, -1.0, 0.0)
     elif x.dtype in (torch.int32, torch.int64):
-        changed[tuple(flat)] = draw.one(-1, -2, 1 << 30, int(x[tuple(flat)]) + 1)
+        changed[tuple(flat)] = draw.one(-1, -2, 1 << 30, int(x[tuple(flat)]) ^ 1)
     else:
         changed[tuple(flat)] = 255
     return changed
