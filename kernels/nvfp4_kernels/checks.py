@@ -16,9 +16,13 @@ class InvalidArgument(ValueError):
 
 
 def check_dtype(name: str, x: Tensor, accepted: Sequence[torch.dtype]) -> None:
-    """Raise unless ``x.dtype`` is one of ``accepted``."""
+    """Raise unless ``x`` is a tensor whose dtype is one of ``accepted``."""
+    names = ", ".join(dtype_name(d) for d in accepted)
+    if not isinstance(x, Tensor):
+        raise InvalidArgument(
+            f"{name}: is {type(x).__name__}, must be a tensor of {names}; make one of it"
+        )
     if x.dtype not in accepted:
-        names = ", ".join(dtype_name(d) for d in accepted)
         came = dtype_name(x.dtype)
         raise InvalidArgument(f"{name}: dtype is {came}, must be {names}; convert it first")
 

@@ -1,14 +1,17 @@
 """Dispatch of an op to a kernel: one table per op, keyed by architecture family and arithmetic."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
+from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import device_arch, device_family
 
 # Arithmetic of an op: NVFP4 activations, or 16-bit activations against NVFP4 weights; of attention:
@@ -62,11 +65,20 @@ class Kernel:
 Entry = tuple[str, str] | tuple[str, str, WeightLayout]
 
 
+# Python's types for those of a torch op's arguments; torch takes no bool for a number here.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "Tensor": (Tensor,),
+    "int": (int, Integral),
+    "float": (float, int, Real),
+    "bool": (bool,),
+}
+
+
 def called(op: CustomOpDef, x: Tensor) -> Callable[..., Any]:
     """An op as its public function calls it: without torch's dispatcher where nobody listens.
 
     For an op that writes to some of 27 arguments the dispatcher takes 0.3 ms, as it copies the list
-    of all for each of them.
+    of all for each of them. What it would refuse by type is refused here.
 
     Args:
         op: a custom op.
@@ -76,7 +88,30 @@ def called(op: CustomOpDef, x: Tensor) -> Callable[..., Any]:
         The op where a graph may be traced, or else the function that it was made of.
     """
     listens = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    return op if listens or type(x) is not Tensor else op._init_fn
+    return op if listens or type(x) is not Tensor else _direct(op)
+
+
+@functools.cache
+def _direct(op: CustomOpDef) -> Callable[..., Any]:
+    """The function that ``op`` was made of, told no argument of a wrong type."""
+    arguments = op._opoverload._schema.arguments
+    kinds = [str(a.type).removeprefix("Optional[").rstrip("]") for a in arguments]
+    optional = [str(a.type).startswith("Optional[") for a in arguments]
+    expected = [
+        (a.name, _TYPES[kind], may_be_none, kind in ("int", "float"))
+        for a, kind, may_be_none in zip(arguments, kinds, optional, strict=True)
+    ]
+    function = op._init_fn
+
+    def direct(*given: Any) -> Any:
+        for (name, types, may_be_none, number), x in zip(expected, given, strict=True):
+            fits = may_be_none if x is None else isinstance(x, types)
+            if not fits or (number and x.__class__ is bool):
+                kind = types[0].__name__ + (" or None" if may_be_none else "")
+                raise InvalidArgument(f"{name}: is {type(x).__name__}, must be {kind}; convert it")
+        return function(*given)
+
+    return direct
 
 
 class KernelTable:

@@ -12,6 +12,7 @@ MAX_HEAD_DIM = 256
 
 def check_out(out: Tensor, q: Tensor) -> None:
     """Raise unless ``out`` fits ``q`` and is contiguous."""
+    check_dtype("q", q, DTYPES)
     check_dtype("out", out, (q.dtype,))
     check_shape("out", out, q.shape, "one row per row of q")
     check_same_device(q=q, out=out)

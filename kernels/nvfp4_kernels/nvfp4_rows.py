@@ -73,13 +73,22 @@ class Nvfp4Rows:
     def write(self, x: Tensor) -> None:
         """Quantise 16-bit ``x`` ``(rows, H, D)`` into the rows; other rows keep their scales."""
         rows = len(x)
-        data, scales = quantize_activation(x.reshape(rows, -1), self.global_scale)
+        data, scales = quantize_activation(x.flatten(1), self.global_scale)
         self.data.copy_(data.view(self.data.shape))
         row = torch.arange(self.first_row, self.first_row + rows, device=x.device)
         fours = scales.view(torch.uint8).unflatten(-1, (-1, ATOM_COLS))
         lines = self.scales.view(torch.uint8).unflatten(-1, (-1, ATOM_COLS))
         quarter = ATOM_ROWS // 4
         lines[row // ATOM_ROWS, :, row % quarter, row % ATOM_ROWS // quarter] = fours
+
+
+def check_pair(name: str, given: tuple[Tensor, Tensor]) -> None:
+    """Raise unless ``given`` is data and scales."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise InvalidArgument(
+            f"{name}: is {type(given).__name__}, must be a pair of tensors, data and scales; "
+            "allocate it with new_nvfp4_rows()"
+        )
 
 
 def new_nvfp4_rows(q: Tensor) -> tuple[Tensor, Tensor]:

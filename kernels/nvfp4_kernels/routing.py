@@ -77,6 +77,19 @@ def check_tile_tokens(name: str, tile_tokens: int) -> None:
         )
 
 
+def parts_of(routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
+    """Parts of a routing.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if not isinstance(routing, tuple) or len(routing) != 3:
+        raise InvalidArgument(
+            f"routing: is {type(routing).__name__}, must be a Routing; make it with moe_route()"
+        )
+    return routing
+
+
 def check_routing(routing: Routing) -> None:
     """Raise unless the parts of a routing fit together."""
     groups, slots, rows = routing
@@ -89,6 +102,39 @@ def check_routing(routing: Routing) -> None:
             )
     check_tile_tokens("routing.slots: T", slots.shape[1])
     check_groups("routing.groups", groups, slots.shape[0])
+
+
+def check_used(name: str, groups: Tensor, experts: int | None = None) -> int:
+    """Raise unless ``groups`` names as many experts as it says, and such as there are.
+
+    Returns:
+        The number of tiles in use. Waits for the device.
+    """
+    used, tiles = int(groups[0]), len(groups) - 1
+    if not 0 <= used <= tiles:
+        raise InvalidArgument(
+            f"{name}: says that {used} tiles are in use, must be from 0 to {tiles}, the tiles "
+            "there are; make it with moe_route()"
+        )
+    given = groups[1 : 1 + used]
+    wrong = given[(given < 0) | (given >= experts)] if experts is not None else given[:0]
+    if wrong.numel():
+        raise InvalidArgument(
+            f"{name}: holds expert {wrong[0]}, must be a row of the weights, below "
+            f"{experts}; make it with moe_route()"
+        )
+    return used
+
+
+def check_slots(routing: Routing) -> None:
+    """Raise unless the slots of the tiles in use are slots of the batch. Waits for the device."""
+    slots = routing.slots[: check_used("routing.groups", routing.groups)]
+    wrong = slots[(slots < -1) | (slots >= routing.rows.numel())]
+    if wrong.numel():
+        raise InvalidArgument(
+            f"routing.slots: holds {wrong[0]}, must be from -1 to {routing.rows.numel() - 1}, the "
+            "slots of routing.rows; make it with moe_route()"
+        )
 
 
 def check_groups(name: str, groups: Tensor, tiles: int) -> None:

@@ -1,11 +1,13 @@
 """Which kernel runs an op."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvfp4_kernels import NoKernelError
+from nvfp4_kernels import InvalidArgument, NoKernelError
 from nvfp4_kernels.devices import device_arch
 from nvfp4_kernels.dispatch import KernelTable, Mode, called
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
@@ -83,7 +85,7 @@ def _(x: torch.Tensor) -> None:
 
 def test_ops_are_called_past_the_dispatcher_where_nobody_listens() -> None:
     x = torch.zeros(2)
-    assert called(fill, x) is fill._init_fn
+    assert called(fill, x) is not fill
     called(fill, x)(x)
     assert x.tolist() == [1.0, 1.0]
     with TorchDispatchMode():
@@ -91,6 +93,32 @@ def test_ops_are_called_past_the_dispatcher_where_nobody_listens() -> None:
     with FakeTensorMode():
         fake = torch.zeros(2)
     assert called(fill, fake) is fill
+
+
+@torch.library.custom_op("nvfp4_tests::numbers", mutates_args=())
+def numbers(x: torch.Tensor, n: int, y: float, flag: bool, more: int | None) -> torch.Tensor:
+    return x + n + y
+
+
+RIGHT = (torch.zeros(2), 1, 2, True, None)
+WRONG = {
+    "x: is NoneType, must be Tensor": (None, 1, 2.0, True, None),
+    "n: is float, must be int": (torch.zeros(2), 1.0, 2.0, True, None),
+    "n: is bool, must be int": (torch.zeros(2), True, 2.0, True, None),
+    "y: is str, must be float": (torch.zeros(2), 1, "2", True, None),
+    "flag: is int, must be bool": (torch.zeros(2), 1, 2.0, 1, None),
+    "more: is str, must be int or None": (torch.zeros(2), 1, 2.0, True, "3"),
+}
+
+
+def test_numbers_of_either_kind_are_taken() -> None:
+    assert called(numbers, RIGHT[0])(*RIGHT).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(("message", "given"), WRONG.items(), ids=WRONG)
+def test_what_the_dispatcher_would_refuse_is_refused(message: str, given: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        called(numbers, torch.zeros(2))(*given)
 
 
 def test_ops_that_a_graph_holds_are_ops() -> None:

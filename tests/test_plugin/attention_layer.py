@@ -22,6 +22,7 @@ CONFIG: Any = SimpleNamespace(
     parallel_config=SimpleNamespace(decode_context_parallel_size=1),
     compilation_config=SimpleNamespace(static_forward_context={}, max_cudagraph_capture_size=None),
     scheduler_config=SimpleNamespace(max_num_seqs=16, max_num_batched_tokens=1024),
+    cache_config=SimpleNamespace(enable_prefix_caching=False),
     model_config=SimpleNamespace(dtype=torch.bfloat16),
 )
 LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]

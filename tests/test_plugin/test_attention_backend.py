@@ -362,6 +362,7 @@ CONFIG: Any = SimpleNamespace(
     parallel_config=SimpleNamespace(decode_context_parallel_size=1),
     compilation_config=SimpleNamespace(max_cudagraph_capture_size=4),
     scheduler_config=SimpleNamespace(max_num_seqs=2, max_num_batched_tokens=64),
+    cache_config=SimpleNamespace(enable_prefix_caching=False),
 )
 
 

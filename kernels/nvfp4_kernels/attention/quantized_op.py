@@ -6,9 +6,10 @@ from torch import Tensor
 from nvfp4_kernels.attention.arguments import check_counters, check_paged
 from nvfp4_kernels.attention.kernels import QUANTIZED_KERNELS
 from nvfp4_kernels.attention.op import scoring_of
-from nvfp4_kernels.checks import check_same_device
+from nvfp4_kernels.checks import check_dtype, check_same_device
 from nvfp4_kernels.dispatch import called
-from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
+from nvfp4_kernels.heads import DTYPES
+from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, check_pair, new_nvfp4_rows
 
 
 def paged_attention_quantized(
@@ -71,8 +72,10 @@ def paged_attention_quantized(
             checked on CPU only.
         NoKernelError: no kernel for this device.
     """
+    check_dtype("q", q, DTYPES)
     if out is None:
         out = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
+    check_pair("out", out)
     lse = called(_paged_attention_quantized, q)(
         *out, q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale, input_scale,
         first_row, max_query_len, max_seq_len, scale, causal, window, soft_cap,

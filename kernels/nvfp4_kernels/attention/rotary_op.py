@@ -8,10 +8,10 @@ from torch import Tensor
 from nvfp4_kernels.attention.arguments import check_counters, check_paged
 from nvfp4_kernels.attention.kernels import MAX_ROTARY_ROWS, ROTARY_KERNELS
 from nvfp4_kernels.attention.op import scoring_of
-from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.checks import InvalidArgument, check_dtype
 from nvfp4_kernels.dispatch import called
-from nvfp4_kernels.heads import check_out
-from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, new_nvfp4_rows
+from nvfp4_kernels.heads import DTYPES, check_out
+from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, check_pair, new_nvfp4_rows
 from nvfp4_kernels.rotary_store.arguments import check_rotary_store
 
 
@@ -108,13 +108,20 @@ def rotary_attention(
         InvalidArgument: an argument that does not fit, named.
         NoKernelError: no kernel for this device.
     """
+    check_dtype("q", q, DTYPES)
     scales: Tensor | None = None
     if isinstance(out, tuple):
+        check_pair("out", out)
         data, scales = out
     elif input_scale is not None:
         data, scales = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
     else:
         data = q.new_empty(q.shape) if out is None else out
+    if not isinstance(rotation, tuple) or len(rotation) != len(HeadRotation._fields):
+        raise InvalidArgument(
+            f"rotation: is {type(rotation).__name__}, must be a HeadRotation; make one of the "
+            "table of angles"
+        )
     table, neox, q_norm, k_norm, eps = rotation
     lse = called(_rotary_attention, q)(
         data, scales, q, k, v, kv_cache, block_table, seq_lens, query_start, slot_mapping,

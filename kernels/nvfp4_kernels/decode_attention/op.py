@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.scoring import Scoring
+from nvfp4_kernels.checks import check_dtype
 from nvfp4_kernels.decode_attention.arguments import check_decode
 from nvfp4_kernels.decode_attention.kernels import DECODE_KERNELS
 from nvfp4_kernels.dispatch import called
+from nvfp4_kernels.heads import DTYPES
 
 
 def decode_attention(
@@ -66,6 +68,7 @@ def decode_attention(
             checked on CPU only.
         NoKernelError: no kernel for this device.
     """
+    check_dtype("q", q, DTYPES)
     if out is None:
         out = q.new_empty(q.shape)
     called(_decode_attention, q)(

@@ -72,11 +72,12 @@ def silu_pair(x: Float32, y: Float32) -> tuple[Float32, Float32]:
 
     MUFU is what SiLU waits for: three of its instructions for two values instead of four. From
     −43.6 down, where the product might not stay finite, SiLU is nearer to zero than 5e-18: zero.
+    NaN is held off the denominators, and so stays NaN alone.
     """
-    held = [cute.arch.fmax(value, _LEAST_SILU, nan=True) for value in (x, y)]
+    held = [cute.arch.fmax(value, _LEAST_SILU) for value in (x, y)]
     a, b = (1.0 + cute.math.exp2(value * -LOG2_E, fastmath=True) for value in held)
     reciprocal = cute.arch.rcp_approx(a * b)
-    first, second = held[0] * (reciprocal * b), held[1] * (reciprocal * a)
+    first, second = x * (reciprocal * b), y * (reciprocal * a)
     zero = Float32(0.0)
     return (
         cutlass.select_(x <= _LEAST_SILU, zero, first),

@@ -115,8 +115,8 @@ def check_operand(name: str, b: Tensor, b_scales: Tensor, terms: int) -> tuple[i
 
 
 def weight_layout(scales: Tensor) -> WeightLayout:
-    """The layout of a weight, which the dtype of its scales tells."""
-    return "fragments" if scales.dtype == torch.uint8 else "blocked"
+    """The layout of a weight, which the dtype of its scales tells; of no tensor, blocked."""
+    return "fragments" if getattr(scales, "dtype", None) == torch.uint8 else "blocked"
 
 
 def fragments_k(name: str, a: Tensor, a_scales: Tensor | None) -> int:

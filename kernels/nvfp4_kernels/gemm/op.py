@@ -74,7 +74,7 @@ def gemm(
         NoKernelError: no kernel for this device and mode; the message lists what there is.
     """
     return torch.ops.nvfp4.gemm(
-        a, a_scales, b, b_scales, alpha, list(shard_sizes), row_scale, bias, out_dtype, terms
+        a, a_scales, b, b_scales, alpha, _widths(shard_sizes), row_scale, bias, out_dtype, terms
     )
 
 
@@ -137,9 +137,18 @@ def gemm_quantized(
         InvalidArgument, NoKernelError: as ``gemm``.
     """
     return torch.ops.nvfp4.gemm_quantized(
-        a, a_scales, b, b_scales, alpha, list(shard_sizes), row_scale, bias, out_global_scale,
+        a, a_scales, b, b_scales, alpha, _widths(shard_sizes), row_scale, bias, out_global_scale,
         terms, out_terms,
     )  # fmt: skip
+
+
+def _widths(shard_sizes: Sequence[int]) -> list[int]:
+    if not isinstance(shard_sizes, Sequence):
+        raise InvalidArgument(
+            f"shard_sizes: is {type(shard_sizes).__name__}, must be a sequence of widths; of one "
+            "shard pass [N]"
+        )
+    return list(shard_sizes)
 
 
 @torch.library.custom_op("nvfp4::gemm", mutates_args=(), schema=PRODUCT_SCHEMA)

@@ -27,7 +27,7 @@ from nvfp4_kernels.gemm.arguments import (
     refuse_fragments,
     weight_layout,
 )
-from nvfp4_kernels.routing import check_groups, check_tile_tokens
+from nvfp4_kernels.routing import check_groups, check_tile_tokens, check_used
 from nvfp4_kernels.terms import check_terms
 
 OPERANDS = (
@@ -58,6 +58,7 @@ def check_grouped(
     ``per_expert``: matrices of an expert, ``(2,)`` of gate and up, else ``()``.
     """
     a, a_scales, groups, b, b_scales, alpha, row_scale, bias = operands
+    check_dtype("b", b, (torch.uint8,))
     dims = 1 + len(per_expert) + (5 if weight_layout(b_scales) == "fragments" else 2)
     if b.ndim != dims or tuple(b.shape[1 : 1 + len(per_expert)]) != per_expert:
         inner = "".join(f"{size}, " for size in per_expert)
@@ -68,7 +69,6 @@ def check_grouped(
     matrices = (b.shape[0], *per_expert)
     if weight_layout(b_scales) == "fragments":
         k, n = fragments_k("b", a, a_scales), _fragments_n(n)
-        check_dtype("b", b, (torch.uint8,))
         data, scales = fragment_shapes(n, k)
         remedy = f"the fragments of N = {n} (n) × K = {k} (a) of each matrix"
         check_shape("b", b, (*matrices, *data), remedy)
@@ -95,26 +95,30 @@ def check_grouped(
         check_dtype("bias", bias, OUT_DTYPES)
         check_shape("bias", bias, (*matrices, n), "one value for each row of each matrix of b")
     check_same_device(**operands._asdict())
+    if a.device.type == "cpu":
+        check_used("groups", groups, b.shape[0])
     return mode, n
 
 
 def check_out(
-    out_global_scale: Tensor | None, out_dtype: torch.dtype, operands: GroupedOperands
+    out_global_scale: Tensor | None, out_dtype: torch.dtype, operands: GroupedOperands, n: int
 ) -> None:
     """Check what the result is to be."""
     check_out_dtype(out_dtype)
     if out_global_scale is not None:
-        check_dtype("out_global_scale", out_global_scale, (torch.float32,))
+        check_blocks_of_16("output", (1, n))  # the next product's K
         experts = (operands.b.shape[0],)
         check_shape("out_global_scale", out_global_scale, experts, "one scale for each expert")
         check_same_device(a=operands.a, out_global_scale=out_global_scale)
 
 
-def check_quantized(op: str, operands: GroupedOperands, out_terms: int) -> None:
+def check_quantized(
+    op: str, operands: GroupedOperands, out_global_scale: Tensor, out_terms: int
+) -> None:
     """Check what an op needs beyond that to quantise its result for the next product."""
     refuse_fragments(op, b_scales=operands.b_scales)
+    check_dtype("out_global_scale", out_global_scale, (torch.float32,))
     check_terms("out_terms", out_terms)
-    check_blocks_of_16("output", (1, operands.b.shape[-2]))  # the next product's K
 
 
 def run_grouped(
@@ -136,7 +140,7 @@ def run_grouped(
         check_gated(activation)
     else:
         check_ungated(activation)
-    check_out(out_global_scale, out_dtype, operands)
+    check_out(out_global_scale, out_dtype, operands, rows)
     kernel = table.select(operands.a.device, mode)
     check_layout_taken("b", operands.b_scales, kernel)
     *tensors, bias = operands

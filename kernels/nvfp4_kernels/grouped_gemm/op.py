@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.activation import Activation
+from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.grouped_gemm.arguments import (
     ACTIVATION,
     OPERANDS,
@@ -107,8 +108,19 @@ def grouped_gemm_quantized(
 def activation_arguments(
     activation: Activation | None,
 ) -> tuple[str | None, float | None, float, float]:
-    """The activation as arguments of a torch op."""
-    return (None, None, 1.0, 0.0) if activation is None else (*activation,)
+    """The activation as arguments of a torch op.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if activation is None:
+        return None, None, 1.0, 0.0
+    if not isinstance(activation, tuple) or len(activation) != 4:
+        raise InvalidArgument(
+            f"activation: is {type(activation).__name__}, must be an Activation; make one of "
+            "activation.py's names"
+        )
+    return activation
 
 
 def activation_of(
@@ -146,7 +158,7 @@ _grouped_gemm.register_fake(fake_grouped)
 def _grouped_gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
     *given, out_global_scale, name, limit, alpha, beta, terms, out_terms = arguments
     operands = GroupedOperands(*given)
-    check_quantized("grouped_gemm_quantized", operands, out_terms)
+    check_quantized("grouped_gemm_quantized", operands, out_global_scale, out_terms)
     activation = activation_of(name, limit, alpha, beta)
     data, scales = run_grouped(
         KERNELS, operands, None, out_global_scale, activation, torch.float32, terms, out_terms,

@@ -15,6 +15,7 @@ from nvfp4_kernels.grouped_gemm.arguments import (
     fake_quantized,
     run_grouped,
 )
+from nvfp4_kernels.grouped_gemm.op import activation_arguments
 from nvfp4_kernels.grouped_silu_mul_gemm.kernels import KERNELS
 
 
@@ -64,8 +65,9 @@ def grouped_silu_mul_gemm(
         NoKernelError: no kernel for this device and mode; the message lists what there is.
     """
     return torch.ops.nvfp4.grouped_silu_mul_gemm(
-        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, n, *activation, out_dtype, terms
-    )
+        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, n,
+        *activation_arguments(activation), out_dtype, terms,
+    )  # fmt: skip
 
 
 def grouped_silu_mul_gemm_quantized(
@@ -98,8 +100,8 @@ def grouped_silu_mul_gemm_quantized(
         InvalidArgument, NoKernelError: as ``grouped_silu_mul_gemm``.
     """
     return torch.ops.nvfp4.grouped_silu_mul_gemm_quantized(
-        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, out_global_scale, *activation,
-        terms, out_terms,
+        a, a_scales, groups, b, b_scales, alpha, row_scale, bias, out_global_scale,
+        *activation_arguments(activation), terms, out_terms,
     )  # fmt: skip
 
 
@@ -131,7 +133,7 @@ _grouped_silu_mul_gemm.register_fake(fake_grouped)
 def _grouped_silu_mul_gemm_quantized(*arguments: Any) -> tuple[Tensor, Tensor]:
     *given, out_global_scale, name, limit, alpha, beta, terms, out_terms = arguments
     operands = GroupedOperands(*given)
-    check_quantized("grouped_silu_mul_gemm_quantized", operands, out_terms)
+    check_quantized("grouped_silu_mul_gemm_quantized", operands, out_global_scale, out_terms)
     activation = Activation(name, limit, alpha, beta)
     data, scales = run_grouped(
         KERNELS, operands, None, out_global_scale, activation, torch.float32, terms, out_terms,

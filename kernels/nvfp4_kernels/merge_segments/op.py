@@ -39,6 +39,7 @@ def merge_segments(
         InvalidArgument: an argument that does not fit, named.
         NoKernelError: no kernel for this device.
     """
+    check_dtype("outs", outs, DTYPES)
     return torch.ops.nvfp4.merge_segments(outs, lses, sinks, out_dtype or outs.dtype)
 
 

@@ -22,7 +22,7 @@ def moe_combine(
     Args:
         y: bfloat16, float16 or float32 ``(tiles, T, H)``, rows in token tiles.
         rows: int32 ``(M, k)``, of a ``Routing``: where each slot's row lies, -1 for none; a token
-            without any gets zeros.
+            without any gets zeros. That all are rows of ``y`` is checked on CPU only.
         topk_weights: float32 ``(M, k)``, not looked at where there is no row; None: ones.
         out_dtype: bfloat16, float16 or float32.
 
@@ -58,6 +58,11 @@ def _moe_combine(
             f"out_dtype: is {out_dtype}, must be bfloat16, float16 or float32; choose one"
         )
     check_same_device(y=y, rows=rows, topk_weights=topk_weights)
+    if y.device.type == "cpu" and rows.numel() and int(rows.max()) >= y.shape[0] * y.shape[1]:
+        raise InvalidArgument(
+            f"rows: holds {int(rows.max())}, must be below {y.shape[0] * y.shape[1]}, the rows of "
+            "y's tiles; take those of the Routing that y was made with"
+        )
     kernel = KERNELS.select(y.device, "float").load()
     return kernel(y, rows, topk_weights, out_dtype)
 

@@ -11,7 +11,7 @@ from nvfp4_kernels.checks import (
     check_shape,
 )
 from nvfp4_kernels.moe_quantize.kernels import GATHER_KERNELS, KERNELS, PER_TOKEN_KERNELS
-from nvfp4_kernels.routing import Routing, check_routing
+from nvfp4_kernels.routing import Routing, check_routing, check_slots, parts_of
 from nvfp4_kernels.terms import check_terms, data_shape, scales_shape
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -46,7 +46,7 @@ def moe_quantize(
         InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
         NoKernelError: no kernel for this device.
     """
-    return torch.ops.nvfp4.moe_quantize(x, *routing, global_scale, topk_weights, terms)
+    return torch.ops.nvfp4.moe_quantize(x, *parts_of(routing), global_scale, topk_weights, terms)
 
 
 def moe_quantize_per_token(
@@ -63,7 +63,7 @@ def moe_quantize_per_token(
     Raises:
         InvalidArgument, NoKernelError: as ``moe_quantize``.
     """
-    return torch.ops.nvfp4.moe_quantize_per_token(x, *routing, topk_weights, terms)
+    return torch.ops.nvfp4.moe_quantize_per_token(x, *parts_of(routing), topk_weights, terms)
 
 
 def moe_gather(x: Tensor, routing: Routing, topk_weights: Tensor | None = None) -> Tensor:
@@ -81,7 +81,7 @@ def moe_gather(x: Tensor, routing: Routing, topk_weights: Tensor | None = None) 
     Raises:
         InvalidArgument, NoKernelError: as ``moe_quantize``.
     """
-    return torch.ops.nvfp4.moe_gather(x, *routing, topk_weights)
+    return torch.ops.nvfp4.moe_gather(x, *parts_of(routing), topk_weights)
 
 
 def check_tokens(x: Tensor, routing: Routing, topk_weights: Tensor | None) -> None:
@@ -98,6 +98,8 @@ def check_tokens(x: Tensor, routing: Routing, topk_weights: Tensor | None) -> No
             "before the first product or the slots after the second"
         )
     check_same_device(x=x, **{f"routing.{n}": t for n, t in routing._asdict().items()})
+    if x.device.type == "cpu":
+        check_slots(routing)
 
 
 def check_topk_weights(topk_weights: Tensor | None, rows: Tensor) -> None:

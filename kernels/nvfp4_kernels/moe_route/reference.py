@@ -40,5 +40,6 @@ def _local_rows(topk_ids: Tensor, expert_map: Tensor | None, num_experts: int) -
     rows = topk_ids.long()
     if expert_map is not None:
         known = (rows >= 0) & (rows < len(expert_map))
-        rows = torch.where(known, expert_map.long()[torch.where(known, rows, 0)], -1)
+        padded = torch.nn.functional.pad(expert_map.long(), (0, 1), value=-1)
+        rows = padded[torch.where(known, rows, len(expert_map))]
     return torch.where((rows >= 0) & (rows < num_experts), rows, num_experts)

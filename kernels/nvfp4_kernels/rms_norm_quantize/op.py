@@ -105,14 +105,8 @@ def add_rms_norm_quantize_per_token(
     return torch.ops.nvfp4.add_rms_norm_quantize_per_token(x, residual, weight, eps, terms)
 
 
-def _check(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    terms: int,
-    residual: Tensor | None = None,
-    global_scale: Tensor | None = None,
-) -> None:
+def _check(x: Tensor, weight: Tensor, eps: float, terms: int, **more: Tensor) -> None:
+    """Check the arguments that all four ops have, and ``residual`` and ``global_scale`` if any."""
     check_dtype("x", x, FLOAT_DTYPES)
     check_rows("x", x)
     check_blocks_of_16("x", x.shape)
@@ -121,13 +115,14 @@ def _check(
     if not (math.isfinite(eps) and eps >= 0):
         raise InvalidArgument(f"eps: is {eps}, must be 0 or more and finite; models use 1e-5 or so")
     check_terms("terms", terms)
-    if residual is not None:
-        check_dtype("residual", residual, (x.dtype,))
-        check_shape("residual", residual, x.shape, "one value for each of x")
-    if global_scale is not None:
-        check_dtype("global_scale", global_scale, (torch.float32,))
-        check_shape("global_scale", global_scale, (), "for one scale per row use the per_token op")
-    check_same_device(x=x, weight=weight, residual=residual, global_scale=global_scale)
+    if "residual" in more:
+        check_dtype("residual", more["residual"], (x.dtype,))
+        check_shape("residual", more["residual"], x.shape, "one value for each of x")
+    if "global_scale" in more:
+        check_dtype("global_scale", more["global_scale"], (torch.float32,))
+        remedy = "for one scale per row use the per_token op"
+        check_shape("global_scale", more["global_scale"], (), remedy)
+    check_same_device(x=x, weight=weight, **more)
 
 
 @torch.library.custom_op("nvfp4::rms_norm_quantize", mutates_args=())
@@ -164,7 +159,7 @@ def _(x: Tensor, weight: Tensor, eps: float, terms: int) -> tuple[Tensor, Tensor
 def _add_rms_norm_quantize(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check(x, weight, eps, terms, residual, global_scale)
+    _check(x, weight, eps, terms, residual=residual, global_scale=global_scale)
     kernel = KERNELS["add_rms_norm_quantize"].select(x.device, "w4a4").load()
     return kernel(x, residual, weight, eps, global_scale, terms)
 
@@ -180,7 +175,7 @@ def _(
 def _add_rms_norm_quantize_per_token(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, terms: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check(x, weight, eps, terms, residual)
+    _check(x, weight, eps, terms, residual=residual)
     kernel = KERNELS["add_rms_norm_quantize_per_token"].select(x.device, "w4a4").load()
     return kernel(x, residual, weight, eps, terms)
 

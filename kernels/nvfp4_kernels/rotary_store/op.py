@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.checks import check_dtype
 from nvfp4_kernels.dispatch import called
+from nvfp4_kernels.heads import DTYPES
 from nvfp4_kernels.rotary_store.arguments import check_out_of, check_rotary_store
 from nvfp4_kernels.rotary_store.kernels import KERNELS
 
@@ -81,6 +83,7 @@ def rotary_store(
         InvalidArgument: an argument that does not fit, named.
         NoKernelError: no kernel for this device.
     """
+    check_dtype("q", q, DTYPES)
     tensors = (
         q, k, v, positions, cos_sin_cache, kv_cache, slot_mapping, q_norm, k_norm, k_scale, v_scale,
     )  # fmt: skip

@@ -149,6 +149,19 @@ def test_refused(name: str) -> None:
         paged_attention_quantized(**given | change(given))
 
 
+def test_pair() -> None:
+    given = DECODE.problem().paged() | {"input_scale": torch.tensor(0.01)}
+    with pytest.raises(InvalidArgument, match="out: is int, must be a pair of tensors"):
+        paged_attention_quantized(**given, out=7)
+
+
+def test_no_rows() -> None:
+    given = DECODE.problem().paged()
+    nobody = {"query_start": torch.zeros_like(given["query_start"]), "q": given["q"][:0]}
+    out, _, lse = paged_attention_quantized(**given | nobody, input_scale=torch.tensor(0.01))
+    assert (len(out), len(lse)) == (0, 0)
+
+
 def test_opcheck() -> None:
     given = DECODE.problem().paged()
     names = ("q", "kv_cache", "block_table", "seq_lens", "query_start", "sinks")

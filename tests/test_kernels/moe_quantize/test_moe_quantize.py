@@ -163,6 +163,9 @@ WEIGHTS = torch.ones(3, 2)
         ((X, ROUTING, WEIGHTS[:2]), r"topk_weights: shape is \(2, 2\), must be \(3, 2\)"),
         ((X, ROUTING, None, 5), r"terms: is 5, must be 1 to 4"),
         ((X, ROUTING._replace(groups=ROUTING.groups[:1])), r"routing.groups: shape is \(1,\)"),
+        ((X, 2.5), "routing: is float, must be a Routing"),
+        ((X, ROUTING._replace(groups=ROUTING.groups + 99)), r"routing.groups: says that \d+ tiles"),
+        ((X, ROUTING._replace(rows=ROUTING.rows[:, :1])), r"routing.slots: holds 3, must be from"),
         ((X, ROUTING._replace(slots=ROUTING.slots[0])), r"routing.slots: shape is \(8,\)"),
         ((X, ROUTING._replace(rows=ROUTING.rows.long())), r"routing.rows: dtype is int64"),
         (

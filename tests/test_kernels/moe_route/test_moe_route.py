@@ -91,6 +91,12 @@ def test_refuses(arguments: tuple, message: str) -> None:
         moe_route(*arguments)
 
 
+def test_a_map_of_no_expert_has_none() -> None:
+    routing = moe_route(IDS, 4, 8, torch.empty(0, dtype=torch.int32))
+    assert int(routing.groups[0]) == 0
+    assert (routing.rows == -1).all()
+
+
 def test_parts() -> None:
     routing = moe_route(IDS, 4, 16)
     assert isinstance(routing, Routing)

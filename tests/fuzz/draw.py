@@ -1,0 +1,113 @@
+"""What a seed draws: numbers, tensors of every size of value, and views with every stride."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+E4M3 = torch.float8_e4m3fn
+
+
+class Draw:
+    """Random choices of one seed.
+
+    Attributes:
+        rng: what they come from.
+        gpu: whether an sm_100 kernel is to take what is drawn: small, and aligned as it wants.
+    """
+
+    def __init__(self, rng: np.random.Generator, gpu: bool = False) -> None:
+        self.rng = rng
+        self.gpu = gpu
+
+    def chance(self, probability: float) -> bool:
+        return bool(self.rng.random() < probability)
+
+    def one(self, *options: T) -> T:
+        return options[int(self.rng.integers(len(options)))]
+
+    def number(self, low: int, high: int) -> int:
+        """From ``low`` to ``high``, both included; one in five is an end."""
+        if self.chance(0.2):
+            return self.one(low, high)
+        return int(self.rng.integers(low, high + 1))
+
+    def lengths(self, count: int, low: int, high: int) -> list[int]:
+        return [self.number(low, high) for _ in range(count)]
+
+    def batch(self) -> tuple[int, ...]:
+        """Leading dimensions of rows."""
+        return self.one((), (), (), (1,), (2,), (0,), (2, 1), (1, 3))
+
+    def floats(self, shape: Sequence[int], dtype: torch.dtype, octaves: int = 6) -> Tensor:
+        """Normal values, rows of sizes that many octaves apart, some rows and elements zero."""
+        sizes = 2.0 ** self.rng.uniform(-octaves, octaves, (*shape[:-1], 1))
+        values = self.rng.standard_normal(shape) * sizes
+        if self.chance(0.3):
+            values = values * (self.rng.random((*shape[:-1], 1)) > 0.3)
+        if self.chance(0.3):
+            values = values * (self.rng.random(shape) > 0.5)
+        return torch.from_numpy(np.asarray(values)).to(dtype)
+
+    def extremes(self, x: Tensor) -> Tensor:
+        """The same with, now and then, an element of the largest, the least, NaN or infinity."""
+        if x.numel() and self.chance(0.2):
+            info = torch.finfo(x.dtype)
+            what = self.one(info.max, -info.max, info.tiny, info.tiny / 4, torch.nan, torch.inf)
+            x.view(-1)[int(self.rng.integers(x.numel()))] = what
+        return x
+
+    def scalar(self, usual: float) -> Tensor:
+        """A float32 scale, positive and finite; one in five from the ends of the range."""
+        if self.chance(0.2):
+            return torch.tensor(self.one(2.0**-126, 1e-30, 1.0, 1e20, 3e38), dtype=FP32)
+        return torch.tensor(usual * 2.0 ** self.rng.uniform(-4, 4), dtype=FP32)
+
+    def integers(self, low: int, high: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.asarray(self.rng.integers(low, high, shape))).to(dtype)
+
+    # --- strides ------------------------------------------------------------------------------
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The same values, now and then in rows of a wider tensor, the last stride 1."""
+        if x.ndim < 2 or not self.chance(0.4):
+            return self.odd(x)
+        # 64 bytes keep rows where a GPU wants them.
+        step = 64 // x.element_size()
+        apart = step * self.number(1, 2) if self.gpu else self.number(1, 40)
+        before = step * self.number(0, 1) if self.gpu else self.number(0, apart)
+        wider = x.new_full((*x.shape[:-1], x.shape[-1] + apart + before), 7)
+        view = wider[..., before : before + x.shape[-1]]
+        view.copy_(x)
+        return self.odd(view)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """``(..., H, D)``, now and then among the heads of a wider projection."""
+        if not self.chance(0.5):
+            return self.odd(x)
+        wider = torch.cat([x, x[..., :1, :], x], -2)
+        return self.odd(wider[..., x.shape[-2] + 1 :, :])
+
+    def strided(self, x: Tensor) -> Tensor:
+        """The same values with any strides, where an op takes them."""
+        if self.gpu or not x.ndim or not self.chance(0.4):
+            return self.rows(x)
+        if x.ndim > 1 and self.chance(0.5):
+            return x.mT.contiguous().mT
+        apart = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), 7)
+        apart[..., ::2] = x
+        return apart[..., ::2]
+
+    def odd(self, x: Tensor) -> Tensor:
+        """Now and then with a stride that no index is multiplied by, where a size is 1."""
+        if 1 not in x.shape[:-1] or not self.chance(0.5):
+            return x
+        strides = [
+            self.one(0, 1, 3, 1 << 40) if size == 1 and dim < x.ndim - 1 else stride
+            for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True))
+        ]
+        return x.as_strided(x.shape, strides)

@@ -1,0 +1,219 @@
+"""One seed: draw, perhaps break, call, judge. And many: a table of what became of them."""
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+import nvfp4_kernels
+from nvfp4_kernels import InvalidArgument, NoKernelError
+from tests import devices
+from tests.emulator import EmulatorError, randomised
+from tests.fuzz import attention, caches, experts, indexer, products, rows
+from tests.fuzz.bounds import Wrong
+from tests.fuzz.describe import described
+from tests.fuzz.draw import Draw
+from tests.fuzz.ops import Given, Op
+from tests.fuzz.wrong import break_one, copied, names_argument, parameters
+
+OPS: dict[str, Op] = {
+    **rows.OPS, **products.OPS, **experts.OPS, **attention.OPS, **caches.OPS, **indexer.OPS
+}  # fmt: skip
+EMULATED = tuple(name for name, op in OPS.items() if op.emulated)
+SECONDS = 20.0  # for one seed
+EMULATED_SECONDS = 240.0
+WRONG_SHARE = 0.4
+
+
+class TooSlow(BaseException):
+    """A seed took longer than it may; no op may catch it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a seed.
+
+    Attributes:
+        op: its name.
+        outcome: ``"compared"``; ``"refused"``, by the name of the broken argument; ``"refused by
+            another"``, an argument that it no longer fits; ``"shapes alone"``, of a tensor without
+            a device, which torch asks for without calling the op; or ``"finding"``.
+        drawn: the arguments, and which one is broken.
+        finding: what went wrong.
+    """
+
+    op: str
+    outcome: str
+    drawn: str = ""
+    finding: str = ""
+
+
+def run_seed(seed: int, ops: Sequence[str] = tuple(OPS), emulated: bool = False) -> Verdict:
+    """Run one seed; the op depends on ``ops``, what is drawn for it on the seed alone."""
+    name = ops[int(np.random.default_rng([seed, 0]).integers(len(ops)))]
+    draw = Draw(np.random.default_rng([seed, 1]), emulated)
+    given = OPS[name].draw(draw)
+    broken = None if emulated or not draw.chance(WRONG_SHARE) else break_one(draw, given)
+    drawn = described(given) + (f"; broken: {broken}" if broken else "")
+    try:
+        # Judges run within too, and with them the kernels that a fused one is made of.
+        limit = EMULATED_SECONDS if emulated else SECONDS
+        with _limited(limit), _emulator(seed) if emulated else nullcontext():
+            outcome = _judged(name, given, broken, emulated)
+    except (Wrong, TooSlow) as error:
+        return Verdict(name, "finding", drawn, f"{type(error).__name__}: {error}")
+    return Verdict(name, outcome, drawn)
+
+
+def _judged(name: str, given: Given, broken: str | None, emulated: bool) -> str:
+    before = copied(given)
+    try:
+        result = getattr(nvfp4_kernels, name)(**given)
+    except EmulatorError:
+        raise
+    except (InvalidArgument, TypeError, RuntimeError, ValueError, NoKernelError) as error:
+        return _refused(error, name, broken, emulated)
+    except Exception as error:
+        raise Wrong(f"{type(error).__name__}: {error}") from error
+    if _on_no_device(given):  # torch asks the op for shapes alone, or it would have refused
+        return "shapes alone"
+    try:
+        op = OPS[name]
+        check = (emulated and op.kernel_check) or op.check
+        check(before, result, given)
+    except (Wrong, EmulatorError):
+        raise
+    except Exception as error:
+        raise Wrong(
+            f"was accepted, and has no meaning to the formula: {type(error).__name__}: {error}"
+        ) from error
+    return "compared"
+
+
+def _refused(error: Exception, op: str, broken: str | None, emulated: bool) -> str:
+    """Tell a refusal that names its reason from an accident."""
+    said = f"{type(error).__name__}: {error}".splitlines()[0]
+    named = isinstance(error, InvalidArgument | NoKernelError)
+    if broken is None:
+        if emulated and named:
+            return "refused"
+        raise Wrong(f"a valid call was refused: {said}") from error
+    parts = broken.split(" ", 1)[0].split(".")
+    if any(names_argument(said, part) for part in parts) and (named or _is_schema(error)):
+        return "refused"
+    if "can't allocate memory" in said:  # a size of the result; there is no other limit to it
+        return "refused"
+    message = said.split(": ", 1)[1]
+    if named and any(message.startswith(name) for name in (*_NAMES, *parameters(op))):
+        return "refused by another"
+    raise Wrong(said) from error
+
+
+def _on_no_device(given: Given) -> bool:
+    parts = [y for x in given.values() for y in (x if isinstance(x, tuple) else (x,))]
+    return any(isinstance(x, torch.Tensor) and x.device.type == "meta" for x in parts)
+
+
+# What messages begin with that is no argument of every op.
+_NAMES = "output", "out_scales"
+
+
+def _is_schema(error: Exception) -> bool:
+    """Whether torch, or Python, refused an argument by the op's signature."""
+    return isinstance(error, TypeError) or "for argument" in str(error)
+
+
+@contextmanager
+def _emulator(seed: int) -> Iterator[None]:
+    try:
+        with devices.emulated_ops(randomised(seed)):
+            yield
+    except EmulatorError as error:
+        raise Wrong(f"EmulatorError: {error}") from error
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Interrupt what takes longer."""
+
+    def stop(*_: object) -> None:
+        raise TooSlow(f"took more than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclass
+class Table:
+    """Counts by op and outcome, and the lines of the findings."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+
+    def add(self, seed: int, verdict: Verdict, options: str = "") -> None:
+        self.counts[verdict.op, verdict.outcome] += 1
+        if verdict.outcome == "finding":
+            self.findings.append(
+                f"python -m tests.fuzz --first {seed} --seeds 1{options}  # {verdict.op}("
+                f"{verdict.drawn}): {verdict.finding}"
+            )
+
+    def __str__(self) -> str:
+        heads = "compared", "refused", "refused by another", "shapes alone", "finding"
+        lines = [f"{'op':34}{'seeds':>7}" + "".join(f"{h:>20}" for h in heads)]
+        names = sorted({op for op, _ in self.counts})
+        for name in [*names, "all"]:
+            found = [sum(n for (op, how), n in self.counts.items() if how == h
+                         and name in (op, "all")) for h in heads]  # fmt: skip
+            lines.append(f"{name:34}{sum(found):>7}" + "".join(f"{n:>20}" for n in found))
+        return "\n".join(lines)
+
+
+def run_seeds(
+    first: int,
+    seeds: int,
+    minutes: float | None = None,
+    ops: Sequence[str] = tuple(OPS),
+    emulated: bool = False,
+    options: str = "",
+    told: Callable[[str], Any] = lambda line: None,
+    begins: Callable[[int], Any] = lambda seed: None,
+) -> Table:
+    """Run seeds one after the other, in time.
+
+    Args:
+        first: the first.
+        seeds: how many.
+        minutes: after which no other begins; None: any number.
+        ops: to choose from.
+        emulated: whether sm_100 kernels run, in the emulator.
+        options: of the command that repeats one.
+        told: hears of progress and findings.
+        begins: hears of each seed before it runs.
+    """
+    table, begun, heard = Table(), time.monotonic(), time.monotonic()
+    torch.set_num_threads(1)
+    for seed in range(first, first + seeds):
+        if minutes is not None and time.monotonic() - begun > 60 * minutes:
+            break
+        begins(seed)
+        count = len(table.findings)
+        table.add(seed, run_seed(seed, ops, emulated), options)
+        for line in table.findings[count:]:
+            told(line)
+        if time.monotonic() - heard > 10:
+            heard = time.monotonic()
+            done = seed + 1 - first
+            told(f"{done} of {seeds} seeds, {len(table.findings)} findings, {heard - begun:.0f} s")
+    return table

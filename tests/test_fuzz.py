@@ -1,0 +1,185 @@
+"""The fuzzer: a few seeds of every op; it notices broken ops and silently accepted arguments."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+import nvfp4_kernels
+from tests import devices
+from tests.fuzz.__main__ import main
+from tests.fuzz.run import EMULATED, OPS, run_seed, run_seeds
+
+COMBINE = import_module("nvfp4_kernels.moe_combine.reference")
+NO_OPS = {"HeadRotation", "InvalidArgument", "NoKernelError", "Nvfp4Tensor"}
+
+
+def test_every_public_op_is_fuzzed() -> None:
+    assert set(OPS) == set(nvfp4_kernels.__all__) - NO_OPS
+
+
+def test_references() -> None:
+    table = run_seeds(0, 250)
+    assert not table.findings, "\n".join(table.findings)
+    outcomes = {how for _, how in table.counts}
+    assert {"compared", "refused"} <= outcomes
+
+
+SEEDS = (0, 1, 5, 9, 11, 13, 21, 22, 24, 28, 34)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_kernels(seed: int) -> None:
+    check_kernel(seed, EMULATED)
+
+
+def test_nan_of_a_token_stays_its_own() -> None:
+    """Of two tokens whose SiLU has one reciprocal."""
+    check_kernel(346, ("grouped_gemm",))
+
+
+def check_kernel(seed: int, ops: tuple[str, ...]) -> None:
+    devices.cutlass_or_skip()
+    verdict = run_seed(seed, ops, emulated=True)
+    assert verdict.outcome != "finding", f"{verdict.drawn}: {verdict.finding}"
+
+
+def test_a_seed_is_the_same_again_among_any_others() -> None:
+    alone = run_seed(17, ("gemm",))
+    run_seeds(0, 5)
+    assert run_seed(17, ("gemm",)) == alone
+
+
+# --- what must be noticed -------------------------------------------------------------------------
+
+Break = Callable[[Any], Any]
+
+
+def _without_bias(real: Any) -> Any:
+    return lambda *args, **more: real(*args[:7], None, *args[8:], **more)
+
+
+def _nibbles_swapped(real: Any) -> Any:
+    def broken(*args: Any) -> Any:
+        data, *rest = real(*args)
+        return data >> 4 | data << 4, *rest
+
+    return broken
+
+
+def _slightly_more(real: Any) -> Any:
+    def broken(*args: Any) -> Any:
+        out, *rest = real(*args)
+        return (out.float() * 1.01).to(out.dtype), *rest
+
+    return broken
+
+
+def _unweighted(real: Any) -> Any:
+    return lambda y, rows, weights, dtype: real(y, rows, None, dtype)
+
+
+def _first_kept(real: Any) -> Any:
+    def broken(*args: Any) -> Any:
+        indices, valid = real(*args)
+        return indices.flip(1), valid
+
+    return broken
+
+
+def _crashes(real: Any) -> Any:
+    return lambda *args: [][0]
+
+
+MUTATIONS: dict[str, tuple[str, str, Break]] = {
+    "gemm": ("nvfp4_kernels.gemm.reference", "gemm", _without_bias),
+    "quantize": ("nvfp4_kernels.quantize.reference", "quantize", _nibbles_swapped),
+    "add_rms_norm": ("nvfp4_kernels.add_rms_norm.reference", "add_rms_norm", _slightly_more),
+    "merge_segments": ("nvfp4_kernels.merge_segments.reference", "merge_segments", _slightly_more),
+    "attention": ("nvfp4_kernels.attention.reference", "attention", _slightly_more),
+    "moe_combine": ("nvfp4_kernels.moe_combine.reference", "moe_combine", _unweighted),
+    "indexer_topk": ("nvfp4_kernels.indexer.reference", "topk", _first_kept),
+    "rotary_embedding": ("nvfp4_kernels.rotary_embedding.reference", "rotary_embedding", _crashes),
+}
+
+
+@pytest.mark.parametrize("op", MUTATIONS)
+def test_a_broken_op_is_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, broken = MUTATIONS[op]
+    room = import_module(module)
+    monkeypatch.setattr(room, name, broken(getattr(room, name)))
+    table = run_seeds(0, 30, ops=(op,))
+    assert any(f"# {op}(" in line for line in table.findings)
+
+
+# A check that is left out, and an argument whose wrong values then get through.
+UNCHECKED = {
+    "rotary_embedding": ("nvfp4_kernels.rotary_embedding.op._check_positions", "positions"),
+    "paged_attention": ("nvfp4_kernels.attention.arguments._check_pages", "block_table"),
+    "moe_combine": ("nvfp4_kernels.moe_combine.op.check_shape", "topk_weights"),
+    "indexer_store_k": ("nvfp4_kernels.indexer.cache_op._check_slots", "slot_mapping"),
+}
+
+
+@pytest.mark.parametrize("op", UNCHECKED)
+def test_an_argument_that_nobody_checks_is_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, argument = UNCHECKED[op]
+    module, name = check.rsplit(".", 1)
+    monkeypatch.setattr(import_module(module), name, lambda *args: None)
+    found = run_seeds(0, 600, ops=(op,)).findings
+    assert any(f"; broken: {argument} " in line for line in found)
+
+
+def test_a_finding_repeats_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("a tensor inside of torch")
+
+    monkeypatch.setattr(COMBINE, "moe_combine", broken)
+    assert main(["--seeds", "9", "--op", "moe_combine"]) == 1
+    line = capsys.readouterr().out.splitlines()[0]
+    command = re.match(r"python -m tests\.fuzz (--first \d+ --seeds 1 --op moe_combine)  # ", line)
+    assert command
+    assert main(command[1].split()) == 1
+    assert capsys.readouterr().out.splitlines()[0] == line
+
+
+def test_without_findings_the_status_is_0() -> None:
+    assert main(["--seeds", "3", "--op", "moe_route"]) == 0
+
+
+@pytest.mark.processes
+def test_a_crash_names_its_seed() -> None:
+    """As of a kernel that reads where no memory is."""
+    script = (
+        "import ctypes\n"
+        "from tests.fuzz.__main__ import main\n"
+        "from tests.fuzz.crash import guarded\n"
+        "from nvfp4_kernels.moe_combine import reference\n"
+        "reference.moe_combine = lambda *given: ctypes.string_at(0)\n"
+        "given = ['--op', 'moe_combine', '--seeds', '20', '--first', '1']\n"
+        "raise SystemExit(guarded(lambda begins: main(given, begins), ' --op moe_combine'))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert re.search(
+        r"--first \d+ --seeds 1 --op moe_combine  # the process died of SIGSEGV", ended.stdout
+    )
+
+
+def test_a_seed_that_takes_too_long_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*args: Any) -> torch.Tensor:
+        while True:
+            pass
+
+    monkeypatch.setattr("tests.fuzz.run.SECONDS", 0.1)
+    monkeypatch.setattr(COMBINE, "moe_combine", endless)
+    assert any("TooSlow" in line for line in run_seeds(0, 3, ops=("moe_combine",)).findings)
