@@ -12,7 +12,9 @@ A seed chooses an op, and draws its arguments from the domain that the op docume
 up to the ends of float32, NaN where it is said what comes of it, experts of no rank, pages in any
 order with NaN where no key is. The result must be one that the formula explains: to the bit where
 an op's documentation says so, else within what its roundings allow (``bounds``). Formulas are in
-float64, know the arguments alone, and share no code with the references.
+float64 and know the arguments alone. They share with the references what lays scales and fragments
+out, ``Activation``, and of the routing that products are given the reference of ``moe_route``; of
+attention that rotates, stores and quantises they ask the ops that it stands for.
 
 In four of ten seeds one argument is then broken: another dtype, rank or length, a stride, a
 misaligned start, an odd element, a number out of range, None, text. The op must refuse it with an
