@@ -199,6 +199,7 @@ UNREAD: dict[str, Meaning] = dict.fromkeys(
         *("producer", "version", "name", "global_compression_ratio", "observer", "actorder"),
         *("dynamic", "observer_kwargs", "block_structure", "scale_dtype", "zp_dtype"),
         *("quantization_status", "transform_config", "sparsity_config", "output_activations"),
+        "format",  # of all, where a group has its own
     ),
     "the same",
 )

@@ -55,8 +55,9 @@ def test_nothing_broken_is_served(sound: Path, served: Run, tmp_path: Path) -> N
         verdict = judge(fault, struck(fault, sound, tmp_path / "broken"), served)
         count += 1
         place = fault.where.partition(",")[0].split()[-1]  # file, tensor or field
+        place = place.removeprefix("quantization_config.")
         layer, _, part = place.rpartition(".")
-        names = {place, part, layer or place, "mend the model's config.json"}
+        names = {place, part, layer or place, "fit the model"}
         named = any(name in verdict.message for name in names)
         if not verdict.is_right or (verdict.outcome == "refused" and not named):
             wrong.append((fault.name, verdict.outcome, verdict.message))

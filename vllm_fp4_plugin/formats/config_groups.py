@@ -87,6 +87,7 @@ def _kind(field: str, args: Any, remedy: str) -> Kind:
         if strategy == "group" and size == MX_BLOCK_SIZE:
             return Kind.MXFP4
         check_block_size(f"{field}.group_size", size)
+        _check_blocks(field, args, remedy)
         return Kind.NVFP4
     if strategy in (None, "group") and size == MX_BLOCK_SIZE:
         return Kind.MXFP8
@@ -116,6 +117,18 @@ def _check_inputs(field: str, kind: Kind, inputs: Any, remedy: str) -> None:
         )
     if kind.is_nvfp4:
         check_block_size(f"{field}.group_size", args.get("group_size"))
+        _check_blocks(field, args, remedy)
+
+
+def _check_blocks(field: str, args: Mapping[str, Any], remedy: str) -> None:
+    """Raise unless what is said of NVFP4 values' scales, if anything, is so."""
+    for name, accepted in (("strategy", ("tensor_group", "group")), ("symmetric", (True,))):
+        value = args.get(name)
+        if value is not None and value not in accepted:
+            must = " or ".join(map(repr, accepted))
+            raise UnsupportedCheckpoint(
+                f"{field}.{name}: is {value!r}, must be {must} for NVFP4; {remedy}"
+            )
 
 
 def check_block_size(field: str, size: Any) -> None:
