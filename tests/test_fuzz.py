@@ -16,11 +16,16 @@ from tests.fuzz.__main__ import main
 from tests.fuzz.run import EMULATED, OPS, run_seed, run_seeds
 
 COMBINE = import_module("nvfp4_kernels.moe_combine.reference")
-NO_OPS = {"HeadRotation", "InvalidArgument", "NoKernelError", "Nvfp4Tensor"}
+NO_OPS = {"HeadRotation", "InvalidArgument", "NoKernelError", "Nvfp4Tensor", "Router"}
+# Of a router's logits; a loop judges them in their rooms' tests.
+NOT_DRAWN = {
+    "moe_topk",
+    *(f"moe_topk_route_{end}" for end in ("quantize", "quantize_per_token", "gather")),
+}
 
 
 def test_every_public_op_is_fuzzed() -> None:
-    assert set(OPS) == set(nvfp4_kernels.__all__) - NO_OPS
+    assert set(OPS) == set(nvfp4_kernels.__all__) - NO_OPS - NOT_DRAWN
 
 
 def test_references() -> None:

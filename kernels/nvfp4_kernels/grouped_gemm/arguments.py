@@ -13,6 +13,7 @@ from nvfp4_kernels.checks import (
     check_same_device,
     check_shape,
 )
+from nvfp4_kernels.devices import device_arch
 from nvfp4_kernels.dispatch import KernelTable, Mode
 from nvfp4_kernels.fragments import fragment_shapes
 from nvfp4_kernels.gemm.arguments import (
@@ -95,7 +96,7 @@ def check_grouped(
         check_dtype("bias", bias, OUT_DTYPES)
         check_shape("bias", bias, (*matrices, n), "one value for each row of each matrix of b")
     check_same_device(**operands._asdict())
-    if a.device.type == "cpu":
+    if device_arch(a.device) == "cpu":  # a GPU is not waited for
         check_used("groups", groups, b.shape[0])
     return mode, n
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.devices import device_arch
 from nvfp4_kernels.moe_combine.kernels import KERNELS
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -58,7 +59,11 @@ def _moe_combine(
             f"out_dtype: is {out_dtype}, must be bfloat16, float16 or float32; choose one"
         )
     check_same_device(y=y, rows=rows, topk_weights=topk_weights)
-    if y.device.type == "cpu" and rows.numel() and int(rows.max()) >= y.shape[0] * y.shape[1]:
+    if (
+        device_arch(y.device) == "cpu"
+        and rows.numel()
+        and int(rows.max()) >= y.shape[0] * y.shape[1]
+    ):
         raise InvalidArgument(
             f"rows: holds {int(rows.max())}, must be below {y.shape[0] * y.shape[1]}, the rows of "
             "y's tiles; take those of the Routing that y was made with"
