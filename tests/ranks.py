@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ def compile_in_pieces(patch: pytest.MonkeyPatch) -> None:
         compilation = config.compilation_config
         compilation.mode, compilation.backend = CompilationMode.VLLM_COMPILE, "inductor"
         compilation.ir_enable_torch_wrap, compilation.compile_sizes = True, []
-        del compilation.inductor_compile_config["dce"]
+        compilation.inductor_compile_config.pop("dce", None)  # set once, or more often
 
     patch.setattr(CpuPlatform, "check_and_update_config", classmethod(keep))
     # It looks for CUDA's ops.
@@ -122,6 +123,12 @@ def free_port() -> int:
         return port
 
 
+def remove_segments(port: int) -> None:
+    """Remove the shared memory that vLLM's ranks name after the port they meet at, and leave."""
+    for segment in Path("/dev/shm").glob(f"{port}-*"):
+        segment.unlink(missing_ok=True)
+
+
 def main(models: Sequence[str], arguments: Sequence[str]) -> None:
     """Run one engine after the other."""
     import vllm.entrypoints.llm  # noqa: F401  what all processes would import
@@ -135,6 +142,7 @@ def main(models: Sequence[str], arguments: Sequence[str]) -> None:
     context = multiprocessing.get_context("fork")
     for model, engine_args in zip(models, arguments, strict=True):
         port, processes, ends = free_port(), [], []
+        remove_segments(port)  # of a run that was killed
         for rank in range(RANKS):
             mine, theirs = context.Pipe(duplex=False)
             args = (rank, model, json.loads(engine_args), port, theirs)
@@ -148,6 +156,7 @@ def main(models: Sequence[str], arguments: Sequence[str]) -> None:
             for process in processes:
                 process.kill()
                 process.join()
+            remove_segments(port)
 
 
 if __name__ == "__main__":

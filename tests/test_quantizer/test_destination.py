@@ -54,7 +54,7 @@ def test_an_interrupt_leaves_nothing(
 
 
 STALLING = """
-import sys, time
+import signal, sys, time
 from vllm_fp4_plugin.__main__ import app
 from vllm_fp4_plugin.quantizer.weights import WeightQuantizer
 
@@ -68,6 +68,7 @@ def stall(self, name):
     return quantize(self, name)
 
 WeightQuantizer.quantize = stall
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 app()
 """
 
