@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 from vllm.model_executor.layers.activation import GeluAndMul
 from vllm.model_executor.models import llama
 
 from tests.catalogue import checkpoint, facts
 from tests.engine import report_command as report
+from vllm_fp4_plugin import command_line
 
 pytestmark = pytest.mark.slow
 
@@ -59,12 +61,20 @@ def test_brackets_are_shown_as_they_are(bf16: Path) -> None:
     assert "Supported dtypes: [torch.bfloat16, torch.float16]" in " ".join(refused.stderr.split())
 
 
-def test_a_config_that_vllm_stumbles_over(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": 7}')
+def test_a_config_that_is_no_object(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
     done = report(tmp_path)
     assert done.exit_code == 1
-    assert f"{tmp_path}: vLLM cannot build it here (" in done.stderr
+    assert done.stderr.startswith(f"{tmp_path / 'config.json'}: is [], must be an object; ")
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_what_vllm_stumbles_over(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as end, command_line.refusals("m"):
+        raise AttributeError("no head")
+    assert end.value.exit_code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("m: vLLM cannot build it here (AttributeError: no head), must be one")
 
 
 def test_additional_config_must_be_json(bf16: Path) -> None:
