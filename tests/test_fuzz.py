@@ -44,7 +44,7 @@ def test_kernels(seed: int) -> None:
 
 
 def test_nan_of_a_token_stays_its_own() -> None:
-    """Of two tokens whose SiLU has one reciprocal."""
+    """Two tokens whose SiLU has one reciprocal."""
     check_kernel(346, ("grouped_gemm",))
 
 
@@ -161,7 +161,7 @@ def test_without_findings_the_status_is_0() -> None:
 
 @pytest.mark.processes
 def test_a_crash_names_its_seed() -> None:
-    """As of a kernel that reads where no memory is."""
+    """A crash as a kernel's that reads where no memory is."""
     script = (
         "import ctypes\n"
         "from tests.fuzz.__main__ import main\n"

@@ -41,13 +41,13 @@ def widest(vllm_config: Any) -> int:
 
 
 def most_tokens(
-    vllm_config: Any, arch: str, terms: int, norm: Any, dtype: torch.dtype
+    vllm_config: Any, family: str, terms: int, norm: Any, dtype: torch.dtype
 ) -> tuple[int, str]:
     """Tokens up to which the op is used for a norm.
 
     Args:
         vllm_config: the engine's.
-        arch: architecture of the norm's own kernel.
+        family: of devices that the norm's own kernel is for.
         terms: how many NVFP4 values add up to each of the norm's.
         norm: the RMSNorm.
         dtype: dtype of what is added up.
@@ -56,7 +56,7 @@ def most_tokens(
         The tokens, 0 for never; and if never, the reason.
     """
     reasons = {
-        f"none on {arch}": arch != "sm_100",
+        f"none on {family}": family != "sm_100",
         f"none for {terms} terms": terms != 1,
         f"none for weights of {norm.weight.dtype}": norm.weight.dtype != dtype,
         f"none for an eps of {norm.variance_epsilon}": norm.variance_epsilon not in EPSILONS,

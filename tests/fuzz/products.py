@@ -128,7 +128,7 @@ def activation_values(a: Tensor, a_scales: Tensor | None, terms: int) -> Float64
 
 
 def weight_values(b: Tensor, b_scales: Tensor, n: int, k: int) -> Float64:
-    """Of one or more weights ``(..., N, K)``, in the blocked layout or in fragments."""
+    """Values of one or more weights ``(..., N, K)``, in the blocked layout or in fragments."""
     if b_scales.dtype != torch.uint8:
         linear = linear_scales(b_scales, list(b.shape[:-2]), b.shape[-2], 2 * b.shape[-1], 1)
         return unpack(b) * np.repeat(linear, 16, axis=-1)

@@ -229,7 +229,7 @@ def test_each_is_one_op() -> None:
     x, logits = torch.randn(9, 32).to(BF16), torch.randn(9, 32)
     calls = [((x, logits), {}), ((x[:7].clone(), logits[:7].clone()), {})]
     # torch takes the router's scale for a symbol, then begins anew with the number.
-    check_compiled(call, calls, graphs=2)
+    check_compiled(call, calls, graphs=2, fewer=1)  # 2.13 does so, 2.11 does not
 
 
 def test_choices() -> None:
