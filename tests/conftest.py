@@ -131,6 +131,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("device_schedule", schedules, ids=str)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_variables() -> Iterator[None]:
+    """Take back what a file's tests do to vLLM's variables, which vLLM itself sets for its models.
+
+    Files come in any order, and what they start inherits the environment.
+    """
+    kept = vllm_variables()
+    yield
+    for name in vllm_variables().keys() - kept.keys():
+        del os.environ[name]
+    os.environ |= kept
+
+
+def vllm_variables() -> dict[str, str]:
+    """Variables of the environment that vLLM reads."""
+    return {name: text for name, text in os.environ.items() if name.startswith("VLLM_")}
+
+
 @pytest.fixture
 def device(
     request: pytest.FixtureRequest, device_schedule: Schedule | None
