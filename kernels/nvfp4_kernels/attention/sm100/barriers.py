@@ -26,7 +26,8 @@ class Barriers:
     | ``kv_full[stage]`` | ``TMA_ARRIVALS`` | copies into the ring | wrap-around of the ring |
     | ``kv_empty[stage]`` | ``MMA_ARRIVALS`` | commit of MMAs that read it | same |
     | ``tail_full`` | ``TMA_ARRIVALS`` | copies of the tile whose tail is zeroed | 0 |
-    | ``q_full[query tile]`` | ``SOFTMAX_ARRIVALS`` | Q in shared memory | 0 |
+    | ``q_full[query tile]`` | ``q_arrivals`` | Q in shared memory | work tile |
+    | ``q_empty`` | ``MMA_ARRIVALS`` | commit of the last QK of a work tile | same |
     | ``s_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of QK | turn of the stages |
     | ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile |
     | ``p_full[query tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
@@ -37,10 +38,16 @@ class Barriers:
     kv_empty: Array
     tail_full: Array
     q_full: Array
+    q_empty: Array
     s_full: Array
     s_empty: Array
     p_full: Array
     o_full: Array
+
+
+def q_arrivals(tile: AttentionTile) -> int:
+    """Arrivals that complete ``q_full``: of the warp that loads a query tile, or of four."""
+    return 1 if tile.query_warps else SOFTMAX_ARRIVALS
 
 
 def allocate_barriers(tile: AttentionTile) -> Barriers:
@@ -68,8 +75,8 @@ def _groups(tile: AttentionTile) -> list[tuple[int, dict[str, int]]]:
     """Barriers of equal number: how many of each, and their arrive counts."""
     return [
         (tile.stages, {"kv_full": TMA_ARRIVALS, "kv_empty": MMA_ARRIVALS}),
-        (1, {"tail_full": TMA_ARRIVALS}),
-        (tile.query_tiles, {"q_full": SOFTMAX_ARRIVALS, "s_empty": SOFTMAX_ARRIVALS}),
+        (1, {"tail_full": TMA_ARRIVALS, "q_empty": MMA_ARRIVALS}),
+        (tile.query_tiles, {"q_full": q_arrivals(tile), "s_empty": SOFTMAX_ARRIVALS}),
         (tile.query_tiles * tile.s_stages * len(tile.s_parts), {"s_full": MMA_ARRIVALS}),
         (
             tile.query_tiles * tile.s_stages * tile.parts,

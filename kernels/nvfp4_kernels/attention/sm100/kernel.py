@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import cuda.bindings.driver as cuda_driver
 import cutlass
 import cutlass.cute as cute
-from cutlass import AddressSpace, Array, Float32, GridConstant, Int32, Int64, Uint8
+from cutlass import AddressSpace, Array, Boolean, Float32, GridConstant, Int32, Int64, Uint8
 from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
@@ -19,6 +19,7 @@ from nvfp4_kernels.attention.sm100.loader import Source, TmaLoader
 from nvfp4_kernels.attention.sm100.mma import Mma
 from nvfp4_kernels.attention.sm100.operands import Strides, operand_type, tensor_maps
 from nvfp4_kernels.attention.sm100.queries import Queries, QueryLoader
+from nvfp4_kernels.attention.sm100.query_copier import QueryCopier
 from nvfp4_kernels.attention.sm100.rotating import RotatingQueryLoader, RotationArguments
 from nvfp4_kernels.attention.sm100.scheduler import (
     Before,
@@ -42,6 +43,7 @@ from nvfp4_kernels.attention.sm100.tile import (
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.merge_segments.merge import MergeArguments
+from nvfp4_kernels.sm100.launch_control import LaunchControl
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 _SCALES = ("scales", "input_scale", "first_row")  # of a result in NVFP4
@@ -107,6 +109,7 @@ class Memory:
         barriers: by which warps hand over tiles.
         tensor: the address of tensor memory.
         is_last: see ``LastCta``.
+        launch_control: of CTAs that take over; else None.
     """
 
     source: Source
@@ -114,6 +117,7 @@ class Memory:
     barriers: Barriers
     tensor: Array
     is_last: Array
+    launch_control: Any
 
 
 @dataclass(frozen=True)
@@ -245,12 +249,17 @@ class FmhaSm100:
         ring = self._bytes(tile.stages * tile.stage_bytes)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         is_last = Array(Int32, 1, space=AddressSpace.smem, alignment=4)
+        control: Any = None
+        if cutlass.const_expr(tile.takes_over):
+            control = LaunchControl.allocate()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         mma_warp = WARPS * tile.query_tiles
         if warp == 0:
             ptx.tcgen05_alloc(tensor, tile.tensor_columns)
             ptx.tcgen05_relinquish_alloc_permit()
         if warp == mma_warp and ptx.elect_sync():
+            if cutlass.const_expr(tile.takes_over):
+                control.init(tile.threads // WARP_ROWS)
             init_barriers(tile, barriers)
         table, table_stride = arguments.block_table, arguments.table_stride
         new_keys = arguments.rotation, arguments.k_scale, arguments.v_scale
@@ -260,6 +269,7 @@ class FmhaSm100:
             barriers,
             tensor,
             is_last,
+            control,
         )
         loader: TmaLoader = TmaLoader(tile, variant)
         if cutlass.const_expr(variant.layout == "indexed"):
@@ -276,29 +286,74 @@ class FmhaSm100:
             ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         sizes, lengths, none = arguments.sizes, arguments.lengths, Int32(0)
         tiles, works, tails = none, none, none
-        if cutlass.const_expr(walks(tile, variant)):
+        if cutlass.const_expr(tile.takes_over):
+            ptx.barrier_cta_sync()
+            if warp < mma_warp:
+                ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
+                self._take_over(arguments, memory, loader, warp, True)
+            else:
+                ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
+                self._take_over(arguments, memory, loader, warp, False)
+        elif cutlass.const_expr(walks(tile, variant)):
             total = sizes.kv_heads * sizes.splits * sizes.batch
             first, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
             for number in cutlass.range(first, total, stride, unroll=1):
-                before = Before(tiles, works, tails)
+                before = Before(tiles, works, tails, tiles, none)
                 work = work_tile(tile, variant, sizes, lengths, order, number, before)
                 if number == first:
                     ptx.barrier_cta_sync()
                 self._roles(arguments, memory, loader, work, warp)
-                tiles, works, tails = work.after()
+                tiles, works, tails, _, _ = work.after()
+            if warp == mma_warp + 1:
+                loader.finish(barriers, tiles)
         else:
-            before = Before(tiles, works, tails)
-            work = work_tile(tile, variant, sizes, lengths, None, none, before)
+            before = Before(none, none, none, none, none)
+            index = cute.arch.block_idx()
+            work = work_tile(tile, variant, sizes, lengths, None, index, before)
             ptx.barrier_cta_sync()
             self._roles(arguments, memory, loader, work, warp)
-            tiles, works, tails = work.after()
-        if warp == mma_warp + 1:
-            loader.finish(barriers, Before(tiles, works, tails))
+            if warp == mma_warp + 1:
+                loader.finish(barriers, work.max_tiles())
         ptx.barrier_cta_sync()
         if warp == 0:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             allocated = ptx.make_tmem_ptr(tensor.load(), Float32)
             ptx.tcgen05_dealloc(allocated, tile.tensor_columns)
+
+    @cute.jit
+    def _take_over(
+        self,
+        arguments: AttentionArguments,
+        memory: Memory,
+        loader: TmaLoader,
+        warp: Int32,
+        is_softmax: cutlass.Constexpr,
+    ) -> None:
+        """Run the warp's role on this CTA's work tile, then on those of CTAs that never start."""
+        tile, variant, mma_warp = self.tile, self.variant, WARPS * self.tile.query_tiles
+        barriers, control = memory.barriers, memory.launch_control
+        x, y, z = cute.arch.block_idx()
+        more, turn = Boolean(True), Int32(0)
+        tiles, works, tails, first, second = turn, turn, turn, turn, turn
+        while more:
+            before = Before(tiles, works, tails, first, second)
+            index = x, y, z
+            lengths = arguments.lengths
+            work = work_tile(tile, variant, arguments.sizes, lengths, None, index, before)
+            if cutlass.const_expr(is_softmax):
+                if work.first_row < work.rows:
+                    self._softmax_role(arguments, memory, work, warp)
+            else:
+                if warp == mma_warp + 2:
+                    control.request(turn)
+                if work.first_row < work.rows:
+                    self._other_roles(arguments, memory, loader, work, warp)
+            tiles, works, tails, first, second = work.after()
+            more, (x, y, z) = control.take(turn)
+            turn += 1
+        if cutlass.const_expr(not is_softmax):
+            if warp == mma_warp + 1:
+                loader.finish(barriers, tiles)
 
     @cute.jit
     def _roles(
@@ -310,20 +365,34 @@ class FmhaSm100:
         warp: Int32,
     ) -> None:
         """Run the warp's role on a work tile."""
-        tile, mma_warp = self.tile, WARPS * self.tile.query_tiles
         if work.first_row < work.rows:
-            if warp < mma_warp:
-                if cutlass.const_expr(tile.reallocates_registers):
-                    ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
+            if warp < WARPS * self.tile.query_tiles:
                 self._softmax_role(arguments, memory, work, warp)
             else:
-                if cutlass.const_expr(tile.reallocates_registers):
-                    ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
-                if warp == mma_warp:
-                    ring, tensor = memory.source.ring, memory.tensor.load()
-                    Mma(tile, self.variant).run(memory.queries, ring, memory.barriers, tensor, work)
-                if warp == mma_warp + 1:
-                    loader.run(memory.source, memory.barriers, work)
+                self._other_roles(arguments, memory, loader, work, warp)
+
+    @cute.jit
+    def _other_roles(
+        self,
+        arguments: AttentionArguments,
+        memory: Memory,
+        loader: TmaLoader,
+        work: WorkTile,
+        warp: Int32,
+    ) -> None:
+        """Run the role of a warp that is none of softmax."""
+        tile, variant, mma_warp = self.tile, self.variant, WARPS * self.tile.query_tiles
+        if warp == mma_warp:
+            ring, tensor = memory.source.ring, memory.tensor.load()
+            Mma(tile, variant).run(memory.queries, ring, memory.barriers, tensor, work)
+        if warp == mma_warp + 1:
+            loader.run(memory.source, memory.barriers, work)
+        if cutlass.const_expr(tile.query_warps):
+            if warp > mma_warp + 1 and work.max_tiles() > 0:
+                query_tile = warp - (mma_warp + 2)
+                shared = memory.queries.subview(query_tile * tile.query_bytes)
+                copier = QueryCopier(tile, variant)
+                copier.run(arguments.queries, shared, memory.barriers, work, query_tile)
 
     @cute.jit
     def _softmax_role(
@@ -343,11 +412,13 @@ class FmhaSm100:
         if cutlass.const_expr(tile.fp8):  # on their way while the queries are
             k_scale = Array(arguments.k_scale, shape=(1,)).load(0)
             v_scale = Array(arguments.v_scale, shape=(1,)).load(0)
-        row_scale = self._load_queries(arguments, shared, work, row, tile_warp)
-        ptx.bar_warp_sync(cute.arch.FULL_MASK)
-        # The MMA warp waits for no queries without keys: those of later ones would overtake it.
-        if ptx.elect_sync() and work.max_tiles() > 0:
-            ptx.mbarrier_arrive(barriers.q_full.subview(query_tile))
+        row_scale = Float32(1.0)
+        if cutlass.const_expr(not tile.query_warps):
+            row_scale = self._load_queries(arguments, shared, work, row, tile_warp)
+            ptx.bar_warp_sync(cute.arch.FULL_MASK)
+            # The MMA warp waits for no queries without keys: those of later ones would overtake it.
+            if ptx.elect_sync() and work.max_tiles() > 0:
+                ptx.mbarrier_arrive(barriers.q_full.subview(query_tile))
         if cutlass.const_expr(tile.fp8):
             scale = scale * row_scale * k_scale
         lanes = memory.tensor.load() + ((tile_warp * WARP_ROWS) << 16)

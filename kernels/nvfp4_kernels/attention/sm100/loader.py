@@ -12,7 +12,7 @@ from cutlass.experimental.cuda import TensorMap
 from nvfp4_kernels.attention.sm100.barriers import Barriers
 from nvfp4_kernels.attention.sm100.rotating import NewKeys
 from nvfp4_kernels.attention.sm100.rows import load_index
-from nvfp4_kernels.attention.sm100.scheduler import Before, WorkTile
+from nvfp4_kernels.attention.sm100.scheduler import WorkTile
 from nvfp4_kernels.attention.sm100.tile import KEYS, AttentionTile, Variant
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.sm100.limits import WARP_ROWS
@@ -89,9 +89,14 @@ class TmaLoader:
             current, following = following, after
 
     @cute.jit
-    def finish(self, barriers: Barriers, done: Before) -> None:
-        """Let the next kernel start; then drain: wait for the last release of every stage."""
-        tile, count = self.tile, 2 * done.tiles
+    def finish(self, barriers: Barriers, tiles: Int32) -> None:
+        """Let the next kernel start; then drain: wait for the last release of every stage.
+
+        Args:
+            barriers: of the CTA.
+            tiles: key tiles that it has had.
+        """
+        tile, count = self.tile, 2 * tiles
         if cutlass.const_expr(self.variant.rotation is not None):
             # Not before: whoever starts then knows that all before this kernel has ended.
             ptx.griddepcontrol(ptx.GridDepAction.WAIT)

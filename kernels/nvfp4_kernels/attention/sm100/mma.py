@@ -76,12 +76,16 @@ class Mma:
             wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
             for each in cutlass.range_constexpr(tile.query_tiles):
                 wait(barriers.q_full.subview(each), work.before.works)
+                if cutlass.const_expr(tile.separate_p):
+                    if work.tiles[each] > 0:
+                        self._wait_s_empty(barriers, each, Int32(0), work)
                 for part in cutlass.range_constexpr(len(tile.s_parts)):
                     self._issue_qk(
                         descriptors, barriers, tensor, each, part, Int32(0), count, work, leader
                     )
             if leader:
                 ptx.tcgen05_commit(barriers.kv_empty.subview(self._stage(count)))
+                self._release_queries(barriers, tiles == 1)
         for index in cutlass.range(tiles, unroll=1):
             # The ring holds tiles in the order in which MMAs first read them.
             more = Int32(index + 1 < tiles)
@@ -126,7 +130,7 @@ class Mma:
                 wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
             if cutlass.const_expr(tile.separate_p):
                 if index + 1 < work.tiles[each]:
-                    wait(barriers.s_empty.subview(each), index)
+                    self._wait_s_empty(barriers, each, index + 1, work)
             self._issue_qk(
                 descriptors, barriers, tensor, each, part, index + 1, count, work, leader
             )
@@ -134,6 +138,18 @@ class Mma:
             if cutlass.const_expr(last):
                 if leader:
                     ptx.tcgen05_commit(barriers.kv_empty.subview(self._stage(count)))
+                    self._release_queries(barriers, index + 2 == work.max_tiles())
+
+    @cute.jit
+    def _release_queries(self, barriers: Barriers, is_last: Boolean) -> None:
+        """Let the next queries come once the last QK of the work tile, just issued, is done."""
+        if cutlass.const_expr(self.tile.query_warps):
+            if is_last:
+                ptx.tcgen05_commit(barriers.q_empty)
+
+    def _wait_s_empty(self, barriers: Barriers, each: int, index: Int32, work: WorkTile) -> None:
+        """Wait until the softmax has read S of the key tile before the ``index``-th."""
+        wait(barriers.s_empty.subview(each), work.turn(each, index) - 1)
 
     @cute.jit
     def _issue_qk(
@@ -156,7 +172,7 @@ class Mma:
         if index < work.tiles[each]:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             if leader:
-                turn = work.before.tiles + index
+                turn = work.turn(each, index)
                 target = tensor + tile.s_column(each, turn % stages)
                 self._qk_mmas(descriptors, target, each, part, self._stage(count))
                 ptx.tcgen05_commit(s_full_barrier(tile, barriers, each, turn, part))
@@ -182,7 +198,7 @@ class Mma:
         if cutlass.const_expr(each == part == 0):
             wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
         if index < work.tiles[each]:
-            turn = work.before.tiles + index
+            turn = work.turn(each, index)
             source = tensor + tile.p_column(each, turn % tile.s_stages)
             target = tensor + tile.o_column(each)
             parts = tile.s_parts[part]

@@ -71,11 +71,14 @@ class Before(NamedTuple):
         tiles: key tiles.
         works: work tiles with keys.
         tails: key tiles that hold a sequence's last key, and rows past it.
+        first, second: key tiles of either query tile.
     """
 
     tiles: Int32
     works: Int32
     tails: Int32
+    first: Int32
+    second: Int32
 
 
 @dataclass(frozen=True)
@@ -121,15 +124,26 @@ class WorkTile:
             found = cutlass.max(found, count)
         return found
 
+    def turn(self, query_tile: Int32 | int, index: Int32) -> Int32:
+        """Number of the ``index``-th key tile among all that the CTA's query tile has had."""
+        before: Int32 | int = self.before.first
+        if len(self.tiles) > 1 and isinstance(query_tile, int):
+            before = self.before[-2:][query_tile]
+        elif len(self.tiles) > 1:
+            before = cutlass.select_(query_tile == 0, self.before.first, self.before.second)
+        return before + index
+
     def after(self) -> Before:
         """Count of what the CTA has had once this work tile is done."""
-        tiles, (earlier, works, tails) = self.max_tiles(), self.before
+        tiles, (earlier, works, tails, first, second) = self.max_tiles(), self.before
         has_tail = (tiles > 0) & (self.keys < (self.first_tile + tiles) * KEYS)
         one, none = Int32(1), Int32(0)
         return Before(
             earlier + tiles,
             works + cutlass.select_(tiles > 0, one, none),
             tails + cutlass.select_(has_tail, one, none),
+            first + self.tiles[0],
+            second + self.tiles[1] if len(self.tiles) > 1 else second,
         )
 
 
@@ -148,7 +162,7 @@ def work_tile(
     sizes: Sizes,
     lengths: SequenceLengths,
     order: Any,
-    number: Int32,
+    number: Any,
     before: Before,
 ) -> WorkTile:
     """Work tile of this CTA; the longest first, since the last block of queries sees most keys.
@@ -159,16 +173,18 @@ def work_tile(
         sizes: of the launch.
         lengths: of sequences.
         order: ``WalkOrder`` of CTAs that walk, else None.
-        number: of the work tile in that order.
+        number: of the work tile in that order; without one, the index in the grid of the CTA that
+            was launched for it.
         before: work tiles of this CTA.
     """
-    head_split, batch, block = cute.arch.block_idx()
-    block = cute.arch.grid_dim()[2] - 1 - block
     if cutlass.const_expr(walks(tile, variant)):
+        block = Int32(cute.arch.grid_dim()[2] - 1 - cute.arch.block_idx()[2])
         rest, kv_head = divmod(number, order.heads)
         split, batch = divmod(rest, order.sequences)
         kv_head, split, batch = Int32(kv_head), Int32(split), Int32(batch)
     else:
+        head_split, batch, block = number
+        block = cute.arch.grid_dim()[2] - 1 - block
         if cutlass.const_expr(variant.layout == "indexed"):
             head_split, batch = batch, head_split
         split, kv_head = head_split % sizes.splits, head_split // sizes.splits

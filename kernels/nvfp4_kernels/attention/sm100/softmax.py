@@ -122,7 +122,7 @@ class Softmax:
         leader = ptx.elect_sync()
         row_max, row_sum = Float32(NEGATIVE_INFINITY), Float32(0.0)
         for index in cutlass.range(tiles, unroll=1):
-            turn = work.before.tiles + index
+            turn = work.turn(query_tile, index)
             stage = turn % stages
             columns = Columns(
                 s=lanes + tile.s_column(query_tile, stage) + quarter * tile.warp_keys,

@@ -132,12 +132,25 @@ class AttentionTile:
 
     @property
     def threads(self) -> int:
-        """Threads of softmax warps, the MMA warp, the load warp and any idle warps.
+        """Threads of softmax warps, the MMA warp, the load warp, and two more.
 
-        Registers are reallocated between warpgroups (PTX ISA, setmaxnreg); two idle warps complete
-        one.
+        Registers are reallocated between warpgroups (PTX ISA, setmaxnreg): warps that load queries,
+        or one that asks for work and an idle one, complete one.
         """
         return 32 * (WARPS * self.query_tiles + (4 if self.reallocates_registers else 2))
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether a CTA goes on with work tiles of CTAs that have not started (LaunchControl)."""
+        return self.query_tiles == 2
+
+    @property
+    def query_warps(self) -> bool:
+        """Whether queries have warps of their own, which load the next ones during the epilogue.
+
+        Those of an E4M3 cache are quantised: the softmax warps have the registers for that.
+        """
+        return self.takes_over and not self.fp8
 
     @property
     def reallocates_registers(self) -> bool:

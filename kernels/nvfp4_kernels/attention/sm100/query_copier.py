@@ -1,0 +1,72 @@
+"""Query warps: cp.async of 16-bit queries, while the softmax warps end the work tile before."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Array, Int32, Int64, Uint8
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.attention.sm100.barriers import Barriers
+from nvfp4_kernels.attention.sm100.queries import Queries, QueryLoader
+from nvfp4_kernels.attention.sm100.rows import VECTOR_BYTES, WarpRows, swizzled_offset
+from nvfp4_kernels.attention.sm100.scheduler import WorkTile, query_row
+from nvfp4_kernels.attention.sm100.tile import WARPS, AttentionTile, Variant
+from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.sm100.limits import WARP_ROWS
+
+
+@dataclass(frozen=True)
+class QueryCopier:
+    """Role of one warp per query tile: all rows are on their way at once, in no register."""
+
+    tile: AttentionTile
+    variant: Variant
+
+    @cute.jit
+    def run(
+        self, queries: Queries, shared: Array, barriers: Barriers, work: WorkTile, query_tile: Int32
+    ) -> None:
+        """Copy a query tile, zeros past the last row, once QK has read those of the work before.
+
+        Args:
+            queries: in global memory.
+            shared: memory of the query tile.
+            barriers: of the CTA.
+            work: with keys.
+            query_tile: of the warp.
+        """
+        wait(barriers.q_empty, work.before.works - 1)
+        for warp in cutlass.range(WARPS, unroll=1):
+            self._copy_rows(queries, shared, work, query_tile, warp)
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)
+        ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)
+        if ptx.elect_sync():
+            ptx.mbarrier_arrive(barriers.q_full.subview(query_tile))
+
+    def _copy_rows(
+        self, queries: Queries, shared: Array, work: WorkTile, query_tile: Int32, warp: Int32
+    ) -> None:
+        """Copy the rows of softmax warp ``warp``."""
+        tile, variant = self.tile, self.variant
+        rows = WarpRows(tile.row_bytes, cute.arch.lane_idx())
+        row = query_row(tile, variant, work, query_tile, warp)
+        start = QueryLoader(tile, variant).row_units(queries, work, row)
+        for iteration in range(rows.iterations):
+            units = rows.from_row_owner(start, iteration)
+            live = units >= 0
+            source = Int64(queries.q.toint()) + Int64(cutlass.max(units, 0)) * VECTOR_BYTES
+            target = warp * WARP_ROWS + rows.row(iteration)
+            for index in range(rows.vectors_per_lane):
+                byte = rows.byte(index)
+                ptx.cp_async_shared_global(
+                    shared.subview(swizzled_offset(tile.row_bytes, target, byte)),
+                    cute.make_ptr(
+                        Uint8, source + byte, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES
+                    ),
+                    VECTOR_BYTES,
+                    ptx.LoadCacheModifier.CG,
+                    cp_size=Int32(cutlass.select_(live, Int32(VECTOR_BYTES), Int32(0))),
+                )
