@@ -1,4 +1,4 @@
-"""Work tiles of CTAs that have not started: a CTA that is there already takes them over."""
+"""Work of CTAs that have not started: a CTA that is there already takes it over."""
 
 from dataclasses import dataclass
 
@@ -13,49 +13,38 @@ RESPONSE_BYTES = 16
 
 @dataclass(frozen=True)
 class LaunchControl:
-    """Requests for the grid's next CTA, one at a time, and their responses in shared memory.
+    """Requests of one warp for the grid's next CTA, one at a time.
 
-    One warp asks, as soon as all warps know the work tile before; every warp of the CTA reads the
-    response. A CTA whose launch is cancelled so never starts (PTX ISA, clusterlaunchcontrol). Work
-    is thus handed out in the order of the grid, to whoever is free first, and the set-up and the
-    start of a CTA's work hide behind the end of the work before.
+    A CTA whose launch is cancelled so never starts (PTX ISA, clusterlaunchcontrol). Work is thus
+    handed out in the order of the grid, to whoever is free first.
 
     Attributes:
-        response: 16 bytes.
-        full: mbarrier: the response is there; 1 arrival.
-        empty: mbarrier: all warps have read it; an arrival of each.
+        response: 16 bytes of shared memory, for which others have no use.
+        full: mbarrier of one arrival: the response is there.
     """
 
     response: Array
     full: Array
-    empty: Array
 
     @staticmethod
     def allocate() -> "LaunchControl":
-        """Shared memory for a response and its barriers."""
+        """Shared memory for a response and its barrier."""
         response = Array(Int32, RESPONSE_BYTES // 4, space=AddressSpace.smem, alignment=16)
-        full, empty = (Array(Int64, 1, space=AddressSpace.smem, alignment=8) for _ in range(2))
-        return LaunchControl(response, full, empty)
+        return LaunchControl(response, Array(Int64, 1, space=AddressSpace.smem, alignment=8))
 
-    def init(self, warps: int) -> None:
-        """Initialise the barriers for a CTA of so many warps; the caller fences."""
+    def init(self) -> None:
+        """Initialise the barrier; the caller fences."""
         ptx.mbarrier_init(self.full, 1)
-        ptx.mbarrier_init(self.empty, warps)
 
     @cute.jit
-    def request(self, turn: Int32) -> None:
-        """Ask for the CTA that the ``turn``-th response is to name; one warp calls this."""
-        wait(self.empty, turn - 1)
+    def request(self) -> None:
+        """Ask for a CTA, once the response before has been taken."""
         if ptx.elect_sync():
             ptx.mbarrier_arrive_expect_tx(self.full, RESPONSE_BYTES)
             ptx.clusterlaunchcontrol_try_cancel(self.response.data_ptr(), self.full.data_ptr())
 
-    @cute.jit
-    def take(self, turn: Int32) -> tuple[Boolean, tuple[Int32, Int32, Int32]]:
-        """Whether there is another CTA to take over, and its index in the grid.
-
-        Every warp calls this once for each request.
-        """
+    def take(self, turn: Int32) -> tuple[Boolean, Int32, Int32, Int32]:
+        """Whether the ``turn``-th request has brought a CTA, and its index in the grid."""
         wait(self.full, turn)
         found, x, y, z = ptx.inline_ptx(
             "{ .reg .b128 response; .reg .pred taken; ld.shared.b128 response, [{$r0}]; "
@@ -71,6 +60,4 @@ class LaunchControl:
         # The next response, which the async proxy writes, comes after these reads.
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
-        if ptx.elect_sync():
-            ptx.mbarrier_arrive(self.empty)
-        return found != 0, (x, y, z)
+        return found != 0, x, y, z

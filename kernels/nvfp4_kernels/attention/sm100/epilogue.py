@@ -21,14 +21,12 @@ from nvfp4_kernels.attention.sm100.rows import (
 from nvfp4_kernels.attention.sm100.scheduler import QueryRow, WorkTile
 from nvfp4_kernels.attention.sm100.softmax import SoftmaxState
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
-from nvfp4_kernels.device.nvfp4_block import GlobalScale
 from nvfp4_kernels.device.math import LOG2_E, NEGATIVE_INFINITY, exp2
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.sm100.limits import BLOCK, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import load_columns
 
 E2M1_BITS = 4
-SECTOR_BYTES = 32
 WIDTHS = (32, 16, 8)  # columns of O that a thread holds at a time
 
 
@@ -62,8 +60,9 @@ class AttentionResult(NamedTuple):
 class Epilogue:
     """Role of the softmax warps after the main loop; rows that the sequence lacks are not stored.
 
-    A thread has a row of O in tensor memory. Rows are staged in shared memory, each where its query
-    was, so that neighbouring lanes store neighbouring bytes.
+    A thread has a row of O in tensor memory. Rows are staged in shared memory, so that neighbouring
+    lanes store neighbouring bytes: each where its query was, or, where query warps bring the next
+    ones there, a part at a time in memory of their own.
     """
 
     tile: AttentionTile
@@ -90,8 +89,11 @@ class Epilogue:
 
     @property
     def _staged_bytes(self) -> int:
-        """Bytes of a row staged at once: what the queries' row has room for."""
-        return min(self.tile.row_bytes, self.tile.head_dim * self._staged_bits // 8)
+        """Bytes of a row staged at once: what the row in shared memory has room for."""
+        tile, every = self.tile, self.tile.head_dim * self._staged_bits // 8
+        if tile.query_warps:
+            return every if self.variant.stores_codes else tile.chunk_bytes
+        return min(tile.row_bytes, every)
 
     @property
     def _staged_columns(self) -> int:
@@ -125,7 +127,7 @@ class Epilogue:
 
         Args:
             result: of the launch.
-            shared: memory of the query tile, whose queries have been read by now.
+            shared: memory of the query tile's rows; its queries have been read by now.
             barriers: of the CTA.
             lanes: tensor memory of the warp.
             query_tile: of the warp.
@@ -143,88 +145,10 @@ class Epilogue:
         factor = factor * v_scale
         if row.live:
             Array(result.lse, shape=(1,)).store(lse, row_index)
+        units = self._row_units(row, tiles, row_index)
         if tiles > 0:
             wait_o_full(tile, barriers, query_tile, work.turn(query_tile, tiles - 1))
         source = lanes + tile.o_column(query_tile)
-        if cutlass.const_expr(tile.query_warps):
-            stored = self._is_stored(row, tiles)
-            pair = Int32(0)
-            if cutlass.const_expr(self.variant.stores_codes):
-                pair = self._first_pair(result, work, row, head)
-            self._store_own(result, source, tiles, factor, row_index, pair, stored)
-        else:
-            units = self._row_units(row, tiles, row_index)
-            self._store_staged(result, shared, warp, source, tiles, factor, units, work, row, head)
-        # Tensor memory is freed, or overwritten, only after the last reads of it.
-        ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
-
-    @cute.jit
-    def _store_own(
-        self,
-        result: AttentionResult,
-        source: Int32,
-        tiles: Int32,
-        factor: Float32,
-        row_index: Int64,
-        pair: Int32,
-        stored: cutlass.Boolean,
-    ) -> None:
-        """Store this thread's row of O times ``factor`` from registers, whole sectors at a time.
-
-        The queries' memory takes those of the next work tile meanwhile.
-
-        Args:
-            result: of the launch.
-            source: first column of O.
-            tiles: key tiles; none: O is zero.
-            factor: of O.
-            row_index: of the row in the result.
-            pair: of its scales, see ``_first_pair``.
-            stored: whether to store at all.
-        """
-        tile, quantizes = self.tile, self.variant.stores_codes
-        start, bits = row_index * tile.head_dim, Uint32(0)
-        scale = self._quantizer.scale(result.input_scale) if quantizes else None
-        out = Array(result.out, shape=(1,))
-        for first in cutlass.range_constexpr(0, tile.head_dim, PAIR):
-            columns = min(PAIR, tile.head_dim - first)
-            values = [Float32(0.0)] * columns
-            if tiles > 0:
-                values = [
-                    value
-                    for column in range(0, columns, BLOCK)
-                    for value in load_columns(source + first + column, BLOCK)
-                ]
-                ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
-            values = mul_packed(values, factor)
-            if cutlass.const_expr(quantizes):
-                codes, both = self._quantized(values, scale)
-                if stored:
-                    out.store(codes, (start + first) // 2, alignment=VECTOR_BYTES)
-                bits = self._store_scales(result, first // PAIR, pair, both, bits, stored)
-            else:
-                sector = SECTOR_BYTES * 8 // self._out_bits
-                for column in cutlass.range_constexpr(0, columns, sector):
-                    part = Vector.from_elements(tuple(values[column : column + sector]), Float32)
-                    if stored:
-                        out.store(part.to(self._dtype), start + first + column, alignment=32)
-
-    @cute.jit
-    def _store_staged(
-        self,
-        result: AttentionResult,
-        shared: Array,
-        warp: Int32,
-        source: Int32,
-        tiles: Int32,
-        factor: Float32,
-        units: Int32,
-        work: WorkTile,
-        row: QueryRow,
-        head: Int32,
-    ) -> None:
-        """Stage rows of O times ``factor`` where the queries were, and store them."""
-        tile = self.tile
         for first in cutlass.range_constexpr(0, tile.head_dim, self._staged_columns):
             if cutlass.const_expr(self.variant.stores_codes):
                 pair = self._first_pair(result, work, row, head)
@@ -234,6 +158,8 @@ class Epilogue:
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
             self._store_rows(result, shared, units, warp, first * self._out_bits // 8)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
+        # Tensor memory is freed, or overwritten, only after the last reads of it.
+        ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
 
     @cute.jit
     def _row_index(
@@ -270,7 +196,7 @@ class Epilogue:
         for start in range(0, len(values), each):
             part = Vector.from_elements(tuple(values[start : start + each]), Float32)
             byte = (column + start) * self._staged_bits // 8
-            offset = swizzled_offset(self.tile.row_bytes, own, byte)
+            offset = swizzled_offset(self.tile.staging_row_bytes, own, byte)
             shared.store(part.to(dtype).bitcast(Uint8), offset, alignment=16)
 
     def _first_pair(
@@ -299,43 +225,20 @@ class Epilogue:
                 values = load_columns(source + start, PAIR)
                 ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
             values = mul_packed(values, factor)
-            codes, both = self._quantized(values, scale)
-            offset = swizzled_offset(self.tile.row_bytes, own, start * E2M1_BITS // 8)
+            blocks = [quantizer.block(values[n : n + BLOCK], scale) for n in (0, BLOCK)]
+            words = [block.codes[n] for block in blocks for n in (0, 1)]
+            codes = Vector.from_elements(tuple(words), Uint32).bitcast(Uint8)
+            offset = swizzled_offset(self.tile.staging_row_bytes, own, start * E2M1_BITS // 8)
             shared.store(codes, offset, alignment=16)
-            bits = self._store_scales(result, start // PAIR, first, both, bits, live)
-
-    def _quantized(self, values: list[Float32], scale: GlobalScale) -> tuple[Vector, Uint32]:
-        """Codes of a pair of blocks, 16 bytes, and both scales."""
-        blocks = [self._quantizer.block(values[n : n + BLOCK], scale) for n in (0, BLOCK)]
-        words = [block.codes[n] for block in blocks for n in (0, 1)]
-        codes = Vector.from_elements(tuple(words), Uint32).bitcast(Uint8)
-        return codes, Uint32(blocks[0].scale) | Uint32(blocks[1].scale) << 8
-
-    def _store_scales(
-        self,
-        result: AttentionResult,
-        number: int,
-        first: Int32,
-        both: Uint32,
-        before: Uint32,
-        live: cutlass.Boolean,
-    ) -> Uint32:
-        """Store the scales of a row's pair, or of two as a word; return what the next one adds to.
-
-        Args:
-            result: of the launch.
-            number: of the pair in the row.
-            first: see ``_first_pair``.
-            both: its scales.
-            before: what the call for the pair before has returned.
-            live: whether to store at all.
-        """
-        quantizer = self._quantizer
-        if not quantizer.whole_atoms:
-            quantizer.store_scales(result.scales, first, number, both, live)
-        elif number % 2:
-            quantizer.store_scales(result.scales, first, number - 1, before | both << 16, live)
-        return both
+            pair = Uint32(blocks[0].scale) | Uint32(blocks[1].scale) << 8
+            number = start // PAIR
+            if cutlass.const_expr(not quantizer.whole_atoms):
+                quantizer.store_scales(result.scales, first, number, pair, live)
+            elif cutlass.const_expr(number % 2 == 0):
+                bits = pair
+            else:
+                bits = bits | pair << 16
+                quantizer.store_scales(result.scales, first, number - 1, bits, live)
 
     def _store_rows(
         self, result: AttentionResult, shared: Array, units: Int32, warp: Int32, first_byte: int
@@ -347,7 +250,7 @@ class Epilogue:
             row = warp * WARP_ROWS + rows.row(iteration)
             for number in range(rows.vectors_per_lane):
                 byte = rows.byte(number)
-                offset = swizzled_offset(self.tile.row_bytes, row, byte)
+                offset = swizzled_offset(self.tile.staging_row_bytes, row, byte)
                 vector = shared.load(offset, VECTOR_BYTES, alignment=16)
                 store_vector(result.out, target, byte + first_byte, vector, target >= 0)
 

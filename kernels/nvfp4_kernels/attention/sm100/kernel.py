@@ -40,6 +40,7 @@ from nvfp4_kernels.attention.sm100.tile import (
     AttentionTile,
     Variant,
 )
+from nvfp4_kernels.attention.sm100.work_board import WorkBoard, work_of
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.merge_segments.merge import MergeArguments
@@ -106,18 +107,21 @@ class Memory:
     Attributes:
         source: keys and values, and their ring.
         queries: of all query tiles.
+        staged: rows of the result, where the queries were or beside them.
         barriers: by which warps hand over tiles.
         tensor: the address of tensor memory.
         is_last: see ``LastCta``.
-        launch_control: of CTAs that take over; else None.
+        launch_control, board: of CTAs that take over; else None.
     """
 
     source: Source
     queries: Array
+    staged: Array
     barriers: Barriers
     tensor: Array
     is_last: Array
     launch_control: Any
+    board: Any
 
 
 @dataclass(frozen=True)
@@ -247,11 +251,15 @@ class FmhaSm100:
         barriers = allocate_barriers(tile)
         shared_queries = self._bytes(tile.query_tiles * tile.query_bytes)
         ring = self._bytes(tile.stages * tile.stage_bytes)
+        staged = shared_queries
+        if cutlass.const_expr(tile.query_warps):
+            staged = self._bytes(tile.query_tiles * tile.staging_bytes)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         is_last = Array(Int32, 1, space=AddressSpace.smem, alignment=4)
         control: Any = None
+        board: Any = None
         if cutlass.const_expr(tile.takes_over):
-            control = LaunchControl.allocate()
+            control, board = LaunchControl.allocate(), WorkBoard.allocate()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         mma_warp = WARPS * tile.query_tiles
         if warp == 0:
@@ -259,17 +267,20 @@ class FmhaSm100:
             ptx.tcgen05_relinquish_alloc_permit()
         if warp == mma_warp and ptx.elect_sync():
             if cutlass.const_expr(tile.takes_over):
-                control.init(tile.threads // WARP_ROWS)
+                control.init()
+                board.init(tile.threads // WARP_ROWS - 1)
             init_barriers(tile, barriers)
         table, table_stride = arguments.block_table, arguments.table_stride
         new_keys = arguments.rotation, arguments.k_scale, arguments.v_scale
         memory = Memory(
             Source(k_map, v_map, table, table_stride, ring, *new_keys),
             shared_queries,
+            staged,
             barriers,
             tensor,
             is_last,
             control,
+            board,
         )
         loader: TmaLoader = TmaLoader(tile, variant)
         if cutlass.const_expr(variant.layout == "indexed"):
@@ -290,10 +301,13 @@ class FmhaSm100:
             ptx.barrier_cta_sync()
             if warp < mma_warp:
                 ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
-                self._take_over(arguments, memory, loader, warp, True)
+                self._follow(arguments, memory, loader, warp, True)
             else:
                 ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
-                self._take_over(arguments, memory, loader, warp, False)
+                if warp == mma_warp + 2:
+                    self._lead(arguments, memory)
+                else:
+                    self._follow(arguments, memory, loader, warp, False)
         elif cutlass.const_expr(walks(tile, variant)):
             total = sizes.kv_heads * sizes.splits * sizes.batch
             first, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
@@ -321,7 +335,32 @@ class FmhaSm100:
             ptx.tcgen05_dealloc(allocated, tile.tensor_columns)
 
     @cute.jit
-    def _take_over(
+    def _lead(self, arguments: AttentionArguments, memory: Memory) -> None:
+        """Role of the warp that finds work tiles: this CTA's, then those of CTAs to take over.
+
+        It asks for one more as soon as all warps have begun with the one before.
+        """
+        tile, variant, lengths = self.tile, self.variant, arguments.lengths
+        control, board = memory.launch_control, memory.board
+        x, y, z = cute.arch.block_idx()
+        more, turn = Boolean(True), Int32(0)
+        tiles, works, tails, first, second = turn, turn, turn, turn, turn
+        while more:
+            before = Before(tiles, works, tails, first, second)
+            index = x, y, z
+            work = work_tile(tile, variant, arguments.sizes, lengths, None, index, before)
+            board.write(turn, more, work)
+            self._copy_queries(arguments, memory, work, Int32(0))
+            tiles, works, tails, first, second = work.after()
+            board.wait_read(turn)
+            control.request()
+            more, x, y, z = control.take(turn)
+            turn += 1
+        none = Before(tiles, works, tails, first, second)
+        board.write(turn, more, work_of([Int32(0)] * 16, tile.query_tiles, arguments.sizes, none))
+
+    @cute.jit
+    def _follow(
         self,
         arguments: AttentionArguments,
         memory: Memory,
@@ -329,31 +368,25 @@ class FmhaSm100:
         warp: Int32,
         is_softmax: cutlass.Constexpr,
     ) -> None:
-        """Run the warp's role on this CTA's work tile, then on those of CTAs that never start."""
-        tile, variant, mma_warp = self.tile, self.variant, WARPS * self.tile.query_tiles
-        barriers, control = memory.barriers, memory.launch_control
-        x, y, z = cute.arch.block_idx()
+        """Run the warp's role on the work tiles that the leading warp finds."""
+        tile, mma_warp = self.tile, WARPS * self.tile.query_tiles
         more, turn = Boolean(True), Int32(0)
         tiles, works, tails, first, second = turn, turn, turn, turn, turn
         while more:
             before = Before(tiles, works, tails, first, second)
-            index = x, y, z
-            lengths = arguments.lengths
-            work = work_tile(tile, variant, arguments.sizes, lengths, None, index, before)
-            if cutlass.const_expr(is_softmax):
-                if work.first_row < work.rows:
+            words = memory.board.read(turn)
+            work = work_of(words, tile.query_tiles, arguments.sizes, before)
+            more = words[0] != 0
+            if work.first_row < work.rows:
+                if cutlass.const_expr(is_softmax):
                     self._softmax_role(arguments, memory, work, warp)
-            else:
-                if warp == mma_warp + 2:
-                    control.request(turn)
-                if work.first_row < work.rows:
+                else:
                     self._other_roles(arguments, memory, loader, work, warp)
             tiles, works, tails, first, second = work.after()
-            more, (x, y, z) = control.take(turn)
             turn += 1
         if cutlass.const_expr(not is_softmax):
             if warp == mma_warp + 1:
-                loader.finish(barriers, tiles)
+                loader.finish(memory.barriers, tiles)
 
     @cute.jit
     def _roles(
@@ -387,11 +420,20 @@ class FmhaSm100:
             Mma(tile, variant).run(memory.queries, ring, memory.barriers, tensor, work)
         if warp == mma_warp + 1:
             loader.run(memory.source, memory.barriers, work)
+        if cutlass.const_expr(tile.takes_over):
+            if warp == mma_warp + 3:
+                self._copy_queries(arguments, memory, work, Int32(1))
+
+    @cute.jit
+    def _copy_queries(
+        self, arguments: AttentionArguments, memory: Memory, work: WorkTile, query_tile: Int32
+    ) -> None:
+        """Role of a query warp."""
+        tile = self.tile
         if cutlass.const_expr(tile.query_warps):
-            if warp > mma_warp + 1 and work.max_tiles() > 0:
-                query_tile = warp - (mma_warp + 2)
+            if work.max_tiles() > 0:
                 shared = memory.queries.subview(query_tile * tile.query_bytes)
-                copier = QueryCopier(tile, variant)
+                copier = QueryCopier(tile, self.variant)
                 copier.run(arguments.queries, shared, memory.barriers, work, query_tile)
 
     @cute.jit
@@ -427,8 +469,11 @@ class FmhaSm100:
             barriers, lanes, query_tile, tiles, work, row, tile_warp, logits
         )
         epilogue = (WarpSplitEpilogue if tile.warp_split_kv else Epilogue)(tile, variant)
+        staged = shared
+        if cutlass.const_expr(tile.query_warps):
+            staged = memory.staged.subview(query_tile * tile.staging_bytes)
         epilogue.run(
-            arguments.result, shared, barriers, lanes, query_tile, tiles, work, row, tile_warp,
+            arguments.result, staged, barriers, lanes, query_tile, tiles, work, row, tile_warp,
             state, v_scale,
         )  # fmt: skip
         if cutlass.const_expr(variant.merges):

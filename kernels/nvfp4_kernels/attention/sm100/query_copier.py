@@ -15,6 +15,8 @@ from nvfp4_kernels.attention.sm100.tile import WARPS, AttentionTile, Variant
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
+SWIZZLE_ROWS = 8  # after which the pattern of a swizzle begins anew
+
 
 @dataclass(frozen=True)
 class QueryCopier:
@@ -37,8 +39,8 @@ class QueryCopier:
             query_tile: of the warp.
         """
         wait(barriers.q_empty, work.before.works - 1)
-        for warp in cutlass.range(WARPS, unroll=1):
-            self._copy_rows(queries, shared, work, query_tile, warp)
+        for warp in cutlass.range_constexpr(WARPS):
+            self._copy_rows(queries, shared, work, query_tile, Int32(warp))
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
@@ -54,19 +56,30 @@ class QueryCopier:
         rows = WarpRows(tile.row_bytes, cute.arch.lane_idx())
         row = query_row(tile, variant, work, query_tile, warp)
         start = QueryLoader(tile, variant).row_units(queries, work, row)
-        for iteration in range(rows.iterations):
-            units = rows.from_row_owner(start, iteration)
-            live = units >= 0
+        # All shuffles before the first copy, so that they overlap.
+        starts = [rows.from_row_owner(start, iteration) for iteration in range(rows.iterations)]
+        period = max(1, SWIZZLE_ROWS // rows.rows_per_iteration)
+        offsets = [
+            [
+                swizzled_offset(tile.row_bytes, warp * WARP_ROWS + rows.row(n), rows.byte(index))
+                for index in range(rows.vectors_per_lane)
+            ]
+            for n in range(min(period, rows.iterations))
+        ]
+        for iteration, units in enumerate(starts):
+            size = cutlass.select_(units >= 0, Int32(VECTOR_BYTES), Int32(0))
             source = Int64(queries.q.toint()) + Int64(cutlass.max(units, 0)) * VECTOR_BYTES
-            target = warp * WARP_ROWS + rows.row(iteration)
-            for index in range(rows.vectors_per_lane):
-                byte = rows.byte(index)
+            beyond = iteration // period * period * rows.rows_per_iteration * tile.chunk_bytes
+            for index, offset in enumerate(offsets[iteration % period]):
                 ptx.cp_async_shared_global(
-                    shared.subview(swizzled_offset(tile.row_bytes, target, byte)),
+                    shared.subview(offset + beyond),
                     cute.make_ptr(
-                        Uint8, source + byte, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES
+                        Uint8,
+                        source + rows.byte(index),
+                        cute.AddressSpace.gmem,
+                        assumed_align=VECTOR_BYTES,
                     ),
                     VECTOR_BYTES,
                     ptx.LoadCacheModifier.CG,
-                    cp_size=Int32(cutlass.select_(live, Int32(VECTOR_BYTES), Int32(0))),
+                    cp_size=size,
                 )

@@ -27,6 +27,7 @@ MAX_STAGES = 8
 SOFTMAX_REGISTERS = 216
 OTHER_REGISTERS = 72
 EARLY_KEYS = 96  # of a key tile whose P is handed to the MMA warp before the rest is computed
+STAGING_BYTES = 128  # of a row, where query warps load the next queries meanwhile
 BARRIER_BYTES = 2048  # mbarriers, the tensor memory's address, and what alignment costs
 
 Dtype = Literal["bfloat16", "float16"]
@@ -185,10 +186,20 @@ class AttentionTile:
         return ROWS * self.row_bytes
 
     @property
+    def staging_row_bytes(self) -> int:
+        """Bytes of a row that the epilogue stages: a query's, or a part of it beside the queries."""
+        return STAGING_BYTES if self.query_warps else self.row_bytes
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of the rows of one query tile that are staged beside the queries."""
+        return ROWS * STAGING_BYTES if self.query_warps else 0
+
+    @property
     def stages(self) -> int:
         """Stages of the ring that key and value tiles share."""
         limit = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
-        left = limit - BARRIER_BYTES - self.query_tiles * self.query_bytes
+        left = limit - BARRIER_BYTES - self.query_tiles * (self.query_bytes + self.staging_bytes)
         return min(left // self.stage_bytes, self.max_stages)
 
     # --- tensor memory: S of every query tile, then P where it has its own, then O -------------

@@ -1,0 +1,87 @@
+"""Work tiles from the warp that finds them to all warps of a CTA, through shared memory."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import AddressSpace, Array, Boolean, Int32, Int64, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.attention.sm100.scheduler import Before, Sizes, WorkTile
+from nvfp4_kernels.device.mbarrier import wait
+
+_FIELDS = (
+    "batch", "kv_head", "split", "first_row", "rows", "first_query", "first_key", "keys",
+    "position", "first_tile", "parts",
+)  # fmt: skip
+_WORDS = 16
+_VECTOR = 4  # words of a load
+
+
+@dataclass(frozen=True)
+class WorkBoard:
+    """One work tile, which one warp writes and all others read.
+
+    Its sequence's lengths and its indices, which cost two loads and some divisions, are thus found
+    while the work tile before is under way. The last one written is none.
+
+    Attributes:
+        words: of the work tile.
+        full: mbarrier of one arrival: it is written.
+        empty: mbarrier: the other warps have read it, an arrival each.
+    """
+
+    words: Array
+    full: Array
+    empty: Array
+
+    @staticmethod
+    def allocate() -> "WorkBoard":
+        """Shared memory for a work tile and its barriers."""
+        words = Array(Int32, _WORDS, space=AddressSpace.smem, alignment=16)
+        full, empty = (Array(Int64, 1, space=AddressSpace.smem, alignment=8) for _ in range(2))
+        return WorkBoard(words, full, empty)
+
+    def init(self, readers: int) -> None:
+        """Initialise the barriers for so many warps that read; the caller fences."""
+        ptx.mbarrier_init(self.full, 1)
+        ptx.mbarrier_init(self.empty, readers)
+
+    @cute.jit
+    def write(self, turn: Int32, more: Boolean, work: WorkTile) -> None:
+        """Write the ``turn``-th work tile; not ``more``: that there is none.
+
+        One warp calls this, once the one before has been read.
+        """
+        values = [Int32(more), *(getattr(work, name) for name in _FIELDS), *work.tiles]
+        values += [Int32(0)] * (_WORDS - len(values))
+        if ptx.elect_sync():
+            for first in cutlass.range_constexpr(0, _WORDS, _VECTOR):
+                part = Vector.from_elements(tuple(values[first : first + _VECTOR]), Int32)
+                self.words.store(part, first, alignment=16)
+            ptx.mbarrier_arrive(self.full)
+
+    def wait_read(self, turn: Int32) -> None:
+        """Wait until all have read the ``turn``-th work tile."""
+        wait(self.empty, turn)
+
+    @cute.jit
+    def read(self, turn: Int32) -> list[Int32]:
+        """Words of the ``turn``-th work tile; every other warp calls this once for each."""
+        wait(self.full, turn)
+        words = [
+            word
+            for first in range(0, _WORDS, _VECTOR)
+            for word in self.words.load(first, _VECTOR, alignment=16).to_elements()
+        ]
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)
+        if ptx.elect_sync():
+            ptx.mbarrier_arrive(self.empty)
+        return words
+
+
+def work_of(words: list[Int32], query_tiles: int, sizes: Sizes, before: Before) -> WorkTile:
+    """Work tile of the words that ``WorkBoard.read`` gives."""
+    named = dict(zip(_FIELDS, words[1:], strict=False))
+    tiles = words[1 + len(_FIELDS) :][:query_tiles]
+    return WorkTile(**named, tiles=tiles, group=sizes.group, window=sizes.window, before=before)
