@@ -32,6 +32,7 @@ class Barriers:
     | ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile |
     | ``p_full[query tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
     | ``o_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of PV | same |
+    | ``stored`` | ``SOFTMAX_ARRIVALS`` | epilogue of the first of two query tiles | work tile |
     """
 
     kv_full: Array
@@ -43,11 +44,12 @@ class Barriers:
     s_empty: Array
     p_full: Array
     o_full: Array
+    stored: Array
 
 
 def q_arrivals(tile: AttentionTile) -> int:
     """Arrivals that complete ``q_full``: of the warp that loads a query tile, or of four."""
-    return 1 if tile.query_warps else SOFTMAX_ARRIVALS
+    return 1 if tile.takes_over else SOFTMAX_ARRIVALS
 
 
 def allocate_barriers(tile: AttentionTile) -> Barriers:
@@ -75,7 +77,7 @@ def _groups(tile: AttentionTile) -> list[tuple[int, dict[str, int]]]:
     """Barriers of equal number: how many of each, and their arrive counts."""
     return [
         (tile.stages, {"kv_full": TMA_ARRIVALS, "kv_empty": MMA_ARRIVALS}),
-        (1, {"tail_full": TMA_ARRIVALS, "q_empty": MMA_ARRIVALS}),
+        (1, {"tail_full": TMA_ARRIVALS, "q_empty": MMA_ARRIVALS, "stored": SOFTMAX_ARRIVALS}),
         (tile.query_tiles, {"q_full": q_arrivals(tile), "s_empty": SOFTMAX_ARRIVALS}),
         (tile.query_tiles * tile.s_stages * len(tile.s_parts), {"s_full": MMA_ARRIVALS}),
         (

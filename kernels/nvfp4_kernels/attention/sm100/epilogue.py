@@ -91,7 +91,7 @@ class Epilogue:
     def _staged_bytes(self) -> int:
         """Bytes of a row staged at once: what the row in shared memory has room for."""
         tile, every = self.tile, self.tile.head_dim * self._staged_bits // 8
-        if tile.query_warps:
+        if tile.takes_over:
             return every if self.variant.stores_codes else tile.chunk_bytes
         return min(tile.row_bytes, every)
 

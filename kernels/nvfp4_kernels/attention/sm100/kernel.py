@@ -252,7 +252,7 @@ class FmhaSm100:
         shared_queries = self._bytes(tile.query_tiles * tile.query_bytes)
         ring = self._bytes(tile.stages * tile.stage_bytes)
         staged = shared_queries
-        if cutlass.const_expr(tile.query_warps):
+        if cutlass.const_expr(tile.takes_over):
             staged = self._bytes(tile.query_tiles * tile.staging_bytes)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         is_last = Array(Int32, 1, space=AddressSpace.smem, alignment=4)
@@ -400,8 +400,12 @@ class FmhaSm100:
         """Run the warp's role on a work tile."""
         if work.first_row < work.rows:
             if warp < WARPS * self.tile.query_tiles:
+                if cutlass.const_expr(self.tile.reallocates_registers):
+                    ptx.setmaxregister(SOFTMAX_REGISTERS, ptx.SetMaxRegisterAction.INCREASE)
                 self._softmax_role(arguments, memory, work, warp)
             else:
+                if cutlass.const_expr(self.tile.reallocates_registers):
+                    ptx.setmaxregister(OTHER_REGISTERS, ptx.SetMaxRegisterAction.DECREASE)
                 self._other_roles(arguments, memory, loader, work, warp)
 
     @cute.jit
@@ -429,12 +433,10 @@ class FmhaSm100:
         self, arguments: AttentionArguments, memory: Memory, work: WorkTile, query_tile: Int32
     ) -> None:
         """Role of a query warp."""
-        tile = self.tile
-        if cutlass.const_expr(tile.query_warps):
-            if work.max_tiles() > 0:
-                shared = memory.queries.subview(query_tile * tile.query_bytes)
-                copier = QueryCopier(tile, self.variant)
-                copier.run(arguments.queries, shared, memory.barriers, work, query_tile)
+        if work.max_tiles() > 0:
+            shared = memory.queries.subview(query_tile * self.tile.query_bytes)
+            copier = QueryCopier(self.tile, self.variant)
+            copier.run(arguments.queries, shared, memory.barriers, work, query_tile)
 
     @cute.jit
     def _softmax_role(
@@ -455,7 +457,7 @@ class FmhaSm100:
             k_scale = Array(arguments.k_scale, shape=(1,)).load(0)
             v_scale = Array(arguments.v_scale, shape=(1,)).load(0)
         row_scale = Float32(1.0)
-        if cutlass.const_expr(not tile.query_warps):
+        if cutlass.const_expr(not tile.takes_over):
             row_scale = self._load_queries(arguments, shared, work, row, tile_warp)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
             # The MMA warp waits for no queries without keys: those of later ones would overtake it.
@@ -470,12 +472,16 @@ class FmhaSm100:
         )
         epilogue = (WarpSplitEpilogue if tile.warp_split_kv else Epilogue)(tile, variant)
         staged = shared
-        if cutlass.const_expr(tile.query_warps):
+        if cutlass.const_expr(tile.takes_over):
             staged = memory.staged.subview(query_tile * tile.staging_bytes)
         epilogue.run(
             arguments.result, staged, barriers, lanes, query_tile, tiles, work, row, tile_warp,
             state, v_scale,
         )  # fmt: skip
+        if cutlass.const_expr(tile.takes_over):
+            ptx.bar_warp_sync(cute.arch.FULL_MASK)
+            if ptx.elect_sync() and (query_tile == 0) & (work.max_tiles() > 0):
+                ptx.mbarrier_arrive(barriers.stored)
         if cutlass.const_expr(variant.merges):
             LastCta(tile, variant).run(
                 arguments.merge, arguments.counters, arguments.sizes, shared, memory.is_last, work,

@@ -76,6 +76,10 @@ class Mma:
             wait(barriers.kv_full.subview(self._stage(count)), self._phase(count))
             for each in cutlass.range_constexpr(tile.query_tiles):
                 wait(barriers.q_full.subview(each), work.before.works)
+                if cutlass.const_expr(tile.takes_over and each == 1):
+                    # Else both softmax groups would begin a work tile in step, with S of both
+                    # there, and go on so, each loading a unit when the other does.
+                    wait(barriers.stored, work.before.works - 1)
                 if cutlass.const_expr(tile.separate_p):
                     if work.tiles[each] > 0:
                         self._wait_s_empty(barriers, each, Int32(0), work)
@@ -143,7 +147,7 @@ class Mma:
     @cute.jit
     def _release_queries(self, barriers: Barriers, is_last: Boolean) -> None:
         """Let the next queries come once the last QK of the work tile, just issued, is done."""
-        if cutlass.const_expr(self.tile.query_warps):
+        if cutlass.const_expr(self.tile.takes_over):
             if is_last:
                 ptx.tcgen05_commit(barriers.q_empty)
 

@@ -1,4 +1,4 @@
-"""Query warps: cp.async of 16-bit queries, while the softmax warps end the work tile before."""
+"""Query warps: the next queries come while the softmax warps end the work tile before."""
 
 from dataclasses import dataclass
 

@@ -135,23 +135,20 @@ class AttentionTile:
     def threads(self) -> int:
         """Threads of softmax warps, the MMA warp, the load warp, and two more.
 
-        Registers are reallocated between warpgroups (PTX ISA, setmaxnreg): warps that load queries,
-        or one that asks for work and an idle one, complete one.
+        Registers are reallocated between warpgroups (PTX ISA, setmaxnreg): two query warps, or two
+        idle ones, complete one.
         """
         return 32 * (WARPS * self.query_tiles + (4 if self.reallocates_registers else 2))
 
     @property
     def takes_over(self) -> bool:
-        """Whether a CTA goes on with work tiles of CTAs that have not started (LaunchControl)."""
-        return self.query_tiles == 2
+        """Whether a CTA goes on with work tiles of CTAs that have not started (``LaunchControl``).
 
-    @property
-    def query_warps(self) -> bool:
-        """Whether queries have warps of their own, which load the next ones during the epilogue.
-
-        Those of an E4M3 cache are quantised: the softmax warps have the registers for that.
+        Queries then have warps of their own, which load the next ones meanwhile, and the result is
+        staged beside them. Not with an E4M3 cache: its queries take two warps longer to quantise
+        than there is time, and by the tests' time model nothing is won.
         """
-        return self.takes_over and not self.fp8
+        return self.query_tiles == 2 and not self.fp8
 
     @property
     def reallocates_registers(self) -> bool:
@@ -188,12 +185,12 @@ class AttentionTile:
     @property
     def staging_row_bytes(self) -> int:
         """Bytes of a row that the epilogue stages: a query's, or a part of it beside the queries."""
-        return STAGING_BYTES if self.query_warps else self.row_bytes
+        return STAGING_BYTES if self.takes_over else self.row_bytes
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of the rows of one query tile that are staged beside the queries."""
-        return ROWS * STAGING_BYTES if self.query_warps else 0
+        return ROWS * STAGING_BYTES if self.takes_over else 0
 
     @property
     def stages(self) -> int:
