@@ -3,9 +3,9 @@
     python -m tests.modelled.attention                      prefill and decode of a Llama 8B's heads
 
 CTAs of a few lengths run in the emulator, and the time model (``tests/emulator/timing``) times
-them: a CTA's time is a constant and a constant per key tile. Prefill is those times, longest first,
-on the SMs of the chip; decode is the model's own answer for as many CTAs as there are, all of
-them simulated as they share HBM, each with one work tile: CTAs that take several are modelled in
+them: a work tile's time is a constant and a constant per key tile. Prefill is those times, longest
+first, on the SMs of the chip; decode is the model's own answer for as many CTAs as there are, all
+of them simulated as they share HBM, each with one work tile: CTAs that take several are modelled in
 ``decoder_layer``. Nothing here was measured on a B200, launches are left out.
 """
 
@@ -14,6 +14,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from tests.emulator.machine.launch import Launch
 from tests.emulator.runtime import shim
@@ -32,6 +33,7 @@ SMS = 148
 FLOPS = {False: 2.25e15, True: 4.5e15}  # dense, of 16-bit and of E4M3 operands
 BYTES = 8e12  # per second
 INDEXED_OF = 4  # keys of a sequence for each that is on a list
+WORKS = 5  # that one CTA takes in a trace
 LINE = (
     "{name:34} {us:9.1f} us, roofline {bound:9.1f} ({fraction:4.0%}) {rate}; {tile}, "
     "{splits} splits"
@@ -196,18 +198,25 @@ def one_head(shape: Shape, splits: int) -> "tuple[Variant, AttentionArguments, t
 
 
 def prefill(modeller: Modeller, tile: "AttentionTile", shape: Shape) -> float:
-    """Seconds: CTAs of every length, longest first, each on the SM that is free first."""
+    """Seconds: work tiles of every length, longest first, each on the SM that is free first."""
     tokens = tile.rows // shape.group
-    few, many = (
-        modeller.run(tile, replace(shape, queries=tokens, keys=128 * n), split=False).cycles
-        for n in (8, 12)
-    )
+
+    def cycles(works: int, tiles: int) -> float:
+        taken = replace(shape, queries=works * tokens, keys=128 * tiles)
+        with patch.object(Launch, "resident_clusters", property(lambda _: 1)):
+            return modeller.run(tile, taken, split=False).cycles
+
+    few, many = cycles(1, 8), cycles(1, 12)
     each = (many - few) / 4
-    fixed = few - 8 * each
+    start, fixed = 0.0, few - 8 * each
+    if tile.takes_over:  # one CTA has them all, the next ones after the first
+        lengths = [math.ceil(12 - n * tokens / 128) for n in range(WORKS)]
+        fixed = (cycles(WORKS, 12) - many - each * sum(lengths[1:])) / (WORKS - 1)
+        start = few - 8 * each - fixed
     blocks = range(math.ceil(shape.queries / tokens), 0, -1)
     before = shape.keys - shape.queries
     lengths = [math.ceil((before + min(n * tokens, shape.queries)) / 128) for n in blocks]
-    free = [0.0] * SMS
+    free = [start] * SMS
     for length in lengths:
         for _ in range(shape.batch * shape.kv_heads):
             heapq.heapreplace(free, free[0] + fixed + length * each)

@@ -1,4 +1,4 @@
-"""Instructions of the tensor core, of copies, of mbarriers and of fences that our kernels use.
+"""Instructions of the tensor core, of copies, barriers, fences and launches that our kernels use.
 
 ``python -m tests.test_kernels.chains.opcodes`` compiles every kernel that ``build`` compiles for a
 Llama 8B, runs each op of the chains and the indexer in each of its formats, and lists the opcodes.
@@ -36,7 +36,7 @@ ATTENTION = Attention(query_heads=32, kv_heads=8, head_dim=128)
 HIDDEN = 4096
 # Llama 8B's has too many rows for a tile with tokens on the M side and one CTA.
 NARROW_MLP = Model("narrow", LLAMA_8B.dtype, (Layer("gate_up_proj", 4096, 7168, gate_up=True),))
-_FAMILIES = r"tcgen05|cp\.async|mbarrier|fence|prefetch\.tensormap"
+_FAMILIES = r"tcgen05|cp\.async|mbarrier|fence|prefetch\.tensormap|clusterlaunchcontrol"
 _OPCODE = re.compile(rf"^\s*(?:@!?%\w+\s+)?((?:{_FAMILIES})[\w.:]*)", re.MULTILINE)
 
 

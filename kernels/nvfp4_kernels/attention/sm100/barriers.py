@@ -32,7 +32,7 @@ class Barriers:
     | ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile |
     | ``p_full[query tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
     | ``o_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of PV | same |
-    | ``stored`` | ``SOFTMAX_ARRIVALS`` | epilogue of the first of two query tiles | work tile |
+    | ``stored`` | ``SOFTMAX_ARRIVALS`` | epilogue of the first of two query tiles | its work tile |
     """
 
     kv_full: Array

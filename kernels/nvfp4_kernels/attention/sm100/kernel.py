@@ -15,6 +15,7 @@ from nvfp4_kernels.attention.sm100.epilogue import AttentionResult, Epilogue
 from nvfp4_kernels.attention.sm100.epilogue_warp_split import SYNC_BARRIER, WarpSplitEpilogue
 from nvfp4_kernels.attention.sm100.gather_loader import GatherLoader, KeyLists, MapStrides
 from nvfp4_kernels.attention.sm100.last_cta import LastCta
+from nvfp4_kernels.attention.sm100.launch_control import LaunchControl
 from nvfp4_kernels.attention.sm100.loader import Source, TmaLoader
 from nvfp4_kernels.attention.sm100.mma import Mma
 from nvfp4_kernels.attention.sm100.operands import Strides, operand_type, tensor_maps
@@ -44,7 +45,6 @@ from nvfp4_kernels.attention.sm100.work_board import WorkBoard, work_of
 from nvfp4_kernels.device.arguments import example, without_unread
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.merge_segments.merge import MergeArguments
-from nvfp4_kernels.sm100.launch_control import LaunchControl
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
 _SCALES = ("scales", "input_scale", "first_row")  # of a result in NVFP4
@@ -312,16 +312,16 @@ class FmhaSm100:
             total = sizes.kv_heads * sizes.splits * sizes.batch
             first, stride = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
             for number in cutlass.range(first, total, stride, unroll=1):
-                before = Before(tiles, works, tails, tiles, none)
+                before = Before(tiles, works, tails, works, tiles, none)
                 work = work_tile(tile, variant, sizes, lengths, order, number, before)
                 if number == first:
                     ptx.barrier_cta_sync()
                 self._roles(arguments, memory, loader, work, warp)
-                tiles, works, tails, _, _ = work.after()
+                tiles, works, tails, _, _, _ = work.after()
             if warp == mma_warp + 1:
                 loader.finish(barriers, tiles)
         else:
-            before = Before(none, none, none, none, none)
+            before = Before(none, none, none, none, none, none)
             index = cute.arch.block_idx()
             work = work_tile(tile, variant, sizes, lengths, None, index, before)
             ptx.barrier_cta_sync()
@@ -344,19 +344,19 @@ class FmhaSm100:
         control, board = memory.launch_control, memory.board
         x, y, z = cute.arch.block_idx()
         more, turn = Boolean(True), Int32(0)
-        tiles, works, tails, first, second = turn, turn, turn, turn, turn
+        tiles, works, tails, firsts, first, second = turn, turn, turn, turn, turn, turn
         while more:
-            before = Before(tiles, works, tails, first, second)
+            before = Before(tiles, works, tails, firsts, first, second)
             index = x, y, z
             work = work_tile(tile, variant, arguments.sizes, lengths, None, index, before)
             board.write(turn, more, work)
             self._copy_queries(arguments, memory, work, Int32(0))
-            tiles, works, tails, first, second = work.after()
+            tiles, works, tails, firsts, first, second = work.after()
             board.wait_read(turn)
             control.request()
             more, x, y, z = control.take(turn)
             turn += 1
-        none = Before(tiles, works, tails, first, second)
+        none = Before(tiles, works, tails, firsts, first, second)
         board.write(turn, more, work_of([Int32(0)] * 16, tile.query_tiles, arguments.sizes, none))
 
     @cute.jit
@@ -371,9 +371,9 @@ class FmhaSm100:
         """Run the warp's role on the work tiles that the leading warp finds."""
         tile, mma_warp = self.tile, WARPS * self.tile.query_tiles
         more, turn = Boolean(True), Int32(0)
-        tiles, works, tails, first, second = turn, turn, turn, turn, turn
+        tiles, works, tails, firsts, first, second = turn, turn, turn, turn, turn, turn
         while more:
-            before = Before(tiles, works, tails, first, second)
+            before = Before(tiles, works, tails, firsts, first, second)
             words = memory.board.read(turn)
             work = work_of(words, tile.query_tiles, arguments.sizes, before)
             more = words[0] != 0
@@ -382,7 +382,7 @@ class FmhaSm100:
                     self._softmax_role(arguments, memory, work, warp)
                 else:
                     self._other_roles(arguments, memory, loader, work, warp)
-            tiles, works, tails, first, second = work.after()
+            tiles, works, tails, firsts, first, second = work.after()
             turn += 1
         if cutlass.const_expr(not is_softmax):
             if warp == mma_warp + 1:
@@ -480,7 +480,7 @@ class FmhaSm100:
         )  # fmt: skip
         if cutlass.const_expr(tile.takes_over):
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
-            if ptx.elect_sync() and (query_tile == 0) & (work.max_tiles() > 0):
+            if ptx.elect_sync() and (query_tile == 0) & (tiles > 0):
                 ptx.mbarrier_arrive(barriers.stored)
         if cutlass.const_expr(variant.merges):
             LastCta(tile, variant).run(

@@ -79,7 +79,8 @@ class Mma:
                 if cutlass.const_expr(tile.takes_over and each == 1):
                     # Else both softmax groups would begin a work tile in step, with S of both
                     # there, and go on so, each loading a unit when the other does.
-                    wait(barriers.stored, work.before.works - 1)
+                    if work.tiles[0] > 0:
+                        wait(barriers.stored, work.before.firsts - 1)
                 if cutlass.const_expr(tile.separate_p):
                     if work.tiles[each] > 0:
                         self._wait_s_empty(barriers, each, Int32(0), work)

@@ -71,12 +71,14 @@ class Before(NamedTuple):
         tiles: key tiles.
         works: work tiles with keys.
         tails: key tiles that hold a sequence's last key, and rows past it.
+        firsts: work tiles with keys for the first query tile.
         first, second: key tiles of either query tile.
     """
 
     tiles: Int32
     works: Int32
     tails: Int32
+    firsts: Int32
     first: Int32
     second: Int32
 
@@ -135,13 +137,14 @@ class WorkTile:
 
     def after(self) -> Before:
         """Count of what the CTA has had once this work tile is done."""
-        tiles, (earlier, works, tails, first, second) = self.max_tiles(), self.before
+        tiles, (earlier, works, tails, firsts, first, second) = self.max_tiles(), self.before
         has_tail = (tiles > 0) & (self.keys < (self.first_tile + tiles) * KEYS)
         one, none = Int32(1), Int32(0)
         return Before(
             earlier + tiles,
             works + cutlass.select_(tiles > 0, one, none),
             tails + cutlass.select_(has_tail, one, none),
+            firsts + cutlass.select_(self.tiles[0] > 0, one, none),
             first + self.tiles[0],
             second + self.tiles[1] if len(self.tiles) > 1 else second,
         )

@@ -184,7 +184,7 @@ class AttentionTile:
 
     @property
     def staging_row_bytes(self) -> int:
-        """Bytes of a row that the epilogue stages: a query's, or a part of it beside the queries."""
+        """Bytes of a row that the epilogue stages: a query's, or a part beside the queries."""
         return STAGING_BYTES if self.takes_over else self.row_bytes
 
     @property

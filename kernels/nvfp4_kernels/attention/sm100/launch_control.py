@@ -9,6 +9,20 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.device.mbarrier import wait
 
 RESPONSE_BYTES = 16
+_QUERY = "clusterlaunchcontrol.query_cancel"
+# An index is defined only of a CTA that was cancelled.
+_TAKE = "\n".join((
+    "{ .reg .b128 %response; .reg .pred %taken;",
+    "ld.shared.b128 %response, [{$r0}];",
+    f"{_QUERY}.is_canceled.pred.b128 %taken, %response;",
+    "selp.b32 {$w0}, 1, 0, %taken;",
+    *(
+        f"mov.b32 {{$w{number}}}, 0;\n"
+        f"@%taken {_QUERY}.get_first_ctaid::{axis}.b32.b128 {{$w{number}}}, %response;"
+        for number, axis in enumerate("xyz", 1)
+    ),
+    "}",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,13 +61,7 @@ class LaunchControl:
         """Whether the ``turn``-th request has brought a CTA, and its index in the grid."""
         wait(self.full, turn)
         found, x, y, z = ptx.inline_ptx(
-            "{ .reg .b128 response; .reg .pred taken; ld.shared.b128 response, [{$r0}]; "
-            "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 taken, response; "
-            "mov.b32 {$w1}, 0; mov.b32 {$w2}, 0; mov.b32 {$w3}, 0; "
-            "@taken clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 {$w1}, response; "
-            "@taken clusterlaunchcontrol.query_cancel.get_first_ctaid::y.b32.b128 {$w2}, response; "
-            "@taken clusterlaunchcontrol.query_cancel.get_first_ctaid::z.b32.b128 {$w3}, response; "
-            "selp.b32 {$w0}, 1, 0, taken; }",
+            _TAKE,
             write_only_types=[Int32] * 4,
             read_only_args=[self.response.data_ptr().toint(Int32)],
         )

@@ -1,0 +1,172 @@
+"""CTAs that take over work of CTAs that never start: to the bit what a CTA for each computes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from nvfp4_kernels import paged_attention, paged_attention_quantized
+from nvfp4_kernels.attention.sm100.tile import AttentionTile
+from tests.emulator import EAGER
+from tests.emulator.machine.chain import Link
+from tests.emulator.machine.launch import Launch
+from tests.test_kernels.attention.attention_cases import Case
+from tests.test_kernels.attention.attention_sm100 import Chosen
+from tests.test_kernels.attention.test_attention_quantized import on
+from tests.test_kernels.mistakes import (
+    ANYTHING,
+    Mistake,
+    Room,
+    check_caught,
+    check_nothing_to_catch,
+    nothing,
+    without_in,
+)
+
+pytestmark = pytest.mark.arch("sm_100")
+ONE_SCHEDULE = pytest.mark.schedules("random 1")
+
+# Sequences of many work tiles, of one, without queries, without keys; tails that fill a key tile.
+MANY: dict[str, Any] = {"queries": (150, 40, 0, 3, 70), "keys": (300, 130, 9, 0, 128)}
+CASES: dict[str, tuple[Chosen | None, Case]] = {
+    "D = 128": (None, Case(**MANY, head_dim=128)),
+    "D = 64, P beside S": (None, Case(**MANY, query_heads=8)),
+    "D = 96, groups of 3": (None, Case((100, 9), (200, 9), 3, 1, head_dim=96)),
+    "window, sinks": (None, Case(**MANY, head_dim=128, window=60, sinks=True)),
+    "splits": (Chosen(AttentionTile(128, 2), 2), Case(**MANY, head_dim=128)),
+}
+
+
+@contextmanager
+def on_sms(sms: int) -> Iterator[list[int]]:
+    """Have the emulator hold so many CTAs at once; how many were taken over, one by one."""
+    taken: list[int] = []
+    cancelled = Link.cancelled
+
+    def counted(link: Link) -> None:
+        taken.append(1)
+        cancelled(link)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launch, "resident_clusters", property(lambda _: sms))
+        patch.setattr(Link, "cancelled", counted)
+        yield taken
+
+
+def check(given: dict[str, Any], sms: int, *, quantized: bool = False) -> None:
+    """Against CTAs that all start at once."""
+    op: Any = paged_attention
+    if quantized:
+        scale = torch.tensor(0.01, device=given["q"].device)
+        op = partial(paged_attention_quantized, input_scale=scale)
+    with on_sms(10**6) as taken:
+        expected = op(**given)
+    assert not taken
+    with on_sms(sms) as taken:
+        found = op(**given)
+    assert len(taken) >= 1
+    for ours, theirs in zip(found, expected, strict=True):
+        if ours.dtype != torch.float8_e4m3fn:  # whose padding is undefined
+            assert torch.equal(ours.cpu(), theirs.cpu())
+
+
+@ONE_SCHEDULE
+@pytest.mark.parametrize("sms", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_cases(
+    name: str, sms: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, case = CASES[name]
+    if chosen is not None:
+        chosen.use(monkeypatch)
+    check(on(op_device, case.problem().paged()), sms)
+
+
+@ONE_SCHEDULE
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_quantized(head_dim: int, op_device: torch.device) -> None:
+    check(on(op_device, Case(**MANY, head_dim=head_dim).problem().paged()), 2, quantized=True)
+
+
+@ONE_SCHEDULE
+def test_layouts(op_device: torch.device) -> None:
+    attention = import_module("nvfp4_kernels").attention
+    problem = Case((140, 140), (140, 140), head_dim=128).problem()
+    for given in (problem.dense(), problem.ragged()):
+        moved = on(op_device, given)
+        expected = attention(**moved)
+        with on_sms(1) as taken:
+            found = attention(**moved)
+        assert taken
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours.cpu(), theirs.cpu())
+
+
+SHORT = Case((70, 70), (140, 256), 4, 1, head_dim=128)
+BESIDE = Case((70, 70), (140, 256), 4, 1)  # P has columns of its own
+
+
+@pytest.mark.parametrize("case", [SHORT, BESIDE], ids=["P over S", "P beside S"])
+def test_every_schedule(case: Case, op_device: torch.device) -> None:
+    check(on(op_device, case.problem().paged()), 1)
+
+
+KERNEL = Room("nvfp4_kernels.attention.sm100")
+SCHEDULER = "scheduler:WorkTile"
+MISTAKES = {
+    "phases begin anew": Mistake(
+        KERNEL.with_result(SCHEDULER, "after", lambda b: type(b)(*(n * 0 for n in b))), ANYTHING
+    ),
+    "query tiles share a count": Mistake(
+        KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(first=b.tiles, second=b.tiles)),
+        ANYTHING,
+    ),
+    "tails are not counted": Mistake(
+        KERNEL.with_result(SCHEDULER, "after", lambda b: b._replace(tails=b.tails * 0)), ANYTHING
+    ),
+    "the board is written while it is read": Mistake(
+        KERNEL.replaced("work_board:WorkBoard", "wait_read", nothing), ANYTHING
+    ),
+    "the response is read before it is there": Mistake(
+        KERNEL.replaced("launch_control", "wait", nothing), ANYTHING
+    ),
+    "the response overtakes reads": Mistake(without_in("fence_proxy", "take"), ANYTHING),
+    "queries come while others are read": Mistake(
+        KERNEL.replaced("query_copier", "wait", nothing), ANYTHING
+    ),
+    "queries are never let go": Mistake(
+        KERNEL.replaced("mma:Mma", "_release_queries", nothing), "Deadlock"
+    ),
+    "work is taken over twice": Mistake(
+        KERNEL.with_arguments(
+            "kernel", "work_tile", lambda *a: (*a[:5], (a[5][0], a[5][1], a[5][2] * 0), *a[6:])
+        ),
+        ANYTHING,
+    ),
+}
+
+
+def check_short() -> None:
+    check(SHORT.problem().paged(), 1)
+
+
+def nobody(_: pytest.MonkeyPatch) -> None:
+    """Leave the tile to the chooser."""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_caught(mistake: Mistake) -> None:
+    check_caught(mistake, check_short, nobody)
+
+
+def test_s_is_overwritten_while_it_is_read() -> None:
+    mistake = Mistake(KERNEL.replaced("mma:Mma", "_wait_s_empty", nothing), ANYTHING)
+    check_caught(mistake, lambda: check(BESIDE.problem().paged(), 1), nobody)
+
+
+def test_nothing_to_catch() -> None:
+    check_nothing_to_catch(check_short, nobody, schedules=[EAGER])
