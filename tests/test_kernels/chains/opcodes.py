@@ -37,7 +37,7 @@ HIDDEN = 4096
 # Llama 8B's has too many rows for a tile with tokens on the M side and one CTA.
 NARROW_MLP = Model("narrow", LLAMA_8B.dtype, (Layer("gate_up_proj", 4096, 7168, gate_up=True),))
 _FAMILIES = r"tcgen05|cp\.async|mbarrier|fence|prefetch\.tensormap|clusterlaunchcontrol"
-_OPCODE = re.compile(rf"^\s*(?:@!?%\w+\s+)?((?:{_FAMILIES})[\w.:]*)", re.MULTILINE)
+_OPCODE = re.compile(rf"^\s*(?:@!?%?\w+\s+)?((?:{_FAMILIES})[\w.:]*)", re.MULTILINE)
 
 
 def opcodes(text: str) -> set[str]:

@@ -12,13 +12,13 @@ RESPONSE_BYTES = 16
 _QUERY = "clusterlaunchcontrol.query_cancel"
 # An index is defined only of a CTA that was cancelled.
 _TAKE = "\n".join((
-    "{ .reg .b128 %response; .reg .pred %taken;",
-    "ld.shared.b128 %response, [{$r0}];",
-    f"{_QUERY}.is_canceled.pred.b128 %taken, %response;",
-    "selp.b32 {$w0}, 1, 0, %taken;",
+    "{ .reg .b128 response; .reg .pred taken;",
+    "ld.shared.b128 response, [{$r0}];",
+    f"{_QUERY}.is_canceled.pred.b128 taken, response;",
+    "selp.b32 {$w0}, 1, 0, taken;",
     *(
         f"mov.b32 {{$w{number}}}, 0;\n"
-        f"@%taken {_QUERY}.get_first_ctaid::{axis}.b32.b128 {{$w{number}}}, %response;"
+        f"@taken {_QUERY}.get_first_ctaid::{axis}.b32.b128 {{$w{number}}}, response;"
         for number, axis in enumerate("xyz", 1)
     ),
     "}",
