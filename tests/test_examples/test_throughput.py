@@ -303,6 +303,7 @@ def test_root_cause_is_the_first_error():
         "RuntimeError: Engine core initialization failed. See root cause above.\n"
     )
     assert root_cause(log) == "OutOfMemoryError: CUDA out of memory."
+    assert root_cause(f"{log}\nnvfp4-tc: refused: m: is odd\nmore") == "m: is odd"
     assert root_cause("Traceback:\n  ValueError: 3\n") == "ValueError: 3"
     assert root_cause("a\n\n  Killed \n") == ""
 
