@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from examples.engine_log import refusal
+
 HOST = "127.0.0.1"
 MODEL_NAME = "demo"
 LOG_TAIL_LINES = 25
@@ -136,6 +138,8 @@ def _wait_until_healthy(
 
 
 def _failure(what: str, log: Path) -> str:
+    if refused := refusal(log.read_text(encoding="utf-8", errors="replace")):
+        return f"vllm serve: {refused} ({what}; {log})"
     with log.open(encoding="utf-8", errors="replace") as lines:
         tail = deque((line.rstrip() for line in lines), maxlen=LOG_TAIL_LINES)
     text = "\n".join(f"  | {line}" for line in tail) or "  (it is empty)"
