@@ -40,11 +40,13 @@ class Server:
         url: its root, without a final slash.
         log: file its output goes to.
         ready_seconds: time from start to the first healthy answer.
+        pid: its process.
     """
 
     url: str
     log: Path
     ready_seconds: float
+    pid: int
 
 
 def vllm_command(
@@ -104,7 +106,7 @@ def running(
         )
     try:
         url = f"http://{HOST}:{port}"
-        yield Server(url, log, _wait_until_healthy(process, url, log, time_limit))
+        yield Server(url, log, _wait_until_healthy(process, url, log, time_limit), process.pid)
     except httpx.HTTPError as error:
         body = f" {error.response.text}" if isinstance(error, httpx.HTTPStatusError) else ""
         raise ServerError(_failure(f"failed while it served: {error}{body}", log)) from error
