@@ -34,7 +34,6 @@ def soak(
         str, typer.Option(help="As vLLM's; empty for the checkpoint's own.")
     ] = "nvfp4-tc",
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
-    model_is: Annotated[str, typer.Option(help="Model's name on the page.")] = "",
     server_options: Annotated[str, typer.Option(help="More options of `vllm serve`.")] = "",
     server_time_limit: Annotated[
         float, typer.Option(min=1, help="Seconds until a server must be ready.")
@@ -80,7 +79,6 @@ def soak(
             "commit": commit(),
             "device": _device(),
             "machine": machine(),
-            "model_is": model_is or model,
             "settings": vars(settings),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": installed(*DISTRIBUTIONS),

@@ -18,9 +18,10 @@ def _head(results: Results) -> list[str]:
     return [
         "# A server under load for long",
         "",
-        f"`{about['command']}` at commit {about['commit'] or 'unknown'}, {about['started'][:10]}.",
-        f"Machine: {about['device']}; {about['machine']['cpu']}; {versions}.",
-        f"Model: {about['model_is']}.",
+        f"`{about['command']}`",
+        "",
+        f"Commit {about['commit'] or 'unknown'}, {about['started'][:10]}. Machine: "
+        f"{about['device']}; {about['machine']['cpu']}; {versions}.",
         "",
     ]
 
@@ -70,7 +71,7 @@ def _rest(results: Results) -> list[str]:
         f"* Greedy answers of the idle server, equal to those before the load: {', '.join(same)}.",
         f"* `kill -9` of {kill.engine} with {under_way} requests under way: {answered} had their "
         f"answer, {errors} an error, {under_way - answered - errors} neither; the server {ended}, "
-        f"another one was ready in {kill.ready_seconds:.1f} s.",
+        f"another one was ready after {kill.ready_seconds:.1f} s.",
         "",
     ]
 

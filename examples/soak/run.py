@@ -7,6 +7,7 @@ import inspect
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from examples.soak.traffic import Traffic
 ANSWERS = 8  # greedy ones that are compared
 _SETTLE_SECONDS = 60.0  # for aborted requests to leave the engine
 _END_SECONDS = 60.0  # for a server to end that has lost its engine
-_HEAD_START_SECONDS = 1.0  # of requests, before the engine is killed
+_FIRST_TOKEN_SECONDS = 30.0  # at most, until the engine is killed
 _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
@@ -213,10 +214,13 @@ async def _kill(traffic: Traffic, server: Server, settings: Settings, results: R
     results.kill.engine = engine.name()
     # As long as can be, so that they are under way.
     room = traffic.max_model_len - traffic.prompt_tokens
-    long = dataclasses.replace(traffic, output_tokens=room, has_full_length=True)
+    long = dataclasses.replace(
+        traffic, output_tokens=room, has_full_length=True, streaming=asyncio.Event()
+    )
     kinds = ["stream", "answer"] * settings.at_once
     requests = [asyncio.ensure_future(long.one(kind)) for kind in kinds[: settings.at_once]]
-    await asyncio.sleep(_HEAD_START_SECONDS)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(long.streaming.wait(), _FIRST_TOKEN_SECONDS)
     under_way = [request for request in requests if not request.done()]
     engine.kill()
     killed = time.monotonic()

@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -68,6 +68,7 @@ class Traffic:
         time_limit: seconds after which a request without an answer is lost.
         draw: of kinds, lengths and moments.
         has_full_length: whether all answers have ``output_tokens``.
+        streaming: set once a first token was received in a stream.
     """
 
     client: Any
@@ -78,6 +79,7 @@ class Traffic:
     time_limit: float
     draw: random.Random
     has_full_length: bool = False
+    streaming: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def kinds(self) -> dict[str, tuple[int, Callable[[], Awaitable[int]]]]:
@@ -153,6 +155,7 @@ class Traffic:
     async def _stream(self) -> int:
         wanted, got, reason = self._tokens(), 0, None
         async for part in await self._streaming(wanted):
+            self.streaming.set()
             reason = part.choices[0].finish_reason or reason if part.choices else reason
             got = part.usage.completion_tokens if part.usage else got
         if reason is None:
