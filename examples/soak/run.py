@@ -25,6 +25,8 @@ ANSWERS = 8  # greedy ones that are compared
 _SETTLE_SECONDS = 60.0  # for aborted requests to leave the engine
 _END_SECONDS = 60.0  # for a server to end that has lost its engine
 _FIRST_TOKEN_SECONDS = 30.0  # at most, until the engine is killed
+# Of a connection that is used again. vLLM closes one after 5 s, perhaps just when it is.
+_IDLE_SECONDS = 2.0
 _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
@@ -105,7 +107,11 @@ async def _restarted(server: Server, settings: Settings) -> list[str]:
 def _client(server: Server, settings: Settings) -> Any:
     import openai
 
-    connections = httpx.Limits(max_connections=None, max_keepalive_connections=settings.at_once)
+    connections = httpx.Limits(
+        max_connections=None,
+        max_keepalive_connections=settings.at_once,
+        keepalive_expiry=_IDLE_SECONDS,
+    )
     return openai.AsyncOpenAI(
         base_url=f"{server.url}/v1",
         api_key="none",

@@ -113,7 +113,7 @@ class Traffic:
         except _Wrong as wrong:
             verdict, detail = WRONG, str(wrong)
         except (openai.APIError, httpx.HTTPError) as error:
-            verdict, detail = ERROR, f"{type(error).__name__}: {error}"
+            verdict, detail = ERROR, _said(error)
         return Outcome(kind, verdict, time.monotonic() - start, tokens, detail)
 
     async def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[str]:
@@ -202,6 +202,12 @@ class Traffic:
         body = {"model": MODEL_NAME} | dict(self.draw.choice(_MALFORMED))
         await _refused(self.client.post("/completions", body=body, cast_to=object), 400, 404, 422)
         return 0
+
+
+def _said(error: BaseException) -> str:
+    """Error with its causes: openai's says of a connection no more than that it failed."""
+    said = f"{type(error).__name__}: {error}"
+    return f"{said} ({_said(error.__cause__)})" if error.__cause__ else said
 
 
 async def _refused(request: Awaitable[Any], *statuses: int) -> None:

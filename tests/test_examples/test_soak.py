@@ -93,6 +93,7 @@ def test_each_flaw_is_found(flaw: str, kind: str, verdict: str, detail: str) -> 
 def test_a_refused_connection_is_an_error() -> None:
     [outcome] = outcomes(f"http://127.0.0.1:{free_port()}", "stream")
     assert outcome.verdict == ERROR
+    assert "ConnectError: All connection attempts failed" in outcome.detail
 
 
 # --- memory -------------------------------------------------------------------------------------
