@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -69,6 +70,7 @@ def test_every_kind_is_as_expected_of_a_sound_server() -> None:
     assert sum(o.tokens for o in found) > 10
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("flaw", "kind", "verdict", "detail"),
     [
@@ -83,9 +85,8 @@ def test_every_kind_is_as_expected_of_a_sound_server() -> None:
 def test_each_flaw_is_found(flaw: str, kind: str, verdict: str, detail: str) -> None:
     with fake(flaw) as url:
         found = outcomes(url, *[kind] * fake_soaked.EVERY, time_limit=3)
-    last = found[-1]
-    assert last.verdict == verdict
-    assert re.fullmatch(detail, last.detail.rstrip("}'\"")) or re.match(detail, last.detail)
+    assert found[-1].verdict == verdict
+    assert re.match(detail, found[-1].detail)
     if flaw != "accepts":
         assert Counter(o.verdict for o in found)[EXPECTED] == fake_soaked.EVERY - 1
 
@@ -115,9 +116,8 @@ def test_growth_is_that_after_the_warm_up() -> None:
     assert growth([]) is None
 
 
+@pytest.mark.processes
 def test_the_memory_of_children_counts() -> None:
-    import subprocess
-
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         time.sleep(0.1)
         both = memory.tree_bytes(memory.psutil.Process().pid)
@@ -238,6 +238,7 @@ def test_a_flawed_server_fails(soak, tmp_path: Path, flaw: str, failure: str) ->
     assert "## Failures" in (tmp_path / "soak.md").read_text()
 
 
+@pytest.mark.processes
 def test_no_server_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "import sys; sys.exit('nvfp4-tc: refused: layer: is odd')"
     monkeypatch.setattr(running, "vllm_command", lambda *_: [sys.executable, "-c", said])

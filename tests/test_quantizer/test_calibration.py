@@ -162,6 +162,7 @@ def peak() -> int:
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 
 
+@pytest.mark.processes
 def test_a_file_of_one_long_line_takes_little_memory(tmp_path: Path):
     unit, count = "def main(): return 1; ", 5_000_000  # 110 MB
     plain = tmp_path / "t.txt"
