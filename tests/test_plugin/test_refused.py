@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -162,6 +163,12 @@ def test_another_engine_starts_afresh(front_end: Path, capsys: pytest.CaptureFix
     refused.tell_last()
     assert list(front_end.iterdir()) == []
     assert ended(capsys, command(engine_failed)) == "traceback\n"
+
+
+@pytest.mark.parametrize("name", refused._LOGGERS)
+def test_what_logs_is_there(name: str) -> None:
+    source = Path(find_spec(name).origin).read_text()
+    assert "logger.exception(" in source
 
 
 def test_without_a_front_end_nothing_is_left(
