@@ -127,13 +127,18 @@ async def _traffic(server: Server, client: Any, settings: Settings) -> Traffic:
         body = {"prompt": inspect.getsource(argparse)[:50_000], "add_special_tokens": False}
         response = await http.post(f"{server.url}/tokenize", json=body)
         known = response.raise_for_status().json()
-    room = known["max_model_len"] - 1
+    room = known["max_model_len"] - settings.prompt_tokens
+    most = min(known["max_model_len"] - 1, len(known["tokens"]) // 2)
+    if settings.prompt_tokens > most:
+        raise ValueError(
+            f"--prompt-tokens: is {settings.prompt_tokens}, must be at most {most} here; lower it"
+        )
     return Traffic(
         client,
         known["tokens"],
         known["max_model_len"],
-        prompt_tokens=min(settings.prompt_tokens, room),
-        output_tokens=min(settings.output_tokens, known["max_model_len"] - settings.prompt_tokens),
+        prompt_tokens=settings.prompt_tokens,
+        output_tokens=min(settings.output_tokens, room),
         time_limit=settings.request_time_limit,
         draw=random.Random(settings.seed),
     )

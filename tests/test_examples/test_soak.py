@@ -187,7 +187,7 @@ def soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(running, "_SETTLE_SECONDS", 0.3)
     monkeypatch.setattr(running, "_END_SECONDS", 2.0)
 
-    def run(flaw: str):
+    def run(flaw: str, *more: str):
         monkeypatch.setattr(
             running,
             "vllm_command",
@@ -196,7 +196,7 @@ def soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         options = ["--out", tmp_path, "--requests", 60, "--at-once", 8, "--memory-bound", 16]
         options += ["--sample-seconds", 0.01, "--prompt-tokens", 16]
         options += ["--request-time-limit", 5 if flaw == "hangs" else 60]
-        result = CliRunner().invoke(command.app, ["model", *map(str, options)])
+        result = CliRunner().invoke(command.app, ["model", *map(str, options), *more])
         return result, json.loads((tmp_path / "results.json").read_text())
 
     return run
@@ -236,6 +236,13 @@ def test_a_flawed_server_fails(soak, tmp_path: Path, flaw: str, failure: str) ->
     assert [line for line in told if not re.fullmatch(failure, line)] == []
     assert len(told) == (9 if flaw == "hangs" else 1)
     assert "## Failures" in (tmp_path / "soak.md").read_text()
+
+
+@pytest.mark.processes
+def test_prompts_that_the_model_cannot_take_are_refused(soak) -> None:
+    result, _ = soak("", "--prompt-tokens", "64")
+    assert result.exit_code == 1
+    assert "error: --prompt-tokens: is 64, must be at most 63 here; lower it" in result.output
 
 
 @pytest.mark.processes
