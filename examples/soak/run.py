@@ -233,6 +233,8 @@ async def _kill(traffic: Traffic, server: Server, settings: Settings, results: R
     with suppress(TimeoutError):
         await asyncio.wait_for(long.streaming.wait(), _FIRST_TOKEN_SECONDS)
     under_way = [request for request in requests if not request.done()]
+    # What ended before is as any other: an error among them is a failure.
+    results.outcomes += [request.result() for request in requests if request.done()]
     engine.kill()
     killed = time.monotonic()
     results.kill.outcomes = await asyncio.gather(*under_way)
