@@ -3,7 +3,13 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_dtype,
+    check_same_device,
+    check_shape,
+    reads_contents,
+)
 from nvfp4_kernels.rotary_embedding.kernels import DTYPES, KERNELS
 
 
@@ -70,7 +76,7 @@ def _check(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> No
         )
     _check_contiguous("cos_sin_cache", cos_sin_cache)
     check_same_device(q=q, positions=positions, k=k, cos_sin_cache=cos_sin_cache)
-    if q.device.type == "cpu":
+    if reads_contents(q):
         _check_positions(positions, len(cos_sin_cache))
 
 
