@@ -10,6 +10,7 @@ from nvfp4_kernels.checks import (
     check_shape,
     reads_contents,
 )
+from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.rotary_embedding.kernels import DTYPES, KERNELS
 
 
@@ -48,7 +49,7 @@ def rotary_embedding(
         InvalidArgument: an argument that does not fit, named.
         NoKernelError: no kernel for this device.
     """
-    return torch.ops.nvfp4.rotary_embedding(positions, q, k, cos_sin_cache)
+    return called(_rotary_embedding, q)(positions, q, k, cos_sin_cache)
 
 
 def _check(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> None:
