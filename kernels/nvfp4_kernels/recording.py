@@ -157,5 +157,7 @@ def keep_unprepared(reason: str) -> None:
 
 def is_listened_to() -> bool:
     """Whether somebody but a recording, a graph's tracer say, is to see the ops that are called."""
+    if torch.compiler.is_compiling():
+        return True
     own = _STATE.active is not None
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > own
+    return torch._C._len_torch_dispatch_stack() > own

@@ -20,7 +20,9 @@ class Template:
         recording: of the call that made them.
 
     Attributes:
-        sources: indices of the tensors whose addresses are missing, of this level.
+        words: of this level, 0 for what is missing.
+        addresses: missing ones: their places, the tensors' indices, offsets in bytes.
+        parts: bundles among the words in which addresses are missing, with their places.
 
     Raises:
         KeyError: a tensor comes from elsewhere.
@@ -28,21 +30,22 @@ class Template:
 
     def __init__(self, arguments: tuple[Any, ...], recording: Recording) -> None:
         self.words: list[Any] = []
-        self.addresses: list[tuple[int, int, int]] = []  # place, tensor, offset in bytes
+        self.addresses: list[tuple[int, int, int]] = []
         self.parts: list[tuple[int, Template]] = []
         for place, each in enumerate(arguments):
-            word = each
+            word = 0 if each is None else each
             if isinstance(each, Tensor):
                 source = recording.source(each)
                 if source is None:
                     raise KeyError(place)
                 self.addresses.append((place, *source))
+                word = 0  # the tensor is not kept
             elif isinstance(each, tuple):
                 part = Template(each, recording)
                 word = tuple(part.words)
                 if part.addresses or part.parts:
                     self.parts.append((place, part))
-            self.words.append(0 if word is None else word)
+            self.words.append(word)
 
     def filled(self, pointers: list[int]) -> tuple[Any, ...]:
         """Words of compiled host code, with the addresses of an argument or allocation each."""
@@ -54,9 +57,10 @@ class Template:
         return tuple(words)
 
     def tensors(self) -> list[int]:
-        """Indices of all tensors whose addresses are missing."""
-        found = [tensor for _, tensor, _ in self.addresses]
-        return found + [tensor for _, part in self.parts for tensor in part.tensors()]
+        """Indices of all tensors whose addresses are missing, in their order."""
+        found = [(place, [tensor]) for place, tensor, _ in self.addresses]
+        found += [(place, part.tensors()) for place, part in self.parts]
+        return [tensor for _, tensors in sorted(found) for tensor in tensors]
 
 
 class Launch:

@@ -1,5 +1,6 @@
 """Prepared launches: what is checked once, what is checked again, and what is never prepared."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -316,3 +317,13 @@ def test_suspended(device: Device) -> None:
         with prepared.suspended():
             call(X, None)
     assert device.calls == 3
+
+
+def test_no_tensor_is_kept(device: Device) -> None:
+    call = Prepared(device.function)
+    call(aligned(4, 16), aligned(4, 16))
+    held = [weakref.ref(x) for tensors in device.known for x in tensors]
+    assert len(held) == 8
+    device.known.clear()
+    assert not any(x() is not None for x in held)
+    assert len(call.replays) == 1
