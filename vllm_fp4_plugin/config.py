@@ -16,7 +16,6 @@ from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
 )
-from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
@@ -33,6 +32,7 @@ from vllm_fp4_plugin import (
 )
 from vllm_fp4_plugin.activation_terms import OPTION, GivenTerms, given_terms
 from vllm_fp4_plugin.attention import choice
+from vllm_fp4_plugin.attention.cache_scales import KvCacheMethod
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.embedding import Nvfp4EmbeddingMethod
 from vllm_fp4_plugin.experts import choice as experts
@@ -167,7 +167,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         startup.built(prefix, shard_names(prefix, self.packed_modules_mapping))
         if isinstance(layer, Attention | MLAAttention):
             startup.report.add(choice.record(layer, prefix, self._reason_for_attention(prefix)))
-            return BaseKVCacheMethod(self)
+            return KvCacheMethod(self)
         if isinstance(layer, RoutedExperts):
             return self._experts_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
