@@ -23,6 +23,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.platforms import current_platform
 
 from vllm_fp4_plugin import (
+    batch_invariance,
     checkpoint_files,
     checkpoint_values,
     defaults,
@@ -78,6 +79,7 @@ class Nvfp4TcConfig(QuantizationConfig):
     def options(self) -> Options:
         """Options of the user; read when the first layer is built, as vLLM's config is set then."""
         if self._options is None:
+            batch_invariance.refuse()
             config = get_current_vllm_config()
             options = self._options = Options.of(config)
             if self._checkpoint is not None:
