@@ -17,8 +17,7 @@ FEATURES = (
     "pipeline parallelism", "data parallelism", "KV connector", "KV offloading",
     "batch invariance", "seeds with chunked prefill",
 )  # fmt: skip
-WORKS, PARTLY, REFUSED, UPSTREAM = "works", "works in part", "refused", "not in vLLM on a CPU"
-OUTCOMES = (WORKS, PARTLY, REFUSED, UPSTREAM)
+OUTCOMES = ("works", "refused", "not in vLLM on a CPU")
 
 INTRODUCTION = """# vLLM's features with `nvfp4-tc`
 

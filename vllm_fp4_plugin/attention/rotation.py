@@ -37,7 +37,7 @@ class Unrotated(Module):
 
 def leave_unnormalised(norm: Module) -> None:
     """Have a norm of heads hand them on; it stays where its weight is loaded, and reloaded."""
-    norm.forward = _same  # type: ignore[method-assign]
+    norm.forward = _same
 
 
 def _same(x: Tensor) -> Tensor:
