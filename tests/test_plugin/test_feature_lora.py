@@ -14,10 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from vllm.engine.arg_utils import EngineArgs
+from vllm.plugins import load_general_plugins
 
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests import tiny_llama
+from tests.catalogue import checkpoint
+from tests.catalogue.facts import named
 from tests.engine import started
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 pytestmark = pytest.mark.slow
 
@@ -168,3 +173,14 @@ def test_nothing_is_fused(modelopt: Path, served: Callable[..., Scores]) -> None
     ):
         assert line in report
     assert any(line.endswith("result in 16 bits: LoRA is enabled") for line in report)
+
+
+@pytest.mark.feature("LoRA", "refused", "NVFP4 experts, before anything is loaded")
+def test_experts_are_refused(tmp_path: Path) -> None:
+    path = checkpoint.write(named("Qwen 3 (experts)"), tmp_path / "model")
+    args = EngineArgs(
+        model=str(path), quantization="nvfp4-tc", enforce_eager=True, enable_lora=True
+    )
+    load_general_plugins()
+    with pytest.raises(UnsupportedCheckpoint, match=r"LoRA is enabled, must not be for NVFP4 exp"):
+        args.create_engine_config()
