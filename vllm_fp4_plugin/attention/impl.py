@@ -74,9 +74,14 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         self.sinks: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Keep the sinks as the op takes them."""
-        if self._loaded_sinks is not None:
-            self.sinks = self._loaded_sinks.detach().float().contiguous()
+        """Keep the sinks as the op takes them; after a reload where they were, for CUDA graphs."""
+        if self._loaded_sinks is None:
+            return
+        sinks = self._loaded_sinks.detach().float().contiguous()
+        if self.sinks is None:
+            self.sinks = sinks
+        else:
+            self.sinks.copy_(sinks)
 
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
         """See ``warmup.AttentionLayer``; for prefills and decodes."""
