@@ -17,7 +17,7 @@ import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.logger import init_logger
 
-from vllm_fp4_plugin import checkpoint_files, meta_model, refused
+from vllm_fp4_plugin import batch_invariance, checkpoint_files, meta_model, refused
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import METHOD, Options, refuse_misplaced
@@ -60,6 +60,7 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
         config = create(args, *more, **named)
         if isinstance(config.quant_config, Nvfp4TcConfig) and not meta_model.is_building():
             check_options(args, is_ours=True)
+            batch_invariance.refuse()
             model = config.model_config
             directory = checkpoint_files.local_directory(
                 model.model, model.revision, args.download_dir
