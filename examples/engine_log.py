@@ -5,11 +5,20 @@ import re
 # vLLM hides the engine's own error behind this one.
 NOT_THE_CAUSE = "initialization failed"
 _ERROR = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Checkpoint|Option)): (.+)$")
+_REFUSED = re.compile(r"^nvfp4-tc: refused: (.+)$", re.MULTILINE)
 _KERNELS = re.compile(r"(nvfp4-tc: .+|Using \S+ for .*(?:GEMM|linear).*|Using .*attention.*)$")
 
 
+def refusal(log: str) -> str:
+    """Find what ``nvfp4-tc`` refused, by a log, as one line; empty if it did not."""
+    refused = _REFUSED.search(log)
+    return refused[1].rstrip() if refused else ""
+
+
 def root_cause(log: str) -> str:
-    """The first error that a log tells of, as one line; empty without any."""
+    """Refusal, else the first error, that a log tells of, as one line; empty without any."""
+    if refused := refusal(log):
+        return refused
     lines = [line.rstrip() for line in log.splitlines()]
     # What is logged as an error goes before what warnings may mention.
     for line in [*(line for line in lines if " ERROR " in line), *lines]:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from examples.engine_log import refusal
+
 HOST = "127.0.0.1"
 MODEL_NAME = "demo"
 LOG_TAIL_LINES = 25
@@ -38,11 +40,13 @@ class Server:
         url: its root, without a final slash.
         log: file its output goes to.
         ready_seconds: time from start to the first healthy answer.
+        pid: its process.
     """
 
     url: str
     log: Path
     ready_seconds: float
+    pid: int
 
 
 def vllm_command(
@@ -102,7 +106,7 @@ def running(
         )
     try:
         url = f"http://{HOST}:{port}"
-        yield Server(url, log, _wait_until_healthy(process, url, log, time_limit))
+        yield Server(url, log, _wait_until_healthy(process, url, log, time_limit), process.pid)
     except httpx.HTTPError as error:
         body = f" {error.response.text}" if isinstance(error, httpx.HTTPStatusError) else ""
         raise ServerError(_failure(f"failed while it served: {error}{body}", log)) from error
@@ -136,6 +140,8 @@ def _wait_until_healthy(
 
 
 def _failure(what: str, log: Path) -> str:
+    if refused := refusal(log.read_text(encoding="utf-8", errors="replace")):
+        return f"vllm serve: {refused} ({what}; {log})"
     with log.open(encoding="utf-8", errors="replace") as lines:
         tail = deque((line.rstrip() for line in lines), maxlen=LOG_TAIL_LINES)
     text = "\n".join(f"  | {line}" for line in tail) or "  (it is empty)"

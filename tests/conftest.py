@@ -131,6 +131,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("device_schedule", schedules, ids=str)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def every_call_checked() -> Iterator[None]:
+    """Prepare no launches but where a test asks for it: tests put other choosers in place."""
+    from nvfp4_kernels import prepared
+
+    with prepared.suspended():
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def own_variables() -> Iterator[None]:
     """Take back what a file's tests do to vLLM's variables, which vLLM itself sets for its models.

@@ -1,6 +1,7 @@
-"""``vllm serve`` whose engine is a fork of the server: ``python -m tests.forking_vllm serve ...``.
+"""``vllm serve`` whose processes are forks of it: ``python -m tests.forking_vllm serve ...``.
 
-On a CPU vLLM starts the engine's process anew, which then imports all that the server has.
+On a CPU vLLM starts the engine's process anew, and the worker's, which then import all that the
+server has.
 """
 
 import multiprocessing
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.server import vllm_command
+from tests.engine import fork_workers
 
 
 def forking_command(model: Path | str, *arguments: Any) -> list[str]:
@@ -22,6 +24,7 @@ def main() -> None:
     from vllm.v1.engine import utils
 
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+    fork_workers()
     main()
 
 

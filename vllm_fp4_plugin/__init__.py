@@ -22,11 +22,12 @@ def register() -> None:
     )
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from vllm_fp4_plugin import completeness, norm, preflight
+    from vllm_fp4_plugin import completeness, norm, preflight, refused
     from vllm_fp4_plugin.config import Nvfp4TcConfig
     from vllm_fp4_plugin.indexer import registration
     from vllm_fp4_plugin.options import METHOD
 
+    refused.register()
     if METHOD not in QUANTIZATION_METHODS:
         register_quantization_config(METHOD)(Nvfp4TcConfig)
     custom = AttentionBackendEnum.CUSTOM

@@ -16,7 +16,6 @@ from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
 )
-from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
@@ -24,6 +23,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.platforms import current_platform
 
 from vllm_fp4_plugin import (
+    batch_invariance,
     checkpoint_files,
     checkpoint_values,
     defaults,
@@ -33,6 +33,7 @@ from vllm_fp4_plugin import (
 )
 from vllm_fp4_plugin.activation_terms import OPTION, GivenTerms, given_terms
 from vllm_fp4_plugin.attention import choice
+from vllm_fp4_plugin.attention.cache_scales import KvCacheMethod
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.embedding import Nvfp4EmbeddingMethod
 from vllm_fp4_plugin.experts import choice as experts
@@ -78,6 +79,7 @@ class Nvfp4TcConfig(QuantizationConfig):
     def options(self) -> Options:
         """Options of the user; read when the first layer is built, as vLLM's config is set then."""
         if self._options is None:
+            batch_invariance.refuse()
             config = get_current_vllm_config()
             options = self._options = Options.of(config)
             if self._checkpoint is not None:
@@ -167,7 +169,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         startup.built(prefix, shard_names(prefix, self.packed_modules_mapping))
         if isinstance(layer, Attention | MLAAttention):
             startup.report.add(choice.record(layer, prefix, self._reason_for_attention(prefix)))
-            return BaseKVCacheMethod(self)
+            return KvCacheMethod(self)
         if isinstance(layer, RoutedExperts):
             return self._experts_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):

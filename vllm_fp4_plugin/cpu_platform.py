@@ -1,21 +1,15 @@
-"""vLLM's CPU platform, with attention backends by name and our options checked at once."""
+"""vLLM's CPU platform, with attention backends by name."""
 
 from typing import Any
 
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.attention.errors import UnsupportedAttention
 
 
 class Nvfp4CpuPlatform(CpuPlatform):
     """CPU platform that honours ``--attention-backend CUSTOM``."""
-
-    @classmethod
-    def check_and_update_config(cls, vllm_config: Any) -> None:
-        """Refuse unknown options of ours where the engine is configured, before workers start."""
-        Options.of(vllm_config)
-        super().check_and_update_config(vllm_config)
 
     @classmethod
     def get_attn_backend_cls(
@@ -28,7 +22,7 @@ class Nvfp4CpuPlatform(CpuPlatform):
         if selected_backend != AttentionBackendEnum.CUSTOM:
             return super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
         if not selected_backend.is_overridden():
-            raise ValueError(
+            raise UnsupportedAttention(
                 "attention-backend: is CUSTOM, but no backend is registered under that name; "
                 "leave the option out to use CPU_ATTN"
             )
@@ -36,7 +30,7 @@ class Nvfp4CpuPlatform(CpuPlatform):
             device_capability=None, **attn_selector_config._asdict()
         )
         if reasons:
-            raise ValueError(
+            raise UnsupportedAttention(
                 f"attention-backend: is CUSTOM, which cannot serve a layer: {'; '.join(reasons)}; "
                 "serve with --attention-backend CPU_ATTN"
             )

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.gemm.arguments import quantized_result
+from nvfp4_kernels.prepared import Prepared
+from nvfp4_kernels.recording import is_listened_to
 
 ALIGNMENT = 32  # bytes: the most that a kernel's thread loads of an input at once
 
@@ -195,13 +197,32 @@ def _silu_mul_linear_quantized(
     return data, scales
 
 
-def _define(
-    name: str, schema: str, function: Callable[..., Any], returns: str = "Tensor"
+def define(
+    library: Library, name: str, schema: str, function: Callable[..., Any], returns: str = "Tensor"
 ) -> Callable[..., Any]:
+    """Define an op of ``nvfp4_tc``.
+
+    Args:
+        library: that keeps it.
+        name: the op's.
+        schema: its arguments, the first one a tensor.
+        function: on any device; its calls are prepared, see ``nvfp4_kernels.prepared``.
+        returns: its results.
+
+    Returns:
+        The op as the plugin calls it: without torch's dispatcher where nobody listens.
+    """
+    prepared = Prepared(function)
     # Kernels launch on whatever device their tensors are on, so one registration serves all.
-    _LIBRARY.define(f"{name}({schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-    return getattr(torch.ops.nvfp4_tc, name).default
+    library.define(f"{name}({schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(name, prepared, "CompositeExplicitAutograd")
+    op = getattr(torch.ops.nvfp4_tc, name).default
+
+    def call(x: Tensor, *given: Any) -> Any:
+        run = op if is_listened_to() or type(x) is not Tensor else prepared
+        return run(x, *given)
+
+    return call
 
 
 _WEIGHT = (
@@ -210,18 +231,21 @@ _WEIGHT = (
 )
 _KERNELS = "str kernel, str? quantizer, int terms"
 
-linear = _define(
+linear = define(
+    _LIBRARY,
     "linear",
     f"{_WEIGHT}, SymInt[] shard_sizes, Tensor? input_scale, Tensor? bias, {_KERNELS}, "
     "ScalarType dtype",
     _linear,
 )
-silu_mul_linear = _define(
+silu_mul_linear = define(
+    _LIBRARY,
     "silu_mul_linear",
     f"{_WEIGHT}, SymInt n, Tensor? input_scale, {_KERNELS}, ScalarType dtype",
     _silu_mul_linear,
 )
-silu_mul_linear_quantized = _define(
+silu_mul_linear_quantized = define(
+    _LIBRARY,
     "silu_mul_linear_quantized",
     f"{_WEIGHT}, SymInt n, Tensor? input_scale, {_KERNELS}, Tensor out_scale, int out_terms",
     _silu_mul_linear_quantized,

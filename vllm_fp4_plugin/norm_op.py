@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.library import Library, register_fake
 
 from nvfp4_kernels.device.rowwise.operands import new_operand, new_row_scale
-from vllm_fp4_plugin.linear_op import function, readable
+from vllm_fp4_plugin.linear_op import define, function, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
@@ -45,14 +44,15 @@ def _define(name: str) -> Op:
         rows = (new_row_scale(x),) if per_token else ()
         return (*data_and_scales, *rows, *((x.new_empty(x.shape),) if adds else ()))
 
-    _LIBRARY.define(
-        f"{name}(Tensor x, {residual}Tensor weight, float eps, {scale}int terms, str kernel) -> "
+    op = define(
+        _LIBRARY,
+        name,
+        f"Tensor x, {residual}Tensor weight, float eps, {scale}int terms, str kernel",
+        run,
         f"({', '.join(['Tensor'] * results)})",
-        tags=(torch.Tag.pt2_compliant_tag,),
     )
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     register_fake(f"nvfp4_tc::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.nvfp4_tc, name).default
+    return op
 
 
 _OPS = {

@@ -4,6 +4,7 @@ They live there because vLLM hashes that option into its compile cache; environm
 not invalidate what was compiled.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
@@ -16,6 +17,7 @@ METHOD = "nvfp4-tc"  # vLLM's name for ours
 KEY = "nvfp4_tc"
 SWITCHES = ("fuse_mlp", "fuse_norm", "fuse_attention", "norm_rope_kernels")
 RENAMED = {"small_kernels": "norm_rope_kernels"}  # options of earlier versions
+_COMMON_WORDS = ("scales", "activation", "ignore", "experts")  # options of others too, perhaps
 NORM_ROPE_KERNELS_OFF = "switched off (norm_rope_kernels)"
 
 # How a linear layer's input is quantised: with its calibrated scale, a scale per token, or not.
@@ -133,6 +135,27 @@ class Options:
                     f"{KEY}.{name}: is set, but the checkpoint is quantised already and is served "
                     "as it is; leave the option out, or serve the 16-bit checkpoint"
                 )
+
+
+def refuse_misplaced(additional_config: Any, is_ours: bool) -> None:
+    """Check that no option of ours stands beside ``nvfp4_tc`` instead of in it.
+
+    Args:
+        additional_config: vLLM's.
+        is_ours: whether ``nvfp4-tc`` is the method; else names that are common words pass.
+
+    Raises:
+        InvalidOption: naming the option, and where it belongs.
+    """
+    if not isinstance(additional_config, Mapping):
+        return
+    ours = {*(f.name for f in fields(Options)), *RENAMED}
+    for name, value in additional_config.items():
+        if name in ours and (is_ours or name not in _COMMON_WORDS):
+            given = json.dumps({KEY: {RENAMED.get(name, name): value}}, default=repr)
+            raise InvalidOption(
+                f"additional-config: has {name!r} beside {KEY!r}, must be in it; give {given}"
+            )
 
 
 def _check(name: str, value: Any) -> None:

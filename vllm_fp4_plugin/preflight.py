@@ -17,10 +17,10 @@ import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.logger import init_logger
 
-from vllm_fp4_plugin import checkpoint_files, meta_model
+from vllm_fp4_plugin import batch_invariance, checkpoint_files, meta_model, refused
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.options import METHOD, Options
+from vllm_fp4_plugin.options import METHOD, Options, refuse_misplaced
 
 logger = init_logger("vllm.nvfp4_tc")
 
@@ -51,12 +51,16 @@ def register() -> None:
 def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def create_engine_config(args: Any, *more: Any, **named: Any) -> Any:
-        if args.quantization == METHOD:
-            Options.of(args)
-            if Path(args.model).is_dir():
-                checkpoint_files.check_config(Path(args.model))
+        if not meta_model.is_building():
+            refused.tell_last()
+        is_ours = args.quantization == METHOD
+        check_options(args, is_ours)
+        if is_ours and Path(args.model).is_dir():
+            checkpoint_files.check_config(Path(args.model))
         config = create(args, *more, **named)
         if isinstance(config.quant_config, Nvfp4TcConfig) and not meta_model.is_building():
+            check_options(args, is_ours=True)
+            batch_invariance.refuse()
             model = config.model_config
             directory = checkpoint_files.local_directory(
                 model.model, model.revision, args.download_dir
@@ -68,6 +72,20 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
         return config
 
     return create_engine_config
+
+
+def check_options(args: Any, is_ours: bool) -> None:
+    """Check the options of ours that ``--additional-config`` has, and that they are in their place.
+
+    Args:
+        args: vLLM's ``EngineArgs``.
+        is_ours: whether the method is; else common words may be another plugin's options.
+
+    Raises:
+        InvalidOption: see ``Options.of`` and ``refuse_misplaced``.
+    """
+    refuse_misplaced(args.additional_config, is_ours)
+    Options.of(args)
 
 
 def check_complete(args: Any, directory: Path) -> None:

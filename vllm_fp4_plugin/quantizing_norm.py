@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from vllm import envs
 from vllm.config import VllmConfig
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -129,7 +128,6 @@ def obstacle(vllm_config: VllmConfig, switched_on: bool) -> str | None:
     reasons = {
         "switched off (fuse_norm)": not switched_on,
         "LoRA is enabled": vllm_config.lora_config is not None,
-        "VLLM_BATCH_INVARIANT is set": envs.VLLM_BATCH_INVARIANT,
         "another plugin replaces RMSNorm": op_registry_oot.get("RMSNorm") is not QuantizingNorm,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

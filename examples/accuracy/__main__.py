@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from examples.command_line import refusals
+
 if TYPE_CHECKING:
     from examples.accuracy.run import Options
 
@@ -97,7 +99,7 @@ def show(
     from examples.paths import check_file
     from examples.versions import check_importable
 
-    try:
+    with refusals():
         measured = Results.read(results)
         if markdown:
             check_file(markdown, "--markdown")
@@ -109,9 +111,6 @@ def show(
             draw(measured, plot)
         if markdown:
             markdown.write_text(as_markdown(measured))
-    except (OSError, ValueError) as error:
-        display.failure(error)
-        raise typer.Exit(2) from error
     display.results(measured)
 
 
@@ -196,21 +195,15 @@ def _words(server_options: str) -> tuple[str, ...]:
 
 
 def _run(options: "Callable[[], Options]") -> None:
-    """Measure, show and draw; exits with 1 if a variant failed or is wrong, 2 if none can be."""
+    """Measure, show and draw; exits with 1 if a variant failed, is wrong or is refused."""
     from importlib.util import find_spec
 
     from examples.accuracy import display
     from examples.accuracy.run import run
 
-    try:
+    with refusals("what was measured is kept"):
         given = options()
         results = run(given)
-    except (OSError, ValueError) as error:
-        display.failure(error)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        display.plain("interrupted; what was measured is kept")
-        raise typer.Exit(130) from None
     display.results(results)
     if find_spec("matplotlib") and len([v for v in results.variants if v.windows]) > 1:
         from examples.accuracy.plot import plot

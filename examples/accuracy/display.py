@@ -65,11 +65,6 @@ def plain(text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
-def failure(error: Exception) -> None:
-    """Why the run ends early."""
-    console.print(f"{type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
-
-
 def _rich(table: Table) -> RichTable:
     made = RichTable(
         title=table.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)

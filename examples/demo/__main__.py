@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from examples.command_line import refusals
+
 CACHE = Path(__file__).parents[2] / ".cache" / "demo"
 EXPERTS = 8  # of a layer, with --moe
 
@@ -54,8 +56,6 @@ def demo(
     from examples.demo.run import run
     from examples.demo.train import TrainSettings
     from examples.paths import check_folder
-    from examples.quantize import QuantizeError
-    from examples.server import ServerError
     from examples.stages import StageCache
 
     training = TrainSettings(
@@ -66,15 +66,9 @@ def demo(
         experts=EXPERTS if moe else 0,
     )
     measuring = MeasureSettings(windows, window_length, max_tokens, server_time_limit)
-    try:
+    with refusals("finished stages are kept"):
         check_folder(cache_dir, "--cache-dir")
         file = run(StageCache(cache_dir.resolve(), fresh), training, measuring, variants, started)
-    except (QuantizeError, ServerError, ValueError) as error:
-        display.failure(error)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        display.console.print("interrupted; finished stages are kept")
-        raise typer.Exit(130) from None
     display.console.print(f"all figures: {file}")
 
 

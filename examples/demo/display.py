@@ -145,11 +145,6 @@ def times(rows: Sequence[dict[str, Any]]) -> None:
     console.print(table)
 
 
-def failure(error: Exception) -> None:
-    """Why the run ends early."""
-    console.print(f"{type(error).__name__}: {error}", style="red", markup=False)
-
-
 def _progress(*columns: TextColumn) -> Progress:
     return Progress(
         SpinnerColumn(),

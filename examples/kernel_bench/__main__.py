@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from examples.command_line import refusals
 from examples.kernel_bench.results import Results, Sample
 from examples.llama_shapes import SHAPES
 from examples.paths import check_file
@@ -143,14 +144,8 @@ def show(given: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status."""
     given = parser().parse_args(arguments)
-    try:
+    with refusals("what was measured is kept"):
         return measure(given) if given.command == "measure" else show(given)
-    except (ImportError, OSError, ValueError, RuntimeError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; what was measured is kept", file=sys.stderr)
-        return 130
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from torch import Tensor
 from vllm._custom_ops import reshape_and_cache_flash
 from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
 
+from examples.command_line import refusals
+from examples.kernel_bench.machine import cuda_device
 from nvfp4_kernels import decode_attention
 from nvfp4_kernels.tool.timed_graphs import Step, captured, timed
 
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=5, help="of a cache, at most")
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
+    cuda_device()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"{given.heads} heads, {given.kv_heads} of keys, D = {given.head_dim}")
     print(" batch  keys     ours us  TB/s     store + FA3 us  TB/s      x")
@@ -173,4 +176,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()

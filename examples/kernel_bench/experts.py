@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from examples.command_line import refusals
+from examples.kernel_bench.machine import cuda_device
 from nvfp4_kernels.activation import SILU
 from nvfp4_kernels.fragments import Fragments, decode_fragments, to_fragments
 from nvfp4_kernels.gemm.sm90.launch_grouped import grouped_gemm, grouped_silu_mul_gemm
@@ -224,6 +226,7 @@ def main() -> int:
     parser.add_argument("--choice", choices=["alike", "zipf", "same"], default="alike")
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
+    cuda_device()
     properties = torch.cuda.get_device_properties(0)
     print(f"{properties.name}, {properties.multi_processor_count} SMs, torch {torch.__version__}")
     right = [measure(name, tuple(given.tokens), given.choice, given.rounds) for name in given.model]
@@ -231,4 +234,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with refusals():
+        sys.exit(main())

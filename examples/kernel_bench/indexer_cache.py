@@ -17,6 +17,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from examples.command_line import refusals
+from examples.kernel_bench.machine import cuda_device
 from nvfp4_kernels import indexer_gather_k, indexer_quantize_q, indexer_store_k
 from nvfp4_kernels.indexer.formats import Format, format_of
 from nvfp4_kernels.tool.timed_graphs import Step, captured, timed
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs="+", default=[131_072])
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
+    cuda_device()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for tokens in given.tokens:
         show(f"store {tokens} keys", store(tokens), given.rounds)
@@ -165,4 +168,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from examples.command_line import refusals
+from examples.kernel_bench.machine import cuda_device
 from examples.llama_shapes import SHAPES
 from nvfp4_kernels import (
     add_rms_norm,
@@ -235,6 +237,7 @@ def main() -> None:
     parser.add_argument("--best", type=int, default=8, help="tiles to list of each product")
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
+    cuda_device()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     os.environ[ARCH_VARIABLE] = arch()  # processes that compile need no GPU
     shape = shape_of(given.model)
@@ -257,4 +260,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()

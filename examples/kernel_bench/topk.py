@@ -19,6 +19,8 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from examples.command_line import refusals
+from examples.kernel_bench.machine import cuda_device
 from nvfp4_kernels import indexer_topk
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 
@@ -126,6 +128,7 @@ def main() -> None:
     parser.add_argument("--launches", type=int, default=20, help="per graph, at least")
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
+    cuda_device()
     properties = torch.cuda.get_device_properties(0)
     print(f"{properties.name}, {properties.multi_processor_count} SMs, torch {torch.__version__}")
     for rows in given.rows:
@@ -135,4 +138,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with refusals():
+        main()

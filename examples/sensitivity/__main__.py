@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from examples.command_line import refusals
+
 WIN_BACK = 0.5
 
 app = typer.Typer(add_completion=False)
@@ -76,7 +78,7 @@ def sensitivity(
     from examples.sensitivity.subject import open_subject
     from examples.versions import check_importable
 
-    try:
+    with refusals():
         check_importable("matplotlib", "the plot")
         check_folder(out, "out")
         from examples.sensitivity.run import run
@@ -104,12 +106,6 @@ def sensitivity(
             device_name(device),
             out,
         )
-    except (ValueError, OSError) as error:
-        display.failure(error)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        display.console.print("interrupted; nothing was written")
-        raise typer.Exit(130) from None
     display.console.print(f"in {time.monotonic() - started:.0f} s: {out}", markup=False)
 
 

@@ -100,11 +100,6 @@ def results(found: Results) -> None:
     )
 
 
-def failure(error: Exception) -> None:
-    """Why the run ends early."""
-    console.print(f"{type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
-
-
 def _with_terms(terms: int) -> str:
     return f"inputs ×{terms}" if terms else "16-bit inputs"
 

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from examples.command_line import refusals
 from examples.llama_shapes import SHAPES
 from examples.methods import METHODS
 from examples.paths import check_file, check_folder
@@ -174,14 +175,8 @@ def show(given: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status."""
     given = parser().parse_args(arguments)
-    try:
+    with refusals("finished rounds are kept"):
         return measure(given) if given.command == "measure" else show(given)
-    except (OSError, ValueError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; finished rounds are kept", file=sys.stderr)
-        return 130
 
 
 if __name__ == "__main__":

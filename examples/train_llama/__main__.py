@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from examples.command_line import refusals
 from examples.train_llama.sizes import SIZES
 
 app = typer.Typer(add_completion=False)
@@ -55,7 +56,7 @@ def train_llama(
     from examples.devices import choose_device
     from examples.train_llama.run import run
 
-    try:
+    with refusals("no model was written"):
         if size not in SIZES:
             raise ValueError(f"size: is {size!r}, must be {', '.join(SIZES)}")
         chosen = SIZES[size]
@@ -78,12 +79,6 @@ def train_llama(
         characters = round(megabytes * 1e6) if megabytes else chosen.characters
         roots = [path.resolve() for path in root] if root else installed_roots()
         file = run(out.resolve(), roots, characters, chosen.vocabulary, settings)
-    except (ValueError, OSError) as error:
-        display.failure(error)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        display.console.print("interrupted; no model was written")
-        raise typer.Exit(130) from None
     display.console.print(f"all figures: {file}")
 
 

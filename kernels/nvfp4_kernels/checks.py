@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.devices import dtype_name
+from nvfp4_kernels.recording import keep_unprepared
 
 ALIGNMENT = 16  # bytes: of what threads load at once, and of the strides of a tensor map
 
@@ -46,6 +47,14 @@ def check_blocks_of_16(name: str, shape: Sequence[int]) -> None:
         raise InvalidArgument(
             f"{name}: K is {shape[-1]}, must be a multiple of 16; pad K with zeros"
         )
+
+
+def reads_contents(x: Tensor) -> bool:
+    """Whether contents are checked beside ``x``: on a CPU alone, as a GPU would be waited for."""
+    on_cpu = x.device.type == "cpu"
+    if on_cpu:
+        keep_unprepared("contents are read")
+    return on_cpu
 
 
 def check_same_device(**tensors: Tensor | None) -> None:

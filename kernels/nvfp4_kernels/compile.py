@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.object_file import UntrustedFile, check_private, check_sealed, seal
+from nvfp4_kernels.recording import active
 
 CACHE_VARIABLE = "NVFP4_KERNELS_CACHE"
 ARCH_VARIABLE = "CUTE_DSL_ARCH"
@@ -68,13 +69,29 @@ def launch(kernel: DeviceKernel, *arguments: Any) -> None:
     """
     tensors: list[Tensor] = []
     words = _words(arguments, tensors)
+    recording = active()
+    if recording is not None:
+        recording.launched(kernel, arguments)
     for watch in watchers:
         watch(tensors)
-    if not tensors[0].is_cuda:
-        compiled(kernel, arch())(*words, 0)
+    start(functools.partial(compiled, kernel), words, tensors[0].device)
+
+
+def start(
+    host: Callable[[str], Callable[..., None]], words: tuple[Any, ...], device: torch.device
+) -> None:
+    """Call a kernel's host function on the current stream of a device.
+
+    Args:
+        host: the function for what ``arch`` says there.
+        words: its arguments as it takes them.
+        device: of its first tensor.
+    """
+    if device.type != "cuda":
+        host(arch())(*words, 0)
         return
-    with torch.cuda.device(tensors[0].device):
-        compiled(kernel, arch())(*words, torch.cuda.current_stream().cuda_stream)
+    with torch.cuda.device(device):
+        host(arch())(*words, torch.cuda.current_stream().cuda_stream)
 
 
 def _words(given: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:

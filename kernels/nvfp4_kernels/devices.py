@@ -21,18 +21,32 @@ LAST_DEFECTIVE_DRIVER, SMALL_MAP_BYTES = 13010, 131072  # see ``defective_map_by
 
 # What a device type stands in for; a test's emulator takes CPU tensors as those of a GPU.
 _STAND_INS: dict[str, str] = {}
+_epoch = 0  # how often that has changed
 
 
 @contextmanager
 def standing_in(device_type: str, arch: str) -> Iterator[None]:
     """Context in which ops take tensors of ``device_type`` for those of a GPU of ``arch``."""
+    global _epoch
     before = dict(_STAND_INS)
     _STAND_INS[device_type] = arch
+    _epoch += 1
     try:
         yield
     finally:
         _STAND_INS.clear()
         _STAND_INS.update(before)
+        _epoch += 1
+
+
+def stand_in_epoch() -> int:
+    """Number that differs whenever other devices have stood in between."""
+    return _epoch
+
+
+def is_reference_device(device: torch.device) -> bool:
+    """Whether ops on ``device`` run their references: on a CPU that stands in for nothing."""
+    return device.type == "cpu" and "cpu" not in _STAND_INS
 
 
 def device_arch(device: torch.device) -> str:

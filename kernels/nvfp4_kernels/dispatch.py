@@ -13,6 +13,8 @@ from torch._library.custom_ops import CustomOpDef
 
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.devices import device_arch, device_family
+from nvfp4_kernels.prepared import Prepared
+from nvfp4_kernels.recording import is_listened_to
 
 # Arithmetic of an op: NVFP4 activations, or 16-bit activations against NVFP4 weights; of attention:
 # floating point throughout, or keys and values in FP8; of the indexer: the format of its vectors.
@@ -74,25 +76,28 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def called(op: CustomOpDef, x: Tensor) -> Callable[..., Any]:
+def called(op: CustomOpDef, x: Tensor, **multiples: int) -> Callable[..., Any]:
     """An op as its public function calls it: without torch's dispatcher where nobody listens.
 
     For an op that writes to some of 27 arguments the dispatcher takes 0.3 ms, as it copies the list
-    of all for each of them. What it would refuse by type is refused here.
+    of all for each of them. What it would refuse by type is refused here; and a call like one
+    before is not checked again: see ``nvfp4_kernels.prepared``.
 
     Args:
         op: a custom op.
         x: one of its tensors.
+        multiples: of integers among its arguments, see ``Prepared``.
 
     Returns:
         The op where a graph may be traced, or else the function that it was made of.
     """
-    listens = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    return op if listens or type(x) is not Tensor else _direct(op)
+    if is_listened_to() or type(x) is not Tensor:
+        return op
+    return _direct(op, **multiples)
 
 
 @functools.cache
-def _direct(op: CustomOpDef) -> Callable[..., Any]:
+def _direct(op: CustomOpDef, **multiples: int) -> Callable[..., Any]:
     """The function that ``op`` was made of, told no argument of a wrong type."""
     arguments = op._opoverload._schema.arguments
     kinds = [str(a.type).removeprefix("Optional[").rstrip("]") for a in arguments]
@@ -111,7 +116,8 @@ def _direct(op: CustomOpDef) -> Callable[..., Any]:
                 raise InvalidArgument(f"{name}: is {type(x).__name__}, must be {kind}; convert it")
         return function(*given)
 
-    return direct
+    places = {name: place for place, (name, *_) in enumerate(expected)}
+    return Prepared(direct, {places[name]: multiple for name, multiple in multiples.items()})
 
 
 class KernelTable:

@@ -262,7 +262,7 @@ def test_nothing_is_written_where_all_cannot_be(measure, variant, tmp_path):
     file, plot = tmp_path / "out/results.json", tmp_path / "a.png"
     arguments = ["show", str(file), "--plot", str(plot), "--markdown", str(tmp_path / "b" / "a.md")]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "is no folder; create it first" in " ".join(result.output.split())
     assert not plot.exists()
 
@@ -281,10 +281,10 @@ def test_results_are_shown_elsewhere(measure, variant, tmp_path):
     other = tmp_path / "other.json"
     other.write_text("{}")
     result = CliRunner().invoke(app, ["show", str(other)])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "holds no results" in result.output
     result = CliRunner().invoke(app, ["show", str(tmp_path / "absent.json")])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "absent.json cannot be read" in " ".join(result.output.split())
 
 
@@ -308,7 +308,7 @@ def test_bad_options_are_named(model, tmp_path, arguments, message):
     given = ["measure", str(model), "--text", str(text), "--variants", f"mine={model}"]
     given += ["--window-length", "20", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, [*given, *arguments])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert message in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
 
@@ -316,7 +316,7 @@ def test_bad_options_are_named(model, tmp_path, arguments, message):
 def test_unknown_tasks_are_refused_before_any_server(measure, variant, started, monkeypatch):
     monkeypatch.setattr(running, "unknown_tasks", lambda tasks, made: [tasks[-1]])
     result, fields = measure(variant("near"), more=["--tasks", "next_word,foo"])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "--tasks: foo are no tasks of lm-evaluation-harness, must be among" in result.output
     assert started == []
     assert fields is None
@@ -325,7 +325,7 @@ def test_unknown_tasks_are_refused_before_any_server(measure, variant, started, 
 def test_missing_harness_is_told_before_any_server(measure, variant, started, monkeypatch):
     monkeypatch.setattr("examples.accuracy.harness.find_spec", lambda name: None)
     result, _ = measure(variant("near"), more=["--tasks", "next_word"])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "--tasks: lm_eval: is not installed" in result.output
     assert started == []
 
@@ -345,7 +345,7 @@ def test_demo_names_bad_options_before_it_trains(tmp_path, monkeypatch, argument
     monkeypatch.setattr("examples.accuracy.small_model.make_small_model", train)
     monkeypatch.setattr(running, "unknown_tasks", lambda tasks, made: set(tasks) & {"foo"})
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), *arguments])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert message in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
 
@@ -358,7 +358,7 @@ def test_quantised_model_is_refused(tmp_path, model):
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
     given = ["measure", str(folder), "--text", str(tmp_path / "text.txt"), "--variants", "modelopt"]
     result = CliRunner().invoke(app, given)
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "is quantised already; give the 16-bit checkpoint" in result.output
 
 
@@ -366,7 +366,7 @@ def test_room_for_logits_is_demanded(measure, variant, monkeypatch):
     usage = type("Usage", (), {"free": 40_000})()
     monkeypatch.setattr(running.shutil, "disk_usage", lambda _: usage)
     result, _ = measure(variant("near"))
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "0.0 GB free, the 16-bit model's logits take" in result.output
 
 

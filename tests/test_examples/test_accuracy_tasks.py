@@ -224,7 +224,7 @@ def test_command_writes_them_and_says_how_many(library, tmp_path):
 
 def test_command_refuses_a_folder_without_sources(tmp_path):
     result = CliRunner().invoke(app, ["--out", str(tmp_path / "a"), "--root", str(tmp_path)])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "gives 0 training and 0 held-out files" in result.output
 
 
@@ -233,5 +233,5 @@ def test_command_refuses_a_file_to_write_into(library, tmp_path):
     file.touch()
     options = ["--out", str(file / "a"), "--root", str(library)]
     result = CliRunner().invoke(app, options)
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert f"--out: {file / 'a'} cannot be a folder, {file} is a file" in result.output

@@ -32,6 +32,7 @@ from nvfp4_kernels.fragments import decode_fragments
 from nvfp4_kernels.tool.config_file import UnusableModel
 from nvfp4_kernels.tool.timed_graphs import LaunchGraph
 from tests.test_examples import fake_cuda
+from tests.test_examples.ending import refused
 
 CPU = torch.device("cpu")
 QKV = BenchLayer("qkv_proj", 192, 256, False, (128, 32, 32))
@@ -260,7 +261,7 @@ def test_results_that_cannot_be_read_are_named(tmp_path, capsys, content):
     file = tmp_path / "r.json"
     if content:
         file.write_bytes(content)
-    assert command.main(["show", str(file)]) == 2
+    assert refused(command, ["show", str(file)])
     told = capsys.readouterr().err
     assert f"results: {file} cannot be read" in told
     assert "`python -m examples.kernel_bench measure`" in told
@@ -318,7 +319,7 @@ def test_show_writes_nothing_where_it_cannot_write_all(tmp_path, capsys, option)
     there = {"--plot": tmp_path / "r.png", "--markdown": tmp_path / "r.md"}
     missing = tmp_path / "missing" / "r"
     options = [str(part) for pair in (there | {option: missing}).items() for part in pair]
-    assert command.main(["show", str(tmp_path / "r.json"), *options]) == 2
+    assert refused(command, ["show", str(tmp_path / "r.json"), *options])
     assert f"{option}: {missing.parent} is no folder; create it first" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
 
@@ -327,7 +328,7 @@ def test_plot_without_samples_is_refused(tmp_path, capsys):
     results = recorded()
     results.samples.clear()
     results.write(tmp_path / "r.json")
-    assert command.main(["show", str(tmp_path / "r.json"), "--plot", str(tmp_path / "p.png")]) == 2
+    assert refused(command, ["show", str(tmp_path / "r.json"), "--plot", str(tmp_path / "p.png")])
     assert "hold no samples" in capsys.readouterr().err
 
 
@@ -343,7 +344,7 @@ def test_plot_without_samples_is_refused(tmp_path, capsys):
 def test_measure_says_what_it_lacks(monkeypatch, capsys, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command.main(["measure", *arguments]) == 2
+    assert refused(command, ["measure", *arguments])
     assert re.search(message, capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
 
@@ -391,7 +392,7 @@ def test_measure_command_fails_if_ours_is_wrong(monkeypatch, tmp_path, capsys, f
 
 def test_nothing_to_measure_is_an_error(tmp_path, capsys, fake_gpu):
     out = tmp_path / "r.json"
-    assert command.main(["measure", "--contenders", "marlin", "--out", str(out)]) == 2
+    assert refused(command, ["measure", "--contenders", "marlin", "--out", str(out)])
     assert re.search("nothing to measure: marlin is left out: .*vLLM", capsys.readouterr().err)
 
 

@@ -172,7 +172,7 @@ def test_failing_tool_is_named_with_its_command(monkeypatch):
     ("error", "code", "message"),
     [
         (ServerError("vllm serve: exited [with] code 1"), 1, "exited [with] code 1"),
-        (QuantizeError("quantize: exited"), 1, "QuantizeError: quantize: exited"),
+        (QuantizeError("quantize: exited"), 1, "error: quantize: exited"),
         (KeyboardInterrupt(), 130, "finished stages are kept"),
     ],
 )

@@ -58,6 +58,16 @@ def test_exit_at_once_names_the_code_and_shows_the_log(log):
     assert "line 50" not in message
 
 
+def test_refusal_is_the_message(log):
+    code = "import sys; print('traceback'); sys.exit('nvfp4-tc: refused: layer: is odd')"
+    message = r"^vllm serve: layer: is odd \(exited with code 1 after \d+ s, .*server\.log\)$"
+    with (
+        pytest.raises(ServerError, match=message),
+        running(python(code), free_port(), log, limits.PROCESS),
+    ):
+        pytest.fail("the block must not run")
+
+
 def test_silent_server_is_given_up(log):
     with (
         pytest.raises(ServerError, match=r"not ready after 0 s.*--server-time-limit(.|\n)*empty"),

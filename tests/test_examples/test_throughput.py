@@ -20,6 +20,7 @@ from examples.throughput.results import Results, VariantResult
 from examples.throughput.variants import parse_variants
 from examples.throughput.worker import generate, prompts
 from tests import limits
+from tests.test_examples.ending import refused
 from vllm_fp4_plugin import formats
 
 DECODE, PREFILL = Case(4, 32, 128), Case(2, 1024, 1)
@@ -140,7 +141,7 @@ def test_bad_options_end_the_command_before_any_engine(
 ):
     monkeypatch.setattr(process, "worker_command", lambda *_: pytest.fail("an engine was started"))
     out = tmp_path / "out"
-    assert command.main(["measure", *arguments, "--out", str(out)]) == 2
+    assert refused(command, ["measure", *arguments, "--out", str(out)])
     assert message in capsys.readouterr().err
     assert not out.exists()
 
@@ -148,7 +149,7 @@ def test_bad_options_end_the_command_before_any_engine(
 def test_out_must_be_a_folder(monkeypatch, capsys):
     monkeypatch.setattr(process, "worker_command", lambda *_: pytest.fail("an engine was started"))
     monkeypatch.setattr(command, "find_spec", lambda _: True)
-    assert command.main(["measure", "tiny", "--out", __file__]) == 2
+    assert refused(command, ["measure", "tiny", "--out", __file__])
     assert "--out: " in (told := capsys.readouterr().err)
     assert "is a file; name another folder" in told
 
@@ -303,6 +304,7 @@ def test_root_cause_is_the_first_error():
         "RuntimeError: Engine core initialization failed. See root cause above.\n"
     )
     assert root_cause(log) == "OutOfMemoryError: CUDA out of memory."
+    assert root_cause(f"{log}\nnvfp4-tc: refused: m: is odd\nmore") == "m: is odd"
     assert root_cause("Traceback:\n  ValueError: 3\n") == "ValueError: 3"
     assert root_cause("a\n\n  Killed \n") == ""
 
@@ -357,7 +359,7 @@ def test_show_prints_and_draws(tmp_path, capsys, baseline):
 
 def test_plot_that_cannot_be_written_is_refused(tmp_path, capsys):
     recorded().write(tmp_path / "r.json")
-    assert command.main(["show", str(tmp_path / "r.json"), "--plot", str(tmp_path)]) == 2
+    assert refused(command, ["show", str(tmp_path / "r.json"), "--plot", str(tmp_path)])
     said = capsys.readouterr()
     assert f"--plot: {tmp_path} is a folder, must be a file; name one in it" in said.err
     assert "decode batch" not in said.out
@@ -366,12 +368,12 @@ def test_plot_that_cannot_be_written_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("text", ["{}", "[1]", "no json"])
 def test_other_files_are_refused(tmp_path, capsys, text):
     (tmp_path / "r.json").write_text(text)
-    assert command.main(["show", str(tmp_path / "r.json")]) == 2
+    assert refused(command, ["show", str(tmp_path / "r.json")])
     assert "holds no results" in capsys.readouterr().err
 
 
 def test_results_that_cannot_be_read_are_named(tmp_path, capsys):
-    assert command.main(["show", str(tmp_path / "absent.json")]) == 2
+    assert refused(command, ["show", str(tmp_path / "absent.json")])
     assert "absent.json cannot be read" in (told := capsys.readouterr().err)
     assert "`python -m examples.throughput measure`" in told
 

@@ -166,6 +166,11 @@ def with_head(target: Path, directory: Path, *, nvfp4: bool, listed: bool) -> Pa
     return directory
 
 
+@pytest.mark.feature(
+    "MTP heads",
+    "works",
+    "Qwen 3.8's, in 16 bits and in NVFP4; the target's tokens, proposals alike",
+)
 def test_heads_of_the_target(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
     """In 16 bits, whether the list of what is excluded names it or not, and in NVFP4."""
     target = checkpoint.write(weight_only(QWEN_38), tmp_path / "target", reference.even_out)
@@ -233,6 +238,9 @@ def eagle(
     return directory
 
 
+@pytest.mark.feature(
+    "EAGLE", "works", "EAGLE 3 in 16 bits, NVFP4 and mixed; the target's tokens, proposals alike"
+)
 def test_models_apart(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
     """In 16 bits and in NVFP4, under names that are not those of vLLM's layers."""
     target = checkpoint.write(

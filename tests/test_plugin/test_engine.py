@@ -270,6 +270,11 @@ def parallel(bf16: Path, modelopt: Path, weight_only: Path) -> dict[str, Run]:
     return dict(zip(kinds, runs, strict=True))
 
 
+@pytest.mark.feature(
+    "tensor parallelism",
+    "works",
+    "two ranks say what one says; scales of 16-bit weights are taken over both",
+)
 @pytest.mark.parametrize("kind", ["online", "modelopt", "terms"])
 def test_tensor_parallel(
     kind: str,

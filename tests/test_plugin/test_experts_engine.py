@@ -280,6 +280,11 @@ def two_ranks(
     return dict(zip(PARALLEL, said, strict=True))
 
 
+@pytest.mark.feature(
+    "expert parallelism",
+    "works",
+    "experts by tensor, expert and data parallelism: as transformers' models",
+)
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_two_ranks(
     parallel: str, two_ranks: dict[str, list[dict[str, Any]]], quantised: Callable[..., Moe]

@@ -33,7 +33,6 @@ from tests.test_plugin.test_linear_layers import (
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
-from vllm_fp4_plugin.linear_op import linear, silu_mul_linear
 
 FP32 = torch.float32
 WHY = "sm_90 has no W4A4 kernel, activations stay 16-bit"
@@ -223,9 +222,14 @@ def test_opcheck(pair: list[Nvfp4Tensor], x: Tensor) -> None:
         row = loaded(build, quantised_shards(rows, [1.0]), shard_ids, weight_only=True)
         one = (row.weight, row.weight_scale, row.alpha, rows, None, None)
         both = (mlp.weight, mlp.weight_scale, mlp.alpha, INTERMEDIATE, None)
-        check_op(linear, (x, None, None, *one, *row.quant_method.plan.targets, 1, x.dtype))
+        check_op(
+            torch.ops.nvfp4_tc.linear.default,
+            (x, None, None, *one, *row.quant_method.plan.targets, 1, x.dtype),
+        )
         targets = mlp.quant_method.plan.targets
-        check_op(silu_mul_linear, (x, None, None, *both, *targets, 1, x.dtype))
+        check_op(
+            torch.ops.nvfp4_tc.silu_mul_linear.default, (x, None, None, *both, *targets, 1, x.dtype)
+        )
 
 
 def test_both_reasons_are_told(vllm_config: Any, pair: list[Nvfp4Tensor], x: Tensor) -> None:

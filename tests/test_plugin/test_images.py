@@ -114,6 +114,11 @@ CASES = {
 }
 
 
+@pytest.mark.feature(
+    "images",
+    "works",
+    "Qwen 3.8, Qwen 3 VL, Nemotron Nano 2 VL: as transformers' models of the decoded weights",
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_image(case: Case, tmp_path: Path) -> None:
     from vllm import SamplingParams

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_fp4_plugin.options import InvalidOption, Options
+from vllm_fp4_plugin.options import InvalidOption, Options, refuse_misplaced
 
 
 def test_defaults() -> None:
@@ -106,3 +106,30 @@ def test_options_for_16_bit_checkpoints_alone() -> None:
     Options.parse({"fuse_mlp": False}).refuse_online_only()
     with pytest.raises(InvalidOption, match=r"nvfp4_tc\.scales: is set, but the checkpoint is qu"):
         Options.parse({"scales": "sweep", "fuse_mlp": False}).refuse_online_only()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "given"),
+    [
+        ("fuse_mlp", False, '{"fuse_mlp": false}'),
+        ("activation_terms", {"*.o_proj": 2}, '{"activation_terms": {"*.o_proj": 2}}'),
+        ("small_kernels", True, '{"norm_rope_kernels": true}'),
+        ("ignore", ["lm_head"], '{"ignore": ["lm_head"]}'),
+    ],
+)
+def test_options_beside_their_place(name: str, value: object, given: str) -> None:
+    message = (
+        f"^additional-config: has '{name}' beside 'nvfp4_tc', must be in it; give "
+        + re.escape(f'{{"nvfp4_tc": {given}}}')
+        + "$"
+    )
+    with pytest.raises(InvalidOption, match=message):
+        refuse_misplaced({"nvfp4_tc": {}, name: value}, is_ours=True)
+
+
+def test_words_that_others_use_pass_where_the_method_is_theirs() -> None:
+    refuse_misplaced({"ignore": [], "scales": 3, "theirs": {"fuse_mlp": 1}}, is_ours=False)
+    refuse_misplaced({"theirs": 1}, is_ours=True)
+    refuse_misplaced(None, is_ours=True)
+    with pytest.raises(InvalidOption, match="has 'indexer_format' beside"):
+        refuse_misplaced({"ignore": [], "indexer_format": "fp8"}, is_ours=False)

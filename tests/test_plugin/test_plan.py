@@ -28,7 +28,6 @@ from tests.test_plugin.test_linear_layers import (
     tensors_on_disk,
 )
 from vllm_fp4_plugin.config import Nvfp4TcConfig
-from vllm_fp4_plugin.linear_op import linear, silu_mul_linear, silu_mul_linear_quantized
 from vllm_fp4_plugin.plan import KERNELS_KEY
 from vllm_fp4_plugin.versions import PLUGIN
 
@@ -165,16 +164,22 @@ def test_opcheck(activation: str, terms: int, dims: tuple[int, ...]) -> None:
     quantizer = QUANTIZERS[activation]
     one = weight[0], scales[0], torch.ones(1), [48], input_scale, torch.zeros(48).bfloat16()
     kernel = "nvfp4_kernels.gemm.reference:gemm"
-    check_op(linear, (x, None, None, *one, kernel, quantizer, terms, x.dtype))
+    check_op(
+        torch.ops.nvfp4_tc.linear.default, (x, None, None, *one, kernel, quantizer, terms, x.dtype)
+    )
     both = weight, scales, torch.ones(2), 48, input_scale
     kernel = "nvfp4_kernels.silu_mul_gemm.reference:silu_mul_gemm"
     given = (*both, kernel, quantizer, terms)
-    check_op(silu_mul_linear, (x, None, None, *given, x.dtype))
+    check_op(torch.ops.nvfp4_tc.silu_mul_linear.default, (x, None, None, *given, x.dtype))
     if activation != "16-bit":  # a reference of 16-bit activations takes them too
-        check_op(silu_mul_linear_quantized, (x, None, None, *given, SCALE, 2))
+        check_op(
+            torch.ops.nvfp4_tc.silu_mul_linear_quantized.default, (x, None, None, *given, SCALE, 2)
+        )
     if activation == "static":
         of_before = (*quantize.quantize(x.view(-1, K), SCALE, terms), None)
-        check_op(silu_mul_linear, (*of_before, *given, x.dtype))
-        check_op(silu_mul_linear_quantized, (*of_before, *given, SCALE, 1))
+        check_op(torch.ops.nvfp4_tc.silu_mul_linear.default, (*of_before, *given, x.dtype))
+        check_op(
+            torch.ops.nvfp4_tc.silu_mul_linear_quantized.default, (*of_before, *given, SCALE, 1)
+        )
         how = "nvfp4_kernels.gemm.reference:gemm", quantizer, terms, x.dtype
-        check_op(linear, (*of_before, *one, *how))
+        check_op(torch.ops.nvfp4_tc.linear.default, (*of_before, *one, *how))

@@ -60,15 +60,6 @@ def test_custom_attention_backend_without_a_class_is_refused(
         Nvfp4CpuPlatform.get_attn_backend_cls(custom, None)
 
 
-def test_options_are_refused_before_workers_start(bf16_checkpoint: Path) -> None:
-    from vllm.engine.arg_utils import EngineArgs
-
-    given = {"nvfp4_tc": {"fuse": True}}
-    args = EngineArgs(model=str(bf16_checkpoint), quantization="nvfp4-tc", additional_config=given)
-    with pytest.raises(ValueError, match=r"nvfp4_tc\.fuse: is unknown, must be one of fuse_mlp"):
-        args.create_engine_config()
-
-
 @pytest.mark.slow
 def test_vllm_command_starts() -> None:
     command = Path(sys.executable).with_name("vllm")

@@ -54,9 +54,22 @@ def test_for_any_number_of_ranks(modelopt: Path, tmp_path: Path) -> None:
         config(copy, tensor_parallel_size=2)
 
 
-def test_an_unknown_option_takes_one_line(modelopt: Path) -> None:
-    with pytest.raises(InvalidOption, match=r"^nvfp4_tc.fuse: is unknown, must be one of "):
-        config(modelopt, additional_config={"nvfp4_tc": {"fuse": False}})
+@pytest.mark.parametrize("quantization", ["nvfp4-tc", None])  # None: told by the checkpoint
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nvfp4_tc": {"fuse": True}}, r"^nvfp4_tc\.fuse: is unknown"),
+        ({"nvfp4_tc": {"fuse_mlp": 1}}, r"^nvfp4_tc\.fuse_mlp: is 1, must be"),
+        ({"nvfp4_tc": ["fuse_mlp"]}, r"^nvfp4_tc: is \['fuse_mlp'\], must be an object"),
+        ({"fuse_mlp": False}, "^additional-config: has 'fuse_mlp' beside 'nvfp4_tc', must be"),
+        ({"ignore": ["lm_head"]}, "^additional-config: has 'ignore' beside"),
+    ],
+)
+def test_options_are_refused_whoever_names_the_method(
+    quantization: str | None, given: dict[str, object], message: str, modelopt: Path
+) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        config(modelopt, quantization=quantization, additional_config=given)
 
 
 def test_dummy_weights_need_no_tensors(modelopt: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from vllm_fp4_plugin.attention import rotation_flow
 from vllm_fp4_plugin.attention.errors import UnsupportedAttention
 from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata
-from vllm_fp4_plugin.attention.rotation import Rotation, Unnormalised, Unrotated
+from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.linear import settle
 from vllm_fp4_plugin.result_flow import Use, flow_of, flow_of_parameter
@@ -175,6 +175,7 @@ def test_it_rotates_for_the_embedding(vllm_config: Any) -> None:
     rotary = found.self_attn.rotary_emb
     assert said_of(found) == "queries and keys rotated"
     assert type(found.self_attn.rotary_emb) is Unrotated
+    assert found.self_attn.rotary_emb.rotary is rotary
     assert found.self_attn.attn.impl.rotation == Rotation(rotary, None, None)
     assert "attn: queries and keys rotated" in str(vllm_config.additional_config)
 
@@ -186,8 +187,9 @@ def test_norms_of_heads_too() -> None:
     assert said_of(found) == "queries and keys normalised, rotated"
     assert own.attn.impl.rotation.q_norm is q_norm
     assert own.attn.impl.rotation.k_norm is k_norm
-    assert type(own.q_norm) is type(own.k_norm) is Unnormalised
     # A checkpoint that is loaded once more finds them.
+    assert own.q_norm is q_norm
+    assert own.k_norm is k_norm
     weights = dict(found.named_parameters())
     assert weights["self_attn.q_norm.weight"] is q_norm.weight
     assert weights["self_attn.k_norm.weight"] is k_norm.weight

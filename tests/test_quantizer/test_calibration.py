@@ -1,6 +1,7 @@
 """Input and cache scales equal those a plain model, loaded whole, shows."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests import tiny_llama
 from tests.test_quantizer.checkpoints import (
     LINEARS,
     SHAPE,
@@ -23,7 +25,7 @@ from tests.test_quantizer.checkpoints import (
     read_tensors,
     save_checkpoint,
 )
-from vllm_fp4_plugin.quantizer import calibration
+from vllm_fp4_plugin.quantizer import calibration, calibration_text
 from vllm_fp4_plugin.quantizer.calibration_text import read_sequences
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
@@ -139,8 +141,10 @@ class Tokenizer:
 
     def __init__(self, adds_bos: bool):
         self.adds_bos = adds_bos
+        self.given: list[str] = []
 
     def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> Any:
+        self.given.append(text)
         bos = [0] if self.adds_bos and add_special_tokens else []
         return type("Encoding", (), {"input_ids": [*bos, *map(ord, text)]})
 
@@ -150,6 +154,39 @@ def test_jsonl_is_read_as_one_stream(tmp_path: Path):
     file.write_text("".join(json.dumps({"text": t, "id": 1}) + "\n" for t in ("abc", "", "dé")))
     assert read_sequences(file, Tokenizer(False), 100, 2).tolist() == [[97, 98], [99, 100]]
     assert read_sequences(file, Tokenizer(True), 100, 3).tolist() == [[0, 97, 98], [0, 99, 100]]
+
+
+def peak() -> int:
+    """Most memory that this process has had, in bytes."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+
+
+@pytest.mark.processes
+def test_a_file_of_one_long_line_takes_little_memory(tmp_path: Path):
+    unit, count = "def main(): return 1; ", 5_000_000  # 110 MB
+    plain = tmp_path / "t.txt"
+    plain.write_text(unit * count)
+    lines = tmp_path / "t.jsonl"
+    lines.write_text(f'{{"text": "{unit * count}"}}')
+    tokenizer = tiny_llama.tokenizer()
+    # Linux takes the present size for the peak from here on.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    assert read_sequences(plain, tokenizer, 65_536, 512).shape == (128, 512)
+    message = r"line 1 of .*t\.jsonl has more than 16,777,216 characters; divide its text among"
+    with pytest.raises(QuantizerError, match=message):
+        read_sequences(lines, tokenizer, 65_536, 512)
+    assert peak() - before < 500e6  # 210e6 seen; of the file as a whole some 10e9
+
+
+def test_a_long_text_of_a_line_is_read_by_pieces(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(calibration_text, "_PIECE_CHARACTERS", 2)
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"text": "abcdefg"}\nno JSON')
+    tokenizer = Tokenizer(False)
+    assert read_sequences(file, tokenizer, 4, 2).tolist() == [[97, 98], [99, 100]]
+    assert tokenizer.given[1:] == ["ab", "cd"]
 
 
 def test_no_more_text_is_read_than_needed(tmp_path: Path):

@@ -74,9 +74,14 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         self.sinks: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Keep the sinks as the op takes them."""
-        if self._loaded_sinks is not None:
-            self.sinks = self._loaded_sinks.detach().float().contiguous()
+        """Keep the sinks as the op takes them; after a reload where they were, for CUDA graphs."""
+        if self._loaded_sinks is None:
+            return
+        sinks = self._loaded_sinks.detach().float().contiguous()
+        if self.sinks is None:
+            self.sinks = sinks
+        else:
+            self.sinks.copy_(sinks)
 
     def kernels(self, dtype: torch.dtype, page_size: int, sms: int) -> Iterable[KernelSpec]:
         """See ``warmup.AttentionLayer``; for prefills and decodes."""
@@ -195,19 +200,21 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
                 "v_scale": v_scale,
                 "counters": attn_metadata.counters,
             }
-            lengths, queries = (part.block_table, part.seq_lens, part.query_start), query[rows]
-            out, scale = output[rows], None if nvfp4 is None else nvfp4[0]
+            lengths = part.block_table, part.seq_lens, part.query_start
+            queries, out = _rows(query, rows), _rows(output, rows)
+            scale = None if nvfp4 is None else nvfp4[0]
             into: Any = out if nvfp4 is None else (out, nvfp4[1])
             if rotation is not None:
-                stored = (key[rows], value[rows]), (slots[rows], positions[rows])
+                pair = _rows(key, rows), _rows(value, rows)
+                places = _rows(slots, rows), _rows(positions, rows)
                 if takes(part.max_query_len, self.num_heads, self.num_kv_heads):
                     rotary_attention(
-                        queries, *stored[0], pages, *lengths, *stored[1],
+                        queries, *pair, pages, *lengths, *places,
                         rotation.of_heads(queries), input_scale=scale, out=into,
                         first_row=rows.start, settled=True, **given,
                     )  # fmt: skip
                     continue
-                queries = rotation.store(queries, *stored[0], pages, *stored[1], (k_scale, v_scale))
+                queries = rotation.store(queries, *pair, pages, *places, (k_scale, v_scale))
             if scale is None:
                 paged_attention(queries, pages, *lengths, **given, out=out)
             else:
@@ -217,6 +224,11 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
 
     def _scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
         return (layer._k_scale, layer._v_scale) if self.is_fp8 else (None, None)
+
+
+def _rows(x: Tensor, rows: slice) -> Tensor:
+    """Return ``x[rows]``: ``x`` itself where that is all of it, as views take time to make."""
+    return x if rows.start == 0 and rows.stop == len(x) else x[rows]
 
 
 def _refuse(name: str, what: str, given: bool) -> None:

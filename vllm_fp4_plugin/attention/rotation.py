@@ -17,7 +17,16 @@ from nvfp4_kernels.rotary_store import rotary_store
 
 
 class Unrotated(Module):
-    """Stand-in for a rotary embedding: hands queries and keys on."""
+    """Stand-in for a rotary embedding: hands queries and keys on.
+
+    Args:
+        rotary: which the model goes on holding, for its table to be found: vLLM keeps the buffers
+            of a model that sleeps.
+    """
+
+    def __init__(self, rotary: Module) -> None:
+        super().__init__()
+        self.rotary = rotary
 
     def forward(
         self, positions: Tensor, query: Tensor, key: Tensor, *args: Any
@@ -26,20 +35,13 @@ class Unrotated(Module):
         return query, key
 
 
-class Unnormalised(Module):
-    """Stand-in for a norm of heads: hands them on.
+def leave_unnormalised(norm: Module) -> None:
+    """Have a norm of heads hand them on; it stays where its weight is loaded, and reloaded."""
+    norm.forward = _same
 
-    Args:
-        norm: whose weight stays where it is loaded.
-    """
 
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight = norm.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``."""
-        return x
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 @dataclass(frozen=True)

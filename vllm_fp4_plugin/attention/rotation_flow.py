@@ -8,7 +8,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.rotary_store.kernels import KERNELS
 from nvfp4_kernels.rotary_store.tile import PART
-from vllm_fp4_plugin.attention.rotation import Rotation, Unnormalised, Unrotated
+from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated, leave_unnormalised
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.quantizing_norm import QuantizingNorm
 from vllm_fp4_plugin.result_flow import Flow, Use, flow_of, flow_of_parameter
@@ -142,9 +142,9 @@ def bind(owner: Any, name: str, rotary_name: str) -> Rotation:
     taken: dict[int, Any] = {}
     if norms and not norms_obstacle(owner, norms, rotary):
         taken = {place: norm for _, norm, place in norms}
-        for norm_name, norm, _ in norms:
-            owner._modules[norm_name] = Unnormalised(norm)
-    owner._modules[rotary_name] = Unrotated()
+        for norm in taken.values():
+            leave_unnormalised(norm)
+    owner._modules[rotary_name] = Unrotated(rotary)
     rotation = Rotation(rotary, taken.get(1), taken.get(2))
     attention.impl.rotation = rotation
     return rotation

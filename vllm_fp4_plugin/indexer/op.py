@@ -119,8 +119,10 @@ class KeySelectingIndexer(SparseAttnIndexer):
         self.skip_k_cache_insert = skip_k_cache_insert
         # DeepSeek V3.2's CUDA layer reads it, to hand it on.
         self.topk_backend = vllm_config.kernel_config.sparse_indexer_topk_backend
+        # A buffer, which vLLM keeps of a model that sleeps.
+        self.register_buffer("global_scale", _global_scale(fmt), persistent=False)
         self.selector = KeySelector(
-            fmt, head_dim, topk_tokens, max_model_len, max_total_seq_len, _global_scale(fmt)
+            fmt, head_dim, topk_tokens, max_model_len, max_total_seq_len, self.global_scale
         )
         k_cache.key_selector = self.selector
         fused_layer.install(self.selector)

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 
-_PIECE_CHARACTERS = 1 << 20
+_PIECE_CHARACTERS = 1 << 20  # given to the tokenizer at once, which takes some 100 bytes for each
+_LINE_CHARACTERS = 1 << 24  # of .jsonl, whose lines are read whole
 
 
 def read_sequences(file: Path, tokenizer: Any, tokens: int, seq_len: int) -> Tensor:
@@ -26,8 +27,8 @@ def read_sequences(file: Path, tokenizer: Any, tokens: int, seq_len: int) -> Ten
         int64 ``(sequences, seq_len)``, without padding.
 
     Raises:
-        QuantizerError: the file is missing, not UTF-8, not as described, holds NUL characters, or
-            less than one sequence.
+        QuantizerError: the file is missing, not UTF-8, not as described, holds NUL characters, a
+            line of .jsonl beyond 16 Mi characters, or less than one sequence.
     """
     starts_with_bos = tokenizer("a").input_ids[0] == tokenizer.bos_token_id
     bos = [tokenizer.bos_token_id] if starts_with_bos else []
@@ -58,13 +59,27 @@ def _texts(file: Path) -> Iterator[str]:
     try:
         with file.open(encoding="utf-8") as stream:
             if file.suffix == ".jsonl":
-                for number, line in enumerate(stream, 1):
-                    yield _text_of_line(file, number, line)
+                for number, line in enumerate(_lines(file, stream), 1):
+                    text = _text_of_line(file, number, line)
+                    for start in range(0, len(text), _PIECE_CHARACTERS):
+                        yield text[start : start + _PIECE_CHARACTERS]
             else:
                 while piece := stream.read(_PIECE_CHARACTERS):
                     yield piece
     except UnicodeDecodeError as error:
         raise QuantizerError(f"calibrate: {file} is not UTF-8 ({error}); convert it") from error
+
+
+def _lines(file: Path, stream: TextIO) -> Iterator[str]:
+    number = 0
+    while line := stream.readline(_LINE_CHARACTERS + 1):
+        number += 1
+        if len(line) > _LINE_CHARACTERS:
+            raise QuantizerError(
+                f"calibrate: line {number} of {file} has more than {_LINE_CHARACTERS:,} "
+                "characters; divide its text among several lines, or give it as a text file"
+            )
+        yield line
 
 
 def _text_of_line(file: Path, number: int, line: str) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from examples.accuracy.tasks import DOCUMENTS, make_tasks
+from examples.command_line import refusals
 from examples.demo.corpus import STANDARD_LIBRARY
 from examples.paths import check_folder
 
@@ -25,12 +26,9 @@ def tasks(
 
     lm-evaluation-harness finds them with --include_path.
     """
-    try:
+    with refusals():
         check_folder(out, "--out")
         made = make_tasks(out, root or (STANDARD_LIBRARY,), documents)
-    except (OSError, ValueError) as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
-        raise typer.Exit(2) from error
     for name, count in made.items():
         typer.echo(f"{name}: {count} documents")
 

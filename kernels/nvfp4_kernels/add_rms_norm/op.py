@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nvfp4_kernels.add_rms_norm.kernels import DTYPES, KERNELS
 from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.dispatch import called
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -34,7 +35,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         InvalidArgument: an unsupported dtype, shape, stride or alignment, named.
         NoKernelError: no kernel for this device.
     """
-    return torch.ops.nvfp4.add_rms_norm(x, residual, weight, eps)
+    return called(_add_rms_norm, x)(x, residual, weight, eps)
 
 
 @torch.library.custom_op("nvfp4::add_rms_norm", mutates_args=())

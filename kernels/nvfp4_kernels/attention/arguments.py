@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.scoring import Scoring
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_dtype,
+    check_same_device,
+    check_shape,
+    reads_contents,
+)
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.heads import check_cache, check_form, check_heads, check_queries
 
@@ -59,7 +65,7 @@ def check_varlen(
     _check_length("max_query_len", max_query_len)
     _check_length("max_key_len", max_key_len)
     check_same_device(q=q, k=k, v=v, sinks=sinks, query_start=query_start, key_start=key_start)
-    if q.device.type == "cpu":
+    if reads_contents(q):
         check_starts("query_start", query_start, len(q))
         _check_longest("max_query_len", max_query_len, "query_start", query_start)
         check_starts("key_start", key_start, len(k))
@@ -98,7 +104,7 @@ def check_paged(
         q=q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens,
         query_start=query_start, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
-    if q.device.type == "cpu":
+    if reads_contents(q):
         check_starts("query_start", query_start, len(q))
         _check_longest("max_query_len", max_query_len, "query_start", query_start)
         _check_lengths(seq_lens, block_table.shape[1] * kv_cache.shape[2], max_seq_len)

@@ -4,6 +4,7 @@ from nvfp4_kernels.dispatch import Entry, KernelTable, Mode
 from nvfp4_kernels.heads import MAX_HEAD_DIM
 
 MAX_ROTARY_ROWS = 128  # queries of a KV head that one CTA has, whose tokens' keys it stores
+KEY_MULTIPLE = 128  # of the most keys: launches of lengths up to one of them are alike
 
 ATTENTION_KERNELS = KernelTable(
     "attention",

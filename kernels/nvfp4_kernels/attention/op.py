@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.arguments import check_counters, check_dense, check_paged, check_varlen
-from nvfp4_kernels.attention.kernels import ATTENTION_KERNELS, PAGED_KERNELS
+from nvfp4_kernels.attention.kernels import ATTENTION_KERNELS, KEY_MULTIPLE, PAGED_KERNELS
 from nvfp4_kernels.attention.scoring import Scoring
 from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.heads import check_out
@@ -130,9 +130,9 @@ def paged_attention(
         max_query_len, max_seq_len, scale, causal, window, soft_cap, counters,
     )  # fmt: skip
     if out is None:
-        return called(_paged_attention, q)(*arguments)
+        return called(_paged_attention, q, max_seq_len=KEY_MULTIPLE)(*arguments)
     check_out(out, q)
-    return out, called(_paged_attention_into, q)(out, *arguments)
+    return out, called(_paged_attention_into, q, max_seq_len=KEY_MULTIPLE)(out, *arguments)
 
 
 @torch.library.custom_op("nvfp4::attention", mutates_args=())

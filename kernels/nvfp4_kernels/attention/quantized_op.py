@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.arguments import check_counters, check_paged
-from nvfp4_kernels.attention.kernels import QUANTIZED_KERNELS
+from nvfp4_kernels.attention.kernels import KEY_MULTIPLE, QUANTIZED_KERNELS
 from nvfp4_kernels.attention.op import scoring_of
 from nvfp4_kernels.checks import check_dtype, check_same_device
 from nvfp4_kernels.dispatch import called
@@ -76,7 +76,7 @@ def paged_attention_quantized(
     if out is None:
         out = new_nvfp4_rows(q) if q.ndim == 3 else (q, q)  # the op refuses such q
     check_pair("out", out)
-    lse = called(_paged_attention_quantized, q)(
+    lse = called(_paged_attention_quantized, q, max_seq_len=KEY_MULTIPLE)(
         *out, q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale, input_scale,
         first_row, max_query_len, max_seq_len, scale, causal, window, soft_cap,
         counters,

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.attention.arguments import check_counters, check_paged
-from nvfp4_kernels.attention.kernels import MAX_ROTARY_ROWS, ROTARY_KERNELS
+from nvfp4_kernels.attention.kernels import KEY_MULTIPLE, MAX_ROTARY_ROWS, ROTARY_KERNELS
 from nvfp4_kernels.attention.op import scoring_of
-from nvfp4_kernels.checks import InvalidArgument, check_dtype
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, reads_contents
 from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.heads import DTYPES, check_out
 from nvfp4_kernels.nvfp4_rows import Nvfp4Rows, check_pair, new_nvfp4_rows
@@ -123,7 +123,7 @@ def rotary_attention(
             "table of angles"
         )
     table, neox, q_norm, k_norm, eps = rotation
-    lse = called(_rotary_attention, q)(
+    lse = called(_rotary_attention, q, max_seq_len=KEY_MULTIPLE)(
         data, scales, q, k, v, kv_cache, block_table, seq_lens, query_start, slot_mapping,
         positions, table, q_norm, k_norm, sinks, k_scale, v_scale, input_scale, neox, eps,
         first_row, max_query_len, max_seq_len, scale, window, soft_cap, counters,
@@ -187,7 +187,7 @@ def _rotary_attention(
             f"{MAX_ROTARY_ROWS * kv_heads // heads} with {heads} query heads and {kv_heads} of "
             "keys; call rotary_store and paged_attention"
         )
-    if q.device.type == "cpu":
+    if reads_contents(q):
         _check_positions(positions, seq_lens, query_start)
     result: Tensor | Nvfp4Rows = out
     if out_scales is not None and input_scale is not None:

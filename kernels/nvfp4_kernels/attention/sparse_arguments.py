@@ -11,7 +11,7 @@ from nvfp4_kernels.attention.arguments import (
     check_starts,
 )
 from nvfp4_kernels.attention.scoring import Scoring
-from nvfp4_kernels.checks import InvalidArgument, check_same_device, check_shape
+from nvfp4_kernels.checks import InvalidArgument, check_same_device, check_shape, reads_contents
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.heads import check_cache, check_queries
 
@@ -46,7 +46,7 @@ def check_sparse(
         q=q, kv_cache=kv_cache, indices=indices, lens=lens, block_table=block_table,
         query_start=query_start, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
-    if q.device.type == "cpu":
+    if reads_contents(q):
         check_starts("query_start", query_start, len(q))
         _check_lists(kv_cache, indices, lens, block_table, query_start)
     return mode

@@ -5,7 +5,13 @@ from torch import Tensor
 
 from nvfp4_kernels.attention.arguments import check_indices, check_scoring, check_sinks
 from nvfp4_kernels.attention.scoring import Scoring
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_dtype,
+    check_same_device,
+    check_shape,
+    reads_contents,
+)
 from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
 from nvfp4_kernels.heads import check_cache, check_out, check_queries
 
@@ -60,7 +66,7 @@ def check_decode(
         slot_mapping=slot_mapping, sinks=sinks,
     )  # fmt: skip
     check_out(out, q)
-    if q.device.type == "cpu":
+    if reads_contents(q):
         _check_contents(kv_cache, block_table, seq_lens, scoring.window)
         _check_slots(kv_cache.shape[2], block_table, seq_lens, slot_mapping)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_shape
+from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_shape, reads_contents
 from nvfp4_kernels.indexer.formats import Format
 from nvfp4_kernels.indexer.kernels import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_TOP_K
 
@@ -43,7 +43,7 @@ def check_global_scale(fmt: Format, global_scale: Tensor | None) -> None:
         )
     check_dtype("global_scale", global_scale, (torch.float32,))
     check_shape("global_scale", global_scale, (), "one scale for all vectors")
-    if global_scale.device.type == "cpu":
+    if reads_contents(global_scale):
         value = global_scale.item()
         if not 0 < value < float("inf"):
             raise InvalidArgument(

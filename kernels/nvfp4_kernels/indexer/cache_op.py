@@ -3,7 +3,13 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_dtype,
+    check_same_device,
+    check_shape,
+    reads_contents,
+)
 from nvfp4_kernels.indexer.arguments import (
     check_block_table,
     check_cache,
@@ -148,7 +154,7 @@ def _store_k(
     check_contiguous("slot_mapping", slot_mapping)
     check_global_scale(known, global_scale)
     check_same_device(k=k, cache=cache, slot_mapping=slot_mapping, global_scale=global_scale)
-    if k.device.type == "cpu":
+    if reads_contents(k):
         _check_slots(slot_mapping, len(cache) * block_size)
     kernel = STORE_K_KERNELS.select(k.device, known.name).load()
     kernel(k, cache, slot_mapping, known, block_size, global_scale)
@@ -190,7 +196,7 @@ def _gather_k(
     check_block_table(block_table, len(key_start) - 1)
     check_count("total_keys", total_keys, "pass the sum of the sequences' lengths")
     check_same_device(cache=cache, block_table=block_table, key_start=key_start)
-    if cache.device.type == "cpu":
+    if reads_contents(cache):
         _check_starts(key_start, total_keys)
         check_pages(cache, block_table, block_size, key_start.diff())
     kernel = GATHER_K_KERNELS.select(cache.device, known.name).load()

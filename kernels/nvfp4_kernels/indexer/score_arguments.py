@@ -3,7 +3,13 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_dtype,
+    check_same_device,
+    check_shape,
+    reads_contents,
+)
 from nvfp4_kernels.indexer.arguments import (
     check_block_table,
     check_cache,
@@ -37,7 +43,7 @@ def check_scored(
     check_indices("ks", ks, (tokens,), "the first key of each query")
     check_indices("ke", ke, (tokens,), "the key after the last of each query")
     check_same_device(q=q, q_scales=q_scales, k=k, k_scales=k_scales, weights=weights, ks=ks, ke=ke)
-    if q.device.type == "cpu":
+    if reads_contents(q):
         _check_range(ks, ke, len(k))
 
 
@@ -68,7 +74,7 @@ def check_scored_paged(
         q=q, q_scales=q_scales, cache=cache, weights=weights,
         context_lens=context_lens, block_table=block_table,
     )  # fmt: skip
-    if q.device.type == "cpu" and context_lens.numel():
+    if reads_contents(q) and context_lens.numel():
         _check_lengths("context_lens", context_lens.flatten(), max_context_len)
         scored = context_lens.where(context_lens >= min_keys, 0).amax(1)
         check_pages(cache, block_table, block_size, scored)
@@ -87,7 +93,7 @@ def check_logits(logits: Tensor, lens: Tensor, starts: Tensor | None) -> None:
     if starts is not None:
         check_indices("starts", starts, (rows,), "one start per row of logits")
     check_same_device(logits=logits, lens=lens, starts=starts)
-    if logits.device.type == "cpu":
+    if reads_contents(logits):
         if starts is None:
             _check_lengths("lens", lens, columns, "the columns of logits")
         else:

@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_dtype,
+    check_same_device,
+    check_shape,
+    reads_contents,
+)
+from nvfp4_kernels.dispatch import called
 from nvfp4_kernels.rotary_embedding.kernels import DTYPES, KERNELS
 
 
@@ -42,7 +49,7 @@ def rotary_embedding(
         InvalidArgument: an argument that does not fit, named.
         NoKernelError: no kernel for this device.
     """
-    return torch.ops.nvfp4.rotary_embedding(positions, q, k, cos_sin_cache)
+    return called(_rotary_embedding, q)(positions, q, k, cos_sin_cache)
 
 
 def _check(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> None:
@@ -70,7 +77,7 @@ def _check(positions: Tensor, q: Tensor, k: Tensor, cos_sin_cache: Tensor) -> No
         )
     _check_contiguous("cos_sin_cache", cos_sin_cache)
     check_same_device(q=q, positions=positions, k=k, cos_sin_cache=cos_sin_cache)
-    if q.device.type == "cpu":
+    if reads_contents(q):
         _check_positions(positions, len(cos_sin_cache))
 
 

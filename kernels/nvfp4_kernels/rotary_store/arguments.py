@@ -5,9 +5,16 @@ import math
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.checks import InvalidArgument, check_dtype, check_same_device, check_shape
+from nvfp4_kernels.checks import (
+    InvalidArgument,
+    check_dtype,
+    check_same_device,
+    check_shape,
+    reads_contents,
+)
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.heads import check_cache, check_out, check_queries
+from nvfp4_kernels.recording import keep_unprepared
 
 
 def check_rotary_store(
@@ -51,7 +58,7 @@ def check_rotary_store(
         q=q, k=k, v=v, positions=positions, cos_sin_cache=cos_sin_cache, kv_cache=kv_cache,
         slot_mapping=slot_mapping, q_norm=q_norm, k_norm=k_norm, k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
-    if q.device.type == "cpu":
+    if reads_contents(q):
         _check_contents(positions[:tokens], len(cos_sin_cache), slot_mapping, kv_cache)
     return mode
 
@@ -59,6 +66,7 @@ def check_rotary_store(
 def check_out_of(out: Tensor, q: Tensor) -> None:
     """Raise unless ``out`` fits ``q``, and is ``q`` itself or memory of its own."""
     check_out(out, q)
+    keep_unprepared("addresses are compared")
     if not q.numel() or (out.data_ptr() == q.data_ptr() and q.is_contiguous()):
         return
     last = q.data_ptr() + q.element_size() * sum(

@@ -137,8 +137,8 @@ def build(
     with refusals(UnusableModel, InvalidArgument, NoCompiler, OSError, BrokenProcessPool):
         if arch not in targets():
             raise UnusableModel(
-                f"--arch: is {arch!r}, must be one of {ARCHS}; the kernels of other GPUs are "
-                "compiled when they are first launched"
+                f"--arch: is {arch!r}, must be one of {ARCHS}; no other GPU is served, there is "
+                "nothing to build for it"
             )
         parallel = _Parallel(tensor_parallel, expert_parallel)
         mixture, inputs = _which_model(model, linear, gate_up, parallel, dtype, fuse_mlp)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from nvfp4_kernels.attention.kernels import KEY_MULTIPLE
 from nvfp4_kernels.attention.sm100.choose import MAX_SPLITS, AttentionProblem, choose_config
 from nvfp4_kernels.attention.sm100.tile import BARRIER_BYTES, KEYS, AttentionTile
 
@@ -131,3 +132,17 @@ def test_lists_are_split(tokens: int, width: int, splits: int) -> None:
 def test_nothing_to_do() -> None:
     for problem in (replace(DECODE, batch=0), replace(DECODE, queries=0)):
         assert choose_config(problem)[1] == 1
+
+
+@pytest.mark.parametrize("window", [0, 1, 500, 4096])
+@pytest.mark.parametrize("batch", [1, 3, 40])
+def test_lengths_of_one_multiple_are_alike(batch: int, window: int) -> None:
+    """Their launches are prepared once: see ``called`` in ``attention/op.py``."""
+    for queries, fp8 in ((1, False), (1, True), (300, False)):
+        problem = replace(DECODE, batch=batch, queries=queries, window=window, fp8=fp8)
+        for most in (KEY_MULTIPLE, 17 * KEY_MULTIPLE, 64 * KEY_MULTIPLE):
+            chosen = {
+                choose_config(replace(problem, keys=keys))
+                for keys in (most - KEY_MULTIPLE + 1, most - 1, most)
+            }
+            assert len(chosen) == 1

@@ -331,7 +331,7 @@ def test_a_hopper_without_a_kernel_for_attention(
         (["--gate-up", "64,40"], "K is 40, must be a positive multiple of 16"),
         (
             ["--linear", "64,64", "--arch", "sm_80"],
-            "--arch: is 'sm_80', must be one of sm_90a, sm_100a, sm_103a",
+            "--arch: is 'sm_80', must be one of sm_90a, sm_100a, sm_103a; no other GPU is served",
         ),
         ([*ON_HOPPER, "--activation", "static"], "--activation: is 'static', must not be given"),
         ([*ON_HOPPER, "--terms", "3"], "--terms: is '3', must not be given"),

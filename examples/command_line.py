@@ -1,0 +1,42 @@
+"""Early ends of the examples' commands: one line on standard error, and a status.
+
+Refusals end with 1. What the command line itself has wrong is the parser's to tell, with 2.
+Python alone is needed, as for ``examples.paths``.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+REFUSED, INTERRUPTED = 1, 130
+
+
+@contextmanager
+def refusals(kept: str = "nothing was written") -> Iterator[None]:
+    """End the program where something is refused within, or Ctrl-C is pressed.
+
+    Errors of the examples, bad values and files that cannot be read or written are refusals; others
+    are mistakes of the code, which keep their tracebacks.
+
+    Args:
+        kept: what is left of an interrupted run, for a message.
+
+    Raises:
+        SystemExit: with status ``REFUSED`` or ``INTERRUPTED``.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted; {kept}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(REFUSED) from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    if isinstance(error, ImportError | OSError | ValueError):
+        return True
+    return type(error).__module__.partition(".")[0] == "examples"

@@ -1,0 +1,1 @@
+"""A server under load for a long time: what becomes of its requests, answers and memory."""

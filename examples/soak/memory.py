@@ -1,0 +1,64 @@
+"""Memory of a server and its processes over time, and whether it stays flat."""
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import psutil
+
+WARM_UP = 0.25  # of the time; what a server allocates once is there by then
+_PART = 5  # medians are of one such part of the rest, at either end
+MIN_SAMPLES = 2 * _PART
+
+
+class Sample(NamedTuple):
+    """Memory at a moment of the load: seconds and requests since its start, bytes."""
+
+    seconds: float
+    requests: int
+    bytes: int
+
+
+def tree_bytes(pid: int) -> int:
+    """Resident memory of a process and all below it, in bytes; shared pages count for each."""
+    total = 0
+    for process in _tree(pid):
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:  # it ended meanwhile
+            continue
+    return total
+
+
+def engine_process(pid: int) -> psutil.Process | None:
+    """Process of the engine below a server: by its title, else the largest child; None: none."""
+    children = psutil.Process(pid).children()
+    titled = [child for child in children if "EngineCore" in " ".join(_command(child))]
+    return max(titled or children, key=lambda child: child.memory_info().rss, default=None)
+
+
+def growth(samples: Sequence[Sample]) -> float | None:
+    """Growth after the warm-up in bytes, median to median; None for too few samples."""
+    if not samples:
+        return None
+    start = samples[-1].seconds * WARM_UP
+    rest = [sample.bytes for sample in samples if sample.seconds >= start]
+    if len(rest) < MIN_SAMPLES:
+        return None
+    part = len(rest) // _PART
+    return statistics.median(rest[-part:]) - statistics.median(rest[:part])
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return [process.name(), *process.cmdline()]
+    except psutil.Error:
+        return []

@@ -1,0 +1,111 @@
+"""Results of a soak: JSON, and what in them is a failure."""
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from examples.atomic_write import write_atomically
+from examples.soak.memory import Sample, growth
+from examples.soak.traffic import ERROR, EXPECTED, Outcome
+
+SHOWN = 10  # failures of one sort that are told one by one
+MEGABYTE = 1e6
+
+
+@dataclass
+class Kill:
+    """Account of killing the engine's process.
+
+    Attributes:
+        engine: title of the process.
+        outcomes: of the requests that were under way: an answer or an error, each.
+        ended_seconds: until the server had ended by itself; None: it had to be ended.
+        ready_seconds: until another server was ready.
+    """
+
+    engine: str = ""
+    outcomes: list[Outcome] = field(default_factory=list)
+    ended_seconds: float | None = None
+    ready_seconds: float = 0.0
+
+
+@dataclass
+class Results:
+    """Account of a run.
+
+    Attributes:
+        about: command, commit, machine, versions, settings.
+        outcomes: of the requests under load.
+        samples: of memory under load.
+        seconds: that the load took.
+        memory_bound: growth of memory after the warm-up that is accepted, in bytes.
+        left: what is still under way in the engine after the load, by the server's gauges.
+        answers: greedy answers before the load, after it, and of the server after the kill.
+        kill: account of the kill.
+    """
+
+    about: dict[str, Any]
+    memory_bound: float
+    outcomes: list[Outcome] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    seconds: float = 0.0
+    left: dict[str, float] = field(default_factory=dict)
+    answers: dict[str, list[str]] = field(default_factory=dict)
+    kill: Kill = field(default_factory=Kill)
+
+    def failures(self) -> list[str]:
+        """Find what is not as it must be, a line each; nothing for a server that is sound."""
+        found = _told("under load", [o for o in self.outcomes if o.verdict != EXPECTED])
+        if not self.outcomes:
+            found.append("no request was made")
+        found += [f"after the load: {name} is {value:g}" for name, value in self.left.items()]
+        grown = growth(self.samples)
+        if grown is None:
+            found.append("memory: too few samples; run for longer")
+        elif grown > self.memory_bound:
+            found.append(
+                f"memory: grew by {grown / MEGABYTE:.1f} MB after the warm-up, at most "
+                f"{self.memory_bound / MEGABYTE:g} MB are accepted"
+            )
+        before = self.answers.get("before", [])
+        for name, answers in self.answers.items():
+            changed = sum(a != b for a, b in zip(before, answers, strict=True))
+            if changed:
+                found.append(f"answers {name}: {changed} of {len(before)} differ from those before")
+        lost = [o for o in self.kill.outcomes if o.verdict not in (EXPECTED, ERROR)]
+        found += _told("when the engine was killed", lost)
+        if not self.kill.outcomes:
+            found.append("when the engine was killed: no request was under way")
+        if self.kill.ended_seconds is None:
+            found.append("when the engine was killed: its server went on")
+        return found
+
+    def kinds(self) -> dict[str, Counter[str]]:
+        """Verdicts by kind of request."""
+        found: dict[str, Counter[str]] = {}
+        for outcome in self.outcomes:
+            found.setdefault(outcome.kind, Counter())[outcome.verdict] += 1
+        return found
+
+    def latency(self, kind: str, quantile: float) -> float:
+        """Quantile of the seconds that requests of a kind took; NaN without any."""
+        seconds = sorted(o.seconds for o in self.outcomes if o.kind == kind)
+        return seconds[math.ceil(quantile * len(seconds)) - 1] if seconds else math.nan
+
+    def write(self, file: Path) -> None:
+        """Write as JSON."""
+        fields = dataclasses.asdict(self) | {"failures": self.failures()}
+        fields["samples"] = [sample._asdict() for sample in self.samples]
+        write_atomically(file, json.dumps(fields, indent=1) + "\n")
+
+
+def _told(when: str, outcomes: Sequence[Outcome]) -> list[str]:
+    lines = [f"{when}: {o.kind}: {o.verdict}: {o.detail}" for o in outcomes[:SHOWN]]
+    if len(outcomes) > SHOWN:
+        lines.append(f"{when}: {len(outcomes) - SHOWN} more")
+    return lines

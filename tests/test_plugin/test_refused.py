@@ -1,0 +1,213 @@
+"""Where a refusal is told: in one marked line, the last, whichever process refused."""
+
+import logging
+import logging.config
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pydantic import BaseModel, field_validator
+from safetensors.torch import load_file, save_file
+
+from examples.server import ENVIRONMENT, free_port
+from tests import limits
+from tests.forking_vllm import forking_command
+from vllm_fp4_plugin import refused
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.refused import MARK
+
+NORM = "model.norm.weight"
+VLLM = logging.getLogger("vllm")
+WORKERS = logging.getLogger("vllm.v1.executor.multiproc_executor")
+
+
+@pytest.fixture
+def front_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A process that is to tell of refusals; the folder of the file that they are left in."""
+    monkeypatch.setattr(refused.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(sys, "excepthook", lambda *_: print("traceback", file=sys.stderr))
+    monkeypatch.setenv(refused.VARIABLE, "")
+    refused.register()
+    refused.tell_last()
+    yield tmp_path
+    refused._remove()
+
+
+def refuse(message: str = "layer: is odd,\n must be even") -> None:
+    raise UnsupportedCheckpoint(message)
+
+
+def logged(error: Exception) -> None:
+    """Log an error as a worker of vLLM does."""
+    try:
+        raise error
+    except Exception:
+        WORKERS.exception("WorkerProc failed to start.")
+
+
+def ended(capsys: pytest.CaptureFixture[str], function=refuse) -> str:
+    """What a process says that ends with what a function raises."""
+    try:
+        function()
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    return capsys.readouterr().err
+
+
+def command(function) -> object:
+    """A function that calls another as a module of vLLM's commands would."""
+    module = ModuleType("vllm.entrypoints.cli.main")
+    vars(module)["called"] = function
+    exec("def main(): called()", vars(module))
+    return vars(module)["main"]
+
+
+def engine_failed() -> None:
+    raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+
+# --- what is a refusal --------------------------------------------------------------------------
+
+
+def test_a_refusal_is_found_in_what_it_became() -> None:
+    class Config(BaseModel):
+        value: int
+
+        @field_validator("value")
+        @classmethod
+        def refuse(cls, value: int) -> int:
+            refuse("layer: is odd")
+            return value
+
+    def wrapped() -> None:
+        try:
+            refuse("layer: is odd")
+        except ValueError as error:
+            raise RuntimeError("vLLM's") from error
+
+    for function in (refuse, wrapped, lambda: Config(value=1)):
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            function()
+        assert refused.cause(caught.value).startswith("layer: is odd")
+
+
+def test_what_is_of_others_is_none() -> None:
+    def hidden() -> None:
+        try:
+            refuse()
+        except ValueError:
+            raise ValueError("theirs") from None
+
+    with pytest.raises(ValueError, match="theirs") as caught:
+        hidden()
+    assert refused.cause(caught.value) == ""
+    assert refused.cause(OSError("no memory")) == ""
+
+
+# --- in this process ----------------------------------------------------------------------------
+
+
+def test_a_program_keeps_its_traceback(front_end: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(capsys) == f"traceback\n{MARK}layer: is odd, must be even\n"
+
+
+def test_a_command_has_one_line(front_end: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(capsys, command(refuse)) == f"{MARK}layer: is odd, must be even\n"
+
+
+def test_who_debugs_sees_the_traceback(
+    front_end: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refused, "_is_debugging", lambda: True)
+    said = ended(capsys, command(refuse))
+    assert said == f"traceback\n{MARK}layer: is odd, must be even\n"
+
+
+def test_logging_may_be_configured_anew(
+    front_end: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VLLM, "handlers", [*VLLM.handlers])
+    monkeypatch.setattr(VLLM, "level", VLLM.level)
+    logging.config.dictConfig(
+        {"version": 1, "disable_existing_loggers": False, "loggers": {"vllm": {"handlers": []}}}
+    )
+    logged(UnsupportedCheckpoint("told"))
+    assert ended(capsys, command(engine_failed)) == f"{MARK}told\n"
+
+
+def test_other_errors_are_left_alone(front_end: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(capsys, command(engine_failed)) == "traceback\n"
+
+
+# --- from another process -----------------------------------------------------------------------
+
+
+def test_the_first_rank_that_refuses_is_told_of(
+    front_end: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error in (OSError("theirs"), UnsupportedCheckpoint("first"), UnsupportedCheckpoint("next")):
+        logged(error)
+    assert ended(capsys, command(engine_failed)) == f"{MARK}first\n"
+
+
+def test_another_engine_starts_afresh(front_end: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logged(UnsupportedCheckpoint("of an engine before"))
+    refused.tell_last()
+    assert list(front_end.iterdir()) == []
+    assert ended(capsys, command(engine_failed)) == "traceback\n"
+
+
+@pytest.mark.parametrize("name", refused._LOGGERS)
+def test_what_logs_is_there(name: str) -> None:
+    source = Path(find_spec(name).origin).read_text()
+    assert "logger.exception(" in source
+
+
+def test_without_a_front_end_nothing_is_left(
+    front_end: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(refused.VARIABLE)
+    logged(UnsupportedCheckpoint("told"))
+    assert list(front_end.iterdir()) == []
+
+
+def test_registering_twice_leaves_once(front_end: Path) -> None:
+    refused.register()
+    assert WORKERS.filters.count(refused._leave) == 1
+
+
+@pytest.mark.slow
+def test_a_worker_refuses_and_the_server_says_so_last(modelopt: Path, tmp_path: Path) -> None:
+    tensors = load_file(modelopt / "model.safetensors")
+    tensors[NORM][0] = float("nan")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in modelopt.iterdir():
+        (broken / file.name).symlink_to(file)
+    (broken / "model.safetensors").unlink()
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    environment = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            forking_command(broken, free_port(), "nvfp4-tc"), stdout=log, stderr=log,
+            env=os.environ | environment, start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert process.wait(limits.PROCESS) == 1
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    said = (tmp_path / "log").read_text()
+    assert f"UnsupportedCheckpoint: {broken}" in said  # the worker's own traceback stays
+    assert "wait_for_engine_startup" not in said  # the front end's has no cause in it
+    assert said.splitlines()[-1].startswith(f"{MARK}{broken / 'model.safetensors'}: {NORM}: holds")
+    assert not list(Path(tempfile.gettempdir()).glob(f"nvfp4-tc-refused-{process.pid}-*"))
