@@ -126,14 +126,20 @@ class Memory:
 
 @dataclass(frozen=True)
 class FmhaSm100:
-    """Flash attention with tcgen05: warp-specialised, one CTA per work tile, or walking over some.
+    """Flash attention with tcgen05: warp-specialised, one CTA per work tile, or for many of them.
 
     | warps | role |
     |---|---|
     | 4 per query tile | load Q, softmax, epilogue; warp 0 also allocates tensor memory |
     | 1 | ``Mma``: issues QK and PV |
     | 1 | ``TmaLoader`` or ``GatherLoader``: fills the ring of key and value tiles |
-    | 2, with two query tiles | idle; they complete a warpgroup for setmaxnreg |
+    | 2, with two query tiles | ``QueryCopier`` where work is taken over, else idle: see below |
+
+    Work tiles of few rows (``walks``) are shared out from the start. Of those with two query tiles
+    in 16 bits (``takes_over``) a CTA has its own, and those of CTAs that have not started when it
+    is free: the epilogue of one, which leaves by memory of its own, overlaps with Q, K and QK of
+    the next. Of the two query warps, which complete a warpgroup for setmaxnreg, the first finds
+    work tiles, for all to read on a ``WorkBoard``.
 
         load  --kv_full-->   MMA  <--q_full---  softmax
               <--kv_empty--       ---s_full-->
@@ -143,7 +149,7 @@ class FmhaSm100:
 
     Each arrow is an mbarrier per stage of the ring, or per query tile and stage of S. Arrive counts
     are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for all others: an
-    arrive.expect_tx or a tcgen05.commit; see ``Barriers``. The MMA warp waits for ``s_empty`` only
+    arrive.expect_tx or a tcgen05.commit; of ``q_full`` too where query warps load: ``Barriers``. The MMA warp waits for ``s_empty`` only
     where P has columns of its own.
 
     Where the variant merges, ``LastCta`` follows the epilogue.
