@@ -149,8 +149,8 @@ class FmhaSm100:
 
     Each arrow is an mbarrier per stage of the ring, or per query tile and stage of S. Arrive counts
     are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for all others: an
-    arrive.expect_tx or a tcgen05.commit; of ``q_full`` too where query warps load: ``Barriers``. The MMA warp waits for ``s_empty`` only
-    where P has columns of its own.
+    arrive.expect_tx or a tcgen05.commit; of ``q_full`` too where query warps load: ``Barriers``.
+    The MMA warp waits for ``s_empty`` only where P has columns of its own.
 
     Where the variant merges, ``LastCta`` follows the epilogue.
     """
