@@ -10,6 +10,7 @@ which ascend as they do: of scores that round to the same number the greater log
 NaN is greater than any number. A token never has the same expert twice.
 """
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -49,6 +50,19 @@ class Router(NamedTuple):
     scale: float = 1.0
 
 
+def parts_of(router: Router) -> tuple[int, Scoring, bool, int, int, float]:
+    """A rule as ops of torch's take it.
+
+    Raises:
+        InvalidArgument: it is no ``Router``.
+    """
+    if not isinstance(router, Router):
+        raise InvalidArgument(
+            f"router: is {type(router).__name__}, must be a Router; give Router(top_k)"
+        )
+    return tuple(router)
+
+
 def check_router(
     router: Router, logits: Tensor, bias: Tensor | None, padding: Tensor | None
 ) -> None:
@@ -71,6 +85,10 @@ def check_router(
         raise InvalidArgument(
             f"top_k: is {router.top_k}, must be from 1 to {most}, the experts to choose from and "
             f"at most {MAX_TOP_K}; choose fewer"
+        )
+    if not math.isfinite(router.scale):
+        raise InvalidArgument(
+            f"scale: is {router.scale}, must be finite; give routed_scaling_factor, or 1.0"
         )
     if bias is not None:
         check_dtype("bias", bias, (torch.float32,))

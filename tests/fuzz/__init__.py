@@ -34,9 +34,6 @@ Not judged: results of a sequence with NaN among its keys, of which attention sa
 
     draw.py ops.py describe.py     what a seed draws, what an op is, arguments in a line
     bounds.py                      what roundings allow; NVFP4 between two values
-    rows.py products.py experts.py attention.py caches.py indexer.py      the ops
+    rows.py products.py experts.py routers.py attention.py caches.py indexer.py      the ops
     wrong.py run.py                one argument broken; seeds, verdicts, table
-
-Not drawn are the ops that choose experts from a router's logits (``moe_topk`` and those that route
-with it).
 """

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 import nvfp4_kernels
-from nvfp4_kernels import InvalidArgument, NoKernelError
+from nvfp4_kernels import InvalidArgument, NoKernelError, Router
 from tests import devices
 from tests.emulator import EmulatorError, randomised
-from tests.fuzz import attention, caches, experts, indexer, products, rows
+from tests.fuzz import attention, caches, experts, indexer, products, routers, rows
 from tests.fuzz.bounds import Wrong
 from tests.fuzz.describe import described
 from tests.fuzz.draw import Draw
@@ -23,7 +23,8 @@ from tests.fuzz.ops import Given, Op
 from tests.fuzz.wrong import break_one, copied, names_argument, parameters
 
 OPS: dict[str, Op] = {
-    **rows.OPS, **products.OPS, **experts.OPS, **attention.OPS, **caches.OPS, **indexer.OPS
+    **rows.OPS, **products.OPS, **experts.OPS, **attention.OPS, **caches.OPS, **indexer.OPS,
+    **routers.OPS,
 }  # fmt: skip
 EMULATED = tuple(name for name, op in OPS.items() if op.emulated)
 SECONDS = 20.0  # for one seed
@@ -121,7 +122,7 @@ def _on_no_device(given: Given) -> bool:
 
 
 # What messages begin with that is no argument of every op.
-_NAMES = "output", "out_scales"
+_NAMES = "output", "out_scales", *Router._fields
 
 
 def _is_schema(error: Exception) -> bool:

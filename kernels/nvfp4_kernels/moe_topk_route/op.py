@@ -19,7 +19,7 @@ from nvfp4_kernels.moe_quantize.op import DTYPES, new_tiles
 from nvfp4_kernels.moe_route.op import check_sizes, new_routing
 from nvfp4_kernels.moe_topk.op import new_topk, router_of
 from nvfp4_kernels.moe_topk_route.kernels import GATHER_KERNELS, KERNELS, PER_TOKEN_KERNELS
-from nvfp4_kernels.router import Router, check_router
+from nvfp4_kernels.router import Router, check_router, parts_of
 from nvfp4_kernels.routing import Routing, check_tile_tokens
 from nvfp4_kernels.terms import check_terms
 
@@ -59,8 +59,9 @@ def moe_topk_route_quantize(
         InvalidArgument, NoKernelError: as these.
     """
     weights, groups, slots, rows, data, scales = torch.ops.nvfp4.moe_topk_route_quantize(
-        x, logits, bias, padding, expert_map, num_experts, tile_tokens, global_scale, terms, *router
-    )
+        x, logits, bias, padding, expert_map, num_experts, tile_tokens, global_scale, terms,
+        *parts_of(router),
+    )  # fmt: skip
     return weights, Routing(groups, slots, rows), data, scales
 
 
@@ -87,7 +88,7 @@ def moe_topk_route_quantize_per_token(
         InvalidArgument, NoKernelError: as ``moe_topk_route_quantize``.
     """
     weights, groups, slots, rows, *parts = torch.ops.nvfp4.moe_topk_route_quantize_per_token(
-        x, logits, bias, padding, expert_map, num_experts, tile_tokens, terms, *router
+        x, logits, bias, padding, expert_map, num_experts, tile_tokens, terms, *parts_of(router)
     )
     return weights, Routing(groups, slots, rows), *parts
 
@@ -113,7 +114,7 @@ def moe_topk_route_gather(
         InvalidArgument, NoKernelError: as ``moe_topk_route_quantize``.
     """
     weights, groups, slots, rows, out = torch.ops.nvfp4.moe_topk_route_gather(
-        x, logits, bias, padding, expert_map, num_experts, tile_tokens, *router
+        x, logits, bias, padding, expert_map, num_experts, tile_tokens, *parts_of(router)
     )
     return weights, Routing(groups, slots, rows), out
 

@@ -271,6 +271,9 @@ X, LOGITS = torch.zeros(3, 32, dtype=BF16), torch.zeros(3, 4)
         ((X, LOGITS, Router(1, groups=3), 4, 8), r"groups: is 3, must be a divisor of 4 experts"),
         ((X, LOGITS, Router(1, top_groups=2), 4, 8), r"top_groups: is 2, must be from 1 to 1"),
         ((X, LOGITS, Router(1, "relu"), 4, 8), r"scoring: is relu, must be softmax, sigmoid"),
+        ((X, LOGITS, Router(1, scale=math.inf), 4, 8), r"scale: is inf, must be finite"),
+        ((X, LOGITS, Router(1, scale=math.nan), 4, 8), r"scale: is nan, must be finite"),
+        ((X, LOGITS, (2,), 4, 8), r"router: is tuple, must be a Router"),
         (
             (X, LOGITS, Router(1, groups=4), 4, 8, None, torch.zeros(4)),
             r"groups: is 4, must be a divisor of 4 experts, from 1 to 2",
