@@ -7,12 +7,15 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import nvfp4_kernels
+from nvfp4_kernels.activation import Activation
 from tests import devices
 from tests.fuzz.__main__ import main
+from tests.fuzz.draw import Draw
 from tests.fuzz.run import EMULATED, OPS, run_seed, run_seeds
 
 COMBINE = import_module("nvfp4_kernels.moe_combine.reference")
@@ -188,3 +191,20 @@ def test_a_seed_that_takes_too_long_is_a_finding(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tests.fuzz.run.SECONDS", 0.1)
     monkeypatch.setattr(COMBINE, "moe_combine", endless)
     assert any("TooSlow" in line for line in run_seeds(0, 3, ops=("moe_combine",)).findings)
+
+
+# --- what it has found ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("a", [[], "text"])
+def test_gemv_of_what_is_no_tensor(a: Any) -> None:
+    given = OPS["gemv"].draw(Draw(np.random.default_rng(1))) | {"a": a}
+    with pytest.raises(RuntimeError, match="for argument 'a'"):
+        nvfp4_kernels.gemv(**given)
+
+
+def test_an_activation_without_a_name() -> None:
+    given = OPS["grouped_gemm"].draw(Draw(np.random.default_rng(1)))
+    given["activation"] = Activation(None)  # type: ignore[arg-type]
+    with pytest.raises(nvfp4_kernels.InvalidArgument, match="activation: has no name, must be one"):
+        nvfp4_kernels.grouped_gemm(**given)

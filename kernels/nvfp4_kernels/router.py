@@ -50,8 +50,8 @@ class Router(NamedTuple):
     scale: float = 1.0
 
 
-def parts_of(router: Router) -> tuple[int, Scoring, bool, int, int, float]:
-    """A rule as ops of torch's take it.
+def checked(router: Router) -> Router:
+    """The same rule, if it is one.
 
     Raises:
         InvalidArgument: it is no ``Router``.
@@ -60,7 +60,7 @@ def parts_of(router: Router) -> tuple[int, Scoring, bool, int, int, float]:
         raise InvalidArgument(
             f"router: is {type(router).__name__}, must be a Router; give Router(top_k)"
         )
-    return tuple(router)
+    return router
 
 
 def check_router(

@@ -99,7 +99,7 @@ def gemv(
         InvalidArgument: M above ``MAX_GEMV_ROWS``, or as ``gemm``.
         NoKernelError: as ``gemm``.
     """
-    if a.ndim > 1 and a.shape[-2] > MAX_GEMV_ROWS:
+    if isinstance(a, Tensor) and a.ndim > 1 and a.shape[-2] > MAX_GEMV_ROWS:
         raise InvalidArgument(
             f"a: M is {a.shape[-2]}, must be at most {MAX_GEMV_ROWS}; use gemm for more rows"
         )

@@ -120,6 +120,10 @@ def activation_arguments(
             f"activation: is {type(activation).__name__}, must be an Activation; make one of "
             "activation.py's names"
         )
+    if activation[0] is None:
+        raise InvalidArgument(
+            "activation: has no name, must be one of activation.py's; give None for no activation"
+        )
     return activation
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.moe_topk.kernels import KERNELS
-from nvfp4_kernels.router import Router, Scoring, check_router, parts_of
+from nvfp4_kernels.router import Router, Scoring, check_router, checked
 
 
 def moe_topk(
@@ -27,7 +27,7 @@ def moe_topk(
         InvalidArgument: an unsupported dtype, shape or number, named.
         NoKernelError: no kernel for this device.
     """
-    return torch.ops.nvfp4.moe_topk(logits, bias, padding, *parts_of(router))
+    return torch.ops.nvfp4.moe_topk(logits, bias, padding, *checked(router))
 
 
 @torch.library.custom_op("nvfp4::moe_topk", mutates_args=())

@@ -19,7 +19,7 @@ from nvfp4_kernels.moe_quantize.op import DTYPES, new_tiles
 from nvfp4_kernels.moe_route.op import check_sizes, new_routing
 from nvfp4_kernels.moe_topk.op import new_topk, router_of
 from nvfp4_kernels.moe_topk_route.kernels import GATHER_KERNELS, KERNELS, PER_TOKEN_KERNELS
-from nvfp4_kernels.router import Router, check_router, parts_of
+from nvfp4_kernels.router import Router, check_router, checked
 from nvfp4_kernels.routing import Routing, check_tile_tokens
 from nvfp4_kernels.terms import check_terms
 
@@ -60,7 +60,7 @@ def moe_topk_route_quantize(
     """
     weights, groups, slots, rows, data, scales = torch.ops.nvfp4.moe_topk_route_quantize(
         x, logits, bias, padding, expert_map, num_experts, tile_tokens, global_scale, terms,
-        *parts_of(router),
+        *checked(router),
     )  # fmt: skip
     return weights, Routing(groups, slots, rows), data, scales
 
@@ -88,7 +88,7 @@ def moe_topk_route_quantize_per_token(
         InvalidArgument, NoKernelError: as ``moe_topk_route_quantize``.
     """
     weights, groups, slots, rows, *parts = torch.ops.nvfp4.moe_topk_route_quantize_per_token(
-        x, logits, bias, padding, expert_map, num_experts, tile_tokens, terms, *parts_of(router)
+        x, logits, bias, padding, expert_map, num_experts, tile_tokens, terms, *checked(router)
     )
     return weights, Routing(groups, slots, rows), *parts
 
@@ -114,7 +114,7 @@ def moe_topk_route_gather(
         InvalidArgument, NoKernelError: as ``moe_topk_route_quantize``.
     """
     weights, groups, slots, rows, out = torch.ops.nvfp4.moe_topk_route_gather(
-        x, logits, bias, padding, expert_map, num_experts, tile_tokens, *parts_of(router)
+        x, logits, bias, padding, expert_map, num_experts, tile_tokens, *checked(router)
     )
     return weights, Routing(groups, slots, rows), out
 
