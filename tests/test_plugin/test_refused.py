@@ -210,5 +210,7 @@ def test_a_worker_refuses_and_the_server_says_so_last(modelopt: Path, tmp_path: 
     said = (tmp_path / "log").read_text()
     assert f"UnsupportedCheckpoint: {broken}" in said  # the worker's own traceback stays
     assert "wait_for_engine_startup" not in said  # the front end's has no cause in it
-    assert said.splitlines()[-1].startswith(f"{MARK}{broken / 'model.safetensors'}: {NORM}: holds")
+    # Python's own process for shared memory may warn of what vLLM left, once all others have ended.
+    lines = [line for line in said.splitlines() if "resource_tracker" not in line]
+    assert lines[-1].startswith(f"{MARK}{broken / 'model.safetensors'}: {NORM}: holds")
     assert not list(Path(tempfile.gettempdir()).glob(f"nvfp4-tc-refused-{process.pid}-*"))
