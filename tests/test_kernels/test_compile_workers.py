@@ -86,7 +86,7 @@ def _build_one() -> None:
 
 
 def test_in_a_daemonic_process(folder: Path) -> None:
-    """As vLLM's workers are, which multiprocessing lets have no children."""
+    """A process as vLLM's workers are, which multiprocessing lets have no children."""
     worker = multiprocessing.get_context("spawn").Process(target=_build_one, daemon=True)
     worker.start()
     worker.join()

@@ -81,7 +81,7 @@ def gather() -> dict[str, Any]:
 
 
 def decode() -> dict[str, Any]:
-    """Of ``decode_attention``; the store goes to the only page."""
+    """Arguments of ``decode_attention``; the store goes to the only page."""
     problem = decode_cases.case(14, query_heads=2, heads=1).problem()
     given = one_page(decode_cases.arguments(problem, torch.device("cpu")), "kv_cache")
     return given | {"slot_mapping": given["slot_mapping"] % 16}

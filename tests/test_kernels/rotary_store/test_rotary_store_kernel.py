@@ -95,7 +95,7 @@ def test_strides(op_device: torch.device) -> None:
 @SM100
 @ONE_SCHEDULE
 def test_strides_of_single_dimensions_do_not_count(op_device: torch.device) -> None:
-    """Of one token, head and page torch lets them be odd."""
+    """Strides of one token, head and page, which torch lets be odd."""
     given = Case(1, 1, 1, 32, 32).arguments()
     for name in ("q", "k", "v"):
         given[name] = given[name].as_strided((1, 1, 32), (3, 7, 1))

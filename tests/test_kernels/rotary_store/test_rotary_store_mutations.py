@@ -210,7 +210,7 @@ def test_the_next_kernel_starts_before_the_wait(tmp_path: Path) -> None:
 
 
 def test_the_kernel_before_must_not_write_a_weight() -> None:
-    """As the op's documentation says: a norm's weight is read before that kernel has ended."""
+    """A norm's weight is read before that kernel has ended, as the op's documentation says."""
     devices.cutlass_or_skip()
     given = on(CASES["Qwen3"].arguments(), CPU)
     with devices.emulated_ops(EAGER):
