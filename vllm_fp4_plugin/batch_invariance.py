@@ -1,27 +1,149 @@
-"""Batch invariance, which nothing of ours gives: it is refused before anything is loaded.
+"""Batch invariance: a prompt's log-probabilities to the bit, whatever else is in the batch.
 
-Kernels choose tiles, and how they split K and keys, by the number of tokens and sequences; each
-split adds up in another order. So does torch in the CPU's references.
+``VLLM_BATCH_INVARIANT`` asks for it. Layers of ours then get kernels of which a token's result
+depends on no other token (``KernelTable``'s batch-invariant ones); vLLM has its own on CUDA and
+none on a CPU, where its 16-bit products are taken token by token here. What neither makes so is
+refused before anything is loaded.
 """
 
-from vllm import envs
+from typing import Any
 
+import torch
+from torch import Tensor
+from vllm import envs
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.determinism import batch_invariant as vllm_determinism
+from vllm.model_executor.layers import utils
+from vllm.platforms import current_platform
+
+from nvfp4_kernels.each_row import by_row
 from vllm_fp4_plugin.options import METHOD
+
+VARIABLE = "VLLM_BATCH_INVARIANT"
+# vLLM's functions of 16-bit values that torch gives the same bits wherever in a tensor they lie:
+# all 65536 values of either dtype were tried. GELU is none of them.
+_ACTIVATIONS = ("silu", "swish")
+
+_vllm_initialise = vllm_determinism.init_batch_invariance
+_vllm_product = utils.cpu_unquantized_gemm
 
 
 class BatchInvarianceRefused(ValueError):
-    """``VLLM_BATCH_INVARIANT`` is set."""
+    """``VLLM_BATCH_INVARIANT`` is set, and something has an order of sums that the batch picks."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{VARIABLE}: is set, must not be with {what}; {remedy}, or unset it")
 
 
-def refuse() -> None:
-    """Refuse to serve a model whose answers may not depend on the batch.
+def is_wanted() -> bool:
+    """Whether answers may not depend on the batch."""
+    return bool(envs.VLLM_BATCH_INVARIANT)
+
+
+def register() -> None:
+    """Have workers on a CPU be initialised for batch invariance by us, see ``_initialise``."""
+    vllm_determinism.init_batch_invariance = _initialise
+
+
+def _initialise() -> None:
+    """Prepare a worker of an engine that is about to be built.
+
+    vLLM replaces torch's functions by Triton kernels, which a CPU does not have. Of them a dense
+    model of ours calls sums and softmax of rows, which torch computes row by row there; 16-bit
+    products it takes token by token.
+    """
+    quantization: Any = get_current_vllm_config().quant_config
+    ours = current_platform.is_cpu() and getattr(quantization, "get_name", str)() == METHOD
+    utils.cpu_unquantized_gemm = _each_token if ours and is_wanted() else _vllm_product
+    if not ours:
+        _vllm_initialise()
+
+
+def _each_token(
+    layer: torch.nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    def product(row: Tensor) -> Tensor:
+        return _vllm_product(layer, row.unsqueeze(0), weight, bias).squeeze(0)
+
+    if not x.numel():
+        return _vllm_product(layer, x, weight, bias)
+    width = product(x.reshape(-1, x.shape[-1])[0]).shape[-1]
+    return by_row(product, x, width)
+
+
+def refuse(vllm_config: Any) -> None:
+    """Refuse an engine of which an answer would depend on the batch; layers are asked later.
 
     Raises:
-        BatchInvarianceRefused: it was asked for.
+        BatchInvarianceRefused: it was asked for, and something rules it out.
     """
-    if envs.VLLM_BATCH_INVARIANT:
+    if not is_wanted():
+        return
+    on_cpu = current_platform.is_cpu()
+    for what, (holds, remedy) in _obstacles(vllm_config, on_cpu).items():
+        if holds:
+            raise BatchInvarianceRefused(what, remedy)
+
+
+def _obstacles(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
+    """Reasons against it, whether an engine has them, and what to do instead."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    text = model.hf_text_config
+    activation = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
+    other = "serve another model"
+    return {
+        "mixtures of experts, whose tiles of tokens the router fills": (model.is_moe, other),
+        "layers of linear attention or state spaces": (
+            model.is_hybrid or model.attn_type not in ("decoder",),
+            other,
+        ),
+        "MLA": (model.use_mla, other),
+        "images, sound or video, whose encoders take several at once": (
+            model.is_multimodal_model,
+            other,
+        ),
+        f"--runner {model.runner_type}": (model.runner_type != "generate", "generate text"),
+        "speculative decoding": (
+            vllm_config.speculative_config is not None,
+            "leave --speculative-config out",
+        ),
+        "LoRA": (vllm_config.lora_config is not None, "leave --enable-lora out"),
+        "torch.compile on a CPU, which orders sums as it likes": (
+            on_cpu and not model.enforce_eager,
+            "serve with --enforce-eager",
+        ),
+        "several ranks on a CPU, whose all-reduce vLLM does not fix": (
+            on_cpu and parallel.world_size > 1,
+            "serve on one",
+        ),
+        f"hidden_act {activation} on a CPU, which torch rounds by where a value lies": (
+            on_cpu and activation not in _ACTIVATIONS,
+            other,
+        ),
+    }
+
+
+def check_attention(prefix: str, backend: Any) -> None:
+    """Check the backend that a layer of attention got.
+
+    Raises:
+        BatchInvarianceRefused: it was asked for, and the backend does not have it.
+    """
+    if is_wanted() and not backend.supports_batch_invariance():
         raise BatchInvarianceRefused(
-            f"VLLM_BATCH_INVARIANT: is set, must not be with {METHOD}, whose kernels add up in an "
-            "order that depends on the number of tokens; unset it, or serve a 16-bit checkpoint "
-            "without quantization"
+            f"{prefix} on {backend.get_name()}",
+            "serve with --attention-backend CUSTOM on a CPU or a B200, FLASH_ATTN on an H200",
+        )
+
+
+def check_format(prefix: str, kind: str) -> None:
+    """Check the format of a layer's weights that are neither NVFP4 nor in 16 bits.
+
+    Raises:
+        BatchInvarianceRefused: it was asked for; nobody has looked at vLLM's kernels for it.
+    """
+    if is_wanted():
+        raise BatchInvarianceRefused(
+            f"{prefix}, which is {kind} and {METHOD} leaves to vLLM",
+            "quantise all layers to NVFP4 or leave them in 16 bits",
         )

@@ -79,8 +79,8 @@ class Nvfp4TcConfig(QuantizationConfig):
     def options(self) -> Options:
         """Options of the user; read when the first layer is built, as vLLM's config is set then."""
         if self._options is None:
-            batch_invariance.refuse()
             config = get_current_vllm_config()
+            batch_invariance.refuse(config)
             options = self._options = Options.of(config)
             if self._checkpoint is not None:
                 options.refuse_online_only()
@@ -168,6 +168,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         startup = self.startup
         startup.built(prefix, shard_names(prefix, self.packed_modules_mapping))
         if isinstance(layer, Attention | MLAAttention):
+            batch_invariance.check_attention(prefix, layer.get_attn_backend())
             startup.report.add(choice.record(layer, prefix, self._reason_for_attention(prefix)))
             return KvCacheMethod(self)
         if isinstance(layer, RoutedExperts):
@@ -225,6 +226,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             startup.unquantized(layer, prefix, reason)
             return UnquantizedLinearMethod()
         if not group.kind.is_nvfp4:
+            batch_invariance.check_format(prefix, group.kind)
             method, record = choose_delegated(
                 layer, prefix, group, checkpoint.format, packed, reason
             )
@@ -249,6 +251,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             return None
         head.check(prefix, group.kind)
         if not group.kind.is_nvfp4:
+            batch_invariance.check_format(prefix, group.kind)
             method, record = choose_delegated(layer, prefix, group, checkpoint.format, {}, "")
             self.startup.report.add(record)
             return method

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
-from vllm_fp4_plugin import checkpoint_files, checkpoint_values, formats
+from vllm_fp4_plugin import batch_invariance, checkpoint_files, checkpoint_values, formats
 from vllm_fp4_plugin.activation_terms import GivenTerms, given_terms
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
 from vllm_fp4_plugin.delegated import choice as delegated
@@ -146,7 +146,9 @@ def _record(
         kernel = delegated.reference_label(group) if by_reference else f"{kind.family} (vLLM)"
         return LayerRecord(layer, kernel, delegated.arithmetic(group), reason, elements, size)
     activation: Activation = "16-bit" if kind is Kind.NVFP4_A16 else "static"
-    choice = choose_kernels(GEMM_KERNELS, activation, given)
+    choice = choose_kernels(
+        GEMM_KERNELS, activation, given, batch_invariant=batch_invariance.is_wanted()
+    )
     arithmetic = arithmetic_of(choice.activation, choice.terms)
     why = "; ".join(filter(None, (reason, choice.reason)))
     return LayerRecord(layer, choice.kernel.label, arithmetic, why, elements, size)

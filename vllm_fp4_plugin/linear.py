@@ -18,7 +18,14 @@ from nvfp4_kernels.gemm.arguments import A16_DTYPES, MAX_SHARDS
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
-from vllm_fp4_plugin import completeness, fused_mlp, quantizing_norm, reduction, weights
+from vllm_fp4_plugin import (
+    batch_invariance,
+    completeness,
+    fused_mlp,
+    quantizing_norm,
+    reduction,
+    weights,
+)
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.attention import settling as attention
 from vllm_fp4_plugin.formats import CheckpointConfig, UnsupportedCheckpoint
@@ -205,7 +212,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         gate_up = unfused is None
         table = SILU_MUL_GEMM_KERNELS if gate_up else GEMM_KERNELS
         kernel, quantizer, activation, terms, why = choose_kernels(
-            table, self.activation, self.terms
+            table, self.activation, self.terms, batch_invariant=batch_invariance.is_wanted()
         )
         if activation == "static" and self.prefix.endswith(".kv_b_proj"):
             raise UnsupportedCheckpoint(

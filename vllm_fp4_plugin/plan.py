@@ -95,6 +95,8 @@ def choose_kernels(
     activation: Activation,
     given: GivenTerms | None,
     quantizers: Mapping[str, KernelTable] = _QUANTIZERS,
+    *,
+    batch_invariant: bool = False,
 ) -> Choice:
     """Choose the kernels of a layer for this process's device.
 
@@ -106,19 +108,21 @@ def choose_kernels(
         activation: how activations are to be quantised.
         given: number of terms that the user gave the layer.
         quantizers: kernels that quantise its input, by how they do.
+        batch_invariant: whether a token's result may depend on no other token; what quantises
+            finds maxima and rounds, and has no other kernels for it.
 
     Raises:
         NoKernelError: the device has neither kernel.
     """
     device = current_device()
     arch = device_arch(device)
-    narrow, wide = table.find(device, "w4a4"), table.find(device, "w4a16")
+    narrow, wide = (table.find(device, mode, batch_invariant) for mode in ("w4a4", "w4a16"))
     if narrow is None and wide is not None:
         wanted = activation != "16-bit" or given is not None
         reason = f"{arch} has no W4A4 kernel, activations stay 16-bit" if wanted else ""
         return Choice(wide, None, "16-bit", 1, reason)
     if activation == "16-bit" and (narrow is None or (wide is not None and given is None)):
-        return Choice(table.select(device, "w4a16"), None, activation, 1, "")
+        return Choice(table.select(device, "w4a16", batch_invariant), None, activation, 1, "")
     reasons = [] if given is None else [given.reason]
     terms = 1 if given is None else given.count
     if activation == "16-bit":
@@ -127,7 +131,7 @@ def choose_kernels(
             terms, reasons = EXACT_TERMS, [f"{EXACT_TERMS} terms lose less than bfloat16"]
         if wide is None:
             reasons.insert(0, f"{arch} has no W4A16 kernel")
-    kernel = table.select(device, "w4a4")
+    kernel = table.select(device, "w4a4", batch_invariant)
     quantizer = quantizers[activation].select(device, "w4a4")
     return Choice(kernel, quantizer, activation, terms, "; ".join(reasons))
 

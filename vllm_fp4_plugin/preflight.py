@@ -18,6 +18,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.logger import init_logger
 
 from vllm_fp4_plugin import batch_invariance, checkpoint_files, meta_model, refused
+from vllm_fp4_plugin.batch_invariance import BatchInvarianceRefused
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import METHOD, Options, refuse_misplaced
@@ -60,7 +61,7 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
         config = create(args, *more, **named)
         if isinstance(config.quant_config, Nvfp4TcConfig) and not meta_model.is_building():
             check_options(args, is_ours=True)
-            batch_invariance.refuse()
+            batch_invariance.refuse(config)
             model = config.model_config
             directory = checkpoint_files.local_directory(
                 model.model, model.revision, args.download_dir
@@ -123,7 +124,7 @@ def _rehearse(args: Any, directory: Path) -> bytes:
             return _COMPLETE  # of another format than safetensors
         with meta_model.built_for(_alone(args)) as (model, _):
             rehearse(model, directory, headers)
-    except UnsupportedCheckpoint as error:
+    except (UnsupportedCheckpoint, BatchInvarianceRefused) as error:
         return _REFUSED + str(error).encode()
     except Exception as error:  # vLLM's, which the engine meets, or only this check
         return _FAILED + f"{type(error).__name__}: {error}".partition("\n")[0].encode()

@@ -16,6 +16,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS
+from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.handover import Input, QuantizedInput, Unreduced
 from vllm_fp4_plugin.norm_op import norm_op
@@ -119,7 +120,8 @@ def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:
     """Kernels of a norm on this process's device, without a residual and with one."""
     suffix = "_per_token" if per_token else ""
     names = f"rms_norm_quantize{suffix}", f"add_rms_norm_quantize{suffix}"
-    alone, adding = (KERNELS[name].find(current_device(), "w4a4") for name in names)
+    device, wanted = current_device(), batch_invariance.is_wanted()
+    alone, adding = (KERNELS[name].find(device, "w4a4", wanted) for name in names)
     return None if alone is None or adding is None else (alone, adding)
 
 

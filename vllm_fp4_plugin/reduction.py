@@ -10,7 +10,7 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_world_size
 
 from nvfp4_kernels.dispatch import Kernel
-from vllm_fp4_plugin import flashinfer_reduction
+from vllm_fp4_plugin import batch_invariance, flashinfer_reduction
 from vllm_fp4_plugin.norm_flow import Found
 from vllm_fp4_plugin.quantizing_norm import Reduction
 from vllm_fp4_plugin.reduction_flow import READS_BETWEEN, producer_before
@@ -44,6 +44,8 @@ def before(found: Found, layer: Any, kernel: Kernel) -> Before:
     """
     if get_tensor_model_parallel_world_size() == 1:
         return NONE
+    if batch_invariance.is_wanted():
+        return Before(None, None, "all-reduce before it: vLLM's, whose order is fixed")
     config, plan = get_current_vllm_config(), layer.quant_method.plan
     owner = found.owners[0]
     [name] = [name for name, module in owner._modules.items() if module is found.norm]

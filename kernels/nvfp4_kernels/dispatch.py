@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -38,6 +38,8 @@ class Kernel:
         variant: ``"reference"`` or the kernel's class.
         target: ``"module:function"``, imported when first called.
         weight_layout: of a product, the layout that its weight is to be brought to.
+        batch_invariant: whether a row of its result depends, to the bit, on that row of its input
+            alone, and not on how many rows there are.
     """
 
     op: str
@@ -46,12 +48,14 @@ class Kernel:
     variant: str
     target: str
     weight_layout: WeightLayout = "blocked"
+    batch_invariant: bool = False
 
     @property
     def label(self) -> str:
         """Name in reports, e.g. ``nvfp4_gemm/reference (cpu)``."""
         special = "" if self.mode in ("w4a4", "float") else f"_{self.mode}"
-        return f"nvfp4_{self.op}{special}/{self.variant} ({self.arch})"
+        invariant = ", batch-invariant" if self.batch_invariant else ""
+        return f"nvfp4_{self.op}{special}/{self.variant} ({self.arch}{invariant})"
 
     def takes(self, layout: WeightLayout) -> bool:
         """Whether it can read a weight in ``layout``: references read both, kernels their own."""
@@ -121,34 +125,54 @@ def _direct(op: CustomOpDef, **multiples: int) -> Callable[..., Any]:
 
 
 class KernelTable:
-    """The kernels of one op, keyed by architecture family and mode."""
+    """The kernels of one op, keyed by architecture family and mode.
 
-    def __init__(self, op: str, kernels: Mapping[tuple[str, Mode], Entry]) -> None:
+    Args:
+        op: its name.
+        kernels: the fastest.
+        batch_invariant: those whose rows are independent of one another, to the bit.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        kernels: Mapping[tuple[str, Mode], Entry],
+        batch_invariant: Mapping[tuple[str, Mode], Entry] | None = None,
+    ) -> None:
         self.op = op
         self._kernels = {
             (arch, mode): Kernel(op, arch, mode, *entry) for (arch, mode), entry in kernels.items()
+        }
+        self._batch_invariant = {
+            (arch, mode): replace(Kernel(op, arch, mode, *entry), batch_invariant=True)
+            for (arch, mode), entry in (batch_invariant or {}).items()
         }
 
     def modes(self, arch: str) -> list[Mode]:
         """Modes with a kernel for a family of architectures, or for ``"cpu"``."""
         return [mode for family, mode in self._kernels if family == arch]
 
-    def find(self, device: torch.device, mode: Mode) -> Kernel | None:
+    def find(
+        self, device: torch.device, mode: Mode, batch_invariant: bool = False
+    ) -> Kernel | None:
         """The kernel for ``device`` and ``mode``, None if there is none."""
-        return self._kernels.get((device_family(device), mode))
+        kernels = self._batch_invariant if batch_invariant else self._kernels
+        return kernels.get((device_family(device), mode))
 
-    def select(self, device: torch.device, mode: Mode) -> Kernel:
+    def select(self, device: torch.device, mode: Mode, batch_invariant: bool = False) -> Kernel:
         """The kernel for ``device`` and ``mode``.
 
         Raises:
             NoKernelError: there is none; the message lists what there is.
         """
-        kernel = self.find(device, mode)
+        kernel = self.find(device, mode, batch_invariant)
         if kernel is None:
-            arch = device_arch(device)
-            there_is = ", ".join(k.label for k in self._kernels.values()) or "nothing"
+            where = f"{device.type} ({device_arch(device)})"
+            kernels = self._batch_invariant if batch_invariant else self._kernels
+            there_is = ", ".join(k.label for k in kernels.values()) or "nothing"
+            kind = "batch-invariant " if batch_invariant else ""
             raise NoKernelError(
-                f"{self.op}: no {mode} kernel for {device.type} ({arch}); there is {there_is}; "
+                f"{self.op}: no {kind}{mode} kernel for {where}; there is {there_is}; "
                 "run on one of those devices"
             )
         return kernel

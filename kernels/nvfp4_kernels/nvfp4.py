@@ -23,6 +23,7 @@ from nvfp4_kernels.checks import (
     check_dtype,
     check_shape,
 )
+from nvfp4_kernels.each_row import row_product
 
 BLOCK_SIZE = 16
 E2M1_MAX = 6.0
@@ -318,14 +319,20 @@ def block_scaled_product(a: Tensor, a_scales: Tensor | None, b: Tensor, b_scales
     )
 
 
-def product_with_weight(a: Tensor, b: Tensor, b_scales: Tensor) -> Tensor:
-    """``block_scaled_product`` of decoded activations: float32 ``(..., M, K)``."""
+def product_with_weight(
+    a: Tensor, b: Tensor, b_scales: Tensor, batch_invariant: bool = False
+) -> Tensor:
+    """``block_scaled_product`` of decoded activations: float32 ``(..., M, K)``.
+
+    ``batch_invariant``: a row of the result depends on that row of ``a`` alone.
+    """
+    product = row_product if batch_invariant else torch.matmul
     row_tiles = max(1, _DECODED_ELEMENTS // (ATOM_ROWS * max(1, a.shape[-1])))
     out = a.new_empty((*a.shape[:-1], b.shape[-2]))
     for tile in range(0, b_scales.shape[-4], row_tiles):
-        rows = slice(tile * ATOM_ROWS, (tile + row_tiles) * ATOM_ROWS)
-        decoded_b = decode_blocks(b[..., rows, :], b_scales[..., tile : tile + row_tiles, :, :, :])
-        out[..., rows] = a @ decoded_b.mT
+        part = slice(tile * ATOM_ROWS, (tile + row_tiles) * ATOM_ROWS)
+        decoded_b = decode_blocks(b[..., part, :], b_scales[..., tile : tile + row_tiles, :, :, :])
+        out[..., part] = product(a, decoded_b.mT)
     return out
 
 

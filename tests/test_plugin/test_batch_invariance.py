@@ -1,59 +1,137 @@
-"""``VLLM_BATCH_INVARIANT`` is refused: what a kernel adds up, and in which order, depends on it."""
+"""What ``VLLM_BATCH_INVARIANT`` does not go with is refused by name, before anything is loaded."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.determinism import batch_invariant as vllm_determinism
+from vllm.model_executor.layers import utils
 from vllm.plugins import load_general_plugins
 
-from nvfp4_kernels.gemm.sm90 import choose as sm90
-from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig as Sm90Output
-from nvfp4_kernels.gemm.sm100 import choose as sm100
-from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig as Sm100Output
+from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
+from tests.mixed_checkpoints import write
 from vllm_fp4_plugin import batch_invariance
+from vllm_fp4_plugin.attention.backend import PagedAttentionBackend
 from vllm_fp4_plugin.batch_invariance import BatchInvarianceRefused
+from vllm_fp4_plugin.device import planned_for
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.plan import choose_kernels
 
-N, K = 4096, 4096
+
+@pytest.fixture(autouse=True)
+def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_general_plugins()
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+
+
+def config(model: Path, **args: Any) -> Any:
+    settings = {"quantization": "nvfp4-tc", "enforce_eager": True}
+    return EngineArgs(model=str(model), **(settings | args)).create_engine_config()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fixture", "named"), [("modelopt", True), ("modelopt", False)])
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"enforce_eager": False}, "torch.compile on a CPU"),
+        ({"tensor_parallel_size": 2}, "several ranks on a CPU"),
+        ({"enable_lora": True}, "LoRA"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "speculative decoding",
+        ),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
 @pytest.mark.feature(
     "batch invariance",
     "refused",
-    "`VLLM_BATCH_INVARIANT` names itself before anything is loaded; without it an answer depends "
-    "on the batch by the order of sums: of K in linear layers and experts, of keys in attention",
+    "with `VLLM_BATCH_INVARIANT`: experts, layers of other formats than NVFP4 and 16 bits, hybrid "
+    "models, MLA, images, LoRA, speculation; on a CPU also torch.compile, several ranks, GELU",
 )
-def test_refused(
-    fixture: str, named: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load_general_plugins()
-    model: Path = request.getfixturevalue(fixture)
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    method = "nvfp4-tc" if named else None
-    args = EngineArgs(model=str(model), quantization=method, enforce_eager=True)
-    with pytest.raises(BatchInvarianceRefused, match="VLLM_BATCH_INVARIANT: is set, must not be"):
-        args.create_engine_config()
+def test_refused(modelopt: Path, given: dict[str, Any], what: str) -> None:
+    with pytest.raises(BatchInvarianceRefused, match=f"must not be with {what}.*; .*unset it"):
+        config(modelopt, **given)
 
 
-def test_served_without(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_refused_models(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = config(modelopt)
+    model = type(engine.model_config)
+    for name, value, what in (
+        ("is_moe", True, "mixtures of experts"),
+        ("is_hybrid", True, "layers of linear attention"),
+        ("attn_type", "encoder_only", "layers of linear attention"),
+        ("use_mla", True, "MLA"),
+        ("is_multimodal_model", True, "images"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                model, name, property(lambda _, value=value: value), raising=name != "runner_type"
+            )
+            with pytest.raises(BatchInvarianceRefused, match=f"with {what}"):
+                batch_invariance.refuse(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model_config, "runner_type", "pooling")
+        with pytest.raises(BatchInvarianceRefused, match="with --runner pooling"):
+            batch_invariance.refuse(engine)
+    monkeypatch.setattr(engine.model_config.hf_text_config, "hidden_act", "gelu_pytorch_tanh")
+    with pytest.raises(BatchInvarianceRefused, match="with hidden_act gelu_pytorch_tanh on a CPU"):
+        batch_invariance.refuse(engine)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    batch_invariance.refuse()
+    batch_invariance.refuse(engine)
 
 
-def test_splits_depend_on_tokens() -> None:
-    """The reason for it."""
-    hopper = {sm90.choose_config(sm90.Problem(m, N, K), Sm90Output())[0].split_k for m in (8, 512)}
-    assert len(hopper) > 1
-    output = Sm100Output()
-    blackwell = {sm100.choose_config(sm100.Problem(m, N, K), output)[0].split_k for m in (1, 512)}
-    assert len(blackwell) > 1
+@pytest.mark.slow
+def test_refused_layers(bf16: Path, modelopt: Path, tmp_path: Path) -> None:
+    """By the model that the front end builds without weights."""
+    with pytest.raises(UnsupportedCheckpoint, match=r"with \S*attn on CPU_ATTN; .*CUSTOM"):
+        config(modelopt, attention_backend="CPU_ATTN")
+    kinds = {"o_proj": Kind.FP8, "down_proj": Kind.NVFP4}
+    mixed = write(tmp_path / "mixed", bf16, modelopt, kinds, modelopt=True)
+    with pytest.raises(UnsupportedCheckpoint, match=r"with \S*o_proj, which is FP8 per-tensor"):
+        config(mixed.path)
 
 
-def test_torch_adds_up_otherwise_too() -> None:
-    """The CPU's references multiply float32 matrices."""
-    generator = torch.Generator().manual_seed(0)
-    x, w = torch.randn(64, K, generator=generator), torch.randn(256, K, generator=generator)
-    whole = x @ w.T
-    assert any(not torch.equal(x[:m] @ w.T, whole[:m]) for m in (1, 2, 3, 4, 8, 16))
+@pytest.mark.parametrize(
+    ("arch", "activation", "label"),
+    [("", "static", "nvfp4_gemm/reference (cpu, batch-invariant)")],
+)
+def test_kernels(arch: str, activation: Any, label: str) -> None:
+    with planned_for(arch):
+        choice = choose_kernels(GEMM_KERNELS, activation, None, batch_invariant=True)
+        assert choice.kernel.label == label
+        assert PagedAttentionBackend.supports_batch_invariance()
+
+
+class Engine:
+    """What a worker's start asks of the current config."""
+
+    def __init__(self, method: str) -> None:
+        self.quant_config = type("Quantization", (), {"get_name": lambda self: method})()
+
+
+@pytest.mark.parametrize(("method", "ours"), [("nvfp4-tc", True), ("fp8", False)])
+def test_workers(method: str, ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM's Triton kernels are put in the place of torch's functions but on our CPU workers."""
+    called: list[str] = []
+    monkeypatch.setattr(batch_invariance, "_vllm_initialise", lambda: called.append("vllm"))
+    monkeypatch.setattr(batch_invariance, "get_current_vllm_config", lambda: Engine(method))
+    monkeypatch.setattr(utils, "cpu_unquantized_gemm", utils.cpu_unquantized_gemm)
+    vllm_determinism.init_batch_invariance()
+    assert called == [] if ours else ["vllm"]
+    x, layer = torch.randn(3, 2, 16), torch.nn.Linear(16, 8)
+    rows: list[int] = []
+
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+        rows.append(len(x.reshape(-1, 16)))
+        return torch.nn.functional.linear(x, weight, bias)
+
+    layer.cpu_linear = product
+    found = utils.cpu_unquantized_gemm(layer, x, layer.weight, layer.bias)
+    torch.testing.assert_close(found, layer(x))
+    assert max(rows) == (1 if ours else 6)
+    assert utils.cpu_unquantized_gemm(layer, x[:0], layer.weight).shape == (0, 2, 8)

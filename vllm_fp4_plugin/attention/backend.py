@@ -47,6 +47,10 @@ class PagedAttentionBackend(AttentionBackend):
         return (KVCacheLayout.LBHNC, *(x for x in KVCacheLayout if x != KVCacheLayout.LBHNC))
 
     @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return implementation().batch_invariant
+
+    @classmethod
     def supports_sink(cls) -> bool:
         return implementation().sinks
 

@@ -17,6 +17,7 @@ from nvfp4_kernels.decode_attention.kernels import DECODE_KERNELS, MAX_GROUP
 from nvfp4_kernels.decode_attention.kernels import HEAD_DIMS as DECODE_HEAD_DIMS
 from nvfp4_kernels.devices import device_family
 from nvfp4_kernels.dispatch import Kernel, KernelTable, Mode
+from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.attention import hopper
 from vllm_fp4_plugin.attention.cache import FP8_DTYPES
 from vllm_fp4_plugin.attention.hopper import HopperAttentionImpl, HopperMetadataBuilder
@@ -51,13 +52,19 @@ class Implementation:
     prefill: str = ""
     obstacle: Callable[[], str] = lambda: ""
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a query's result, in prefills and decodes, may depend on no other query."""
+        return self.kernels.find(current_device(), "float", batch_invariant=True) is not None
+
     def kernel(self, kv_cache_dtype: str) -> Kernel:
         """Kernel for this device and cache dtype.
 
         Raises:
             NoKernelError: there is none.
         """
-        return self.kernels.select(current_device(), _mode(kv_cache_dtype))
+        wanted = batch_invariance.is_wanted()
+        return self.kernels.select(current_device(), _mode(kv_cache_dtype), wanted)
 
     def head_sizes(self, kv_cache_dtype: str) -> tuple[int, ...]:
         """Head sizes that the kernel takes; empty if there is no kernel."""

@@ -18,6 +18,7 @@ from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.model import Attention
 from nvfp4_kernels.precompile.rotary_store import rotary_store_kernels
 from nvfp4_kernels.precompile.spec import KernelSpec
+from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.attention import cache
 from vllm_fp4_plugin.attention.cache import FP8_DTYPES
 from vllm_fp4_plugin.attention.errors import UnsupportedAttention
@@ -70,6 +71,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         self.is_fp8 = kv_cache_dtype in FP8_DTYPES
         self.soft_cap = logits_soft_cap or None  # models without one pass None or 0
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.batch_invariant = batch_invariance.is_wanted()
         self._loaded_sinks = sinks
         self.sinks: Tensor | None = None
 
@@ -199,6 +201,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
                 "k_scale": k_scale,
                 "v_scale": v_scale,
                 "counters": attn_metadata.counters,
+                "batch_invariant": self.batch_invariant,
             }
             lengths = part.block_table, part.seq_lens, part.query_start
             queries, out = _rows(query, rows), _rows(output, rows)

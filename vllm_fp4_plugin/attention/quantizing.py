@@ -20,6 +20,7 @@ from nvfp4_kernels.attention.kernels import QUANTIZED_KERNELS
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.nvfp4_rows import HEAD_COLUMNS, ROW_COLUMNS, new_nvfp4_rows
 from nvfp4_kernels.recording import is_listened_to
+from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.handover import QuantizedInput
 from vllm_fp4_plugin.result_flow import flow_of
@@ -133,7 +134,8 @@ def obstacle(owner: Any, name: str, attention: Any, layer: Any) -> str:
 def kernel_of(attention: Any) -> Kernel | None:
     """Kernel of an attention layer that quantises, on this process's device."""
     mode = "fp8_kv" if attention.impl.is_fp8 else "float"
-    return QUANTIZED_KERNELS.find(current_device(), mode)  # type: ignore[arg-type]
+    wanted = batch_invariance.is_wanted()
+    return QUANTIZED_KERNELS.find(current_device(), mode, wanted)  # type: ignore[arg-type]
 
 
 def hand_over(attention: Any, layer: Any) -> Kernel:

@@ -19,18 +19,22 @@ _PAGED: dict[tuple[str, Mode], Entry] = {
     ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
     ("sm_100", "fp8_kv"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
 }
-PAGED_KERNELS = KernelTable("paged_attention", _PAGED)
-QUANTIZED_KERNELS = KernelTable("paged_attention_quantized", _PAGED)
+_BATCH_INVARIANT = ("cpu",)  # families whose kernels take ``batch_invariant``
+_PAGED_BATCH_INVARIANT = {k: v for k, v in _PAGED.items() if k[0] in _BATCH_INVARIANT}
+PAGED_KERNELS = KernelTable("paged_attention", _PAGED, _PAGED_BATCH_INVARIANT)
+QUANTIZED_KERNELS = KernelTable("paged_attention_quantized", _PAGED, _PAGED_BATCH_INVARIANT)
 _ROTARY_REFERENCE = "reference", "nvfp4_kernels.attention.rotary_reference:rotary_attention"
 _ROTARY_SM100 = "FmhaSm100", "nvfp4_kernels.attention.sm100.launch_rotary:rotary_attention"
+_ROTARY: dict[tuple[str, Mode], Entry] = {
+    ("cpu", "float"): _ROTARY_REFERENCE,
+    ("cpu", "fp8_kv"): _ROTARY_REFERENCE,
+    ("sm_100", "float"): _ROTARY_SM100,
+    ("sm_100", "fp8_kv"): _ROTARY_SM100,
+}
 ROTARY_KERNELS = KernelTable(
     "rotary_attention",
-    {
-        ("cpu", "float"): _ROTARY_REFERENCE,
-        ("cpu", "fp8_kv"): _ROTARY_REFERENCE,
-        ("sm_100", "float"): _ROTARY_SM100,
-        ("sm_100", "fp8_kv"): _ROTARY_SM100,
-    },
+    _ROTARY,
+    {k: v for k, v in _ROTARY.items() if k[0] in _BATCH_INVARIANT},
 )
 SPARSE_KERNELS = KernelTable(
     "sparse_attention",

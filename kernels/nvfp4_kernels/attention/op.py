@@ -83,6 +83,7 @@ def paged_attention(
     v_scale: Tensor | None = None,
     counters: Tensor | None = None,
     out: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attention of each sequence's last tokens to its keys in a paged cache.
 
@@ -116,6 +117,8 @@ def paged_attention(
         counters: int32 ``(≥ B · Hkv,)``, zeros, which the call leaves so: where keys are split in
             decodes, no second launch merges them. Not for two calls that may run at once.
         out: contiguous, of ``q``'s dtype and shape, written; None: a new tensor.
+        batch_invariant: a row's result depends, to the bit, on its query and keys alone. Keys are
+            then never split, so that a few long sequences take longer.
 
     Returns:
         ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(T, Hq)``; see ``attention``.
@@ -127,7 +130,7 @@ def paged_attention(
     """
     arguments = (
         q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale,
-        max_query_len, max_seq_len, scale, causal, window, soft_cap, counters,
+        max_query_len, max_seq_len, scale, causal, window, soft_cap, counters, batch_invariant,
     )  # fmt: skip
     if out is None:
         return called(_paged_attention, q, max_seq_len=KEY_MULTIPLE)(*arguments)
@@ -182,9 +185,10 @@ def _paged_attention(
     window: int | None,
     soft_cap: float | None,
     counters: Tensor | None,
+    batch_invariant: bool,
 ) -> tuple[Tensor, Tensor]:
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
-    scoring = scoring_of(q, scale, causal, window, soft_cap)
+    scoring = scoring_of(q, scale, causal, window, soft_cap, batch_invariant)
     return _paged(None, *tensors, max_query_len, max_seq_len, scoring, counters)
 
 
@@ -211,9 +215,10 @@ def _paged_attention_into(
     window: int | None,
     soft_cap: float | None,
     counters: Tensor | None,
+    batch_invariant: bool,
 ) -> Tensor:
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
-    scoring = scoring_of(q, scale, causal, window, soft_cap)
+    scoring = scoring_of(q, scale, causal, window, soft_cap, batch_invariant)
     _, lse = _paged(out, *tensors, max_query_len, max_seq_len, scoring, counters)
     return lse
 
@@ -227,17 +232,22 @@ def _paged(out: Tensor | None, q: Tensor, kv_cache: Tensor, *rest: Any) -> tuple
     *given, counters = rest
     mode = check_paged(q, kv_cache, *given)
     check_counters(counters, q, kv_cache, given[1])
-    kernel = PAGED_KERNELS.select(q.device, mode).load()
+    kernel = PAGED_KERNELS.select(q.device, mode, given[-1].batch_invariant).load()
     return kernel(q, kv_cache, *rest, out)
 
 
 def scoring_of(
-    q: Tensor, scale: float | None, causal: bool, window: int | None, soft_cap: float | None
+    q: Tensor,
+    scale: float | None,
+    causal: bool,
+    window: int | None,
+    soft_cap: float | None,
+    batch_invariant: bool = False,
 ) -> Scoring:
     """Scoring that an op's arguments ask for."""
     if scale is None:
         scale = max(1, q.shape[-1:].numel()) ** -0.5  # D is yet to be checked
-    return Scoring(scale, causal, window, soft_cap)
+    return Scoring(scale, causal, window, soft_cap, batch_invariant)
 
 
 def new_result(q: Tensor) -> tuple[Tensor, Tensor]:

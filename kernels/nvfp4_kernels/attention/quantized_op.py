@@ -32,6 +32,7 @@ def paged_attention_quantized(
     counters: Tensor | None = None,
     out: tuple[Tensor, Tensor] | None = None,
     first_row: int = 0,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``paged_attention`` with its result quantised for the product that follows.
 
@@ -61,6 +62,7 @@ def paged_attention_quantized(
         out: memory for ``data`` and ``scales`` to write; ``scales`` may be of a taller operand of
             which ``q``'s rows are a part. None: new tensors.
         first_row: of ``q``'s rows among the rows of ``scales``.
+        batch_invariant: see ``paged_attention``.
 
     Returns:
         ``data`` uint8 ``(T, Hq, D/2)``; ``scales`` float8_e4m3fn in the blocked layout of an
@@ -79,7 +81,7 @@ def paged_attention_quantized(
     lse = called(_paged_attention_quantized, q, max_seq_len=KEY_MULTIPLE)(
         *out, q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale, input_scale,
         first_row, max_query_len, max_seq_len, scale, causal, window, soft_cap,
-        counters,
+        counters, batch_invariant,
     )  # fmt: skip
     return *out, lse
 
@@ -107,15 +109,16 @@ def _paged_attention_quantized(
     window: int | None,
     soft_cap: float | None,
     counters: Tensor | None,
+    batch_invariant: bool,
 ) -> Tensor:
     tensors = q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale
-    scoring = scoring_of(q, scale, causal, window, soft_cap)
+    scoring = scoring_of(q, scale, causal, window, soft_cap, batch_invariant)
     mode = check_paged(*tensors, max_query_len, max_seq_len, scoring)
     check_counters(counters, q, kv_cache, seq_lens)
     rows = Nvfp4Rows(out, out_scales, input_scale, first_row)
     rows.check(*q.shape)
     check_same_device(q=q, out=out)
-    kernel = QUANTIZED_KERNELS.select(q.device, mode).load()
+    kernel = QUANTIZED_KERNELS.select(q.device, mode, batch_invariant).load()
     return kernel(*tensors, max_query_len, max_seq_len, scoring, counters, rows)[1]
 
 

@@ -2,7 +2,9 @@
 
 Queries are taken in tiles of one sequence each. Tiles of equal size, such as those of all sequences
 that decode, are computed side by side, a block of keys at a time, with a running maximum and sum
-per row: memory does not grow with the length of a sequence.
+per row: memory does not grow with the length of a sequence. Where a result may depend on no other
+row (``Scoring.batch_invariant``), each query is a tile computed by itself, whose sizes follow from
+its position: by those torch picks the order of a product's sums, and the code of exponentials.
 """
 
 import itertools
@@ -210,6 +212,8 @@ def attend(
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     size = max(1, ROWS // q.shape[1])
     max_tiles = max(1, ELEMENTS // (key_values.heads * 2 * q.shape[2] * BLOCK))
+    if scoring.batch_invariant:
+        size = max_tiles = 1
     tiles = _tiles(starts, lengths, size, key_values.page_size, scoring)
     for batch in _batches(tiles, size, max_tiles):
         rows = [t.row + n for t in batch for n in range(t.rows)]

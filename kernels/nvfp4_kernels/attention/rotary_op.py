@@ -62,6 +62,7 @@ def rotary_attention(
     out: Tensor | tuple[Tensor, Tensor] | None = None,
     first_row: int = 0,
     settled: bool = False,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """``rotary_store`` and then causal ``paged_attention``, to the bit, in one launch.
 
@@ -100,6 +101,7 @@ def rotary_attention(
             this op, or before a launch without programmatic dependence: one of torch's own, or a
             graph's first; ``rotary_store`` is none. No sequence may hold a page that another one of
             this call stores to.
+        batch_invariant: see ``paged_attention``.
 
     Returns:
         The result or its data; its block scales, or None; and ``lse`` float32 ``(T, Hq)``.
@@ -127,7 +129,7 @@ def rotary_attention(
         data, scales, q, k, v, kv_cache, block_table, seq_lens, query_start, slot_mapping,
         positions, table, q_norm, k_norm, sinks, k_scale, v_scale, input_scale, neox, eps,
         first_row, max_query_len, max_seq_len, scale, window, soft_cap, counters,
-        settled,
+        settled, batch_invariant,
     )  # fmt: skip
     return data, scales, lse
 
@@ -164,8 +166,9 @@ def _rotary_attention(
     soft_cap: float | None,
     counters: Tensor | None,
     settled: bool,
+    batch_invariant: bool,
 ) -> Tensor:
-    scoring = scoring_of(q, scale, True, window, soft_cap)
+    scoring = scoring_of(q, scale, True, window, soft_cap, batch_invariant)
     mode = check_paged(
         q, kv_cache, block_table, seq_lens, query_start, sinks, k_scale, v_scale, max_query_len,
         max_seq_len, scoring,
@@ -200,7 +203,7 @@ def _rotary_attention(
         )
     else:
         check_out(out, q)
-    kernel = ROTARY_KERNELS.select(q.device, mode).load()
+    kernel = ROTARY_KERNELS.select(q.device, mode, batch_invariant).load()
     return kernel(
         q, k, v, kv_cache, block_table, seq_lens, query_start, slot_mapping, positions,
         cos_sin_cache, q_norm, k_norm, sinks, k_scale, v_scale, neox, eps, max_query_len,

@@ -12,12 +12,15 @@ class Scoring:
         causal: no key after the query's position.
         window: keys that a query sees, its own included; None: all.
         soft_cap: ``c`` of ``c · tanh(logit / c)``, applied to the scaled product; None: no cap.
+        batch_invariant: a row's result depends, to the bit, on its query and keys alone: not on
+            other rows of the call, on how many there are, or on which of them is the first.
     """
 
     scale: float
     causal: bool
     window: int | None = None
     soft_cap: float | None = None
+    batch_invariant: bool = False
 
     @property
     def window_keys(self) -> int:

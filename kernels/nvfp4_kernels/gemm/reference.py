@@ -1,6 +1,7 @@
 """``gemm`` in torch: the formula, and the kernel on CPU."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,11 +22,13 @@ def gemm(
     bias: Tensor | None,
     out_dtype: torch.dtype,
     terms: int = 1,
+    *,
+    batch_invariant: bool = False,
 ) -> Tensor:
-    """See ``nvfp4_kernels.gemm.op.gemm``."""
+    """See ``nvfp4_kernels.gemm.op.gemm``; ``batch_invariant``: each row is a product by itself."""
     b, b_scales = blocked_weight(b, b_scales, sum(shard_sizes), a.shape[-1])
     values = a.float() if a_scales is None else decode_terms(a, a_scales, terms)
-    accumulator = product_with_weight(values, b, b_scales)
+    accumulator = product_with_weight(values, b, b_scales, batch_invariant)
     sizes = torch.tensor(list(shard_sizes), device=alpha.device)
     out = accumulator.mul_(alpha.repeat_interleave(sizes))
     if row_scale is not None:
@@ -33,6 +36,9 @@ def gemm(
     if bias is not None:
         out.add_(bias.float())
     return out.to(out_dtype)
+
+
+gemm_batch_invariant = partial(gemm, batch_invariant=True)
 
 
 def gemm_quantized(

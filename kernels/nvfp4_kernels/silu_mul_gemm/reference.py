@@ -1,8 +1,11 @@
 """``silu_mul_gemm`` in torch: the formula, and the kernel on CPU."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from nvfp4_kernels.each_row import by_row
 from nvfp4_kernels.fragments import blocked_weight
 from nvfp4_kernels.nvfp4 import product_with_weight
 from nvfp4_kernels.terms import decode_terms, quantize_terms
@@ -22,16 +25,28 @@ def silu_mul_gemm(
     out_dtype: torch.dtype,
     terms: int = 1,
     out_terms: int = 1,
+    *,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output."""
+    """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output.
+
+    ``batch_invariant``: each row is computed by itself.
+    """
     k = a.shape[-1]
     values = a.float() if a_scales is None else decode_terms(a, a_scales, terms)
-    gate = product_with_weight(values, *blocked_weight(b1, b1_scales, n, k)).mul_(alpha[0])
-    up = product_with_weight(values, *blocked_weight(b2, b2_scales, n, k)).mul_(alpha[1])
+    weights = (blocked_weight(b1, b1_scales, n, k), blocked_weight(b2, b2_scales, n, k))
+    gate, up = (
+        product_with_weight(values, *weight, batch_invariant).mul_(factor)
+        for weight, factor in zip(weights, alpha, strict=True)
+    )
     if row_scale is not None:
         gate.mul_(row_scale.unsqueeze(-1))
         up.mul_(row_scale.unsqueeze(-1))
-    out = torch.nn.functional.silu(gate).mul_(up)
+    silu = torch.nn.functional.silu
+    out = (by_row(silu, gate) if batch_invariant else silu(gate)).mul_(up)
     if out_global_scale is None:
         return out.to(out_dtype), None
     return quantize_terms(out, out_global_scale, out_terms)
+
+
+silu_mul_gemm_batch_invariant = partial(silu_mul_gemm, batch_invariant=True)

@@ -1,0 +1,37 @@
+"""Functions of rows on a CPU whose result for a row depends, to the bit, on that row alone.
+
+torch picks the order of a product's sums by the sizes of its matrices, and computes exponentials by
+vectors of elements but those at the end of a tensor, or of a thread's part of it, one by one, by
+other code. Here every row is a call of its own, always of the same sizes.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def row_product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply float32 ``(..., M, K)`` by ``(K, N)``, or by ``(..., K, N)`` of the same batch."""
+    if b.ndim == 2:
+        return by_row(lambda row: torch.mv(b.mT, row), a, b.shape[-1])
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    pairs = zip(*(x.expand(*batch, -1, -1).flatten(0, -3) for x in (a, b)), strict=True)
+    out = a.new_empty((batch.numel(), a.shape[-2], b.shape[-1]))
+    for index, pair in enumerate(pairs):
+        out[index] = row_product(*pair)
+    return out.view(*batch, *out.shape[1:])
+
+
+def by_row(function: Callable[[Tensor], Tensor], x: Tensor, width: int | None = None) -> Tensor:
+    """Apply a function from rows ``(K,)`` to rows ``(width,)`` to each of ``x`` ``(..., K)``.
+
+    ``width`` is K unless given. The result is of ``x``'s dtype.
+    """
+    out = x.new_empty((*x.shape[:-1], x.shape[-1] if width is None else width))
+    flat, results = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+    # A copy: all rows start alike in memory, which BLAS may look at too.
+    row = x.new_empty(x.shape[-1:])
+    for index in range(len(flat)):
+        results[index] = function(row.copy_(flat[index]))
+    return out
