@@ -16,7 +16,9 @@ from vllm.model_executor.determinism import batch_invariant as vllm_determinism
 from vllm.model_executor.layers import utils
 from vllm.platforms import current_platform
 
+from nvfp4_kernels.devices import device_family
 from nvfp4_kernels.each_row import by_row
+from vllm_fp4_plugin.device import current_device, is_planned
 from vllm_fp4_plugin.options import METHOD
 
 VARIABLE = "VLLM_BATCH_INVARIANT"
@@ -79,7 +81,7 @@ def refuse(vllm_config: Any) -> None:
     """
     if not is_wanted():
         return
-    on_cpu = current_platform.is_cpu()
+    on_cpu = device_family(current_device()) == "cpu"
     for what, (holds, remedy) in _obstacles(vllm_config, on_cpu).items():
         if holds:
             raise BatchInvarianceRefused(what, remedy)
@@ -129,10 +131,26 @@ def check_attention(prefix: str, backend: Any) -> None:
     Raises:
         BatchInvarianceRefused: it was asked for, and the backend does not have it.
     """
+    if is_planned():
+        return  # vLLM's choice there is not known
     if is_wanted() and not backend.supports_batch_invariance():
         raise BatchInvarianceRefused(
             f"{prefix} on {backend.get_name()}",
             "serve with --attention-backend CUSTOM on a CPU or a B200, FLASH_ATTN on an H200",
+        )
+
+
+def check_terms(prefix: str, terms: int, arch: str) -> None:
+    """Check the number of NVFP4 terms of a layer's activations.
+
+    Raises:
+        BatchInvarianceRefused: it was asked for, and the terms' layout depends on the tokens.
+    """
+    if is_wanted() and terms > 1 and arch != "cpu":
+        raise BatchInvarianceRefused(
+            f"{prefix}, whose activations are {terms} terms on {arch}, in a layout that depends on "
+            "the tokens",
+            'give --additional-config \'{"nvfp4_tc": {"activation_terms": 1}}\'',
         )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_fp4_plugin import fused_mlp, norm, quantizing_norm, rotary
+from vllm_fp4_plugin import batch_invariance, fused_mlp, norm, quantizing_norm, rotary
 from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.options import Options
 from vllm_fp4_plugin.report import Report
@@ -24,6 +24,8 @@ def choose(vllm_config: Any, options: Options, report: Report) -> str:
     if options.fuse_norm:
         quantizing_norm.enable()
     attention = choice.make_default(vllm_config)
+    if batch_invariance.is_wanted():
+        return attention  # vLLM's norms then are batch-invariant, whatever comes first
     for record in (
         norm.make_default(vllm_config, options.norm_rope_kernels),
         rotary.make_default(options.norm_rope_kernels),

@@ -170,7 +170,8 @@ class Nvfp4LinearBase(LinearMethodBase):
         if plan.kernel.arch != "cpu":
             dtype: Any = dtype_name(layer.params_dtype)
             weight_dtype = dtype_name(found.norm.weight.dtype)
-            self.startup.expect(name, Norm(dtype, weight_dtype, plan.k, per_token, plan.terms))
+            sizes = weight_dtype, plan.k, per_token, plan.terms, plan.kernel.batch_invariant
+            self.startup.expect(name, Norm(dtype, *sizes))
         held = (
             f"{name.rpartition('.')[2]} {reason}",
             *(kernel.target for kernel in kernels),
@@ -214,6 +215,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         kernel, quantizer, activation, terms, why = choose_kernels(
             table, self.activation, self.terms, batch_invariant=batch_invariance.is_wanted()
         )
+        batch_invariance.check_terms(self.prefix, terms, kernel.arch)
         if activation == "static" and self.prefix.endswith(".kv_b_proj"):
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: is quantised with its activations, but MLA needs its weight "

@@ -171,4 +171,5 @@ def product_of(layer: Any, plan: LinearPlan, dtype: torch.dtype) -> Product | No
     )
     # Layers are built with bfloat16 or float16 alone, which is what a Dtype names.
     name: Any = dtype_name(dtype)
-    return Product(plan.kernel.arch, sizes, name, plan.activation, plan.terms)
+    chosen = plan.activation, plan.terms, plan.kernel.batch_invariant
+    return Product(plan.kernel.arch, sizes, name, *chosen)

@@ -43,6 +43,7 @@ class Product:
         dtype: dtype of its input and result.
         activation: how the input is quantised.
         terms: how many NVFP4 values add up to each of the input's.
+        batch_invariant: whether a token's result depends on no other, ``Kernel.batch_invariant``.
     """
 
     family: str
@@ -50,6 +51,7 @@ class Product:
     dtype: Dtype
     activation: Activation
     terms: int = 1
+    batch_invariant: bool = False
 
     @property
     def model(self) -> Model:
@@ -80,6 +82,7 @@ class Norm:
         k: elements of a token.
         per_token: whether each token gets a scale of its own.
         terms: how many NVFP4 values add up to each of its result's.
+        batch_invariant: as of a ``Product``.
     """
 
     dtype: Dtype
@@ -87,10 +90,16 @@ class Norm:
     k: int
     per_token: bool
     terms: int
+    batch_invariant: bool = False
 
 
 def _weight_only(product: Product, max_tokens: int, sms: int) -> Specs:
-    return weight_only_kernels(product.model, max_tokens=max_tokens, sms=sms)
+    return weight_only_kernels(
+        product.model,
+        max_tokens=max_tokens,
+        batch_invariant=product.batch_invariant,
+        sms=sms,
+    )
 
 
 def _block_scaled(product: Product, max_tokens: int, sms: int) -> Specs:
@@ -100,6 +109,7 @@ def _block_scaled(product: Product, max_tokens: int, sms: int) -> Specs:
         max_tokens=max_tokens,
         activations=(product.activation,),
         terms=product.terms,
+        batch_invariant=product.batch_invariant,
         sms=sms,
     )
 
@@ -126,7 +136,8 @@ def product_kernels(products: Iterable[Served], max_tokens: int, sms: int) -> li
         elif isinstance(each, Norm):  # sm_100 alone has them
             found |= norm_kernels(
                 each.dtype, each.weight_dtype, each.k, max_tokens=max_tokens,
-                per_token=each.per_token, terms=each.terms, sms=sms,
+                per_token=each.per_token, terms=each.terms,
+                batch_invariant=each.batch_invariant, sms=sms,
             )  # fmt: skip
         else:
             found |= _BY_FAMILY[each.family](each, max_tokens, sms)

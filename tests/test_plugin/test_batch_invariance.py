@@ -11,6 +11,7 @@ from vllm.model_executor.layers import utils
 from vllm.plugins import load_general_plugins
 
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
+from tests.engine import report_command
 from tests.mixed_checkpoints import write
 from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.attention.backend import PagedAttentionBackend
@@ -98,13 +99,38 @@ def test_refused_layers(bf16: Path, modelopt: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "activation", "label"),
-    [("", "static", "nvfp4_gemm/reference (cpu, batch-invariant)")],
+    [
+        ("", "static", "nvfp4_gemm/reference (cpu, batch-invariant)"),
+        ("sm_100", "static", "nvfp4_gemm/block_scaled (sm_100, batch-invariant)"),
+        ("sm_90", "16-bit", "nvfp4_gemm_w4a16/wgmma (sm_90, batch-invariant)"),
+    ],
 )
 def test_kernels(arch: str, activation: Any, label: str) -> None:
+    """On Hopper attention is FlashAttention's: ours serves decodes alone, in its own order."""
     with planned_for(arch):
         choice = choose_kernels(GEMM_KERNELS, activation, None, batch_invariant=True)
         assert choice.kernel.label == label
-        assert PagedAttentionBackend.supports_batch_invariance()
+        assert PagedAttentionBackend.supports_batch_invariance() == (arch != "sm_90")
+
+
+def test_terms() -> None:
+    batch_invariance.check_terms("layer", 3, "cpu")
+    batch_invariance.check_terms("layer", 1, "sm_100")
+    with pytest.raises(BatchInvarianceRefused, match="with layer, whose activations are 3 terms"):
+        batch_invariance.check_terms("layer", 3, "sm_100")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_report(arch: str, modelopt: Path, weight_only: Path) -> None:
+    """What a GPU would be given, and what it refuses: W4A16, whose activations become 3 terms."""
+    said = report_command(modelopt, "--arch", arch)
+    assert said.exit_code == 0, said.output
+    assert said.output.count("batch-invariant") >= 3
+    if arch == "sm_100":
+        refused = report_command(weight_only, "--arch", arch)
+        assert refused.exit_code
+        assert "in a layout that depends on the tokens" in " ".join(refused.output.split())
 
 
 class Engine:

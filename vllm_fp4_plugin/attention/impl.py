@@ -95,7 +95,10 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             "page_size": page_size,
             "sms": sms,
         }
-        found = attention_kernels(sizes, name, **given, quantized=self.quantizes, rotates=rotates)
+        found = attention_kernels(
+            sizes, name, **given, quantized=self.quantizes, rotates=rotates,
+            batch_invariant=self.batch_invariant,
+        )  # fmt: skip
         if rotates:
             found |= rotary_store_kernels(sizes, name, **given, max_tokens=ANY_BATCH)
         return found

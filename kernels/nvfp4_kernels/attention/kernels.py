@@ -19,7 +19,7 @@ _PAGED: dict[tuple[str, Mode], Entry] = {
     ("sm_100", "float"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
     ("sm_100", "fp8_kv"): ("FmhaSm100", "nvfp4_kernels.attention.sm100.launch:paged_attention"),
 }
-_BATCH_INVARIANT = ("cpu",)  # families whose kernels take ``batch_invariant``
+_BATCH_INVARIANT = ("cpu", "sm_100")  # families whose kernels take ``batch_invariant``
 _PAGED_BATCH_INVARIANT = {k: v for k, v in _PAGED.items() if k[0] in _BATCH_INVARIANT}
 PAGED_KERNELS = KernelTable("paged_attention", _PAGED, _PAGED_BATCH_INVARIANT)
 QUANTIZED_KERNELS = KernelTable("paged_attention_quantized", _PAGED, _PAGED_BATCH_INVARIANT)

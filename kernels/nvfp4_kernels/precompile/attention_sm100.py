@@ -32,19 +32,23 @@ def attention_kernels(
     sms: int = SMS,
     quantized: bool = False,
     rotates: bool = False,
+    batch_invariant: bool = False,
 ) -> dict[KernelSpec, list[str]]:
     """Kernels of all batches, prefill or decode: each tile that may be chosen, split or not.
 
     With ``quantized``, those whose result leaves as NVFP4; with ``rotates``, also those that rotate
     and store what they can, for angles and norms in the model's dtype. Splits of a prefill, whose
-    rows are of several CTAs, are merged by a kernel apart.
+    rows are of several CTAs, are merged by a kernel apart. With ``batch_invariant`` there is one
+    tile, and no split.
     """
     found: list[KernelSpec] = []
     for window, cache in product(attention.windows, caches):
         arch_mode: tuple[str, Mode] = ("sm_100", "fp8_kv" if cache == "fp8" else "float")
         if attention.head_dim not in HEAD_DIMS[arch_mode]:
             continue  # served by another backend of vLLM's, as it says at start
-        for tile, split, rows in _attention_tiles(attention, cache == "fp8", window, sms):
+        for tile, split, rows in _attention_tiles(
+            attention, cache == "fp8", window, sms, batch_invariant
+        ):
             variant = Variant(
                 dtype,
                 "paged",
@@ -65,7 +69,7 @@ def attention_kernels(
             if split and (tile.query_tiles == 2 or attention.head_dim > 128):
                 apart = replace(variant, sinks=False, quantized=False, merges=False)
                 found.append(attention_spec(tile, apart))
-    if found:
+    if found and not batch_invariant:
         sizes = dtype, attention.head_dim, attention.sinks
         found += [merge_spec(*sizes, 2**i, quantized) for i in range(MAX_PREFETCH.bit_length())]
     return {spec: ["attention"] for spec in dict.fromkeys(found)}
@@ -104,7 +108,7 @@ def _rotation(attention: Attention, dtype: Dtype, fp8: bool, page_size: int) -> 
 
 
 def _attention_tiles(
-    attention: Attention, fp8: bool, window: int, sms: int
+    attention: Attention, fp8: bool, window: int, sms: int, batch_invariant: bool
 ) -> list[tuple[AttentionTile, bool, int]]:
     """Tiles, whether they split keys, and rows of a KV head, from one token to a long prompt."""
     group = attention.query_heads // attention.kv_heads
@@ -112,8 +116,9 @@ def _attention_tiles(
     chosen = []
     for queries, keys in product((1, more_than_a_warp, 2 * KEYS), (KEYS, 1 << 20)):
         problem = AttentionProblem(
-            1, queries, keys, attention.kv_heads, group, attention.head_dim, fp8, window
-        )
+            1, queries, keys, attention.kv_heads, group, attention.head_dim, fp8, window,
+            batch_invariant=batch_invariant,
+        )  # fmt: skip
         tile, splits = choose_config(problem, sms)
         chosen.append((tile, splits > 1, queries * group))
     return list(dict.fromkeys(chosen))

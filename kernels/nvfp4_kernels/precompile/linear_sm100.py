@@ -1,8 +1,9 @@
 """Kernels that a model's linear layers and their inputs need on sm_100. No CuTe in here."""
 
+from collections.abc import Callable
 from typing import Literal
 
-from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config
+from nvfp4_kernels.gemm.sm100.choose import Problem, choose_batch_invariant, choose_config
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
@@ -22,6 +23,7 @@ def block_scaled_kernels(
     max_tokens: int,
     activations: tuple[Activation, ...] = ACTIVATIONS,
     terms: int = 1,
+    batch_invariant: bool = False,
     sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:
     """Every kernel of ``model``'s linear layers and of their inputs, with the layers it serves.
@@ -31,6 +33,7 @@ def block_scaled_kernels(
         max_tokens: of a batch, at the most; all numbers from 1 on are covered.
         activations: how they may be scaled.
         terms: how many NVFP4 values add up to each of them.
+        batch_invariant: whether products are those of which a token's depends on no other.
         sms: of the GPU.
     """
     found: dict[KernelSpec, list[str]] = {}
@@ -38,7 +41,9 @@ def block_scaled_kernels(
         per_token = activation == "per-token"
         for layer in model.layers:
             specs = quantize_kernels(model.dtype, layer.k, max_tokens, per_token, terms, sms)
-            specs += _product_kernels(model.dtype, layer, max_tokens, per_token, terms, sms)
+            tokens = 1 if batch_invariant else max_tokens
+            choose = choose_batch_invariant if batch_invariant else choose_config
+            specs += _product_kernels(choose, model.dtype, layer, tokens, per_token, terms, sms)
             for spec in specs:
                 users = found.setdefault(spec, [])
                 if layer.name not in users:
@@ -62,11 +67,17 @@ def quantize_kernels(
 
 
 def _product_kernels(
-    dtype: Dtype, layer: Layer, max_tokens: int, per_token: bool, terms: int, sms: int
+    choose: Callable[[Problem, EpilogueConfig, int], tuple[Tile, EpilogueConfig]],
+    dtype: Dtype,
+    layer: Layer,
+    max_tokens: int,
+    per_token: bool,
+    terms: int,
+    sms: int,
 ) -> list[KernelSpec]:
     op = "silu_mul_gemm" if layer.gate_up else "gemm"
     chosen = [
-        choose_config(
+        choose(
             Problem(m, layer.n, layer.k, 1, layer.weights, terms),
             layer_epilogue(layer, dtype, per_token, m),
             sms,

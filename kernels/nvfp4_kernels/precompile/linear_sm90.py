@@ -3,7 +3,7 @@
 Weights alone are quantised there, so that no kernel prepares inputs.
 """
 
-from nvfp4_kernels.gemm.sm90.choose import all_configs
+from nvfp4_kernels.gemm.sm90.choose import Problem, all_configs, choose_batch_invariant
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
@@ -11,13 +11,14 @@ from nvfp4_kernels.sm90.limits import SMS
 
 
 def weight_only_kernels(
-    model: Model, *, max_tokens: int, sms: int = SMS
+    model: Model, *, max_tokens: int, batch_invariant: bool = False, sms: int = SMS
 ) -> dict[KernelSpec, list[str]]:
     """Every kernel of ``model``'s linear layers, with the layers it serves.
 
     Args:
         model: dense decoder.
         max_tokens: of a batch, at the most; all numbers from 1 on are covered.
+        batch_invariant: whether they are those of which a token's result depends on no other.
         sms: of the GPU.
     """
     found: dict[KernelSpec, list[str]] = {}
@@ -25,7 +26,10 @@ def weight_only_kernels(
         output = weight_only_epilogue(layer, model.dtype)
         op = "silu_mul_gemm" if layer.gate_up else "gemm"
         sizes = layer.n, layer.k, layer.weights
-        for tile_and_output in all_configs(*sizes, output, max_tokens, sms):
+        chosen = all_configs(*sizes, output, max_tokens, sms)
+        if batch_invariant:
+            chosen = [choose_batch_invariant(Problem(1, *sizes), output, sms)]
+        for tile_and_output in chosen:
             users = found.setdefault(weight_only_spec(op, *tile_and_output), [])
             if layer.name not in users:
                 users.append(layer.name)

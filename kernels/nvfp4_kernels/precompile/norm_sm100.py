@@ -9,7 +9,7 @@ from nvfp4_kernels.terms import TermLayout
 
 def norm_kernels(
     dtype: Dtype, weight_dtype: str, k: int, *, max_tokens: int, per_token: bool, terms: int = 1,
-    sms: int = SMS,
+    batch_invariant: bool = False, sms: int = SMS,
 ) -> dict[KernelSpec, list[str]]:  # fmt: skip
     """Kernels of a norm of ``k`` elements, without a residual and with one.
 
@@ -20,10 +20,12 @@ def norm_kernels(
         max_tokens: of a batch, at the most; all numbers from 1 on are covered.
         per_token: whether each token gets a scale of its own.
         terms: how many NVFP4 values add up to each of the result's.
+        batch_invariant: whether they are those of which a token's result depends on no other.
         sms: of the GPU.
     """
     layouts = {
-        (choose_config(m, k, sms), TermLayout.of(terms, m)): None for m in range(1, max_tokens + 1)
+        (choose_config(m, k, sms, batch_invariant), TermLayout.of(terms, m)): None
+        for m in range(1, max_tokens + 1)
     }
     target = "nvfp4_kernels.rms_norm_quantize.sm100:RmsNormQuantizeSm100"
     return {

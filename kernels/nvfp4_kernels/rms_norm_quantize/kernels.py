@@ -11,8 +11,11 @@ KERNELS = {
             ("cpu", "w4a4"): ("reference", f"{_MODULE}.reference:{op}"),
             ("sm_100", "w4a4"): ("RmsNormQuantizeSm100", f"{_MODULE}.sm100:{op}"),
         },
-        # torch adds up each row by itself.
-        {("cpu", "w4a4"): ("reference", f"{_MODULE}.reference:{op}")},
+        {
+            # torch adds up each row by itself.
+            ("cpu", "w4a4"): ("reference", f"{_MODULE}.reference:{op}"),
+            ("sm_100", "w4a4"): ("RmsNormQuantizeSm100", f"{_MODULE}.sm100:{op}_batch_invariant"),
+        },
     )
     for op in (
         "rms_norm_quantize",

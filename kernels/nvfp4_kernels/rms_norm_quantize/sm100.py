@@ -1,6 +1,7 @@
 """``rms_norm_quantize`` and its siblings for sm_100: rows stay in registers between the passes."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import cuda.bindings.driver as cuda_driver
@@ -166,18 +167,26 @@ def _add_squares(values: Vector, squares: Float32) -> Float32:
 
 
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, global_scale: Tensor, terms: int = 1
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    global_scale: Tensor,
+    terms: int = 1,
+    *,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See ``nvfp4_kernels.rms_norm_quantize.op.rms_norm_quantize``."""
-    return _run(x, weight, eps, terms, global_scale)
+    return _run(x, weight, eps, terms, global_scale, batch_invariant=batch_invariant)
 
 
 def rms_norm_quantize_per_token(
-    x: Tensor, weight: Tensor, eps: float, terms: int = 1
+    x: Tensor, weight: Tensor, eps: float, terms: int = 1, *, batch_invariant: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.rms_norm_quantize.op.rms_norm_quantize_per_token``."""
     row_scale = new_row_scale(x)
-    return (*_run(x, weight, eps, terms, row_scale, per_token=True), row_scale)
+    given = x, weight, eps, terms, row_scale
+    found = _run(*given, per_token=True, batch_invariant=batch_invariant)
+    return (*found, row_scale)
 
 
 def add_rms_norm_quantize(
@@ -188,6 +197,8 @@ def add_rms_norm_quantize(
     global_scale: Tensor,
     terms: int = 1,
     out: Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.rms_norm_quantize.op.add_rms_norm_quantize``.
 
@@ -196,15 +207,34 @@ def add_rms_norm_quantize(
     """
     if out is None:
         out = x.new_empty(x.shape)
-    return (*_run(x, weight, eps, terms, global_scale, residual, out), out)
+    given = x, weight, eps, terms, global_scale, residual, out
+    return (*_run(*given, batch_invariant=batch_invariant), out)
 
 
 def add_rms_norm_quantize_per_token(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, terms: int = 1
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    terms: int = 1,
+    *,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See ``nvfp4_kernels.rms_norm_quantize.op.add_rms_norm_quantize_per_token``."""
     row_scale, out = new_row_scale(x), x.new_empty(x.shape)
-    return (*_run(x, weight, eps, terms, row_scale, residual, out, per_token=True), row_scale, out)
+    given = x, weight, eps, terms, row_scale, residual, out
+    found = _run(*given, per_token=True, batch_invariant=batch_invariant)
+    return (*found, row_scale, out)
+
+
+rms_norm_quantize_batch_invariant = partial(rms_norm_quantize, batch_invariant=True)
+rms_norm_quantize_per_token_batch_invariant = partial(
+    rms_norm_quantize_per_token, batch_invariant=True
+)
+add_rms_norm_quantize_batch_invariant = partial(add_rms_norm_quantize, batch_invariant=True)
+add_rms_norm_quantize_per_token_batch_invariant = partial(
+    add_rms_norm_quantize_per_token, batch_invariant=True
+)
 
 
 def _run(
@@ -216,13 +246,14 @@ def _run(
     residual: Tensor | None = None,
     residual_out: Tensor | None = None,
     per_token: bool = False,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     rows = rows_of("x", x)
     residual_rows = rows if residual is None else rows_of("residual", residual)
     check_vector("weight", weight)
     data, scales = new_operand(x, rows.k, terms)
     if x.numel():
-        tile = choose_config(rows.count, rows.k, multiprocessors(x.device))
+        tile = choose_config(rows.count, rows.k, multiprocessors(x.device), batch_invariant)
         dtypes = dtype_name(x.dtype), dtype_name(weight.dtype)
         layout = TermLayout.of(terms, rows.m)
         kernel = RmsNormQuantizeSm100(*dtypes, residual is not None, per_token, tile, layout)

@@ -19,5 +19,14 @@ KERNELS = KernelTable(
     {
         ("cpu", "w4a4"): ("reference", f"{_REFERENCE}_batch_invariant"),
         ("cpu", "w4a16"): ("reference", f"{_REFERENCE}_batch_invariant"),
+        ("sm_90", "w4a16"): (
+            "wgmma",
+            "nvfp4_kernels.gemm.sm90.launch:silu_mul_gemm_batch_invariant",
+            "fragments",
+        ),
+        ("sm_100", "w4a4"): (
+            "block_scaled",
+            "nvfp4_kernels.gemm.sm100.launch:silu_mul_gemm_batch_invariant",
+        ),
     },
 )

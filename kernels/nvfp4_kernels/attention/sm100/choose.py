@@ -34,6 +34,7 @@ class AttentionProblem:
         window: keys a query sees; 0: all.
         indexed: whether every token has a list of keys; then ``batch`` counts tokens, each a query
             of its own.
+        batch_invariant: see ``Scoring``: one tile for prefills and decodes, and no splits.
     """
 
     batch: int
@@ -45,6 +46,7 @@ class AttentionProblem:
     fp8: bool = False
     window: int = 0
     indexed: bool = False
+    batch_invariant: bool = False
 
 
 @lru_cache(maxsize=1024)  # a step's layers ask alike
@@ -56,6 +58,11 @@ def choose_config(problem: AttentionProblem, sms: int = SMS) -> tuple[AttentionT
     with such rows, which wait for memory, there are more where the last of several waves would
     leave most of the device idle. A part never has next to nothing to do.
     """
+    if problem.batch_invariant:
+        tile = AttentionTile(
+            problem.head_dim, fp8=problem.fp8, emulated_exp2=EMULATED_EXP2, batch_invariant=True
+        )
+        return tile, 1
     rows = problem.queries * problem.group
     two_query_tiles = rows > ROWS and problem.head_dim <= 128
     row_bytes = problem.head_dim * (1 if problem.fp8 else 2)

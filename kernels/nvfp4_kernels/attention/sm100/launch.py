@@ -214,7 +214,7 @@ def run(
     kv_heads = given.k.shape[1]
     problem = AttentionProblem(
         batch, queries, keys, kv_heads, num_heads // kv_heads, head_dim, fp8, scoring.window_keys,
-        given.layout == "indexed",
+        given.layout == "indexed", scoring.batch_invariant,
     )  # fmt: skip
     tile, splits = choose_config(problem, multiprocessors(q.device))
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)

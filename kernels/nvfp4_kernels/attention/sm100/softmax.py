@@ -99,6 +99,10 @@ class Softmax:
     new keys' maximum. Only where sums of P exceed ``p_limit``, and where keys are masked, is P
     computed again, with a row_max that includes them if it is too small. Each part of a key tile is
     such a step: PV of the parts before it may have begun by then.
+
+    With ``tile.batch_invariant`` P is computed once, and the row_max of each row grows where its
+    own logits exceed it by the threshold: whether keys are masked, and what P is in other rows,
+    depends on which rows a warp has.
     """
 
     tile: AttentionTile
@@ -190,6 +194,8 @@ class Softmax:
         speculate = self._all_seen(part, row, start)
         if cutlass.const_expr(part == 0):
             speculate = speculate & follows
+        if cutlass.const_expr(tile.batch_invariant):
+            speculate = Boolean(False)
         if speculate:
             p = self._exp_speculative(columns.s, part, row_max, logits)
             words, sums = p.words, p.sums
@@ -198,10 +204,13 @@ class Softmax:
         if not done:
             scores = self._scores(columns.s, part, row, start, logits)
             found = fmax_reduce(scores) * self._log2_scale(logits)
-            grows, rescale = self._any(found - row_max > slack), Float32(1.0)
+            own = found - row_max > slack
+            grows, rescale = self._any(own), Float32(1.0)
             if grows:
                 before = row_max
                 row_max = cute.arch.fmax(row_max, found)
+                if cutlass.const_expr(tile.batch_invariant):
+                    row_max = cutlass.select_(own, row_max, before)
                 rescale = exp2(before - finite(row_max))
                 row_sum = row_sum * rescale
             words, sums = self._exp(scores, row_max, logits)

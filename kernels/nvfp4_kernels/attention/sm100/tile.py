@@ -48,6 +48,8 @@ class AttentionTile:
         warp_split_kv: whether the four softmax warps split the keys: a CTA has at most 32 rows,
             each warp has a copy of them and a quarter of every key tile, and the epilogue combines
             their results. The softmax takes a quarter of the time, the MMAs take the same.
+        batch_invariant: whether a row's maximum grows by its own logits alone. Else it also grows
+            where that of another row of the warp does, which is faster.
     """
 
     head_dim: int
@@ -57,6 +59,7 @@ class AttentionTile:
     emulated_exp2: int = 0
     ctas_per_sm: int = 1
     warp_split_kv: bool = False
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         assert self.head_dim % 16 == 0

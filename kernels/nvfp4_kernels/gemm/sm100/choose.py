@@ -97,6 +97,40 @@ def choose_config(
     return min(fitting, key=lambda each: cost_in_layer(problem, each[0], each[1], sms))
 
 
+# Tokens that the one tile of all batches is weighed by.
+INVARIANT_TOKENS = (1, 16, 64, 256, 1024, 8192)
+
+
+@functools.cache
+def choose_batch_invariant(
+    problem: Problem, output: EpilogueConfig, sms: int = SMS
+) -> tuple[Tile, EpilogueConfig]:
+    """The one tile for any number of tokens, so that the order of sums is always the same.
+
+    It is the one that, at its worst among ``INVARIANT_TOKENS``, loses the smallest factor against
+    what ``choose_config`` chooses. K may be split where the parts of a sum are added up in an order
+    that follows from the weights' row, not from the token's place: that is, not with swap_ab.
+
+    Args:
+        problem: of one term; its ``m`` is not looked at.
+        output: its ``store`` is chosen here.
+        sms: of the device.
+    """
+    assert problem.terms == 1, "the layout of several terms depends on the tokens"
+    problems = [replace(problem, m=m) for m in INVARIANT_TOKENS]
+    least = [cost_in_layer(p, *choose_config(p, output, sms), sms) for p in problems]
+    own = GATE_UP if problem.weights == 2 else REGULAR
+    swapped = [t for t in SWAP_AB if t.split_k == 1]
+    tiles = [*(replace(t, weights=problem.weights) for t in swapped), *own]
+    fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
+
+    def worst(each: tuple[Tile, EpilogueConfig]) -> float:
+        pairs = zip(problems, least, strict=True)
+        return max(cost_in_layer(p, *each, sms) / best for p, best in pairs)
+
+    return min(((t, o) for t, o in fitting if fits(problem, t, o)), key=worst)
+
+
 def candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, EpilogueConfig]]:
     """Tiles that can serve the problem, each with the way its result leaves."""
     tokens = next((most for most in (*_FEW, *_SOME) if most >= problem.m), 0)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,12 @@ from nvfp4_kernels.compile import launch
 from nvfp4_kernels.devices import defective_map_bytes, dtype_name, max_clusters, multiprocessors
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS, batch_of, quantized_result
 from nvfp4_kernels.gemm.shards import shard_ends
-from nvfp4_kernels.gemm.sm100.choose import Problem, choose_config, with_store
+from nvfp4_kernels.gemm.sm100.choose import (
+    Problem,
+    choose_batch_invariant,
+    choose_config,
+    with_store,
+)
 from nvfp4_kernels.gemm.sm100.kernel import BlockScaledGemm, GemmArguments
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, OutDtype, Tile
 from nvfp4_kernels.sm100.limits import K_STEP
@@ -30,12 +36,15 @@ def gemm(
     bias: Tensor | None,
     out_dtype: torch.dtype,
     terms: int = 1,
+    *,
+    batch_invariant: bool = False,
 ) -> Tensor:
-    """See ``nvfp4_kernels.gemm.op.gemm``."""
+    """See ``nvfp4_kernels.gemm.op.gemm``; ``batch_invariant``: see ``product``."""
     weights = [(b, b_scales)]
     out, _ = product(
-        (a, a_scales), weights, alpha, shard_sizes, row_scale, bias, out_dtype, terms=terms
-    )
+        (a, a_scales), weights, alpha, shard_sizes, row_scale, bias, out_dtype, terms=terms,
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
     return out
 
 
@@ -74,13 +83,22 @@ def silu_mul_gemm(
     out_dtype: torch.dtype,
     terms: int = 1,
     out_terms: int = 1,
+    *,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output."""
+    """See ``nvfp4_kernels.silu_mul_gemm.op``; the second result is None for 16-bit output.
+
+    ``batch_invariant``: see ``product``.
+    """
     weights = [(b1, b1_scales), (b2, b2_scales)]
     return product(
         (a, a_scales), weights, alpha, [n], row_scale, None, out_dtype, out_global_scale,
-        terms=terms, out_terms=out_terms,
+        terms=terms, out_terms=out_terms, batch_invariant=batch_invariant,
     )  # fmt: skip
+
+
+gemm_batch_invariant = partial(gemm, batch_invariant=True)
+silu_mul_gemm_batch_invariant = partial(silu_mul_gemm, batch_invariant=True)
 
 
 def product(
@@ -95,19 +113,21 @@ def product(
     tile: Tile | None = None,
     terms: int = 1,
     out_terms: int = 1,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
 
     ``tokens`` are data and blocked scales of the activations ``(..., M, K/2)``, ``weights`` those
     of one product, or of the gate and up projection. ``out_global_scale``, float32 ``()``: quantise
     the result with it, to ``out_terms``. ``tile``, which must fit: that one, not what would be
-    chosen. The rest is as for ``gemm``.
+    chosen. ``batch_invariant``: one tile for any M. The rest is as for ``gemm``.
 
     Returns:
         The result, and its blocked scales if it was quantised.
 
     Raises:
-        InvalidArgument: an operand is not contiguous or not aligned, or has too many shards.
+        InvalidArgument: an operand is not contiguous or not aligned, or has too many shards; or it
+            is of several terms, whose layout depends on M, with ``batch_invariant``.
     """
     data, scales = tokens
     m, packed = data.shape[-2:]
@@ -124,6 +144,11 @@ def product(
             f"shard_sizes: {len(shard_sizes)} shards, must be at most {MAX_SHARDS} on sm_100; "
             "split the weight"
         )
+    if batch_invariant and max(terms, out_terms) > 1:
+        raise InvalidArgument(
+            f"terms: are {terms} and {out_terms}, must be 1 of a batch-invariant product on "
+            "sm_100; serve W4A4 without activation_terms"
+        )
     out, out_scales, dtype = new_result(data, n, out_global_scale, out_dtype, terms, out_terms)
     if out.numel() == 0:
         return out, out_scales
@@ -139,7 +164,9 @@ def product(
     )
     problem = Problem(m, n, k, batch, len(weights), terms)
     sms = multiprocessors(data.device)
-    if tile is None:
+    if batch_invariant:
+        kernel = BlockScaledGemm(*choose_batch_invariant(problem, output, sms))
+    elif tile is None:
         kernel = BlockScaledGemm(*choose_config(problem, output, sms))
     else:
         tile = replace(tile, terms=TermLayout.of(terms, m))

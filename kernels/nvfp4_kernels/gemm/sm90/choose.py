@@ -132,6 +132,34 @@ def choose_config(
     return min(fitting, key=lambda each: estimate(problem, each[0], sms))
 
 
+# Tokens that the one tile of all batches is weighed by.
+INVARIANT_TOKENS = (1, 16, 64, 256, 1024, 8192)
+
+
+@functools.cache
+def choose_batch_invariant(
+    problem: Problem, output: EpilogueConfig, sms: int = SMS
+) -> tuple[Tile, EpilogueConfig]:
+    """The one tile for any number of tokens, so that the order of sums is always the same.
+
+    Of the tiles for many tokens it is the one that, at its worst among ``INVARIANT_TOKENS``, loses
+    the smallest factor against the best of them by their estimate, which was not fitted to fewer
+    than 80 tokens. K may be split: parts are added up in the order of K, whoever finishes them.
+
+    Args:
+        problem: its ``m`` is not looked at.
+        output: its ``boxes`` is chosen here.
+        sms: of the device.
+    """
+    problems = [replace(problem, m=m) for m in INVARIANT_TOKENS]
+    # Splits that leave no SM without work at the fewest tokens are among them.
+    fitting = many_token_configs(problems[0], output, sms)
+    times = [[estimate(p, tile, sms) for p in problems] for tile, _ in fitting]
+    least = [min(column) for column in zip(*times, strict=True)]
+    worst = [max(t / best for t, best in zip(row, least, strict=True)) for row in times]
+    return fitting[worst.index(min(worst))]
+
+
 def representative_tokens(most: int) -> list[int]:
     """Numbers of tokens from 1 to ``most``, such that every other one is served like one of them.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from nvfp4_kernels.devices import dtype_name, multiprocessors
 from nvfp4_kernels.fragments import Fragments
 from nvfp4_kernels.gemm.arguments import MAX_SHARDS
 from nvfp4_kernels.gemm.shards import shard_ends
-from nvfp4_kernels.gemm.sm90.choose import Problem, choose_config
+from nvfp4_kernels.gemm.sm90.choose import Problem, choose_batch_invariant, choose_config
 from nvfp4_kernels.gemm.sm90.kernel import GemmArguments, WeightOnlyGemm
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
 
@@ -27,11 +28,16 @@ def gemm(
     row_scale: None,
     bias: Tensor | None,
     out_dtype: torch.dtype,
+    *,
+    batch_invariant: bool = False,
 ) -> Tensor:
-    """See ``nvfp4_kernels.gemm.op.gemm``; the weight is in fragments."""
+    """See ``nvfp4_kernels.gemm.op.gemm``; the weight is in fragments.
+
+    ``batch_invariant``: see ``product``.
+    """
     rows, n = a.flatten(0, -2), sum(shard_sizes)
     weights = [Fragments(b, b_scales)]
-    out = product(rows, weights, alpha, shard_sizes, n, bias, out_dtype)
+    out = product(rows, weights, alpha, shard_sizes, n, bias, out_dtype, batch_invariant)
     return out.view(*a.shape[:-1], n)
 
 
@@ -47,12 +53,21 @@ def silu_mul_gemm(
     n: int,
     out_global_scale: None,
     out_dtype: torch.dtype,
+    *,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, None]:
-    """See ``nvfp4_kernels.silu_mul_gemm.op``; the weights are in fragments."""
+    """See ``nvfp4_kernels.silu_mul_gemm.op``; the weights are in fragments.
+
+    ``batch_invariant``: see ``product``.
+    """
     rows = a.flatten(0, -2)
     weights = [Fragments(b1, b1_scales), Fragments(b2, b2_scales)]
-    out = product(rows, weights, alpha, [n], n, None, out_dtype)
+    out = product(rows, weights, alpha, [n], n, None, out_dtype, batch_invariant)
     return out.view(*a.shape[:-1], n), None
+
+
+gemm_batch_invariant = partial(gemm, batch_invariant=True)
+silu_mul_gemm_batch_invariant = partial(silu_mul_gemm, batch_invariant=True)
 
 
 def product(
@@ -63,6 +78,7 @@ def product(
     n: int,
     bias: Tensor | None,
     out_dtype: torch.dtype,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
 
@@ -74,6 +90,7 @@ def product(
         n: rows of each weight.
         bias: ``(n,)`` or None.
         out_dtype: bfloat16, float16 or float32.
+        batch_invariant: one tile for any M.
 
     Returns:
         ``(M, n)``.
@@ -104,7 +121,8 @@ def product(
         bias=dtype_name(bias.dtype) if bias is not None else "",
     )
     sms = multiprocessors(a.device)
-    kernel = WeightOnlyGemm(*choose_config(Problem(m, n, k, len(weights)), output, sms))
+    choose = choose_batch_invariant if batch_invariant else choose_config
+    kernel = WeightOnlyGemm(*choose(Problem(m, n, k, len(weights)), output, sms))
     first, last = weights[0], weights[-1]
     arguments = GemmArguments(
         x=a,

@@ -1,0 +1,138 @@
+"""Batch-invariant kernels of GPUs: a row's result, to the bit, whatever rows are beside it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvfp4_kernels import paged_attention, quantize_per_token
+from nvfp4_kernels.dispatch import KernelTable
+from nvfp4_kernels.fragments import to_fragments
+from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
+from nvfp4_kernels.nvfp4 import from_blocked, to_blocked
+from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS as NORMS
+from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM
+
+ONE_SCHEDULE = pytest.mark.schedules("random 1")
+N, K = 192, 2048
+ROWS = 37
+TOKENS = (0, 17, 36)
+
+
+def weight() -> tuple[Tensor, Tensor]:
+    scales = torch.rand(N, K // 16).to(torch.float8_e4m3fn)
+    return torch.randint(256, (N, K // 2), dtype=torch.uint8), to_blocked(scales)
+
+
+def check_rows(run: Any, x: Tensor) -> None:
+    """Compare rows of a call of all, of some of them in another order, and of each alone."""
+    whole = run(x)
+    order = torch.tensor([36, 0, 17])
+    assert torch.equal(run(x[order]), whole[order])
+    for row in TOKENS:
+        assert torch.equal(run(x[row : row + 1])[0], whole[row])
+
+
+ALPHA = 1 / 64
+
+
+TABLES = pytest.mark.parametrize(
+    ("table", "weights"), [(GEMM, 1), (SILU_MUL_GEMM, 2)], ids=["gemm", "silu_mul_gemm"]
+)
+
+
+@TABLES
+@ONE_SCHEDULE
+@pytest.mark.arch("sm_100")
+def test_sm100(table: KernelTable, weights: int, op_device: torch.device) -> None:
+    flat = [part.to(op_device) for _ in range(weights) for part in weight()]
+    alpha = torch.full((weights,), ALPHA)
+    kernel = table.select(op_device, "w4a4", batch_invariant=True).load()
+
+    def run(x: Tensor) -> Tensor:
+        a, a_scales, row_scale = (part.to(op_device) for part in quantize_per_token(x))
+        more = ([N], row_scale, None) if weights == 1 else (row_scale, N, None)
+        out = kernel(a, a_scales, *flat, alpha.to(op_device), *more, torch.float32)
+        return (out if weights == 1 else out[0]).cpu()
+
+    check_rows(run, torch.randn(ROWS, K).bfloat16())
+
+
+@TABLES
+@ONE_SCHEDULE
+@pytest.mark.arch("sm_90")
+def test_sm90(table: KernelTable, weights: int, op_device: torch.device) -> None:
+    given, alpha = [weight() for _ in range(weights)], torch.full((weights,), ALPHA)
+    linear = [(data, from_blocked(scales, N, K // 16)) for data, scales in given]
+    flat = [part.to(op_device) for each in linear for part in to_fragments(*each)]
+    kernel = table.select(op_device, "w4a16", batch_invariant=True).load()
+
+    def run(x: Tensor) -> Tensor:
+        more = ([N], None, None) if weights == 1 else (None, N, None)
+        out = kernel(x.to(op_device), None, *flat, alpha.to(op_device), *more, torch.float32)
+        return (out if weights == 1 else out[0]).cpu()
+
+    check_rows(run, torch.randn(ROWS, K).bfloat16())
+
+
+@ONE_SCHEDULE
+@pytest.mark.arch("sm_100")
+def test_norm(op_device: torch.device) -> None:
+    name = "add_rms_norm_quantize_per_token"
+    kernel = NORMS[name].select(op_device, "w4a4", batch_invariant=True).load()
+    residual, gain = torch.randn(K).bfloat16(), torch.randn(K).bfloat16().to(op_device)
+
+    def run(x: Tensor) -> Tensor:
+        beside = residual.expand(len(x), -1).contiguous().to(op_device)
+        data, _, row_scale, _ = kernel(x.to(op_device), beside, gain, 1e-6)
+        return torch.cat([data.cpu(), row_scale.cpu().unsqueeze(-1).view(torch.uint8)], -1)
+
+    check_rows(run, torch.randn(ROWS, K).bfloat16() * torch.rand(ROWS, 1).bfloat16())
+
+
+@ONE_SCHEDULE
+@pytest.mark.arch("sm_100")
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"window": 100, "soft_cap": 20.0}, {"fp8": True}],
+    ids=["causal", "window, soft cap", "fp8"],
+)
+def test_attention(given: dict[str, Any], op_device: torch.device) -> None:
+    """Queries of a sequence's last tokens: in one piece, in chunks, and as decodes of a batch."""
+    keys, queries, heads, kv_heads, dim, page = 300, 12, 2, 1, 64, 16
+    options = dict(given)
+    fp8 = options.pop("fp8", False)
+    pages = -(-keys // page)
+    table = torch.randperm(pages, dtype=torch.int32).unsqueeze(0)
+    # Larger keys later on: maxima of some rows grow where those of others do not.
+    size = torch.linspace(1, 6, pages)[table[0].argsort()].view(-1, 1, 1, 1)
+    cache = (size * torch.randn(pages, kv_heads, page, 2 * dim)).bfloat16()
+    if fp8:
+        cache = cache.to(torch.float8_e4m3fn)
+        options |= {name: torch.tensor(0.5).to(op_device) for name in ("k_scale", "v_scale")}
+    q = torch.randn(queries, heads, dim).bfloat16()
+
+    def run(q: Tensor, lengths: list[int], counts: list[int], **more: Any) -> tuple[Tensor, ...]:
+        starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        ints = table.expand(len(lengths), -1), torch.tensor(lengths, dtype=torch.int32), starts
+        moved = (x.contiguous().to(op_device) for x in (q, cache, *ints))
+        found = paged_attention(
+            *moved, max_query_len=max(counts), max_seq_len=max(lengths),
+            **({"batch_invariant": True} | options | more),
+        )  # fmt: skip
+        return tuple(x.cpu() for x in found)
+
+    out, lse = run(q, [keys], [queries])
+    first = keys - queries
+    chunks = [run(q[:7], [first + 7], [7]), run(q[7:], [keys], [5])]
+    lengths = [first + 1 + i for i in range(queries)]
+    decodes = run(q, lengths, [1] * queries)
+    for found in (chunks, [decodes]):
+        for part, expected in zip(zip(*found, strict=True), (out, lse), strict=True):
+            assert torch.equal(torch.cat(part), expected)
+    alone = run(q[5:6], lengths[5:6], [1])
+    assert torch.equal(alone[0][0], out[5])
+    usual = run(q, [keys], [queries], batch_invariant=False)
+    torch.testing.assert_close(usual[0], out, rtol=0.1 if fp8 else 2e-2, atol=0.3 if fp8 else 2e-2)
+    assert not torch.equal(usual[1], lse), "why there is such a kernel"
