@@ -13,22 +13,28 @@ from nvfp4_kernels.gemm.kernels import KERNELS as GEMM
 from nvfp4_kernels.nvfp4 import from_blocked, to_blocked
 from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS as NORMS
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM
+from tests.test_kernels.attention import test_rotary_attention as test_rotary
 
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
-N, K = 192, 2048
-ROWS = 37
-TOKENS = (0, 17, 36)
+# The smaller ones are where a tile of few tokens would be the fastest.
+SM100_SIZES = pytest.mark.parametrize(("n", "k"), [(192, 2048), (128, 128)])
+SM90_SIZES = pytest.mark.parametrize(("n", "k"), [(192, 1024), (128, 128)])
+K = 1024  # of the norm
+ROWS = 150  # more than one tile of tokens
+TOKENS = (0, 17, 149)
 
 
-def weight() -> tuple[Tensor, Tensor]:
-    scales = torch.rand(N, K // 16).to(torch.float8_e4m3fn)
-    return torch.randint(256, (N, K // 2), dtype=torch.uint8), to_blocked(scales)
+def weight(n: int, k: int) -> tuple[Tensor, Tensor]:
+    scales = torch.rand(n, k // 16).to(torch.float8_e4m3fn)
+    return torch.randint(256, (n, k // 2), dtype=torch.uint8), to_blocked(scales)
 
 
-def check_rows(run: Any, x: Tensor) -> None:
+def check_rows(run: Any, x: Tensor, expected: Tensor | None = None) -> None:
     """Compare rows of a call of all, of some of them in another order, and of each alone."""
     whole = run(x)
-    order = torch.tensor([36, 0, 17])
+    if expected is not None:
+        torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-5 * expected.abs().max())
+    order = torch.tensor([149, 0, 17])
     assert torch.equal(run(x[order]), whole[order])
     for row in TOKENS:
         assert torch.equal(run(x[row : row + 1])[0], whole[row])
@@ -43,37 +49,41 @@ TABLES = pytest.mark.parametrize(
 
 
 @TABLES
+@SM100_SIZES
 @ONE_SCHEDULE
 @pytest.mark.arch("sm_100")
-def test_sm100(table: KernelTable, weights: int, op_device: torch.device) -> None:
-    flat = [part.to(op_device) for _ in range(weights) for part in weight()]
+def test_sm100(table: KernelTable, weights: int, n: int, k: int, op_device: torch.device) -> None:
+    flat = [part.to(op_device) for _ in range(weights) for part in weight(n, k)]
     alpha = torch.full((weights,), ALPHA)
-    kernel = table.select(op_device, "w4a4", batch_invariant=True).load()
 
-    def run(x: Tensor) -> Tensor:
+    def run(x: Tensor, batch_invariant: bool = True) -> Tensor:
+        kernel = table.select(op_device, "w4a4", batch_invariant).load()
         a, a_scales, row_scale = (part.to(op_device) for part in quantize_per_token(x))
-        more = ([N], row_scale, None) if weights == 1 else (row_scale, N, None)
+        more = ([n], row_scale, None) if weights == 1 else (row_scale, n, None)
         out = kernel(a, a_scales, *flat, alpha.to(op_device), *more, torch.float32)
         return (out if weights == 1 else out[0]).cpu()
 
-    check_rows(run, torch.randn(ROWS, K).bfloat16())
+    x = torch.randn(ROWS, k).bfloat16()
+    check_rows(run, x, run(x, batch_invariant=False))
 
 
 @TABLES
+@SM90_SIZES
 @ONE_SCHEDULE
 @pytest.mark.arch("sm_90")
-def test_sm90(table: KernelTable, weights: int, op_device: torch.device) -> None:
-    given, alpha = [weight() for _ in range(weights)], torch.full((weights,), ALPHA)
-    linear = [(data, from_blocked(scales, N, K // 16)) for data, scales in given]
+def test_sm90(table: KernelTable, weights: int, n: int, k: int, op_device: torch.device) -> None:
+    given, alpha = [weight(n, k) for _ in range(weights)], torch.full((weights,), ALPHA)
+    linear = [(data, from_blocked(scales, n, k // 16)) for data, scales in given]
     flat = [part.to(op_device) for each in linear for part in to_fragments(*each)]
-    kernel = table.select(op_device, "w4a16", batch_invariant=True).load()
 
-    def run(x: Tensor) -> Tensor:
-        more = ([N], None, None) if weights == 1 else (None, N, None)
+    def run(x: Tensor, batch_invariant: bool = True) -> Tensor:
+        kernel = table.select(op_device, "w4a16", batch_invariant).load()
+        more = ([n], None, None) if weights == 1 else (None, n, None)
         out = kernel(x.to(op_device), None, *flat, alpha.to(op_device), *more, torch.float32)
         return (out if weights == 1 else out[0]).cpu()
 
-    check_rows(run, torch.randn(ROWS, K).bfloat16())
+    x = torch.randn(ROWS, k).bfloat16()
+    check_rows(run, x, run(x, batch_invariant=False))
 
 
 @ONE_SCHEDULE
@@ -136,3 +146,12 @@ def test_attention(given: dict[str, Any], op_device: torch.device) -> None:
     usual = run(q, [keys], [queries], batch_invariant=False)
     torch.testing.assert_close(usual[0], out, rtol=0.1 if fp8 else 2e-2, atol=0.3 if fp8 else 2e-2)
     assert not torch.equal(usual[1], lse), "why there is such a kernel"
+
+
+@ONE_SCHEDULE
+@pytest.mark.arch("sm_100")
+def test_rotary_attention(op_device: torch.device) -> None:
+    """Decodes in one launch are, to the bit, a store and attention, which prefills are."""
+    case, how = test_rotary.HOW["partial, norms"]
+    given = test_rotary.arguments(case, test_rotary.rotation(case, **how))
+    test_rotary.check(test_rotary.on_device(op_device, given) | {"batch_invariant": True})

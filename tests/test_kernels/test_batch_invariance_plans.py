@@ -26,6 +26,7 @@ LAYERS = {
     "gate and up": Layer("gate and up", 14336, 4096, gate_up=True),
     "small": Layer("small", 133, 48),
     "small gate and up": Layer("small gate and up", 96, 352, gate_up=True),
+    "tiny": Layer("tiny", 128, 128),
 }
 EVERY_LAYER = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 Choose = Callable[..., tuple[Any, Any]]
@@ -56,6 +57,7 @@ def test_parts_of_k_are_added_in_an_order_of_the_weights(layer: Layer) -> None:
     """With swap_ab a CTA finishes a share of the tokens, and begins with its own part."""
     tile, _ = sm100_choice(sm100.choose_batch_invariant, layer, 1)
     assert tile.split_k == 1 or not tile.swap_ab
+    assert not tile.swap_ab or tile.columns >= sm100.MAX_FEW_TOKENS, "those have one tile of tokens"
 
 
 @EVERY_LAYER

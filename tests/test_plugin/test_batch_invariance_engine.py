@@ -53,20 +53,20 @@ def serve(model: Path, **engine_args: Any) -> Any:
     return started(str(model), **(settings | engine_args))
 
 
-def answers(llm: Any, prompts: list[str], *, score: bool = False) -> list[Answer]:
+def answers(llm: Any, prompts: list[str], *, score: bool = False, tokens: int = 24) -> list[Answer]:
     """Tokens of each prompt's continuation, or of the prompt itself, with their candidates."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(
-        temperature=0.0, max_tokens=1 if score else 24, logprobs=5, ignore_eos=True,
+        temperature=0.0, max_tokens=1 if score else tokens, logprobs=5, ignore_eos=True,
         prompt_logprobs=0 if score else None,
     )  # fmt: skip
     found = []
     for output in llm.generate(prompts, sampling, use_tqdm=False):
-        tokens, candidates = output.outputs[0].token_ids, output.outputs[0].logprobs
+        written, candidates = output.outputs[0].token_ids, output.outputs[0].logprobs
         if score:
-            tokens, candidates = output.prompt_token_ids[1:], output.prompt_logprobs[1:]
-        pairs = zip(tokens, candidates, strict=True)
+            written, candidates = output.prompt_token_ids[1:], output.prompt_logprobs[1:]
+        pairs = zip(written, candidates, strict=True)
         found.append([(t, {c: v.logprob for c, v in each.items()}) for t, each in pairs])
     return found
 

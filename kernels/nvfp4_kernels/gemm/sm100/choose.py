@@ -119,9 +119,10 @@ def choose_batch_invariant(
     assert problem.terms == 1, "the layout of several terms depends on the tokens"
     problems = [replace(problem, m=m) for m in INVARIANT_TOKENS]
     least = [cost_in_layer(p, *choose_config(p, output, sms), sms) for p in problems]
-    own = GATE_UP if problem.weights == 2 else REGULAR
-    swapped = [t for t in SWAP_AB if t.split_k == 1]
-    tiles = [*(replace(t, weights=problem.weights) for t in swapped), *own]
+    # A tile of fewer tokens is the only one: it reads scales from an atom's first row on.
+    tiles = [t for t in SWAP_AB if t.split_k == 1 and t.columns >= MAX_FEW_TOKENS] + REGULAR
+    if problem.weights == 2:  # with swap_ab SiLUs of two tokens would share a reciprocal
+        tiles = GATE_UP
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
 
     def worst(each: tuple[Tile, EpilogueConfig]) -> float:
