@@ -25,6 +25,7 @@ VARIABLE = "VLLM_BATCH_INVARIANT"
 # vLLM's functions of 16-bit values that torch gives the same bits wherever in a tensor they lie:
 # all 65536 values of either dtype were tried. GELU is none of them.
 _ACTIVATIONS = ("silu", "swish")
+_MAX_HIDDEN = 32768  # elements of a row, from which on torch cuts the sum of a single one in two
 
 _vllm_initialise = vllm_determinism.init_batch_invariance
 _vllm_product = utils.cpu_unquantized_gemm
@@ -118,6 +119,10 @@ def _obstacles(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
             on_cpu and parallel.world_size > 1,
             "serve on one",
         ),
+        f"rows of more than {_MAX_HIDDEN} elements on a CPU": (
+            on_cpu and model.get_hidden_size() > _MAX_HIDDEN,
+            other,
+        ),
         f"hidden_act {activation} on a CPU, which torch rounds by where a value lies": (
             on_cpu and activation not in _ACTIVATIONS,
             other,
@@ -138,6 +143,16 @@ def check_attention(prefix: str, backend: Any) -> None:
             f"{prefix} on {backend.get_name()}",
             "serve with --attention-backend CUSTOM on a CPU or a B200, FLASH_ATTN on an H200",
         )
+
+
+def check_experts(prefix: str) -> None:
+    """Check a layer of experts, of a model whose config does not tell of them.
+
+    Raises:
+        BatchInvarianceRefused: it was asked for.
+    """
+    if is_wanted():
+        raise BatchInvarianceRefused(f"{prefix}, a layer of experts", "serve another model")
 
 
 def check_terms(prefix: str, terms: int, arch: str) -> None:

@@ -264,6 +264,7 @@ class Nvfp4TcConfig(QuantizationConfig):
 
     def _experts_method(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
         """Method of a layer of experts; None: they are in 16 bits."""
+        batch_invariance.check_experts(prefix)
         checkpoint, kinds = self._checkpoint, self._kinds
         if checkpoint is None or kinds is None:
             terms = self._terms(prefix, {})

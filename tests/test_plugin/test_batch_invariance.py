@@ -13,7 +13,7 @@ from vllm.plugins import load_general_plugins
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
 from tests.engine import report_command
 from tests.mixed_checkpoints import write
-from vllm_fp4_plugin import batch_invariance
+from vllm_fp4_plugin import batch_invariance, reduction
 from vllm_fp4_plugin.attention.backend import PagedAttentionBackend
 from vllm_fp4_plugin.batch_invariance import BatchInvarianceRefused
 from vllm_fp4_plugin.device import planned_for
@@ -79,6 +79,10 @@ def test_refused_models(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None
         patch.setattr(engine.model_config, "runner_type", "pooling")
         with pytest.raises(BatchInvarianceRefused, match="with --runner pooling"):
             batch_invariance.refuse(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "get_hidden_size", lambda _: 1 << 16)
+        with pytest.raises(BatchInvarianceRefused, match="with rows of more than 32768 elements"):
+            batch_invariance.refuse(engine)
     monkeypatch.setattr(engine.model_config.hf_text_config, "hidden_act", "gelu_pytorch_tanh")
     with pytest.raises(BatchInvarianceRefused, match="with hidden_act gelu_pytorch_tanh on a CPU"):
         batch_invariance.refuse(engine)
@@ -111,6 +115,20 @@ def test_kernels(arch: str, activation: Any, label: str) -> None:
         choice = choose_kernels(GEMM_KERNELS, activation, None, batch_invariant=True)
         assert choice.kernel.label == label
         assert PagedAttentionBackend.supports_batch_invariance() == (arch != "sm_90")
+
+
+def test_no_reduction_in_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms leave the sum over ranks to vLLM, which has one order for it."""
+    monkeypatch.setattr(reduction, "get_tensor_model_parallel_world_size", lambda: 2)
+    nothing: Any = None
+    before = reduction.before(nothing, nothing, nothing)
+    assert (before.producer, before.reduction) == (None, None)
+    assert before.said.endswith("vLLM's, whose order is fixed")
+
+
+def test_experts() -> None:
+    with pytest.raises(BatchInvarianceRefused, match="with experts, a layer of experts"):
+        batch_invariance.check_experts("experts")
 
 
 def test_terms() -> None:
