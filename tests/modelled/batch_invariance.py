@@ -25,7 +25,6 @@ SHAPES = {
     "decode 1 × 16384": attention.Shape(1, 1, 16384, 128),
     "decode 16 × 1024": attention.Shape(16, 1, 1024, 128),
     "decode 64 × 4096": attention.Shape(64, 1, 4096, 128),
-    "decode 256 × 1024": attention.Shape(256, 1, 1024, 128),
     "prefill 4096": attention.Shape(1, 4096, 4096, 128),
     "prefill 4096, fp8": attention.Shape(1, 4096, 4096, 128, fp8=True),
 }
