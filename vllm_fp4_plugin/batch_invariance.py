@@ -55,9 +55,11 @@ def _initialise() -> None:
     model of ours calls sums and softmax of rows, which torch computes row by row there; 16-bit
     products it takes token by token.
     """
-    quantization: Any = get_current_vllm_config().quant_config
-    ours = current_platform.is_cpu() and getattr(quantization, "get_name", str)() == METHOD
-    utils.cpu_unquantized_gemm = _each_token if ours and is_wanted() else _vllm_product
+    ours = False
+    if current_platform.is_cpu() and is_wanted():
+        quantization: Any = get_current_vllm_config().quant_config
+        ours = quantization is not None and quantization.get_name() == METHOD
+    utils.cpu_unquantized_gemm = _each_token if ours else _vllm_product
     if not ours:
         _vllm_initialise()
 
