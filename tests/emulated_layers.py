@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
 from nvfp4_kernels import compile as compiler
+from nvfp4_kernels import prepared
+from nvfp4_kernels.replay import Launch
 from tests.emulator import Gpu
+from tests.modelled.host import CONTENTS_CHECKED
 from vllm_fp4_plugin.attention import cache
 
 # vLLM's functions that stand for a launch each on a GPU.
@@ -33,15 +37,20 @@ class LayerCall:
     Attributes:
         tokens: of its batch.
         launches: kernels of ours that the emulator ran, and vLLM's functions, in order.
+        repeated: those of them that were prepared.
     """
 
     tokens: int
     launches: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
 
 
 @contextmanager
 def watched(layer: Any) -> Iterator[list[LayerCall]]:
-    """Within, list the calls of a class of decoder layers; no kernel may run outside of one."""
+    """Within, list the calls of a class of decoder layers; no kernel may run outside of one.
+
+    Launches are prepared: contents that a GPU's ops would not read are not read.
+    """
     calls: list[LayerCall] = []
     within: list[LayerCall] = []  # the one that goes on
     host: list[Any] = []  # the kernel whose host function runs
@@ -66,6 +75,10 @@ def watched(layer: Any) -> Iterator[list[LayerCall]]:
         within[-1].launches.append(_label(host.pop()))
         return run_kernel(self, *given, **named)
 
+    def repeat(launch: Launch, *given: Any) -> None:
+        within[-1].repeated.append(_label(launch.kernel))
+        start_again(launch, *given)
+
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
             if within:
@@ -75,12 +88,16 @@ def watched(layer: Any) -> Iterator[list[LayerCall]]:
         return call
 
     run_layer, find, run_kernel = layer.forward, compiler.compiled, Gpu.launch
-    with pytest.MonkeyPatch.context() as patch:
+    start_again = Launch.start
+    with pytest.MonkeyPatch.context() as patch, prepared.suspended(False):
+        patch.setattr(Launch, "start", repeat)
         patch.setattr(layer, "forward", forward)
         patch.setattr(compiler, "compiled", compiled)
         patch.setattr(Gpu, "launch", launch)
         for name, (owner, function) in VLLMS.items():
             patch.setattr(owner, function, counted(name, getattr(owner, function)))
+        for module in CONTENTS_CHECKED:
+            patch.setattr(import_module(module), "reads_contents", lambda _: False)
         yield calls
 
 

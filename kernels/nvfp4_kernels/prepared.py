@@ -24,7 +24,7 @@ ALIGNMENT = 64
 MAX_REPLAYS = 256
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))
-_INT = frozenset((int,))
+_LISTED = frozenset((int, str))
 _UNKNOWN: Any = object()
 _is_suspended = False
 
@@ -50,7 +50,8 @@ class Prepared:
 
     Args:
         function: checks its arguments, allocates, launches; takes tensors, of which the first
-            argument is one, numbers, strings, dtypes, None, and lists of integers, by position.
+            argument is one, numbers, strings, dtypes, None, and lists of integers and strings, by
+            position.
         multiples: of integers by their places: the function does the same for all positive ones
             that round up to the same multiple of this.
 
@@ -102,7 +103,7 @@ class Prepared:
                     key += kind, x
                 elif kind is float:
                     key += kind, x.hex()  # which tells zeros apart, and a NaN equals itself
-                elif (kind is list or kind is tuple) and _INT.issuperset(map(type, x)):
+                elif (kind is list or kind is tuple) and _LISTED.issuperset(map(type, x)):
                     key += kind, tuple(x)
                 else:
                     return None

@@ -185,9 +185,17 @@ def test_a_change_is_checked_again(change: Callable[[], tuple[Any, ...]], device
 
 @pytest.mark.parametrize(
     "numbers",
-    [(0, False), (1, True, 1.0), (0.0, -0.0), (1, 2), ("a", "b"), ((1,), [1], (1, 1))],
+    [
+        (0, False),
+        (1, True, 1.0),
+        (0.0, -0.0),
+        (1, 2),
+        ("a", "b"),
+        ((1,), [1], (1, 1)),
+        (["a"], ("a",), ["b"], [1]),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_numbers_are_told_apart(numbers: tuple[Any, ...], device: Device) -> None:
     call = Prepared(device.function)
     for _ in range(2):

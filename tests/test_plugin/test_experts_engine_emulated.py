@@ -9,7 +9,7 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeDecoderLayer
 
 from tests import devices, emulated_layers, moe_checkpoints, moe_reference, trained_mixtures
 from tests.emulator import randomised
-from tests.engine import distance, run
+from tests.engine import NEW_TOKENS, distance, run
 from tests.recorded_warmup import Kernels, recorded
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
@@ -61,7 +61,8 @@ def tell_experts_apart(tensors: dict[str, Tensor]) -> None:
 def test_a_whole_layer(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     """Ten launches a layer, of which two are vLLM's; eleven in a prefill. All of ours are emulated.
 
-    Prefill of many tokens, then decode of one at a time, from a norm to the experts' sum.
+    Prefill of many tokens, then decode of one at a time, from a norm to the experts' sum; what the
+    last step launches repeats the one before.
     """
     devices.cutlass_or_skip()
     trained = trained_mixtures.trained("Qwen3", pytestconfig.rootpath / ".cache" / "tests")
@@ -86,13 +87,16 @@ def test_a_whole_layer(pytestconfig: pytest.Config, tmp_path: Path) -> None:
         "input_layernorm ×2: nvfp4_add_rms_norm_quantize/RmsNormQuantizeSm100 (sm_100), "
         "A4 static, quantises for qkv_proj",
     ]
-    prefill, *decodes = calls[::LAYERS]
-    assert calls == [call for call in (prefill, *decodes) for _ in range(LAYERS)]
-    assert prefill.tokens == len(reference.logprobs) + 1
-    assert {call.tokens for call in decodes} == {1}
-    assert prefill.launches == [*BEFORE, *PREFILL_ATTENTION, *AFTER]
+    prefills, decodes = calls[:LAYERS], calls[LAYERS:]
+    for call in prefills:
+        assert call.tokens == len(reference.logprobs) + 1
+        assert call.launches == [*BEFORE, *PREFILL_ATTENTION, *AFTER]
+    assert len(decodes) == LAYERS * (NEW_TOKENS - 1)
     for call in decodes:
+        assert call.tokens == 1
         assert call.launches == [*BEFORE, *DECODE_ATTENTION, *AFTER]
+    ours = [name for name in decodes[-1].launches if "vLLM" not in name]
+    assert decodes[-1].repeated == ours
     check_compiled(kernels, "MoeTopkRouteQuantizeSm100", "MoeCombine")
     assert emulated.generated == reference.generated
     apart = distance(emulated, reference)
