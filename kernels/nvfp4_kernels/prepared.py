@@ -6,7 +6,7 @@ allocate its results and to write addresses into the launch's arguments. Whateve
 does, reading contents say, keeps its calls from being prepared: see ``nvfp4_kernels.recording``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from nvfp4_kernels.devices import is_reference_device, stand_in_epoch
-from nvfp4_kernels.recording import Recording, active
+from nvfp4_kernels.recording import Recording, active, relation
 from nvfp4_kernels.replay import Replay
 
 # Bytes that addresses are compared modulo of: a multiple of what any check asks for.
@@ -54,17 +54,23 @@ class Prepared:
             position.
         multiples: of integers by their places: the function does the same for all positive ones
             that round up to the same multiple of this.
+        compared: pairs of tensors, by their places, of which the function may ask how their memory
+            lies: see ``recording.compared``.
 
     Attributes:
         replays: by a call's key; None: such calls do more than allocate and launch.
     """
 
     def __init__(
-        self, function: Callable[..., Any], multiples: Mapping[int, int] | None = None
+        self,
+        function: Callable[..., Any],
+        multiples: Mapping[int, int] | None = None,
+        compared: Collection[tuple[int, int]] = (),
     ) -> None:
         self.function = function
         self.replays: dict[Key, Replay | None] = {}
         self._multiples = tuple((multiples or {}).items())
+        self._compared = frozenset(compared)
 
     def __call__(self, *given: Any) -> Any:
         first = given[0]
@@ -107,6 +113,9 @@ class Prepared:
                     key += kind, tuple(x)
                 else:
                     return None
+            for x, y in ((given[one], given[other]) for one, other in self._compared):
+                if isinstance(x, Tensor) and isinstance(y, Tensor):
+                    key.append(relation(x, y))
         except RuntimeError:  # a tensor without strides or memory
             return None
         return tuple(key)
@@ -120,7 +129,7 @@ class Prepared:
         return rounded
 
     def _record(self, key: Key, given: tuple[Any, ...]) -> Any:
-        recording = Recording(given)
+        recording = Recording(given, self._compared)
         with recording:
             result = self.function(*recording.arguments)
         if len(self.replays) >= MAX_REPLAYS:

@@ -2,12 +2,13 @@
 
     python -m tests.modelled.host
 
-A vLLM engine on CPU decodes one token at a time with the kernels of sm_100 on a device that does
-nothing: ops check their arguments, allocate results and put launch arguments together, and launch
-nobody. A call like one before is prepared (``nvfp4_kernels.prepared``), or, for comparison, checked
-anew each time. Norms, rotation and store of vLLM's, where a layer has them, are its C++ ops on one
-token. A dense layer is Llama's, one of experts Qwen3's, whose time vLLM's own Python is a part of.
-Times are medians, in turns, of one process: only their ratio means anything.
+A vLLM engine on CPU prefills a text, and decodes one at a time, with the kernels of sm_100 on
+a device that does nothing: ops check their arguments, allocate results and put launch arguments
+together, and launch nobody. A call like one before is prepared (``nvfp4_kernels.prepared``), or,
+for comparison, checked anew each time. Norms, rotation and store of vLLM's, where a layer has them,
+are its C++ ops on as many tokens. A dense layer is Llama's; one of experts is Qwen3's, and vLLM's
+own Python a part of its time. Times are medians, in turns, of one process: only their ratio means
+anything.
 """
 
 import os
@@ -28,7 +29,7 @@ from nvfp4_kernels import prepared
 from tests import moe_checkpoints, tiny_llama
 from tests.engine import started
 
-TOKENS, TURNS = 60, 3
+PROMPTS, TOKENS, TURNS = 20, 4, 3
 ALONE = {"fuse_mlp": False, "fuse_norm": False, "fuse_attention": False}
 # Options of the plugin, and whether every call is checked anew.
 Engines = dict[str, tuple[dict[str, bool], bool]]
@@ -93,49 +94,54 @@ def _as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cache, "write", lambda key, value, pages, slots, *_: slots.add_(0))
 
 
-def layer_times(model: Path, layer: Any, options: dict[str, bool], anew: bool) -> list[float]:
-    """Seconds of each call of a class of decoder layers with one token."""
+def layer_times(
+    model: Path, layer: Any, options: dict[str, bool], anew: bool
+) -> dict[str, list[float]]:
+    """Seconds of each call of a class of decoder layers, in a prefill or in a decode."""
     from vllm import SamplingParams
 
-    found: list[float] = []
+    found: dict[str, list[float]] = {"decode": [], "prefill": []}
     forward = layer.forward
 
     def timed(self: Any, positions: Tensor, *rest: Any) -> Any:
         start = time.perf_counter()
         result = forward(self, positions, *rest)
-        if len(positions) == 1:
-            found.append(time.perf_counter() - start)
+        found["decode" if len(positions) == 1 else "prefill"].append(time.perf_counter() - start)
         return result
 
     arguments = {"additional_config": {"nvfp4_tc": options}, "kv_cache_dtype": "bfloat16"}
     with (
         null_device(),
         prepared.suspended(anew),
-        started(str(model), **arguments) as engine,
+        started(str(model), max_num_seqs=1, **arguments) as engine,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(layer, "forward", timed)
         sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
-        engine.generate(["def"], sampling, use_tqdm=False)
+        engine.generate([tiny_llama.TEXT] * PROMPTS, sampling, use_tqdm=False)
     return found
 
 
-def measured(source: Path, layer: Any, engines: Engines) -> dict[str, float]:
-    """Median microseconds of a layer of a 16-bit checkpoint for each engine."""
+def measured(source: Path, layer: Any, engines: Engines) -> dict[str, dict[str, float]]:
+    """Median microseconds of a layer of a 16-bit checkpoint in each step, for each engine."""
     from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
     text, model = source.parent / "text", source.parent / "nvfp4"
     text.write_text(tiny_llama.TEXT * 20)
     quantize_checkpoint(source, model, calibrate=text, seq_len=64)
-    found: dict[str, list[float]] = {name: [] for name in engines}
+    found: dict[str, dict[str, list[float]]] = {}
     for _ in range(TURNS):
         for name, engine in engines.items():
-            found[name] += layer_times(model, layer, *engine)
-    return {name: statistics.median(times) * 1e6 for name, times in found.items()}
+            for step, times in layer_times(model, layer, *engine).items():
+                found.setdefault(step, {}).setdefault(name, []).extend(times)
+    return {
+        step: {name: statistics.median(times) * 1e6 for name, times in of_step.items()}
+        for step, of_step in found.items()
+    }
 
 
 def main() -> None:
-    """Print a line for each engine, and its part of the first one's time."""
+    """Print a line for each step of each engine, and its part of the first one's time."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process is the one that is patched
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     from vllm.model_executor.models.llama import LlamaDecoderLayer
@@ -151,12 +157,12 @@ def main() -> None:
             "dense": measured(dense, LlamaDecoderLayer, DENSE),
             "experts": measured(experts, Qwen3MoeDecoderLayer, HANDED_OVER),
         }
-    for kind, times in found.items():
-        [first, *_] = times.values()
-        for name, us in times.items():
-            print(
-                f"{kind}, {name}: {us:.0f} µs of host time a layer, {us / first:.2f} of the first"
-            )
+    for kind, steps in found.items():
+        for step, times in steps.items():
+            [first, *_] = times.values()
+            for name, us in times.items():
+                part = f"{us / first:.2f} of the first"
+                print(f"{kind}, {step}, {name}: {us:.0f} µs of host time a layer, {part}")
 
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ def test_a_whole_layer(pytestconfig: pytest.Config, tmp_path: Path) -> None:
         assert call.launches == [*BEFORE, *DECODE_ATTENTION, *AFTER]
     ours = [name for name in decodes[-1].launches if "vLLM" not in name]
     assert decodes[-1].repeated == ours
+    assert "RotaryStore" in prefills[-1].repeated
     check_compiled(kernels, "MoeTopkRouteQuantizeSm100", "MoeCombine")
     assert emulated.generated == reference.generated
     apart = distance(emulated, reference)
