@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
-from examples.server import Server, ServerError, free_port, running, vllm_command
+from examples.server import ENVIRONMENT, Server, ServerError, free_port, running, vllm_command
 from examples.soak import memory
 from examples.soak.memory import Sample
 from examples.soak.results import MEGABYTE, Results
@@ -25,8 +25,10 @@ ANSWERS = 8  # greedy ones that are compared
 _SETTLE_SECONDS = 60.0  # for aborted requests to leave the engine
 _END_SECONDS = 60.0  # for a server to end that has lost its engine
 _FIRST_TOKEN_SECONDS = 30.0  # at most, until the engine is killed
-# Of a connection that is used again. vLLM closes one after 5 s, perhaps just when it is.
+# Of a connection that is used again. A server closes one that was idle for longer, perhaps just
+# when it is used: on a busy machine vLLM's 5 s are not beyond all doubt.
 _IDLE_SECONDS = 2.0
+_SERVER_IDLE_SECONDS = 60
 _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
@@ -81,7 +83,8 @@ def run(settings: Settings, results: Results, out: Path, say: Callable[[str], No
 def _serving(settings: Settings, log: Path) -> Any:
     port = free_port()
     command = vllm_command(settings.model, port, settings.quantization, settings.server_options)
-    return running(command, port, log, settings.server_time_limit)
+    environment = ENVIRONMENT | {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(_SERVER_IDLE_SECONDS)}
+    return running(command, port, log, settings.server_time_limit, environment)
 
 
 async def _soak(

@@ -216,6 +216,27 @@ def test_arrays_that_a_comment_tells() -> None:
         _dynamic("", 328)
 
 
+LOAD = "ld.shared.v4.b32 {%r11, %r12, %r13, %r14}, [%r1+AT];"
+
+
+@pytest.mark.parametrize(
+    ("mask", "at", "beyond"),
+    [(None, 16, 0), (0xFFF, 16, 0), (0xFF, 16, None), (0xF00F, 0, None), (0xF000, 16, 4)],
+)
+def test_bytes_that_a_load_uses(mask: int | None, at: int, beyond: int | None) -> None:
+    """Of an array of 24 bytes; the compiler tells what it needs of a wider load."""
+    pragma = "" if mask is None else f'.pragma "used_bytes_mask {mask:#x}";'
+    written = (0, 12, 16, 20)  # the words between are not: a read of them is a finding
+    stores = " ".join(f"st.shared.b32 [%r1+{offset}], %r90;" for offset in written)
+    load = LOAD.replace("AT", str(at))
+    body = f"mov.u32 %r1, dynamic; {stores} bar.warp.sync 0xffffffff; {pragma} {load}"
+    if beyond is None:
+        _dynamic(body, 340)
+        return
+    with pytest.raises(ArrayOverrun, match=f" {beyond} bytes after the end of array 0"):
+        _dynamic(body, 340)
+
+
 def test_guards_are_as_long_as_their_arrays() -> None:
     assert [guard_of(n) for n in (1, 16, 17, 4000)] == [16, 16, 32, MAX_GUARD]
     assert between(_ARRAYS, 24).startswith("0 bytes after the end of array 0 (a.py:7) of 24")

@@ -33,6 +33,7 @@ _TOKEN = re.compile(
       |(?P<mark>[@!{}\[\](),;:+\-|<>=])""",
     re.VERBOSE | re.DOTALL,
 )
+_USED_BYTES = re.compile(r'"used_bytes_mask (?P<mask>\w+)"')
 _DIGITS = re.compile(r"%\w*?(\d*)$")
 
 
@@ -243,6 +244,29 @@ def _kernel(tokens: _Tokens) -> Kernel:
     return kernel
 
 
+def _used_parts(load: Instruction, used: int) -> list[Instruction]:
+    """Loads of the elements of a vector of which bytes are used, a bit of ``used`` each.
+
+    The compiler reads a vector where a part of it would do, past the end of an array too, and says
+    so by a pragma (PTX ISA, used_bytes_mask). What else the registers receive, nobody reads.
+    """
+    target, source = load.operands[0], load.operands[1]
+    width = TYPE_BITS[load.parts[-1]] // 8
+    if not isinstance(target, Vector) or not isinstance(source, Address):
+        return [load]
+    opcode = ".".join(part for part in load.parts if part not in ("v2", "v4", "v8"))
+    return [
+        replace(
+            load,
+            opcode=opcode,
+            parts=tuple(opcode.split(".")),
+            operands=(item, replace(source, offset=source.offset + n * width), *load.operands[2:]),
+        )
+        for n, item in enumerate(target.items)
+        if used >> n * width & (1 << width) - 1
+    ]
+
+
 class _Body:
     """Reads a kernel's statements. Braces open scopes whose registers get names of their own."""
 
@@ -255,6 +279,7 @@ class _Body:
         self.call_parameters: set[str] = set()
         self.source = -1
         self.source_index: dict[tuple[int, int], int] = {}
+        self.used_bytes: int | None = None  # of the load that follows
 
     def read(self) -> None:
         tokens, kernel = self.tokens, self.kernel
@@ -329,7 +354,8 @@ class _Body:
         elif word == ".param":
             self._call_parameter()
         elif word == ".pragma":
-            tokens.next()
+            found = _USED_BYTES.match(tokens.next())
+            self.used_bytes = int(found["mask"], 0) if found else None
             tokens.expect(";")
         else:
             tokens.at -= 1
@@ -428,17 +454,11 @@ class _Body:
                 raise tokens.error(f"expected ',' or ';', found {tokens.peek()!r}")
         if opcode.startswith(("st.param", "ld.param")):
             opcode, operands = self._move_of_parameter(opcode, operands)
-        self.kernel.body.append(
-            Instruction(
-                opcode,
-                tuple(opcode.split(".")),
-                tuple(operands),
-                guard,
-                negated,
-                line,
-                self.source,
-            )
+        instruction = Instruction(
+            opcode, tuple(opcode.split(".")), tuple(operands), guard, negated, line, self.source
         )
+        used, self.used_bytes = self.used_bytes, None
+        self.kernel.body += [instruction] if used is None else _used_parts(instruction, used)
 
     def _name(self, name: str) -> str:
         for scope in reversed(self.scopes):

@@ -25,6 +25,7 @@ from tests.test_kernels.mistakes import (
     check_caught,
     check_nothing_to_catch,
     nothing,
+    without_in,
 )
 
 pytestmark = pytest.mark.arch("sm_100")
@@ -38,6 +39,8 @@ CASES: dict[str, tuple[Chosen | None, Case]] = {
     "D = 96, groups of 3": (None, Case((100, 9), (200, 9), 3, 1, head_dim=96)),
     "window, sinks": (None, Case(**MANY, head_dim=128, window=60, sinks=True)),
     "splits": (Chosen(AttentionTile(128, 2), 2), Case(**MANY, head_dim=128)),
+    "fp8, D = 128": (None, Case(**MANY, head_dim=128, fp8=True)),
+    "fp8, D = 96, window": (None, Case(**MANY, head_dim=96, window=60, fp8=True)),
 }
 
 
@@ -101,9 +104,11 @@ def test_cases(
 
 
 @ONE_SCHEDULE
+@pytest.mark.parametrize("fp8", [False, True], ids=["16 bits", "fp8"])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_quantized(head_dim: int, op_device: torch.device) -> None:
-    check(on(op_device, Case(**MANY, head_dim=head_dim).problem().paged()), 2, quantized=True)
+def test_quantized(head_dim: int, fp8: bool, op_device: torch.device) -> None:
+    case = Case(**MANY, head_dim=head_dim, fp8=fp8)
+    check(on(op_device, case.problem().paged()), 2, quantized=True)
 
 
 @ONE_SCHEDULE
@@ -123,9 +128,12 @@ def test_layouts(op_device: torch.device) -> None:
 
 SHORT = Case((70, 70), (140, 256), 4, 1, head_dim=128)
 BESIDE = Case((70, 70), (140, 256), 4, 1)  # P has columns of its own
+SHORT_FP8 = Case((70, 70), (140, 256), 4, 1, head_dim=128, fp8=True)
 
 
-@pytest.mark.parametrize("case", [SHORT, BESIDE], ids=["P over S", "P beside S"])
+@pytest.mark.parametrize(
+    "case", [SHORT, BESIDE, SHORT_FP8], ids=["P over S", "P beside S", "S in parts"]
+)
 def test_every_schedule(case: Case, op_device: torch.device) -> None:
     check(on(op_device, case.problem().paged()), 1)
 
@@ -164,6 +172,20 @@ MISTAKES = {
 }
 
 
+MISTAKES_FP8 = {
+    "queries are quantised before they are there": Mistake(
+        KERNEL.replaced("copied_queries", "wait", nothing), ANYTHING
+    ),
+    "queries come while others are quantised": Mistake(
+        KERNEL.replaced("query_copier", "wait", nothing), ANYTHING
+    ),
+    "queries are never taken": Mistake(without_in("mbarrier_arrive", "quantize"), "Deadlock"),
+    "the tensor core reads queries that were not fenced": Mistake(
+        without_in("fence_proxy", "quantize"), "MissingProxyFence"
+    ),
+}
+
+
 def check_short() -> None:
     check(SHORT.problem().paged(), 1)
 
@@ -175,6 +197,11 @@ def nobody(_: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_caught(mistake: Mistake) -> None:
     check_caught(mistake, check_short, nobody)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_FP8.values(), ids=MISTAKES_FP8)
+def test_caught_fp8(mistake: Mistake) -> None:
+    check_caught(mistake, lambda: check(SHORT_FP8.problem().paged(), 1), nobody)
 
 
 def test_s_is_overwritten_while_it_is_read() -> None:

@@ -7,6 +7,7 @@ import torch
 from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import (
     run_nvfp4_emulations,
 )
+from vllm.platforms import current_platform
 
 from nvfp4_kernels import InvalidArgument, gemm, gemm_quantized, nvfp4, quantize
 from nvfp4_kernels.gemm import op as gemm_op
@@ -127,9 +128,10 @@ def test_against_vllm(m: int, n: int, k: int) -> None:
     data, scales = quantize(x, input_scale)
     alpha = (input_scale * weight.global_scale).reshape(1)
     ours = gemm(data, scales, weight.data, weight.scales, alpha, [n])
-    theirs = run_nvfp4_emulations(
-        x, input_scale.reciprocal(), weight.data, weight.scales, weight.global_scale
-    )
+    given = x, input_scale.reciprocal(), weight.data, weight.scales, weight.global_scale
+    # Where there is a GPU, vLLM's emulation takes tensors of that.
+    device = current_platform.device_type
+    theirs = run_nvfp4_emulations(*(tensor.to(device) for tensor in given)).cpu()
     magnitude = (x.double().abs() @ weight.dequantize().double().abs().mT) * 1.25
     u, accumulation = ROUNDOFF[BF16], (k + 3) * ROUNDOFF[FP32]
     bound = (2 * u + u**2 + 2 * accumulation) * magnitude

@@ -11,6 +11,7 @@ from nvfp4_kernels.device.mbarrier import wait
 # Arrivals that complete a phase: one leader of a load or MMA warp, or of each softmax warp.
 TMA_ARRIVALS = 1  # arrive.expect_tx; the phase also waits for the bytes
 MMA_ARRIVALS = 1  # tcgen05.commit
+COPY_ARRIVALS = 1  # of a query warp
 SOFTMAX_ARRIVALS = WARPS
 
 
@@ -28,6 +29,8 @@ class Barriers:
     | ``tail_full`` | ``TMA_ARRIVALS`` | copies of the tile whose tail is zeroed | 0 |
     | ``q_full[query tile]`` | ``q_arrivals`` | Q in shared memory | work tile |
     | ``q_empty`` | ``MMA_ARRIVALS`` | commit of the last QK of a work tile | same |
+    | ``copied[query tile]`` | ``COPY_ARRIVALS`` | queries that are to be quantised | same |
+    | ``taken[query tile]`` | ``SOFTMAX_ARRIVALS`` | those in registers | same |
     | ``s_full[query tile, stage, part]`` | ``MMA_ARRIVALS`` | commit of QK | turn of the stages |
     | ``s_empty[query tile]`` | ``SOFTMAX_ARRIVALS`` | S in registers | key tile |
     | ``p_full[query tile, stage, part]`` | ``SOFTMAX_ARRIVALS`` | P stored, O rescaled | same |
@@ -40,6 +43,8 @@ class Barriers:
     tail_full: Array
     q_full: Array
     q_empty: Array
+    copied: Array
+    taken: Array
     s_full: Array
     s_empty: Array
     p_full: Array
@@ -48,8 +53,9 @@ class Barriers:
 
 
 def q_arrivals(tile: AttentionTile) -> int:
-    """Arrivals that complete ``q_full``: of the warp that loads a query tile, or of four."""
-    return 1 if tile.takes_over else SOFTMAX_ARRIVALS
+    """Arrivals that complete ``q_full``: of the warp that copies a query tile, or of four."""
+    copies = tile.takes_over and not tile.quantizes_copied
+    return COPY_ARRIVALS if copies else SOFTMAX_ARRIVALS
 
 
 def allocate_barriers(tile: AttentionTile) -> Barriers:
@@ -79,6 +85,7 @@ def _groups(tile: AttentionTile) -> list[tuple[int, dict[str, int]]]:
         (tile.stages, {"kv_full": TMA_ARRIVALS, "kv_empty": MMA_ARRIVALS}),
         (1, {"tail_full": TMA_ARRIVALS, "q_empty": MMA_ARRIVALS, "stored": SOFTMAX_ARRIVALS}),
         (tile.query_tiles, {"q_full": q_arrivals(tile), "s_empty": SOFTMAX_ARRIVALS}),
+        (tile.query_tiles, {"copied": COPY_ARRIVALS, "taken": SOFTMAX_ARRIVALS}),
         (tile.query_tiles * tile.s_stages * len(tile.s_parts), {"s_full": MMA_ARRIVALS}),
         (
             tile.query_tiles * tile.s_stages * tile.parts,

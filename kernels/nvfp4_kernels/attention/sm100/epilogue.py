@@ -62,7 +62,7 @@ class Epilogue:
 
     A thread has a row of O in tensor memory. Rows are staged in shared memory, so that neighbouring
     lanes store neighbouring bytes: each where its query was, or, where query warps bring the next
-    ones there, a part at a time in memory of their own.
+    one there, a part at a time in memory of its own.
     """
 
     tile: AttentionTile
@@ -91,7 +91,7 @@ class Epilogue:
     def _staged_bytes(self) -> int:
         """Bytes of a row staged at once: what the row in shared memory has room for."""
         tile, every = self.tile, self.tile.head_dim * self._staged_bits // 8
-        if tile.takes_over:
+        if tile.stages_beside:
             return every if self.variant.stores_codes else tile.chunk_bytes
         return min(tile.row_bytes, every)
 

@@ -11,6 +11,7 @@ from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.attention.sm100.barriers import Barriers, allocate_barriers, init_barriers
+from nvfp4_kernels.attention.sm100.copied_queries import CopiedQueries
 from nvfp4_kernels.attention.sm100.epilogue import AttentionResult, Epilogue
 from nvfp4_kernels.attention.sm100.epilogue_warp_split import SYNC_BARRIER, WarpSplitEpilogue
 from nvfp4_kernels.attention.sm100.gather_loader import GatherLoader, KeyLists, MapStrides
@@ -36,6 +37,7 @@ from nvfp4_kernels.attention.sm100.scheduler import (
 from nvfp4_kernels.attention.sm100.softmax import LogitScaling, Softmax
 from nvfp4_kernels.attention.sm100.tile import (
     OTHER_REGISTERS,
+    ROWS,
     SOFTMAX_REGISTERS,
     WARPS,
     AttentionTile,
@@ -107,6 +109,7 @@ class Memory:
     Attributes:
         source: keys and values, and their ring.
         queries: of all query tiles.
+        copied: of all query tiles, in 16 bits, that are to be quantised; else none.
         staged: rows of the result, where the queries were or beside them.
         barriers: by which warps hand over tiles.
         tensor: the address of tensor memory.
@@ -116,6 +119,7 @@ class Memory:
 
     source: Source
     queries: Array
+    copied: Array
     staged: Array
     barriers: Barriers
     tensor: Array
@@ -130,16 +134,16 @@ class FmhaSm100:
 
     | warps | role |
     |---|---|
-    | 4 per query tile | load Q, softmax, epilogue; warp 0 also allocates tensor memory |
+    | 4 per query tile | load or quantise Q, softmax, epilogue; warp 0 allocates tensor memory |
     | 1 | ``Mma``: issues QK and PV |
     | 1 | ``TmaLoader`` or ``GatherLoader``: fills the ring of key and value tiles |
     | 2, with two query tiles | ``QueryCopier`` where work is taken over, else idle: see below |
 
     Work tiles of few rows (``walks``) are shared out from the start. Of those with two query tiles
-    in 16 bits (``takes_over``) a CTA has its own, and those of CTAs that have not started when it
-    is free: the epilogue of one, which leaves by memory of its own, overlaps with Q, K and QK of
-    the next. Of the two query warps, which complete a warpgroup for setmaxnreg, the first finds
-    work tiles, for all to read on a ``WorkBoard``.
+    (``takes_over``) a CTA has its own, and those of CTAs that have not started when it is free: the
+    epilogue of one overlaps with Q, K and, in 16 bits, QK of the next. Of the two query warps,
+    which complete a warpgroup for setmaxnreg, the first finds work tiles, for all to read on a
+    ``WorkBoard``.
 
         load  --kv_full-->   MMA  <--q_full---  softmax
               <--kv_empty--       ---s_full-->
@@ -149,7 +153,8 @@ class FmhaSm100:
 
     Each arrow is an mbarrier per stage of the ring, or per query tile and stage of S. Arrive counts
     are 4 for ``q_full``, ``s_empty`` and ``p_full``, one per softmax warp, and 1 for all others: an
-    arrive.expect_tx or a tcgen05.commit; of ``q_full`` too where query warps load: ``Barriers``.
+    arrive.expect_tx or a tcgen05.commit; of ``q_full`` too in 16 bits of two query tiles, which
+    query warps copy: ``Barriers``.
     The MMA warp waits for ``s_empty`` only where P has columns of its own.
 
     Where the variant merges, ``LastCta`` follows the epilogue.
@@ -257,8 +262,10 @@ class FmhaSm100:
         barriers = allocate_barriers(tile)
         shared_queries = self._bytes(tile.query_tiles * tile.query_bytes)
         ring = self._bytes(tile.stages * tile.stage_bytes)
-        staged = shared_queries
-        if cutlass.const_expr(tile.takes_over):
+        copied, staged = shared_queries, shared_queries
+        if cutlass.const_expr(tile.quantizes_copied):
+            copied = self._bytes(tile.query_tiles * tile.copied_bytes)
+        if cutlass.const_expr(tile.stages_beside):
             staged = self._bytes(tile.query_tiles * tile.staging_bytes)
         tensor = Array(Int32, 1, space=AddressSpace.smem, alignment=8)
         is_last = Array(Int32, 1, space=AddressSpace.smem, alignment=4)
@@ -281,6 +288,7 @@ class FmhaSm100:
         memory = Memory(
             Source(k_map, v_map, table, table_stride, ring, *new_keys),
             shared_queries,
+            copied,
             staged,
             barriers,
             tensor,
@@ -440,8 +448,9 @@ class FmhaSm100:
     ) -> None:
         """Role of a query warp."""
         if work.max_tiles() > 0:
-            shared = memory.queries.subview(query_tile * self.tile.query_bytes)
-            copier = QueryCopier(self.tile, self.variant)
+            tile = self.tile
+            shared = memory.copied.subview(query_tile * ROWS * tile.copied_row_bytes)
+            copier = QueryCopier(tile, self.variant)
             copier.run(arguments.queries, shared, memory.barriers, work, query_tile)
 
     @cute.jit
@@ -463,8 +472,15 @@ class FmhaSm100:
             k_scale = Array(arguments.k_scale, shape=(1,)).load(0)
             v_scale = Array(arguments.v_scale, shape=(1,)).load(0)
         row_scale = Float32(1.0)
-        if cutlass.const_expr(not tile.takes_over):
+        if cutlass.const_expr(tile.quantizes_copied):
+            if work.max_tiles() > 0:
+                copied = memory.copied.subview(query_tile * tile.copied_bytes)
+                row_scale = CopiedQueries(tile, variant).quantize(
+                    copied, shared, barriers, work, query_tile, tile_warp
+                )
+        elif cutlass.const_expr(not tile.takes_over):
             row_scale = self._load_queries(arguments, shared, work, row, tile_warp)
+        if cutlass.const_expr(not tile.takes_over or tile.quantizes_copied):
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
             # The MMA warp waits for no queries without keys: those of later ones would overtake it.
             if ptx.elect_sync() and work.max_tiles() > 0:
@@ -478,7 +494,7 @@ class FmhaSm100:
         )
         epilogue = (WarpSplitEpilogue if tile.warp_split_kv else Epilogue)(tile, variant)
         staged = shared
-        if cutlass.const_expr(tile.takes_over):
+        if cutlass.const_expr(tile.stages_beside):
             staged = memory.staged.subview(query_tile * tile.staging_bytes)
         epilogue.run(
             arguments.result, staged, barriers, lanes, query_tile, tiles, work, row, tile_warp,

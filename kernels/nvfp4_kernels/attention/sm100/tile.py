@@ -144,11 +144,22 @@ class AttentionTile:
     def takes_over(self) -> bool:
         """Whether a CTA goes on with work tiles of CTAs that have not started (``LaunchControl``).
 
-        Queries then have warps of their own, which load the next ones meanwhile, and the result is
-        staged beside them. Not with an E4M3 cache: its queries take two warps longer to quantise
-        than there is time, and by the tests' time model nothing is won.
+        Queries then have warps of their own, which copy the next ones meanwhile.
         """
-        return self.query_tiles == 2 and not self.fp8
+        return self.query_tiles == 2
+
+    @property
+    def quantizes_copied(self) -> bool:
+        """Whether query warps copy queries beside the operand, for softmax warps to quantise.
+
+        Two warps alone take longer to quantise a work tile's queries than there is time.
+        """
+        return self.takes_over and self.fp8
+
+    @property
+    def stages_beside(self) -> bool:
+        """Whether the result is staged beside the queries, where the next ones arrive meanwhile."""
+        return self.takes_over and not self.fp8
 
     @property
     def reallocates_registers(self) -> bool:
@@ -183,20 +194,31 @@ class AttentionTile:
         return ROWS * self.row_bytes
 
     @property
+    def copied_row_bytes(self) -> int:
+        """Bytes of a row of queries in 16 bits, as query warps copy it."""
+        return 2 * self.head_dim
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the queries of one query tile that wait to be quantised."""
+        return ROWS * self.copied_row_bytes if self.quantizes_copied else 0
+
+    @property
     def staging_row_bytes(self) -> int:
         """Bytes of a row that the epilogue stages: a query's, or a part beside the queries."""
-        return STAGING_BYTES if self.takes_over else self.row_bytes
+        return STAGING_BYTES if self.stages_beside else self.row_bytes
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of the rows of one query tile that are staged beside the queries."""
-        return ROWS * STAGING_BYTES if self.takes_over else 0
+        return ROWS * STAGING_BYTES if self.stages_beside else 0
 
     @property
     def stages(self) -> int:
         """Stages of the ring that key and value tiles share."""
         limit = SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES
-        left = limit - BARRIER_BYTES - self.query_tiles * (self.query_bytes + self.staging_bytes)
+        beside = self.query_bytes + self.copied_bytes + self.staging_bytes
+        left = limit - BARRIER_BYTES - self.query_tiles * beside
         return min(left // self.stage_bytes, self.max_stages)
 
     # --- tensor memory: S of every query tile, then P where it has its own, then O -------------
