@@ -1,4 +1,7 @@
-"""Printing and one-line refusals of the commands that build a model."""
+"""Printing and refusals of the commands: one line on standard error, and status 1.
+
+What the command line itself has wrong is the parser's to tell, with 2.
+"""
 
 import json
 import os
@@ -30,9 +33,9 @@ def refusals(model: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, NotImplementedError, OSError, IncompatibleVllm) as error:
-        raise _refusal(_message(error)) from error
+        raise refusal(_message(error)) from error
     except Exception as error:  # of vLLM, which reads a model's files as if all were well
-        raise _refusal(
+        raise refusal(
             f"{model}: vLLM cannot build it here ({type(error).__name__}: {error}), must be one "
             "that it serves on this machine; mend its config.json"
         ) from error
@@ -43,9 +46,13 @@ def parse_additional_config(given: str) -> Any:
     try:
         return json.loads(given)
     except ValueError as error:
-        raise _refusal(
-            f"additional-config: is no JSON ({error}); quote it for the shell"
-        ) from error
+        raise refusal(f"additional-config: is no JSON ({error}); quote it for the shell") from error
+
+
+def refusal(message: str) -> typer.Exit:
+    """Print a refusal in one line; return what ends the command."""
+    say(f"error: {' '.join(message.splitlines())}")
+    return typer.Exit(1)
 
 
 def _message(error: Any) -> str:
@@ -53,8 +60,3 @@ def _message(error: Any) -> str:
     details = error.errors() if hasattr(error, "errors") else ()
     causes = [detail["ctx"]["error"] for detail in details if "error" in detail.get("ctx", {})]
     return "; ".join(map(str, causes)) or str(error)
-
-
-def _refusal(message: str) -> typer.Exit:
-    say(message)
-    return typer.Exit(1)

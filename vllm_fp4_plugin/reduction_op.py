@@ -9,6 +9,7 @@ from torch.library import Library, register_fake
 from vllm.distributed import tensor_model_parallel_all_reduce
 
 from nvfp4_kernels.device.rowwise.operands import new_operand
+from nvfp4_kernels.prepared import Prepared
 from vllm_fp4_plugin import flashinfer_reduction
 from vllm_fp4_plugin.linear_op import function, readable
 
@@ -52,11 +53,28 @@ def _run(
         residual = readable(residual)
         flashinfer_reduction.run(partial, residual, weight, eps, reciprocal, tokens, data, scales)
         return data, scales
-    total = readable(tensor_model_parallel_all_reduce(partial))
+    total = tensor_model_parallel_all_reduce(partial)
+    return _norm(total, residual, weight, eps, global_scale, terms, partial, kernel)
+
+
+def _normalise(
+    total: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    global_scale: Tensor,
+    terms: int,
+    sums: Tensor,
+    kernel: str,
+) -> tuple[Tensor, Tensor]:
+    """Add the residual, which goes to ``sums``, normalise and quantise."""
     data, scales, _ = function(kernel)(
-        total, readable(residual), weight, eps, global_scale, terms, partial
+        readable(total), readable(residual), weight, eps, global_scale, terms, sums
     )
     return data, scales
+
+
+_norm = Prepared(_normalise)
 
 
 def _fake(partial: Tensor, *given: object) -> tuple[Tensor, Tensor]:

@@ -70,6 +70,7 @@ class Kernel:
 # Variant and target; and the weight's layout where it is not the blocked one.
 Entry = tuple[str, str] | tuple[str, str, WeightLayout]
 
+Names = tuple[tuple[str, str], ...]  # of pairs of arguments
 
 # Python's types for those of a torch op's arguments; torch takes no bool for a number here.
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -80,7 +81,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def called(op: CustomOpDef, x: Tensor, **multiples: int) -> Callable[..., Any]:
+def called(
+    op: CustomOpDef, x: Tensor, compared: Names = (), **multiples: int
+) -> Callable[..., Any]:
     """An op as its public function calls it: without torch's dispatcher where nobody listens.
 
     For an op that writes to some of 27 arguments the dispatcher takes 0.3 ms, as it copies the list
@@ -90,6 +93,7 @@ def called(op: CustomOpDef, x: Tensor, **multiples: int) -> Callable[..., Any]:
     Args:
         op: a custom op.
         x: one of its tensors.
+        compared: pairs of tensors among its arguments, see ``Prepared``.
         multiples: of integers among its arguments, see ``Prepared``.
 
     Returns:
@@ -97,11 +101,11 @@ def called(op: CustomOpDef, x: Tensor, **multiples: int) -> Callable[..., Any]:
     """
     if is_listened_to() or type(x) is not Tensor:
         return op
-    return _direct(op, **multiples)
+    return _direct(op, compared, **multiples)
 
 
 @functools.cache
-def _direct(op: CustomOpDef, **multiples: int) -> Callable[..., Any]:
+def _direct(op: CustomOpDef, compared: Names, **multiples: int) -> Callable[..., Any]:
     """The function that ``op`` was made of, told no argument of a wrong type."""
     arguments = op._opoverload._schema.arguments
     kinds = [str(a.type).removeprefix("Optional[").rstrip("]") for a in arguments]
@@ -121,7 +125,11 @@ def _direct(op: CustomOpDef, **multiples: int) -> Callable[..., Any]:
         return function(*given)
 
     places = {name: place for place, (name, *_) in enumerate(expected)}
-    return Prepared(direct, {places[name]: multiple for name, multiple in multiples.items()})
+    return Prepared(
+        direct,
+        {places[name]: multiple for name, multiple in multiples.items()},
+        [(places[one], places[other]) for one, other in compared],
+    )
 
 
 class KernelTable:

@@ -6,7 +6,7 @@ allocate its results and to write addresses into the launch's arguments. Whateve
 does, reading contents say, keeps its calls from being prepared: see ``nvfp4_kernels.recording``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from nvfp4_kernels.devices import is_reference_device, stand_in_epoch
-from nvfp4_kernels.recording import Recording, active
+from nvfp4_kernels.recording import Recording, active, relation
 from nvfp4_kernels.replay import Replay
 
 # Bytes that addresses are compared modulo of: a multiple of what any check asks for.
@@ -24,7 +24,7 @@ ALIGNMENT = 64
 MAX_REPLAYS = 256
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))
-_INT = frozenset((int,))
+_LISTED = frozenset((int, str))
 _UNKNOWN: Any = object()
 _is_suspended = False
 
@@ -50,20 +50,27 @@ class Prepared:
 
     Args:
         function: checks its arguments, allocates, launches; takes tensors, of which the first
-            argument is one, numbers, strings, dtypes, None, and lists of integers, by position.
+            argument is one, numbers, strings, dtypes, None, and lists of integers and strings, by
+            position.
         multiples: of integers by their places: the function does the same for all positive ones
             that round up to the same multiple of this.
+        compared: pairs of tensors, by their places, of which the function may ask how their memory
+            lies: see ``recording.compared``.
 
     Attributes:
         replays: by a call's key; None: such calls do more than allocate and launch.
     """
 
     def __init__(
-        self, function: Callable[..., Any], multiples: Mapping[int, int] | None = None
+        self,
+        function: Callable[..., Any],
+        multiples: Mapping[int, int] | None = None,
+        compared: Collection[tuple[int, int]] = (),
     ) -> None:
         self.function = function
         self.replays: dict[Key, Replay | None] = {}
         self._multiples = tuple((multiples or {}).items())
+        self._compared = frozenset(compared)
 
     def __call__(self, *given: Any) -> Any:
         first = given[0]
@@ -102,10 +109,13 @@ class Prepared:
                     key += kind, x
                 elif kind is float:
                     key += kind, x.hex()  # which tells zeros apart, and a NaN equals itself
-                elif (kind is list or kind is tuple) and _INT.issuperset(map(type, x)):
+                elif (kind is list or kind is tuple) and _LISTED.issuperset(map(type, x)):
                     key += kind, tuple(x)
                 else:
                     return None
+            for x, y in ((given[one], given[other]) for one, other in self._compared):
+                if isinstance(x, Tensor) and isinstance(y, Tensor):
+                    key.append(relation(x, y))
         except RuntimeError:  # a tensor without strides or memory
             return None
         return tuple(key)
@@ -119,7 +129,7 @@ class Prepared:
         return rounded
 
     def _record(self, key: Key, given: tuple[Any, ...]) -> Any:
-        recording = Recording(given)
+        recording = Recording(given, self._compared)
         with recording:
             result = self.function(*recording.arguments)
         if len(self.replays) >= MAX_REPLAYS:

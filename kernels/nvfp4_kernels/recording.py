@@ -6,12 +6,15 @@ their addresses: two arguments may share memory once and not the next time.
 """
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+Relation = Literal["one start", "overlapping", "apart"]  # of two tensors' memory
 
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -58,6 +61,7 @@ class Recording(TorchDispatchMode):
 
     Args:
         given: the call's arguments.
+        compared: pairs of their places: the relation of the two is a part of the call's key.
 
     Attributes:
         arguments: what the function is to be called with: a view of every tensor, so that one that
@@ -67,13 +71,13 @@ class Recording(TorchDispatchMode):
         obstacle: what the call did that is neither an allocation nor a launch; empty: nothing.
     """
 
-    def __init__(self, given: tuple[Any, ...]) -> None:
+    def __init__(self, given: tuple[Any, ...], compared: Collection[tuple[int, int]] = ()) -> None:
         super().__init__()
         self.arguments = [x.detach() if isinstance(x, Tensor) else x for x in given]
         self.allocations: list[Allocation] = []
         self.launches: list[tuple[Any, tuple[Any, ...]]] = []
         self.obstacle = ""
-        self._given, self._inputs = given, len(given)
+        self._given, self._inputs, self._compared = given, len(given), compared
         self._sources = {
             id(x): Source(n, 0) for n, x in enumerate(self.arguments) if isinstance(x, Tensor)
         }
@@ -118,6 +122,11 @@ class Recording(TorchDispatchMode):
         """Place of a tensor; None if it is not known."""
         return self._sources.get(id(x))
 
+    def compares(self, x: Tensor, y: Tensor) -> bool:
+        """Whether two tensors are arguments whose relation is a part of the call's key."""
+        places = [n for each in (x, y) for n, given in enumerate(self.arguments) if given is each]
+        return tuple(places) in self._compared
+
     def launched(self, kernel: Any, arguments: tuple[Any, ...]) -> None:
         """Note a launch."""
         self._alive.append(arguments)
@@ -153,6 +162,29 @@ def keep_unprepared(reason: str) -> None:
     """Note that what happens now depends on more than a call's key, contents of tensors say."""
     if _STATE.active is not None:
         _STATE.active.obstacle = reason
+
+
+def relation(x: Tensor, y: Tensor) -> Relation:
+    """Relation of two tensors' memory, from the first element of each to its last."""
+    first, second = x.data_ptr(), y.data_ptr()
+    if first == second:
+        return "one start"
+    apart = first + _extent(x) <= second or second + _extent(y) <= first
+    return "apart" if apart else "overlapping"
+
+
+def compared(x: Tensor, y: Tensor) -> Relation:
+    """Ask for the ``relation`` of two tensors; unless a call's key has it, it stays unprepared."""
+    if _STATE.active is not None and not _STATE.active.compares(x, y):
+        keep_unprepared("addresses are compared")
+    return relation(x, y)
+
+
+def _extent(x: Tensor) -> int:
+    if not x.numel():
+        return 0
+    steps = zip(x.shape, x.stride(), strict=True)
+    return x.element_size() * (1 + sum((count - 1) * stride for count, stride in steps))
 
 
 def is_listened_to() -> bool:

@@ -2,11 +2,13 @@
 
     python -m tests.modelled.host
 
-A vLLM engine on CPU decodes one token at a time with the kernels of sm_100 on a device that does
-nothing: ops check their arguments, allocate results and put launch arguments together, and launch
-nobody. A call like one before is prepared (``nvfp4_kernels.prepared``), or, for comparison, checked
-anew each time. Norms, rotation and store of vLLM's, where a layer has them, are its C++ ops on one
-token. Times are medians, in turns, of one process: only their ratio means anything.
+A vLLM engine on CPU prefills a text, and decodes one at a time, with the kernels of sm_100 on
+a device that does nothing: ops check their arguments, allocate results and put launch arguments
+together, and launch nobody. A call like one before is prepared (``nvfp4_kernels.prepared``), or,
+for comparison, checked anew each time. Norms, rotation and store of vLLM's, where a layer has them,
+are its C++ ops on as many tokens. A dense layer is Llama's; one of experts is Qwen3's, and vLLM's
+own Python a part of its time. Times are medians, in turns, of one process: only their ratio means
+anything.
 """
 
 import os
@@ -24,17 +26,21 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import prepared
-from tests import tiny_llama
+from tests import moe_checkpoints, tiny_llama
 from tests.engine import started
 
-TOKENS, TURNS = 60, 3
+PROMPTS, TOKENS, TURNS = 20, 4, 3
 ALONE = {"fuse_mlp": False, "fuse_norm": False, "fuse_attention": False}
 # Options of the plugin, and whether every call is checked anew.
-ENGINES: dict[str, tuple[dict[str, bool], bool]] = {
-    "each op alone, checked anew": (ALONE, True),
+Engines = dict[str, tuple[dict[str, bool], bool]]
+HANDED_OVER: Engines = {
     "handed over, checked anew": ({}, True),
-    "each op alone, prepared": (ALONE, False),
     "handed over, prepared": ({}, False),
+}
+DENSE: Engines = {
+    "each op alone, checked anew": (ALONE, True),
+    "each op alone, prepared": (ALONE, False),
+    **HANDED_OVER,
 }
 CONTENTS_CHECKED = (  # on a CPU, not on a GPU
     "nvfp4_kernels.attention.arguments",
@@ -88,59 +94,75 @@ def _as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cache, "write", lambda key, value, pages, slots, *_: slots.add_(0))
 
 
-def layer_times(model: Path, options: dict[str, bool], checked_anew: bool) -> list[float]:
-    """Seconds of each call of a decoder layer with one token."""
+def layer_times(
+    model: Path, layer: Any, options: dict[str, bool], anew: bool
+) -> dict[str, list[float]]:
+    """Seconds of each call of a class of decoder layers, in a prefill or in a decode."""
     from vllm import SamplingParams
-    from vllm.model_executor.models.llama import LlamaDecoderLayer
 
-    found: list[float] = []
-    forward = LlamaDecoderLayer.forward
+    found: dict[str, list[float]] = {"decode": [], "prefill": []}
+    forward = layer.forward
 
     def timed(self: Any, positions: Tensor, *rest: Any) -> Any:
         start = time.perf_counter()
         result = forward(self, positions, *rest)
-        if len(positions) == 1:
-            found.append(time.perf_counter() - start)
+        found["decode" if len(positions) == 1 else "prefill"].append(time.perf_counter() - start)
         return result
 
     arguments = {"additional_config": {"nvfp4_tc": options}, "kv_cache_dtype": "bfloat16"}
     with (
         null_device(),
-        prepared.suspended(checked_anew),
-        started(str(model), **arguments) as engine,
+        prepared.suspended(anew),
+        started(str(model), max_num_seqs=1, **arguments) as engine,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(LlamaDecoderLayer, "forward", timed)
+        patch.setattr(layer, "forward", timed)
         sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
-        engine.generate(["def"], sampling, use_tqdm=False)
+        engine.generate([tiny_llama.TEXT] * PROMPTS, sampling, use_tqdm=False)
     return found
 
 
-def measured() -> dict[str, float]:
-    """Median microseconds of a layer for each of ``ENGINES``."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process is the one that is patched
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+def measured(source: Path, layer: Any, engines: Engines) -> dict[str, dict[str, float]]:
+    """Median microseconds of a layer of a 16-bit checkpoint in each step, for each engine."""
     from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
-    with tempfile.TemporaryDirectory() as directory:
-        source = tiny_llama.save(Path(directory) / "bf16", head_dim=64)
-        text = Path(directory) / "text"
-        text.write_text(tiny_llama.TEXT * 20)
-        model = Path(directory) / "nvfp4"
-        quantize_checkpoint(source, model, calibrate=text, seq_len=64)
-        found: dict[str, list[float]] = {name: [] for name in ENGINES}
-        for _ in range(TURNS):
-            for name, engine in ENGINES.items():
-                found[name] += layer_times(model, *engine)
-    return {name: statistics.median(times) * 1e6 for name, times in found.items()}
+    text, model = source.parent / "text", source.parent / "nvfp4"
+    text.write_text(tiny_llama.TEXT * 20)
+    quantize_checkpoint(source, model, calibrate=text, seq_len=64)
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(TURNS):
+        for name, engine in engines.items():
+            for step, times in layer_times(model, layer, *engine).items():
+                found.setdefault(step, {}).setdefault(name, []).extend(times)
+    return {
+        step: {name: statistics.median(times) * 1e6 for name, times in of_step.items()}
+        for step, of_step in found.items()
+    }
 
 
 def main() -> None:
-    """Print a line for each of ``ENGINES``, and its part of the first one's time."""
-    found = measured()
-    [first, *_] = found.values()
-    for name, us in found.items():
-        print(f"{name}: {us:.0f} µs of host time a layer, {us / first:.2f} of the first")
+    """Print a line for each step of each engine, and its part of the first one's time."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # this process is the one that is patched
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    from vllm.model_executor.models.llama import LlamaDecoderLayer
+    from vllm.model_executor.models.qwen3_moe import Qwen3MoeDecoderLayer
+
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        dense = tiny_llama.save(directory / "dense" / "bf16", head_dim=64)
+        experts = moe_checkpoints.save_random(
+            directory / "experts" / "bf16", moe_checkpoints.qwen3(head_dim=64)
+        )
+        found = {
+            "dense": measured(dense, LlamaDecoderLayer, DENSE),
+            "experts": measured(experts, Qwen3MoeDecoderLayer, HANDED_OVER),
+        }
+    for kind, steps in found.items():
+        for step, times in steps.items():
+            [first, *_] = times.values()
+            for name, us in times.items():
+                part = f"{us / first:.2f} of the first"
+                print(f"{kind}, {step}, {name}: {us:.0f} µs of host time a layer, {part}")
 
 
 if __name__ == "__main__":

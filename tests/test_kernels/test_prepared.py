@@ -15,6 +15,7 @@ from nvfp4_kernels import compile as compiler
 from nvfp4_kernels.checks import check_dtype, check_layout, check_same_device, reads_contents
 from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.prepared import MAX_REPLAYS, Prepared
+from nvfp4_kernels.recording import compared, relation
 
 FLOATS = (torch.bfloat16, torch.float32)
 
@@ -185,9 +186,17 @@ def test_a_change_is_checked_again(change: Callable[[], tuple[Any, ...]], device
 
 @pytest.mark.parametrize(
     "numbers",
-    [(0, False), (1, True, 1.0), (0.0, -0.0), (1, 2), ("a", "b"), ((1,), [1], (1, 1))],
+    [
+        (0, False),
+        (1, True, 1.0),
+        (0.0, -0.0),
+        (1, 2),
+        ("a", "b"),
+        ((1,), [1], (1, 1)),
+        (["a"], ("a",), ["b"], [1]),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_numbers_are_told_apart(numbers: tuple[Any, ...], device: Device) -> None:
     call = Prepared(device.function)
     for _ in range(2):
@@ -299,6 +308,58 @@ def test_multiples(device: Device) -> None:
     assert device.calls == 5
     with pytest.raises(InvalidArgument, match="number: is -1"):
         call(X, None, -1)
+
+
+def apart(device: Device) -> Callable[..., Any]:
+    """Function that refuses tensors which overlap."""
+
+    def run(x: Tensor, y: Tensor | None) -> Any:
+        if isinstance(y, Tensor) and compared(x, y) == "overlapping":
+            device.calls += 1
+            raise InvalidArgument("y: overlaps x")
+        return device.function(x, y)
+
+    return run
+
+
+def test_how_memory_lies(device: Device) -> None:
+    """Rows are 32 bytes: 128 further on, of 8 rows, lies the second half."""
+    call = Prepared(apart(device), compared=[(0, 1)])
+    memory = aligned(16, 16)
+    others = {"the same": memory[:8], "after it": memory[8:], "elsewhere": aligned(8, 16)}
+    for _ in range(2):
+        for y in others.values():
+            call(memory[:8], y)
+            assert device.launched[-1][2][0][0][:2] == (memory.data_ptr(), y.data_ptr())
+        call(memory[8:], memory[:8])  # before it
+        call(memory[:8], None)
+    assert device.calls == 3  # the same, apart, none
+    for calls in (4, 5):
+        with pytest.raises(InvalidArgument, match="y: overlaps x"):
+            call(memory[:8], memory[4:12])
+        assert device.calls == calls
+    with pytest.raises(InvalidArgument, match="y: overlaps x"):
+        call(memory[4:12], memory[:8])
+
+
+def test_relation_of_rows_apart() -> None:
+    """Of every second row, to the end of the last: what lies between two of them overlaps."""
+    memory = aligned(16, 16)
+    x = memory[:8:2]
+    assert relation(x, memory[7:]) == relation(memory[7:], x) == "apart"
+    assert relation(x, memory[6:]) == relation(memory[5:6], x) == "overlapping"
+    assert relation(x, memory[:1]) == "one start"
+    assert relation(x, memory[3:3]) == "apart"
+
+
+def test_how_memory_lies_is_a_part_of_no_other_call(device: Device) -> None:
+    call = Prepared(apart(device))
+    swapped = Prepared(lambda x, y: apart(device)(y, x), compared=[(0, 1)])
+    own = Prepared(lambda x, y: apart(device)(x, x.new_empty(8)), compared=[(0, 1)])
+    for each in (call, swapped, own):
+        for _ in range(2):
+            each(aligned(4, 16), aligned(4, 16))
+        assert [*each.replays.values()] == [None]
 
 
 def test_one_call_within_another(device: Device) -> None:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvfp4_kernels import add_rms_norm_quantize, gemm
+from nvfp4_kernels import add_rms_norm_quantize, gemm, prepared
 from nvfp4_kernels.nvfp4 import quantize_weight
-from tests import fake_flashinfer
+from nvfp4_kernels.replay import Launch
+from tests import devices, fake_flashinfer
+from tests.emulator import randomised
 from tests.test_kernels.compilation import check_op
 from vllm_fp4_plugin import flashinfer_reduction, reduction_op
 from vllm_fp4_plugin.handover import Unreduced
@@ -47,13 +49,15 @@ def tokens(request: pytest.FixtureRequest, given: Given, monkeypatch: pytest.Mon
     return int(request.param)
 
 
-def run(given: Given, tokens: int, reciprocal: Tensor | None = None) -> tuple[Tensor, ...]:
+def run(
+    given: Given, tokens: int, reciprocal: Tensor | None = None, kernel: str = KERNEL
+) -> tuple[Tensor, ...]:
     """Data, scales of the rows, and new residual."""
     mine, _, residual, weight = given
     partial = mine.clone()
     reciprocal = SCALE.reciprocal() if reciprocal is None else reciprocal
     data, scales = all_reduce_add_rms_norm_quantize(
-        partial, residual, weight, EPS, SCALE, reciprocal, 1, KERNEL, tokens, K
+        partial, residual, weight, EPS, SCALE, reciprocal, 1, kernel, tokens, K
     )
     return data, scales, partial
 
@@ -71,6 +75,30 @@ def product(data: Tensor, scales: Tensor) -> Tensor:
     blocked.view(-1)[fake_flashinfer._swizzled(48, K // 16)] = weight.scales
     alpha = (SCALE * weight.global_scale).reshape(1)
     return gemm(data, scales, weight.data, blocked, alpha, [48])
+
+
+def test_a_norm_is_prepared(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sum that came of other memory, and as if it were checked anew."""
+    devices.cutlass_or_skip()
+    repeated: list[Launch] = []
+    start = Launch.start
+
+    def note(launch: Launch, *rest: Any) -> None:
+        repeated.append(launch)
+        start(launch, *rest)
+
+    monkeypatch.setattr(Launch, "start", note)
+    monkeypatch.setattr(reduction_op, "tensor_model_parallel_all_reduce", torch.clone)
+    kernel = KERNEL.replace(".reference:", ".sm100:")
+    others = tuple(x + 1 for x in given)
+    with devices.emulated_ops(randomised(1)):
+        with prepared.suspended(False):
+            first, second = run(given, 0, kernel=kernel), run(others, 0, kernel=kernel)
+        assert len(repeated) == 1
+        for found, parts in ((first, given), (second, others)):
+            for a, b in zip(found, run(parts, 0, kernel=kernel), strict=True):
+                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    assert len(repeated) == 1
 
 
 def test_it_is_what_its_parts_are(given: Given, tokens: int) -> None:

@@ -43,7 +43,7 @@ def test_what_the_complete_model_keeps_from_fusing(
 def test_refusal_is_one_line_and_a_status(bf16: Path) -> None:
     done = report(bf16, "--additional-config", '{"nvfp4_tc":{"fuse":false}}')
     assert done.exit_code == 1
-    assert "\nnvfp4_tc.fuse: is unknown, must be one of fuse_mlp, " in "\n" + done.stderr
+    assert "\nerror: nvfp4_tc.fuse: is unknown, must be one of fuse_mlp, " in "\n" + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -58,14 +58,15 @@ def test_brackets_are_shown_as_they_are(bf16: Path) -> None:
     assert done.stderr.count("covers no layer") == 1
     refused = report(bf16, "--dtype", "float32")
     assert refused.exit_code == 1
-    assert "Supported dtypes: [torch.bfloat16, torch.float16]" in " ".join(refused.stderr.split())
+    [line] = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
+    assert "Supported dtypes: [torch.bfloat16, torch.float16]" in line  # on a line of its own there
 
 
 def test_a_config_that_is_no_object(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     done = report(tmp_path)
     assert done.exit_code == 1
-    assert done.stderr.startswith(f"{tmp_path / 'config.json'}: is [], must be an object; ")
+    assert done.stderr.startswith(f"error: {tmp_path / 'config.json'}: is [], must be an object; ")
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -74,7 +75,7 @@ def test_what_vllm_stumbles_over(capsys: pytest.CaptureFixture[str]) -> None:
         raise AttributeError("no head")
     assert end.value.exit_code == 1
     said = capsys.readouterr().err
-    assert said.startswith("m: vLLM cannot build it here (AttributeError: no head), must be one")
+    assert said.startswith("error: m: vLLM cannot build it here (AttributeError: no head), must")
 
 
 def test_additional_config_must_be_json(bf16: Path) -> None:

@@ -63,7 +63,7 @@ def test_refusal_is_one_line_and_a_status(
     assert done.exit_code == 1
     assert done.stdout == ""
     [line] = [line for line in done.stderr.splitlines() if str(copy) in line]
-    assert line.startswith(message.format(copy=copy))
+    assert line.startswith(f"error: {message.format(copy=copy)}")
 
 
 def test_values_are_read_on_demand(modelopt: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_is_no_checkpoint(content: dict[str, str] | None, tmp_path: Path) -
     done = verify(model)
     assert done.exit_code == 1
     expected = "is no directory" if content is None else "holds no safetensors files"
-    assert done.stderr.startswith(f"{model}: {expected}")
+    assert done.stderr.startswith(f"error: {model}: {expected}")
 
 
 def test_code_of_a_checkpoint_and_what_its_model_skips(tmp_path: Path) -> None:

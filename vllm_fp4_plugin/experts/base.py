@@ -21,7 +21,7 @@ from vllm_fp4_plugin.experts.plan import (
     make_plan,
     obstacle,
 )
-from vllm_fp4_plugin.experts.router import choice_of
+from vllm_fp4_plugin.experts.router import choice_of, padding
 from vllm_fp4_plugin.experts.weights import (
     KernelExperts,
     StoredExperts,
@@ -169,7 +169,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         plan = self.plan
         assert plan.choice is not None
         return routed_experts(
-            x, router_logits, layer.e_score_correction_bias, layer.expert_map, *self.held(layer),
-            self._sizes[:4], plan.targets,
+            x, router_logits, layer.e_score_correction_bias, padding(router_logits),
+            layer.expert_map, *self.held(layer), self._sizes[:4], plan.targets,
             plan.inputs != "16-bit", plan.terms, *plan.activation, *plan.choice.router,
         )  # fmt: skip

@@ -17,8 +17,7 @@ from nvfp4_kernels.activation import Activation
 from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, choose_tile_tokens
 from nvfp4_kernels.moe_topk.op import router_of
 from nvfp4_kernels.routing import Routing
-from vllm_fp4_plugin.experts.router import padding
-from vllm_fp4_plugin.linear_op import function, readable
+from vllm_fp4_plugin.linear_op import define, function, readable
 
 _LIBRARY = Library("nvfp4_tc", "FRAGMENT")
 
@@ -101,6 +100,7 @@ def _routed_experts(
     x: Tensor,
     router_logits: Tensor,
     router_bias: Tensor | None,
+    padding: Tensor | None,
     expert_map: Tensor | None,
     w13: Tensor,
     w13_scale: Tensor,
@@ -129,7 +129,8 @@ def _routed_experts(
 ) -> Tensor:
     """Choose each token's experts by ``router_logits`` ``(M, E)``; then as ``_experts``.
 
-    ``router_bias`` is float32 ``(E,)``, or None; what follows ``beta`` makes a ``Router``.
+    ``router_bias`` is float32 ``(E,)``, or None; ``padding``, bool ``(M,)``, or None: rows that are
+    no tokens. What follows ``beta`` makes a ``Router``.
     """
     router = router_of(top_k, scoring, renormalize, groups, top_groups, scale)
     of_layer, tile_tokens = _of_batch(x, sizes, w13_alpha, top_k)
@@ -137,7 +138,7 @@ def _routed_experts(
     how: tuple[Any, ...] = (terms,) if quantizes else ()
     x = readable(x)
     weights, *tiles = function(kernels[0])(
-        x, readable(router_logits), router_bias, padding(router_logits), expert_map,
+        x, readable(router_logits), router_bias, padding, expert_map,
         of_layer.held, tile_tokens, *given, *how, router,
     )  # fmt: skip
     return _products(
@@ -202,20 +203,19 @@ _OF_LAYER = (
     "Tensor? w2_bias, SymInt[] sizes, str[] kernels, bool quantizes, int terms, str activation, "
     "float? limit, float alpha, float beta"
 )
-_LIBRARY.define(
-    f"experts(Tensor x, Tensor topk_weights, Tensor topk_ids, {_OF_LAYER}, bool weight_on_input) "
-    "-> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+experts = define(
+    _LIBRARY,
+    "experts",
+    f"Tensor x, Tensor topk_weights, Tensor topk_ids, {_OF_LAYER}, bool weight_on_input",
+    _experts,
 )
-_LIBRARY.define(
-    f"routed_experts(Tensor x, Tensor router_logits, Tensor? router_bias, {_OF_LAYER}, "
-    "int top_k, str scoring, bool renormalize, int groups, int top_groups, float scale) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+routed_experts = define(
+    _LIBRARY,
+    "routed_experts",
+    f"Tensor x, Tensor router_logits, Tensor? router_bias, Tensor? padding, {_OF_LAYER}, "
+    "int top_k, str scoring, bool renormalize, int groups, int top_groups, float scale",
+    _routed_experts,
 )
-_LIBRARY.impl("experts", _experts, "CompositeExplicitAutograd")
-_LIBRARY.impl("routed_experts", _routed_experts, "CompositeExplicitAutograd")
-experts = torch.ops.nvfp4_tc.experts.default
-routed_experts = torch.ops.nvfp4_tc.routed_experts.default
 
 
 @register_fake("nvfp4_tc::experts", lib=_LIBRARY)

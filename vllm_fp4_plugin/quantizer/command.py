@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from vllm_fp4_plugin import command_line
+
 
 def quantize(
     src: Annotated[Path, typer.Argument(help="Folder of a 16-bit or 32-bit checkpoint.")],
@@ -106,16 +108,11 @@ def quantize(
             console=console,
         )
     except (QuantizerError, OSError) as error:
-        _say(f"error: {error}")
-        raise typer.Exit(1) from None
+        raise command_line.refusal(str(error)) from None
     except KeyboardInterrupt:
-        _say(f"interrupted: nothing has been left at {dst}")
+        command_line.say(f"interrupted: nothing has been left at {dst}")
         raise typer.Exit(128 + signal.SIGINT) from None
     except SystemExit:  # SIGTERM, SIGHUP
-        _say(f"ended by a signal: nothing has been left at {dst}")
+        command_line.say(f"ended by a signal: nothing has been left at {dst}")
         raise
     console.print(summary.table())
-
-
-def _say(message: str) -> None:
-    Console(stderr=True).print(message, markup=False, highlight=False)

@@ -14,7 +14,7 @@ from nvfp4_kernels.checks import (
 )
 from nvfp4_kernels.dispatch import Mode
 from nvfp4_kernels.heads import check_cache, check_out, check_queries
-from nvfp4_kernels.recording import keep_unprepared
+from nvfp4_kernels.recording import compared
 
 
 def check_rotary_store(
@@ -66,13 +66,8 @@ def check_rotary_store(
 def check_out_of(out: Tensor, q: Tensor) -> None:
     """Raise unless ``out`` fits ``q``, and is ``q`` itself or memory of its own."""
     check_out(out, q)
-    keep_unprepared("addresses are compared")
-    if not q.numel() or (out.data_ptr() == q.data_ptr() and q.is_contiguous()):
-        return
-    last = q.data_ptr() + q.element_size() * sum(
-        (count - 1) * stride for count, stride in zip(q.shape, q.stride(), strict=True)
-    )
-    if q.data_ptr() < out.data_ptr() + out.nbytes and out.data_ptr() <= last:
+    lie = compared(out, q)
+    if q.numel() and (lie == "overlapping" or (lie == "one start" and not q.is_contiguous())):
         raise InvalidArgument(
             "out: overlaps q, must be q itself, contiguous, or memory of its own; leave it out"
         )

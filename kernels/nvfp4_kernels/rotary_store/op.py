@@ -88,7 +88,7 @@ def rotary_store(
         q, k, v, positions, cos_sin_cache, kv_cache, slot_mapping, q_norm, k_norm, k_scale, v_scale,
     )  # fmt: skip
     out = q.new_empty(q.shape) if out is None else out
-    called(_rotary_store, q)(out, *tensors, neox, eps)
+    called(_rotary_store, q, compared=(("out", "q"),))(out, *tensors, neox, eps)
     return out
 
 

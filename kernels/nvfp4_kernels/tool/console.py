@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
@@ -17,11 +16,17 @@ def console() -> Console:
 
 @contextmanager
 def refusals(*kinds: type[Exception]) -> Iterator[None]:
-    """Prints an error of these kinds as one line, and ends the command with status 1."""
+    """Print an error of these kinds as one line on standard error; end the command with 1.
+
+    What the command line itself has wrong is the parser's to tell, with 2.
+    """
     try:
         yield
     except kinds as error:
-        console().print(f"[red]{escape(str(error))}[/]")
+        line = " ".join(str(error).splitlines())
+        Console(stderr=True).print(
+            f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
         raise typer.Exit(1) from error
 
 

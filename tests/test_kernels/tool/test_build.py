@@ -389,7 +389,7 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     status, output = invoke("--linear", "64,64", "--max-tokens", "1", "--out", out)
     assert status == 1
     assert output == (
-        "compiling kernels needs nvidia-cutlass-dsl and apache-tvm-ffi, not installed; "
+        "error: compiling kernels needs nvidia-cutlass-dsl and apache-tvm-ffi, not installed; "
         'pip install "vllm-fp4-plugin[kernels]"'
     )
     assert not out.exists()

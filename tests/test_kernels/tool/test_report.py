@@ -377,4 +377,4 @@ def test_without_a_compiler(measured: list[Static], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(toolchain, "find_spec", lambda name: None if name == "cutlass" else name)
     status, output = invoke("--shape", "1,64,64")
     assert status == 1
-    assert output.startswith("compiling kernels needs nvidia-cutlass-dsl, not installed; pip")
+    assert output.startswith("error: compiling kernels needs nvidia-cutlass-dsl, not installed; ")
