@@ -26,9 +26,10 @@ _SETTLE_SECONDS = 60.0  # for aborted requests to leave the engine
 _END_SECONDS = 60.0  # for a server to end that has lost its engine
 _FIRST_TOKEN_SECONDS = 30.0  # at most, until the engine is killed
 # Of a connection that is used again. A server closes one that was idle for longer, perhaps just
-# when it is used: on a busy machine vLLM's 5 s are not beyond all doubt.
+# when it is used: on a busy machine, where a client may read an answer a minute late, after vLLM's
+# 5 s and after 60 s too.
 _IDLE_SECONDS = 2.0
-_SERVER_IDLE_SECONDS = 60
+_SERVER_IDLE_SECONDS = 3600
 _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
