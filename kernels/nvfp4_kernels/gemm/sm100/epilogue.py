@@ -89,10 +89,13 @@ class Epilogue:
             for number in cutlass.range_constexpr(chunks):
                 offset = self._offset(number, chunks, accumulator)
                 values = []
-                for start in cutlass.range_constexpr(0, self.chunk, LOAD_COLUMNS):
+                shares = number <= self._last_shared(chunks)
+                # All that the next tile's MMAs wait for, before any arithmetic.
+                width = self.chunk if self._overlaps and shares else LOAD_COLUMNS
+                for start in cutlass.range_constexpr(0, self.chunk, width):
                     here = offset + start
-                    sums = self._sums(source, scratch.partials, state.rank, here, warp, lane)
-                    last = start + LOAD_COLUMNS >= self.chunk
+                    sums = self._sums(source, scratch.partials, state.rank, here, width, warp, lane)
+                    last = start + width >= self.chunk
                     if cutlass.const_expr(last and number == self._last_shared(chunks)):
                         self._release(barriers.acc_empty.subview(accumulator), leader)
                     values += scaling.apply(sums, own, scratch.vectors, here)
@@ -114,10 +117,14 @@ class Epilogue:
             # By every lane: those that have stored nothing have nothing to wait for.
             ptx.cp_async_bulk_wait_group(0, read=True)
 
+    @property
+    def _overlaps(self) -> bool:
+        """Whether two accumulators share columns."""
+        return self.tile.overlap > 0 and self.tile.accumulators == 2 and self.tile.split_k == 1
+
     def _offset(self, number: int, chunks: int, accumulator: Int32) -> Int32 | int:
         """First column of a chunk: overlapping accumulators begin with what they share."""
-        tile = self.tile
-        if tile.overlap == 0 or tile.accumulators == 1 or tile.split_k > 1:
+        if not self._overlaps:
             return number * self.chunk
         backwards = (chunks - 1 - number) * self.chunk
         forwards = number * self.chunk
@@ -125,10 +132,9 @@ class Epilogue:
 
     def _last_shared(self, chunks: int) -> int:
         """Chunk after which the next tile's MMAs may start."""
-        tile = self.tile
-        if tile.overlap == 0 or tile.accumulators == 1 or tile.split_k > 1:
+        if not self._overlaps:
             return chunks - 1
-        return -(-tile.overlap // self.chunk) - 1
+        return -(-self.tile.overlap // self.chunk) - 1
 
     @cute.jit
     def _release(self, acc_empty: Array, leader: Boolean) -> None:
@@ -148,11 +154,12 @@ class Epilogue:
         partials: Any,
         rank: Int32,
         column: Int32 | int,
+        width: int,
         warp: Int32,
         lane: Int32,
     ) -> list[Vector]:
-        """Load the next columns of every product."""
-        tile, count = self.tile, min(LOAD_COLUMNS, self.chunk)
+        """Load the next ``width`` columns, or as many as there are, of every product."""
+        tile, count = self.tile, min(width, self.chunk)
         if partials is not None:
             split, columns = SplitK(tile), range(column, column + count)
             return [
