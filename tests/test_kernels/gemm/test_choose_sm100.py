@@ -141,6 +141,20 @@ def test_clusters_lie_in_one_gpc(sms: int, ctas: int, clusters: int) -> None:
     assert assumed_clusters(sms, ctas) == clusters
 
 
+@pytest.mark.parametrize(("n", "weights"), [(6144, 1), (14336, 2)], ids=["qkv", "gate and up"])
+def test_pairs_where_the_mmas_wait_for_shared_columns(n: int, weights: int) -> None:
+    """Four CTAs that share loads leave 12 SMs idle, and loads are not what they wait for."""
+    problem = Problem(8192, n, 4096, weights=weights)
+    fours, pairs = (
+        next(tile for tile, _ in candidates(problem, BF16) if (tile.cluster_m, tile.overlap) == of)
+        for of in ((4, 48), (2, 48))
+    )
+    assert choose_config(problem, BF16)[0] == pairs
+    assert estimate(problem, pairs) < estimate(problem, fours)
+    deep = replace(problem, k=65536)  # a tile's loads take longer than its wait
+    assert estimate(deep, fours) < estimate(deep, pairs)
+
+
 def test_overlapping_accumulators_leave_room_for_the_scales() -> None:
     wide = Tile(256)
     assert (wide.accumulators, wide.overlap, wide.tensor_columns) == (2, 48, 512)

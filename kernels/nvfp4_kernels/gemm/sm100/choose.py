@@ -27,6 +27,7 @@ LATENCY = 2230  # of memory, until its bytes flow
 CLUSTER = 980  # of starting and ending one
 EXCHANGE, EXCHANGE_COLUMN = 120, 4.3  # of the parts of a split
 EPILOGUE_COLUMN, UNBOXED_COLUMN = 16.7, 6
+SHARED_COLUMNS = 1000  # of MMAs that wait for columns which two accumulators share, a tile
 LATE = 1.2  # of a cycle of loads that wait for the tokens, in a chain
 OCCUPIED = 1300  # of leaving the next launch no SM to begin on
 SCALED_BYTES = 0.5 + 1 / 16  # per element
@@ -205,7 +206,7 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
     multiplied = CTA_ROWS * tile.columns * TILE_K / MACS_PER_CYCLE
     read = (CTA_ROWS + tile.b_rows) * TILE_BYTES / OPERAND_BYTES_PER_CYCLE
     supplied = tile.loaded_bytes * work.occupied / (sms * LOAD_BYTES_PER_CYCLE)
-    step = max(tile.weights * tile.terms.count * max(multiplied, read), supplied)
+    step = tile.weights * tile.terms.count * max(multiplied, read)
     rows = problem.weights * problem.n + problem.terms * problem.m
     moved = problem.batch * problem.k * rows * SCALED_BYTES
     boxed = tile.split_columns % WARP_ROWS == 0
@@ -217,7 +218,10 @@ def estimate(problem: Problem, tile: Tile, sms: int = SMS) -> float:
         together += work.waves * (EXCHANGE + EXCHANGE_COLUMN * sent)
     rings = work.steps * tile.loaded_bytes / RING_BYTES_PER_CYCLE
     loaded = max(moved / MEMORY_BYTES_PER_CYCLE, rings)
-    multiplying = max(work.steps * step, LATENCY + loaded)
+    # Loads go on meanwhile.
+    waiting = (work.waves - 1) * SHARED_COLUMNS if tile.accumulators == 2 and tile.overlap else 0
+    stepping = max(work.steps * step + waiting, work.steps * supplied)
+    multiplying = max(stepping, LATENCY + loaded)
     return multiplying + exposed * tile.split_columns * column + together
 
 
