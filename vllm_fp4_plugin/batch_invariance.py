@@ -113,8 +113,9 @@ def _obstacles(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
             "leave --speculative-config out",
         ),
         "LoRA": (vllm_config.lora_config is not None, "leave --enable-lora out"),
-        "torch.compile on a CPU, which orders sums as it likes": (
-            on_cpu and not model.enforce_eager,
+        # On an H100 2 of 288 tokens differed once compiled, and 34 in CUDA graphs alone.
+        "torch.compile and CUDA graphs, which order sums by the batch": (
+            not model.enforce_eager,
             "serve with --enforce-eager",
         ),
         "several ranks on a CPU, whose all-reduce vLLM does not fix": (

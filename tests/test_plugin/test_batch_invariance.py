@@ -37,7 +37,7 @@ def config(model: Path, **args: Any) -> Any:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"enforce_eager": False}, "torch.compile on a CPU"),
+        ({"enforce_eager": False}, "torch.compile and CUDA graphs"),
         ({"tensor_parallel_size": 2}, "several ranks on a CPU"),
         ({"enable_lora": True}, "LoRA"),
         (
@@ -51,7 +51,8 @@ def config(model: Path, **args: Any) -> Any:
     "batch invariance",
     "refused",
     "with `VLLM_BATCH_INVARIANT`: experts, layers of other formats than NVFP4 and 16 bits, hybrid "
-    "models, MLA, images, LoRA, speculation; on a CPU also torch.compile, several ranks, GELU",
+    "models, MLA, images, LoRA, speculation, torch.compile and CUDA graphs; on a CPU also several "
+    "ranks and GELU",
 )
 def test_refused(modelopt: Path, given: dict[str, Any], what: str) -> None:
     with pytest.raises(BatchInvarianceRefused, match=f"must not be with {what}.*; .*unset it"):
