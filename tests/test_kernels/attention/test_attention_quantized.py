@@ -169,6 +169,6 @@ def test_opcheck() -> None:
     memory = new_nvfp4_rows(given["q"])
     arguments = (
         *memory, *tensors, None, None, torch.tensor(0.01), 0, given["max_query_len"],
-        given["max_seq_len"], None, True, None, None, None,
+        given["max_seq_len"], None, True, None, None, None, False,
     )  # fmt: skip
     check_op(torch.ops.nvfp4.paged_attention_quantized.default, arguments)

@@ -213,7 +213,7 @@ def test_opcheck() -> None:
         (
             torch.empty_like(given["q"]), None, *(given[name] for name in tensors),
             given["rotation"].cos_sin_cache, None, None, None, None, None, None, True, None, 0,
-            given["max_query_len"], given["max_seq_len"], None, None, None, None, True,
+            given["max_query_len"], given["max_seq_len"], None, None, None, None, True, False,
         ),
     )  # fmt: skip
 
