@@ -343,7 +343,7 @@ def test_how_memory_lies(device: Device) -> None:
 
 
 def test_relation_of_rows_apart() -> None:
-    """Of every second row, to the end of the last: what lies between two of them overlaps."""
+    """Memory of every second row, to the end of the last: what lies between two overlaps."""
     memory = aligned(16, 16)
     x = memory[:8:2]
     assert relation(x, memory[7:]) == relation(memory[7:], x) == "apart"

@@ -120,7 +120,7 @@ def test_what_is_exact_leaves_nothing() -> None:
     batch=st.sampled_from([(), (2,)]),
 )
 def test_stacked_scales(rows: int, columns: int, terms: int, batch: tuple[int, ...]) -> None:
-    """As the oracle stacks them, and back."""
+    """Stack scales as the oracle does, and back."""
     shape = (*batch, terms, rows, columns)
     scales = torch.randint(1, 120, shape, dtype=torch.uint8).view(torch.float8_e4m3fn)
     blocked = stack_scales(scales)

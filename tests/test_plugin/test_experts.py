@@ -21,7 +21,6 @@ from nvfp4_kernels.nvfp4 import (
     to_blocked,
 )
 from vllm_fp4_plugin.activation_terms import GivenTerms
-from vllm_fp4_plugin.experts import base
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
 from vllm_fp4_plugin.experts.op import experts
@@ -619,23 +618,6 @@ def test_dynamo_sees_one_op(build: Build) -> None:
     )
     args = batch()
     assert torch.equal(compiled(*args), method.apply(layer, *args, None, None))
-
-
-def test_padding_of_a_batch_adds_nothing(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that vLLM's mask names, where experts are chosen by their logits."""
-    method, layer = build(Layer(routing_method=RoutingMethodType.Renormalize))
-    load(layer, Model(weight_only=False))
-    method.process_weights_after_loading(layer)
-    assert method.is_monolithic
-    x, _, _ = batch(4)
-    logits = torch.randn(4, E).bfloat16()
-    whole = method.apply_monolithic(layer, x, logits)
-    assert whole.any(1).all()
-    mask = torch.tensor([False, True, False, True])
-    monkeypatch.setattr(base, "padding", lambda given: mask if given is logits else None)
-    padded = method.apply_monolithic(layer, x, logits)
-    assert torch.equal(padded[~mask], whole[~mask])
-    assert not padded[mask].any()
 
 
 def drop(name: str) -> Callable[[str, Tensor], Tensor | None]:

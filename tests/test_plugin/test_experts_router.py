@@ -14,6 +14,8 @@ from vllm.model_executor.layers.fused_moe.router.grouped_topk_router import grou
 from nvfp4_kernels import Router, moe_topk
 from nvfp4_kernels.precompile.experts_layer import Choice
 from tests.test_kernels.router_cases import CASES, RouterCase
+from tests.test_plugin.test_experts import Build, E, Layer, Model, batch, load
+from vllm_fp4_plugin.experts import base
 from vllm_fp4_plugin.experts.router import choice_of, padding
 
 SAME = 1e-6  # of weights: roundings of float32
@@ -172,3 +174,20 @@ def test_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert padding(Logits(range(9))) is None  # type: ignore[arg-type]
     context.dp_metadata = object()
     assert padding(Logits(range(6))) is None  # type: ignore[arg-type]
+
+
+def test_padding_of_a_batch_adds_nothing(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that vLLM's mask names, where experts are chosen by their logits."""
+    method, layer = build(Layer(routing_method=RoutingMethodType.Renormalize))
+    load(layer, Model(weight_only=False))
+    method.process_weights_after_loading(layer)
+    assert method.is_monolithic
+    x, _, _ = batch(4)
+    logits = torch.randn(4, E).bfloat16()
+    whole = method.apply_monolithic(layer, x, logits)
+    assert whole.any(1).all()
+    mask = torch.tensor([False, True, False, True])
+    monkeypatch.setattr(base, "padding", lambda given: mask if given is logits else None)
+    padded = method.apply_monolithic(layer, x, logits)
+    assert torch.equal(padded[~mask], whole[~mask])
+    assert not padded[mask].any()

@@ -6,6 +6,8 @@ fitted to the times that the discrete-event model of the tests gives 29 problems
 on 304 tiles (``python -m tests.modelled.gemm --all``): a mean error of 6 %, a mean loss of 0.3 %
 against the best tile. What a tile costs in a chain of launches, beyond its time alone, was fitted
 to layers of 1 to 128 tokens with each product on each of its tiles (``tests.modelled.layer``).
+``SHARED_COLUMNS``, between the 900 and the 1800 cycles that two modelled prefills of 8192 tokens
+lose a tile, came after both fits: with one tile to a cluster it changes nothing.
 None of it was measured on a B200.
 """
 
