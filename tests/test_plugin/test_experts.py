@@ -317,34 +317,36 @@ Build = Callable[..., tuple[Nvfp4ExpertsMethod, Layer]]
 PREFIX = "model.layers.0.mlp.experts"
 
 
+def built(
+    layer: Layer | None = None,
+    *,
+    format: str = "modelopt",
+    weight_only: bool = False,
+    terms: GivenTerms | None = None,
+) -> tuple[Nvfp4ExpertsMethod, Layer]:
+    """Layer of experts and its method, under vLLM's config."""
+    layer = layer or Layer()
+    checkpoint = CheckpointConfig(FORMATS[format], weight_only)  # type: ignore[index]
+    startup = Startup()
+    startup.waiting.add(PREFIX)
+    method = Nvfp4ExpertsMethod(
+        startup, Options(), layer, PREFIX, checkpoint, weight_only=weight_only, terms=terms
+    )
+    config = layer.moe_config
+    method.create_weights(
+        layer,
+        config.num_local_experts,
+        config.hidden_dim,
+        config.intermediate_size_per_partition,
+        torch.bfloat16,
+        global_num_experts=E,
+        weight_loader=None,
+    )
+    return method, layer
+
+
 @pytest.fixture
 def build(vllm_config: Any) -> Build:
-    def built(
-        layer: Layer | None = None,
-        *,
-        format: str = "modelopt",
-        weight_only: bool = False,
-        terms: GivenTerms | None = None,
-    ) -> tuple[Nvfp4ExpertsMethod, Layer]:
-        layer = layer or Layer()
-        checkpoint = CheckpointConfig(FORMATS[format], weight_only)  # type: ignore[index]
-        startup = Startup()
-        startup.waiting.add(PREFIX)
-        method = Nvfp4ExpertsMethod(
-            startup, Options(), layer, PREFIX, checkpoint, weight_only=weight_only, terms=terms
-        )
-        config = layer.moe_config
-        method.create_weights(
-            layer,
-            config.num_local_experts,
-            config.hidden_dim,
-            config.intermediate_size_per_partition,
-            torch.bfloat16,
-            global_num_experts=E,
-            weight_loader=None,
-        )
-        return method, layer
-
     return built
 
 

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.fused_moe.router.grouped_topk_router import grou
 from nvfp4_kernels import Router, moe_topk
 from nvfp4_kernels.precompile.experts_layer import Choice
 from tests.test_kernels.router_cases import CASES, RouterCase
-from tests.test_plugin.test_experts import Build, E, Layer, Model, batch, load
+from tests.test_plugin.test_experts import E, Layer, Model, batch, built, load
 from vllm_fp4_plugin.experts import base
 from vllm_fp4_plugin.experts.router import choice_of, padding
 
@@ -176,9 +176,9 @@ def test_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert padding(Logits(range(6))) is None  # type: ignore[arg-type]
 
 
-def test_padding_of_a_batch_adds_nothing(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_of_a_batch_adds_nothing(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that vLLM's mask names, where experts are chosen by their logits."""
-    method, layer = build(Layer(routing_method=RoutingMethodType.Renormalize))
+    method, layer = built(Layer(routing_method=RoutingMethodType.Renormalize))
     load(layer, Model(weight_only=False))
     method.process_weights_after_loading(layer)
     assert method.is_monolithic
