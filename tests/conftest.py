@@ -15,6 +15,7 @@ itself to one runtime for the life of a process, so ``both`` is two runs, one af
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -83,6 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
     devices.on_cuda = config.getoption("--device") == "cuda"
     devices.is_quick = config.getoption("--quick")
     devices.source_lines = config.getoption("--source-lines")
+    if not hasattr(config, "workerinput"):  # xdist's workers inherit it
+        folder = tempfile.TemporaryDirectory(prefix="kernels-")
+        os.environ[devices.RUN_KERNELS] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -5,9 +5,11 @@
 
 import functools
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -21,6 +23,10 @@ EMULATED_CHIPS = {"sm_90": H200, "sm_100": B200, "sm_103": GB300}
 on_cuda = False  # whether this run's kernels go to the GPU: with --device cuda
 is_quick = False  # whether this run does without the emulator: with --quick
 source_lines = True  # whether findings name the kernel's own lines: in tests with --source-lines
+# Environment variable that names the folder of this run's compiled kernels, which its processes
+# share; without it each compiles its own.
+RUN_KERNELS = "TESTS_RUN_KERNELS"
+binaries = "plain"  # what ptxas makes of kernels here: see ``Runtime.make_binaries``
 
 
 class KernelDevice(Protocol):
@@ -113,6 +119,28 @@ def _emulated_gpu(arch: str) -> Gpu:
     return Gpu(EMULATED_CHIPS[arch], strict_tensor_fences=True)
 
 
+def _kept_kernels() -> str:
+    """Folder of kernels as they are compiled now: those of this run alone; "" if none are kept."""
+    folder = os.environ.get(RUN_KERNELS, "")
+    if not folder:
+        return ""
+    return str(Path(folder, "with_source_lines" if source_lines else "without_source_lines"))
+
+
+@contextmanager
+def other_kernels() -> Iterator[None]:
+    """Compile every kernel within, and keep none: it is not what its source and its fields say.
+
+    Its PTX need not be one that ptxas can assemble.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "binaries", "none")
+        patch.delenv(RUN_KERNELS, raising=False)
+        if "NVFP4_KERNELS_CACHE" in os.environ:  # of a device that is there already
+            patch.setenv("NVFP4_KERNELS_CACHE", "")
+        yield
+
+
 def cutlass_or_skip() -> None:
     """Skips the test or module without CuTe DSL.
 
@@ -145,9 +173,10 @@ def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
     runtime = shim.install(gpu, f"{arch}a")
     runtime.keep_source_lines(source_lines)
     runtime.guard_shared_arrays(True)
+    runtime.make_binaries(binaries)
     device = Emulated(gpu, arch)
     with pytest.MonkeyPatch.context() as patch, poisoned_memory():
-        patch.setenv("NVFP4_KERNELS_CACHE", "")  # nothing is kept, nothing from before is used
+        patch.setenv("NVFP4_KERNELS_CACHE", _kept_kernels())
         try:
             yield device
         finally:
@@ -155,6 +184,7 @@ def emulated(schedule: Schedule, arch: str = "sm_100") -> Iterator[Emulated]:
             runtime = shim.install(gpu)  # tests without a device compile for sm_100
             runtime.keep_source_lines(True)
             runtime.guard_shared_arrays(False)
+            runtime.make_binaries("optimised")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.devices import Emulated, emulated
+from tests.devices import Emulated, emulated, other_kernels
 from tests.emulator import B200, EAGER
 from tests.emulator.findings import ArrayOverrun, LaunchError
 from tests.emulator.machine.cta import SHARED_BASE
@@ -19,7 +19,7 @@ def compiling(guards: bool = True) -> Iterator[Emulated]:
     """The emulator, for kernels that are compiled within."""
     from nvfp4_kernels import compile as kernel_compile
 
-    with emulated(EAGER) as device:
+    with other_kernels(), emulated(EAGER) as device:
         runtime = shim.installed()
         assert runtime is not None
         runtime.guard_shared_arrays(guards)

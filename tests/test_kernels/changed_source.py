@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from tests import devices
+
 
 def edited(text: str, right: str, wrong: str, name: str) -> str:
     """The text with ``wrong`` in the place of ``right``, which stands in it once."""
@@ -34,7 +36,7 @@ def changed_source(
     if module:
         [file] = [f for copy in copies if (f := copy / f"{module}.py").exists()]
         file.write_text(edited(file.read_text(), right, wrong, module))
-    with pytest.MonkeyPatch.context() as patch:
+    with devices.other_kernels(), pytest.MonkeyPatch.context() as patch:
         for copied, copy in zip(packages, copies, strict=True):
             # `from package import module` finds a module by the package's attribute too.
             for name in _loaded(copied):

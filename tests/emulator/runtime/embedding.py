@@ -12,6 +12,13 @@ from tests.emulator.runtime.fatbin import is_fat_binary, with_ptx
 from tests.emulator.runtime.guards import guard
 
 _PASS = "cute-to-nvvm{"
+_PTXAS = "ptx-options="
+_EMPTY = "assembled_alone"
+_PTXAS_OPTIONS = {
+    "optimised": "",
+    "plain": "-O1",  # -O0 takes longer
+    "none": f"--entry={_EMPTY}",
+}
 _DUMP = re.compile(r"dump-ptx-path=([^\s}]+)")
 
 
@@ -23,14 +30,21 @@ class PtxEmbedding(Compiler):
 
     Attributes:
         guards: whether each shared array gets a guard behind it (``runtime/guards.py``).
+        binaries: what ptxas makes, unless it is given options (``shim.Runtime.make_binaries``).
     """
 
     guards = False
+    binaries = "optimised"
 
     def compile(self, module: ir.Module, pipeline: str, *args: Any, **kwargs: Any) -> ir.Module:
         if _PASS not in pipeline:  # a pipeline for looking at IR: there is no GPU binary
             return super().compile(module, pipeline, *args, **kwargs)
         arrays = guard(module) if self.guards else ""
+        options = _PTXAS_OPTIONS[self.binaries]
+        if options and _PTXAS not in pipeline:
+            pipeline = pipeline.replace(_PASS, f"{_PASS}{_PTXAS}'{options}' ", 1)
+            if self.binaries == "none":
+                _add_empty_kernel(module)
         with tempfile.TemporaryDirectory(prefix="emulator-ptx-") as folder:
             given = _DUMP.search(pipeline)
             path = Path(given[1]) if given else Path(folder, "kernels")
@@ -41,6 +55,15 @@ class PtxEmbedding(Compiler):
             if written:  # none where the module has no kernels
                 _embed(compiled, f"{written[-1].read_text()}\n{arrays}")
         return compiled
+
+
+def _add_empty_kernel(module: ir.Module) -> None:
+    """Add to the kernels one that does nothing: ptxas wants one to assemble."""
+    for operation in module.body.operations:
+        if operation.operation.name == "gpu.module":
+            with module.context, ir.Location.unknown():
+                empty = f"llvm.func @{_EMPTY}() attributes {{nvvm.kernel}} {{ llvm.return }}"
+                operation.operation.regions[0].blocks[0].append(ir.Operation.parse(empty))
 
 
 def _embed(module: ir.Module, ptx: str) -> None:
