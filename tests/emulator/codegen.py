@@ -252,7 +252,8 @@ class Emitter:
         self._line = 0
         self._names = 0
         self._constants: dict[object, str] = {}
-        self.masked = False  # whether the current block runs under ``m``
+        self.block = -1  # the current one's number
+        self.masked = False  # whether it runs under ``m``
         self.guard = ""  # lanes that run the current instruction beyond ``m``, a variable's name
         self.specials: set[str] = set()
 
@@ -522,6 +523,7 @@ class Emitter:
 
     def _block(self, number: int) -> None:
         block = self.flow.blocks[number]
+        self.block = number
         self.masked = number in self.uniformity.masked
         body = self.kernel.body[block.first : block.last]
         self._line = body[0].line if body else self._line
@@ -534,7 +536,7 @@ class Emitter:
         for instruction in body:
             self._line = instruction.line
             try:
-                self.instruction(instruction, number)
+                self.instruction(instruction)
             except EmulatorError as error:
                 raise error.at(self.program.where(instruction.line)) from None
         ender = body[-1].parts[0] if body else ""
@@ -543,7 +545,7 @@ class Emitter:
             following = number + 1
             self.write(f"pc = {following}" if following < len(self.flow.blocks) else "return")
 
-    def instruction(self, instruction: Instruction, block: int) -> None:
+    def instruction(self, instruction: Instruction) -> None:
         family = self._families.get(instruction.parts[0])
         if family is None:
             raise self.unknown(instruction)
@@ -592,10 +594,3 @@ class Emitter:
             if block.first == start:
                 return number
         return -1  # a label at the very end
-
-    def current_block(self, instruction: Instruction) -> int:
-        index = self.kernel.body.index(instruction)
-        for number, block in enumerate(self.flow.blocks):
-            if block.first <= index < block.last:
-                return number
-        raise AssertionError("instruction outside of every block")

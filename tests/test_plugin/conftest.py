@@ -22,6 +22,13 @@ def models_are_inspected_here() -> None:
     inspect_models_here()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def heap_is_set_aside() -> Iterator[None]:
+    """Building a model collects garbage too, which in a heap with vLLM takes most of its time."""
+    with heap.set_aside():
+        yield
+
+
 @pytest.fixture(scope="session")
 def bf16_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama.save(tmp_path_factory.mktemp("bf16"))

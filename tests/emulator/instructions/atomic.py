@@ -1,5 +1,6 @@
 """atom and red: what they compute, and the instructions."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,7 +114,7 @@ def atomic(
     order: str,
     scope: int,
 ) -> list[Lanes]:
-    """Lane after lane, or all at once where they do not meet; returns the old values."""
+    """Lane after lane where they meet, or all at once; returns the old values."""
     width, count = TYPE_BITS[kind] // 8, len(values[0])
     nbytes = width * count
     access = w.access(line, "atomic", strong=True)
@@ -134,9 +135,10 @@ def atomic(
         items = np.ascontiguousarray(after).view(ITEMS[nbytes])[:, 0]
         memory.write_lanes(places, nbytes, items, access)
         old[lanes] = before
-        changed = not np.array_equal(before, after)  # or it is a poll that does not end by itself
-        for address in places.tolist():
-            publish(w, memory, address, order in _RELEASING, scope, mask, changed)
+        # Or it is a poll that does not end by itself.
+        changed = (before != after).any(1).tolist()
+        for address, differs in zip(places.tolist(), changed, strict=True):
+            publish(w, memory, address, order in _RELEASING, scope, mask, differs)
         amount = nbytes * len(lanes)
         w.launch.counters.nbytes[f"{memory.kind} atomic"] += amount
         w.note("atomic", line, amount=amount, detail=(memory.kind, len(lanes), len(lanes), 1))
@@ -146,13 +148,28 @@ def atomic(
 def _batches(
     w: "Warp", space: str, addresses: Lanes, mask: Lanes | None
 ) -> list[npt.NDArray[np.intp]]:
-    """Lanes that go together: all of them if each has its own place in one memory."""
+    """Lanes that go together: in one memory, those before which as many have the same place.
+
+    Where time is modelled, all of them if each has its own place, or else one after the other.
+    """
     lanes = np.flatnonzero(w.live if mask is None else mask)
     places = addresses[lanes].astype(np.uint64)
     memory = memory_at(w, space, int(places[0]), "atomic")
     if memory.kind == "shared":
         places &= np.uint64(0xFFFFFFFF)
     inside = places - np.uint64(memory.base) < np.uint64(memory.nbytes)
-    if inside.all() and len(set(places.tolist())) == lanes.size:
+    found = places.tolist()
+    distinct = len(set(found))
+    if inside.all() and distinct == lanes.size:
         return [lanes]
-    return list(lanes[:, None])
+    if distinct == 1 or w.trace is not None or not inside.all():
+        return list(lanes[:, None])
+    turns: list[list[int]] = []
+    before: Counter[int] = Counter()
+    for lane, place in zip(lanes.tolist(), found, strict=True):
+        turn = before[place]
+        before[place] += 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(lane)
+    return [np.array(turn, np.intp) for turn in turns]

@@ -72,7 +72,7 @@ def branch(e: "Emitter", i: Instruction) -> None:
     if i.guard is None:
         e.write(go)
         return
-    number = e.current_block(i)
+    number = e.block
     following = number + 1 if number + 1 < len(e.flow.blocks) else -1
     form = e.storage(i.guard)
     if form.uniform:
@@ -102,7 +102,7 @@ def indexed_branch(e: "Emitter", i: Instruction) -> None:
 
 @family("ret", "exit")
 def leave_kernel(e: "Emitter", i: Instruction) -> None:
-    number = e.current_block(i)
+    number = e.block
     running = "m" if e.masked else "w.live"
     if i.guard is None:
         e.write(f"pc, m = leave(stack, w, {running})")

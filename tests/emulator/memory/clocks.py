@@ -62,7 +62,7 @@ class Scope(IntEnum):
 def join(into: Clock, other: Clock) -> None:
     """``into`` becomes the later of both, component by component."""
     for component, clock in other.items():
-        if into.get(component, 0) < clock:
+        if component not in into or into[component] < clock:  # no call: barriers do little else
             into[component] = clock
 
 

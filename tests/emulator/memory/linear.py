@@ -193,7 +193,7 @@ class LinearMemory:
         # Unsigned: an address below the base wraps to a huge one, so one comparison does for both
         # ends.
         offsets = addresses - self.base
-        largest = int(offsets.max())
+        largest = int(np.maximum.reduce(offsets))
         if largest + width > self.nbytes:
             self._lane_error(addresses, width, verb)
         if not self.writable and verb == "write":

@@ -1,7 +1,7 @@
 """Shadow of memory: who last wrote and read each granule, and whether that precedes an access."""
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ Events32 = npt.NDArray[np.int32]
 Lanes = npt.NDArray[np.int8] | int
 ANY_LANE = -1
 MANY_LANES = -2
+_FEW = 64  # granules
 Selection = Any  # whatever indexes a numpy array: a slice, a tuple of slices, an index array
 
 
@@ -203,6 +204,18 @@ class Access:
         return self.events.reader_number(kept | {self.event})
 
 
+def _distinct(events: Events32) -> Sequence[int]:
+    """The events of some granules, in order."""
+    if events.size <= _FEW:  # as lanes have: numpy's own calls take longer than their work
+        found = set(events.ravel().tolist())
+        return tuple(found) if len(found) == 1 else sorted(found)
+    first: int = events.item(0)
+    if (events == first).all():
+        return (first,)
+    several: list[int] = np.unique(events).tolist()
+    return several
+
+
 class Shadow:
     """Last writer and readers of each granule.
 
@@ -254,8 +267,7 @@ class Shadow:
         self, writers: Events32, readers: Events32, access: Access, where: Selection = None
     ) -> "Events32 | int | None":
         """Checks a read; returns the reader numbers to record, None if they do not change."""
-        first = int(writers.flat[0])
-        for event in (first,) if (writers == first).all() else np.unique(writers).tolist():
+        for event in _distinct(writers):
             if event in access.unordered and access.lanes is not ANY_LANE:
                 self._check_lanes(event, writers, access, where)
             if event == GUARD:
@@ -266,9 +278,9 @@ class Shadow:
                 place = self._place(where, writers, NEVER)
                 fact = f"read of {self.name}{place} that nothing has written"
                 access.report(UninitialisedRead(fact))
-        first = int(readers.flat[0])
-        if (readers == first).all():
-            return None if first == access.event else access.joined(first)
+        found = _distinct(readers)
+        if len(found) == 1:
+            return None if found[0] == access.event else access.joined(found[0])
         numbers, inverse = np.unique(readers, return_inverse=True)
         joined = np.array([access.joined(n) for n in numbers.tolist()], np.int32)
         return joined[inverse].reshape(readers.shape)
@@ -336,14 +348,12 @@ class Shadow:
     def _order(
         self, writers: Events32, readers: Events32, access: Access, where: Selection = None
     ) -> None:
-        first = int(writers.flat[0])
-        for event in (first,) if (writers == first).all() else np.unique(writers).tolist():
+        for event in _distinct(writers):
             if event == GUARD:
                 self._overrun(where, writers, access, "write")
             else:
                 access.after_write(event, self.name, "write")
-        first = int(readers.flat[0])
-        for number in (first,) if (readers == first).all() else np.unique(readers).tolist():
+        for number in _distinct(readers):
             access.after_reads(number, self.name, "write")
 
     def mark(self, where: Selection, event: int) -> None:

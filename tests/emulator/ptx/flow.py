@@ -1,6 +1,6 @@
 """Control flow: basic blocks, dominators, loops, and where divergent lanes meet again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -88,12 +88,18 @@ def registers_of(operand: Operand) -> Iterator[str]:
             yield from registers_of(item)
 
 
+def _registers(operands: Sequence[Operand]) -> list[str]:
+    names: list[str] = []
+    for operand in operands:
+        if type(operand) is Register:  # as most are
+            names.append(operand.name)
+        else:
+            names += registers_of(operand)
+    return names
+
+
 def written(instruction: Instruction) -> list[str]:
-    return [
-        name
-        for operand in instruction.operands[: results(instruction)]
-        for name in registers_of(operand)
-    ]
+    return _registers(instruction.operands[: results(instruction)])
 
 
 def _first_source(instruction: Instruction) -> int:
@@ -103,11 +109,7 @@ def _first_source(instruction: Instruction) -> int:
 
 def read(instruction: Instruction) -> list[str]:
     """Registers read, the guard among them."""
-    names = [
-        name
-        for operand in instruction.operands[_first_source(instruction) :]
-        for name in registers_of(operand)
-    ]
+    names = _registers(instruction.operands[_first_source(instruction) :])
     if instruction.guard is not None:
         names.append(instruction.guard)
     return names

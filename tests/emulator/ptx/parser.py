@@ -50,11 +50,13 @@ class _Tokens:
         end = 0
         append = self.items.append
         for match in _TOKEN.finditer(text):
-            if match.start() != end:
+            start, stop = match.span()
+            if start != end:
                 break
-            end = match.end()
-            if match.lastgroup:
-                append((match.lastgroup, match.group(), match.start()))
+            end = stop
+            kind = match.lastgroup
+            if kind:
+                append((kind, match.group(), start))
         if end != len(text):
             number = bisect.bisect_right(starts, end)
             raise PtxSyntaxError(

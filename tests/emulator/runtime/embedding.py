@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ class PtxEmbedding(Compiler):
     guards = False
     binaries = "optimised"
 
+    def jit(self, module: ir.Module, opt_level: int = 0, shared_libs: Sequence[str] = ()) -> Any:
+        return super().jit(module, 0, shared_libs)
+
     def compile(self, module: ir.Module, pipeline: str, *args: Any, **kwargs: Any) -> ir.Module:
         if _PASS not in pipeline:  # a pipeline for looking at IR: there is no GPU binary
             return super().compile(module, pipeline, *args, **kwargs)
@@ -55,6 +59,20 @@ class PtxEmbedding(Compiler):
             if written:  # none where the module has no kernels
                 _embed(compiled, f"{written[-1].read_text()}\n{arrays}")
         return compiled
+
+
+def leave_host_code_as_it_is() -> None:
+    """Have CuTe optimise no host code, which launches a kernel a few times here."""
+    from cutlass.cutlass_dsl import tvm_ffi_provider
+
+    support = tvm_ffi_provider._aot_support
+    export = support.export_module_to_bytes
+
+    def unoptimised(module: ir.Module, **options: Any) -> bytes:
+        code: bytes = export(module, **(options | {"opt_level": 0}))
+        return code
+
+    support.export_module_to_bytes = unoptimised
 
 
 def _add_empty_kernel(module: ir.Module) -> None:

@@ -192,8 +192,9 @@ def install(device: Device, arch: str = "sm_100a") -> Runtime:
 def _use_embedding_compiler() -> None:
     from cutlass.cutlass_dsl.cutlass import CuTeDSL, CuteExperimentalDSL
 
-    from tests.emulator.runtime.embedding import PtxEmbedding
+    from tests.emulator.runtime.embedding import PtxEmbedding, leave_host_code_as_it_is
 
+    leave_host_code_as_it_is()
     for dsl in (CuTeDSL._get_dsl(), CuteExperimentalDSL._get_dsl()):
         given = dsl.compiler_provider
         dsl.compiler_provider = PtxEmbedding(given.passmanager, given.execution_engine)
