@@ -43,6 +43,8 @@ def run_rank(rank: int, model: str, arguments: dict[str, Any], port: int, said: 
     ExecutorWithExternalLauncher._distributed_args = lambda _: meet
     text = SHORTER if rank and "data_parallel_size" in arguments else tiny_llama.TEXT
     patch = pytest.MonkeyPatch()
+    if arguments.get("enforce_eager", True):
+        torch.compiler.set_stance("force_eager")  # vLLM compiles a mask even of an eager embedding
     stand_in_for_flashinfer(patch, arguments.pop("flashinfer_tokens", 0))
     if arguments.pop("pieces", False):
         compile_in_pieces(patch)

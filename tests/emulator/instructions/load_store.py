@@ -357,7 +357,8 @@ def _by_memory(
     memory = memory_at(w, space, int(addresses[0]), verb)
     if memory.kind == "shared":
         addresses = addresses & np.uint64(0xFFFFFFFF)
-    if (addresses - np.uint64(memory.base) < np.uint64(memory.nbytes)).all():
+    # Below its base an address wraps to a huge one.
+    if np.maximum.reduce(addresses - np.uint64(memory.base)) < memory.nbytes:
         return [(memory, None, addresses)]
     if space == "shared" or memory.kind == "shared":
         groups: list[tuple[LinearMemory, Lanes | None, Lanes]] = []

@@ -22,11 +22,21 @@ class Counters:
 
     def __init__(self, program: "Program") -> None:
         self._program = program
-        self.instructions: Counter[tuple[int, str]] = Counter()
+        self._blocks: dict[int, list[int]] = {}  # by warp, executions of each basic block
         self.nbytes: Counter[str] = Counter()
         self.multiplies: Counter[tuple[str, int, int, int, int]] = Counter()
         self.waits: Counter[str] = Counter()
         self.neighbours: Counter[int] = Counter()
+
+    @property
+    def instructions(self) -> Counter[tuple[int, str]]:
+        found: Counter[tuple[int, str]] = Counter()
+        for warp, blocks_run in self._blocks.items():
+            for families, times in zip(self._program.block_families, blocks_run, strict=True):
+                if times:
+                    for family, count in families.items():
+                        found[warp, family] += count * times
+        return found
 
     @property
     def l2_hits(self) -> float:
@@ -37,7 +47,7 @@ class Counters:
 
     def add_blocks(self, warp: int, blocks_run: list[int]) -> None:
         """Adds a finished warp's executions of each basic block."""
-        for families, times in zip(self._program.block_families, blocks_run, strict=True):
-            if times:
-                for family, count in families.items():
-                    self.instructions[warp, family] += count * times
+        before = self._blocks.get(warp)
+        if before is not None:
+            blocks_run = [a + b for a, b in zip(before, blocks_run, strict=True)]
+        self._blocks[warp] = blocks_run
