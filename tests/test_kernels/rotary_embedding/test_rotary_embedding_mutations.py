@@ -104,7 +104,7 @@ def mistaken(folder: Path, right: str = "", wrong: str = "") -> Iterator[None]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
+    with devices.other_kernels(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, OP, module)
         with devices.emulated_ops(EAGER, "sm_90"):  # to which CuTe DSL is bound as it comes
             spec.loader.exec_module(module)
