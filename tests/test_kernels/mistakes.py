@@ -7,7 +7,7 @@ Kernels are Python that CuTe DSL traces: ``Room`` replaces functions of an op's 
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,12 +162,10 @@ def first_noticed(
 def compiled_anew(*patches: Patch) -> Iterator[None]:
     """Within, kernels are compiled as ``patches`` leave them, and forgotten afterwards."""
     devices.cutlass_or_skip()
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+    with devices.other_kernels(), pytest.MonkeyPatch.context() as patch:
         with devices.emulated_ops(STANDARD[0]):  # to which CuTe DSL is bound as it comes
             for apply in patches:
                 apply(patch)
-        if patches:
-            stack.enter_context(devices.other_kernels())
         kernel_compile.compiled.cache_clear()
         try:
             yield
