@@ -13,6 +13,9 @@ from typing import Any
 from tests.engine import Run, distance, started
 from tests.test_plugin.test_feature_weights import addresses, ask
 
+# Mean difference of log-probabilities. Answers are equal to the bit or, of two of five checkpoints
+# on an H100, 2e-6 off: with sleep, vLLM's allocator gives out other addresses.
+SAME = 1e-5
 ASKED = (
     "first", "second", "first again", "level 1", "level 2", "level 2, the second", "second asleep",
 )  # fmt: skip
@@ -72,12 +75,14 @@ def answers(first: str, second: str) -> Iterator[tuple[str, Run]]:
 
 
 def main(first: str, second: str) -> None:
-    """Compare each answer with that of a fresh engine, bit for bit."""
+    """Compare each answer with that of a fresh engine."""
     expected = {False: fresh(first), True: fresh(second)}
-    assert expected[False] != expected[True]
+    assert distance(*expected.values()) > 1e3 * SAME
     for asked, said in answers(first, second):
         wanted = expected["second" in asked]
-        assert said == wanted, f"{asked}: {distance(said, wanted)} off in the mean"
+        off = distance(said, wanted)
+        assert off < SAME, f"{asked}: {off} off in the mean"
+        assert said.generated == wanted.generated, asked
         print(asked, flush=True)
 
 

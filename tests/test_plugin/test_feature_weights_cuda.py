@@ -1,6 +1,6 @@
 """Weights replaced under CUDA graphs on a real GPU, and engines that sleep there.
 
-Bit for bit what an engine says that was started on the weights, itself in CUDA graphs.
+They say what an engine says that was started on the weights, itself in CUDA graphs.
 """
 
 import subprocess
