@@ -117,9 +117,6 @@ def twice_the_stage(place: int) -> Any:
 
 
 GONE = Mistake(KERNEL.replaced("lifetime:Lifetime", "wait_end", nothing), ANYTHING)
-START_ALONE = Mistake(
-    KERNEL.replaced("lifetime:Lifetime", "start", start_alone), "UnstartedPeer", TWO_CTA
-)
 NOT_WAITED = Mistake(KERNEL.replaced("mma:Mma", "_acquire_accumulator", nothing), "DataRace")
 MISTAKES = {
     "scales of gate and up swapped": Mistake(
@@ -174,15 +171,27 @@ MISTAKES = {
     "no fence of the barriers' initialisation, one CTA": Mistake(
         without("fence_proxy"), "MissingProxyFence"
     ),
-    "a pair allocates before both have started": START_ALONE,
-    "partial sums sent before the other CTA has started": replace(START_ALONE, on=SPLIT),
+    "a pair allocates before both have started": Mistake(
+        KERNEL.replaced("lifetime:Lifetime", "start", start_alone), "UnstartedPeer", TWO_CTA
+    ),
+    "partial sums sent before the other CTA has started": Mistake(
+        KERNEL.replaced("lifetime:Lifetime", "wait_meeting", nothing), ANYTHING, SPLIT
+    ),
+    "no fence of the initialisation of a split's barriers": Mistake(
+        without("fence_mbarrier_init"), "BarrierMisuse", SPLIT
+    ),
+    "parts of a split released to CTAs that have gone": Mistake(
+        KERNEL.with_arguments("split_k:SplitK", "release", lambda *args: (*args[:3], False)),
+        "ExitedPeer",
+        SPLIT,
+    ),
     "SiLU of the other one of two": Mistake(
         KERNEL.with_result("scaling", "silu_pair", lambda pair: pair[::-1]), WRONG
     ),
     "parts of a split announced to the own CTA": Mistake(arrive_in_the_cta, ANYTHING, SPLIT),
     "parts of a split awaited from the own CTA": Mistake(wait_in_the_cta, ANYTHING, SPLIT),
     "accumulators are not waited for": NOT_WAITED,
-    "accumulators are not waited for, split": replace(NOT_WAITED, on=SPLIT),
+    "accumulators are not waited for, split": replace(NOT_WAITED, caught=ANYTHING, on=SPLIT),
     "accumulators are not waited for, two SM": replace(NOT_WAITED, on=TWO_CTA),
     "the ring is not waited for": Mistake(
         KERNEL.replaced("loader", "wait", nothing), "BarrierMisuse"

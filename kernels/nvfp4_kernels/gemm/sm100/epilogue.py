@@ -104,11 +104,10 @@ class Epilogue:
                 )
                 store.put(result, scratch.slots, chunk, values, leader)
             if cutlass.const_expr(tile.split_k > 1):
-                split.release(scratch.partials, state.rank, lane)
+                last = index + 1 == state.num_tiles
+                split.release(scratch.partials, state.rank, lane, last)
         # What frees tensor memory comes after the last reads of it.
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
-        if cutlass.const_expr(tile.split_k > 1):
-            split.finish(scratch.partials, state.num_tiles)
 
     @cute.jit
     def drain(self) -> None:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Float32, Int32, Vector
+from cutlass import Array, Boolean, Float32, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import CLUSTER, wait
-from nvfp4_kernels.gemm.sm100.tile import Tile
+from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
@@ -33,7 +33,8 @@ class Partials:
 class SplitK:
     """Reduction in which every CTA of the cluster finishes its share of the columns.
 
-    Each warp exchanges with the same warp of the other CTAs.
+    Each warp exchanges with the same warp of the other CTAs. A CTA sends and never fetches, and
+    waits for all that is sent to it, data and arrivals, so that it may go whenever it is done.
 
     | barrier | arrivals | by |
     |---|---|---|
@@ -53,6 +54,16 @@ class SplitK:
         """Arrive counts of ``partials_full`` and ``partials_empty``."""
         others = self.tile.split_k - 1
         return 32 * others, others
+
+    @cute.jit
+    def init_barriers(self, partials: Partials, lane: Int32) -> None:
+        """Initialise the barriers of all warps, which peers signal; one warp, whole."""
+        full, empty = self.arrivals
+        if lane < EPILOGUE_WARPS:
+            ptx.mbarrier_init(partials.partials_full.subview(lane), full)
+            ptx.mbarrier_init(partials.partials_empty.subview(lane), empty)
+        ptx.fence_mbarrier_init()
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)
 
     @cute.jit
     def exchange(
@@ -109,15 +120,14 @@ class SplitK:
         return total
 
     @cute.jit
-    def release(self, partials: Partials, rank: Int32, lane: Int32) -> None:
-        """Release this CTA's partial sums: the others may send those of the next tile."""
-        ptx.bar_warp_sync(cute.arch.FULL_MASK)
-        if lane < self.tile.split_k and lane != rank:
-            ptx.mbarrier_arrive(ptx.mapa(partials.partials_empty, lane), scope=ptx.MemScope.CLUSTER)
+    def release(self, partials: Partials, rank: Int32, lane: Int32, last: Boolean) -> None:
+        """Release this CTA's partial sums: the others may send those of the next tile.
 
-    def finish(self, partials: Partials, tiles: Int32) -> None:
-        """Drain: wait until no peer will arrive at this CTA's barriers any more."""
-        wait(partials.partials_empty, tiles - 1, CLUSTER)
+        Not after the ``last`` tile: the others may have gone.
+        """
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)
+        if not last and lane < self.tile.split_k and lane != rank:
+            ptx.mbarrier_arrive(ptx.mapa(partials.partials_empty, lane), scope=ptx.MemScope.CLUSTER)
 
     def _place(self, source: Int32, product: int, column: int, warp: Int32, lane: Int32) -> Int32:
         """Offset of a thread's values: lanes side by side, free of bank conflicts both ways."""
