@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
-from nvfp4_kernels.gemm.sm100.tile import Tile
-from nvfp4_kernels.sm100.limits import CTA_ROWS
+from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
+from nvfp4_kernels.sm100.limits import ATOM_BYTES, CTA_ROWS
 from tests.emulator import STANDARD
 from tests.test_kernels import mistakes, oracle
 from tests.test_kernels.gemm.linear_cases import Case, grid_problem
@@ -116,6 +116,14 @@ def twice_the_stage(place: int) -> Any:
     return lambda *args: (*args[:place], args[place] * 2, *args[place + 1 :])
 
 
+DATA_BYTES, SCALE_BYTES = CTA_ROWS * TILE_BYTES, ATOMS_K * ATOM_BYTES  # of the M side's operands
+
+
+def twice_the_stage_of(nbytes: int) -> Any:
+    """Change of ``Mma._stage``'s arguments: of operands of ``nbytes``, as ``twice_the_stage``."""
+    return lambda found, sizes, stage: (found, sizes, stage * 2 if sizes[0] == nbytes else stage)
+
+
 GONE = Mistake(KERNEL.replaced("lifetime:Lifetime", "wait_end", nothing), ANYTHING)
 NOT_WAITED = Mistake(KERNEL.replaced("mma:Mma", "_acquire_accumulator", nothing), "DataRace")
 MISTAKES = {
@@ -181,7 +189,7 @@ MISTAKES = {
         without("fence_mbarrier_init"), "BarrierMisuse", SPLIT
     ),
     "parts of a split released to CTAs that have gone": Mistake(
-        KERNEL.with_arguments("split_k:SplitK", "release", lambda *args: (*args[:3], False)),
+        KERNEL.with_arguments("split_k:SplitK", "release", lambda *args: (*args[:3], True)),
         "ExitedPeer",
         SPLIT,
     ),
@@ -207,10 +215,10 @@ MISTAKES = {
         TWO_CTA,
     ),
     "a stage multiplied beyond the ring": Mistake(
-        KERNEL.with_arguments("mma:Mma", "_multiply", twice_the_stage(1)), "ArrayOverrun"
+        KERNEL.with_arguments("mma:Mma", "_stage", twice_the_stage_of(DATA_BYTES)), "ArrayOverrun"
     ),
     "a stage of scales copied beyond the ring": Mistake(
-        KERNEL.with_arguments("mma:Mma", "_copy_scales", twice_the_stage(1)), "ArrayOverrun"
+        KERNEL.with_arguments("mma:Mma", "_stage", twice_the_stage_of(SCALE_BYTES)), "ArrayOverrun"
     ),
     "boxes stored eight rows too far": Mistake(
         KERNEL.with_arguments("store:Store", "_boxes", eight_rows_on), "ArrayOverrun"

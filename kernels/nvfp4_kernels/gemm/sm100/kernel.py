@@ -228,7 +228,7 @@ class BlockScaledGemm:
         loader, mma = TmaLoader(tile, stages), Mma(tile, stages)
         epilogue = Epilogue(tile, output)
         lifetime = Lifetime(tile)
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        warp = cute.arch.warp_idx()
         rank = ptx.cluster_ctarank()
         partials = self._partials()
         state = scheduler_state(
