@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm import envs
-from vllm.config import get_current_vllm_config
+from vllm.config import CompilationMode, get_current_vllm_config
 from vllm.model_executor.determinism import batch_invariant as vllm_determinism
 from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.platforms import current_platform
 
 from nvfp4_kernels.devices import device_family
@@ -26,6 +27,9 @@ VARIABLE = "VLLM_BATCH_INVARIANT"
 # all 65536 values of either dtype were tried. GELU is none of them.
 _ACTIVATIONS = ("silu", "swish")
 _MAX_HIDDEN = 32768  # elements of a row, from which on torch cuts the sum of a single one in two
+_NORM_OP = "rms_norm"  # vLLM's name for it, whose kernel has one order
+# FlashAttention 3 takes 192 keys at a time where all sequences decode, and 128 where one does not.
+_LARGEST_HEAD_IN_TWO_ORDERS = 64
 
 _vllm_initialise = vllm_determinism.init_batch_invariance
 _vllm_product = utils.cpu_unquantized_gemm
@@ -76,6 +80,20 @@ def _each_token(
     return by_row(product, x, width)
 
 
+def keep_norms(vllm_config: Any) -> None:
+    """Keep vLLM's norm kernel in what it compiles: torch's would be of an order of its own.
+
+    On an H100 2 of 288 tokens differed with torch's, and none with vLLM's.
+
+    Args:
+        vllm_config: the engine's; its custom ops change, unless the user has said of norms.
+    """
+    compilation = vllm_config.compilation_config
+    said = {f"{sign}{_NORM_OP}" for sign in "+-"} & set(compilation.custom_ops)
+    if is_wanted() and not said and not compilation.is_custom_op_enabled(_NORM_OP):
+        compilation.custom_ops.append(f"+{_NORM_OP}")
+
+
 def refuse(vllm_config: Any) -> None:
     """Refuse an engine of which an answer would depend on the batch; layers are asked later.
 
@@ -113,10 +131,13 @@ def _obstacles(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
             "leave --speculative-config out",
         ),
         "LoRA": (vllm_config.lora_config is not None, "leave --enable-lora out"),
-        # On an H100 2 of 288 tokens differed once compiled, and 34 in CUDA graphs alone.
-        "torch.compile and CUDA graphs, which order sums by the batch": (
-            not model.enforce_eager,
+        "torch.compile on a CPU, whose sums nobody has looked at": (
+            on_cpu and not model.enforce_eager,
             "serve with --enforce-eager",
+        ),
+        "norms that torch.compile makes, in an order of its own": (
+            not (on_cpu or vllm_config.compilation_config.is_custom_op_enabled(_NORM_OP)),
+            f"""add '+{_NORM_OP}' to "custom_ops" of --compilation-config""",
         ),
         "several ranks on a CPU, whose all-reduce vLLM does not fix": (
             on_cpu and parallel.world_size > 1,
@@ -133,18 +154,49 @@ def _obstacles(vllm_config: Any, on_cpu: bool) -> dict[str, tuple[bool, str]]:
     }
 
 
-def check_attention(prefix: str, backend: Any) -> None:
+def check_norms(model: torch.nn.Module) -> None:
+    """Check the norms of a model that vLLM is about to fill, and to compile perhaps.
+
+    Raises:
+        BatchInvarianceRefused: it was asked for, and one is not of those that ``keep_norms`` keeps.
+    """
+    if not is_wanted():
+        return
+    if get_current_vllm_config().compilation_config.mode == CompilationMode.NONE:
+        return
+    for prefix, module in model.named_modules():
+        name = type(module).__name__
+        if "norm" in name.lower() and not isinstance(module, RMSNorm):
+            raise BatchInvarianceRefused(
+                f"{prefix}, a {name} that torch.compile orders anew", "serve with --enforce-eager"
+            )
+
+
+def check_attention(prefix: str, backend: Any, head_size: int) -> None:
     """Check the backend that a layer of attention got.
+
+    Args:
+        prefix: the layer's name.
+        backend: vLLM's class.
+        head_size: elements of a head.
 
     Raises:
         BatchInvarianceRefused: it was asked for, and the backend does not have it.
     """
-    if is_planned():
-        return  # vLLM's choice there is not known
-    if is_wanted() and not backend.supports_batch_invariance():
+    if is_planned() or not is_wanted():
+        return  # vLLM's choice of what is planned is not known
+    if not backend.supports_batch_invariance():
         raise BatchInvarianceRefused(
             f"{prefix} on {backend.get_name()}",
             "serve with --attention-backend CUSTOM on a CPU or a B200, FLASH_ATTN on an H200",
+        )
+    on_hopper = device_family(current_device()) == "sm_90"
+    in_two_orders = head_size <= _LARGEST_HEAD_IN_TWO_ORDERS
+    if on_hopper and backend.get_name() == "FLASH_ATTN" and in_two_orders:
+        raise BatchInvarianceRefused(
+            f"{prefix}, whose heads of {head_size} FlashAttention 3 sums in one order where all "
+            "sequences decode and in another where one does not",
+            "serve with --attention-backend TRITON_ATTN",
         )
 
 

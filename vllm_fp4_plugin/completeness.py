@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.runai_streamer_loader import RunaiModelStreamerLoader
 
 from nvfp4_kernels.devices import dtype_name
-from vllm_fp4_plugin import checkpoint_files, checkpoint_values
+from vllm_fp4_plugin import batch_invariance, checkpoint_files, checkpoint_values
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import shard_names
 from vllm_fp4_plugin.options import METHOD
@@ -223,6 +223,7 @@ class _CompleteLoader:
 
 def _expect(model: Any, model_config: Any, shared: type[nn.Module] | None) -> None:
     if model_config.quantization == METHOD:
+        batch_invariance.check_norms(model)
         CompleteLoad(model, model_config.model, shared=shared).expect()
 
 

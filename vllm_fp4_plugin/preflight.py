@@ -61,6 +61,7 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
         config = create(args, *more, **named)
         if isinstance(config.quant_config, Nvfp4TcConfig) and not meta_model.is_building():
             check_options(args, is_ours=True)
+            batch_invariance.keep_norms(config)
             batch_invariance.refuse(config)
             model = config.model_config
             directory = checkpoint_files.local_directory(

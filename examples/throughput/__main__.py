@@ -18,6 +18,7 @@ from typing import Any
 from examples.command_line import refusals
 from examples.llama_shapes import SHAPES
 from examples.methods import METHODS
+from examples.moe_shapes import MOE_SHAPES
 from examples.paths import check_file, check_folder
 from examples.throughput.cases import BadOption, make_cases
 from examples.throughput.job import Progress
@@ -41,7 +42,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = measure.add_argument
-    add("model", help=f"local checkpoint, name at the hub, or a shape: {', '.join(SHAPES)}")
+    add(
+        "model",
+        help=f"local checkpoint, name at the hub, or a shape: {', '.join(SHAPES | MOE_SHAPES)}",
+    )
     variants = f"{', '.join(METHODS)}; each may have a checkpoint of its own"
     add("--quantization", nargs="+", default=["bf16", "nvfp4-tc"], metavar="VARIANT[=MODEL]",
         help=f"what to compare: {variants}")  # fmt: skip

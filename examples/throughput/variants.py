@@ -8,10 +8,12 @@ from typing import Any
 
 from examples.llama_shapes import SHAPES, write_config
 from examples.methods import METHODS
+from examples.moe_shapes import MOE_SHAPES, write_checkpoint
 from examples.throughput.cases import BadOption
 from vllm_fp4_plugin.formats import FORMATS
 
 _KEPT = ["lm_head"]
+_OF_RANDOM_WEIGHTS = ("nvfp4-tc", "modelopt")  # which serve ModelOpt's files
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Variant:
 
     Attributes:
         name: as written, without the model.
-        model: path, name at the hub, or a key of ``SHAPES``.
+        model: path, name at the hub, or a key of ``SHAPES`` or ``MOE_SHAPES``.
     """
 
     name: str
@@ -37,7 +39,12 @@ class Variant:
         return self.model in SHAPES
 
     def written(self, folder: Path) -> str:
-        """The model for vLLM; of a shape, its config in a folder made beneath ``folder``."""
+        """The model for vLLM; of a shape, its config in a folder made beneath ``folder``.
+
+        Of a mixture of experts it is a checkpoint of random weights, one for all variants.
+        """
+        if self.model in MOE_SHAPES:
+            return str(write_checkpoint(folder / self.model, self.model))
         if not self.shape:
             return self.model
         made = folder / f"{self.model}-{self.name}"
@@ -75,13 +82,18 @@ def parse_variants(model: str, written: Sequence[str]) -> tuple[Variant, ...]:
         if any(name == other.name for other in variants):
             raise BadOption(f"--quantization: {name} is there twice; name each variant once")
         variant = Variant(name, _resolved(own or model))
+        if variant.model in MOE_SHAPES and name not in _OF_RANDOM_WEIGHTS:
+            raise BadOption(
+                f"--quantization: is {name!r}, must be among {', '.join(_OF_RANDOM_WEIGHTS)} for "
+                f"{variant.model}, whose random weights are NVFP4 in ModelOpt's format"
+            )
         _check_checkpoint(variant)
         variants.append(variant)
     return tuple(variants)
 
 
 def _resolved(model: str) -> str:
-    if model in SHAPES:
+    if model in SHAPES or model in MOE_SHAPES:
         return model
     path = Path(model)
     if path.exists():
@@ -90,7 +102,7 @@ def _resolved(model: str) -> str:
     if looks_like_a_path:
         raise BadOption(
             f"model: is {model!r}, which is no such directory, no name at the hub such as "
-            f"org/model, and none of {', '.join(SHAPES)}"
+            f"org/model, and none of {', '.join(SHAPES | MOE_SHAPES)}"
         )
     return model
 

@@ -1,13 +1,16 @@
 """What ``VLLM_BATCH_INVARIANT`` does not go with is refused by name, before anything is loaded."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from vllm.config import CompilationMode, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.determinism import batch_invariant as vllm_determinism
 from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.plugins import load_general_plugins
 
 from nvfp4_kernels.gemm.kernels import KERNELS as GEMM_KERNELS
@@ -37,7 +40,7 @@ def config(model: Path, **args: Any) -> Any:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"enforce_eager": False}, "torch.compile and CUDA graphs"),
+        ({"enforce_eager": False}, "torch.compile on a CPU"),
         ({"tensor_parallel_size": 2}, "several ranks on a CPU"),
         ({"enable_lora": True}, "LoRA"),
         (
@@ -51,8 +54,8 @@ def config(model: Path, **args: Any) -> Any:
     "batch invariance",
     "refused",
     "with `VLLM_BATCH_INVARIANT`: experts, layers of other formats than NVFP4 and 16 bits, hybrid "
-    "models, MLA, images, LoRA, speculation, torch.compile and CUDA graphs; on a CPU also several "
-    "ranks and GELU",
+    "models, MLA, images, LoRA, speculation; on a CPU also torch.compile, several ranks and GELU; "
+    "on a GPU other norms than RMSNorm once compiled",
 )
 def test_refused(modelopt: Path, given: dict[str, Any], what: str) -> None:
     with pytest.raises(BatchInvarianceRefused, match=f"must not be with {what}.*; .*unset it"):
@@ -89,6 +92,59 @@ def test_refused_models(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None
         batch_invariance.refuse(engine)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
     batch_invariance.refuse(engine)
+
+
+@pytest.mark.slow
+def test_norms_that_are_compiled(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU vLLM's kernel is kept, and refused is what has none, or whose user wants none."""
+    monkeypatch.setattr(batch_invariance, "device_family", lambda _: "sm_90")
+    engine = config(modelopt)
+    compilation = engine.compilation_config
+    compilation.mode, engine.model_config.enforce_eager = CompilationMode.VLLM_COMPILE, False
+    compilation.custom_ops = ["none"]
+    with pytest.raises(
+        BatchInvarianceRefused, match=r"norms that torch.compile makes.*'\+rms_norm'"
+    ):
+        batch_invariance.refuse(engine)
+    batch_invariance.keep_norms(engine)
+    assert compilation.custom_ops == ["none", "+rms_norm"]
+    batch_invariance.keep_norms(engine)
+    assert compilation.custom_ops == ["none", "+rms_norm"]
+    batch_invariance.refuse(engine)
+    with set_current_vllm_config(engine):
+        model = torch.nn.ModuleDict({"norm": RMSNorm(16), "gemma": GemmaRMSNorm(16)})
+        with pytest.raises(BatchInvarianceRefused, match="with gemma, a GemmaRMSNorm that"):
+            batch_invariance.check_norms(model)
+        del model["gemma"]
+        batch_invariance.check_norms(model)
+    compilation.custom_ops = ["all", "-rms_norm"]
+    batch_invariance.keep_norms(engine)
+    with pytest.raises(BatchInvarianceRefused, match="norms that torch"):
+        batch_invariance.refuse(engine)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "backend", "arch", "refused"),
+    [
+        (64, "FLASH_ATTN", "sm_90", True),
+        (80, "FLASH_ATTN", "sm_90", False),
+        (64, "TRITON_ATTN", "sm_90", False),
+        (64, "FLASH_ATTN", "sm_100", False),
+    ],
+)
+def test_heads(
+    head_size: int, backend: str, arch: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashAttention 3 has two orders of the sum over keys for small heads."""
+
+    class Backend:
+        supports_batch_invariance = staticmethod(lambda: True)
+        get_name = staticmethod(lambda: backend)
+
+    monkeypatch.setattr(batch_invariance, "device_family", lambda _: arch)
+    expected = pytest.raises(BatchInvarianceRefused, match=r"heads of 64 .*TRITON_ATTN")
+    with expected if refused else nullcontext():
+        batch_invariance.check_attention("attn", Backend, head_size)
 
 
 @pytest.mark.slow
