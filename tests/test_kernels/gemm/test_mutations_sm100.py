@@ -13,6 +13,7 @@ from torch import Tensor
 from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
 from nvfp4_kernels.sm100.limits import ATOM_BYTES, CTA_ROWS
+from tests import devices
 from tests.emulator import STANDARD
 from tests.test_kernels import mistakes, oracle
 from tests.test_kernels.gemm.linear_cases import Case, grid_problem
@@ -28,7 +29,9 @@ from tests.test_kernels.mistakes import (
     compiled_anew,
     first_noticed,
     nothing,
+    noticed,
     without,
+    without_in,
 )
 from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
@@ -306,3 +309,10 @@ def mlp() -> Tensor:
 
 def test_a_kernel_waits_for_the_one_before() -> None:
     check_dependency_wait(mlp)
+
+
+def test_tokens_wait_for_the_kernel_before() -> None:
+    """Although the epilogue does: they are loaded by a warp that waits for itself."""
+    unwaited = without_in("griddepcontrol", "_load")
+    with compiled_anew(unwaited), devices.emulated_ops(STANDARD[0]):
+        assert noticed(mlp) == "MissingDependencyWait"

@@ -95,9 +95,9 @@ class BlockScaledGemm:
 
     | warps | role | pipelines |
     |---|---|---|
-    | 0–3 | ``Epilogue``; warp 0 also allocates tensor memory | consumes accumulators |
+    | 0–3 | ``Epilogue``; 0 allocates tensor memory, 3 sets up a split | consumes accumulators |
     | 4 | ``Mma``, in the first CTA of each tile | consumes operands, produces accumulators |
-    | 5 | ``TmaLoader`` of the weights; initialises all mbarriers | produces operands |
+    | 5 | ``TmaLoader`` of the weights; initialises ``Barriers`` | produces operands |
     | 6 | ``TmaLoader`` of the activations | produces operands |
 
         TmaLoader  --full-->   Mma  --acc_full-->   Epilogue
