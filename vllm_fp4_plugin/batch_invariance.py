@@ -28,8 +28,7 @@ VARIABLE = "VLLM_BATCH_INVARIANT"
 _ACTIVATIONS = ("silu", "swish")
 _MAX_HIDDEN = 32768  # elements of a row, from which on torch cuts the sum of a single one in two
 _NORM_OP = "rms_norm"  # vLLM's name for it, whose kernel has one order
-# FlashAttention 3 takes 192 keys at a time where all sequences decode, and 128 where one does not.
-_LARGEST_HEAD_IN_TWO_ORDERS = 64
+_SMALL_HEAD, _LARGE_HEAD = 64, 192  # heads up to the one, windows with more than the other
 
 _vllm_initialise = vllm_determinism.init_batch_invariance
 _vllm_product = utils.cpu_unquantized_gemm
@@ -172,32 +171,42 @@ def check_norms(model: torch.nn.Module) -> None:
             )
 
 
-def check_attention(prefix: str, backend: Any, head_size: int) -> None:
+def check_attention(prefix: str, layer: Any) -> None:
     """Check the backend that a layer of attention got.
-
-    Args:
-        prefix: the layer's name.
-        backend: vLLM's class.
-        head_size: elements of a head.
 
     Raises:
         BatchInvarianceRefused: it was asked for, and the backend does not have it.
     """
     if is_planned() or not is_wanted():
         return  # vLLM's choice of what is planned is not known
+    backend = layer.get_attn_backend()
     if not backend.supports_batch_invariance():
         raise BatchInvarianceRefused(
             f"{prefix} on {backend.get_name()}",
             "serve with --attention-backend CUSTOM on a CPU or a B200, FLASH_ATTN on an H200",
         )
-    on_hopper = device_family(current_device()) == "sm_90"
-    in_two_orders = head_size <= _LARGEST_HEAD_IN_TWO_ORDERS
-    if on_hopper and backend.get_name() == "FLASH_ATTN" and in_two_orders:
-        raise BatchInvarianceRefused(
-            f"{prefix}, whose heads of {head_size} FlashAttention 3 sums in one order where all "
-            "sequences decode and in another where one does not",
-            "serve with --attention-backend TRITON_ATTN",
-        )
+    if backend.get_name() == "FLASH_ATTN" and device_family(current_device()) == "sm_90":
+        found = _two_orders(layer)
+        if found:
+            raise BatchInvarianceRefused(
+                f"{prefix}, which has {found}: FlashAttention 3 then takes as many keys at a time "
+                "as suits the batch",
+                "serve with --attention-backend TRITON_ATTN",
+            )
+
+
+def _two_orders(layer: Any) -> str:
+    """Reason that FlashAttention 3 sums over keys in blocks that the batch decides; else empty.
+
+    Found on an H100, with a query alone and the same one in batches.
+    """
+    if layer.kv_cache_dtype.startswith("fp8"):
+        return "an FP8 cache"
+    if layer.head_size <= _SMALL_HEAD:
+        return f"heads of {layer.head_size}"
+    if layer.head_size > _LARGE_HEAD and getattr(layer, "sliding_window", None) is not None:
+        return f"a window and heads of {layer.head_size}"
+    return ""
 
 
 def check_experts(prefix: str) -> None:

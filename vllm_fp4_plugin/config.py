@@ -168,7 +168,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         startup = self.startup
         startup.built(prefix, shard_names(prefix, self.packed_modules_mapping))
         if isinstance(layer, Attention | MLAAttention):
-            batch_invariance.check_attention(prefix, layer.get_attn_backend(), layer.head_size)
+            batch_invariance.check_attention(prefix, layer)
             startup.report.add(choice.record(layer, prefix, self._reason_for_attention(prefix)))
             return KvCacheMethod(self)
         if isinstance(layer, RoutedExperts):

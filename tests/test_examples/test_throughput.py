@@ -7,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file
 
 from examples.engine_log import kernel_lines, root_cause
 from examples.llama_shapes import SHAPES
+from examples.moe_shapes import MOE_SHAPES
 from examples.throughput import __main__ as command
 from examples.throughput import process
 from examples.throughput.cases import BadOption, Case, make_cases
@@ -19,9 +21,11 @@ from examples.throughput.process import run_job
 from examples.throughput.results import Results, VariantResult
 from examples.throughput.variants import parse_variants
 from examples.throughput.worker import generate, prompts
+from nvfp4_kernels.nvfp4 import Nvfp4Tensor
 from tests import limits
 from tests.test_examples.ending import refused
-from vllm_fp4_plugin import formats
+from vllm_fp4_plugin import checkpoint_files, formats, meta_model
+from vllm_fp4_plugin.rehearsal import rehearse
 
 DECODE, PREFILL = Case(4, 32, 128), Case(2, 1024, 1)
 ENGINE = {
@@ -31,6 +35,25 @@ ENGINE = {
     "enforce_eager": False,
     "more": {},
 }
+
+
+def test_experts_have_random_weights(tmp_path):
+    """One checkpoint for all variants, whose weights keep what passes through them of one size."""
+    variants = parse_variants("tiny-moe", ["nvfp4-tc", "modelopt"])
+    [folder] = {Path(variant.written(tmp_path)) for variant in variants}
+    assert all("load_format" not in variant.engine_args() for variant in variants)
+    headers = checkpoint_files.read_headers(folder)
+    with meta_model.built(str(folder)) as (model, _):
+        rehearse(model, folder, headers)  # every parameter is there
+    tensors = load_file(folder / "model-00001-of-00003.safetensors")
+    expert = "model.layers.0.mlp.experts.3.down_proj"
+    n, k = MOE_SHAPES["tiny-moe"]["hidden_size"], MOE_SHAPES["tiny-moe"]["moe_intermediate_size"]
+    parts = (tensors[f"{expert}.{part}"] for part in ("weight", "weight_scale", "weight_scale_2"))
+    weight = Nvfp4Tensor(*parts).dequantize()
+    assert weight.shape == (n, k)
+    assert weight.square().mean().sqrt().item() == pytest.approx(k**-0.5, rel=0.1)
+    with pytest.raises(BadOption, match="is 'bf16', must be among nvfp4-tc, modelopt for tiny-moe"):
+        parse_variants("tiny-moe", ["bf16"])
 
 
 def test_cases_are_decode_then_prefill():

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,7 +56,8 @@ def config(model: Path, **args: Any) -> Any:
     "refused",
     "with `VLLM_BATCH_INVARIANT`: experts, layers of other formats than NVFP4 and 16 bits, hybrid "
     "models, MLA, images, LoRA, speculation; on a CPU also torch.compile, several ranks and GELU; "
-    "on a GPU other norms than RMSNorm once compiled",
+    "on a GPU other norms than RMSNorm once compiled; on an H200, of FlashAttention 3, heads up to "
+    "64, an FP8 cache, and windows with heads of 256",
 )
 def test_refused(modelopt: Path, given: dict[str, Any], what: str) -> None:
     with pytest.raises(BatchInvarianceRefused, match=f"must not be with {what}.*; .*unset it"):
@@ -124,27 +126,31 @@ def test_norms_that_are_compiled(modelopt: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("head_size", "backend", "arch", "refused"),
+    ("changes", "arch", "refused"),
     [
-        (64, "FLASH_ATTN", "sm_90", True),
-        (80, "FLASH_ATTN", "sm_90", False),
-        (64, "TRITON_ATTN", "sm_90", False),
-        (64, "FLASH_ATTN", "sm_100", False),
+        ({}, "sm_90", ""),
+        ({"head_size": 64}, "sm_90", "heads of 64"),
+        ({"head_size": 80}, "sm_90", ""),
+        ({"kv_cache_dtype": "fp8"}, "sm_90", "an FP8 cache"),
+        ({"head_size": 192, "sliding_window": 255}, "sm_90", ""),
+        ({"head_size": 256, "sliding_window": 255}, "sm_90", "a window and heads of 256"),
+        ({"head_size": 256}, "sm_90", ""),
+        ({"head_size": 64, "backend": "TRITON_ATTN"}, "sm_90", ""),
+        ({"head_size": 64, "backend": "CUSTOM"}, "sm_100", ""),
     ],
 )
-def test_heads(
-    head_size: int, backend: str, arch: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+def test_flash_attention_3(
+    changes: dict[str, Any], arch: str, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FlashAttention 3 has two orders of the sum over keys for small heads."""
-
-    class Backend:
-        supports_batch_invariance = staticmethod(lambda: True)
-        get_name = staticmethod(lambda: backend)
-
+    """It sums over keys in blocks of several sizes; which, the batch decides."""
+    given = {"head_size": 128, "kv_cache_dtype": "auto", "sliding_window": None} | changes
+    name = given.pop("backend", "FLASH_ATTN")
+    backend = SimpleNamespace(supports_batch_invariance=lambda: True, get_name=lambda: name)
+    layer = SimpleNamespace(get_attn_backend=lambda: backend, **given)
     monkeypatch.setattr(batch_invariance, "device_family", lambda _: arch)
-    expected = pytest.raises(BatchInvarianceRefused, match=r"heads of 64 .*TRITON_ATTN")
+    expected = pytest.raises(BatchInvarianceRefused, match=f"attn, which has {refused}: .*TRITON")
     with expected if refused else nullcontext():
-        batch_invariance.check_attention("attn", Backend, head_size)
+        batch_invariance.check_attention("attn", layer)
 
 
 @pytest.mark.slow

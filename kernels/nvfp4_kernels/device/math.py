@@ -9,7 +9,6 @@ from cutlass.experimental import primitives as ptx
 
 LOG2_E = 1.4426950408889634
 NEGATIVE_INFINITY = float("-inf")
-_LEAST_SILU = -43.6  # e^43.6 is just below 2^63
 
 
 def rounded(operation: str, a: Float32, b: Float32) -> Float32:
@@ -65,24 +64,6 @@ def relu2(x: Float32) -> Float32:
     """max(x, 0)²."""
     held = cute.arch.fmax(x, 0.0, nan=True)
     return held * held
-
-
-def silu_pair(x: Float32, y: Float32) -> tuple[Float32, Float32]:
-    """SiLU of two values with one reciprocal, of the product of their denominators.
-
-    MUFU is what SiLU waits for: three of its instructions for two values instead of four. From
-    −43.6 down, where the product might not stay finite, SiLU is nearer to zero than 5e-18: zero.
-    NaN is held off the denominators, and so stays NaN alone.
-    """
-    held = [cute.arch.fmax(value, _LEAST_SILU) for value in (x, y)]
-    a, b = (1.0 + cute.math.exp2(value * -LOG2_E, fastmath=True) for value in held)
-    reciprocal = cute.arch.rcp_approx(a * b)
-    first, second = x * (reciprocal * b), y * (reciprocal * a)
-    zero = Float32(0.0)
-    return (
-        cutlass.select_(x <= _LEAST_SILU, zero, first),
-        cutlass.select_(y <= _LEAST_SILU, zero, second),
-    )
 
 
 def swigluoai(x: Float32, alpha: float) -> Float32:

@@ -33,6 +33,8 @@ def advance(descriptor: Int64, units: Int32 | int) -> Int64:
     of CUDA 12 and 13.0 are not trusted with an addition of 64 bits here. It is one piece of PTX, as
     LLVM would make that addition of it again.
     """
+    if isinstance(units, int) and units == 0:
+        return descriptor
     return ptx.inline_ptx(
         "{ .reg .b32 low, high; mov.b64 {low, high}, {$r0}; add.s32 low, low, {$r1}; "
         "mov.b64 {$w0}, {low, high}; }",

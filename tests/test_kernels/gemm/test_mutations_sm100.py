@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels import gemm, silu_mul_gemm, silu_mul_gemm_quantized
-from nvfp4_kernels.gemm.sm100.tile import Tile
-from nvfp4_kernels.sm100.limits import CTA_ROWS
+from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
+from nvfp4_kernels.sm100.limits import ATOM_BYTES, CTA_ROWS
+from tests import devices
 from tests.emulator import STANDARD
 from tests.test_kernels import mistakes, oracle
 from tests.test_kernels.gemm.linear_cases import Case, grid_problem
@@ -28,7 +29,9 @@ from tests.test_kernels.mistakes import (
     compiled_anew,
     first_noticed,
     nothing,
+    noticed,
     without,
+    without_in,
 )
 from tests.test_kernels.silu_mul_gemm import test_silu_mul_gemm
 
@@ -116,10 +119,15 @@ def twice_the_stage(place: int) -> Any:
     return lambda *args: (*args[:place], args[place] * 2, *args[place + 1 :])
 
 
+DATA_BYTES, SCALE_BYTES = CTA_ROWS * TILE_BYTES, ATOMS_K * ATOM_BYTES  # of the M side's operands
+
+
+def twice_the_stage_of(nbytes: int) -> Any:
+    """Change of ``Mma._stage``'s arguments: of operands of ``nbytes``, as ``twice_the_stage``."""
+    return lambda found, sizes, stage: (found, sizes, stage * 2 if sizes[0] == nbytes else stage)
+
+
 GONE = Mistake(KERNEL.replaced("lifetime:Lifetime", "wait_end", nothing), ANYTHING)
-START_ALONE = Mistake(
-    KERNEL.replaced("lifetime:Lifetime", "start", start_alone), "UnstartedPeer", TWO_CTA
-)
 NOT_WAITED = Mistake(KERNEL.replaced("mma:Mma", "_acquire_accumulator", nothing), "DataRace")
 MISTAKES = {
     "scales of gate and up swapped": Mistake(
@@ -174,15 +182,27 @@ MISTAKES = {
     "no fence of the barriers' initialisation, one CTA": Mistake(
         without("fence_proxy"), "MissingProxyFence"
     ),
-    "a pair allocates before both have started": START_ALONE,
-    "partial sums sent before the other CTA has started": replace(START_ALONE, on=SPLIT),
+    "a pair allocates before both have started": Mistake(
+        KERNEL.replaced("lifetime:Lifetime", "start", start_alone), "UnstartedPeer", TWO_CTA
+    ),
+    "partial sums sent before the other CTA has started": Mistake(
+        KERNEL.replaced("lifetime:Lifetime", "wait_meeting", nothing), ANYTHING, SPLIT
+    ),
+    "no fence of the initialisation of a split's barriers": Mistake(
+        without("fence_mbarrier_init"), "BarrierMisuse", SPLIT
+    ),
+    "parts of a split released to CTAs that have gone": Mistake(
+        KERNEL.with_arguments("split_k:SplitK", "release", lambda *args: (*args[:3], True)),
+        "ExitedPeer",
+        SPLIT,
+    ),
     "SiLU of the other one of two": Mistake(
         KERNEL.with_result("scaling", "silu_pair", lambda pair: pair[::-1]), WRONG
     ),
     "parts of a split announced to the own CTA": Mistake(arrive_in_the_cta, ANYTHING, SPLIT),
     "parts of a split awaited from the own CTA": Mistake(wait_in_the_cta, ANYTHING, SPLIT),
     "accumulators are not waited for": NOT_WAITED,
-    "accumulators are not waited for, split": replace(NOT_WAITED, on=SPLIT),
+    "accumulators are not waited for, split": replace(NOT_WAITED, caught=ANYTHING, on=SPLIT),
     "accumulators are not waited for, two SM": replace(NOT_WAITED, on=TWO_CTA),
     "the ring is not waited for": Mistake(
         KERNEL.replaced("loader", "wait", nothing), "BarrierMisuse"
@@ -198,10 +218,10 @@ MISTAKES = {
         TWO_CTA,
     ),
     "a stage multiplied beyond the ring": Mistake(
-        KERNEL.with_arguments("mma:Mma", "_multiply", twice_the_stage(1)), "ArrayOverrun"
+        KERNEL.with_arguments("mma:Mma", "_stage", twice_the_stage_of(DATA_BYTES)), "ArrayOverrun"
     ),
     "a stage of scales copied beyond the ring": Mistake(
-        KERNEL.with_arguments("mma:Mma", "_copy_scales", twice_the_stage(1)), "ArrayOverrun"
+        KERNEL.with_arguments("mma:Mma", "_stage", twice_the_stage_of(SCALE_BYTES)), "ArrayOverrun"
     ),
     "boxes stored eight rows too far": Mistake(
         KERNEL.with_arguments("store:Store", "_boxes", eight_rows_on), "ArrayOverrun"
@@ -289,3 +309,10 @@ def mlp() -> Tensor:
 
 def test_a_kernel_waits_for_the_one_before() -> None:
     check_dependency_wait(mlp)
+
+
+def test_tokens_wait_for_the_kernel_before() -> None:
+    """Although the epilogue does: they are loaded by a warp that waits for itself."""
+    unwaited = without_in("griddepcontrol", "_load")
+    with compiled_anew(unwaited), devices.emulated_ops(STANDARD[0]):
+        assert noticed(mlp) == "MissingDependencyWait"

@@ -1,14 +1,12 @@
 """mbarriers of the GEMM's two pipelines: operands, and accumulators."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import AddressSpace, Array, Int64
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.gemm.sm100.split_k import SplitK
 from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
 
 
@@ -62,10 +60,8 @@ def mbarriers(count: int) -> Array:
 
 
 @cute.jit
-def init_barriers(
-    barriers: Barriers, partials: Any, tile: cutlass.Constexpr, stages: cutlass.Constexpr
-) -> None:
-    """Initialise every barrier, those of ``partials`` too unless it is None; one warp, whole.
+def init_barriers(barriers: Barriers, tile: cutlass.Constexpr, stages: cutlass.Constexpr) -> None:
+    """Initialise every barrier of the pipelines; one warp, whole.
 
     Each lane initialises one barrier of a kind: one after the other takes hundreds of cycles.
     """
@@ -77,13 +73,8 @@ def init_barriers(
     if lane < tile.accumulators:
         ptx.mbarrier_init(barriers.acc_full.subview(lane), counts.acc_full)
         ptx.mbarrier_init(barriers.acc_empty.subview(lane), counts.acc_empty)
-    if cutlass.const_expr(tile.split_k > 1):
-        full, empty = SplitK(tile).arrivals
-        if lane < EPILOGUE_WARPS:
-            ptx.mbarrier_init(partials.partials_full.subview(lane), full)
-            ptx.mbarrier_init(partials.partials_empty.subview(lane), empty)
     # To the cluster, or to this CTA's TMA: the wider fence takes hundreds of cycles.
-    if cutlass.const_expr(tile.cluster > 1):
+    if cutlass.const_expr(tile.coupled):
         ptx.fence_mbarrier_init()
     else:
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)

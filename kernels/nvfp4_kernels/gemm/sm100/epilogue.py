@@ -94,7 +94,10 @@ class Epilogue:
                 width = self.chunk if self._overlaps and shares else LOAD_COLUMNS
                 for start in cutlass.range_constexpr(0, self.chunk, width):
                     here = offset + start
-                    sums = self._sums(source, scratch.partials, state.rank, here, width, warp, lane)
+                    awaited = index if number == 0 and start == 0 else None
+                    sums = self._sums(
+                        source, scratch.partials, state.rank, here, width, warp, lane, awaited
+                    )
                     last = start + width >= self.chunk
                     if cutlass.const_expr(last and number == self._last_shared(chunks)):
                         self._release(barriers.acc_empty.subview(accumulator), leader)
@@ -104,11 +107,10 @@ class Epilogue:
                 )
                 store.put(result, scratch.slots, chunk, values, leader)
             if cutlass.const_expr(tile.split_k > 1):
-                split.release(scratch.partials, state.rank, lane)
+                more = index + 1 < state.num_tiles
+                split.release(scratch.partials, state.rank, lane, more)
         # What frees tensor memory comes after the last reads of it.
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
-        if cutlass.const_expr(tile.split_k > 1):
-            split.finish(scratch.partials, state.num_tiles)
 
     @cute.jit
     def drain(self) -> None:
@@ -157,13 +159,26 @@ class Epilogue:
         width: int,
         warp: Int32,
         lane: Int32,
+        awaited: Int32 | None,
     ) -> list[Vector]:
-        """Load the next ``width`` columns, or as many as there are, of every product."""
+        """Load the next ``width`` columns, or as many as there are, of every product.
+
+        ``awaited``: see ``SplitK.added``.
+        """
         tile, count = self.tile, min(width, self.chunk)
         if partials is not None:
             split, columns = SplitK(tile), range(column, column + count)
             return [
-                split.added(partials, source, rank, product, columns, warp, lane)
+                split.added(
+                    partials,
+                    source,
+                    rank,
+                    product,
+                    columns,
+                    warp,
+                    lane,
+                    None if product else awaited,
+                )
                 for product in range(tile.weights)
             ]
         sums = [

@@ -35,7 +35,7 @@ from nvfp4_kernels.gemm.sm100.scheduler import (
     raster_order,
     scheduler_state,
 )
-from nvfp4_kernels.gemm.sm100.split_k import Partials
+from nvfp4_kernels.gemm.sm100.split_k import Partials, SplitK
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, EPILOGUE_WARPS, EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_maps import tensor_map
@@ -95,9 +95,9 @@ class BlockScaledGemm:
 
     | warps | role | pipelines |
     |---|---|---|
-    | 0–3 | ``Epilogue``; warp 0 also allocates tensor memory | consumes accumulators |
+    | 0–3 | ``Epilogue``; 0 allocates tensor memory, 3 sets up a split | consumes accumulators |
     | 4 | ``Mma``, in the first CTA of each tile | consumes operands, produces accumulators |
-    | 5 | ``TmaLoader`` of the weights; initialises all mbarriers | produces operands |
+    | 5 | ``TmaLoader`` of the weights; initialises ``Barriers`` | produces operands |
     | 6 | ``TmaLoader`` of the activations | produces operands |
 
         TmaLoader  --full-->   Mma  --acc_full-->   Epilogue
@@ -228,31 +228,37 @@ class BlockScaledGemm:
         loader, mma = TmaLoader(tile, stages), Mma(tile, stages)
         epilogue = Epilogue(tile, output)
         lifetime = Lifetime(tile)
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        warp = cute.arch.warp_idx()
         rank = ptx.cluster_ctarank()
         partials = self._partials()
         state = scheduler_state(
             tile, raster, arguments.k, arguments.weight_batch, arguments.groups, rank
         )
         if warp == WEIGHTS_WARP:
-            init_barriers(barriers, partials, tile, stages)
+            init_barriers(barriers, tile, stages)
             state = counting(tile, state)
             lifetime.start(initialises=True)
+            lifetime.arrive_meeting()
             if ptx.elect_sync():
                 loader.run_weights(m_side, n_side, barriers, counted(tile, state))
+            lifetime.wait_meeting()
             lifetime.arrive_end(warp)
         elif warp == TOKENS_WARP:
             state = counting(tile, state)
             lifetime.start(initialises=False)
+            lifetime.arrive_meeting()
             if ptx.elect_sync():
                 loader.run_tokens(m_side, n_side, barriers, counted(tile, state))
+            lifetime.wait_meeting()
             lifetime.arrive_end(warp)
         elif warp == MMA_WARP:
             state = counting(tile, state)
             lifetime.start(initialises=False)
+            lifetime.arrive_meeting()
             lifetime.allocated()
             if rank % tile.ctas == 0:
                 mma.run(m_side, n_side, barriers, tensor.load(), counted(tile, state))
+            lifetime.wait_meeting()
             lifetime.arrive_end(warp)
         else:
             state = counting(tile, state)
@@ -261,6 +267,10 @@ class BlockScaledGemm:
                 ptx.tcgen05_alloc(tensor, tile.tensor_columns, group=group)
                 ptx.tcgen05_relinquish_alloc_permit(group=group)
             lifetime.allocated()
+            if cutlass.const_expr(tile.split_k > 1):
+                if warp == EPILOGUE_WARPS - 1:
+                    SplitK(tile).init_barriers(partials, cute.arch.lane_idx())
+            lifetime.arrive_meeting()
             scaling = ScalingOperands(
                 arguments.alpha, arguments.shard_ends, arguments.row_scale, arguments.bias
             )
@@ -270,6 +280,7 @@ class BlockScaledGemm:
             )  # fmt: skip
             scratch = self._scratch(partials, warp)
             state = counted(tile, state)
+            lifetime.wait_meeting()
             epilogue.run(scaling, result, scratch, barriers, tensor.load(), state, warp)
             lifetime.arrive_end(warp)
             epilogue.drain()

@@ -24,12 +24,14 @@ class Lifetime:
 
     | barrier | threads | what holds after it |
     |---|---|---|
-    | start | all, of the cluster | every CTA has started, and its mbarriers are initialised |
+    | start | all; of a coupled cluster | its mbarriers are initialised; all CTAs have started |
     | allocated | epilogue and MMA warps | tensor memory's address is in shared memory |
-    | end | all, of the cluster; else epilogue warps | nobody signals it or reads tensor memory |
+    | meeting | all, of a split's cluster | all CTAs have started, ``Partials`` is initialised |
+    | end | epilogue warps; all, of a coupled cluster | nobody signals it or reads tensor memory |
 
-    Without a cluster the warp that initialises the mbarriers arrives at the start and does not
+    Without coupled CTAs the warp that initialises the mbarriers arrives at the start and does not
     wait. Those that load never wait for tensor memory, which a kernel before this one may hold.
+    Those of a split wait for no peer before the epilogue, and for none at the end, see ``SplitK``.
     """
 
     tile: Tile
@@ -41,7 +43,7 @@ class Lifetime:
         ``fence.mbarrier_init`` orders initialisations before an arrival without memory order (PTX
         ISA, membar/fence).
         """
-        if cutlass.const_expr(self.tile.cluster > 1):
+        if cutlass.const_expr(self.tile.coupled):
             ptx.barrier_cluster_arrive_relaxed()
             ptx.barrier_cluster_wait()
         elif cutlass.const_expr(initialises):
@@ -54,9 +56,21 @@ class Lifetime:
         ptx.barrier_cta_sync(_ALLOCATED, thread_count=_EPILOGUE_THREADS + 32)
 
     @cute.jit
+    def arrive_meeting(self) -> None:
+        """Arrive: this warp has started, and initialised what peers of a split signal."""
+        if cutlass.const_expr(self.tile.split_k > 1):
+            ptx.barrier_cluster_arrive_relaxed()
+
+    @cute.jit
+    def wait_meeting(self) -> None:
+        """Wait until all peers of a split have started."""
+        if cutlass.const_expr(self.tile.split_k > 1):
+            ptx.barrier_cluster_wait()
+
+    @cute.jit
     def arrive_end(self, warp: Int32) -> None:
         """Arrive: this warp touches no peer any more, and reads no tensor memory."""
-        if cutlass.const_expr(self.tile.cluster > 1):
+        if cutlass.const_expr(self.tile.coupled):
             ptx.barrier_cluster_arrive()
         elif warp > 0 and warp < EPILOGUE_WARPS:
             ptx.barrier_cta_arrive(_END, _EPILOGUE_THREADS)
@@ -64,7 +78,7 @@ class Lifetime:
     @cute.jit
     def wait_end(self, warp: Int32) -> None:
         """Wait until this CTA may exit, and warp 0 free tensor memory."""
-        if cutlass.const_expr(self.tile.cluster > 1):
+        if cutlass.const_expr(self.tile.coupled):
             ptx.barrier_cluster_wait()
         elif warp == 0:
             ptx.barrier_cta_sync(_END, thread_count=_EPILOGUE_THREADS)

@@ -60,8 +60,6 @@ class TmaLoader:
     ) -> None:
         """Load all activations, which the kernel before this one may have written."""
         on_m_side = not self.tile.swap_ab
-        if cutlass.const_expr(not self.tile.counts_first):
-            ptx.griddepcontrol(ptx.GridDepAction.WAIT)
         tokens = m_side if on_m_side else n_side
         self._load(tokens, on_m_side, barriers, state, expects=False)
 
@@ -82,6 +80,9 @@ class TmaLoader:
         load = self._load_m if on_m_side else self._load_n
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
+            if cutlass.const_expr(not expects and not tile.counts_first):
+                if index == 0:  # all that can be done without the kernel before is done
+                    ptx.griddepcontrol(ptx.GridDepAction.WAIT)
             for step in cutlass.range(state.k_steps, unroll=1):
                 count = index * state.k_steps + step
                 stage = count % stages

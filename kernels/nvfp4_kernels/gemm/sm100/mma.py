@@ -72,14 +72,16 @@ class Mma:
             for step in cutlass.range(state.k_steps, unroll=1):
                 count = index * state.k_steps + step
                 stage = count % stages
+                # Ready before the stage is there: the last one's MMAs are waited for.
+                here = self._stage(descriptors, self._data_bytes, stage)
+                scales_here = self._stage(scale_descriptors, self._scale_bytes, stage)
                 wait(barriers.full.subview(stage), count // stages)
                 scales = self._acquire_scales(barriers.empty, tensor, count)
                 if leader:
-                    self._copy_scales(scale_descriptors, stage, scales)
+                    self._copy_scales(scales_here, scales)
                     for part in cutlass.range_constexpr(ATOMS_K):
                         self._multiply(
-                            descriptors,
-                            stage,
+                            here,
                             part,
                             target,
                             scales,
@@ -145,28 +147,44 @@ class Mma:
             return ops.FILL
         return ops.LASTUSE if use % uses == uses - 1 else ops.USE
 
-    def _copy_scales(self, descriptors: list[Int64], stage: Int32, scales: Int32) -> None:
-        """Copy scales to tensor memory, replicated for four warps' lanes (PTX ISA, tcgen05.cp)."""
+    @property
+    def _data_bytes(self) -> list[int]:
+        """Bytes of each operand's tile in one CTA."""
         tile = self.tile
+        return [CTA_ROWS * TILE_BYTES] * tile.m_operands + (
+            [tile.b_rows * TILE_BYTES] * tile.n_operands
+        )
+
+    @property
+    def _scale_bytes(self) -> list[int]:
+        """Bytes of the scales of each operand that has some."""
+        tile = self.tile
+        each = ATOMS_K * ATOM_BYTES
+        return [each] * tile.m_operands + [each * tile.atoms_n] * tile.n_scales
+
+    def _stage(self, descriptors: list[Int64], sizes: list[int], stage: Int32) -> list[Int64]:
+        """Descriptors of a stage, from those of the first and the bytes of each."""
+        pairs = zip(descriptors, sizes, strict=True)
+        return [advance(descriptor, stage * (size // 16)) for descriptor, size in pairs]
+
+    def _copy_scales(self, descriptors: list[Int64], scales: Int32) -> None:
+        """Copy scales to tensor memory, replicated for four warps' lanes (PTX ISA, tcgen05.cp)."""
         shape, spread = ptx.S2TCopyMode.S2T_32x128b_WARPX4
         column = 0
-        for operand, descriptor in enumerate(descriptors):
-            atoms = ATOMS_K * (1 if operand < tile.m_operands else tile.atoms_n)
-            start = advance(descriptor, stage * (atoms * ATOM_BYTES // 16))
-            for atom in range(atoms):
+        for descriptor, size in zip(descriptors, self._scale_bytes, strict=True):
+            for atom in range(size // ATOM_BYTES):
                 ptx.tcgen05_cp(
                     shape,
-                    tensor_pointer(scales + (column + atom * ATOM_COLUMNS)),
-                    advance(start, atom * (ATOM_BYTES // 16)),
+                    tensor_pointer(scales + column),
+                    advance(descriptor, atom * (ATOM_BYTES // 16)),
                     group=self.group,
                     multicast=spread,
                 )
-            column += atoms * ATOM_COLUMNS
+                column += ATOM_COLUMNS
 
     def _multiply(
         self,
         descriptors: list[Int64],
-        stage: Int32,
         part: int,
         target: Int32,
         scales: Int32,
@@ -185,8 +203,7 @@ class Mma:
         )
         for use, (weight, term) in enumerate(self._products()):
             m, n = (weight, term) if tile.swap_ab else (term, weight)
-            a = advance(descriptors[m], stage * (CTA_ROWS * TILE_BYTES // 16))
-            b = advance(descriptors[tile.m_operands + n], stage * (tile.b_rows * TILE_BYTES // 16))
+            a, b = descriptors[m], descriptors[tile.m_operands + n]
             sfa = ATOM_COLUMNS * (m * ATOMS_K + part)
             tile_n = 0 if tile.terms.packed else n
             atom_n = (tile_n * ATOMS_K + part) * tile.atoms_n

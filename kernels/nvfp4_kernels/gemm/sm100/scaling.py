@@ -9,10 +9,10 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.activation import SILU, Activation
 from nvfp4_kernels.device.activation import function, limited
-from nvfp4_kernels.device.math import silu_pair
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.result import OutputTensor
 from nvfp4_kernels.gemm.sm100.scheduler import TileCoord
+from nvfp4_kernels.gemm.sm100.silu import silu_pair
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 

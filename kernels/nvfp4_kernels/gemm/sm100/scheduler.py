@@ -117,10 +117,13 @@ def scheduler_state(
     rank: Int32,
 ) -> SchedulerState:
     """This CTA's ``SchedulerState``."""
-    k_steps = cute.ceil_div(k, TILE_K)
-    part = rank if tile.split_k > 1 else Int32(0)
-    first_k_step = part * k_steps // tile.split_k
-    last_step = (part + 1) * k_steps // tile.split_k
+    # Shifts, as nothing is negative: divisions of signed numbers take four instructions.
+    k_steps = (k + (TILE_K - 1)) >> (TILE_K.bit_length() - 1)
+    first_k_step, last_step = Int32(0), k_steps
+    if cutlass.const_expr(tile.split_k > 1):
+        halvings = tile.split_k.bit_length() - 1
+        first_k_step = rank * k_steps >> halvings
+        last_step = (rank + 1) * k_steps >> halvings
     first = cute.arch.block_idx()[0] // tile.cluster
     tile_stride = cute.arch.grid_dim()[0] // tile.cluster
     return SchedulerState(
@@ -178,12 +181,15 @@ def tile_coord(tile: cutlass.Constexpr, state: SchedulerState, index: Int32) -> 
     number = state.first + index * state.tile_stride
     raster = state.raster
     batch, number = divmod(number, raster.matrix)
-    group, number = divmod(number, raster.group)
-    across, down = number // GROUP, number % GROUP
-    if raster.across_m < (group + 1) * GROUP:
-        across, down = divmod(number, raster.last)
+    across, down = Int32(0), number
+    if raster.across_n > 1:
+        group, number = divmod(number, raster.group)
+        across, down = number // GROUP, number % GROUP
+        if raster.across_m < (group + 1) * GROUP:
+            across, down = divmod(number, raster.last)
+        down += group * GROUP
     return TileCoord(
-        m=(group * GROUP + down) * (tile.cluster_m // tile.ctas) + state.cta_m,
+        m=down * (tile.cluster_m // tile.ctas) + state.cta_m,
         n=across * tile.cluster_n + state.cta_n,
         batch=batch,
         weight=_weight(tile, state, batch),

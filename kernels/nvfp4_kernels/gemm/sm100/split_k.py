@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Float32, Int32, Vector
+from cutlass import Array, Boolean, Float32, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import CLUSTER, wait
-from nvfp4_kernels.gemm.sm100.tile import Tile
+from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
+
+_SENT_TO, _SENT_COLUMNS = 4, 64  # CTAs, and columns for them, that a thread holds at a time
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Partials:
 class SplitK:
     """Reduction in which every CTA of the cluster finishes its share of the columns.
 
-    Each warp exchanges with the same warp of the other CTAs.
+    Each warp exchanges with the same warp of the other CTAs. A CTA sends and never fetches, and
+    waits for all that is sent to it, data and arrivals, so that it may go whenever it is done.
 
     | barrier | arrivals | by |
     |---|---|---|
@@ -55,33 +58,64 @@ class SplitK:
         return 32 * others, others
 
     @cute.jit
+    def init_barriers(self, partials: Partials, lane: Int32) -> None:
+        """Initialise the barriers of all warps, which peers signal; one warp, whole."""
+        full, empty = self.arrivals
+        if lane < EPILOGUE_WARPS:
+            ptx.mbarrier_init(partials.partials_full.subview(lane), full)
+            ptx.mbarrier_init(partials.partials_empty.subview(lane), empty)
+        ptx.fence_mbarrier_init()
+        ptx.bar_warp_sync(cute.arch.FULL_MASK)
+
+    @cute.jit
     def exchange(
         self, partials: Partials, source: Int32, rank: Int32, index: Int32, warp: Int32, lane: Int32
     ) -> None:
-        """Send the accumulators at ``source`` to those who finish them; wait for this CTA's."""
-        tile, width = self.tile, self.width
+        """Send the accumulators at ``source`` to those who finish them."""
+        tile = self.tile
         wait(partials.partials_empty, index - 1, CLUSTER)
-        for distance in cutlass.range_constexpr(1, tile.split_k):
-            owner = (rank + distance) % tile.split_k
-            sums = ptx.mapa(partials.sums, owner)
-            for product in cutlass.range_constexpr(tile.weights):
-                values = self.load(source, product, owner * tile.split_columns, tile.split_columns)
-                for column in cutlass.range_constexpr(0, tile.split_columns, width):
-                    coord = self._place(rank, product, column, warp, lane)
-                    sums.store(values[column : column + width], coord, alignment=4 * width)
-            partials_full = ptx.mapa(partials.partials_full, owner)
-            ptx.mbarrier_arrive(partials_full, scope=ptx.MemScope.CLUSTER)
-        wait(partials.partials_full, index, CLUSTER)
+        # What several CTAs get is loaded together, as far as registers go.
+        columns = tile.weights * tile.split_columns
+        together = min(_SENT_TO, max(1, _SENT_COLUMNS // columns))
+        for first in cutlass.range_constexpr(1, tile.split_k, together):
+            distances = range(first, min(first + together, tile.split_k))
+            owners = [(rank + distance) % tile.split_k for distance in distances]
+            parts = [
+                [
+                    self._load(source, product, owner * tile.split_columns, tile.split_columns)
+                    for product in range(tile.weights)
+                ]
+                for owner in owners
+            ]
+            ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
+            for owner, products in zip(owners, parts, strict=True):
+                self._send(partials, products, owner, rank, warp, lane)
 
-    def load(self, source: Int32, product: int, column: Int32 | int, count: int) -> Vector:
-        """Load ``count`` columns of one product's accumulator at ``source``."""
-        values = ptx.tcgen05_ld(
+    def _send(
+        self,
+        partials: Partials,
+        products: list[Vector],
+        owner: Int32,
+        rank: Int32,
+        warp: Int32,
+        lane: Int32,
+    ) -> None:
+        """Send the columns that one CTA finishes, and announce them."""
+        sums, width = ptx.mapa(partials.sums, owner), self.width
+        for product, values in enumerate(products):
+            for column in range(0, self.tile.split_columns, width):
+                coord = self._place(rank, product, column, warp, lane)
+                sums.store(values[column : column + width], coord, alignment=4 * width)
+        partials_full = ptx.mapa(partials.partials_full, owner)
+        ptx.mbarrier_arrive(partials_full, scope=ptx.MemScope.CLUSTER)
+
+    def _load(self, source: Int32, product: int, column: Int32 | int, count: int) -> Vector:
+        """Load ``count`` columns of one product's accumulator at ``source``; to be waited for."""
+        return ptx.tcgen05_ld(
             ptx.Tcgen05LdStShape.SHAPE_32X32B,
             tensor_pointer(source + product * self.tile.columns + column),
             num=count,
         )
-        ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
-        return values
 
     def added(
         self,
@@ -92,13 +126,18 @@ class SplitK:
         columns: range,
         warp: Int32,
         lane: Int32,
+        awaited: Int32 | None,
     ) -> Vector:
         """Sums of this CTA's columns: its own part, then those of the others.
 
-        Always in the same order, whoever came first.
+        Always in the same order, whoever came first. With ``awaited``, a tile's number, those of
+        that tile are waited for.
         """
         tile, width = self.tile, self.width
-        total = self.load(source, product, rank * tile.split_columns + columns.start, len(columns))
+        total = self._load(source, product, rank * tile.split_columns + columns.start, len(columns))
+        ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
+        if awaited is not None:
+            wait(partials.partials_full, awaited, CLUSTER)
         for distance in range(1, tile.split_k):
             sender = (rank + distance) % tile.split_k
             received: list[Float32] = []
@@ -109,15 +148,16 @@ class SplitK:
         return total
 
     @cute.jit
-    def release(self, partials: Partials, rank: Int32, lane: Int32) -> None:
-        """Release this CTA's partial sums: the others may send those of the next tile."""
-        ptx.bar_warp_sync(cute.arch.FULL_MASK)
-        if lane < self.tile.split_k and lane != rank:
-            ptx.mbarrier_arrive(ptx.mapa(partials.partials_empty, lane), scope=ptx.MemScope.CLUSTER)
+    def release(self, partials: Partials, rank: Int32, lane: Int32, more: Boolean) -> None:
+        """Release this CTA's partial sums, so that the others may send those of the next tile.
 
-    def finish(self, partials: Partials, tiles: Int32) -> None:
-        """Drain: wait until no peer will arrive at this CTA's barriers any more."""
-        wait(partials.partials_empty, tiles - 1, CLUSTER)
+        Without ``more`` tiles nobody waits for it, and the others may have gone.
+        """
+        if more:
+            ptx.bar_warp_sync(cute.arch.FULL_MASK)
+            if lane < self.tile.split_k and lane != rank:
+                partials_empty = ptx.mapa(partials.partials_empty, lane)
+                ptx.mbarrier_arrive(partials_empty, scope=ptx.MemScope.CLUSTER)
 
     def _place(self, source: Int32, product: int, column: int, warp: Int32, lane: Int32) -> Int32:
         """Offset of a thread's values: lanes side by side, free of bank conflicts both ways."""

@@ -105,13 +105,32 @@ class Store:
     @cute.jit
     def _columns(self, result: OutputTensor, chunk: Chunk, values: list[Float32]) -> None:
         """Store one weight row and consecutive tokens per thread: lanes coalesce."""
-        dtype = TYPES[self.output.dtype]
         data = Array(result.data, shape=(1,))
+        converted = _vector(values).to(TYPES[self.output.dtype])
         start = (Int64(chunk.batch) * result.m + chunk.column) * result.n + chunk.row
         left = result.m - chunk.column if chunk.row < result.n else Int32(0)
-        for index in cutlass.range_constexpr(len(values)):
-            if index < left:
-                data.store(values[index].to(dtype), start + Int64(index) * result.n)
+        if left >= len(values):
+            for index in cutlass.range_constexpr(len(values)):
+                data.store(converted[index], start)
+                start += result.n
+        else:
+            self._store_first(left, data, converted, start, result.n, 0)
+
+    @cute.jit
+    def _store_first(
+        self,
+        left: Int32,
+        data: Array,
+        values: Vector,
+        start: Int64,
+        n: Int32,
+        index: cutlass.Constexpr,
+    ) -> None:
+        """Store the tokens that there are, ``left`` in all, from ``index`` on at ``start``."""
+        if index < left:
+            data.store(values[index], start)
+            if cutlass.const_expr(index + 1 < values.shape[0]):
+                self._store_first(left, data, values, start + n, n, index + 1)
 
 
 def _vector(values: list[Float32]) -> Vector:

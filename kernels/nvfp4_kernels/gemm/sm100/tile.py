@@ -112,6 +112,11 @@ class Tile:
         return self.cluster_m * self.cluster_n if self.split_k == 1 else self.split_k
 
     @property
+    def coupled(self) -> bool:
+        """Whether CTAs of the cluster load or multiply for one another; those of a split do not."""
+        return self.cluster > 1 and self.split_k == 1
+
+    @property
     def m_operands(self) -> int:
         """Tiles of the M side per stage: one for each weight, or each term of the activations."""
         return self.weights if self.swap_ab else self.terms.count
