@@ -114,13 +114,23 @@ CASES = {
 }
 
 
-@pytest.mark.feature(
-    "images",
-    "works",
-    "Qwen 3.8, Qwen 3 VL, Nemotron Nano 2 VL: as transformers' models of the decoded weights",
-)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_an_image(case: Case, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Shown:
+    """What an engine says of a text after an image.
+
+    Attributes:
+        pixels: the image.
+        report: the engine's.
+        distance: of its log-probabilities from the reference's of other pixels, in the mean.
+    """
+
+    pixels: Tensor
+    report: list[str]
+    distance: Callable[[Tensor], float]
+
+
+def shown(case: Case, tmp_path: Path, **engine_args: Any) -> Shown:
+    """Show an engine of the case's model a random image."""
     from vllm import SamplingParams
 
     family = weight_only(case.family)
@@ -133,7 +143,8 @@ def test_an_image(case: Case, tmp_path: Path) -> None:
     image = Image.fromarray(pixels.numpy())
     prompt: Any = {"prompt": case.prompt + tiny_llama.TEXT, "multi_modal_data": {"image": image}}
     sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    with started(str(path), trust_remote_code=family.surround is not None) as llm:
+    remote = {"trust_remote_code": family.surround is not None}
+    with started(str(path), **(remote | engine_args)) as llm:
         [output] = llm.generate(prompt, sampling, use_tqdm=False)
         report = llm.llm_engine.vllm_config.quant_config.startup.report.lines()
         del llm
@@ -146,8 +157,19 @@ def test_an_image(case: Case, tmp_path: Path) -> None:
             scores = case.logits(model, path, tokens, pixels)[:-1].log_softmax(-1)
         return float((found - scores.gather(-1, tokens[1:, None])[:, 0]).abs().mean())
 
+    return Shown(pixels, report, distance)
+
+
+@pytest.mark.feature(
+    "images",
+    "works",
+    "Qwen 3.8, Qwen 3 VL, Nemotron Nano 2 VL: as transformers' models of the decoded weights",
+)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_image(case: Case, tmp_path: Path) -> None:
+    of = shown(case, tmp_path)
     # .005 to .011 was seen; of Qwen 3 VL .047 where image tokens have the positions of text.
-    assert distance(pixels) < SAME
-    assert distance(255 - pixels) > SAME  # .08 to .26 was seen
+    assert of.distance(of.pixels) < SAME
+    assert of.distance(255 - of.pixels) > SAME  # .08 to .26 was seen
     for line in case.lines:
-        assert any(each.startswith(line) for each in report), (line, report)
+        assert any(each.startswith(line) for each in of.report), (line, of.report)
