@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import pytest
 import torch
@@ -26,7 +26,9 @@ source_lines = True  # whether findings name the kernel's own lines: in tests wi
 # Environment variable that names the folder of this run's compiled kernels, which its processes
 # share; without it each compiles its own.
 RUN_KERNELS = "TESTS_RUN_KERNELS"
-binaries = "plain"  # what ptxas makes of kernels here: see ``Runtime.make_binaries``
+binaries: Literal["plain", "none"] = (
+    "plain"  # what ptxas makes of kernels here: see ``Runtime.make_binaries``
+)
 
 
 class KernelDevice(Protocol):
