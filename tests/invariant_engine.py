@@ -1,7 +1,8 @@
 """One engine's answers to the same prompts alone, in a batch, in chunks and from cached prefixes.
 
-``VLLM_BATCH_INVARIANT=1 python -m tests.invariant_engine MODEL '{"enforce_eager": false}'`` prints,
-in a process of its own, how many tokens have other log-probabilities than alone.
+``VLLM_BATCH_INVARIANT=1 python -m tests.invariant_engine MODEL '{"max_model_len": 512}'`` counts
+tokens that have other log-probabilities than alone, in a process of its own; its longest prompts
+want that length.
 """
 
 import json

@@ -69,7 +69,7 @@ def test_source_lines_are_kept_apart(kept: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_binaries_change_no_ptx(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of kernels that are not assembled either, but for the empty one beside them."""
+    """PTX is the same of kernels that are not assembled, but for the empty one beside them."""
     texts = {}
     for binaries in ("optimised", "plain", "none"):
         with devices.other_kernels():

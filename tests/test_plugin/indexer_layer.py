@@ -137,7 +137,7 @@ class Driver:
         return metadata
 
     def metadata(self, step: Step) -> Any:
-        """As vLLM's builder makes it, once the sequences have grown."""
+        """Metadata as vLLM's builder makes it, once the sequences have grown."""
         from vllm.v1.attention.backend import CommonAttentionMetadata
 
         counts = torch.tensor([0, *(count for _, count in step)])
@@ -181,7 +181,7 @@ class Driver:
 
 
 def check_row(row: Tensor, expected: Float64, top_k: int) -> None:
-    """As many different keys as there are, ascending, none of them worse than one left out."""
+    """Check for as many different keys as there are, ascending, none worse than one left out."""
     count = min(top_k, len(expected))
     chosen = row[:count].tolist()
     assert chosen == sorted(set(chosen)), chosen

@@ -23,7 +23,7 @@ from tests.test_plugin.indexer_layer import (
 
 
 def traits(top_k: int) -> Any:
-    """Of the model's config, what its indexer reads."""
+    """Part of the model's config that its indexer reads."""
     return SimpleNamespace(
         index_topk=top_k, index_n_heads=HEADS, index_head_dim=HEAD_DIM, qk_rope_head_dim=ROTATED
     )
