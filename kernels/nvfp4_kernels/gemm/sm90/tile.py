@@ -146,7 +146,8 @@ class Tile:
     @property
     def reallocates_registers(self) -> bool:
         """Whether the load warp comes with three idle ones, whose registers the others take."""
-        return self.columns >= 192
+        # Parts in turn have the sums so far beside their own.
+        return self.columns * (1 + (self.parts_in_turn > 1)) >= 192
 
     @property
     def threads(self) -> int:
