@@ -169,10 +169,7 @@ def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
     if n * bits % 128:
         return replace(output, store="element")
     if tile.swap_ab:
-        # A box is 32 rows of the weights, those of a warp, of 32 tokens.
-        if output.dtype == "nvfp4" or tile.split_columns % WARP_ROWS:
-            return replace(output, store="element")
-        return replace(output, store="tma", box_bytes=WARP_ROWS * bits // 8)
+        return replace(output, store="element")
     if output.dtype == "nvfp4":
         return replace(output, store="vector")
     # Two boxes at least: one leaves while the next one is computed.
