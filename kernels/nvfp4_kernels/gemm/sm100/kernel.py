@@ -235,11 +235,12 @@ class BlockScaledGemm:
             tile, raster, arguments.k, arguments.weight_batch, arguments.groups, rank
         )
         if warp == WEIGHTS_WARP:
+            leader = ptx.elect_sync()  # an answer that takes a while
             init_barriers(barriers, tile, stages)
             state = counting(tile, state)
             lifetime.start(initialises=True)
             lifetime.arrive_meeting()
-            if ptx.elect_sync():
+            if leader:
                 loader.run_weights(m_side, n_side, barriers, counted(tile, state))
             lifetime.wait_meeting()
             lifetime.arrive_end(warp)
