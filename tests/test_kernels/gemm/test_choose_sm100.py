@@ -104,14 +104,8 @@ def test_results_leave_in_boxes_where_rows_allow_it() -> None:
     assert with_store(NVFP4, Tile(128), 4096).store == "vector"
     assert with_store(NVFP4, Tile(128), 4112).store == "element"
     assert with_store(BF16, Tile(8, swap_ab=True), 4096).store == "element"
-    assert with_store(BF16, Tile(64, swap_ab=True, split_k=4), 4096).store == "element"
+    assert with_store(BF16, Tile(64, swap_ab=True), 4096).store == "element"
     assert with_store(NVFP4, Tile(64, swap_ab=True), 4096).store == "element"
-
-
-def test_boxes_of_swapped_tiles_are_32_rows_of_weights_wide() -> None:
-    for dtype, box_bytes in (("bfloat16", 64), ("float32", 128)):
-        output = with_store(EpilogueConfig(dtype), Tile(64, swap_ab=True), 4096)
-        assert (output.store, output.box_bytes, output.box_columns) == ("tma", box_bytes, 32)
 
 
 def test_what_goes_out_at_once_is_a_whole_part_of_a_tile() -> None:

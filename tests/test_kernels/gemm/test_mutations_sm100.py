@@ -58,10 +58,10 @@ class Mistake(mistakes.Mistake):
 def one_alpha(given: Any) -> Any:
     """Scale up's product by gate's alpha."""
 
-    def apply(self: Any, sums: Any, row: Any, *rest: Any) -> Any:
+    def begin(self: Any, sums: Any, row: Any, *rest: Any) -> Any:
         return given(self, sums, type(row)([row.scales[0]] * 2, row.biases), *rest)
 
-    return apply
+    return begin
 
 
 def keep_another(self: Any, product: int) -> Any:
@@ -109,11 +109,6 @@ def eight_rows_on(result: Any, slots: Any, *rest: Any) -> tuple[Any, ...]:
     return result, slots.subview(8 * 128 * 8 // slots.dtype.width), *rest
 
 
-def fill_row(self: Any, slot: Any, values: Any, lane: Any) -> None:
-    """Fill a swapped tile's box by rows."""
-    self._fill_row(slot, values, lane)
-
-
 def twice_the_stage(place: int) -> Any:
     """Change of arguments: the last of two stages, at ``place``, becomes one beyond the ring."""
     return lambda *args: (*args[:place], args[place] * 2, *args[place + 1 :])
@@ -141,7 +136,7 @@ MISTAKES = {
         "UninitialisedRead",
     ),
     "the gate's alpha for both": Mistake(
-        KERNEL.swapped("scaling:Scaling", "apply", one_alpha), WRONG
+        KERNEL.swapped("scaling:Scaling", "begin", one_alpha), WRONG
     ),
     "activations used but not kept": Mistake(
         KERNEL.replaced("mma:Mma", "_collector", keep_another), "IllegalInstruction"
@@ -196,8 +191,8 @@ MISTAKES = {
         "ExitedPeer",
         SPLIT,
     ),
-    "SiLU of the other one of two": Mistake(
-        KERNEL.with_result("scaling", "silu_pair", lambda pair: pair[::-1]), WRONG
+    "SiLU of another one": Mistake(
+        KERNEL.with_result("scaling", "silu", lambda values: values[::-1]), WRONG
     ),
     "parts of a split announced to the own CTA": Mistake(arrive_in_the_cta, ANYTHING, SPLIT),
     "parts of a split awaited from the own CTA": Mistake(wait_in_the_cta, ANYTHING, SPLIT),
@@ -231,11 +226,44 @@ MISTAKES = {
         "ArrayOverrun",
         SPLIT,
     ),
-    "swapped boxes filled as the others": Mistake(
-        KERNEL.replaced("store:Store", "_fill_column", fill_row), WRONG, SWAPPED
+    "the next columns not waited for": Mistake(without("tcgen05_wait"), "UnwaitedLoad", SWAPPED),
+    "a swapped tile released after its first columns": Mistake(
+        KERNEL.with_result("epilogue:Epilogue", "_last_shared", lambda last: 0), "DataRace", SWAPPED
     ),
-    "no proxy fence before a swapped box leaves": Mistake(
-        without("fence_proxy"), "MissingProxyFence", SWAPPED
+    "a swapped tile never released": Mistake(
+        KERNEL.with_result("epilogue:Epilogue", "_last_shared", lambda last: -1),
+        "Deadlock",
+        SWAPPED,
+    ),
+    "a token more than there are stored": Mistake(
+        KERNEL.with_result(
+            "store_columns:ColumnStore", "row", lambda row: replace(row, tokens=row.tokens + 1)
+        ),
+        ANYTHING,
+        SWAPPED,
+    ),
+    "rows of weights beyond the last stored": Mistake(
+        KERNEL.with_arguments(
+            "store_columns:ColumnStore",
+            "row",
+            lambda result, row, *rest: (replace(result, n=result.n + 8), row, *rest),
+        ),
+        ANYTHING,
+        SWAPPED,
+    ),
+    "tokens stored where the next ones belong": Mistake(
+        KERNEL.with_arguments(
+            "store_columns:ColumnStore", "put", lambda row, at, values: (row, at + 1, values)
+        ),
+        WRONG,
+        SWAPPED,
+    ),
+    "values stored before those before them": Mistake(
+        KERNEL.with_arguments(
+            "store_columns:ColumnStore", "put", lambda row, at, values: (row, at ^ 8, values)
+        ),
+        WRONG,
+        SWAPPED,
     ),
     "half of the weights for both CTAs": Mistake(
         KERNEL.replaced("loader:TmaLoader", "_n_row", lambda self, coord, state: coord.n * 128),
@@ -260,6 +288,16 @@ def test_caught(mistake: Mistake) -> None:
 def test_nothing_to_catch(tile_case: TileCase) -> None:
     assert tile_case.rounds.enough, tile_case.rounds
     check_nothing_to_catch(partial(check, tile_case), partial(use, tile_case))
+
+
+def test_reciprocals_of_the_other_two_of_four_are_noticed() -> None:
+    """With gates that are not all large: SiLU's factor of those is 1."""
+    swapped = KERNEL.with_result("silu", "_reciprocals", lambda four: [*four[2:], *four[:2]])
+    wide = partial(test_silu_mul_gemm.check_wide_gates, silu_mul_gemm, pair_case(SWAPPED.case))
+    with compiled_anew(partial(use, SWAPPED)), devices.emulated_ops(STANDARD[0]):
+        wide()
+    with compiled_anew(partial(use, SWAPPED), swapped), devices.emulated_ops(STANDARD[0]):
+        assert noticed(wide) == WRONG
 
 
 def taller_last_group(given: Any) -> Any:

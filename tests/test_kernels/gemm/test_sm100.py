@@ -81,6 +81,11 @@ def test_silu_mul_gemm_is_close(name: str, op_device: torch.device) -> None:
     test_silu_mul_gemm.check_close(on(op_device, silu_mul_gemm), test_silu_mul_gemm.CASES[name])
 
 
+def test_gates_of_any_size_close(op_device: torch.device) -> None:
+    case = test_silu_mul_gemm.CASES["ragged"]
+    test_silu_mul_gemm.check_wide_gates(on(op_device, silu_mul_gemm), case)
+
+
 def test_negative_gates_close(op_device: torch.device) -> None:
     test_silu_mul_gemm.check_negative_gates(on(op_device, silu_mul_gemm))
 

@@ -130,12 +130,12 @@ GEMM = {
     "swapped 8, split 4, two scale sets": TileCase(
         Tile(8, swap_ab=True, split_k=4, scale_sets=2), Case(5, 300, 4096, out_dtype=BF16), 8
     ),
-    "swapped 64, everything, in boxes": TileCase(
+    "swapped 64, everything": TileCase(
         Tile(64, swap_ab=True, max_stages=3),
         Case(180, 400, 832, shards=(100, 300), bias=FP16, row_scale=True, out_dtype=BF16),
         2,
     ),
-    "swapped 64, split 2, in boxes": TileCase(
+    "swapped 64, split 2": TileCase(
         Tile(64, swap_ab=True, split_k=2, max_stages=2),
         Case(100, 520, 1600, batch=(2,), out_dtype=FP16),
         4,
@@ -219,6 +219,9 @@ PAIRS = {
         Tile(16, 2, swap_ab=True, split_k=2), Case(9, 720, 1312, row_scale=True), 2
     ),
     "swapped 32": TileCase(Tile(32, 2, swap_ab=True), Case(30, 720, 832), 1),
+    "swapped 128, overlapping": TileCase(
+        Tile(128, 2, swap_ab=True, max_stages=2), Case(200, 400, 832, row_scale=True), 1
+    ),
     "128x64, 3 terms": TileCase(
         Tile(64, 2, max_stages=3, terms=terms(3)), Case(140, 208, 832, terms=3), 1
     ),

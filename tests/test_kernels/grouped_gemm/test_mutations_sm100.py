@@ -93,9 +93,9 @@ def one_scale(given: Any) -> Any:
     return put
 
 
-def longer(result: Any, chunk: Any, values: Any) -> tuple[Any, ...]:
+def longer(result: Any, row: Any, column: Any, coord: Any) -> tuple[Any, ...]:
     """Store rows beyond the tile's."""
-    return replace(result, m=result.m + 8), replace(chunk, column=chunk.column + 1), values
+    return replace(result, m=result.m + 8), row, column + 1, coord
 
 
 MISTAKES = {
@@ -126,7 +126,7 @@ MISTAKES = {
         KERNEL.replaced("store_nvfp4:Nvfp4Store", "_pad", nothing), WRONG
     ),
     "rows stored beyond the tile": Mistake(
-        KERNEL.with_arguments("store:Store", "_columns", longer), ANYTHING, DOWN
+        KERNEL.with_arguments("store_columns:ColumnStore", "row", longer), ANYTHING, DOWN
     ),
 }
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import AddressSpace, Array, Int64
+from cutlass import AddressSpace, Array, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.gemm.sm100.tile import EPILOGUE_WARPS, Tile
@@ -38,6 +38,15 @@ class ArriveCounts:
     acc_empty: int
 
 
+def next_stage(stage: Int32, turn: Int32, stages: int) -> tuple[Int32, Int32]:
+    """Stage of the ring after ``stage``, and in which turn around the ring it is.
+
+    Counted on, as a division in front of the first load would be waited for.
+    """
+    wraps = stage == stages - 1
+    return cutlass.select_(wraps, Int32(0), stage + 1), turn + Int32(wraps)
+
+
 def arrive_counts(tile: Tile) -> ArriveCounts:
     """Arrive counts of a tile's barriers."""
     readers = 1 if tile.split_k > 1 else tile.cluster_n + tile.cluster_m // tile.ctas - 1
@@ -66,7 +75,7 @@ def init_barriers(barriers: Barriers, tile: cutlass.Constexpr, stages: cutlass.C
     Each lane initialises one barrier of a kind: one after the other takes hundreds of cycles.
     """
     counts = arrive_counts(tile)
-    lane = cute.arch.lane_idx()
+    lane = cute.arch.thread_idx()[0] % 32  # at hand, where the lane's own register takes a while
     if lane < stages:
         ptx.mbarrier_init(barriers.full.subview(lane), counts.full)
         ptx.mbarrier_init(barriers.empty.subview(lane), counts.empty)

@@ -127,7 +127,7 @@ def choose_batch_invariant(
     least = [cost_in_layer(p, *choose_config(p, output, sms), sms) for p in problems]
     # A tile of fewer tokens is the only one: it reads scales from an atom's first row on.
     tiles = [t for t in SWAP_AB if t.split_k == 1 and t.columns >= MAX_FEW_TOKENS] + REGULAR
-    if problem.weights == 2:  # with swap_ab SiLUs of two tokens would share a reciprocal
+    if problem.weights == 2:  # with swap_ab SiLUs of several tokens would share a reciprocal
         tiles = GATE_UP
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
 
@@ -166,13 +166,8 @@ def _candidates(problem: Problem, output: EpilogueConfig) -> list[tuple[Tile, Ep
 def with_store(output: EpilogueConfig, tile: Tile, n: int) -> EpilogueConfig:
     """``output``, leaving in boxes where it can, else straight from registers."""
     bits = ELEMENT_BITS[output.dtype]
-    if n * bits % 128:
+    if tile.swap_ab or n * bits % 128:
         return replace(output, store="element")
-    if tile.swap_ab:
-        # A box is 32 rows of the weights, those of a warp, of 32 tokens.
-        if output.dtype == "nvfp4" or tile.split_columns % WARP_ROWS:
-            return replace(output, store="element")
-        return replace(output, store="tma", box_bytes=WARP_ROWS * bits // 8)
     if output.dtype == "nvfp4":
         return replace(output, store="vector")
     # Two boxes at least: one leaves while the next one is computed.

@@ -1,6 +1,6 @@
 """Epilogue warps: from accumulators to the result."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -11,16 +11,19 @@ from cutlass.experimental import primitives as ptx
 from nvfp4_kernels.device.mbarrier import wait
 from nvfp4_kernels.gemm.sm100.barriers import Barriers
 from nvfp4_kernels.gemm.sm100.result import Chunk, OutputTensor
-from nvfp4_kernels.gemm.sm100.scaling import Scaling, ScalingOperands
+from nvfp4_kernels.gemm.sm100.scaling import Begun, RowScaling, Scaling, ScalingOperands
 from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, tile_coord
 from nvfp4_kernels.gemm.sm100.split_k import SplitK
 from nvfp4_kernels.gemm.sm100.store import Store
+from nvfp4_kernels.gemm.sm100.store_columns import ColumnStore, Row
 from nvfp4_kernels.gemm.sm100.store_nvfp4 import Nvfp4Store
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_memory import tensor_pointer
 
 LOAD_COLUMNS = 32  # that a thread holds of each accumulator at a time
+_EARLY_COLUMNS = 16  # of which the next ones are on their way meanwhile
+_FINISHED_COLUMNS = 8  # that are computed before those before them leave
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,28 @@ class Scratch:
     slots: Array
     vectors: Array
     partials: Any
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums of one tile, as a warp finds them.
+
+    Attributes:
+        partials: ``Partials`` of a split K, or None.
+        source: of its lanes in tensor memory.
+        rank: of the CTA in its cluster.
+        index: of the tile among those of the CTA.
+        accumulator: where the tile is.
+        warp, lane: of the thread.
+    """
+
+    partials: Any
+    source: Int32
+    rank: Int32
+    index: Int32
+    accumulator: Int32
+    warp: Int32
+    lane: Int32
 
 
 @dataclass(frozen=True)
@@ -64,7 +89,6 @@ class Epilogue:
         """Finish all tiles; results may still be on their way out of shared memory."""
         tile, output = self.tile, self.output
         scaling, split = Scaling(tile, output), SplitK(tile)
-        store = (Nvfp4Store if output.dtype == "nvfp4" else Store)(tile, output)
         lane = cute.arch.lane_idx()
         leader = ptx.elect_sync()  # the same lane throughout: bulk groups are a thread's own
         lanes = tensor + ((warp * WARP_ROWS) << 16)
@@ -80,37 +104,100 @@ class Epilogue:
             own = scaling.row_scaling(operands, result, row, coord)
             scaling.stage_columns(operands, result, scratch.vectors, column, coord, lane)
             accumulator = index % tile.accumulators
+            columns = None
+            if cutlass.const_expr(self._direct):
+                columns = ColumnStore(output).row(result, row, column, coord)
             wait(barriers.acc_full.subview(accumulator), index // tile.accumulators)
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             source = lanes + accumulator * tile.accumulator_stride
             if cutlass.const_expr(tile.split_k > 1):
                 split.exchange(scratch.partials, source, state.rank, index, warp, lane)
-            chunks = tile.split_columns // self.chunk
-            for number in cutlass.range_constexpr(chunks):
-                offset = self._offset(number, chunks, accumulator)
-                values = []
-                shares = number <= self._last_shared(chunks)
-                # All that the next tile's MMAs wait for, before any arithmetic.
-                width = self.chunk if self._overlaps and shares else LOAD_COLUMNS
-                for start in cutlass.range_constexpr(0, self.chunk, width):
-                    here = offset + start
-                    awaited = index if number == 0 and start == 0 else None
-                    sums = self._sums(
-                        source, scratch.partials, state.rank, here, width, warp, lane, awaited
-                    )
-                    last = start + width >= self.chunk
-                    if cutlass.const_expr(last and number == self._last_shared(chunks)):
-                        self._release(barriers.acc_empty.subview(accumulator), leader)
-                    values += scaling.apply(sums, own, scratch.vectors, here)
-                chunk = Chunk(
-                    row, column + offset, coord.batch, coord.weight, index * chunks + number
-                )
-                store.put(result, scratch.slots, chunk, values, leader)
+            acc_empty = barriers.acc_empty.subview(accumulator)
+            sums = Sums(scratch.partials, source, state.rank, index, accumulator, warp, lane)
+            if cutlass.const_expr(self._direct):
+                self._finish_columns(sums, columns, own, scratch.vectors, acc_empty, leader)
+            else:
+                place = Chunk(row, column, coord.batch, coord.weight, index)
+                self._finish_chunks(sums, place, own, result, scratch, acc_empty, leader)
             if cutlass.const_expr(tile.split_k > 1):
                 more = index + 1 < state.num_tiles
                 split.release(scratch.partials, state.rank, lane, more)
         # What frees tensor memory comes after the last reads of it.
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
+
+    @cute.jit
+    def _finish_chunks(
+        self,
+        sums: Sums,
+        place: Chunk,
+        own: RowScaling,
+        result: OutputTensor,
+        scratch: Scratch,
+        acc_empty: Array,
+        leader: Boolean,
+    ) -> None:
+        """Finish a tile chunk by chunk; ``place`` is the tile's, with its number."""
+        tile, output = self.tile, self.output
+        scaling = Scaling(tile, output)
+        store = (Nvfp4Store if output.dtype == "nvfp4" else Store)(tile, output)
+        chunks = tile.split_columns // self.chunk
+        for number in cutlass.range_constexpr(chunks):
+            offset = self._offset(number, self.chunk, sums.accumulator)
+            values = []
+            shares = number <= self._last_shared(self.chunk)
+            # All that the next tile's MMAs wait for, before any arithmetic.
+            width = self.chunk if self._overlaps and shares else LOAD_COLUMNS
+            for start in cutlass.range_constexpr(0, self.chunk, width):
+                here = offset + start
+                count = min(width, self.chunk)
+                loaded = self._sums(sums, here, count, first=number == 0 and start == 0)
+                last = start + width >= self.chunk
+                if cutlass.const_expr(last and number == self._last_shared(self.chunk)):
+                    self._release(acc_empty, leader)
+                values += scaling.apply(loaded, own, scratch.vectors, here)
+            chunk = replace(
+                place, column=place.column + offset, number=place.number * chunks + number
+            )
+            store.put(result, scratch.slots, chunk, values, leader)
+
+    @cute.jit
+    def _finish_columns(
+        self,
+        sums: Sums,
+        row: Row,
+        own: RowScaling,
+        vectors: Array,
+        acc_empty: Array,
+        leader: Boolean,
+    ) -> None:
+        """Finish a tile column by column: those before leave while the next are computed."""
+        tile, scaling, store = self.tile, Scaling(self.tile, self.output), ColumnStore(self.output)
+        width = min(LOAD_COLUMNS if tile.split_k > 1 else _EARLY_COLUMNS, tile.split_columns)
+        loads = tile.split_columns // width
+        begun: list[tuple[Row, int, Begun]] = []
+        here = self._offset(0, width, sums.accumulator)
+        following = self._sums(sums, here, width, first=True)
+        for number in cutlass.range_constexpr(loads):
+            loaded, first = following, here
+            if cutlass.const_expr(tile.split_k == 1):
+                ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
+            if cutlass.const_expr(number == self._last_shared(width)):
+                self._release(acc_empty, leader)
+            if cutlass.const_expr(number + 1 < loads):
+                here = self._offset(number + 1, width, sums.accumulator)
+                following = self._sums(sums, here, width, first=False)
+            rest = store.from_token(row, first) if self._overlaps else row
+            for start in cutlass.range_constexpr(0, width, _FINISHED_COLUMNS):
+                part = [s[start : start + _FINISHED_COLUMNS] for s in loaded]
+                token = start if self._overlaps else first + start
+                begun.append((rest, token, scaling.begin(part, own, vectors, first + start)))
+                if cutlass.const_expr(len(begun) > 1):
+                    self._finish(store, *begun.pop(0))
+        for columns in begun:
+            self._finish(store, *columns)
+
+    def _finish(self, store: ColumnStore, row: Row, token: int, begun: Begun) -> None:
+        store.put(row, token, Scaling(self.tile, self.output).finish(begun))
 
     @cute.jit
     def drain(self) -> None:
@@ -120,23 +207,28 @@ class Epilogue:
             ptx.cp_async_bulk_wait_group(0, read=True)
 
     @property
+    def _direct(self) -> bool:
+        """Whether values leave straight from registers, each thread's for tokens in a row."""
+        return self.tile.swap_ab and self.output.dtype != "nvfp4"
+
+    @property
     def _overlaps(self) -> bool:
         """Whether two accumulators share columns."""
         return self.tile.overlap > 0 and self.tile.accumulators == 2 and self.tile.split_k == 1
 
-    def _offset(self, number: int, chunks: int, accumulator: Int32) -> Int32 | int:
-        """First column of a chunk: overlapping accumulators begin with what they share."""
+    def _offset(self, number: int, width: int, accumulator: Int32) -> Int32 | int:
+        """First of ``width`` columns: overlapping accumulators begin with what they share."""
         if not self._overlaps:
-            return number * self.chunk
-        backwards = (chunks - 1 - number) * self.chunk
-        forwards = number * self.chunk
+            return number * width
+        backwards = self.tile.split_columns - (number + 1) * width
+        forwards = number * width
         return backwards + accumulator * (forwards - backwards)
 
-    def _last_shared(self, chunks: int) -> int:
-        """Chunk after which the next tile's MMAs may start."""
+    def _last_shared(self, width: int) -> int:
+        """Number of the load after which the next tile's MMAs may start."""
         if not self._overlaps:
-            return chunks - 1
-        return -(-self.tile.overlap // self.chunk) - 1
+            return self.tile.split_columns // width - 1
+        return -(-self.tile.overlap // width) - 1
 
     @cute.jit
     def _release(self, acc_empty: Array, leader: Boolean) -> None:
@@ -150,44 +242,35 @@ class Epilogue:
             else:
                 ptx.mbarrier_arrive(acc_empty)
 
-    def _sums(
-        self,
-        source: Int32,
-        partials: Any,
-        rank: Int32,
-        column: Int32 | int,
-        width: int,
-        warp: Int32,
-        lane: Int32,
-        awaited: Int32 | None,
-    ) -> list[Vector]:
-        """Load the next ``width`` columns, or as many as there are, of every product.
+    def _sums(self, sums: Sums, column: Int32 | int, count: int, first: bool) -> list[Vector]:
+        """Load ``count`` columns of every product, the ``first`` of the tile or later ones.
 
-        ``awaited``: see ``SplitK.added``.
+        Those of ``_direct`` without split K are to be waited for.
         """
-        tile, count = self.tile, min(width, self.chunk)
-        if partials is not None:
+        tile = self.tile
+        if tile.split_k > 1:
             split, columns = SplitK(tile), range(column, column + count)
             return [
                 split.added(
-                    partials,
-                    source,
-                    rank,
+                    sums.partials,
+                    sums.source,
+                    sums.rank,
                     product,
                     columns,
-                    warp,
-                    lane,
-                    None if product else awaited,
+                    sums.warp,
+                    sums.lane,
+                    sums.index if first and product == 0 else None,
                 )
                 for product in range(tile.weights)
             ]
-        sums = [
+        loaded = [
             ptx.tcgen05_ld(
                 ptx.Tcgen05LdStShape.SHAPE_32X32B,
-                tensor_pointer(source + product * tile.columns + column),
+                tensor_pointer(sums.source + product * tile.columns + column),
                 num=count,
             )
             for product in range(tile.weights)
         ]
-        ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
-        return sums
+        if not self._direct:
+            ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
+        return loaded

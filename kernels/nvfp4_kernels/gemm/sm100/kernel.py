@@ -41,7 +41,7 @@ from nvfp4_kernels.sm100.limits import CTA_ROWS, WARP_ROWS
 from nvfp4_kernels.sm100.tensor_maps import tensor_map
 from nvfp4_kernels.terms import PACKED_ROWS
 
-_SWIZZLES = {0: TensorMapSwizzle.none, 64: TensorMapSwizzle.s64b, 128: TensorMapSwizzle.s128b}
+_SWIZZLES = {64: TensorMapSwizzle.s64b, 128: TensorMapSwizzle.s128b}
 
 Maps = tuple[TensorMap, TensorMap]  # of an operand's data and scales
 
@@ -199,7 +199,7 @@ class BlockScaledGemm:
             [units, Int64(m) * units],
             [self.output.box_columns, WARP_ROWS, 1],
             defective_below,
-            _SWIZZLES[0 if self.tile.swap_ab else self.output.box_bytes],
+            _SWIZZLES[self.output.box_bytes],
         )
 
     @cute.kernel
@@ -235,11 +235,12 @@ class BlockScaledGemm:
             tile, raster, arguments.k, arguments.weight_batch, arguments.groups, rank
         )
         if warp == WEIGHTS_WARP:
+            leader = ptx.elect_sync()  # an answer that takes a while
             init_barriers(barriers, tile, stages)
             state = counting(tile, state)
             lifetime.start(initialises=True)
             lifetime.arrive_meeting()
-            if ptx.elect_sync():
+            if leader:
                 loader.run_weights(m_side, n_side, barriers, counted(tile, state))
             lifetime.wait_meeting()
             lifetime.arrive_end(warp)

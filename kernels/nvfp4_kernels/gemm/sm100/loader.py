@@ -9,7 +9,7 @@ from cutlass.experimental import primitives as ptx
 from cutlass.experimental.cuda import TensorMap
 
 from nvfp4_kernels.device.mbarrier import wait
-from nvfp4_kernels.gemm.sm100.barriers import Barriers
+from nvfp4_kernels.gemm.sm100.barriers import Barriers, next_stage
 from nvfp4_kernels.gemm.sm100.operands import Operand
 from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, TileCoord, tile_coord
 from nvfp4_kernels.gemm.sm100.tile import ATOMS_K, TILE_BYTES, Tile
@@ -78,21 +78,21 @@ class TmaLoader:
         """
         tile, stages = self.tile, self.stages
         load = self._load_m if on_m_side else self._load_n
+        stage, turn = Int32(0), Int32(0)
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
             if cutlass.const_expr(not expects and not tile.counts_first):
                 if index == 0:  # all that can be done without the kernel before is done
                     ptx.griddepcontrol(ptx.GridDepAction.WAIT)
             for step in cutlass.range(state.k_steps, unroll=1):
-                count = index * state.k_steps + step
-                stage = count % stages
                 full = barriers.full.subview(stage)
-                wait(barriers.empty.subview(stage), count // stages - 1)
+                wait(barriers.empty.subview(stage), turn - 1)
                 if cutlass.const_expr(expects):
                     if state.rank % tile.ctas == 0:
                         ptx.mbarrier_arrive_expect_tx(full, tile.stage_bytes * tile.ctas)
                 for operand in operands:
                     load(operand, coord, state, state.first_k_step + step, stage, full)
+                stage, turn = next_stage(stage, turn, stages)
 
     def _matrix(
         self, operand: Operand, coord: TileCoord, state: SchedulerState, of_weights: bool

@@ -8,7 +8,7 @@ from cutlass import Array, Int16, Int32, Int64
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.mbarrier import wait
-from nvfp4_kernels.gemm.sm100.barriers import Barriers
+from nvfp4_kernels.gemm.sm100.barriers import Barriers, next_stage
 from nvfp4_kernels.gemm.sm100.loader import mask_of_readers
 from nvfp4_kernels.gemm.sm100.operands import Operand, data_descriptor
 from nvfp4_kernels.gemm.sm100.scheduler import SchedulerState, TileCoord, tile_coord
@@ -63,6 +63,7 @@ class Mma:
         scaled = [operand for operand in m_side + n_side if operand.scales is not None]
         scale_descriptors = [scale_descriptor(operand.scales) for operand in scaled]
 
+        stage, turn = Int32(0), Int32(0)
         for index in cutlass.range(state.num_tiles, unroll=1):
             coord = tile_coord(tile, state, index)
             accumulator = index % tile.accumulators
@@ -70,13 +71,11 @@ class Mma:
             ptx.tcgen05_fence(ptx.Tcgen05Fence.AFTER_THREAD_SYNC)
             target = tensor + accumulator * tile.accumulator_stride
             for step in cutlass.range(state.k_steps, unroll=1):
-                count = index * state.k_steps + step
-                stage = count % stages
                 # Ready before the stage is there: the last one's MMAs are waited for.
                 here = self._stage(descriptors, self._data_bytes, stage)
                 scales_here = self._stage(scale_descriptors, self._scale_bytes, stage)
-                wait(barriers.full.subview(stage), count // stages)
-                scales = self._acquire_scales(barriers.empty, tensor, count)
+                wait(barriers.full.subview(stage), turn)
+                scales = self._acquire_scales(barriers.empty, tensor, index * state.k_steps + step)
                 if leader:
                     self._copy_scales(scales_here, scales)
                     for part in cutlass.range_constexpr(ATOMS_K):
@@ -91,6 +90,7 @@ class Mma:
                     ptx.tcgen05_commit(
                         barriers.empty.subview(stage), multicast_mask=readers, group=self.group
                     )
+                stage, turn = next_stage(stage, turn, stages)
             if leader:
                 ptx.tcgen05_commit(
                     barriers.acc_full.subview(accumulator), multicast_mask=both, group=self.group

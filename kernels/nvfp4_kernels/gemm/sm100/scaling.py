@@ -12,7 +12,7 @@ from nvfp4_kernels.device.activation import function, limited
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.result import OutputTensor
 from nvfp4_kernels.gemm.sm100.scheduler import TileCoord
-from nvfp4_kernels.gemm.sm100.silu import silu_pair
+from nvfp4_kernels.gemm.sm100.silu import silu, silu_denominators
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
@@ -41,6 +41,23 @@ class RowScaling:
 
     scales: list[Float32]
     biases: list[Float32]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Values on their way through the activation.
+
+    Attributes:
+        values: scaled; of a pair of products the gate's.
+        ups: of a pair, what the gates' activation is a factor of.
+        denominators: of SiLU, or none.
+        activation: None for none.
+    """
+
+    values: list[Float32]
+    ups: list[Float32]
+    denominators: list[Float32]
+    activation: Activation | None
 
 
 @dataclass(frozen=True)
@@ -117,6 +134,12 @@ class Scaling:
         self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
     ) -> list[Float32]:
         """Form the result's values of ``column`` and those after it, from each product's sums."""
+        return self.finish(self.begin(sums, row, vectors, column))
+
+    def begin(
+        self, sums: list[Vector], row: RowScaling, vectors: Array, column: Int32 | int
+    ) -> Begun:
+        """Scale each product's sums of ``column`` and those after it, and begin the activation."""
         tile, output = self.tile, self.output
         products = [s * scale for s, scale in zip(sums, row.scales, strict=True)]
         along = [
@@ -129,10 +152,20 @@ class Scaling:
         if output.bias:
             biases = row.biases if tile.swap_ab else along
             products = [p + bias for p, bias in zip(products, biases, strict=True)]
-        if tile.weights == 2:
-            gates, ups = (p.to_elements() for p in products)
-            return _gated(gates, ups, output.activation or SILU)
-        return _activated(products[0].to_elements(), output.activation)
+        activation = output.activation
+        if tile.weights == 1:
+            return _begun(products[0].to_elements(), [], activation)
+        activation = activation or SILU
+        gates, ups = (p.to_elements() for p in products)
+        pairs = [limited([*pair], activation) for pair in zip(gates, ups, strict=True)]
+        return _begun([gate for gate, _ in pairs], [up for _, up in pairs], activation)
+
+    def finish(self, begun: Begun) -> list[Float32]:
+        """Form the result's values, see ``Activation.gated``."""
+        values = _activated(begun)
+        if not begun.ups:
+            return values
+        return [value * up for value, up in zip(values, begun.ups, strict=True)]
 
     def _biases(
         self, operands: ScalingOperands, result: OutputTensor, n: Int32, coord: TileCoord
@@ -162,18 +195,17 @@ class Scaling:
         return self.output.vector_length(self.tile)
 
 
-def _gated(gates: list[Float32], ups: list[Float32], activation: Activation) -> list[Float32]:
-    """``Activation.gated`` of a thread's values."""
-    pairs = [limited([*pair], activation) for pair in zip(gates, ups, strict=True)]
-    held = _activated([gate for gate, _ in pairs], activation)
-    return [gate * up for gate, (_, up) in zip(held, pairs, strict=True)]
+def _begun(values: list[Float32], ups: list[Float32], activation: Activation | None) -> Begun:
+    denominators: list[Float32] = []
+    if activation is not None and activation.name == "silu" and len(values) % 2 == 0:
+        denominators = silu_denominators(values)
+    return Begun(values, ups, denominators, activation)
 
 
-def _activated(values: list[Float32], activation: Activation | None) -> list[Float32]:
+def _activated(begun: Begun) -> list[Float32]:
     """A thread's values after the activation of one projection, or of the gate."""
-    if activation is None:
-        return values
-    if activation.name == "silu" and len(values) % 2 == 0:
-        pairs = zip(values[::2], values[1::2], strict=True)
-        return [Float32(value) for pair in pairs for value in silu_pair(*pair)]
-    return [function(value, activation) for value in values]
+    if begun.activation is None:
+        return begun.values
+    if begun.denominators:
+        return silu(begun.values, begun.denominators)
+    return [function(value, begun.activation) for value in begun.values]

@@ -1,4 +1,10 @@
-"""SiLU of two float32 values at a time, with the packed arithmetic of sm_100."""
+"""SiLU of several float32 values at a time, with the packed arithmetic of sm_100.
+
+MUFU is what SiLU waits for. Up to four values share a reciprocal, that of the product of their
+denominators: five of its instructions for four values instead of eight. From ``_LEAST_SILU`` down,
+where that product might not stay finite, SiLU is nearer to zero than 1.1e-8: zero. NaN is held off
+the denominators, and so stays NaN alone.
+"""
 
 import cutlass
 import cutlass.cute as cute
@@ -7,30 +13,50 @@ from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.device.math import LOG2_E
 
-_LEAST_SILU = -43.6  # e^43.6 is just below 2^63
+_LEAST_SILU = -21.4  # e^21.4 is just below 2^31: four denominators' product is below 2^124
 _NEAREST = ptx.FPRoundingMode.RN
 
 
-def silu_pair(x: Float32, y: Float32) -> tuple[Float32, Float32]:
-    """SiLU of two values with one reciprocal, of the product of their denominators.
+def silu_denominators(values: list[Float32]) -> list[Float32]:
+    """1 + e^-x of an even number of values, x held at ``_LEAST_SILU``."""
+    held = [cute.arch.fmax(x, _LEAST_SILU) for x in values]
+    exponents = _multiplied(held, [Float32(-LOG2_E)] * len(held))
+    powers = [cute.math.exp2(exponent, fastmath=True) for exponent in exponents]
+    found: list[Float32] = []
+    for pair in zip(powers[::2], powers[1::2], strict=True):
+        found += ptx.add_packed_f32x2(pair, (Float32(1.0), Float32(1.0)), rnd=_NEAREST)
+    return found
 
-    MUFU is what SiLU waits for: three of its instructions for two values instead of four. From
-    −43.6 down, where the product might not stay finite, SiLU is nearer to zero than 5e-18: zero.
-    NaN is held off the denominators, and so stays NaN alone.
-    """
-    held = (cute.arch.fmax(x, _LEAST_SILU), cute.arch.fmax(y, _LEAST_SILU))
-    exponents = ptx.mul_packed_f32x2(held, _both(-LOG2_E), rnd=_NEAREST)
-    p, q = (cute.math.exp2(exponent, fastmath=True) for exponent in exponents)
-    a, b = ptx.add_packed_f32x2((p, q), _both(1.0), rnd=_NEAREST)
-    reciprocal = cute.arch.rcp_approx(a * b)
-    sigmoids = ptx.mul_packed_f32x2((reciprocal, reciprocal), (b, a), rnd=_NEAREST)
-    first, second = ptx.mul_packed_f32x2((x, y), sigmoids, rnd=_NEAREST)
+
+def silu(values: list[Float32], denominators: list[Float32]) -> list[Float32]:
+    """SiLU of an even number of values, given their denominators."""
+    reciprocals: list[Float32] = []
+    for first in range(0, len(values), 4):
+        reciprocals += _reciprocals(denominators[first : first + 4])
+    products = _multiplied(values, reciprocals)
     zero = Float32(0.0)
-    return (
-        cutlass.select_(x <= _LEAST_SILU, zero, first),
-        cutlass.select_(y <= _LEAST_SILU, zero, second),
-    )
+    return [
+        Float32(cutlass.select_(x <= _LEAST_SILU, zero, product))
+        for x, product in zip(values, products, strict=True)
+    ]
 
 
-def _both(value: float) -> tuple[Float32, Float32]:
-    return Float32(value), Float32(value)
+def _reciprocals(values: list[Float32]) -> list[Float32]:
+    """Reciprocals of two or four values by one, of their product."""
+    if len(values) == 2:
+        reciprocal = cute.arch.rcp_approx(values[0] * values[1])
+        return _multiplied([reciprocal] * 2, values[::-1])
+    a, b, c, d = values
+    ab, cd = _multiplied([a, c], [b, d])
+    reciprocal = cute.arch.rcp_approx(ab * cd)
+    of_ab, of_cd = _multiplied([reciprocal] * 2, [cd, ab])
+    return _multiplied([of_ab, of_ab, of_cd, of_cd], [b, a, d, c])
+
+
+def _multiplied(left: list[Float32], right: list[Float32]) -> list[Float32]:
+    """Products of an even number of values, two at a time."""
+    found: list[Float32] = []
+    for at in range(0, len(left), 2):
+        x, y = left[at : at + 2], right[at : at + 2]
+        found += ptx.mul_packed_f32x2((x[0], x[1]), (y[0], y[1]), rnd=_NEAREST)
+    return found

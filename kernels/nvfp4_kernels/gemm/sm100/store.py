@@ -32,11 +32,9 @@ class Store:
         values: list[Float32],
         leader: Boolean,
     ) -> None:
-        """Store one chunk of float32 values: one row (swap_ab: one weight row) per thread."""
+        """Store one chunk of float32 values, one row per thread."""
         if cutlass.const_expr(self.output.store == "tma"):
             self._boxes(result, slots, chunk, values, leader)
-        elif cutlass.const_expr(self.tile.swap_ab):
-            self._columns(result, chunk, values)
         else:
             self._rows(result, chunk, values)
 
@@ -55,18 +53,12 @@ class Store:
         if leader:
             ptx.cp_async_bulk_wait_group(STORE_SLOTS - 1, read=True)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
-        if cutlass.const_expr(self.tile.swap_ab):
-            self._fill_column(slot, values, lane)
-        else:
-            self._fill_row(slot, values, lane)
+        self._fill_row(slot, values, lane)
         ptx.fence_proxy(ptx.Proxy.ASYNC_SHARED, space=ptx.SharedSpace.shared_cta)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
         if leader:
-            coord = [chunk.column, chunk.row - lane]
-            if cutlass.const_expr(self.tile.swap_ab):
-                coord = coord[::-1]
             ptx.cp_async_bulk_tensor_global_shared_cta(
-                result.tensor_map.get_ptr(), slot, [*coord, chunk.batch]
+                result.tensor_map.get_ptr(), slot, [chunk.column, chunk.row - lane, chunk.batch]
             )
             ptx.cp_async_bulk_commit_group()
 
@@ -79,12 +71,6 @@ class Store:
             part = _vector(values[index * piece : (index + 1) * piece]).to(dtype)
             swizzled = index ^ (lane * self.output.box_bytes // 128 % pieces)
             slot.store(part, lane * len(values) + swizzled * piece, alignment=16)
-
-    def _fill_column(self, slot: Array, values: list[Float32], lane: Int32) -> None:
-        """Put a column of a box: lanes lie side by side in each of its rows."""
-        converted = _vector(values).to(TYPES[self.output.dtype])
-        for index in range(len(values)):
-            slot.store(converted[index], index * WARP_ROWS + lane)
 
     @cute.jit
     def _rows(self, result: OutputTensor, chunk: Chunk, values: list[Float32]) -> None:
@@ -101,36 +87,6 @@ class Store:
                     data.store(part[0], start + index)
                 else:
                     data.store(part, start + index * piece, alignment=16)
-
-    @cute.jit
-    def _columns(self, result: OutputTensor, chunk: Chunk, values: list[Float32]) -> None:
-        """Store one weight row and consecutive tokens per thread: lanes coalesce."""
-        data = Array(result.data, shape=(1,))
-        converted = _vector(values).to(TYPES[self.output.dtype])
-        start = (Int64(chunk.batch) * result.m + chunk.column) * result.n + chunk.row
-        left = result.m - chunk.column if chunk.row < result.n else Int32(0)
-        if left >= len(values):
-            for index in cutlass.range_constexpr(len(values)):
-                data.store(converted[index], start)
-                start += result.n
-        else:
-            self._store_first(left, data, converted, start, result.n, 0)
-
-    @cute.jit
-    def _store_first(
-        self,
-        left: Int32,
-        data: Array,
-        values: Vector,
-        start: Int64,
-        n: Int32,
-        index: cutlass.Constexpr,
-    ) -> None:
-        """Store the tokens that there are, ``left`` in all, from ``index`` on at ``start``."""
-        if index < left:
-            data.store(values[index], start)
-            if cutlass.const_expr(index + 1 < values.shape[0]):
-                self._store_first(left, data, values, start + n, n, index + 1)
 
 
 def _vector(values: list[Float32]) -> Vector:

@@ -1,0 +1,76 @@
+"""Stores of a weight row's values, a token each: the result of a tile with swap_ab."""
+
+from dataclasses import dataclass
+
+from cutlass import Float32, Int32, Int64, Uint16, Uint32, Vector
+from cutlass.experimental import primitives as ptx
+
+from nvfp4_kernels.device.types import TYPES
+from nvfp4_kernels.gemm.sm100.result import OutputTensor
+from nvfp4_kernels.gemm.sm100.scheduler import TileCoord
+from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig
+
+
+@dataclass(frozen=True)
+class Row:
+    """Weight row of one thread in the result.
+
+    Attributes:
+        first: address of the tile's first token.
+        n: elements from a token to the next.
+        tokens: that there are from the first one on, none beyond the last weight row.
+    """
+
+    first: Int64
+    n: Int32
+    tokens: Int32
+
+
+@dataclass(frozen=True)
+class ColumnStore:
+    """Store of consecutive tokens of one weight row per thread: lanes coalesce.
+
+    Straight from registers: the way through shared memory takes longer than the stores, which go
+    out while what follows is computed.
+    """
+
+    output: EpilogueConfig
+
+    def row(self, result: OutputTensor, row: Int32, column: Int32, coord: TileCoord) -> Row:
+        """Weight row ``row`` from the token ``column`` on, before its sums are there."""
+        index = (Int64(coord.batch) * result.m + column) * result.n + row
+        left = Int32(row < result.n) * (result.m - column)
+        return Row(result.data.toint() + index * self._size, result.n, left)
+
+    def from_token(self, row: Row, offset: Int32) -> Row:
+        """The part of a row from a token on."""
+        start = row.first + Int64(row.n) * (offset * self._size)
+        return Row(start, row.n, row.tokens - offset)
+
+    def put(self, row: Row, offset: int, values: list[Float32]) -> None:
+        """Store float32 values of the tokens from ``offset`` on."""
+        dtype = TYPES[self.output.dtype]
+        word = Uint32 if dtype.width == 32 else Uint16
+        converted = Vector.from_elements(tuple(values), Float32).to(dtype).bitcast(word)
+        tokens = range(offset, offset + len(values))
+        # All before the first store, as nothing moves over a store; each of its own, as the
+        # compiler would make one chain of 64-bit sums of them.
+        addresses = [
+            ptx.inline_ptx(
+                f"mad.wide.u32 {{$w0}}, {{$r0}}, {token * self._size}, {{$r1}};",
+                write_only_types=[Int64],
+                read_only_args=[row.n, row.first],
+            )
+            for token in tokens
+        ]
+        live = [token < row.tokens for token in tokens]
+        for index, (address, stored) in enumerate(zip(addresses, live, strict=True)):
+            ptx.inline_ptx(
+                f"@{{$r0}} st.global.b{dtype.width} [{{$r1}}], {{$r2}};",
+                read_only_args=[stored, address, converted[index]],
+            )
+
+    @property
+    def _size(self) -> int:
+        """Bytes of an element."""
+        return TYPES[self.output.dtype].width // 8
