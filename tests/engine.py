@@ -1,7 +1,8 @@
 """Log-probabilities from a real vLLM engine; also as a command, for engines of several processes.
 
 ``python -m tests.engine MODEL '{"tensor_parallel_size": 2}' [MODEL ARGUMENTS ...]`` prints them as
-JSON, a line for each engine.
+JSON, a line for each engine. Workers of the first are started as vLLM does it, with ``--fork``
+before the models forked as those of the others are.
 """
 
 import gc
@@ -209,14 +210,17 @@ def fork_workers() -> None:
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
-def main(models: Sequence[str], arguments: Sequence[str]) -> None:
-    """Run one engine after the other; workers of the first are started as vLLM does it."""
+def main(given: Sequence[str]) -> None:
+    """Run one engine after the other."""
     inspect_models_here()
-    for model, engine_args in zip(models, arguments, strict=True):
+    if given[0] == "--fork":
+        given = given[1:]
+        fork_workers()
+    for model, engine_args in zip(given[::2], given[1::2], strict=True):
         result = run(model, **json.loads(engine_args))
         print("\n" + json.dumps({"logprobs": result.logprobs, "generated": result.generated}))
         fork_workers()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1::2], sys.argv[2::2])
+    main(sys.argv[1:])
