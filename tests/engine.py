@@ -116,12 +116,14 @@ def started(model: str, **engine_args: Any) -> AbstractContextManager[Any]:
     return local_engine(model, **(settings | engine_args))
 
 
-def run(model: str, text: str = tiny_llama.TEXT, **engine_args: Any) -> Run:
+def run(
+    model: str, text: str = tiny_llama.TEXT, new_tokens: int = NEW_TOKENS, **engine_args: Any
+) -> Run:
     """Start an engine, score the text, continue it, and take the engine down again."""
     from vllm import SamplingParams
 
     with started(model, **engine_args) as llm:
-        sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, prompt_logprobs=0)
+        sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, prompt_logprobs=0)
         [output] = llm.generate([text], sampling, use_tqdm=False)
         scored = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
         quant = llm.llm_engine.vllm_config.quant_config

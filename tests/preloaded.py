@@ -8,6 +8,7 @@ all; it is started by the first command, and ends with the worker that started i
 import array
 import contextlib
 import functools
+import importlib
 import json
 import os
 import select
@@ -21,14 +22,26 @@ from typing import Any, NoReturn
 
 _ROOT = Path(__file__).parents[1]
 _STREAMS = 3  # standard input, output and error
+# What servers, their engines and their workers import.
+_MODULES = (
+    "vllm.entrypoints.cli.main",
+    "vllm.entrypoints.cli.serve",
+    "vllm.entrypoints.llm",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "torch._dynamo",
+)
 _HEADER = 8  # bytes of the number of bytes that follow
 
 
 def command(module: str, *arguments: Any) -> list[str]:
     """Command line that runs ``module`` as a script, in a fork of the process with vLLM.
 
-    The fork has the streams, environment and folder of the process that runs the command. It is
-    told of SIGINT and SIGTERM, and killed with all of its own when that process dies.
+    The fork has the streams, environment and folder of the process that runs the command, not its
+    pid; what vLLM reads of the environment at import is this process's. It is told of SIGINT and
+    SIGTERM, and killed with all of its own when that process dies.
     """
     return [sys.executable, "-P", __file__, _address(), module, *map(str, arguments)]
 
@@ -150,10 +163,12 @@ def _run(address: str, module: str, arguments: list[str]) -> NoReturn:
 
 
 def main() -> None:
-    """Serve forks, until standard input ends."""
-    from vllm.plugins import load_general_plugins
-
-    load_general_plugins()
+    """Serve forks until standard input ends; as no child, of which tests look for others."""
+    if os.fork():
+        os._exit(0)
+    for name in _MODULES:
+        importlib.import_module(name)
+    importlib.import_module("vllm.plugins").load_general_plugins()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         job = _serve(listener)
     if job is not None:

@@ -1,10 +1,8 @@
-"""Every op after every op whose result it takes: their waits, and the instructions they use."""
+"""Every op after every op whose result it takes: their waits."""
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +11,17 @@ from tests import devices
 from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait
 from tests.test_kernels.chains import opcodes
-from tests.test_kernels.chains.stage import Chain, chains, dropped_waits
+from tests.test_kernels.chains.stage import (
+    Chain,
+    Stage,
+    Value,
+    chains,
+    dropped_waits,
+    loading,
+)
 from tests.test_kernels.mistakes import compiled_anew
 
 ARCHS = opcodes.STAGES
-TESTS = Path(__file__).parents[2]
 
 
 def by_source() -> dict[str, list[Chain]]:
@@ -73,6 +77,27 @@ def test_each_wait_is_needed_and_enough(name: str) -> None:
         assert line in noticed, f"{name}, line {line}: nobody misses this wait: {tried}"
 
 
+def test_twins_are_one_launch() -> None:
+    """Same kernels, same kinds of results."""
+    for arch, stages in ARCHS.items():
+        named = {stage.name: stage for stage in stages.STAGES}
+        for stage in stages.STAGES:
+            if stage.twin:
+                twin = named[stage.twin]
+                assert not twin.twin
+                assert twin.gives == stage.gives
+                ours, theirs = (launched(each, arch, stages.GIVEN) for each in (stage, twin))
+                assert ours
+                assert ours == theirs, stage.name
+
+
+def launched(stage: Stage, arch: str, given: Mapping[str, Callable[[], Value]]) -> list[str]:
+    """PTX of the kernels that a stage launches."""
+    with devices.emulated_ops(EAGER, arch) as gpu, loading(gpu, {}) as loaded:
+        stage.run(given[stage.takes]())
+    return loaded
+
+
 def test_every_stage_is_in_a_chain() -> None:
     """Every stage of either architecture follows another one."""
     for arch, stages in ARCHS.items():
@@ -81,35 +106,6 @@ def test_every_stage_is_in_a_chain() -> None:
 
 
 # Stages whose input no op of the architecture gives.
-def table() -> tuple[set[str], list[tuple[str, str]]]:
-    """Opcodes of the table's first columns, and the tests that it names: files and parts."""
-    text = opcodes.TABLE.read_text()
-    tables = text.partition("## Conventions")[0]
-    rows = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
-    tests = re.findall(r"`(\w+)`:\s\*([^*]+)\*", text)
-    return {opcode for row in rows for opcode in re.findall(r"`([^`]+)`", row)}, tests
-
-
-def test_each_instruction_has_a_row() -> None:
-    """Kernels that differ in sizes alone are compiled once."""
-    used: set[str] = set()
-    for arch in ARCHS:
-        used |= opcodes.used(arch, opcodes.kinds(opcodes.model_kernels(arch))).keys()
-    listed, _ = table()
-    assert used == listed, f"no row: {sorted(used - listed)}; unused: {sorted(listed - used)}"
-
-
-def test_the_table_names_tests_that_there_are() -> None:
-    _, named = table()
-    assert len(named) > 50
-    files = {
-        stem: [path.read_text() for path in TESTS.rglob(f"{stem}.py")]
-        for stem in {stem for stem, _ in named}
-    }
-    missing = [(s, part) for s, part in named if not any(part in text for text in files[s])]
-    assert not missing
-
-
 LAST = {"sm_90": {"indexer_topk"}, "sm_100": set[str]()}
 
 
