@@ -76,18 +76,3 @@ def ptx_of(image: bytes) -> str:
     raise ValueError(
         "library image: no PTX in it; compile the kernel again after installing the emulator"
     )
-
-
-def ptx_in(file: bytes) -> str:
-    """The PTX of the fat binary with PTX in an object file.
-
-    Raises:
-        ValueError: there is none.
-    """
-    magic, at = _MAGIC.to_bytes(4, "little"), -1
-    while (at := file.find(magic, at + 1)) >= 0:
-        try:
-            return ptx_of(file[at:])
-        except (ValueError, struct.error):
-            continue  # what looks like one
-    raise ValueError("object file: no fat binary with PTX in it")
