@@ -6,12 +6,14 @@ all; it is started by the first command, and ends with the worker that started i
 """
 
 import array
+import atexit
 import contextlib
 import functools
 import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -49,7 +51,9 @@ def command(module: str, *arguments: Any) -> list[str]:
 @functools.cache
 def _address() -> str:
     """Path of the socket at which this process's server of forks listens; starts that."""
-    path = str(Path(tempfile.mkdtemp(prefix="forks-"), "socket"))
+    folder = tempfile.mkdtemp(prefix="forks-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = str(Path(folder, "socket"))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -149,7 +153,10 @@ def _run(address: str, module: str, arguments: list[str]) -> NoReturn:
     )
     connection.sendall(message)
     told = connection.makefile("rb")
-    pid = int.from_bytes(told.read(_HEADER), "little")
+    found = told.read(_HEADER)
+    if not found:
+        sys.exit("the server of forks has ended")
+    pid = int.from_bytes(found, "little")
 
     def pass_on(number: int, _: Any) -> None:
         with contextlib.suppress(ProcessLookupError):
