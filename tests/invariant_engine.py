@@ -1,8 +1,8 @@
 """One engine's answers to the same prompts alone, in a batch, in chunks and from cached prefixes.
 
-``VLLM_BATCH_INVARIANT=1 python -m tests.invariant_engine MODEL '{"max_model_len": 512}'`` counts
-tokens that have other log-probabilities than alone, in a process of its own; its longest prompts
-want that length.
+``VLLM_BATCH_INVARIANT=1 python -m tests.invariant_engine MODEL '{"max_model_len": 512}' COUNTS``
+writes how many tokens have other log-probabilities than alone to the file ``COUNTS``, for an engine
+in a process of its own; its longest prompts want that length.
 """
 
 import json
@@ -73,15 +73,18 @@ def differing(some: list[Answer], others: list[Answer]) -> int:
     return sum(a != b for one, other in pairs for a, b in zip(one, other, strict=True))
 
 
-def main(model: str, arguments: str) -> None:
-    """Print the tokens that differ in a batch, from cached prefixes, and of how many."""
+def main(model: str, arguments: str, file: str) -> None:
+    """Write the tokens that differ in a batch, from cached prefixes, and of how many.
+
+    A file has them, as vLLM's own lines may follow on the output.
+    """
     with serve(Path(model), **json.loads(arguments)) as llm:
         prompts = [*PROMPTS, PREFIX * 2, PREFIX * 3 + "x = 1"]
         expected = alone(llm, prompts) * 2
         assert llm.reset_prefix_cache()
         batch, cached = (answers(llm, prompts * 2) for _ in range(2))
         counts = differing(batch, expected), differing(cached, expected), sum(map(len, expected))
-        print(json.dumps(counts), flush=True)
+        Path(file).write_text(json.dumps(counts))
         del llm
 
 

@@ -1,1 +1,1 @@
-"""The kernel benchmark: our products beside cuBLAS and Marlin, at a model's layer shapes."""
+"""The kernel benchmark: our products beside cuBLAS, Humming and Marlin, at layers of a model."""

@@ -1,4 +1,4 @@
-"""``python -m examples.kernel_bench``: our products beside cuBLAS and Marlin.
+"""``python -m examples.kernel_bench``: our products beside cuBLAS, Humming and Marlin.
 
 ``measure`` needs a GPU, torch and ``nvfp4_kernels``, and writes JSON; ``show`` needs no GPU, and
 makes the table, the plot and markdown of it.
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from examples.command_line import refusals
-from examples.kernel_bench.results import Results, Sample
+from examples.kernel_bench.results import CONTENDERS, Results, Sample
 from examples.llama_shapes import SHAPES
 from examples.paths import check_file
 from examples.versions import check_importable
@@ -32,8 +32,7 @@ def parser() -> argparse.ArgumentParser:
         "--m", nargs="+", type=_positive, default=TOKENS, help="numbers of tokens; 1 to 8192"
     )
     measure.add_argument(
-        "--contenders", nargs="+", choices=("ours", "marlin", "bf16"),
-        default=("ours", "marlin", "bf16"),
+        "--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS,
     )  # fmt: skip
     measure.add_argument("--rounds", type=_positive, default=20, help="replays of each contender")
     measure.add_argument("--out", type=Path, default=Path("kernel_bench.json"))

@@ -1,4 +1,4 @@
-"""Contenders for a layer: our kernels, vLLM's Marlin, and cuBLAS in bfloat16."""
+"""Contenders for a layer: our kernels, vLLM's Humming and Marlin, and cuBLAS in bfloat16."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -15,7 +15,6 @@ from nvfp4_kernels.nvfp4 import GLOBAL_RANGE, Nvfp4Tensor, quantize_activation
 
 Operands = tuple[Tensor, ...]
 SiluAndMul = Callable[[Tensor], Tensor]
-NAMES = ("ours", "marlin", "bf16")
 LARGEST_TOKEN = 6.0  # of unit noise; larger ones would saturate
 
 
@@ -132,6 +131,63 @@ class Marlin:
         return x
 
 
+class Humming:
+    """Humming's kernel, which vLLM prefers to Marlin on a Hopper, prepared and called by vLLM."""
+
+    weight_bytes = NVFP4_BYTES
+
+    def __init__(self, silu_and_mul: SiluAndMul) -> None:
+        """Raises Unavailable where there is no vLLM with it, or no Humming."""
+        try:
+            chosen = import_module("vllm.model_executor.kernels.linear.nvfp4.humming")
+            self._utils: Any = import_module(
+                "vllm.model_executor.layers.quantization.utils.humming"
+            )
+        except (ImportError, OSError, AttributeError, RuntimeError) as error:
+            raise Unavailable(f"vLLM cannot be imported ({_first_line(error)})") from error
+        self._kernel_class: Any = chosen.HummingNvFp4LinearKernel
+        supported, why = self._kernel_class.is_supported()
+        if not supported:
+            raise Unavailable(f"{why}; pip install 'humming-kernels[cu13]'")
+        self._silu_and_mul = silu_and_mul
+        self._prepared: dict[str, tuple[Any, Any, list[str]]] = {}
+
+    def operands(self, layer: BenchLayer, weights: tuple[Nvfp4Tensor, ...]) -> Operands:
+        prepared: Any = torch.nn.Module()
+        prepared.input_size_per_partition = layer.k
+        prepared.output_partition_sizes = [layer.weights * layer.n]
+        prepared.params_dtype = torch.bfloat16
+        prepared.has_bias = False
+        parts = {
+            "weight": torch.cat([w.data for w in weights]),
+            "weight_scale": torch.cat([w.scales for w in weights]),
+            "weight_global_scale": weights[0].global_scale.reshape(1),
+        }
+        for name, part in parts.items():
+            setattr(prepared, name, torch.nn.Parameter(part, requires_grad=False))
+        kernel = self._kernel_class(None)
+        kernel.process_weights_after_loading(prepared)
+        names = [name for name, _ in prepared.named_parameters(recurse=False)]
+        self._prepared[layer.name] = kernel, prepared.weight_schema, names
+        return tuple(getattr(prepared, name).data for name in names)
+
+    def launch(self, layer: BenchLayer, x: Tensor, operands: Operands) -> Tensor:
+        kernel, schema, names = self._prepared[layer.name]
+        parts = dict(zip(names, operands, strict=True))
+        out: Tensor = self._utils.apply_humming_linear(
+            SimpleNamespace(weight_schema=schema, **parts),
+            x,
+            skip_bias_add=True,
+            layer_config=kernel.layer_config,
+            compute_config=kernel.compute_config,
+            locks=kernel.locks,
+        )
+        return self._silu_and_mul(out) if layer.gate_up else out
+
+    def seen(self, x: Tensor) -> Tensor:
+        return x
+
+
 class CublasBf16:
     """``torch.matmul`` with the weight in bfloat16."""
 
@@ -159,6 +215,8 @@ def make_contender(name: str, device: torch.device, silu_and_mul: SiluAndMul) ->
     """
     if name == "marlin":
         return Marlin(device, silu_and_mul)
+    if name == "humming":
+        return Humming(silu_and_mul)
     if name == "bf16":
         return CublasBf16(silu_and_mul)
     capability = torch.cuda.get_device_capability(device)

@@ -13,8 +13,8 @@ from examples.kernel_bench.layers import NVFP4_BYTES, BenchLayer
 from examples.kernel_bench.results import Results, Sample, speed_up
 from examples.kernel_bench.table import TITLES, layer_title
 
-COLOURS = {"ours": "#d1495b", "marlin": "#2e6f95", "bf16": "#7a7a7a"}
-MARKERS = {"ours": "o", "marlin": "s", "bf16": "^"}
+COLOURS = {"ours": "#d1495b", "humming": "#edae49", "marlin": "#2e6f95", "bf16": "#7a7a7a"}
+MARKERS = {"ours": "o", "humming": "D", "marlin": "s", "bf16": "^"}
 
 
 def plot(results: Results, file: Path) -> None:

@@ -10,6 +10,8 @@ from examples.kernel_bench.layers import BenchLayer
 from examples.kernel_bench.operands import LARGEST_ERROR
 from examples.paths import read_results
 
+CONTENDERS = ("ours", "humming", "marlin", "bf16")
+
 
 @dataclass(frozen=True)
 class Sample:

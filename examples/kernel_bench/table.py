@@ -6,7 +6,7 @@ from typing import NamedTuple
 from examples.kernel_bench.layers import BenchLayer
 from examples.kernel_bench.results import Results, Sample, speed_up
 
-TITLES = {"ours": "ours", "marlin": "Marlin", "bf16": "cuBLAS"}
+TITLES = {"ours": "ours", "humming": "Humming", "marlin": "Marlin", "bf16": "cuBLAS"}
 
 
 class LayerTable(NamedTuple):

@@ -1,5 +1,6 @@
-"""Plans of batch-invariant kernels: one tile whatever the batch, and all that a server compiles."""
+"""Plans of batch-invariant kernels: one order of sums for any batch; what a server compiles."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,13 +44,43 @@ def sm90_choice(choose: Choose, layer: Layer, m: int) -> tuple[Any, Any]:
 
 
 @EVERY_LAYER
-@pytest.mark.parametrize(
-    ("chosen", "module"), [(sm100_choice, sm100), (sm90_choice, sm90)], ids=["sm_100", "sm_90"]
-)
-def test_one_tile(chosen: Callable[..., Any], module: Any, layer: Layer) -> None:
-    one = {chosen(module.choose_batch_invariant, layer, m) for m in TOKENS}
+def test_one_tile_on_sm_100(layer: Layer) -> None:
+    one = {sm100_choice(sm100.choose_batch_invariant, layer, m) for m in TOKENS}
     assert len(one) == 1
-    assert len({chosen(module.choose_config, layer, m) for m in TOKENS}) > 1, "why there is a mode"
+    assert len({sm100_choice(sm100.choose_config, layer, m) for m in TOKENS}) > 1, "why a mode"
+
+
+@EVERY_LAYER
+def test_one_order_of_sums_on_sm_90(layer: Layer) -> None:
+    """The tile depends on the tokens; where K is cut does not."""
+
+    def orders(choose: Choose) -> set[Any]:
+        tiles = [sm90_choice(choose, layer, m)[0] for m in TOKENS]
+        return {(cuts(tile, layer.k), tile.slices) for tile in tiles}
+
+    assert len(orders(sm90.choose_batch_invariant)) == 1
+    assert layer.name not in ("o", "down") or len(orders(sm90.choose_config)) > 1, "why a mode"
+    tokens = {sm90_choice(sm90.choose_batch_invariant, layer, m)[0].tokens for m in TOKENS}
+    assert tokens >= {8, 16, 32, 64}
+
+
+def cuts(tile: Any, k: int) -> tuple[int, ...]:
+    """Elements of K that each part of a sum ends before."""
+    parts = tile.split_k * tile.parts_in_turn
+    steps = -(-k // (64 * tile.k_tiles))
+    return tuple(64 * tile.k_tiles * (part * steps // parts) for part in range(1, parts))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"), [("o", 2), ("down", 2), ("gate and up", 1), ("tiny", 1)]
+)
+def test_k_is_cut_where_sms_would_be_idle(name: str, parts: int) -> None:
+    layer = LAYERS[name]
+    problem = sm90.Problem(1, layer.n, layer.k, layer.weights)
+    assert sm90.invariant_parts(problem) == parts
+    few, many = (sm90_choice(sm90.choose_batch_invariant, layer, m)[0] for m in (1, 4096))
+    assert (few.split_k, few.parts_in_turn) == (parts, 1)
+    assert (many.split_k, many.parts_in_turn) == (1, parts)
 
 
 @EVERY_LAYER
@@ -98,11 +129,15 @@ def test_attention(head_dim: int, fp8: bool) -> None:
 def test_what_a_server_compiles() -> None:
     layers = tuple(LAYERS[name] for name in ("qkv", "o", "gate and up"))
     model = Model("", "bfloat16", layers)
-    for found in (
-        block_scaled_kernels(model, max_tokens=300, activations=("static",), batch_invariant=True),
-        weight_only_kernels(model, max_tokens=300, batch_invariant=True),
-    ):
-        assert sum(spec.op in ("gemm", "silu_mul_gemm") for spec in found) == len(layers)
+    blackwell = block_scaled_kernels(
+        model, max_tokens=300, activations=("static",), batch_invariant=True
+    )
+    assert sum(spec.op in ("gemm", "silu_mul_gemm") for spec in blackwell) == len(layers)
+    hopper = {
+        spec.fields for spec in weight_only_kernels(model, max_tokens=300, batch_invariant=True)
+    }
+    for layer, m in itertools.product(layers, range(1, 301)):
+        assert sm90_choice(sm90.choose_batch_invariant, layer, m) in hopper
     norms = norm_kernels(
         "bfloat16", "bfloat16", 4096, max_tokens=4096, per_token=True, batch_invariant=True
     )

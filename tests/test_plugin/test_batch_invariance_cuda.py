@@ -41,9 +41,9 @@ def test_batch(head_size: int, backend: str, engine: dict[str, Any], tmp_path: P
         "gpu_memory_utilization": 0.2,
         "kv_cache_memory_bytes": 1 << 27,  # unmeasured: other processes may come and go
     }
-    arguments = json.dumps(settings | engine)
+    arguments = [tmp_path / "model", json.dumps(settings | engine), tmp_path / "counts"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.invariant_engine", str(tmp_path / "model"), arguments],
+        [sys.executable, "-m", "tests.invariant_engine", *map(str, arguments)],
         env=os.environ | {"VLLM_BATCH_INVARIANT": "1"},
         capture_output=True,
         text=True,
@@ -51,6 +51,6 @@ def test_batch(head_size: int, backend: str, engine: dict[str, Any], tmp_path: P
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    batch, cached, tokens = json.loads(done.stdout.strip().splitlines()[-1])
+    batch, cached, tokens = json.loads((tmp_path / "counts").read_text())
     assert (batch, cached) == (0, 0)
     assert tokens > 300

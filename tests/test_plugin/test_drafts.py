@@ -49,22 +49,36 @@ class Drafted:
     methods: dict[str, str]
 
 
+def proposer_class() -> Any:
+    """VLLM's class of what proposes tokens: GPUs have a model runner of their own."""
+    if torch.cuda.is_available():
+        from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import (
+            TargetDependentARSpeculator,
+        )
+
+        return TargetDependentARSpeculator
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    return SpecDecodeBaseProposer
+
+
 @pytest.fixture
 def drafted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drafted]:
     from vllm import SamplingParams
-    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-    propose = SpecDecodeBaseProposer.propose
+    proposer = proposer_class()
+    propose = proposer.propose
     drafts: list[Any] = []
     proposed: list[int] = []
 
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         tokens = propose(self, *args, **kwargs)
         drafts.append(self.model)
-        proposed.extend(tokens.flatten().tolist())
+        if not kwargs.get("dummy_run"):
+            proposed.extend(tokens.flatten().tolist())
         return tokens
 
-    monkeypatch.setattr(SpecDecodeBaseProposer, "propose", recorded)
+    monkeypatch.setattr(proposer, "propose", recorded)
 
     def run(target: Path, **engine_args: Any) -> Drafted:
         proposed.clear()

@@ -40,6 +40,7 @@ GRAPHS: dict[str, Any] = {
     "enforce_eager": False,
     "gpu_memory_utilization": 0.3,
     "kv_cache_memory_bytes": 1 << 28,  # unmeasured: other processes may come and go
+    "gdn_prefill_backend": "triton",  # else flashinfer's, which not every machine has
 }
 W4A16 = "nvfp4_gemm_w4a16/wgmma (sm_90), W4A16"
 FAMILIES = {

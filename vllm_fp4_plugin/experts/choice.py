@@ -15,7 +15,7 @@ from vllm_fp4_plugin.device import is_planned
 from vllm_fp4_plugin.experts.method import Nvfp4ExpertsMethod
 from vllm_fp4_plugin.experts.online import Nvfp4OnlineExpertsMethod
 from vllm_fp4_plugin.experts.plan import GATED_NAMES, ExpertsPlan, is_on_cpu, make_plan
-from vllm_fp4_plugin.experts.vllm_methods import KEEPS_16_BITS, backend, vllm_experts
+from vllm_fp4_plugin.experts.vllm_methods import backend, keeps_16_bits, vllm_experts
 from vllm_fp4_plugin.experts.weights import experts_bytes
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import covered
@@ -138,7 +138,7 @@ def _delegated(
     else:
         method, name = vllm_experts(layer, prefix, group, checkpoint, startup)
         kernel = f"{group.kind.family} (vLLM: {name})"
-        if group.kind is Kind.NVFP4 and backend(method) in KEEPS_16_BITS:
+        if group.kind is Kind.NVFP4 and keeps_16_bits(method):
             arithmetic, unquantised = "W4A16", f"{backend(method)} leaves activations in 16 bits"
     reason = "; ".join(filter(None, (*reasons, unquantised)))
     elements = sum(count * n * k for count, n, k in _matrices(layer))

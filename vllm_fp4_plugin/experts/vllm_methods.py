@@ -5,6 +5,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+from vllm import envs
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.quantization import get_quantization_config
@@ -14,8 +15,6 @@ from vllm_fp4_plugin.experts.ledger import ExpertLedger, nvfp4_forms
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.startup import Startup
-
-KEEPS_16_BITS = ("MARLIN",)  # what vLLM runs an NVFP4 product on without quantising its input
 
 
 def vllm_experts(
@@ -46,6 +45,15 @@ def backend(method: Any) -> str:
         if name.endswith("backend") and isinstance(value, Enum) and value.name != "NONE"
     )
     return next(found, "")
+
+
+def keeps_16_bits(method: Any) -> bool:
+    """Whether NVFP4 products of a method of vLLM's have activations in 16 bits.
+
+    Humming's have, unless vLLM's variable for its activations says otherwise.
+    """
+    name = backend(method)
+    return name == "MARLIN" or (name == "HUMMING" and not envs.VLLM_HUMMING_INPUT_QUANT_CONFIG)
 
 
 def _config(prefix: str, group: LayerGroup, checkpoint: CheckpointConfig) -> Any:

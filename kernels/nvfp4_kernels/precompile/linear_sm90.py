@@ -3,7 +3,7 @@
 Weights alone are quantised there, so that no kernel prepares inputs.
 """
 
-from nvfp4_kernels.gemm.sm90.choose import Problem, all_configs, choose_batch_invariant
+from nvfp4_kernels.gemm.sm90.choose import all_configs
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
 from nvfp4_kernels.precompile.model import Dtype, Layer, Model
 from nvfp4_kernels.precompile.spec import KernelSpec
@@ -26,10 +26,7 @@ def weight_only_kernels(
         output = weight_only_epilogue(layer, model.dtype)
         op = "silu_mul_gemm" if layer.gate_up else "gemm"
         sizes = layer.n, layer.k, layer.weights
-        chosen = all_configs(*sizes, output, max_tokens, sms)
-        if batch_invariant:
-            chosen = [choose_batch_invariant(Problem(1, *sizes), output, sms)]
-        for tile_and_output in chosen:
+        for tile_and_output in all_configs(*sizes, output, max_tokens, sms, batch_invariant):
             users = found.setdefault(weight_only_spec(op, *tile_and_output), [])
             if layer.name not in users:
                 users.append(layer.name)

@@ -126,6 +126,9 @@ def build(
         ),
     ] = None,
     fuse_mlp: Annotated[bool, typer.Option(help="Gate and up projection as one kernel.")] = True,
+    batch_invariant: Annotated[
+        bool, typer.Option(help="Kernels for a server with VLLM_BATCH_INVARIANT instead.")
+    ] = False,
     jobs: JobsOption = CPUS,
 ) -> None:
     """Compile every kernel that a model's layers need, for any batch.
@@ -146,8 +149,10 @@ def build(
         started = time.monotonic()
         wanted = _Wanted(
             mixture, max_tokens, sms or SM_COUNTS[target_arch(arch)], page_size, inputs, activation,
-            terms, kv_cache,
+            terms, kv_cache, batch_invariant,
         )  # fmt: skip
+        if batch_invariant:
+            _check_batch_invariant(wanted)
         specs = _KERNELS[FAMILIES[target_arch(arch)]](wanted)
         check_compiler()
         make_folder("--out", out)
@@ -189,6 +194,26 @@ class _Wanted(NamedTuple):
     activation: ActivationName | None
     terms: int | None
     kv_cache: CacheName | None
+    batch_invariant: bool
+
+
+def _check_batch_invariant(wanted: _Wanted) -> None:
+    """Check that a server with batch invariance would not refuse the model.
+
+    Raises:
+        UnusableModel: it has experts, or inputs of several terms.
+    """
+    if wanted.mixture.experts:
+        raise UnusableModel(
+            "--batch-invariant: goes with dense models, this one has experts, which a server with "
+            "VLLM_BATCH_INVARIANT refuses; leave it out"
+        )
+    terms = max(inputs.terms for inputs in _inputs(wanted))
+    if terms > 1:
+        raise UnusableModel(
+            f"--batch-invariant: goes with inputs of one term, these have {terms}, whose layout "
+            "depends on the number of tokens; give --terms 1"
+        )
 
 
 def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
@@ -210,7 +235,11 @@ def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
                 "kernel depends on it; leave it out"
             )
     model, sms = wanted.mixture.dense, wanted.sms
-    specs = weight_only_kernels(model, max_tokens=wanted.max_tokens, sms=sms)
+    specs = weight_only_kernels(
+        model, max_tokens=wanted.max_tokens, batch_invariant=wanted.batch_invariant, sms=sms
+    )
+    if wanted.batch_invariant:
+        return specs  # all else is vLLM's
     if model.attention is not None:
         specs |= norm_rotary_kernels(model.hidden, model.attention, model.dtype)
         specs |= decode_kernels(model.attention, model.dtype, page_size=wanted.page_size, sms=sms)
@@ -228,12 +257,13 @@ def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
         static = activation == "static"
         layers = quantizing_mlps(model, terms) if static and model.hidden else model
         specs |= block_scaled_kernels(
-            layers, max_tokens=tokens, activations=(activation,), terms=terms, sms=sms
-        )
+            layers, max_tokens=tokens, activations=(activation,), terms=terms,
+            batch_invariant=wanted.batch_invariant, sms=sms,
+        )  # fmt: skip
         if model.hidden:
             specs |= norm_kernels(
                 model.dtype, model.dtype, model.hidden, max_tokens=tokens, per_token=not static,
-                terms=terms, sms=sms,
+                terms=terms, batch_invariant=wanted.batch_invariant, sms=sms,
             )  # fmt: skip
         for experts in wanted.mixture.experts:
             served = experts.served("sm_100", activation, terms)
@@ -247,7 +277,7 @@ def _sm100_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
         for quantized in {hands_over(model.attention, *inputs) for inputs in _inputs(wanted)}:
             specs |= attention_kernels(
                 model.attention, model.dtype, caches=caches, page_size=wanted.page_size, sms=sms,
-                quantized=quantized, rotates=True,
+                quantized=quantized, rotates=True, batch_invariant=wanted.batch_invariant,
             )  # fmt: skip
     return specs
 

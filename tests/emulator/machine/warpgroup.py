@@ -209,7 +209,7 @@ class Warpgroup:
         warp.issue("tensor", self._queue, run, multiply.line)
 
     def _multiply(self, multiply: Multiply) -> None:
-        """Products are exact, and summed in FP32: in the order of the BLAS, or as on an H200."""
+        """Sums are exact and rounded once, as of ``mma.sync``; or as on an H200."""
         form, shared = multiply.form, self._cta.shared.whole
         if multiply.a is None:
             words = np.stack([multiply.fragments[warp] for warp in range(WARPS)])
@@ -228,7 +228,8 @@ class Warpgroup:
             if self._cta.gpu.rounds_like_h200:
                 total = multiply_accumulate(a, b, before)
             else:
-                total = a @ b.T if before is None else a @ b.T + before
+                exact = a.astype(np.float64) @ b.T.astype(np.float64)
+                total = (exact if before is None else exact + before).astype(np.float32)
         self._sums[multiply.accumulator] = total
 
     def sums(self, accumulator: int, warp: "Warp") -> Floats:

@@ -76,7 +76,7 @@ MISTAKES = {
     ),
     "last stage of a tile kept": Mistake(
         "mma",
-        "self._release(ring, (index + 1) * state.steps - 1)",
+        "self._release(ring, index * state.steps + end - 1)",
         "pass",
         "Deadlock",
     ),

@@ -160,6 +160,8 @@ def test_a_ring_of_large_stages_is_short_where_all_run_at_once() -> None:
         {"tokens": 256, "weights": 2},
         {"split_k": 16},
         {"slices": 3},
+        {"parts_in_turn": 2, "split_k": 2},
+        {"parts_in_turn": 2, "tokens": 136},
         {"tokens": 40, "slices": 2},
         {"tokens": 64, "weight_per_warpgroup": True},
         {"tokens": 48, "weights": 2, "weight_per_warpgroup": True},

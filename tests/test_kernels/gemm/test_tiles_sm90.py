@@ -47,11 +47,16 @@ TILES = {
     "80": (Tile(80, max_stages=2), LARGE),
     "96": (Tile(96, k_tiles=2), LARGE),
     "128, K in 2": (Tile(128, split_k=2, max_stages=2), LARGE),
+    "128, K in turn": (Tile(128, parts_in_turn=2, max_stages=2), LARGE),
     "112, pair": (Tile(112, 2), LARGE),
     "128, pair": (Tile(128, 2), LARGE),
     "128, pair apart, two K tiles": (
         Tile(128, 2, weight_per_warpgroup=True, k_tiles=2, max_stages=2),
         (150, 72, 768),
+    ),
+    "128, pair apart, K in turn": (
+        Tile(128, 2, weight_per_warpgroup=True, parts_in_turn=2, max_stages=2),
+        (150, 72, 384),
     ),
     "160": (Tile(160), (170, 200, 128)),
     "160, K in 2": (Tile(160, split_k=2), (170, 200, 256)),
@@ -143,6 +148,42 @@ def test_tile(
     else:
         right = torch.nn.functional.silu(products[0].double()) * products[1].double()
         assert ((out.double() - right).abs() <= 2.0**-7 * right.abs() + 1e-4).all()
+
+
+# Tiles of which batch invariance takes one or another: K in two parts.
+IN_TWO = {
+    1: (
+        Tile(8, warpgroups=1, split_k=2, k_tiles=2),
+        Tile(16, warpgroups=1, split_k=2),
+        Tile(32, warpgroups=1, split_k=2, k_tiles=2),
+        Tile(64, split_k=2),
+        Tile(48, parts_in_turn=2, k_tiles=2),
+        Tile(128, parts_in_turn=2),
+    ),
+    2: (
+        Tile(8, 2, warpgroups=1, split_k=2, k_tiles=4),
+        Tile(32, 2, warpgroups=1, split_k=2),
+        Tile(64, 2, parts_in_turn=2),
+        Tile(96, 2, parts_in_turn=2, weight_per_warpgroup=True),
+    ),
+}
+
+
+@pytest.mark.schedules("random 1")
+@pytest.mark.parametrize("weights", IN_TWO)
+def test_parts_of_k_decide_the_bits(weights: int, device: KernelDevice) -> None:
+    """A row's sums are the same in tiles of any number of tokens, and others with K whole."""
+    m, n, k = 40, 72, 1024
+    x = torch.randn(m, k).bfloat16()
+    given = [weight(n, k) for _ in range(weights)]
+
+    def bits(tile: Tile) -> Tensor:
+        return run(device, tile, EpilogueConfig(dtype="float32"), x, given, n, 132)
+
+    first, *others = map(bits, IN_TWO[weights])
+    for tile, found in zip(IN_TWO[weights][1:], others, strict=True):
+        assert torch.equal(found, first), tile
+    assert not torch.equal(bits(Tile(64, weights)), first)
 
 
 @pytest.mark.schedules("random 1")

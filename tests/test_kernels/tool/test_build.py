@@ -298,6 +298,28 @@ def test_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: int | Non
     assert counts == {terms or 1}
 
 
+@pytest.mark.parametrize(
+    ("arch", "ops"),
+    [
+        ("sm_90a", {"gemm", "silu_mul_gemm"}),
+        ("sm_100a", {"gemm", "silu_mul_gemm", "paged_attention", "rotary_store"}),
+    ],
+)
+def test_batch_invariance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, ops: set[str]
+) -> None:
+    """Each product cuts K alike for any tokens: on sm_100 one tile does, on sm_90 many."""
+    seen: list[KernelSpec] = []
+    monkeypatch.setattr(build_command, "build_all", lambda specs, *_: seen.extend(specs) or [])
+    (tmp_path / "config.json").write_text(json.dumps(DECODING))
+    given = ["--arch", arch, "--batch-invariant", "--out", tmp_path]
+    assert invoke(tmp_path, *given)[0] == 0
+    assert ops <= {spec.op for spec in seen}
+    products = [spec.fields[0] for spec in seen if spec.op == "gemm"]
+    assert {tile.split_k * getattr(tile, "parts_in_turn", 1) for tile in products} == {1}
+    assert (len(products) > 4) == (arch == "sm_90a")
+
+
 @pytest.mark.parametrize(("size", "given"), [(16, []), (64, ["--block-size", "64"])])
 def test_pages_on_a_hopper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, given: list[str]
@@ -340,6 +362,10 @@ def test_a_hopper_without_a_kernel_for_attention(
         (["--linear", "64,64", "--block-size", "48"], "--block-size: is 48, must be a power of"),
         (["--linear", "64,64", "--tensor-parallel", "2"], "--tensor-parallel: goes with a model"),
         (
+            ["--linear", "64,64", "--batch-invariant", "--terms", "2"],
+            "--batch-invariant: goes with inputs of one term, these have 2",
+        ),
+        (
             ["--linear", "64,65536", "--max-tokens", "1"],
             "K is 65536, must be at most 40960",
         ),
@@ -357,6 +383,7 @@ def test_a_hopper_without_a_kernel_for_attention(
         "pages on sm_90",
         "pages",
         "parallel",
+        "batch-invariant terms",
         "long rows",
     ],
 )

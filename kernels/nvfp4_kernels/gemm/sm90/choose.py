@@ -14,7 +14,12 @@ from typing import NamedTuple
 
 from nvfp4_kernels.devices import ELEMENT_BITS
 from nvfp4_kernels.fragments import TILE
-from nvfp4_kernels.gemm.sm90.tile import MAX_STAGES, EpilogueConfig, Tile
+from nvfp4_kernels.gemm.sm90.tile import (
+    MAX_STAGES,
+    MOST_COLUMNS_IN_TURN,
+    EpilogueConfig,
+    Tile,
+)
 from nvfp4_kernels.sm90.limits import REGISTERS, SMS
 
 MANY_TOKENS = 64  # from here on results leave in boxes
@@ -100,6 +105,10 @@ _CYCLES = 1700  # per µs
 _START, _TILE = 2.4, 1.4  # µs: of a launch, of each tile's end
 _SPLIT = 0.026  # µs for each column that is added up
 _TWO_K_TILES = 0.97  # a stage of two, where the ring has room for three
+# With batch invariance: the part of the SMs that rows of 64 fill where K stays whole, the least K
+# that is cut, and K tiles of a stage for few tokens by weights; as measured, of whole layers.
+_FULL, _LEAST_CUT_K = 0.9, 2048
+_INVARIANT_K_TILES = {1: 2, 2: 4}
 # Large stages, where a CTA has one tile: with longer rings a layer with 128 tokens took 1 % more
 # for each of three products.
 _ONE_WAVE_STAGES = 4
@@ -132,32 +141,65 @@ def choose_config(
     return min(fitting, key=lambda each: estimate(problem, each[0], sms))
 
 
-# Tokens that the one tile of all batches is weighed by.
-INVARIANT_TOKENS = (1, 16, 64, 256, 1024, 8192)
-
-
 @functools.cache
 def choose_batch_invariant(
     problem: Problem, output: EpilogueConfig, sms: int = SMS
 ) -> tuple[Tile, EpilogueConfig]:
-    """The one tile for any number of tokens, so that the order of sums is always the same.
+    """Tile of which a row's sums are, to the bit, the same for any number of tokens.
 
-    Of the tiles for many tokens it is the one that, at its worst among ``INVARIANT_TOKENS``, loses
-    the smallest factor against the best of them by their estimate, which was not fitted to fewer
-    than 80 tokens. K may be split: parts are added up in the order of K, whoever finishes them.
+    Tiles of any number of tokens add up a row's products in the same order if they cut K into the
+    same parts, as was found on an H200 (``tests/test_kernels/test_batch_invariance_gpu.py``). So
+    the number of parts follows from the weights alone, and the tile from the tokens, as usual. Many
+    tokens have no need of more CTAs: there a CTA adds up one part after the other.
 
     Args:
-        problem: its ``m`` is not looked at.
+        problem: at least one element each way.
         output: its ``boxes`` is chosen here.
         sms: of the device.
     """
-    problems = [replace(problem, m=m) for m in INVARIANT_TOKENS]
-    # Splits that leave no SM without work at the fewest tokens are among them.
-    fitting = many_token_configs(problems[0], output, sms)
-    times = [[estimate(p, tile, sms) for p in problems] for tile, _ in fitting]
-    least = [min(column) for column in zip(*times, strict=True)]
-    worst = [max(t / best for t, best in zip(row, least, strict=True)) for row in times]
-    return fitting[worst.index(min(worst))]
+    parts = invariant_parts(problem, sms)
+    if problem.m <= MANY_TOKENS:
+        return _few_token_invariant(problem, parts, output, sms)
+    usual = [
+        (tile, with_store(output, tile, problem.n))
+        for tile, _ in many_token_configs(problem, output, sms)
+    ]
+    fitting = [each for each in usual if each[0].split_k == parts]
+    if parts > 1:
+        fitting += [
+            (replace(tile, parts_in_turn=parts), out)
+            for tile, out in usual
+            if tile.split_k == 1 and tile.columns <= MOST_COLUMNS_IN_TURN
+        ]
+    fitting = [each for each in fitting if _same_parts(problem, each[0], parts)]
+    return min(fitting, key=lambda each: estimate(problem, each[0], sms))
+
+
+def invariant_parts(problem: Problem, sms: int = SMS) -> int:
+    """Parts that K is cut into for any number of tokens: more than one if SMs would stay idle."""
+    full = math.ceil(problem.n / TILE) > _FULL * sms
+    return 1 if full or problem.k < _LEAST_CUT_K else 2
+
+
+def _few_token_invariant(
+    problem: Problem, parts: int, output: EpilogueConfig, sms: int
+) -> tuple[Tile, EpilogueConfig]:
+    """The tile of up to 64 tokens: one warpgroup's, as many CTAs as there is work for."""
+    tokens = next(t for t in _FEW_TOKENS if t >= problem.m)
+    plain = Tile(tokens, problem.weights, warpgroups=1, split_k=parts)
+    tiles = [
+        replace(plain, k_tiles=k_tiles, ctas_per_sm=together)
+        for together in range(_together(problem, plain, sms), 0, -1)
+        for k_tiles in (_INVARIANT_K_TILES[problem.weights], 2, 1)
+    ]
+    tiles = [tile for tile in tiles if _same_parts(problem, tile, parts)]
+    fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
+    return next((t, o) for t, o in fitting if fits(problem, t, o))
+
+
+def _same_parts(problem: Problem, tile: Tile, parts: int) -> bool:
+    """Whether K is cut where stages of one K tile are: parts are of whole stages."""
+    return tile.k_tiles == 1 or math.ceil(problem.k / TILE) % (tile.k_tiles * parts) == 0
 
 
 def representative_tokens(most: int) -> list[int]:
@@ -172,11 +214,18 @@ def representative_tokens(most: int) -> list[int]:
 
 
 def all_configs(
-    n: int, k: int, weights: int, output: EpilogueConfig, max_tokens: int, sms: int = SMS
+    n: int,
+    k: int,
+    weights: int,
+    output: EpilogueConfig,
+    max_tokens: int,
+    sms: int = SMS,
+    batch_invariant: bool = False,
 ) -> list[tuple[Tile, EpilogueConfig]]:
-    """Distinct choices of ``choose_config`` for 1 to ``max_tokens`` tokens."""
+    """Distinct choices for 1 to ``max_tokens`` tokens."""
+    choose = choose_batch_invariant if batch_invariant else choose_config
     problems = (Problem(m, n, k, weights) for m in representative_tokens(max_tokens))
-    return list(dict.fromkeys(choose_config(problem, output, sms) for problem in problems))
+    return list(dict.fromkeys(choose(problem, output, sms) for problem in problems))
 
 
 def _few_token_config(
@@ -198,12 +247,18 @@ def _few_token_config(
         tile = replace(tile, k_tiles=tile.k_tiles // 2, max_stages=deeper)
     while tile.split_k > across // tile.k_tiles:
         tile = replace(tile, split_k=tile.split_k // 2)
-    # Accumulators, and what decoding takes: with more CTAs these would not stay in registers.
-    room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
-    together = min(math.ceil(ctas(problem, tile) / sms), room)
-    tiles = [replace(tile, ctas_per_sm=each) for each in range(together, 0, -1)]
+    tiles = [
+        replace(tile, ctas_per_sm=each) for each in range(_together(problem, tile, sms), 0, -1)
+    ]
     fitting = [(t, with_store(output, t, problem.n)) for t in tiles]
     return next((t, o) for t, o in fitting if fits(problem, t, o))
+
+
+def _together(problem: Problem, tile: Tile, sms: int) -> int:
+    """CTAs of an SM: as many as there are, if their registers fit."""
+    # Accumulators, and what decoding takes: with more CTAs these would not stay in registers.
+    room = REGISTERS // (tile.threads * (68 + tile.columns // 2))
+    return min(math.ceil(ctas(problem, tile) / sms), room)
 
 
 def many_token_configs(

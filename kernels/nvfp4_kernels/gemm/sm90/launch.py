@@ -90,7 +90,7 @@ def product(
         n: rows of each weight.
         bias: ``(n,)`` or None.
         out_dtype: bfloat16, float16 or float32.
-        batch_invariant: one tile for any M.
+        batch_invariant: a row's sums in an order that does not depend on M.
 
     Returns:
         ``(M, n)``.

@@ -33,14 +33,42 @@ class Mma:
         self, ring: Ring, state: SchedulerState, index: Int32, group: Int32
     ) -> list[list[Float32]]:
         """Sums of one tile: a thread's fragment of each accumulator."""
+        parts = self.tile.parts_in_turn
+        if cutlass.const_expr(parts == 1):
+            return self._part(ring, state, index, group, Int32(0), state.steps)
+        total = self._zeros()
+        for part in cutlass.range_constexpr(parts):
+            first, end = (Int32(each) * state.steps // parts for each in (part, part + 1))
+            sums = self._part(ring, state, index, group, first, end)
+            total = [
+                [so_far + value for so_far, value in zip(*both, strict=True)]
+                for both in zip(total, sums, strict=True)
+            ]
+        return total
+
+    def _zeros(self) -> list[list[Float32]]:
         tile = self.tile
-        sums = [[Float32(0.0)] * (tile.tokens // 2) for _ in range(tile.accumulators)]
-        turns, slices, own = state.steps, tile.slices, group % tile.slices
+        return [[Float32(0.0)] * (tile.tokens // 2) for _ in range(tile.accumulators)]
+
+    @cute.jit
+    def _part(
+        self,
+        ring: Ring,
+        state: SchedulerState,
+        index: Int32,
+        group: Int32,
+        first: Int32,
+        end: Int32,
+    ) -> list[list[Float32]]:
+        """Sums over the steps of K from ``first`` to before ``end``."""
+        tile = self.tile
+        sums = self._zeros()
+        turns, slices, own = end - first, tile.slices, group % tile.slices
         if cutlass.const_expr(slices > 1):
-            turns = (state.steps - own + slices - 1) // slices
+            turns = (turns - own + slices - 1) // slices
         for turn in cutlass.range(turns, unroll=self._unroll):
             step = turn if slices == 1 else turn * slices + own
-            count = index * state.steps + step
+            count = index * state.steps + first + step
             wait(ring.full.subview(count % self.stages), count // self.stages)
             if cutlass.const_expr(tile.uses_mma_sync):
                 sums = self._few(sums, ring, count % self.stages, group)
@@ -49,7 +77,7 @@ class Mma:
                 sums = self._many(sums, ring, count, step, group)
         if cutlass.const_expr(not tile.uses_mma_sync):
             ptx.wgmma_wait_group_sync_aligned(0)
-            self._release(ring, (index + 1) * state.steps - 1)
+            self._release(ring, index * state.steps + end - 1)
             sums = [settled(each) for each in sums]
         return sums
 

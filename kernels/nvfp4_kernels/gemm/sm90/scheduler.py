@@ -39,7 +39,7 @@ class SchedulerState:
     """Tiles and part of K of one CTA.
 
     Attributes:
-        first: number of its cluster's first tile; the others follow ``weight_per_warpgroup``.
+        first: number of its cluster's first tile; the others follow ``stride`` apart.
         num_tiles: how many tiles there are.
         raster: of all tiles.
         rank: of this CTA in its cluster.
@@ -48,7 +48,7 @@ class SchedulerState:
     """
 
     first: Int32
-    weight_per_warpgroup: Int32
+    stride: Int32
     num_tiles: Int32
     raster: RasterOrder
     rank: Int32
@@ -73,12 +73,12 @@ def scheduler_state(
     first_k_step = part * steps // tile.split_k
     last_step = (part + 1) * steps // tile.split_k
     first = cute.arch.block_idx()[0] // tile.split_k
-    weight_per_warpgroup = cute.arch.grid_dim()[0] // tile.split_k
+    stride = cute.arch.grid_dim()[0] // tile.split_k
     tiles = raster.rows * raster.tokens
     return SchedulerState(
         first=first,
-        weight_per_warpgroup=weight_per_warpgroup,
-        num_tiles=(tiles - first + weight_per_warpgroup - 1) // weight_per_warpgroup,
+        stride=stride,
+        num_tiles=(tiles - first + stride - 1) // stride,
         raster=raster,
         rank=rank,
         first_k_step=first_k_step,
@@ -90,7 +90,7 @@ def scheduler_state(
 @cute.jit
 def tile_coord(state: SchedulerState, index: Int32) -> TileCoord:
     """Coordinates of one of this CTA's tiles: along the rows in groups of ``GROUP`` token tiles."""
-    number = state.first + index * state.weight_per_warpgroup
+    number = state.first + index * state.stride
     raster = state.raster
     rows, tokens = number, Int32(0)
     if raster.tokens > 1:

@@ -27,6 +27,7 @@ LOAD_REGISTERS, MULTIPLY_REGISTERS = 24, 240  # per thread, where registers are 
 PITCH = TILE + 4  # floats: neighbouring tokens start in different banks
 FEW_TOKENS = 16  # that mma.sync takes with less to issue than wgmma
 SLICED_TOKENS = 32  # that it takes where warpgroups take turns
+MOST_COLUMNS_IN_TURN = 128  # of a part's sums beside those so far
 CHUNK = 32  # tokens that the epilogue turns at a time
 BARRIER = 1  # named barrier of the first warpgroup; behind those of all, one for them together
 
@@ -43,6 +44,8 @@ class Tile:
         warpgroups: that decode and multiply.
         k_tiles: of 64 elements each, per stage; with more than one, K is so many stages exactly.
         split_k: CTAs of a cluster that each take a part of K and then add up.
+        parts_in_turn: parts of K that a CTA adds up each by itself, one after the other: to the bit
+            what as many CTAs of ``split_k`` give.
         slices: warpgroups that share their rows, take stages in turn and then add up.
         ctas_per_sm: that shall fit.
         max_stages: bound on the operand ring's depth, which otherwise takes the memory left.
@@ -58,6 +61,7 @@ class Tile:
     warpgroups: int = 2
     k_tiles: int = 1
     split_k: int = 1
+    parts_in_turn: int = 1
     slices: int = 1
     ctas_per_sm: int = 1
     max_stages: int = MAX_STAGES
@@ -69,6 +73,8 @@ class Tile:
         assert self.tokens in range(8, 257, 8), self.tokens
         assert self.split_k <= 8, "larger clusters are not portable"
         assert self.columns <= 256, "128 accumulator registers per thread"
+        assert self.parts_in_turn == 1 or self.split_k == self.slices == 1
+        assert self.parts_in_turn == 1 or self.columns <= MOST_COLUMNS_IN_TURN, "two of them"
         assert self.warpgroups % self.slices == 0, self.slices
         assert self.slices == 1 or self.tokens <= SLICED_TOKENS, "wgmma keeps a tensor core busy"
         if self.weight_per_warpgroup:
@@ -140,7 +146,8 @@ class Tile:
     @property
     def reallocates_registers(self) -> bool:
         """Whether the load warp comes with three idle ones, whose registers the others take."""
-        return self.columns >= 192
+        # Parts in turn have the sums so far beside their own.
+        return self.columns * (1 + (self.parts_in_turn > 1)) >= 192
 
     @property
     def threads(self) -> int:

@@ -1,0 +1,31 @@
+"""Registers of the weight-only GEMM of sm_90, where there are most of them: in machine code."""
+
+import pytest
+
+from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
+from nvfp4_kernels.precompile.linear_sm90 import weight_only_spec
+from nvfp4_kernels.tool.instructions import NoDisassembler, find_nvdisasm
+from nvfp4_kernels.tool.report import measure_all
+from tests import devices
+
+pytestmark = pytest.mark.processes
+
+IN_TURN = (
+    Tile(128, k_tiles=2, parts_in_turn=2),
+    Tile(128, 2, k_tiles=2, parts_in_turn=2, weight_per_warpgroup=True),
+)
+
+
+def test_sums_in_turn_stay_in_registers() -> None:
+    """No spills, and products under way: without room ptxas has each one waited for."""
+    devices.cutlass_or_skip()
+    try:
+        nvdisasm = find_nvdisasm()
+    except NoDisassembler as error:
+        pytest.skip(str(error))
+    specs = [weight_only_spec("gemm", tile, EpilogueConfig(boxes=True)) for tile in IN_TURN]
+    for spec, static in measure_all(specs, "sm_90a", nvdisasm, jobs=2):
+        assert not static.spills, spec
+        # Four products of each K tile of a stage, for both parts; a fence and a wait for the four.
+        assert static.instructions["HGMMA"] == 2 * 2 * 4
+        assert static.instructions["WARPGROUP"] < static.instructions["HGMMA"], spec
