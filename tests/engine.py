@@ -1,7 +1,8 @@
 """Log-probabilities from a real vLLM engine; also as a command, for engines of several processes.
 
 ``python -m tests.engine MODEL '{"tensor_parallel_size": 2}' [MODEL ARGUMENTS ...]`` prints them as
-JSON, a line for each engine.
+JSON, a line for each engine. Workers of the first are started as vLLM does it, with ``--fork``
+before the models forked as those of the others are.
 """
 
 import gc
@@ -115,12 +116,14 @@ def started(model: str, **engine_args: Any) -> AbstractContextManager[Any]:
     return local_engine(model, **(settings | engine_args))
 
 
-def run(model: str, text: str = tiny_llama.TEXT, **engine_args: Any) -> Run:
+def run(
+    model: str, text: str = tiny_llama.TEXT, new_tokens: int = NEW_TOKENS, **engine_args: Any
+) -> Run:
     """Start an engine, score the text, continue it, and take the engine down again."""
     from vllm import SamplingParams
 
     with started(model, **engine_args) as llm:
-        sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, prompt_logprobs=0)
+        sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, prompt_logprobs=0)
         [output] = llm.generate([text], sampling, use_tqdm=False)
         scored = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
         quant = llm.llm_engine.vllm_config.quant_config
@@ -209,14 +212,17 @@ def fork_workers() -> None:
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
-def main(models: Sequence[str], arguments: Sequence[str]) -> None:
-    """Run one engine after the other; workers of the first are started as vLLM does it."""
+def main(given: Sequence[str]) -> None:
+    """Run one engine after the other."""
     inspect_models_here()
-    for model, engine_args in zip(models, arguments, strict=True):
+    if given[0] == "--fork":
+        given = given[1:]
+        fork_workers()
+    for model, engine_args in zip(given[::2], given[1::2], strict=True):
         result = run(model, **json.loads(engine_args))
         print("\n" + json.dumps({"logprobs": result.logprobs, "generated": result.generated}))
         fork_workers()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1::2], sys.argv[2::2])
+    main(sys.argv[1:])

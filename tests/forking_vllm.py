@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from examples.server import vllm_command
-from tests.engine import fork_workers
+from tests import preloaded
+from tests.engine import count_without_compiling, fork_workers, inspect_models_here
 
 
 def forking_command(model: Path | str, *arguments: Any) -> list[str]:
@@ -18,13 +19,28 @@ def forking_command(model: Path | str, *arguments: Any) -> list[str]:
     return [sys.executable, "-m", __name__, *vllm_command(model, *arguments)[1:]]
 
 
-def main() -> None:
-    """Do what the ``vllm`` command does."""
-    from vllm.entrypoints.cli.main import main
+def preloaded_command(model: Path | str, *arguments: Any) -> list[str]:
+    """``forking_command`` whose server is a fork too; its pid is not the command's."""
+    return preloaded.command(__name__, *vllm_command(model, *arguments)[1:])
+
+
+def fork_processes() -> None:
+    """Have vLLM fork its engines and their workers."""
     from vllm.v1.engine import utils
 
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     fork_workers()
+
+
+def main() -> None:
+    """Do what the ``vllm`` command does, and compile nothing."""
+    import torch
+    from vllm.entrypoints.cli.main import main
+
+    fork_processes()
+    inspect_models_here()
+    count_without_compiling()
+    torch.compiler.set_stance("force_eager")  # vLLM compiles a mask even of an eager embedding
     main()
 
 

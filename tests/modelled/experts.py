@@ -212,7 +212,9 @@ def in_chain(launches: Sequence[Traced]) -> float:
     return chain(layers(launches, LAYERS), B200_TIMING).period(len(launches))
 
 
-def report(grouped: GroupedSm100, name: str, shape: Shape, tokens: int, every: bool) -> None:
+def report(
+    grouped: GroupedSm100, name: str, shape: Shape, tokens: int, every: bool, only_chain: bool
+) -> None:
     """Print a layer's products at one number of tokens, on what is chosen or on every tile."""
     from nvfp4_kernels.gemm.sm100.choose_grouped import (
         choose_grouped,
@@ -237,7 +239,7 @@ def report(grouped: GroupedSm100, name: str, shape: Shape, tokens: int, every: b
             for config in configs:
                 traced = grouped.traced(product, config, names[number], names[number + 1])
                 mark = "*" if config == best else " "
-                us = alone(traced)
+                us = math.nan if only_chain else alone(traced)
                 if every:
                     print(f"  {mark} {product.name} {us:7.2f} µs {config[0]} {config[1].store}")
                 if config == best:
@@ -251,9 +253,11 @@ def report(grouped: GroupedSm100, name: str, shape: Shape, tokens: int, every: b
             [rows.combine("y", "hidden")],
         )
         whole = in_chain([*before, *multiplied, *after])
-        tile, output = choose_grouped(given[1].problem, outputs[1])
-        early = grouped.traced(given[1], (replace(tile, routed_before=True), output), "h", "y")
-        whole_early = in_chain([*before, multiplied[0], early, *after])
+        whole_early = math.nan
+        if not only_chain:
+            tile, output = choose_grouped(given[1].problem, outputs[1])
+            early = grouped.traced(given[1], (replace(tile, routed_before=True), output), "h", "y")
+            whole_early = in_chain([*before, multiplied[0], early, *after])
         print(
             f"{name}, {tokens} tokens, {len(given[0].counts)} experts, tiles of {tile_tokens}"
             f"{'*' if tile_tokens == chosen else ''}: {times}; in a chain {together:.1f}, "
@@ -294,6 +298,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--all", action="store_true", help="every tile that fits")
     parser.add_argument("--contest", action="store_true", help="a contest's grouped products")
+    parser.add_argument("--only-chain", action="store_true", help="nothing alone nor early")
     given = parser.parse_args()
     grouped = GroupedSm100(Tracer("sm_100"))
     if given.contest:
@@ -301,7 +306,7 @@ def main() -> None:
         return
     for name in given.model:
         for tokens in given.tokens:
-            report(grouped, name, MODELS[name], tokens, given.all)
+            report(grouped, name, MODELS[name], tokens, given.all, given.only_chain)
 
 
 if __name__ == "__main__":

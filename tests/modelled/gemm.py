@@ -158,13 +158,13 @@ def report(modeller: Modeller, name: str, shape: tuple[int, ...], every: bool, t
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shape", help="M,N,K[,batch[,weights]]")
+    parser.add_argument("--shape", nargs="+", help="M,N,K[,batch[,weights]]")
     parser.add_argument("--all", action="store_true", help="every tile that fits")
     parser.add_argument("--terms", type=int, default=1, help="of the activations")
     given = parser.parse_args()
     shapes: dict[str, tuple[int, ...]] = dict(SHAPES)
     if given.shape:
-        shapes = {given.shape: tuple(int(x) for x in given.shape.split(","))}
+        shapes = {text: tuple(int(x) for x in text.split(",")) for text in given.shape}
     modeller = Modeller()
     for name, shape in shapes.items():
         report(modeller, name, shape, given.all, given.terms)

@@ -100,8 +100,10 @@ def hopper(tracer: Tracer, model_name: str, shape: "Shape", tokens: int, keys: i
     return ", ".join([*said, compared("layer", whole, LAYERS_US[model_name].get(tokens))])
 
 
-def blackwell(tracer: Tracer, shape: "Shape", tokens: int, terms: int) -> str:
-    """Products of a layer on a B200: one by one, and in a chain."""
+def blackwell(
+    tracer: Tracer, shape: "Shape", tokens: int, terms: int, only_chain: bool = False
+) -> str:
+    """Products of a layer on a B200: one by one unless ``only_chain``, and in a chain."""
     p = B200_TIMING
     layer = ProductsSm100(tracer, shape, tokens, terms)
     names = ("x", "qkv", "y", "z", "x")
@@ -109,6 +111,9 @@ def blackwell(tracer: Tracer, shape: "Shape", tokens: int, terms: int) -> str:
         layer.product(name, read, written)
         for name, read, written in zip(PRODUCTS, names, names[1:], strict=False)
     ]
+    together = f"in a chain {layer_time(products, p):.1f}"
+    if only_chain:
+        return together
     alone = [
         model(
             each.launch,
@@ -122,10 +127,9 @@ def blackwell(tracer: Tracer, shape: "Shape", tokens: int, terms: int) -> str:
     weights = sum(n * k * count for n, k, count in map(shape.product, PRODUCTS))
     flops = 2.0 * tokens * terms * weights
     least = max(weights * 0.5625 / (p.hbm_bandwidth * 1e6), flops / 9.0e9)
-    together = layer_time(products, p)
     return (
         ", ".join(f"{name} {us:.2f}" for name, us in zip(PRODUCTS, alone, strict=True))
-        + f"; one by one {sum(alone):.1f}, in a chain {together:.1f}, least {least:.1f}"
+        + f"; one by one {sum(alone):.1f}, {together}, least {least:.1f}"
     )
 
 
@@ -137,6 +141,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+")
     parser.add_argument("--keys", type=int, default=192, help="of each sequence, on sm_90")
     parser.add_argument("--terms", type=int, default=1, help="of the activations, on sm_100")
+    parser.add_argument("--only-chain", action="store_true", help="no product alone, on sm_100")
     given = parser.parse_args()
     tracer = Tracer(given.arch)
     from examples.kernel_bench.layer import shape_of
@@ -147,7 +152,7 @@ def main() -> None:
         if given.arch == "sm_90":
             said = hopper(tracer, given.model, shape, tokens, given.keys)
         else:
-            said = blackwell(tracer, shape, tokens, given.terms)
+            said = blackwell(tracer, shape, tokens, given.terms, given.only_chain)
         print(f"{tokens} tokens, µs: {said} [{time.monotonic() - start:.0f} s]", flush=True)
 
 

@@ -3,11 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import preloaded
 from tests.devices import cutlass_or_skip
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def test_a_kernel_runs_in_a_vllm_worker(tmp_path: Path) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.test_emulator.kernels.in_vllm", str(model)],
+        preloaded.command("tests.test_emulator.kernels.in_vllm", model),
         cwd=ROOT,
         env=environment,
         capture_output=True,

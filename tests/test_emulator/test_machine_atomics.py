@@ -1,5 +1,7 @@
 """Atomics: lanes that meet and lanes that do not, 128 bits, subnormal numbers, orders."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,44 @@ def test_lanes_that_meet_take_turns() -> None:
     run(body, words, out)
     assert words.tolist() == [sum(range(w, 32, 4)) for w in range(4)]
     assert out.tolist() == [sum(range(t % 4, t, 4)) for t in range(32)]
+
+
+MEETING: dict[str, Callable[[int, int], int]] = {
+    "add.u32": lambda old, new: (old + new) % 2**32,
+    "add.s32": lambda old, new: (old + new) % 2**32,
+    "and.b32": lambda old, new: old & new,
+    "or.b32": lambda old, new: old | new,
+    "xor.b32": lambda old, new: old ^ new,
+    "max.u32": max,
+    "exch.b32": lambda old, new: new,
+    "inc.u32": lambda old, new: 0 if old >= new else old + 1,
+}
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+@pytest.mark.parametrize("operation", MEETING)
+def test_lanes_that_meet_at_one_place(operation: str, space: str) -> None:
+    """One after the other; lanes 3 and 31 take no part."""
+    start, factor = 0xF0F1F2F3, 2654435761
+    word, out = global_array(np.zeros(1), np.uint32), global_array(np.zeros(32), np.uint32)
+    place = "[%rd90]" if space == "global" else "[%r9]"
+    body = f"""
+        mov.u32 %r9, smem; st.{space}.b32 {place}, {start};
+        mul.lo.u32 %r1, %r90, {factor}; mov.u32 %r2, 99;
+        setp.eq.u32 %p1, %r90, 3; setp.eq.u32 %p2, %r90, 31;
+        or.pred %p1, %p1, %p2;
+        @!%p1 atom.{space}.{operation} %r2, {place}, %r1;
+        mad.wide.u32 %rd2, %r90, 4, %rd91; st.global.b32 [%rd2], %r2;
+        ld.{space}.b32 %r4, {place}; st.global.b32 [%rd90], %r4;
+    """
+    run(body, word, out, shared=16)
+    expected, now = [], start
+    for lane in range(32):
+        expected.append(99 if lane in (3, 31) else now)
+        if lane not in (3, 31):
+            now = MEETING[operation](now, lane * factor % 2**32)
+    assert out.tolist() == expected
+    assert word.tolist() == [now]
 
 
 def test_lanes_apart_in_two_memories() -> None:

@@ -42,11 +42,11 @@ def text(tmp_path_factory):
 def measured(bf16, text, tmp_path_factory):
     """Exit status, results and output of a right variant and two wrong ones."""
     folder = tmp_path_factory.mktemp("accuracy")
-    # Quicker, and as good a test; test_accuracy_served starts a server as it is.
+    # Quicker, and as good a test; test_serve starts a server as it is.
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # nothing to lose in a fork
-    monkeypatch.setattr(serving, "vllm_command", forking_vllm.forking_command)
+    monkeypatch.setattr(serving, "vllm_command", forking_vllm.preloaded_command)
     calibration = folder / "calibration.txt"
     calibration.write_text(tiny_llama.training_text()[:20_000])
     right = folder / "right"

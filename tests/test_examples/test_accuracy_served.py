@@ -14,8 +14,9 @@ from transformers import AutoTokenizer
 from examples.accuracy import tasks
 from examples.accuracy.harness import SERVER_ENVIRONMENT, score
 from examples.completions import connect, token_logprobs
-from examples.server import ENVIRONMENT, MODEL_NAME, Server, free_port, running, vllm_command
+from examples.server import ENVIRONMENT, MODEL_NAME, Server, free_port, running
 from tests import limits, tiny_llama
+from tests.forking_vllm import forking_command
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory):
     port = free_port()
     log = tmp_path_factory.mktemp("server") / "server.log"
     environment = {**ENVIRONMENT, **SERVER_ENVIRONMENT}
-    command = vllm_command(model, port, "nvfp4-tc")
+    command = forking_command(model, port, "nvfp4-tc")
     with running(command, port, log, limits.PROCESS, environment) as started:
         yield started
 

@@ -4,13 +4,17 @@ import json
 
 import pytest
 
+from examples.throughput import process
 from examples.throughput.__main__ import main
+from tests import preloaded
 
 
 @pytest.mark.slow
 def test_tiny_shape_in_bf16_and_nvfp4(tmp_path, monkeypatch, capsys):
     # One process for each engine instead of three: quicker, and as good a test.
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    worker = "examples.throughput.worker"
+    monkeypatch.setattr(process, "worker_command", lambda *f: preloaded.command(worker, *f))
     status = main([
         "measure", "tiny", "--quantization", "bf16", "nvfp4-tc", "--batch-sizes", "2",
         "--prompt-tokens", "4", "--output-tokens", "3", "--prefill", "1x32", "--repeats", "1",

@@ -197,14 +197,22 @@ def check_dependency_wait(twice: Check, *patches: Patch) -> None:
 
     ``twice`` launches two kernels; the second reads what the first writes.
     """
+    check_dependency_waits([twice], *patches)
+
+
+def check_dependency_waits(pairs: Sequence[Check], *patches: Patch) -> None:
+    """``check_dependency_wait`` of each of several pairs of launches of the same kernels."""
     with compiled_anew(*patches), devices.emulated_ops(STANDARD[0]):
-        twice()
-    with (
-        compiled_anew(*patches, NO_DEPENDENCY_WAIT),
-        devices.emulated_ops(STANDARD[0]),
-        pytest.raises(MissingDependencyWait, match=r"griddepcontrol\.wait before the read"),
-    ):
-        twice()
+        for twice in pairs:
+            twice()
+    with compiled_anew(*patches, NO_DEPENDENCY_WAIT):
+        for twice in pairs:
+            missing = r"griddepcontrol\.wait before the read"
+            with (
+                devices.emulated_ops(STANDARD[0]),
+                pytest.raises(MissingDependencyWait, match=missing),
+            ):
+                twice()
 
 
 def check_noticed(

@@ -29,7 +29,8 @@ def test_serves_as_the_reference_does(
 
     model = str(tiny_llama.save(tmp_path / "model", head_dim=64))
     arguments: dict[str, Any] = {
-        "quantization": None, "attention_backend": "CUSTOM", "kv_cache_dtype": kv_cache_dtype
+        "quantization": None, "attention_backend": "CUSTOM", "kv_cache_dtype": kv_cache_dtype,
+        "new_tokens": 4,
     }  # fmt: skip
     expected = run(model, **arguments)
 

@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import limits
+from tests import limits, preloaded
 from tests.engine import Run, dequantized, distance, run
 from vllm_fp4_plugin import weights
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
@@ -248,16 +247,16 @@ def parallel(bf16: Path, modelopt: Path, weight_only: Path) -> dict[str, Run]:
         "modelopt": (modelopt, {}),
         "terms": (weight_only, in_terms(3)),
     }
-    command = [sys.executable, "-m", "tests.engine"]
+    given: list[str | Path] = []
     for model, arguments in kinds.values():
-        command += [str(model), json.dumps({"tensor_parallel_size": 2, **arguments})]
+        given += [model, json.dumps({"tensor_parallel_size": 2, **arguments})]
     environment = {
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles a mask even of an eager embedding
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # one memory node, two workers
     }
     done = subprocess.run(
-        command,
+        preloaded.command("tests.engine", "--fork", *given),
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

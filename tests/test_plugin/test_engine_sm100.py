@@ -33,6 +33,7 @@ RESULTS = {
 }
 # In the mean, with queries and the weights of values in FP8 too; about three times what was seen.
 SAME_FP8 = 0.06
+FEW = 4  # new tokens, each of a step that is emulated
 
 
 def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +42,7 @@ def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Prefill of many tokens, then decode of one at a time, over an FP8 cache; most are prepared.
     """
     devices.cutlass_or_skip()
-    reference = run(str(modelopt))
+    reference = run(str(modelopt), new_tokens=FEW)
 
     def not_this(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError("a reference or an op of vLLM's ran")
@@ -67,7 +68,7 @@ def test_a_whole_layer(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         recorded() as kernels,
         prepared.suspended(False),
     ):
-        emulated = run(str(modelopt))
+        emulated = run(str(modelopt), new_tokens=FEW)
     attention = "queries and keys rotated; result quantised for o_proj"
     norm = "nvfp4_add_rms_norm_quantize/RmsNormQuantizeSm100 (sm_100), A4 static, quantises for"
     assert [line for line in emulated.report if "A4" in line or "attn" in line] == [
@@ -98,7 +99,9 @@ def test_serves_as_the_references_do(kind: str, modelopt: Path, bf16: Path) -> N
     devices.cutlass_or_skip()
     model = str(modelopt if kind == "static" else bf16)
     # Attention has its own test, test_attention_engine_sm100; without AVX-512 vLLM's has no FP8.
-    arguments = {"attention_backend": "CPU_ATTN", "kv_cache_dtype": "bfloat16"}
+    arguments: dict[str, Any] = {
+        "attention_backend": "CPU_ATTN", "kv_cache_dtype": "bfloat16", "new_tokens": FEW
+    }  # fmt: skip
     reference = run(model, **arguments)
     with devices.emulated_ops(randomised(1)), recorded() as kernels:
         emulated = run(model, **arguments)
@@ -125,7 +128,7 @@ def test_weight_only_says_what_the_dequantised_model_says(weight_only: Path) -> 
     """
     devices.cutlass_or_skip()
     with devices.emulated_ops(randomised(1)), recorded() as kernels:
-        emulated = run(str(weight_only), attention_backend="CPU_ATTN")
+        emulated = run(str(weight_only), attention_backend="CPU_ATTN", new_tokens=FEW)
     why = "sm_100 has no W4A16 kernel; 3 terms lose less than bfloat16"
     assert [line for line in emulated.report if "W4A" in line] == [
         f"qkv_proj ×2: nvfp4_gemm/block_scaled (sm_100), W4A4×3 per-token, {why}",

@@ -40,9 +40,9 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
     weight_only = tmp_path / "weight-only"
     quantize_checkpoint(bf16, weight_only)
     monkeypatch.setattr(_custom_ops, "rotary_embedding", rotate)
-    blocked = run(str(weight_only), attention_backend="CPU_ATTN")
+    blocked = run(str(weight_only), attention_backend="CPU_ATTN", new_tokens=4)
     with sm90_ops() as product:
-        fragments = run(str(modelopt), kv_cache_dtype="bfloat16")
+        fragments = run(str(modelopt), kv_cache_dtype="bfloat16", new_tokens=4)
     assert fragments.logprobs == blocked.logprobs
     assert fragments.generated == blocked.generated
     attention, memory = fragments.report[4], fragments.report[-1]

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests import limits, moe_checkpoints, moe_reference, trained_mixtures
+from tests import limits, moe_checkpoints, moe_reference, preloaded, trained_mixtures
 from tests.catalogue import checkpoint
 from tests.catalogue.facts import named
 from tests.engine import Run, distance, run, started
@@ -265,15 +264,15 @@ def two_ranks(
     quantised: Callable[..., Moe], plain: Callable[[str], Path]
 ) -> dict[str, list[dict[str, Any]]]:
     """What the ranks of each engine said; they run one after the other in one process."""
-    command = [sys.executable, "-m", "tests.ranks"]
+    models_and_arguments: list[str] = []
     for family, format, calibrated, arguments in PARALLEL.values():
         at_load = "additional_config" in arguments
         path = plain(family) if at_load else quantised(family, format, calibrated=calibrated).path
-        command += [str(path), json.dumps(arguments)]
+        models_and_arguments += [str(path), json.dumps(arguments)]
     one_node = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=os.environ | one_node, capture_output=True, text=True, check=False,
-        timeout=limits.PROCESS,
+        preloaded.command("tests.ranks", *models_and_arguments), env=os.environ | one_node,
+        capture_output=True, text=True, check=False, timeout=limits.PROCESS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]

@@ -3,13 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import limits
+from tests import limits, preloaded
 from tests.engine import Run, distance
 
 pytestmark = pytest.mark.slow
@@ -28,7 +27,7 @@ def said(bf16: Path, modelopt: Path) -> dict[str, dict[str, Any]]:
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.features.parallel", given],
+        preloaded.command("tests.features.parallel", given),
         env={**os.environ, **environment}, capture_output=True, text=True, check=False,
         timeout=limits.PROCESS,
     )  # fmt: skip

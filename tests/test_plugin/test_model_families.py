@@ -12,7 +12,6 @@ whatever the name among those of W4A16 and FP8, some name with W4A4.
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from nvfp4_kernels.nvfp4 import quantize_weight
-from tests import limits, tiny_llama
+from tests import limits, preloaded, tiny_llama
 from tests.catalogue import checkpoint, reference
 from tests.catalogue.facts import FAMILIES
 from tests.catalogue.family import Family
@@ -387,20 +386,20 @@ TWO_RANKS = {
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[float]]]:
     """Decoded checkpoints and what engines of two ranks said, one after the other in a process."""
-    command, decoded = [sys.executable, "-m", "tests.engine"], {}
+    arguments, decoded = [], {}
     for name, family in TWO_RANKS.items():
         folder = tmp_path_factory.mktemp("ranks")
         path = checkpoint.write(family, folder / "model", reference.even_out)
         decoded[name] = folder / "decoded"
-        command += [str(path), json.dumps({"tensor_parallel_size": 2, **settings(family)})]
+        arguments += [path, json.dumps({"tensor_parallel_size": 2, **settings(family)})]
     environment = {
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles a mask even of an eager embedding
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # one memory node, two workers
     }
     done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=False,
-        timeout=limits.PROCESS,
+        preloaded.command("tests.engine", "--fork", *arguments), env=os.environ | environment,
+        capture_output=True, text=True, check=False, timeout=limits.PROCESS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"log')]

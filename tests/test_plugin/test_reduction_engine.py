@@ -6,14 +6,13 @@ Flashinfer is ``tests.fake_flashinfer``, below vLLM's own wrapper.
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import launch_counts, limits
+from tests import launch_counts, limits, preloaded
 from tests.engine import Run, distance, run
 from tests.modelled.launches import TODAY, Kind, launches
 from tests.test_plugin.test_engine import SAME_W4A4
@@ -38,13 +37,14 @@ WITH = "in flashinfer's op (untried on a GPU) up to 1000 tokens, by an all-reduc
 @pytest.fixture(scope="module")
 def ranks(modelopt: Path) -> dict[str, dict[str, Any]]:
     """What the first rank of each engine said, and the second too."""
-    command = [sys.executable, "-m", "tests.ranks"]
+    models_and_arguments: list[str] = []
     for arguments in ENGINES.values():
-        command += [str(modelopt), json.dumps({"tensor_parallel_size": 2} | arguments)]
+        given = json.dumps({"tensor_parallel_size": 2} | arguments)
+        models_and_arguments += [str(modelopt), given]
     environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False,
-        timeout=limits.PROCESS,
+        preloaded.command("tests.ranks", *models_and_arguments), env=environment,
+        capture_output=True, text=True, check=False, timeout=limits.PROCESS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]

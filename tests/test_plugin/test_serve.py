@@ -10,17 +10,19 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import limits, tiny_llama
+from tests import limits, preloaded, tiny_llama
 from tests.engine import run
 
 pytestmark = pytest.mark.slow
+
+VLLM = Path(sys.executable).with_name("vllm")
 
 
 def free_port() -> int:
@@ -30,14 +32,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(model: Path, log: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def serving(
+    model: Path, log: Path, port: int, program: Sequence[str | Path] = (VLLM,)
+) -> Iterator[subprocess.Popen[bytes]]:
     command = [
-        Path(sys.executable).with_name("vllm"), "serve", model, "--quantization", "nvfp4-tc",
+        *program, "serve", model, "--quantization", "nvfp4-tc",
         "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "128",
         "--max-num-seqs", "2", "--enforce-eager", "--served-model-name", "tiny",
     ]  # fmt: skip
     # The server's own processes are part of what is tested.
-    env = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    env = os.environ | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles its ranking of tokens, in 15 seconds
+    }
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command, stdout=stream, stderr=stream, env=env, start_new_session=True
@@ -97,7 +104,7 @@ def test_damaged_checkpoint_is_not_served(modelopt: Path, tmp_path: Path) -> Non
     file = copy / "model.safetensors"
     os.truncate(file, file.stat().st_size - 100)
     port, log = free_port(), tmp_path / "server.log"
-    with serving(copy, log, port) as process:
+    with serving(copy, log, port, preloaded.command("tests.forking_vllm")) as process:
         assert process.wait(limits.PROCESS) != 0
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60)

@@ -26,6 +26,8 @@ from tests.emulator.tma.reduction import ACCEPTED, combine
 if TYPE_CHECKING:
     from tests.emulator.codegen import Emitter
     from tests.emulator.machine.warp import Warp
+    from tests.emulator.memory.linear import LinearMemory
+    from tests.emulator.memory.shadow import Access
 
 Bytes = npt.NDArray[np.uint8]
 Lanes = npt.NDArray[Any]
@@ -120,13 +122,19 @@ def atomic(
     access = w.access(line, "atomic", strong=True)
     operands = [np.stack(group, 1).view(np.uint8).reshape(32, nbytes) for group in values]
     old = np.zeros((32, nbytes), np.uint8)
-    for lanes in _batches(w, space, addresses, mask):
-        places = addresses[lanes].astype(np.uint64)
-        memory = memory_at(w, space, int(places[0]), "atomic")
-        if memory.kind == "shared":
-            places &= np.uint64(0xFFFFFFFF)
+    acquire, release = order in ("acquire", "acq_rel", "sc"), order in _RELEASING
+    batches = _batches(w, space, addresses, mask)
+    if len(batches) > 1 and w.trace is None and not (acquire or release):
+        lanes = np.sort(np.concatenate(batches))
+        memory, places = _places(w, space, addresses[lanes])
+        if _inside(memory, places).all():
+            return _meet(
+                w, memory, places, lanes, batches, (operation, kind), operands, access, mask, scope
+            )
+    for lanes in batches:
+        memory, places = _places(w, space, addresses[lanes])
         for address in places.tolist():
-            observe(w, memory, address, order in ("acquire", "acq_rel", "sc"), scope)
+            observe(w, memory, address, acquire, scope)
         before = memory.read_lanes(places, nbytes, access).view(np.uint8).reshape(-1, nbytes)
         # Additions of f32 flush in global memory alone (PTX ISA, atom).
         after = _result(
@@ -138,11 +146,91 @@ def atomic(
         # Or it is a poll that does not end by itself.
         changed = (before != after).any(1).tolist()
         for address, differs in zip(places.tolist(), changed, strict=True):
-            publish(w, memory, address, order in _RELEASING, scope, mask, differs)
+            publish(w, memory, address, release, scope, mask, differs)
         amount = nbytes * len(lanes)
         w.launch.counters.nbytes[f"{memory.kind} atomic"] += amount
         w.note("atomic", line, amount=amount, detail=(memory.kind, len(lanes), len(lanes), 1))
     return list(np.ascontiguousarray(old.view(ITEMS[width]).T))
+
+
+def _meet(
+    w: "Warp",
+    memory: "LinearMemory",
+    places: Lanes,
+    lanes: npt.NDArray[np.intp],
+    batches: list[npt.NDArray[np.intp]],
+    what: tuple[str, str],
+    operands: list[Bytes],
+    access: "Access",
+    mask: Lanes | None,
+    scope: int,
+) -> list[Lanes]:
+    """Relaxed operations of ``lanes`` that meet at ``places``; returns the old values.
+
+    All are of one warp: memory is read before the first and written after the last.
+    """
+    operation, kind = what
+    nbytes = operands[0].shape[1]
+    distinct, inverse = np.unique(places, return_inverse=True)
+    for address in distinct.tolist():
+        observe(w, memory, address, False, scope)
+    first = memory.read_lanes(distinct, nbytes, access).view(np.uint8).reshape(-1, nbytes)
+    old = np.zeros((32, nbytes), np.uint8)
+    now = first.copy()
+    accumulate = _ACCUMULATED.get(what)
+    if accumulate is not None and distinct.size == 1:
+        item = ITEMS[nbytes]
+        values = np.concatenate([now, operands[0][lanes]]).view(item)[:, 0]
+        reached = accumulate(values, dtype=values.dtype)
+        old[lanes] = reached[:-1, None].view(np.uint8)
+        now = reached[-1:, None].copy().view(np.uint8)
+    else:
+        place = np.zeros(32, np.intp)
+        place[lanes] = inverse
+        for turn in batches:
+            at = place[turn]
+            before = now[at]
+            given = [rows[turn] for rows in operands]
+            old[turn] = before
+            now[at] = _result(operation, kind, before, given, memory.kind == "global")
+    items = np.ascontiguousarray(now).view(ITEMS[nbytes])[:, 0]
+    memory.write_lanes(distinct, nbytes, items, access)
+    # Or it is a poll that does not end by itself. What changes there and back has changed.
+    moved = (old[lanes] != now[inverse]).any(1) | (old[lanes] != first[inverse]).any(1)
+    changed = np.zeros(distinct.size, bool)
+    changed[inverse[moved]] = True
+    for address, differs in zip(distinct.tolist(), changed.tolist(), strict=True):
+        publish(w, memory, address, False, scope, mask, differs)
+    w.launch.counters.nbytes[f"{memory.kind} atomic"] += nbytes * len(lanes)
+    return list(np.ascontiguousarray(old.view(ITEMS[TYPE_BITS[kind] // 8]).T))
+
+
+# Of one place after another: those that work alike on signed and unsigned patterns.
+_ACCUMULATED = {
+    (operation, kind): ufunc.accumulate
+    for operation, ufunc in {
+        "add": np.add,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }.items()
+    for kind in ("b32", "u32", "s32", "b64", "u64")
+}
+
+
+def _places(w: "Warp", space: str, addresses: Lanes) -> tuple["LinearMemory", Lanes]:
+    """The memory of the first address, and the addresses there."""
+    places = addresses.astype(np.uint64)
+    memory = memory_at(w, space, int(places[0]), "atomic")
+    if memory.kind == "shared":
+        places &= np.uint64(0xFFFFFFFF)
+    return memory, places
+
+
+def _inside(memory: "LinearMemory", places: Lanes) -> npt.NDArray[np.bool_]:
+    """Mask of the places that are in the memory."""
+    inside: npt.NDArray[np.bool_] = places - np.uint64(memory.base) < np.uint64(memory.nbytes)
+    return inside
 
 
 def _batches(
@@ -153,11 +241,8 @@ def _batches(
     Where time is modelled, all of them if each has its own place, or else one after the other.
     """
     lanes = np.flatnonzero(w.live if mask is None else mask)
-    places = addresses[lanes].astype(np.uint64)
-    memory = memory_at(w, space, int(places[0]), "atomic")
-    if memory.kind == "shared":
-        places &= np.uint64(0xFFFFFFFF)
-    inside = places - np.uint64(memory.base) < np.uint64(memory.nbytes)
+    memory, places = _places(w, space, addresses[lanes])
+    inside = _inside(memory, places)
     found = places.tolist()
     distinct = len(set(found))
     if inside.all() and distinct == lanes.size:

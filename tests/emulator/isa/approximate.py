@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tests.emulator.isa import exact
+from tests.emulator.isa.counting import count_nonzero
 from tests.emulator.isa.floating import ROUNDINGS, from_wide
 from tests.emulator.isa.flush import canonical_f16, canonical_f32, flush_f32
 from tests.emulator.isa.half import packed_form
@@ -52,7 +53,7 @@ def ex2_ftz(values: Any) -> Lanes:
     """ex2.approx.ftz.f32: results below 2^-126 are zero; subnormal arguments give 1 as zeros do."""
     result: Lanes = np.exp2(values, dtype=np.float64).astype(np.float32)
     normal = values >= _LEAST_EXPONENT
-    if np.count_nonzero(normal) == result.size:
+    if count_nonzero(normal) == result.size:
         return result
     return canonical_f32(result * normal)
 

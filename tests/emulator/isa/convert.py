@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tests.emulator.isa import exact, narrow
+from tests.emulator.isa.counting import count_nonzero
 from tests.emulator.isa.flush import (
     canonical_f16,
     canonical_f32,
@@ -174,7 +175,7 @@ def _to_integer(op: Opcode, target: str, source: str) -> Lanewise:
             values = flush_f32(values)
         found = integral(opened(values))
         inside = (found >= float(low)) & (found < above)
-        if np.count_nonzero(inside) == inside.size:
+        if count_nonzero(inside) == inside.size:
             converted: Lanes = found.astype(dtype)
             return converted
         integers = np.where(inside, found, 0).astype(dtype)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.emulator.isa.counting import count_nonzero
 from tests.emulator.isa.flush import NAN_F16, NAN_F32, flush_f16, flush_f32
 from tests.emulator.isa.opcode import Opcode
 from tests.emulator.isa.rounding import from_bf16
@@ -26,7 +27,7 @@ def extreme(name: str, *, nan: bool) -> Callable[[Any, Any], Lanes]:
 
     def numbers(a: Any, b: Any) -> Lanes:
         found: Lanes = pick(a, b)
-        if np.count_nonzero(found) == found.size:
+        if count_nonzero(found) == found.size:
             return found
         # Equal operands differ at most in the sign of zero.
         dtype = found.dtype
@@ -36,7 +37,7 @@ def extreme(name: str, *, nan: bool) -> Callable[[Any, Any], Lanes]:
     def run(a: Any, b: Any) -> Lanes:
         found = numbers(a, b)
         missing = (a != a) | (b != b) if nan else found != found
-        if np.count_nonzero(missing) and found.dtype.itemsize < 8:  # f64 keeps its NaN
+        if count_nonzero(missing) and found.dtype.itemsize < 8:  # f64 keeps its NaN
             return np.where(missing, _NAN[found.dtype.itemsize], found)
         return found
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.emulator.isa import exact
+from tests.emulator.isa.counting import count_nonzero
 from tests.emulator.isa.extreme import min_max
 from tests.emulator.isa.flush import any_tiny, canonical_f32, clamp_unit, flush_f32
 from tests.emulator.isa.opcode import Opcode
@@ -36,7 +37,7 @@ def fma_f32(a: Any, b: Any, c: Any) -> Lanes:
     # A second rounding errs only at midpoints, whose float64 patterns end in 28 zeros at least, as
     # those of infinities and NaN do.
     size = total.size
-    if np.count_nonzero(total.view(np.uint64) & _LOW_28.get(size, _LOW_BITS)) == size:
+    if count_nonzero(total.view(np.uint64) & _LOW_28.get(size, _LOW_BITS)) == size:
         return total.astype(np.float32)
     if ((total - product == c) & (total - c == product)).all():  # exact sums
         return total.astype(np.float32)

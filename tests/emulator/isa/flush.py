@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.emulator.isa.counting import count_nonzero
 from tests.emulator.isa.semantics import Lanes
 
 _SMALLEST_F32 = np.float32(2.0**-126)
@@ -19,8 +20,8 @@ def flush_f32(values: Any) -> Any:
 
 def any_tiny(values: Any) -> bool:
     """Whether a float32 value is subnormal, or the least normal number, to which one may round."""
-    tiny = np.count_nonzero(np.abs(values) <= _SMALLEST_F32)
-    return bool(tiny) and tiny + np.count_nonzero(values) != values.size
+    tiny = count_nonzero(np.abs(values) <= _SMALLEST_F32)
+    return bool(tiny) and tiny + count_nonzero(values) != values.size
 
 
 def flush_f16(values: Any) -> Any:
@@ -41,10 +42,10 @@ def relu(values: Any) -> Any:
 def canonical_f16(values: Lanes) -> Lanes:
     """float16 values with every NaN canonical."""
     missing = values != values
-    return np.where(missing, NAN_F16, values) if np.count_nonzero(missing) else values
+    return np.where(missing, NAN_F16, values) if count_nonzero(missing) else values
 
 
 def canonical_f32(values: Lanes) -> Lanes:
     """float32 values with every NaN canonical."""
     missing = values != values
-    return np.where(missing, NAN_F32, values) if np.count_nonzero(missing) else values
+    return np.where(missing, NAN_F32, values) if count_nonzero(missing) else values

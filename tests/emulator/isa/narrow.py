@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests.emulator.isa.counting import count_nonzero
 from tests.emulator.isa.flush import NAN_F16, canonical_f16, relu
 from tests.emulator.isa.opcode import Opcode
 from tests.emulator.isa.rounding import (
@@ -67,7 +68,7 @@ def convert(op: Opcode, target: str, source: str, count: int | None) -> Lanewise
 def f32_to_bf16(values: Any) -> Lanes:
     """bfloat16 patterns of float32 values, to nearest, with canonical NaN."""
     patterns: Lanes = values.astype(ml_dtypes.bfloat16).view(np.uint16)
-    if np.count_nonzero(values != values):
+    if count_nonzero(values != values):
         return np.where(np.isnan(values), np.uint16(0x7FFF), patterns)
     return patterns
 
@@ -86,7 +87,7 @@ def _pair_f16(a: Any, b: Any) -> Lanes:
     pairs = np.empty((max(a.size, b.size), 2), np.float16)
     pairs[:, 1] = a
     pairs[:, 0] = b
-    if np.count_nonzero(pairs != pairs):
+    if count_nonzero(pairs != pairs):
         pairs[pairs != pairs] = NAN_F16
     result: Lanes = pairs.view(np.uint32)[:, 0]
     return result

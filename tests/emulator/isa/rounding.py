@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from tests.emulator.isa.counting import count_nonzero
 from tests.emulator.isa.semantics import Lanes
 
 F64 = npt.NDArray[np.float64]
@@ -129,7 +130,7 @@ def flush_wide(values: Lanes, kind: str, rounding: str) -> Lanes:
     """
     smallest, scale, close = _NORMAL[kind]
     small = np.abs(values) < smallest
-    if not np.count_nonzero(small):
+    if not count_nonzero(small):
         return values
     tiny = small & (np.abs(close(values * scale, rounding)) < smallest * scale)
     return values * ~tiny

@@ -31,6 +31,11 @@ def main() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     from vllm import LLM
 
+    from tests.engine import inspect_models_here
+    from tests.forking_vllm import fork_processes
+
+    inspect_models_here()
+    fork_processes()
     llm = LLM(
         sys.argv[1],
         quantization="nvfp4-tc",

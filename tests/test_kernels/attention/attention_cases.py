@@ -125,44 +125,44 @@ class Problem:
         for sequence, (count, n) in enumerate(zip(case.keys, pages, strict=True)):
             mine = order[used : used + n]
             table[sequence, :n] = mine
-            for key in range(count):
-                cache[mine[key // size], key % size] = stored[row + key]
+            key = torch.arange(count)
+            cache[mine[key // size], key % size] = stored[row : row + count]
             used, row = used + n, row + count
         cache = cache.transpose(1, 2)
         return cache if case.by_token else cache.contiguous(), table
 
     def formula(self) -> tuple[Tensor, Tensor]:
-        """The result in float64, one query and head after the other."""
+        """The result in float64, one sequence after the other."""
         case = self.case
         q, k, v = self.q.double(), self.k.double(), self.v.double()
         if self.k_scale is not None and self.v_scale is not None:
             k, v = k * self.k_scale.double(), v * self.v_scale.double()
+        k, v = (x.repeat_interleave(case.query_heads // case.heads, 1) for x in (k, v))
         out, lse = torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
         row, first = 0, 0
         for queries, keys in zip(case.queries, case.keys, strict=True):
-            for query in range(queries):
-                seen = [first + key for key in self._seen(row, keys - queries + query, keys)]
-                for head in range(case.query_heads):
-                    kv = head // (case.query_heads // case.heads)
-                    logits = self._logits(q[row, head] @ k[seen, kv].T)
-                    sums = logits.exp().sum()
-                    if self.sinks is not None:
-                        sums += self.sinks[head].double().exp()
-                    lse[row, head] = sums.log()
-                    if seen:
-                        out[row, head] = (logits.exp() / sums) @ v[seen, kv]
-                row += 1
-            first += keys
+            mine, seen = slice(row, row + queries), slice(first, first + keys)
+            logits = self._logits(torch.einsum("qhd,khd->qhk", q[mine], k[seen]))
+            times = self._times(row, queries, keys).unsqueeze(1)
+            weights = logits.exp().masked_fill(times == 0, 0.0) * times
+            sums = weights.sum(-1)
+            if self.sinks is not None:
+                sums += self.sinks.double().exp()
+            lse[mine] = sums.log()
+            shares = (weights / sums.unsqueeze(-1)).masked_fill(times == 0, 0.0)
+            out[mine] = torch.einsum("qhk,khd->qhd", shares, v[seen])
+            row, first = row + queries, first + keys
         return out, lse
 
-    def _seen(self, row: int, position: int, keys: int) -> list[int]:
-        """Keys of its sequence that a query sees."""
-        return [key for key in range(keys) if self._sees(position, key)]
-
-    def _sees(self, position: int, key: int) -> bool:
-        if self.case.causal and key > position:
-            return False
-        return self.case.window is None or key > position - self.case.window
+    def _times(self, row: int, queries: int, keys: int) -> Tensor:
+        """How often each query of a sequence, whose first is ``row``, sees each of its keys."""
+        position, key = torch.arange(keys - queries, keys).unsqueeze(1), torch.arange(keys)
+        seen = torch.ones(queries, keys, dtype=torch.bool)
+        if self.case.causal:
+            seen &= key <= position
+        if self.case.window is not None:
+            seen &= key > position - self.case.window
+        return seen
 
     def _logits(self, products: Tensor) -> Tensor:
         scale = 1 / math.sqrt(self.case.head_dim) if self.case.scale is None else self.case.scale

@@ -58,8 +58,11 @@ class SparseProblem(Problem):
     lists: Lists = ()
     width: int = 0
 
-    def _seen(self, row: int, position: int, keys: int) -> list[int]:
-        return list(self.lists[row])
+    def _times(self, row: int, queries: int, keys: int) -> Tensor:
+        times = torch.zeros(queries, keys)
+        for query, listed in enumerate(self.lists[row : row + queries]):
+            times[query] = torch.tensor(listed, dtype=torch.long).bincount(minlength=keys)
+        return times
 
     def sparse(self, garbage: float = math.nan) -> dict[str, Any]:
         """Arguments of ``sparse_attention``.

@@ -32,10 +32,13 @@ pytestmark = pytest.mark.arch("sm_100")
 ONE_SCHEDULE = pytest.mark.schedules("random 1")
 
 # Sequences of many work tiles, of one, without queries, without keys; tails that fill a key tile.
-MANY: dict[str, Any] = {"queries": (150, 40, 0, 3, 70), "keys": (300, 130, 9, 0, 128)}
+MANY: dict[str, Any] = {
+    "queries": (150, 40, 0, 3, 70), "keys": (300, 130, 9, 0, 128), "query_heads": 2, "heads": 1,
+}  # fmt: skip
+TWO_HEADS = MANY | {"query_heads": 4, "heads": 2}
 CASES: dict[str, tuple[Chosen | None, Case]] = {
-    "D = 128": (None, Case(**MANY, head_dim=128)),
-    "D = 64, P beside S": (None, Case(**MANY, query_heads=8)),
+    "D = 128": (None, Case(**TWO_HEADS, head_dim=128)),
+    "D = 64, P beside S": (None, Case(**MANY | {"query_heads": 4})),
     "D = 96, groups of 3": (None, Case((100, 9), (200, 9), 3, 1, head_dim=96)),
     "window, sinks": (None, Case(**MANY, head_dim=128, window=60, sinks=True)),
     "splits": (Chosen(AttentionTile(128, 2), 2), Case(**MANY, head_dim=128)),
@@ -75,32 +78,30 @@ def each_its_own() -> Iterator[None]:
         yield
 
 
-def check(given: dict[str, Any], sms: int, *, quantized: bool = False) -> None:
-    """Against a CTA for each work tile."""
+def check(given: dict[str, Any], *some: int, quantized: bool = False) -> None:
+    """Against a CTA for each work tile, on ``some`` numbers of SMs."""
     op: Any = paged_attention
     if quantized:
         scale = torch.tensor(0.01, device=given["q"].device)
         op = partial(paged_attention_quantized, input_scale=scale)
     with each_its_own():
         expected = op(**given)
-    with on_sms(sms) as taken:
-        found = op(**given)
-    assert taken
-    for ours, theirs in zip(found, expected, strict=True):
-        if ours.dtype != torch.float8_e4m3fn:  # whose padding is undefined
-            assert torch.equal(ours.cpu(), theirs.cpu())
+    for sms in some:
+        with on_sms(sms) as taken:
+            found = op(**given)
+        assert taken
+        for ours, theirs in zip(found, expected, strict=True):
+            if ours.dtype != torch.float8_e4m3fn:  # whose padding is undefined
+                assert torch.equal(ours.cpu(), theirs.cpu())
 
 
 @ONE_SCHEDULE
-@pytest.mark.parametrize("sms", [1, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_cases(
-    name: str, sms: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cases(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, case = CASES[name]
     if chosen is not None:
         chosen.use(monkeypatch)
-    check(on(op_device, case.problem().paged()), sms)
+    check(on(op_device, case.problem().paged()), 1, 3)
 
 
 @ONE_SCHEDULE
@@ -114,7 +115,7 @@ def test_quantized(head_dim: int, fp8: bool, op_device: torch.device) -> None:
 @ONE_SCHEDULE
 def test_layouts(op_device: torch.device) -> None:
     attention = import_module("nvfp4_kernels").attention
-    problem = Case((140, 140), (140, 140), head_dim=128).problem()
+    problem = Case((140, 140), (140, 140), 2, 1, head_dim=128).problem()
     for given in (problem.dense(), problem.ragged()):
         moved = on(op_device, given)
         with each_its_own():

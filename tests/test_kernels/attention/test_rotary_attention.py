@@ -32,7 +32,7 @@ from tests.test_kernels.mistakes import (
     Mistake,
     Room,
     check_caught,
-    check_dependency_wait,
+    check_dependency_waits,
     check_nothing_to_catch,
     nothing,
     said,
@@ -235,9 +235,8 @@ def after_a_launch(name: str, *, settled: bool) -> None:
 
 
 @SM100
-@pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("splits", [1, 3])
-def test_new_values_are_waited_for(name: str, splits: int) -> None:
+def test_new_values_are_waited_for(splits: int) -> None:
     chosen = Chosen(AttentionTile(64, warp_split_kv=True), splits)
 
     def use(patch: pytest.MonkeyPatch) -> None:
@@ -249,7 +248,7 @@ def test_new_values_are_waited_for(name: str, splits: int) -> None:
             import_module("nvfp4_kernels.attention.sm100.launch"), "choose_config", choose
         )
 
-    check_dependency_wait(partial(after_a_launch, name, settled=True), use)
+    check_dependency_waits([partial(after_a_launch, name, settled=True) for name in "qkv"], use)
 
 
 @SM100

@@ -26,6 +26,8 @@ class Stage:
         takes: kind of value that it is given.
         gives: kinds of what it returns: results, and what it reads and another may overwrite.
         run: from the value to a value for each kind in ``gives``.
+        twin: name of a stage with the same launch, which differs in what comes from the stage
+            before; as the first of a chain, that one is enough.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Stage:
     takes: str
     gives: tuple[str, ...]
     run: Callable[[Value], tuple[Value, ...]]
+    twin: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def loading(gpu: Gpu, replaced: Mapping[str, str]) -> Iterator[list[str]]:
 def chains(
     arch: str, stages: Sequence[Stage], given: Mapping[str, Callable[[], Value]]
 ) -> list[Chain]:
-    """Every stage after every one whose result it takes, or which reads what it overwrites.
+    """Every stage after every launch whose result it takes, or which reads what it overwrites.
 
     Args:
         arch: of all stages.
@@ -102,7 +105,7 @@ def chains(
         Chain(arch, first, second, given[first.takes])
         for second in stages
         for first in stages
-        if second.takes in first.gives
+        if second.takes in first.gives and not first.twin
     ]
 
 

@@ -233,6 +233,7 @@ QUANTIZERS = [
             Stage(
                 f"add_rms_norm_quantize{form}, {name}", "rms_norm_quantize", "rows",
                 (result, "rows"), partial(added, per_token, name == "residual"),
+                twin=f"add_rms_norm_quantize{form}, x" if name == "residual" else "",
             )
             for name in ("x", "residual")
         ),
@@ -331,7 +332,7 @@ ATTENTION = [
     ),
     Stage(
         "sparse_attention, lists", "attention", "lists", _SEGMENT,
-        lambda lists: sparse({"indices": lists[0], "lens": lists[1]}),
+        lambda lists: sparse({"indices": lists[0], "lens": lists[1]}), twin="sparse_attention",
     ),
     Stage("merge_segments", "merge_segments", "segment", ("rows",), merged),
 ]  # fmt: skip
@@ -343,7 +344,7 @@ ROTATION = [
     ),
     Stage(
         "rotary_store into", "rotary_store", "read pages", ("rows", "pages"),
-        lambda pages: rotated_and_stored(pages, new_rows()),
+        lambda pages: rotated_and_stored(pages, new_rows()), twin="rotary_store",
     ),
 ]  # fmt: skip
 
@@ -417,7 +418,7 @@ VECTORS = [
     ),
     Stage(
         "indexer_store_k into", "indexer.vectors", "read cache", ("cache",),
-        lambda pages: stored(pages, new_rows()),
+        lambda pages: stored(pages, new_rows()), twin="indexer_store_k",
     ),
     Stage(
         "indexer_gather_k", "indexer.vectors", "cache", ("keys", "read cache"),
@@ -438,10 +439,13 @@ def _scores(top_k: int) -> list[Stage]:
     op, gives = ("indexer_score_topk", "lists") if top_k else ("indexer_logits", "logits")
     return [
         Stage(op, "indexer.sm100", "queries", (gives,), lambda q: scored(top_k, {"q": q})),
-        Stage(f"{op}, keys", "indexer.sm100", "keys", (gives,), lambda k: scored(top_k, {"k": k})),
+        Stage(
+            f"{op}, keys", "indexer.sm100", "keys", (gives,),
+            lambda k: scored(top_k, {"k": k}), twin=op,
+        ),
         Stage(
             f"{op}, ends", "indexer.sm100", "lists", (gives,),
-            lambda lists: scored(top_k, {"ends": lists[1]}),
+            lambda lists: scored(top_k, {"ends": lists[1]}), twin=op,
         ),
         Stage(
             f"{op}_paged", "indexer.sm100", "queries", (gives, "read cache"),
@@ -449,11 +453,11 @@ def _scores(top_k: int) -> list[Stage]:
         ),
         Stage(
             f"{op}_paged, cache", "indexer.sm100", "cache", (gives, "read cache"),
-            lambda pages: scored_pages(top_k, {"cache": pages}),
+            lambda pages: scored_pages(top_k, {"cache": pages}), twin=f"{op}_paged",
         ),
         Stage(
             f"{op}_paged, ends", "indexer.sm100", "lists", (gives, "read cache"),
-            lambda lists: scored_pages(top_k, {"ends": lists[1]}),
+            lambda lists: scored_pages(top_k, {"ends": lists[1]}), twin=f"{op}_paged",
         ),
     ]  # fmt: skip
 

@@ -102,13 +102,17 @@ STAGES = [
     *PRODUCTS,
     Stage("silu_mul_gemm", "gemm", "rows", ("rows",), gated),
     Stage("add_rms_norm, x", "add_rms_norm", "rows", ("rows",), partial(added, False)),
-    Stage("add_rms_norm, residual", "add_rms_norm", "rows", ("rows",), partial(added, True)),
+    Stage(
+        "add_rms_norm, residual", "add_rms_norm", "rows", ("rows",), partial(added, True),
+        twin="add_rms_norm, x",
+    ),
     Stage("rotary_embedding", "rotary_embedding", "rows", ("rows",), rotated),
     Stage("rotary_store", "rotary_store", "rows", ("rows",), rotated_and_stored),
     *(
         Stage(
             f"decode_attention, {what}{', splits' * (splits > 1)}", "decode_attention", "rows",
             ("rows",), partial(decoded, splits, what),
+            twin="" if what == "q" else f"decode_attention, q{', splits' * (splits > 1)}",
         )
         for splits in (1, 2)
         for what in ("q", "key", "value")

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -13,7 +13,14 @@ from tests import devices
 from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait
 from tests.test_kernels.chains import opcodes
-from tests.test_kernels.chains.stage import Chain, chains, dropped_waits
+from tests.test_kernels.chains.stage import (
+    Chain,
+    Stage,
+    Value,
+    chains,
+    dropped_waits,
+    loading,
+)
 from tests.test_kernels.mistakes import compiled_anew
 
 ARCHS = opcodes.STAGES
@@ -71,6 +78,27 @@ def test_each_wait_is_needed_and_enough(name: str) -> None:
                     noticed.add(wait.source)
     for line, tried in chains_of.items():
         assert line in noticed, f"{name}, line {line}: nobody misses this wait: {tried}"
+
+
+def test_twins_are_one_launch() -> None:
+    """Same kernels, same kinds of results."""
+    for arch, stages in ARCHS.items():
+        named = {stage.name: stage for stage in stages.STAGES}
+        for stage in stages.STAGES:
+            if stage.twin:
+                twin = named[stage.twin]
+                assert not twin.twin
+                assert twin.gives == stage.gives
+                ours, theirs = (launched(each, arch, stages.GIVEN) for each in (stage, twin))
+                assert ours
+                assert ours == theirs, stage.name
+
+
+def launched(stage: Stage, arch: str, given: Mapping[str, Callable[[], Value]]) -> list[str]:
+    """PTX of the kernels that a stage launches."""
+    with devices.emulated_ops(EAGER, arch) as gpu, loading(gpu, {}) as loaded:
+        stage.run(given[stage.takes]())
+    return loaded
 
 
 def test_every_stage_is_in_a_chain() -> None:

@@ -100,9 +100,21 @@ def test_nothing_to_catch(name: str) -> None:
 
 
 # A tile of terms of every family: those of a pair multiply with gate and up projection.
+SMALLER = TileCase(  # than its family's, whose six schedules take half a minute
+    Tile(128, two_cta=True, cluster_m=4, cluster_n=2, scale_sets=2, terms=TermLayout(2)),
+    Case(1100, 260, 576, terms=2),
+    8,
+)
 EVERY_FAMILY = {
-    each.of_terms: each for each in (*GEMM.values(), *PAIRS.values()) if each.tile.terms.count > 1
+    each.of_terms: each
+    for each in (*GEMM.values(), *PAIRS.values(), SMALLER)
+    if each.tile.terms.count > 1
 }
+
+
+def test_the_smaller_one_goes_round() -> None:
+    assert SMALLER.of_terms in EVERY_FAMILY
+    assert SMALLER.rounds.enough, SMALLER.rounds
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)

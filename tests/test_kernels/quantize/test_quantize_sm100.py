@@ -61,8 +61,8 @@ def test_terms_by_tiles(
 ) -> None:
     """Up to 32 rows one atom holds the scales of all terms; beyond, each has its own."""
     use_tile(monkeypatch, "quantize", tile)
-    for m, terms in ((19, 4), (32, 2), (35, 3)):
-        check_per_token(Case(m, 16 * 37, batch=(2,)).random(), op_device, terms)
+    for m, terms, batch in ((19, 4, (2,)), (32, 2, ()), (35, 3, ())):
+        check_per_token(Case(m, 16 * 37, batch=batch).random(), op_device, terms)
 
 
 @EVERY_SCHEDULE

@@ -1,0 +1,5 @@
+"""``count_nonzero`` of numpy without the Python around it, which takes longer than 32 lanes do."""
+
+from numpy._core.multiarray import count_nonzero
+
+__all__ = ["count_nonzero"]
