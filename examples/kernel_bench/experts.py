@@ -57,7 +57,10 @@ class Model:
 MODELS = {
     "qwen3-30b": Model(ExpertSizes(2048, 768, 128, 128), 8),
     "deepseek-ep8": Model(ExpertSizes(7168, 2048, 32, 256), 8),
+    # With SiLU and without biases, which are none of a layer's bytes.
+    "gpt-oss-120b": Model(ExpertSizes(2880, 2880, 128, 128), 4),
 }
+MARLIN_MULTIPLE = 128  # of the sizes that it takes
 
 
 class Layer(NamedTuple):
@@ -154,14 +157,15 @@ def error(model: Model, layer: Layer, x: Tensor) -> float:
 
 
 def marlin(model: Model, layers: int) -> Callable[[int, Layer, Tensor], Tensor] | None:
-    """VLLM's Marlin kernels on as many bytes, of no particular values; None without vLLM."""
+    """VLLM's Marlin kernels on random bytes, sizes rounded up as it wants; None without vLLM."""
     try:
         from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
         from vllm.scalar_type import scalar_types
     except ImportError as missing:
         print(f"Marlin is left out: {missing}")
         return None
-    h, i, held, total, _ = model.sizes
+    _, _, held, total, _ = model.sizes
+    h, i = (-(-size // MARLIN_MULTIPLE) * MARLIN_MULTIPLE for size in model.sizes[:2])
 
     def weight(k: int, n: int) -> tuple[Tensor, Tensor]:
         shape = (held, k // 16, 2 * n)
@@ -174,6 +178,8 @@ def marlin(model: Model, layers: int) -> Callable[[int, Layer, Tensor], Tensor] 
 
     def run(number: int, layer: Layer, x: Tensor) -> Tensor:
         (w1, scales1), (w2, scales2) = weights[number]
+        if x.shape[1] < h:
+            x = torch.nn.functional.pad(x, (0, h - x.shape[1]))
         given: dict[str, Any] = {"global_num_experts": total, "expert_map": layer.expert_map}
         result: Tensor = fused_marlin_moe(
             x, w1, w2, None, None, scales1, scales2, layer.weights, layer.ids,
