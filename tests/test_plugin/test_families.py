@@ -71,7 +71,7 @@ def test_eight_shards_are_the_most_of_a_b300() -> None:
 def test_products_of_a_b300_are_chosen_for_its_sms(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Any] = []
     monkeypatch.setattr(warmup, "compile_kernels", lambda specs, _: compiled.extend(specs) or "")
-    products = [Product("sm_100", Layer("", 9600, 2048), "bfloat16", "static")]
+    products = [Product("sm_100", Layer("", 19200, 2048), "bfloat16", "static")]
     warmup.compile_products(products, 64, CPU)
     assert compiled == warmup.product_kernels(products, 64, B300_SMS)
     assert compiled != warmup.product_kernels(products, 64, SM_COUNTS["sm_100"])

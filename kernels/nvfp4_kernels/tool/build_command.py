@@ -194,7 +194,7 @@ class _Wanted(NamedTuple):
     activation: ActivationName | None
     terms: int | None
     kv_cache: CacheName | None
-    batch_invariant: bool
+    batch_invariant: bool = False
 
 
 def _check_batch_invariant(wanted: _Wanted) -> None:
