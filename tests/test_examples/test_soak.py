@@ -268,8 +268,8 @@ def test_vllm_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quantize_checkpoint(source, tmp_path / "model", calibrate=text, seq_len=64)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")  # its processes are tested
     monkeypatch.setattr(running, "vllm_command", forking_command)
-    options = ["--out", tmp_path / "out", "--requests", 60, "--at-once", 16]
-    options += ["--sample-seconds", 0.1, "--memory-bound", 200]
+    options = ["--out", tmp_path / "out", "--requests", 120, "--at-once", 16]
+    options += ["--sample-seconds", 0.02, "--memory-bound", 200]
     result = CliRunner().invoke(command.app, [str(tmp_path / "model"), *map(str, options)])
     assert result.exit_code == 0, result.output
     fields = json.loads((tmp_path / "out" / "results.json").read_text())
