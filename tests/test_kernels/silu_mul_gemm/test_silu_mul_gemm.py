@@ -148,7 +148,7 @@ def check_close(op: LinearOp, case: Case) -> None:
 
 
 def check_wide_gates(op: LinearOp, case: Case) -> None:
-    """As ``check_close``, with gates side by side of either sign and up to 60.
+    """Check like ``check_close``, with gates side by side of either sign and up to 60.
 
     e^-x rounds as often more as x is large; from -21.4 down silu may be zero, which is within
     1.1e-8 of it.
