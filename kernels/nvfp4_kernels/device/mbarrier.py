@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Array, Int32
+from cutlass import Array, Boolean, Int32
 from cutlass.experimental import primitives as ptx
 
 CTA = ptx.MBarrierScope.CTA
@@ -21,3 +21,13 @@ def wait(barrier: Array, phase: Int32, scope: cutlass.Constexpr = CTA) -> None:
         barrier, phase & 1, scope=scope, order=ptx.MemOrder.ACQUIRE
     ):
         pass
+
+
+def arrive_where(barrier: Array, arrives: Boolean) -> None:
+    """Arrive at an mbarrier of this CTA where ``arrives`` holds, by a predicate.
+
+    Code around a branch ends up on either side of it, where less can run at a time.
+    """
+    ptx.inline_ptx(
+        "mbarrier.arrive.shared.b64 _, [{$r0}];", read_only_args=[barrier], predicate=arrives
+    )

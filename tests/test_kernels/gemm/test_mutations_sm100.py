@@ -64,6 +64,13 @@ def one_alpha(given: Any) -> Any:
     return begin
 
 
+def number_or_least(value: Any) -> Any:
+    """Take the least value for NaN."""
+    import cutlass.cute as cute
+
+    return cute.arch.fmax(value, -21.4)
+
+
 def keep_another(self: Any, product: int) -> Any:
     """Keep activations in the collector where the second product takes its own."""
     from cutlass.experimental import primitives as ptx
@@ -298,6 +305,13 @@ def test_reciprocals_of_the_other_two_of_four_are_noticed() -> None:
         wide()
     with compiled_anew(partial(use, SWAPPED), swapped), devices.emulated_ops(STANDARD[0]):
         assert noticed(wide) == WRONG
+
+
+def test_nan_of_a_gate_held_as_its_denominator_is_noticed() -> None:
+    held = KERNEL.with_result("silu", "_held_or_nan", number_or_least)
+    nan = partial(test_silu_mul_gemm.check_nan, silu_mul_gemm)
+    with compiled_anew(partial(use, SWAPPED), held), devices.emulated_ops(STANDARD[0]):
+        assert noticed(nan) == WRONG
 
 
 def taller_last_group(given: Any) -> Any:

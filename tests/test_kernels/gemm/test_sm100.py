@@ -90,6 +90,10 @@ def test_negative_gates_close(op_device: torch.device) -> None:
     test_silu_mul_gemm.check_negative_gates(on(op_device, silu_mul_gemm))
 
 
+def test_nan_stays_alone(op_device: torch.device) -> None:
+    test_silu_mul_gemm.check_nan(on(op_device, silu_mul_gemm))
+
+
 def test_each_projection_has_its_own_alpha(op_device: torch.device) -> None:
     test_silu_mul_gemm.check_alphas(on(op_device, silu_mul_gemm))
 

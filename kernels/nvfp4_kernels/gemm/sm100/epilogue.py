@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Array, Boolean, Int32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.device.mbarrier import wait
+from nvfp4_kernels.device.mbarrier import arrive_where, wait
 from nvfp4_kernels.gemm.sm100.barriers import Barriers
 from nvfp4_kernels.gemm.sm100.result import Chunk, OutputTensor
 from nvfp4_kernels.gemm.sm100.scaling import Begun, RowScaling, Scaling, ScalingOperands
@@ -150,11 +150,12 @@ class Epilogue:
             for start in cutlass.range_constexpr(0, self.chunk, width):
                 here = offset + start
                 count = min(width, self.chunk)
-                loaded = self._sums(sums, here, count, first=number == 0 and start == 0)
+                loaded = self._addends(sums, here, count, first=number == 0 and start == 0)
                 last = start + width >= self.chunk
                 if cutlass.const_expr(last and number == self._last_shared(self.chunk)):
                     self._release(acc_empty, leader)
-                values += scaling.apply(loaded, own, scratch.vectors, here)
+                added = [_added(addends, range(count)) for addends in loaded]
+                values += scaling.apply(added, own, scratch.vectors, here)
             chunk = replace(
                 place, column=place.column + offset, number=place.number * chunks + number
             )
@@ -176,7 +177,7 @@ class Epilogue:
         loads = tile.split_columns // width
         begun: list[tuple[Row, int, Begun]] = []
         here = self._offset(0, width, sums.accumulator)
-        following = self._sums(sums, here, width, first=True)
+        following = self._addends(sums, here, width, first=True)
         for number in cutlass.range_constexpr(loads):
             loaded, first = following, here
             if cutlass.const_expr(tile.split_k == 1):
@@ -185,10 +186,11 @@ class Epilogue:
                 self._release(acc_empty, leader)
             if cutlass.const_expr(number + 1 < loads):
                 here = self._offset(number + 1, width, sums.accumulator)
-                following = self._sums(sums, here, width, first=False)
+                following = self._addends(sums, here, width, first=False)
             rest = store.from_token(row, first) if self._overlaps else row
             for start in cutlass.range_constexpr(0, width, _FINISHED_COLUMNS):
-                part = [s[start : start + _FINISHED_COLUMNS] for s in loaded]
+                ahead = range(start, min(start + _FINISHED_COLUMNS, width))
+                part = [_added(addends, ahead) for addends in loaded]
                 token = start if self._overlaps else first + start
                 begun.append((rest, token, scaling.begin(part, own, vectors, first + start)))
                 if cutlass.const_expr(len(begun) > 1):
@@ -235,15 +237,19 @@ class Epilogue:
         """Release the accumulator to the tile's first CTA, whose thread issues the MMAs."""
         ptx.tcgen05_fence(ptx.Tcgen05Fence.BEFORE_THREAD_SYNC)
         ptx.bar_warp_sync(cute.arch.FULL_MASK)
-        if leader:
-            if cutlass.const_expr(self.tile.two_cta):
+        if cutlass.const_expr(self.tile.two_cta):
+            if leader:
                 first = ptx.cluster_ctarank() & ~1
                 ptx.mbarrier_arrive(ptx.mapa(acc_empty, first))
-            else:
-                ptx.mbarrier_arrive(acc_empty)
+        else:
+            arrive_where(acc_empty, leader)
 
-    def _sums(self, sums: Sums, column: Int32 | int, count: int, first: bool) -> list[Vector]:
+    def _addends(
+        self, sums: Sums, column: Int32 | int, count: int, first: bool
+    ) -> list[list[Vector]]:
         """Load ``count`` columns of every product, the ``first`` of the tile or later ones.
+
+        Of split K they are several, to be added up in order.
 
         Those of ``_direct`` without split K are to be waited for.
         """
@@ -251,7 +257,7 @@ class Epilogue:
         if tile.split_k > 1:
             split, columns = SplitK(tile), range(column, column + count)
             return [
-                split.added(
+                split.addends(
                     sums.partials,
                     sums.source,
                     sums.rank,
@@ -264,13 +270,21 @@ class Epilogue:
                 for product in range(tile.weights)
             ]
         loaded = [
-            ptx.tcgen05_ld(
-                ptx.Tcgen05LdStShape.SHAPE_32X32B,
-                tensor_pointer(sums.source + product * tile.columns + column),
-                num=count,
-            )
+            [
+                ptx.tcgen05_ld(
+                    ptx.Tcgen05LdStShape.SHAPE_32X32B,
+                    tensor_pointer(sums.source + product * tile.columns + column),
+                    num=count,
+                )
+            ]
             for product in range(tile.weights)
         ]
         if not self._direct:
             ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
         return loaded
+
+
+def _added(addends: list[Vector], columns: range) -> Vector:
+    """Sums of some of the columns, the first addend first."""
+    first, *others = (each[columns.start : columns.stop] for each in addends)
+    return sum(others, first)

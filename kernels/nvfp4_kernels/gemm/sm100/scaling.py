@@ -12,7 +12,7 @@ from nvfp4_kernels.device.activation import function, limited
 from nvfp4_kernels.gemm.shards import ShardEnds
 from nvfp4_kernels.gemm.sm100.result import OutputTensor
 from nvfp4_kernels.gemm.sm100.scheduler import TileCoord
-from nvfp4_kernels.gemm.sm100.silu import silu, silu_denominators
+from nvfp4_kernels.gemm.sm100.silu import multiplied, silu, silu_powers
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.sm100.limits import WARP_ROWS
 
@@ -50,13 +50,13 @@ class Begun:
     Attributes:
         values: scaled; of a pair of products the gate's.
         ups: of a pair, what the gates' activation is a factor of.
-        denominators: of SiLU, or none.
+        powers: e^-x of SiLU's values, or none.
         activation: None for none.
     """
 
     values: list[Float32]
     ups: list[Float32]
-    denominators: list[Float32]
+    powers: list[Float32]
     activation: Activation | None
 
 
@@ -141,7 +141,7 @@ class Scaling:
     ) -> Begun:
         """Scale each product's sums of ``column`` and those after it, and begin the activation."""
         tile, output = self.tile, self.output
-        products = [s * scale for s, scale in zip(sums, row.scales, strict=True)]
+        products = [_scaled(s, scale) for s, scale in zip(sums, row.scales, strict=True)]
         along = [
             vectors.load(v * self._length + column, sums[0].shape[0])
             for v in range(output.column_vectors(tile))
@@ -165,7 +165,7 @@ class Scaling:
         values = _activated(begun)
         if not begun.ups:
             return values
-        return [value * up for value, up in zip(values, begun.ups, strict=True)]
+        return multiplied(values, begun.ups)
 
     def _biases(
         self, operands: ScalingOperands, result: OutputTensor, n: Int32, coord: TileCoord
@@ -195,17 +195,23 @@ class Scaling:
         return self.output.vector_length(self.tile)
 
 
+def _scaled(sums: Vector, scale: Float32) -> Vector:
+    """``sums`` times a factor, two at a time."""
+    values = list(sums.to_elements())
+    return Vector.from_elements(tuple(multiplied(values, [scale] * len(values))), Float32)
+
+
 def _begun(values: list[Float32], ups: list[Float32], activation: Activation | None) -> Begun:
-    denominators: list[Float32] = []
+    powers: list[Float32] = []
     if activation is not None and activation.name == "silu" and len(values) % 2 == 0:
-        denominators = silu_denominators(values)
-    return Begun(values, ups, denominators, activation)
+        powers = silu_powers(values)
+    return Begun(values, ups, powers, activation)
 
 
 def _activated(begun: Begun) -> list[Float32]:
     """A thread's values after the activation of one projection, or of the gate."""
     if begun.activation is None:
         return begun.values
-    if begun.denominators:
-        return silu(begun.values, begun.denominators)
+    if begun.powers:
+        return silu(begun.values, begun.powers)
     return [function(value, begun.activation) for value in begun.values]

@@ -2,11 +2,11 @@
 
 MUFU is what SiLU waits for. Up to four values share a reciprocal, that of the product of their
 denominators: five of its instructions for four values instead of eight. From ``_LEAST_SILU`` down,
-where that product might not stay finite, SiLU is nearer to zero than 1.1e-8: zero. NaN is held off
-the denominators, and so stays NaN alone.
+where that product might not stay finite, SiLU is nearer to zero than 1.1e-8, and taken for what it
+is there. NaN is held off the denominators, and so stays NaN alone. ``silu_powers`` ends with MUFU,
+whose results nobody waits for if the next values' powers are taken before ``silu`` of these.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.experimental import primitives as ptx
@@ -17,46 +17,49 @@ _LEAST_SILU = -21.4  # e^21.4 is just below 2^31: four denominators' product is 
 _NEAREST = ptx.FPRoundingMode.RN
 
 
-def silu_denominators(values: list[Float32]) -> list[Float32]:
-    """1 + e^-x of an even number of values, x held at ``_LEAST_SILU``."""
+def silu_powers(values: list[Float32]) -> list[Float32]:
+    """e^-x of an even number of values, x held at ``_LEAST_SILU``."""
     held = [cute.arch.fmax(x, _LEAST_SILU) for x in values]
-    exponents = _multiplied(held, [Float32(-LOG2_E)] * len(held))
-    powers = [cute.math.exp2(exponent, fastmath=True) for exponent in exponents]
-    found: list[Float32] = []
+    exponents = multiplied(held, [Float32(-LOG2_E)] * len(held))
+    return [cute.math.exp2(exponent, fastmath=True) for exponent in exponents]
+
+
+def silu(values: list[Float32], powers: list[Float32]) -> list[Float32]:
+    """SiLU of an even number of values, given their ``silu_powers``."""
+    denominators: list[Float32] = []
     for pair in zip(powers[::2], powers[1::2], strict=True):
-        found += ptx.add_packed_f32x2(pair, (Float32(1.0), Float32(1.0)), rnd=_NEAREST)
-    return found
-
-
-def silu(values: list[Float32], denominators: list[Float32]) -> list[Float32]:
-    """SiLU of an even number of values, given their denominators."""
+        denominators += ptx.add_packed_f32x2(pair, (Float32(1.0), Float32(1.0)), rnd=_NEAREST)
     reciprocals: list[Float32] = []
     for first in range(0, len(values), 4):
         reciprocals += _reciprocals(denominators[first : first + 4])
-    products = _multiplied(values, reciprocals)
-    zero = Float32(0.0)
-    return [
-        Float32(cutlass.select_(x <= _LEAST_SILU, zero, product))
-        for x, product in zip(values, products, strict=True)
-    ]
+    return multiplied([_held_or_nan(x) for x in values], reciprocals)
+
+
+def _held_or_nan(x: Float32) -> Float32:
+    """X held at ``_LEAST_SILU``, or NaN."""
+    return ptx.inline_ptx(
+        "max.NaN.f32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Float32],
+        read_only_args=[x, Float32(_LEAST_SILU)],
+    )
 
 
 def _reciprocals(values: list[Float32]) -> list[Float32]:
     """Reciprocals of two or four values by one, of their product."""
     if len(values) == 2:
         reciprocal = cute.arch.rcp_approx(values[0] * values[1])
-        return _multiplied([reciprocal] * 2, values[::-1])
+        return multiplied([reciprocal] * 2, values[::-1])
     a, b, c, d = values
-    ab, cd = _multiplied([a, c], [b, d])
+    ab, cd = multiplied([a, c], [b, d])
     reciprocal = cute.arch.rcp_approx(ab * cd)
-    of_ab, of_cd = _multiplied([reciprocal] * 2, [cd, ab])
-    return _multiplied([of_ab, of_ab, of_cd, of_cd], [b, a, d, c])
+    of_ab, of_cd = multiplied([reciprocal] * 2, [cd, ab])
+    return multiplied([of_ab, of_ab, of_cd, of_cd], [b, a, d, c])
 
 
-def _multiplied(left: list[Float32], right: list[Float32]) -> list[Float32]:
-    """Products of an even number of values, two at a time."""
+def multiplied(left: list[Float32], right: list[Float32]) -> list[Float32]:
+    """Products of pairs of values, two at a time."""
     found: list[Float32] = []
-    for at in range(0, len(left), 2):
+    for at in range(0, len(left) - 1, 2):
         x, y = left[at : at + 2], right[at : at + 2]
         found += ptx.mul_packed_f32x2((x[0], x[1]), (y[0], y[1]), rnd=_NEAREST)
-    return found
+    return found if len(left) % 2 == 0 else [*found, left[-1] * right[-1]]

@@ -117,7 +117,7 @@ class SplitK:
             num=count,
         )
 
-    def added(
+    def addends(
         self,
         partials: Partials,
         source: Int32,
@@ -127,14 +127,16 @@ class SplitK:
         warp: Int32,
         lane: Int32,
         awaited: Int32 | None,
-    ) -> Vector:
-        """Sums of this CTA's columns: its own part, then those of the others.
+    ) -> list[Vector]:
+        """Addends of this CTA's columns: its own part, then those of the others.
 
         Always in the same order, whoever came first. With ``awaited``, a tile's number, those of
         that tile are waited for.
         """
         tile, width = self.tile, self.width
-        total = self._load(source, product, rank * tile.split_columns + columns.start, len(columns))
+        found = [
+            self._load(source, product, rank * tile.split_columns + columns.start, len(columns))
+        ]
         ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
         if awaited is not None:
             wait(partials.partials_full, awaited, CLUSTER)
@@ -144,8 +146,8 @@ class SplitK:
             for column in range(columns.start, columns.stop, width):
                 coord = self._place(sender, product, column, warp, lane)
                 received += partials.sums.load(coord, width, alignment=4 * width).to_elements()
-            total = total + Vector.from_elements(tuple(received), Float32)
-        return total
+            found.append(Vector.from_elements(tuple(received), Float32))
+        return found
 
     @cute.jit
     def release(self, partials: Partials, rank: Int32, lane: Int32, more: Boolean) -> None:
