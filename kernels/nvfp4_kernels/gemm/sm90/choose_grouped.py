@@ -2,7 +2,8 @@
 
 Up to a thousand tokens a mixture of experts reads weights, many small matrices of them: what counts
 is how many bytes are under way. Every number here is from the time model of the tests, on the
-layers of Qwen3-30B (``python -m tests.modelled.grouped_sm90``); none was measured.
+layers of Qwen3-30B and of a rank of DeepSeek-V3 (``python -m tests.modelled.grouped_sm90``); none
+was measured.
 """
 
 import functools
