@@ -115,12 +115,13 @@ def random_layer(model: Model, tokens: int, choice: str) -> Layer:
 
 def ours(model: Model, layer: Layer, x: Tensor) -> Tensor:
     """The layer on our kernels, as the plugin launches them."""
-    h, i, held, _, _ = sizes = model.sizes
+    h, i, held, total, _ = sizes = model.sizes
     tile_tokens = choose_tile_tokens(x.device, len(x), model.top_k, sizes)
     routing, a = moe_route_gather(x, layer.ids, held, tile_tokens, layer.expert_map)
     hidden, _ = grouped_silu_mul_gemm(
-        a, None, routing.groups, *layer.w13, layer.alphas[0], None, i, None, SILU, x.dtype
-    )
+        a, None, routing.groups, *layer.w13, layer.alphas[0], None, i, None, SILU, x.dtype,
+        global_experts=total,
+    )  # fmt: skip
     out, _ = grouped_gemm(
         hidden,
         None,
@@ -135,6 +136,7 @@ def ours(model: Model, layer: Layer, x: Tensor) -> Tensor:
         1,
         1,
         True,
+        global_experts=total,
     )
     return moe_combine(out, routing.rows, layer.weights)
 

@@ -54,6 +54,11 @@ def max_tiles(slots: int, experts: int, tile_tokens: int) -> int:
     return (slots + (tile_tokens - 1) * reached) // tile_tokens
 
 
+def expected_slots(slots: int, experts: int, global_experts: int) -> int:
+    """Slots of this rank's ``experts``, of ``slots`` spread evenly over those of all ranks."""
+    return round(slots * min(1.0, experts / max(1, global_experts)))
+
+
 def tile_tokens_of(tokens: int, top_k: int, experts: int, most: int = TILE_TOKENS[-1]) -> int:
     """Rows of a tile that hold the slots of an expert which is reached, where all are alike.
 

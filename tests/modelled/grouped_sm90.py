@@ -2,11 +2,14 @@
 
     python -m tests.modelled.grouped_sm90                       Qwen3-30B, 1 to 256 tokens
     python -m tests.modelled.grouped_sm90 --tokens 64 --tile-tokens 16
+    python -m tests.modelled.grouped_sm90 --model deepseek-ep8 --tokens 2
+    python -m tests.modelled.grouped_sm90 --model deepseek-ep8 --unaware
 
-Tokens choose experts alike. The tiles of the busiest SM run in the emulator, each of an expert of
-its own; the time model makes the grid of them, and a chain of layers with weights of their own:
-each launch starts while the one before ends. Routing, gathering and summing are left out. Nothing
-here was measured.
+Tokens choose experts alike. With ``--unaware`` a rank's tiles are chosen as if all slots were its
+own. The tiles of the busiest SM run in the emulator, each of an expert of its own; the time model
+makes the grid of them, with the CTAs of a split that get no tile, as there is room for the slots of
+all ranks; and a chain of layers with weights of their own: each launch starts while the one before
+ends. Routing, gathering and summing are left out. Nothing here was measured.
 """
 
 import argparse
@@ -32,20 +35,22 @@ class Experts:
     """A layer's experts, of which each token takes ``top_k``.
 
     Attributes:
+        experts, held: of all ranks, and of this one.
         hidden: width of the layer's input and result.
         inner: width between the products.
     """
 
     experts: int
+    held: int
     top_k: int
     hidden: int
     inner: int
 
     def used(self, tokens: int, tile_tokens: int) -> float:
-        """Tiles of ``tile_tokens`` that are in use on average; of one token, experts hit."""
+        """Tiles of ``tile_tokens`` that are in use here on average; of one token, experts hit."""
         p = self.top_k / self.experts
         chances = (math.comb(tokens, c) * p**c * (1 - p) ** (tokens - c) for c in range(tokens + 1))
-        return self.experts * sum(
+        return self.held * sum(
             chance * math.ceil(count / tile_tokens) for count, chance in enumerate(chances)
         )
 
@@ -55,7 +60,10 @@ class Experts:
         return hit * weights * self.hidden * self.inner * WEIGHT_BYTES
 
 
-QWEN3_30B = Experts(experts=128, top_k=8, hidden=2048, inner=768)
+MODELS = {
+    "qwen3-30b": Experts(experts=128, held=128, top_k=8, hidden=2048, inner=768),
+    "deepseek-ep8": Experts(experts=256, held=32, top_k=8, hidden=7168, inner=2048),
+}
 
 
 class GroupedSm90:
@@ -66,31 +74,44 @@ class GroupedSm90:
         shape: of the experts.
         tokens: M.
         tile_tokens: of a tile; 0: what the chooser takes.
+        aware: whether products are told how many experts there are on all ranks.
     """
 
-    def __init__(self, tracer: Tracer, shape: Experts, tokens: int, tile_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        shape: Experts,
+        tokens: int,
+        tile_tokens: int = 0,
+        aware: bool = True,
+    ) -> None:
         from nvfp4_kernels.gemm.sm90.choose_grouped import choose_tile_tokens
 
         self._tracer = tracer
         self._shape = shape
         self._tokens = tokens
-        experts, top_k = shape.experts, shape.top_k
+        self._aware = aware
         self.tile_tokens = tile_tokens or choose_tile_tokens(
-            tokens, top_k, experts, experts, shape.inner, shape.hidden
+            tokens, shape.top_k, shape.held, shape.experts, shape.inner, shape.hidden
         )
+
+    @property
+    def room(self) -> int:
+        """Tiles that there is room for: all slots may be this rank's."""
+        from nvfp4_kernels.routing import max_tiles
+
+        return max_tiles(self._tokens * self._shape.top_k, self._shape.held, self.tile_tokens)
 
     def config(self, weights: int) -> "tuple[Tile, EpilogueConfig]":
         """What the chooser takes for the first product, of two weights, or for the second."""
         from nvfp4_kernels.activation import SILU
         from nvfp4_kernels.gemm.sm90.choose_grouped import GroupedProblem, choose_grouped_config
         from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig
-        from nvfp4_kernels.routing import max_tiles
 
         shape = self._shape
-        slots = self._tokens * shape.top_k
-        tiles = max_tiles(slots, shape.experts, self.tile_tokens)
         n, k = (shape.inner, shape.hidden) if weights == 2 else (shape.hidden, shape.inner)
-        problem = GroupedProblem(tiles, self.tile_tokens, shape.experts, n, k, weights)
+        everywhere = shape.experts if self._aware else None
+        problem = GroupedProblem(self.room, self.tile_tokens, shape.held, n, k, weights, everywhere)
         output = EpilogueConfig(activation=SILU if weights == 2 else None)
         tile, output = choose_grouped_config(problem, output)
         # Routing is the first product's prerequisite, and settled before the second's.
@@ -112,17 +133,20 @@ class GroupedSm90:
         used = self._shape.used(self._tokens, tile.tokens)
         total = used * math.ceil(n / tile.rows)
         # Persistent CTAs share the tiles of their SM; those with parts have one each.
-        clusters, count = math.ceil(total), 1
-        if tile.parts == 1:
+        clusters, count, idle = math.ceil(total), 1, 0
+        if tile.parts > 1:
+            idle = max(0, self.room * math.ceil(n / tile.rows) - clusters)
+        else:
             clusters = min(clusters, SMS * tile.ctas_per_sm)
             count = math.ceil(total / SMS) if clusters > SMS else 1
-        x = torch.zeros(count, tile.tokens, k, dtype=torch.bfloat16)
-        out = torch.zeros(count, tile.tokens, tile.rows, dtype=torch.bfloat16)
+        room = count + bool(idle)
+        x = torch.zeros(room, tile.tokens, k, dtype=torch.bfloat16)
+        out = torch.zeros(room, tile.tokens, tile.rows, dtype=torch.bfloat16)
         data, scales = (
             torch.zeros(count, weights, *each, dtype=torch.uint8)
             for each in fragment_shapes(tile.rows, k)
         )
-        groups = torch.tensor([count, *range(count)], dtype=torch.int32)
+        groups = torch.tensor([count, *range(room)], dtype=torch.int32)
         arguments = GemmArguments(
             x=x,
             w1=data,
@@ -132,7 +156,7 @@ class GroupedSm90:
             out=out,
             alpha=torch.ones(count, weights),
             bias=None,
-            m=count * tile.tokens,
+            m=room * tile.tokens,
             n=tile.rows,
             k=k,
             sms=1,
@@ -152,7 +176,8 @@ class GroupedSm90:
             operand(f"scales {weights}", scales, weight / 9, streamed),
             operand(f"groups {weights}", groups, 4 + 4 * used),
         )
-        return Traced(traced, clusters, operands, {written: tokens * n}, registers)
+        repeats = (0,) * clusters + (1,) * idle if idle else ()
+        return Traced(traced, clusters + idle, operands, {written: tokens * n}, registers, repeats)
 
 
 def described(tile: "Tile") -> str:
@@ -164,18 +189,20 @@ def described(tile: "Tile") -> str:
 def main() -> None:
     """Print a line for each number of tokens."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="qwen3-30b")
+    parser.add_argument("--unaware", action="store_true", help="of the other ranks")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--tile-tokens", type=int, default=0, help="the chooser's where not given")
     given = parser.parse_args()
-    tracer, p = Tracer("sm_90"), MEASURED_H200
+    tracer, p, shape = Tracer("sm_90"), MEASURED_H200, MODELS[given.model]
     for tokens in given.tokens:
         start = time.monotonic()
-        layer = GroupedSm90(tracer, QWEN3_30B, tokens, given.tile_tokens)
+        layer = GroupedSm90(tracer, shape, tokens, given.tile_tokens, not given.unaware)
         products = [layer.product(weights) for weights in (2, 1)]
         alone = [chain(layers([each], 3), p).period(1) for each in products]
         both = chain(layers(products, 2), p).period(2)
         least = [
-            QWEN3_30B.weight_bytes(tokens, weights) / (p.hbm_bandwidth * 1e6) for weights in (2, 1)
+            shape.weight_bytes(tokens, weights) / (p.hbm_bandwidth * 1e6) for weights in (2, 1)
         ]
         words = [described(layer.config(weights)[0]) for weights in (2, 1)]
         print(

@@ -182,6 +182,7 @@ def _products(
     hidden, hidden_scales = function(first)(
         a, a_scales, groups, w13, w13_scale, w13_alpha, row_scale, sizes.i, w2_input, activation,
         torch.float32 if to_nvfp4 else dtype, terms, terms if to_nvfp4 else 1, bias=w13_bias,
+        global_experts=sizes.total,
     )  # fmt: skip
     row_scale = None
     if between:
@@ -191,7 +192,7 @@ def _products(
     # one may load weights while the first one ends.
     out, _ = function(second)(
         hidden, hidden_scales, groups, w2, w2_scale, w2_alpha, row_scale, sizes.h, None, None,
-        dtype, terms, 1, not between, bias=w2_bias,
+        dtype, terms, 1, not between, bias=w2_bias, global_experts=sizes.total,
     )  # fmt: skip
     return function(combine)(out, rows, weights, dtype)
 

@@ -25,11 +25,12 @@ def grouped_gemm(
     out_terms: int = 1,
     routed_before: bool = False,
     bias: Tensor | None = None,
+    global_experts: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.grouped_gemm.op``; the second result is None for 16-bit output.
 
     ``b`` may be gate and up, ``(experts, 2, …)`` as ``alpha``, of which ``activation`` makes one.
-    ``routed_before`` says nothing to a CPU.
+    ``routed_before`` and ``global_experts`` say nothing to a CPU.
     """
     out, out_scales = _empty(a, n, out_global_scale, out_dtype, terms, out_terms)
     experts = groups[1 : 1 + int(groups[0])].long()

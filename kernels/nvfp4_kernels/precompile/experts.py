@@ -78,7 +78,7 @@ def _spec_sm90(experts: Experts, product: _Grouped, sms: int) -> KernelSpec:
     )
     problem = sm90.GroupedProblem(
         product.tiles, product.tile_tokens, experts.sizes.held, product.n, product.k,
-        product.weights,
+        product.weights, experts.sizes.total,
     )  # fmt: skip
     tile, output = sm90.choose_grouped_config(problem, output, sms)
     tile = replace(tile, routed_before=_is_routed_before(experts, product))

@@ -25,12 +25,12 @@ QWEN3_30B, DEEPSEEK = (128, 8, 768, 2048), (256, 8, 2048, 7168)
 @given(
     st.integers(1, 4000), st.sampled_from(TILE_TOKENS), st.integers(1, 400),
     st.integers(1, 8000), st.integers(1, 600), st.sampled_from((1, 2)),
-    st.sampled_from(("bfloat16", "float16", "float32")),
+    st.sampled_from(("bfloat16", "float16", "float32")), st.sampled_from((1, 2, 8, 64)),
 )  # fmt: skip
 def test_every_problem_gets_a_tile_that_serves_it(
-    tiles: int, tokens: int, experts: int, n: int, blocks: int, weights: int, dtype: str
+    tiles: int, tokens: int, experts: int, n: int, blocks: int, weights: int, dtype: str, ranks: int
 ) -> None:
-    problem = GroupedProblem(tiles, tokens, experts, n, 16 * blocks, weights)
+    problem = GroupedProblem(tiles, tokens, experts, n, 16 * blocks, weights, ranks * experts)
     tile, output = choose_grouped_config(problem, EpilogueConfig(dtype=dtype))  # type: ignore[arg-type]
     assert tile.grouped
     assert not tile.routed_before
@@ -108,3 +108,46 @@ def test_one_token_keeps_every_sm_busy(weights: int) -> None:
     assert ctas <= SMS * tile.ctas_per_sm
     assert 4 * ctas >= 2.5 * SMS / (tile.slices / 4)
     assert tile.slices * tile.ctas_per_sm == 4
+
+
+def of_rank(tokens: int, weights: int, global_experts: int | None) -> GroupedProblem:
+    """A product of one of eight ranks of DeepSeek-V3, told of so many experts of all."""
+    experts, top_k, n, k = DEEPSEEK
+    n, k = (n, k) if weights == 2 else (k, n)
+    tiles = max_tiles(tokens * top_k, experts // 8, 8)
+    return GroupedProblem(tiles, 8, experts // 8, n, k, weights, global_experts)
+
+
+@pytest.mark.parametrize(("tokens", "used", "slices"), [(1, 1, 4), (2, 2, 4), (4, 4, 4), (8, 8, 2)])
+def test_a_rank_has_the_tile_of_its_own_slots(tokens: int, used: int, slices: int) -> None:
+    """Gate and up of few experts: warpgroups share rows, as they would if no rank was beside."""
+    told, untold = (of_rank(tokens, 2, experts) for experts in (256, None))
+    assert told.used == used < untold.used
+    assert told.slots == untold.slots == 8 * tokens  # there is room for all of them
+    tile, _ = choose_grouped_config(told, EpilogueConfig())
+    assert tile.slices == slices
+    assert choose_grouped_config(untold, EpilogueConfig())[0].slices < slices
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 8])
+def test_slices_do_not_pay_where_most_ctas_start_in_vain(tokens: int) -> None:
+    """112 CTAs for each tile that there is room for, of which an eighth has work of 32 K tiles."""
+    tile, _ = choose_grouped_config(of_rank(tokens, 1, 256), EpilogueConfig())
+    assert tile.parts == 1
+    # A rank with all experts, where a CTA starts for each tile in use, takes slices.
+    alone = GroupedProblem(tokens, 8, 256, 7168, 2048)
+    assert tokens > 2 or choose_grouped_config(alone, EpilogueConfig())[0].slices > 1
+
+
+@pytest.mark.parametrize("weights", [1, 2])
+def test_all_experts_are_those_of_one_rank(weights: int) -> None:
+    experts, top_k, n, k = QWEN3_30B
+    n, k = (n, k) if weights == 2 else (k, n)
+    for tokens in (1, 2, 3, 4, 8, 64):
+        tiles = max_tiles(tokens * top_k, experts, 8)
+        told, untold = (
+            GroupedProblem(tiles, 8, experts, n, k, weights, each) for each in (experts, None)
+        )
+        assert choose_grouped_config(told, EpilogueConfig()) == (
+            choose_grouped_config(untold, EpilogueConfig())
+        )

@@ -1,4 +1,4 @@
-"""Experts with biases: the kernels that are compiled ahead are those that are launched."""
+"""Experts with biases, of one rank or several: the kernels compiled ahead are those launched."""
 
 from typing import Any
 
@@ -15,15 +15,20 @@ from nvfp4_kernels.precompile.experts_layer import Experts
 from nvfp4_kernels.routing import max_tiles
 from tests import devices
 
-H, WIDTH, E, TOP_K, TOKENS = 96, 64, 4, 2, 5
+E, TOP_K, TOKENS = 4, 2, 5
+SIZES = {
+    "all experts": ExpertSizes(96, 64, E, E),
+    "a rank of eight": ExpertSizes(1024, 6400, E, 8 * E),  # whose tiles are not those of all slots
+}
 OAI = Activation("swigluoai_uninterleave", 7.0, 1.702, 1.0)
 U8, F8, BF16 = torch.uint8, torch.float8_e4m3fn, torch.bfloat16
 
 
-def products(family: str, tiles: int, rows: int) -> list[tuple[Any, ...]]:
+def products(family: str, sizes: ExpertSizes, tiles: int, rows: int) -> list[tuple[Any, ...]]:
     """Arguments of both products of a layer, as the kernels take them."""
     found = []
-    for n, k, matrices in ((WIDTH, H, (E, 2)), (H, WIDTH, (E,))):
+    h, width = sizes.h, sizes.i
+    for n, k, matrices in ((width, h, (E, 2)), (h, width, (E,))):
         is_first, alpha = len(matrices) == 2, torch.ones(matrices)
         groups = torch.zeros(1 + tiles, dtype=torch.int32)
         activation = OAI if is_first else None
@@ -38,12 +43,15 @@ def products(family: str, tiles: int, rows: int) -> list[tuple[Any, ...]]:
             b.append(torch.zeros(*matrices, *blocked_shape(n, k // 16)).to(F8))
             rest = (torch.ones(E), activation, torch.float32) if is_first else (None, None, BF16)
         bias = torch.zeros(*matrices, n).to(BF16)
-        found.append(((*a, groups, *b, alpha, None, n, *rest), {"bias": bias}))
+        found.append(
+            ((*a, groups, *b, alpha, None, n, *rest), {"bias": bias, "global_experts": sizes.total})
+        )
     return found
 
 
+@pytest.mark.parametrize("ranks", SIZES)
 @pytest.mark.parametrize("family", ["sm_90", "sm_100"])
-def test_products_with_a_bias(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_with_a_bias(family: str, ranks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.cutlass_or_skip()
     from nvfp4_kernels.gemm.sm90 import launch_grouped as sm90
     from nvfp4_kernels.gemm.sm100 import launch_grouped as sm100
@@ -57,12 +65,12 @@ def test_products_with_a_bias(family: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(module, "max_clusters", lambda device, ctas: sms // ctas)
         monkeypatch.setattr(module, "defective_map_bytes", lambda device: 0)
     inputs: Any = "16-bit" if family == "sm_90" else "static"
-    sizes = ExpertSizes(H, WIDTH, E, E)
+    sizes = SIZES[ranks]
     experts = Experts(sizes, TOP_K, OAI, "bfloat16", inputs, bias=True)
     specs = experts_kernels(experts, family, max_tokens=TOKENS, sms=sms)
     rows = tile_tokens(family, TOKENS, TOP_K, sizes, sms)
     with standing_in("cpu", family):
-        first, second = products(family, max_tiles(TOKENS * TOP_K, E, rows), rows)
+        first, second = products(family, sizes, max_tiles(TOKENS * TOP_K, E, rows), rows)
         module.grouped_silu_mul_gemm(*first[0], **first[1])
         module.grouped_gemm(*second[0], routed_before=True, **second[1])
     assert len(launched) == 2

@@ -40,7 +40,8 @@ IN_CHAIN = 980  # cycles that a cluster costs beside its start and end, in a cha
 HAND_OVER = 900  # at least, of a split's tile: its parts go to and fro before the next one's
 # Pairs of CTAs with weights on the M side: of each, two read half of the tokens' rows.
 _SWAP_AB_PAIRS = [Tile(c, swap_ab=True, two_cta=True, cluster_m=2) for c in (64, 128, 256)]
-# Ranks that may share the experts, of which a launch is told nothing: each gets its part of slots.
+# Ranks that may share the experts, each with its part of the slots. All are weighed, however many
+# there are: what is in use is a guess even so, and a tile should lose little whatever it is.
 _RANKS = (1, 2, 4, 8)
 
 

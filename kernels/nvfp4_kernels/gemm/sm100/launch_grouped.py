@@ -35,6 +35,7 @@ def grouped_gemm(
     out_terms: int = 1,
     routed_before: bool = False,
     bias: Tensor | None = None,
+    global_experts: int | None = None,
     given: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See ``nvfp4_kernels.grouped_gemm.op``; the second result is None for 16-bit output.
@@ -44,6 +45,8 @@ def grouped_gemm(
 
     ``routed_before``: the launch before this one is a product of the same routing, which has waited
     for it, see ``scheduler.counting``. Weights are then loaded while that product ends.
+
+    ``global_experts``, of all ranks, changes nothing: ``choose_grouped`` weighs one rank or more.
 
     ``given``, which must fit: that tile, not what would be chosen.
 

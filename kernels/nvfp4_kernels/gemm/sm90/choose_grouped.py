@@ -2,7 +2,8 @@
 
 Up to a thousand tokens a mixture of experts reads weights, many small matrices of them: what counts
 is how many bytes are under way. Every number here is from the time model of the tests, on the
-layers of Qwen3-30B (``python -m tests.modelled.grouped_sm90``); none was measured.
+layers of Qwen3-30B and of a rank of DeepSeek-V3 (``python -m tests.modelled.grouped_sm90``); none
+was measured.
 """
 
 import functools
@@ -19,12 +20,14 @@ from nvfp4_kernels.gemm.sm90.choose import (
     with_store,
 )
 from nvfp4_kernels.gemm.sm90.tile import EpilogueConfig, Tile
-from nvfp4_kernels.routing import TILE_TOKENS
+from nvfp4_kernels.routing import TILE_TOKENS, expected_slots
 from nvfp4_kernels.sm90.limits import REGISTERS, SMS
 
 # Cycles of an SM for 64 × 64 elements of a weight and a tile of tokens, where all SMs are busy.
 _CYCLES = {8: 125, 16: 167, 32: 202, 64: 215, 128: 288, 256: 512}
 assert tuple(_CYCLES) == TILE_TOKENS
+# Tiles of 64 × 64 elements that a warpgroup decodes while an SM starts and ends a CTA without work.
+_IDLE = 8
 _SPREAD = 10  # standard deviations of a Poisson distribution that are summed
 
 
@@ -33,9 +36,10 @@ class GroupedProblem:
     """``tiles`` of ``tile_tokens`` tokens at the most, each times the weights of an expert.
 
     Attributes:
-        experts: whose weights there are.
+        experts: that this rank holds.
         n, k: of each of them.
         weights: of an expert: 1, or 2 for gate and up.
+        global_experts: of all ranks, over which slots are spread; None: this rank holds them all.
     """
 
     tiles: int
@@ -44,12 +48,20 @@ class GroupedProblem:
     n: int
     k: int
     weights: int = 1
+    global_experts: int | None = None
 
     @property
     def slots(self) -> int:
-        """Slots that there is room for: undoes ``max_tiles``, up to what that rounds off."""
+        """Slots of all ranks, for which there is room: undoes ``max_tiles``, up to its rounding."""
         more = self.tiles * self.tile_tokens - (self.tile_tokens - 1) * self.experts
         return self.tiles if self.tiles <= self.experts else more
+
+    @property
+    def used(self) -> int:
+        """Tiles that are expected to be in use, one at least."""
+        everywhere = self.experts if self.global_experts is None else self.global_experts
+        slots = expected_slots(self.slots, self.experts, everywhere)
+        return max(1, math.ceil(expected_tiles(slots, self.experts, self.tile_tokens)))
 
 
 def choose_tile_tokens(
@@ -77,7 +89,7 @@ def choose_tile_tokens(
     Returns:
         One of ``TILE_TOKENS``.
     """
-    slots = round(tokens * top_k * min(1.0, experts / max(1, global_experts)))
+    slots = expected_slots(tokens * top_k, experts, global_experts)
 
     def cycles(each: int) -> float:
         used = expected_tiles(slots, experts, each)
@@ -115,10 +127,9 @@ def choose_grouped_config(
         sms: of the device.
     """
     tokens, n, k = problem.tile_tokens, problem.n, problem.k
-    used = math.ceil(expected_tiles(problem.slots, problem.experts, tokens))
-    as_one = Problem(max(1, used) * tokens, n, k, problem.weights)
+    as_one = Problem(problem.used * tokens, n, k, problem.weights)
     if tokens < MANY_TOKENS:
-        found = [(t, with_store(output, t, n)) for t in _few_token_tiles(problem, used, sms)]
+        found = [(t, with_store(output, t, n)) for t in _few_token_tiles(problem, sms)]
         tile, output = next((t, o) for t, o in found if fits(as_one, t, o))
     else:
         fitting = many_token_configs(as_one, output, sms)
@@ -149,18 +160,29 @@ def expected_tiles(slots: int, experts: int, tile_tokens: int) -> float:
     return min(experts * total, float(slots))
 
 
-def _few_token_tiles(problem: GroupedProblem, used: int, sms: int) -> list[Tile]:
+def _few_token_tiles(problem: GroupedProblem, sms: int) -> list[Tile]:
     """Tiles for few tokens, the best first; the last one serves any problem."""
     tokens, weights = problem.tile_tokens, problem.weights
     plain = Tile(tokens, weights, warpgroups=_warpgroups(tokens, weights), ctas_per_sm=1 + weights)
     tiles = [replace(plain, k_tiles=k_tiles) for k_tiles in (2, 1)]
-    together = max(1, math.ceil(used * math.ceil(problem.n / TILE) / sms))
+    together = math.ceil(problem.used * math.ceil(problem.n / TILE) / sms)
     # Few tiles to an SM: four warpgroups share the only one, two each of several.
     slices = max(2, 4 // together)
     sliced = Tile(tokens, weights, warpgroups=slices, slices=slices, ctas_per_sm=together)
-    if _has_registers(sliced):
+    if _has_registers(sliced) and _pays(problem, sliced, sms):
         tiles = [replace(sliced, k_tiles=k_tiles) for k_tiles in (2, 1)] + tiles
     return [*tiles, Tile(tokens, weights, warpgroups=1)]
+
+
+def _pays(problem: GroupedProblem, sliced: Tile, sms: int) -> bool:
+    """Whether slices save more than is lost to CTAs that have no tile.
+
+    A split's CTAs have one tile each, so that its grid is what there is room for: on a rank that
+    shares experts with others, mostly CTAs that start in vain.
+    """
+    saved = sliced.weights * math.ceil(problem.k / TILE) * (1 - 1 / sliced.slices)
+    idle = (problem.tiles - problem.used) * math.ceil(problem.n / sliced.rows)
+    return saved > _IDLE * idle / (sms * sliced.ctas_per_sm)
 
 
 def _has_registers(tile: Tile) -> bool:

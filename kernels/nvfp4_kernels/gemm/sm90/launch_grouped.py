@@ -32,15 +32,17 @@ def grouped_gemm(
     out_terms: int = 1,
     routed_before: bool = False,
     bias: Tensor | None = None,
+    global_experts: int | None = None,
 ) -> tuple[Tensor, None]:
     """See ``nvfp4_kernels.grouped_gemm.op``; the weights are in fragments.
 
-    ``routed_before``: see ``grouped_product``; of a layer's second product.
+    ``routed_before``, ``global_experts``: see ``grouped_product``; the first is of a layer's second
+    product.
     """
     weights = Fragments(b, b_scales)
     return grouped_product(
         a, groups, weights, alpha, n, activation, out_dtype, bias=bias,
-        routed_before=routed_before,
+        routed_before=routed_before, global_experts=global_experts,
     ), None  # fmt: skip
 
 
@@ -59,11 +61,17 @@ def grouped_silu_mul_gemm(
     terms: int = 1,
     out_terms: int = 1,
     bias: Tensor | None = None,
+    global_experts: int | None = None,
 ) -> tuple[Tensor, None]:
-    """See ``nvfp4_kernels.grouped_silu_mul_gemm.op``; the weights are in fragments."""
+    """See ``nvfp4_kernels.grouped_silu_mul_gemm.op``; the weights are in fragments.
+
+    ``global_experts``: see ``grouped_product``.
+    """
     weights = Fragments(b, b_scales)
-    out = grouped_product(a, groups, weights, alpha, n, activation, out_dtype, bias=bias)
-    return out, None
+    return grouped_product(
+        a, groups, weights, alpha, n, activation, out_dtype, bias=bias,
+        global_experts=global_experts,
+    ), None  # fmt: skip
 
 
 def grouped_product(
@@ -77,6 +85,7 @@ def grouped_product(
     *,
     bias: Tensor | None = None,
     routed_before: bool = False,
+    global_experts: int | None = None,
 ) -> Tensor:
     """Checks what a kernel needs beyond the op's own checks, allocates the result, launches.
 
@@ -92,6 +101,8 @@ def grouped_product(
         routed_before: whether ``groups`` was complete before the launch before this one began, as
             that of a layer's second product is, whose first product was routed already. Weights
             are then loaded before that launch has ended. Wrong is undefined behaviour.
+        global_experts: of all ranks, over which the slots that there is room for are spread; None:
+            this rank's are all. The choice of a tile follows from it, no result's meaning.
 
     Returns:
         ``(tiles, T, n)``; tiles that are not in use are not written.
@@ -111,7 +122,7 @@ def grouped_product(
         bias=dtype_name(bias.dtype) if bias is not None else "",
         activation=activation,
     )
-    problem = GroupedProblem(tiles, tokens, experts, n, k, alpha[0].numel())
+    problem = GroupedProblem(tiles, tokens, experts, n, k, alpha[0].numel(), global_experts)
     sms = multiprocessors(a.device)
     tile, output = choose_grouped_config(problem, output, sms)
     arguments = GemmArguments(
