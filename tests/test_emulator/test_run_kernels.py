@@ -36,7 +36,9 @@ def launched(patch: pytest.MonkeyPatch) -> tuple[int, str]:
             within.setattr(
                 kernel_compile,
                 "compile_kernel",
-                lambda kernel: (compiled.append(kernel), compile_kernel(kernel))[1],
+                lambda kernel, **given: (compiled.append(kernel), compile_kernel(kernel, **given))[
+                    1
+                ],
             )
             out = device.output("out", torch.empty(len(ARRAYS), dtype=torch.int32))
             kernel_compile.launch(Placing(), out)

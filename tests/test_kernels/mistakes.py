@@ -7,7 +7,7 @@ Kernels are Python that CuTe DSL traces: ``Room`` replaces functions of an op's 
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,6 +173,12 @@ def compiled_anew(*patches: Patch) -> Iterator[None]:
             kernel_compile.compiled.cache_clear()
 
 
+def compiled_right(*patches: Patch) -> AbstractContextManager[None]:
+    """Context of kernels without a mistake: ``patches`` prepare them; without, those of the run."""
+    devices.cutlass_or_skip()
+    return compiled_anew(*patches) if patches else nullcontext()
+
+
 def check_caught(
     mistake: Mistake, check: Check, *patches: Patch, schedules: Sequence[Schedule] = STANDARD
 ) -> None:
@@ -188,7 +194,7 @@ def check_nothing_to_catch(
     check: Check, *patches: Patch, schedules: Sequence[Schedule] = STANDARD
 ) -> None:
     """Assert that ``check`` holds in every schedule without a mistake."""
-    with compiled_anew(*patches):
+    with compiled_right(*patches):
         assert first_noticed(check, schedules) == NOTHING
 
 
@@ -202,7 +208,7 @@ def check_dependency_wait(twice: Check, *patches: Patch) -> None:
 
 def check_dependency_waits(pairs: Sequence[Check], *patches: Patch) -> None:
     """``check_dependency_wait`` of each of several pairs of launches of the same kernels."""
-    with compiled_anew(*patches), devices.emulated_ops(STANDARD[0]):
+    with compiled_right(*patches), devices.emulated_ops(STANDARD[0]):
         for twice in pairs:
             twice()
     with compiled_anew(*patches, NO_DEPENDENCY_WAIT):

@@ -209,11 +209,12 @@ def _distinct(events: Events32) -> Sequence[int]:
     if events.size <= _FEW:  # as lanes have: numpy's own calls take longer than their work
         found = set(events.ravel().tolist())
         return tuple(found) if len(found) == 1 else sorted(found)
-    first: int = events.item(0)
-    if (events == first).all():
+    flat = events.ravel()
+    changes = flat[1:] != flat[:-1]  # a few: neighbours are mostly of one event
+    first: int = flat.item(0)
+    if not changes.any():
         return (first,)
-    several: list[int] = np.unique(events).tolist()
-    return several
+    return sorted({first, *flat[1:][changes].tolist()})
 
 
 class Shadow:

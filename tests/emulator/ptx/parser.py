@@ -24,13 +24,15 @@ from tests.emulator.ptx.syntax import (
     Vector,
 )
 
+_SPACE = r"(?:\s+|//[^\n]*|/\*.*?\*/)*"
 _TOKEN = re.compile(
-    r"""\s+|//[^\n]*|/\*.*?\*/
-      |(?P<string>"(?:[^"\\]|\\.)*")
+    _SPACE
+    + r"""(?:(?P<word>[%.$_A-Za-z][\w.$%]*(?:::[\w.$%]*)*)
+      |(?P<mark>[@!{}\[\](),;:+\-|<>=])
       |(?P<number>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
                  |\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)
-      |(?P<word>[%.$_A-Za-z](?:[\w.$%]|::)*)
-      |(?P<mark>[@!{}\[\](),;:+\-|<>=])""",
+      |(?P<string>"(?:[^"\\]|\\.)*")
+      |\Z)""",
     re.VERBOSE | re.DOTALL,
 )
 _USED_BYTES = re.compile(r'"used_bytes_mask (?P<mask>\w+)"')
@@ -56,8 +58,11 @@ class _Tokens:
             end = stop
             kind = match.lastgroup
             if kind:
-                append((kind, match.group(), start))
+                append((kind, match[kind], match.start(kind)))
         if end != len(text):
+            space = re.compile(_SPACE, re.DOTALL).match(text, end)
+            assert space  # it may be empty
+            end = space.end()
             number = bisect.bisect_right(starts, end)
             raise PtxSyntaxError(
                 f"cannot read {text[end : end + 20]!r}", Where("", number, self.lines[number - 1])
