@@ -253,7 +253,10 @@ def eagle(
 
 
 @pytest.mark.feature(
-    "EAGLE", "works", "EAGLE 3 in 16 bits, NVFP4 and mixed; the target's tokens, proposals alike"
+    "EAGLE",
+    "works",
+    "EAGLE 3 in 16 bits, NVFP4 and mixed; the target's tokens, proposals alike; on a GPU ask: "
+    '`--speculative-config \'{"quantization": "nvfp4-tc", …}\'`',
 )
 def test_models_apart(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
     """In 16 bits and in NVFP4, under names that are not those of vLLM's layers."""
@@ -263,14 +266,15 @@ def test_models_apart(tmp_path: Path, drafted: Callable[..., Drafted]) -> None:
     roundings = reference.decode(target, tmp_path / "decoded")
     model = reference.load(AutoModelForCausalLM, tmp_path / "decoded", roundings)
 
-    def speculate(draft: Path) -> Drafted:
+    def speculate(draft: Path, **more: str) -> Drafted:
         settings = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3}
-        return drafted(target, speculative_config=settings)
+        return drafted(target, speculative_config=settings | more)
 
     plain = speculate(eagle(target, tmp_path / "plain", nvfp4=False))
     nvfp4 = speculate(eagle(target, tmp_path / "nvfp4", nvfp4=True))
     mixed = speculate(eagle(target, tmp_path / "mixed", nvfp4=True, plain=("midlayer.self_attn",)))
-    other = speculate(eagle(target, tmp_path / "other", nvfp4=True, seed=6))
+    draft = eagle(target, tmp_path / "other", nvfp4=True, seed=6)
+    other = speculate(draft, quantization="nvfp4-tc")  # as on a GPU, where it is not ours unasked
     for run in (plain, nvfp4, mixed, other):
         assert worst(model, run.generated) < TIE
         assert run.methods["fc"] == "UnquantizedLinearMethod"

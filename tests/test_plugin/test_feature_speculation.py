@@ -57,7 +57,9 @@ def test_n_grams(modelopt: Path, expected: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("draft", ["bf16", "weight_only", "modelopt"])
 @pytest.mark.feature(
-    "draft model", "works", "in 16 bits, W4A16 and W4A4; proposals are accepted; same tokens"
+    "draft model",
+    "works",
+    "in 16 bits, W4A16 and W4A4; proposals are accepted; same tokens; on a GPU ask as for EAGLE",
 )
 def test_draft_models(
     draft: str, modelopt: Path, expected: list[list[int]], request: pytest.FixtureRequest
