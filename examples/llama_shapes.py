@@ -40,14 +40,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_config(folder: Path, shape: str, quantization: dict[str, Any] | None = None) -> Path:
+def write_config(folder: Path, shape: str) -> Path:
     """Write the ``config.json`` of a built-in shape into ``folder``; returns ``folder``.
 
     Args:
         folder: there already.
         shape: a key of ``SHAPES``.
-        quantization: the checkpoint's quantization config, if it is to pass for a quantised one.
     """
-    config = SHAPES[shape] | ({"quantization_config": quantization} if quantization else {})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=2) + "\n")
     return folder

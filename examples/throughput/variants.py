@@ -8,12 +8,12 @@ from typing import Any
 
 from examples.llama_shapes import SHAPES, write_config
 from examples.methods import METHODS
-from examples.moe_shapes import MOE_SHAPES, write_checkpoint
+from examples.moe_shapes import MOE_SHAPES
+from examples.random_checkpoint import write_checkpoint
 from examples.throughput.cases import BadOption
 from vllm_fp4_plugin.formats import FORMATS
 
-_KEPT = ["lm_head"]
-_OF_RANDOM_WEIGHTS = ("nvfp4-tc", "modelopt")  # which serve ModelOpt's files
+_OF_EXPERTS = ("nvfp4-tc", "modelopt")  # which serve ModelOpt's files
 
 
 @dataclass(frozen=True)
@@ -36,33 +36,33 @@ class Variant:
     @property
     def shape(self) -> bool:
         """Whether there is no checkpoint, only a shape."""
-        return self.model in SHAPES
+        return self.model in SHAPES or self.model in MOE_SHAPES
+
+    @property
+    def dummy(self) -> bool:
+        """Whether vLLM makes up the weights: of a shape in 16 bits."""
+        return self.shape and self.name == "bf16"
 
     def written(self, folder: Path) -> str:
-        """The model for vLLM; of a shape, its config in a folder made beneath ``folder``.
+        """The model for vLLM; of a shape, what is made beneath ``folder`` for it.
 
-        Of a mixture of experts it is a checkpoint of random weights, one for all variants.
+        That is its config, or of an NVFP4 variant a checkpoint of random weights, one for all
+        variants that read its format.
         """
-        if self.model in MOE_SHAPES:
-            return str(write_checkpoint(folder / self.model, self.model))
         if not self.shape:
             return self.model
-        made = folder / f"{self.model}-{self.name}"
-        made.mkdir()
-        return str(write_config(made, self.model, shape_quantization(self.name)))
+        if self.dummy:
+            made = folder / f"{self.model}-{self.name}"
+            made.mkdir()
+            return str(write_config(made, self.model))
+        format = FORMATS["compressed-tensors" if self.name == "compressed-tensors" else "modelopt"]
+        config = (SHAPES | MOE_SHAPES)[self.model]
+        return str(write_checkpoint(folder / f"{self.model}-{format.name}", config, format))
 
     def engine_args(self) -> dict[str, Any]:
         """Arguments of the engine for this variant, but for the model."""
         args: dict[str, Any] = {"quantization": self.method}
-        return args | ({"load_format": "dummy"} if self.shape else {})
-
-
-def shape_quantization(name: str) -> dict[str, Any] | None:
-    """The ``quantization_config`` that makes a shape pass for a checkpoint of a variant."""
-    if name == "bf16":
-        return None
-    format = FORMATS["compressed-tensors" if name == "compressed-tensors" else "modelopt"]
-    return format.config(_KEPT, weight_only=False, fp8_kv=False)
+        return args | ({"load_format": "dummy"} if self.dummy else {})
 
 
 def parse_variants(model: str, written: Sequence[str]) -> tuple[Variant, ...]:
@@ -82,9 +82,9 @@ def parse_variants(model: str, written: Sequence[str]) -> tuple[Variant, ...]:
         if any(name == other.name for other in variants):
             raise BadOption(f"--quantization: {name} is there twice; name each variant once")
         variant = Variant(name, _resolved(own or model))
-        if variant.model in MOE_SHAPES and name not in _OF_RANDOM_WEIGHTS:
+        if variant.model in MOE_SHAPES and name not in _OF_EXPERTS:
             raise BadOption(
-                f"--quantization: is {name!r}, must be among {', '.join(_OF_RANDOM_WEIGHTS)} for "
+                f"--quantization: is {name!r}, must be among {', '.join(_OF_EXPERTS)} for "
                 f"{variant.model}, whose random weights are NVFP4 in ModelOpt's format"
             )
         _check_checkpoint(variant)
