@@ -1,4 +1,4 @@
-"""Values that are computed where they are asked for."""
+"""Order that the compiler keeps: values computed before what follows."""
 
 from typing import TypeVar
 

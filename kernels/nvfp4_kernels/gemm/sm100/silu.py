@@ -36,7 +36,7 @@ def silu(values: list[Float32], powers: list[Float32]) -> list[Float32]:
 
 
 def _held_or_nan(x: Float32) -> Float32:
-    """X held at ``_LEAST_SILU``, or NaN."""
+    """Larger one of x and ``_LEAST_SILU``; NaN stays NaN (PTX ISA, max)."""
     return ptx.inline_ptx(
         "max.NaN.f32 {$w0}, {$r0}, {$r1};",
         write_only_types=[Float32],
