@@ -150,7 +150,8 @@ class Epilogue:
             for start in cutlass.range_constexpr(0, self.chunk, width):
                 here = offset + start
                 count = min(width, self.chunk)
-                loaded = self._addends(sums, here, count, first=number == 0 and start == 0)
+                first = number == 0 and start == 0
+                loaded = self._addends(sums, here, count, first, added=True)
                 last = start + width >= self.chunk
                 if cutlass.const_expr(last and number == self._last_shared(self.chunk)):
                     self._release(acc_empty, leader)
@@ -175,9 +176,10 @@ class Epilogue:
         tile, scaling, store = self.tile, Scaling(self.tile, self.output), ColumnStore(self.output)
         width = min(LOAD_COLUMNS if tile.split_k > 1 else _EARLY_COLUMNS, tile.split_columns)
         loads = tile.split_columns // width
+        at_once = width <= _FINISHED_COLUMNS  # nothing is computed while addends come
         begun: list[tuple[Row, int, Begun]] = []
         here = self._offset(0, width, sums.accumulator)
-        following = self._addends(sums, here, width, first=True)
+        following = self._addends(sums, here, width, first=True, added=at_once)
         for number in cutlass.range_constexpr(loads):
             loaded, first = following, here
             if cutlass.const_expr(tile.split_k == 1):
@@ -186,7 +188,7 @@ class Epilogue:
                 self._release(acc_empty, leader)
             if cutlass.const_expr(number + 1 < loads):
                 here = self._offset(number + 1, width, sums.accumulator)
-                following = self._addends(sums, here, width, first=False)
+                following = self._addends(sums, here, width, first=False, added=at_once)
             rest = store.from_token(row, first) if self._overlaps else row
             for start in cutlass.range_constexpr(0, width, _FINISHED_COLUMNS):
                 ahead = range(start, min(start + _FINISHED_COLUMNS, width))
@@ -245,30 +247,26 @@ class Epilogue:
             arrive_where(acc_empty, leader)
 
     def _addends(
-        self, sums: Sums, column: Int32 | int, count: int, first: bool
+        self, sums: Sums, column: Int32 | int, count: int, first: bool, added: bool
     ) -> list[list[Vector]]:
         """Load ``count`` columns of every product, the ``first`` of the tile or later ones.
 
-        Of split K they are several, to be added up in order.
+        Of split K they are several, to be added up in order, unless they are ``added``.
 
         Those of ``_direct`` without split K are to be waited for.
         """
         tile = self.tile
         if tile.split_k > 1:
-            split, columns = SplitK(tile), range(column, column + count)
-            return [
-                split.addends(
-                    sums.partials,
-                    sums.source,
-                    sums.rank,
-                    product,
-                    columns,
-                    sums.warp,
-                    sums.lane,
-                    sums.index if first and product == 0 else None,
-                )
-                for product in range(tile.weights)
-            ]
+            return SplitK(tile).addends(
+                sums.partials,
+                sums.source,
+                sums.rank,
+                range(column, column + count),
+                sums.warp,
+                sums.lane,
+                sums.index if first else None,
+                added,
+            )
         loaded = [
             [
                 ptx.tcgen05_ld(

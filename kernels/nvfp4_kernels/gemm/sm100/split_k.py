@@ -122,31 +122,36 @@ class SplitK:
         partials: Partials,
         source: Int32,
         rank: Int32,
-        product: int,
         columns: range,
         warp: Int32,
         lane: Int32,
         awaited: Int32 | None,
-    ) -> list[Vector]:
-        """Addends of this CTA's columns: its own part, then those of the others.
+        added: bool,
+    ) -> list[list[Vector]]:
+        """Addends of this CTA's columns of every product: its own part, then those of the others.
 
         Always in the same order, whoever came first. With ``awaited``, a tile's number, those of
-        that tile are waited for.
+        that tile are waited for. ``added``: they are added up already, in that order.
         """
         tile, width = self.tile, self.width
-        found = [
-            self._load(source, product, rank * tile.split_columns + columns.start, len(columns))
-        ]
+        first, products = rank * tile.split_columns + columns.start, range(tile.weights)
+        own = [self._load(source, product, first, len(columns)) for product in products]
         ptx.tcgen05_wait(ptx.Tcgen05Wait.LOAD)
         if awaited is not None:
             wait(partials.partials_full, awaited, CLUSTER)
-        for distance in range(1, tile.split_k):
-            sender = (rank + distance) % tile.split_k
-            received: list[Float32] = []
+
+        def received(product: int, sender: Int32) -> Vector:
+            values: list[Float32] = []
             for column in range(columns.start, columns.stop, width):
                 coord = self._place(sender, product, column, warp, lane)
-                received += partials.sums.load(coord, width, alignment=4 * width).to_elements()
-            found.append(Vector.from_elements(tuple(received), Float32))
+                values += partials.sums.load(coord, width, alignment=4 * width).to_elements()
+            return Vector.from_elements(tuple(values), Float32)
+
+        senders = [(rank + distance) % tile.split_k for distance in range(1, tile.split_k)]
+        found = []
+        for product in products:
+            parts = [own[product], *(received(product, sender) for sender in senders)]
+            found.append([sum(parts[1:], parts[0])] if added else parts)
         return found
 
     @cute.jit
