@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer({"error": {"message": "no such luck"}}, status=500)
             return
         if self.server.flaw == "leaks":
-            self.server.kept.append(os.urandom(1 << 20))
+            self.server.kept.append(b"\1" * (4 << 20))
         if count >= LONG:
             self.server.engine_is_dead.wait()
         time.sleep(0.005)
