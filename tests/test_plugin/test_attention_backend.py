@@ -96,7 +96,7 @@ def test_a_named_backend_stays(
 
 
 def test_a_backend_that_vllm_named_is_told(config: Any) -> None:
-    """As for Gemma 4, whose layers have heads of two sizes."""
+    """Case of Gemma 4, whose layers have heads of two sizes."""
     from vllm.config import AttentionConfig
 
     from vllm_fp4_plugin.attention import choice

@@ -72,7 +72,7 @@ def test_steps(model: Model, calls: Calls, op_device: torch.device) -> None:
 
 
 def pad_a_sequence(common: Any) -> None:
-    """As a CUDA graph of whole decoding steps is padded; its table may name pages of others."""
+    """Padding of a CUDA graph of whole decoding steps; its table may name pages of others."""
     here = common.seq_lens.device
     more = torch.zeros(1, dtype=torch.int32, device=here)
     common.query_start_loc = torch.cat([common.query_start_loc, common.query_start_loc[-1:] + 1])

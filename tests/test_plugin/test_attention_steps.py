@@ -98,7 +98,7 @@ def swap_pages(common: Any) -> None:
 
 
 def shift_queries(common: Any) -> None:
-    """Of a prefill and what follows it: the builder tells decodes by the copy on CPU."""
+    """Steps of a prefill and what follows it: the builder tells decodes by the copy on CPU."""
     if common.num_reqs > 1 and common.query_start_loc[1] > 1:
         common.query_start_loc[1:-1] -= 1
         common.max_query_len += 1

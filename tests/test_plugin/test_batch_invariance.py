@@ -155,7 +155,7 @@ def test_flash_attention_3(
 
 @pytest.mark.slow
 def test_refused_layers(bf16: Path, modelopt: Path, tmp_path: Path) -> None:
-    """By the model that the front end builds without weights."""
+    """Refusal by the model that the front end builds without weights."""
     with pytest.raises(UnsupportedCheckpoint, match=r"with \S*attn on CPU_ATTN; .*CUSTOM"):
         config(modelopt, attention_backend="CPU_ATTN")
     kinds = {"o_proj": Kind.FP8, "down_proj": Kind.NVFP4}

@@ -61,7 +61,7 @@ def test_scales_that_cannot_be(format: str, value: float, tmp_path: Path) -> Non
 
 
 def test_scales_of_mixed_precision(tmp_path: Path) -> None:
-    """Those that each layer's kind uses, of FP8 layers too."""
+    """Values that each layer's kind uses, of FP8 layers too."""
     fp8 = {
         "o_proj.weight": torch.ones(4, 16).to(torch.float8_e4m3fn),
         "o_proj.weight_scale": torch.tensor(0.5),

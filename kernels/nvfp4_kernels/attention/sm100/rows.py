@@ -12,7 +12,7 @@ from cutlass import Array, Boolean, Int32, Int64, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
 from nvfp4_kernels.attention.sm100.tile import ROWS
-from nvfp4_kernels.device.settled import settled
+from nvfp4_kernels.device.pinned import pinned
 from nvfp4_kernels.sm100.limits import WARP_ROWS, widest_swizzle
 
 VECTOR_BYTES = 16  # of a lane's load or store
@@ -67,7 +67,7 @@ class WarpRows:
 
 def recomputed_lane() -> Int32:
     """Lane index that the compiler cannot merge with earlier ones: saves registers, not work."""
-    return settled(cute.arch.lane_idx())
+    return pinned(cute.arch.lane_idx())
 
 
 def swizzled_offset(row_bytes: int, row: Int32, byte: Int32 | int) -> Int32:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from cutlass import Float32, Int32, Int64, Uint16, Uint32, Vector
 from cutlass.experimental import primitives as ptx
 
-from nvfp4_kernels.device.settled import settled
+from nvfp4_kernels.device.pinned import pinned
 from nvfp4_kernels.device.types import TYPES
 from nvfp4_kernels.gemm.sm100.result import OutputTensor
 from nvfp4_kernels.gemm.sm100.scheduler import TileCoord
@@ -42,7 +42,7 @@ class ColumnStore:
         index = (Int64(coord.batch) * result.m + column) * result.n + row
         left = Int32(row < result.n) * (result.m - column)
         first = result.data.toint() + index * self._size
-        return Row(settled(first), result.n, settled(left))
+        return Row(pinned(first), result.n, pinned(left))
 
     def from_token(self, row: Row, offset: Int32) -> Row:
         """The part of a row from a token on."""

@@ -1,4 +1,4 @@
-"""Order that the compiler keeps: values computed before what follows."""
+"""Order that the compiler keeps: values pinned before what follows."""
 
 from typing import TypeVar
 
@@ -8,7 +8,7 @@ from cutlass.experimental import primitives as ptx
 _Integer = TypeVar("_Integer", Int32, Int64)
 
 
-def settled(value: _Integer) -> _Integer:
+def pinned(value: _Integer) -> _Integer:
     """``value``, computed before what follows.
 
     The compiler moves arithmetic to where its result is used: behind a wait, where it is waited
