@@ -1,4 +1,4 @@
-"""Benchmark of a layer of NVFP4 experts against vLLM's Marlin kernels on this machine's GPU.
+"""Benchmark of a layer of NVFP4 experts against vLLM's kernels on this machine's GPU.
 
     python -m examples.kernel_bench.experts                          Qwen3-30B, 1 to 8192 tokens
     python -m examples.kernel_bench.experts --model deepseek-ep8 --tokens 1 64
@@ -7,30 +7,30 @@
 Weights in 4 bits, activations in 16: from the router's choice to each token's sum. Tokens choose
 their experts at random, all alike, or as ``--choice`` says. Each contender's launches are captured
 in a CUDA graph, weights and choices of several layers in turn, so that L2 holds none of the next;
-graphs replay in turn, and medians are printed. Before that, our result is compared with a float32
-product of decoded weights.
+graphs replay in turn, and medians are printed. Before that, the first tokens' results are compared
+with a float32 product of decoded weights.
 """
 
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from examples.command_line import refusals
+from examples.kernel_bench.expert_contenders import (
+    CONTENDERS,
+    Choice,
+    ExpertWeights,
+    make_contenders,
+)
 from examples.kernel_bench.machine import cuda_device
-from nvfp4_kernels.activation import SILU
-from nvfp4_kernels.fragments import Fragments, decode_fragments, to_fragments
-from nvfp4_kernels.gemm.sm90.launch_grouped import grouped_gemm, grouped_silu_mul_gemm
-from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes, choose_tile_tokens
-from nvfp4_kernels.moe_combine import moe_combine
-from nvfp4_kernels.moe_route_quantize import moe_route_gather
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from nvfp4_kernels.grouped_gemm.tile_tokens import ExpertSizes
+from nvfp4_kernels.nvfp4 import BLOCK_SIZE, Nvfp4Tensor
 from nvfp4_kernels.tool.timed_graphs import captured, timed
 
 TOKENS = tuple(2**power for power in range(14))
@@ -38,7 +38,6 @@ COLD_BYTES = 512 << 20  # of the weights that rotate: several times L2
 CHECKED_TOKENS = 8  # whose results are compared
 TOLERANCE = 0.01  # of norms: bfloat16 rounds by 2⁻⁹ three times
 BYTES = 0.5 + 1 / 16  # of an element, with its share of the scale
-Contender = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -60,25 +59,19 @@ MODELS = {
     # With SiLU and without biases, which are none of a layer's bytes.
     "gpt-oss-120b": Model(ExpertSizes(2880, 2880, 128, 128), 4),
 }
-MARLIN_MULTIPLE = 128  # of the sizes that it takes
 
 
-class Layer(NamedTuple):
-    """Weights and choices of one layer; ``ids`` and ``weights`` of the tokens' slots."""
+def random_weights(sizes: ExpertSizes) -> ExpertWeights:
+    """Random codes and block scales, global ones that keep a product's sums near 1."""
+    h, i, held, _, _ = sizes
 
-    w13: Fragments
-    w2: Fragments
-    ids: Tensor
-    weights: Tensor
-    expert_map: Tensor | None
-    alphas: tuple[Tensor, Tensor]
+    def matrix(*shape: int) -> tuple[Tensor, Tensor]:
+        *rows, k = shape
+        codes = torch.randint(0, 256, (*rows, k // 2), dtype=torch.uint8, device="cuda")
+        scales = torch.empty(*rows, k // BLOCK_SIZE, device="cuda").uniform_(0.5, 1)
+        return codes, scales.to(torch.float8_e4m3fn)
 
-
-def random_fragments(*batch: int, n: int, k: int) -> Fragments:
-    """Random weights, of block scales that keep a product's sums near 1."""
-    codes = torch.randint(0, 256, (*batch, n, k // 2), dtype=torch.uint8, device="cuda")
-    scales = torch.rand(*batch, n, k // BLOCK_SIZE, device="cuda") * k**-0.5
-    return to_fragments(codes, scales.to(torch.float8_e4m3fn))
+    return ExpertWeights(*matrix(held, 2, i, h), *matrix(held, h, i), (h**-0.5 / 2, i**-0.5 / 2))
 
 
 def popularity(choice: str, tokens: int, experts: int) -> Tensor:
@@ -92,138 +85,84 @@ def popularity(choice: str, tokens: int, experts: int) -> Tensor:
     return each - 1e3 * ranks  # the same, whatever the noise
 
 
-def random_layer(model: Model, tokens: int, choice: str) -> Layer:
-    """Weights that no other layer has, and tokens that choose as told."""
-    h, i, held, total, _ = model.sizes
-    noise = (
-        -torch.empty(tokens, total, device="cuda").exponential_().log()
-    )  # Gumbel's: no expert twice
-    chosen = (popularity(choice, tokens, total) + noise).topk(model.top_k).indices
+def random_choice(model: Model, tokens: int, choice: str) -> Choice:
+    """Tokens' choices, as told."""
+    _, _, held, total, _ = model.sizes
+    gumbel = -torch.empty(tokens, total, device="cuda").exponential_().log()  # no expert twice
+    chosen = (popularity(choice, tokens, total) + gumbel).topk(model.top_k).indices
     expert_map = None
     if held < total:
         expert_map = torch.full((total,), -1, dtype=torch.int32, device="cuda")
         expert_map[:held] = torch.arange(held, dtype=torch.int32, device="cuda")
-    return Layer(
-        random_fragments(held, 2, n=i, k=h),
-        random_fragments(held, n=h, k=i),
-        chosen.int(),
-        torch.rand(tokens, model.top_k, device="cuda"),
-        expert_map,
-        (torch.ones(held, 2, device="cuda"), torch.ones(held, device="cuda")),
-    )
+    return Choice(chosen.int(), torch.rand(tokens, model.top_k, device="cuda"), expert_map)
 
 
-def ours(model: Model, layer: Layer, x: Tensor) -> Tensor:
-    """The layer on our kernels, as the plugin launches them."""
-    h, i, held, total, _ = sizes = model.sizes
-    tile_tokens = choose_tile_tokens(x.device, len(x), model.top_k, sizes)
-    routing, a = moe_route_gather(x, layer.ids, held, tile_tokens, layer.expert_map)
-    hidden, _ = grouped_silu_mul_gemm(
-        a, None, routing.groups, *layer.w13, layer.alphas[0], None, i, None, SILU, x.dtype,
-        global_experts=total,
-    )  # fmt: skip
-    out, _ = grouped_gemm(
-        hidden,
-        None,
-        routing.groups,
-        *layer.w2,
-        layer.alphas[1],
-        None,
-        h,
-        None,
-        None,
-        x.dtype,
-        1,
-        1,
-        True,
-        global_experts=total,
-    )
-    return moe_combine(out, routing.rows, layer.weights)
-
-
-def error(model: Model, layer: Layer, x: Tensor) -> float:
-    """Relative error of our result, of the norms, against float32 and decoded weights."""
-    h, i, held, _, _ = model.sizes
+def exact(model: Model, weights: ExpertWeights, choice: Choice, x: Tensor) -> Tensor:
+    """The layer's result by decoded weights, in float32."""
     expected = torch.zeros(x.shape, device="cuda")
-    for token, ids in enumerate(layer.ids.tolist()):
+    of_w13, of_w2 = weights.global_scales
+    for token, ids in enumerate(choice.ids.tolist()):
         for slot, expert in enumerate(ids):
-            if expert >= held:
+            if expert >= model.sizes.held:
                 continue  # of another rank
-            w13 = decode_fragments(layer.w13.data[expert], layer.w13.scales[expert], i, h)
+            w13 = decoded(weights.w13[expert], weights.w13_scales[expert], of_w13)
             gate, up = w13 @ x[token].float()
             hidden = (torch.nn.functional.silu(gate) * up).to(x.dtype).float()
-            w2 = decode_fragments(layer.w2.data[expert], layer.w2.scales[expert], h, i)
-            expected[token] += layer.weights[token, slot] * (w2 @ hidden)
-    found = ours(model, layer, x).float()
-    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+            w2 = decoded(weights.w2[expert], weights.w2_scales[expert], of_w2)
+            expected[token] += choice.weights[token, slot] * (w2 @ hidden)
+    return expected
 
 
-def marlin(model: Model, layers: int) -> Callable[[int, Layer, Tensor], Tensor] | None:
-    """VLLM's Marlin kernels on random bytes, sizes rounded up as it wants; None without vLLM."""
-    try:
-        from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
-        from vllm.scalar_type import scalar_types
-    except ImportError as missing:
-        print(f"Marlin is left out: {missing}")
-        return None
-    _, _, held, total, _ = model.sizes
-    h, i = (-(-size // MARLIN_MULTIPLE) * MARLIN_MULTIPLE for size in model.sizes[:2])
-
-    def weight(k: int, n: int) -> tuple[Tensor, Tensor]:
-        shape = (held, k // 16, 2 * n)
-        codes = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device="cuda")
-        scales = torch.randint(30, 60, (held, k // 16, n), dtype=torch.uint8, device="cuda")
-        return codes, scales.view(torch.float8_e4m3fn)
-
-    weights = [(weight(h, 2 * i), weight(i, h)) for _ in range(layers)]
-    scale = torch.ones(held, device="cuda")
-
-    def run(number: int, layer: Layer, x: Tensor) -> Tensor:
-        (w1, scales1), (w2, scales2) = weights[number]
-        if x.shape[1] < h:
-            x = torch.nn.functional.pad(x, (0, h - x.shape[1]))
-        given: dict[str, Any] = {"global_num_experts": total, "expert_map": layer.expert_map}
-        result: Tensor = fused_marlin_moe(
-            x, w1, w2, None, None, scales1, scales2, layer.weights, layer.ids,
-            scalar_types.float4_e2m1f.id, global_scale1=scale, global_scale2=scale, **given,
-        )  # fmt: skip
-        return result
-
-    return run
+def decoded(codes: Tensor, scales: Tensor, global_scale: float) -> Tensor:
+    """Values of an NVFP4 matrix, float32."""
+    return Nvfp4Tensor(codes, scales, torch.tensor(global_scale, device="cuda")).dequantize()
 
 
-def measure(name: str, tokens: tuple[int, ...], choice: str, rounds: int) -> bool:
+def measure(
+    name: str, tokens: Sequence[int], choice: str, rounds: int, contenders: Sequence[str]
+) -> bool:
     """Check, time and print one model; return whether all of it was right."""
     model = MODELS[name]
     layers = max(2, -(-COLD_BYTES // int(model.layer_bytes)))
-    theirs, right = marlin(model, layers), True
+    made, right = make_contenders(contenders, model.sizes, model.top_k), True
+    first, *others = (random_weights(model.sizes) for _ in range(layers))
+    operands = {who: [one.operands(each) for each in (first, *others)] for who, one in made.items()}
+    del others
     print(f"\n{name}: {model.layer_bytes / 1e6:.0f} MB a layer, {layers} layers in turn")
     for m in tokens:
         x = torch.randn(m, model.sizes.h, device="cuda").bfloat16()
-        given = [random_layer(model, m, choice) for _ in range(layers)]
-        first = given[0]._replace(
-            ids=given[0].ids[:CHECKED_TOKENS], weights=given[0].weights[:CHECKED_TOKENS]
+        choices = [random_choice(model, m, choice) for _ in range(layers)]
+        some = choices[0]._replace(
+            ids=choices[0].ids[:CHECKED_TOKENS], weights=choices[0].weights[:CHECKED_TOKENS]
         )
-        wrong = error(model, first, x[:CHECKED_TOKENS])
-        graphs = {"ours": captured([partial(ours, model, each, x) for each in given], layers)}
-        if theirs is not None:
-            steps = [partial(theirs, number, each, x) for number, each in enumerate(given)]
-            graphs["marlin"] = captured(steps, layers)
+        expected = exact(model, first, some, x[:CHECKED_TOKENS])
+        errors, graphs = {}, {}
+        for who, one in made.items():
+            found = one.launch(operands[who][0], choices[0], x)[:CHECKED_TOKENS].float()
+            errors[who] = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+            steps = [
+                partial(one.launch, held, chosen, x)
+                for held, chosen in zip(operands[who], choices, strict=True)
+            ]
+            graphs[who] = captured(steps, layers)
         medians = {who: statistics.median(taken) for who, taken in timed(graphs, rounds).items()}
-        chosen = [int(each.ids[each.ids < model.sizes.held].unique().numel()) for each in given]
-        rate = (
-            model.layer_bytes * statistics.mean(chosen) / model.sizes.held / medians["ours"] / 1e6
-        )
-        beside = ""
-        if "marlin" in medians:
-            ratio = medians["marlin"] / medians["ours"]
-            beside = f"  marlin {medians['marlin']:8.1f} us  x{ratio:.2f}"
-        print(
-            f"  {m:5} tokens  ours {medians['ours']:8.1f} us  {rate:5.2f} TB/s{beside}"
-            f"  {'error' if wrong < TOLERANCE else 'WRONG by'} {wrong:.1e}", flush=True,
-        )  # fmt: skip
-        right = right and wrong < TOLERANCE
+        chosen = [int(each.ids[each.ids < model.sizes.held].unique().numel()) for each in choices]
+        read = model.layer_bytes * statistics.mean(chosen) / model.sizes.held
+        print(line(m, medians, errors, read), flush=True)
+        right = right and max(errors.values()) < TOLERANCE
     return right
+
+
+def line(tokens: int, medians: dict[str, float], errors: dict[str, float], read: float) -> str:
+    """A line of the table: microseconds, the rate of ``read`` bytes, errors of the norms."""
+    parts = [f"  {tokens:5} tokens"]
+    for who, taken in medians.items():
+        beside = f"{read / taken / 1e6:5.2f} TB/s"
+        if who != "ours" and "ours" in medians:
+            beside = f"x{taken / medians['ours']:.2f}"
+        wrong = "" if errors[who] < TOLERANCE else "WRONG "
+        parts.append(f"{who} {taken:8.1f} us {beside} {wrong}({errors[who]:.0e})")
+    return "  ".join(parts)
 
 
 def main() -> int:
@@ -232,12 +171,16 @@ def main() -> int:
     parser.add_argument("--model", nargs="+", choices=MODELS, default=["qwen3-30b"])
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--choice", choices=["alike", "zipf", "same"], default="alike")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
     cuda_device()
     properties = torch.cuda.get_device_properties(0)
     print(f"{properties.name}, {properties.multi_processor_count} SMs, torch {torch.__version__}")
-    right = [measure(name, tuple(given.tokens), given.choice, given.rounds) for name in given.model]
+    right = [
+        measure(name, given.tokens, given.choice, given.rounds, given.contenders)
+        for name in given.model
+    ]
     return int(not all(right))
 
 
