@@ -8,14 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nvfp4_kernels.dispatch import WeightLayout
-from nvfp4_kernels.fragments import (
-    TILE,
-    Fragments,
-    decode_fragments,
-    fragment_shapes,
-    settled,
-    to_fragments,
-)
+from nvfp4_kernels.fragments import decode_fragments, fragment_shapes, to_fragments
 from nvfp4_kernels.nvfp4 import (
     BLOCK_SIZE,
     Nvfp4Tensor,
@@ -31,8 +24,6 @@ MIN_GLOBAL, MAX_GLOBAL = 2.0**-60, 2.0**60
 
 # Rows of a tensor map are multiples of 16 bytes: a kernel would pad a weight's at every call.
 _ROW_BYTES = 16
-
-_PIECE = 1 << 22  # elements of a weight that are permuted at a time, in some 50 MB
 
 
 @dataclass(frozen=True)
@@ -85,27 +76,8 @@ def kernel_weight(
         if padded and data.shape[-1] % _ROW_BYTES:
             data = functional.pad(data, (0, -data.shape[-1] % _ROW_BYTES))
         return KernelWeight(data, to_blocked(scales), alpha.clone(), input_scale)
-    packed = fragments(data, scales)
+    packed = to_fragments(data, scales)
     return KernelWeight(packed.data, packed.scales, alpha.clone(), input_scale)
-
-
-def fragments(data: Tensor, scales: Tensor) -> Fragments:
-    """Bring ``(..., N, K/2)`` to fragments, a few rows at a time.
-
-    In one piece it takes over twenty times a weight, which loading would peak at.
-    """
-    *batch, n, half_k = data.shape
-    shapes = fragment_shapes(n, 2 * half_k)
-    out = Fragments(*(data.new_empty((*batch, *shape)) for shape in shapes))
-    tiles = max(1, _PIECE // (TILE * 2 * half_k))
-    matrices = zip(*(t.view(-1, *t.shape[len(batch) :]) for t in (data, scales, *out)), strict=True)
-    for matrix, matrix_scales, out_data, out_scales in matrices:
-        for tile in range(0, out_data.shape[0], tiles):
-            rows = slice(tile * TILE, (tile + tiles) * TILE)
-            piece = to_fragments(matrix[rows], matrix_scales[rows])
-            out_data[tile : tile + tiles] = piece.data
-            out_scales[tile : tile + tiles] = piece.scales
-    return settled(out)
 
 
 def weight_bytes(n: int, k: int, layout: WeightLayout, *, padded: bool = False) -> int:
@@ -130,9 +102,14 @@ def join_shards(shards: Sequence[Nvfp4Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return data, scales, torch.stack([s.global_scale for s in shards])
 
 
+def are_globals(values: Tensor) -> bool:
+    """Whether every global scale, factor or divisor, is one that a model can have."""
+    return bool(((values >= MIN_GLOBAL) & (values <= MAX_GLOBAL)).all())  # NaN is not
+
+
 def check_globals(layer: str, tensor: str, values: Tensor) -> None:
     """Raise unless every global scale, factor or divisor, is one that a model can have."""
-    if not bool(((values >= MIN_GLOBAL) & (values <= MAX_GLOBAL)).all()):  # NaN is not
+    if not are_globals(values):
         raise UnsupportedCheckpoint(
             f"{layer}.{tensor}: holds {values.tolist()}, global scales must be positive, between "
             f"{MIN_GLOBAL:.0e} and {MAX_GLOBAL:.0e}; the checkpoint is damaged or was not "
@@ -140,15 +117,38 @@ def check_globals(layer: str, tensor: str, values: Tensor) -> None:
         )
 
 
+def are_block_scales(scales: Tensor, data: Tensor) -> bool:
+    """Whether block scales are positive, or zero over blocks of zeros; NaN is not.
+
+    Args:
+        scales: float8_e4m3fn ``(..., K/16)``.
+        data: uint8 ``(..., K/2)``.
+    """
+    raw = scales.view(torch.uint8)
+    magnitude = raw & 0x7F
+    zero = magnitude == 0
+    wrong, some_zero = torch.stack(
+        [((magnitude == 0x7F) | (raw > 0x80)).any(), zero.any()]
+    ).tolist()
+    return not wrong and not (some_zero and bool((zero & _occupied(data)).any()))
+
+
+def _occupied(data: Tensor) -> Tensor:
+    """Whether blocks hold values other than zeros: bool ``(..., K/16)``."""
+    # Codes 0 and 8 are ±0: a byte of zeros has none of the magnitude bits set.
+    return (data.unflatten(-1, (-1, BLOCK_SIZE // 2)) & 0x77).amax(-1) > 0
+
+
 def check_block_scales(layer: str, tensor: str, scales: Tensor, data: Tensor) -> None:
     """Raise on NaN or negative block scales, and on zero ones over blocks that are not zero."""
+    if are_block_scales(scales, data):
+        return
     values = scales.float()
-    faults = {"NaN": torch.isnan(values), "negative": values < 0}
-    zero = values == 0
-    if bool(zero.any()):
-        # Codes 0 and 8 are ±0: a byte of zeros has none of the magnitude bits set.
-        occupied = (data.unflatten(-1, (-1, 8)) & 0x77).amax(-1) > 0
-        faults["zero (over values that are not)"] = zero & occupied
+    faults = {
+        "NaN": torch.isnan(values),
+        "negative": values < 0,
+        "zero (over values that are not)": (values == 0) & _occupied(data),
+    }
     for kind, where in faults.items():
         if bool(where.any()):
             row, column = where.nonzero()[0].tolist()

@@ -36,9 +36,16 @@ class WriteCoverage(TorchDispatchMode):
         self._writes: dict[int, set[Interval]] = {s._cdata: set() for s in self._storages}
         self._fills: dict[int, set[Interval]] = {s._cdata: set() for s in self._storages}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch wraps every call against being compiled: a load never is, and it costs."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if not func._schema.is_mutable:
+            return result
         record = self._fills if func.overloadpacket in _FILLS else self._writes
         for tensor in _written(func, args, kwargs):
             intervals = record.get(tensor.untyped_storage()._cdata)

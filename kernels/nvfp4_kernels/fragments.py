@@ -23,6 +23,7 @@ k = ``2 t``, ``2 t + 1``, ``2 t + 8`` and ``2 t + 9``.
 """
 
 import math
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ ROTATIONS = ((2, 2, 2, 2), (6, 6, 6, 6), (8, 0, 8, 8), (12, 12, 12, 12))
 SCALE_BIT = 4
 
 EXPONENT_BIAS = 22
-_AT_ONCE = 1 << 26  # elements of a stack of weights that are brought into this layout together
+_AT_ONCE = 1 << 24  # elements that are brought into this layout together
 NAN_SCALE = 0xFF
 _LEAST_EXPONENT = -9  # of an E4M3 number: its smallest subnormal
 
@@ -68,7 +69,7 @@ def fragment_shapes(n: int, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
     """Bring a weight, or a stack of experts' weights, into this layout; done once, at load.
 
-    What it needs beside its result is a few times ``_AT_ONCE`` bytes, however large a stack is.
+    What it needs beside its result is a few times ``_AT_ONCE`` bytes, however large a weight is.
 
     Args:
         data: uint8 ``(..., N, K/2)``, two E2M1 codes per byte, K a multiple of 16.
@@ -93,11 +94,14 @@ def to_fragments(data: Tensor, scales: Tensor) -> Fragments:
     shapes, matrices = fragment_shapes(n, k), math.prod(batch)
     fragments = Fragments(*(data.new_empty((matrices, *shape)) for shape in shapes))
     flat, raw = data.reshape(-1, n, k // 2), scales.view(torch.uint8).reshape(-1, *expected[-2:])
-    stored = _scale_codes(data.device)
-    step = max(1, _AT_ONCE // max(1, n * k))
-    for first in range(0, matrices, step):
-        some = slice(first, first + step)
-        _pack(Fragments(*(each[some] for each in fragments)), flat[some], raw[some], stored)
+    codes = _Codes(_tables(_places(), data.device), _scale_codes(data.device))
+    some, tiles = max(1, _AT_ONCE // max(1, n * k)), max(1, _AT_ONCE // max(1, TILE * k))
+    for first in range(0, matrices, some):
+        for tile in range(0, shapes[0][0], tiles):
+            part = slice(first, first + some), slice(tile, tile + tiles)
+            rows = part[0], slice(tile * TILE, (tile + tiles) * TILE)
+            target = Fragments(*(each[part] for each in fragments))
+            _pack(target, flat[rows], raw[rows], codes)
     stacks = (each.view(*batch, *shape) for each, shape in zip(fragments, shapes, strict=True))
     return settled(Fragments(*stacks))
 
@@ -121,12 +125,11 @@ def from_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> tuple[Tensor
     batch, shapes = data.shape[:-5], fragment_shapes(n, k)
     check_shape("data", data, (*batch, *shapes[0]), f"the layout of {n} × {k} elements")
     check_shape("scales", scales, (*batch, *shapes[1]), f"the layout of {n} × {k} elements")
-    codes = _unpack_data(data.reshape(-1, *shapes[0]))[:, :n, :k]
+    packed = _unpack_data(data.reshape(-1, *shapes[0]))[:, :n, : k // 2]
     stored = _unpack_scales(scales.reshape(-1, *shapes[1]))[:, :n, : k // BLOCK_SIZE].int()
     values = torch.ldexp((8 + (stored & 7)).float() / 8, (stored >> 3) - EXPONENT_BIAS)
     values = torch.where(stored >> 3 == 31, torch.nan, values).to(torch.float8_e4m3fn)
-    packed = codes[..., 0::2] | codes[..., 1::2] << 4
-    return packed.view(*batch, n, k // 2), values.view(*batch, n, k // BLOCK_SIZE)
+    return packed.reshape(*batch, n, k // 2), values.view(*batch, n, k // BLOCK_SIZE)
 
 
 def decode_fragments(data: Tensor, scales: Tensor, n: int, k: int) -> Tensor:
@@ -161,63 +164,88 @@ def _scale_codes(device: torch.device) -> Tensor:
     return codes.to(torch.uint8).to(device)
 
 
-def _pack(target: Fragments, data: Tensor, raw: Tensor, stored: Tensor) -> None:
-    """Write some matrices of a stack, ``(matrices, N, K/2)``; ``raw`` are their scales' bytes."""
+class _Codes(NamedTuple):
+    """Tables of what is stored for what comes.
+
+    Attributes:
+        pairs: int32 ``(4, 256)``, the bits in a word of each of its four bytes of two codes.
+        scales: uint8 ``(128,)``, of ``_scale_codes``.
+    """
+
+    pairs: Tensor
+    scales: Tensor
+
+
+def _pack(target: Fragments, data: Tensor, raw: Tensor, codes: _Codes) -> None:
+    """Write rows of matrices of a stack, ``(matrices, rows, K/2)``; ``raw`` are scales' bytes."""
     padded_n, padded_k = -data.shape[1] % TILE, -2 * data.shape[2] % TILE
-    codes = torch.stack([data & 15, data >> 4], dim=-1).flatten(-2)
-    blocks = codes.unflatten(-1, (-1, BLOCK_SIZE))
-    blocks = blocks * (raw & 0x7F != 0).unsqueeze(-1) ^ (raw >> 7 << 3).unsqueeze(-1)
-    codes = torch.nn.functional.pad(blocks.flatten(-2), (0, padded_k, 0, padded_n))
+    blocks = data.unflatten(-1, (-1, BLOCK_SIZE // 2))
+    blocks = blocks * (raw & 0x7F != 0).unsqueeze(-1) ^ ((raw >> 7) * 0x88).unsqueeze(-1)
+    pairs = torch.nn.functional.pad(blocks.flatten(-2), (0, padded_k // 2, 0, padded_n))
     padding = (0, padded_k // BLOCK_SIZE, 0, padded_n)
-    scales = torch.nn.functional.pad(stored[(raw & 0x7F).int()], padding, value=1 << 3)
-    target.data.copy_(_pack_data(codes))
+    scales = torch.nn.functional.pad(codes.scales[(raw & 0x7F).int()], padding, value=1 << 3)
+    target.data.copy_(_pack_data(pairs, codes.pairs))
     target.scales.copy_(_pack_scales(scales))
 
 
 # Words are int32, whose bytes are little-endian wherever torch runs. A tile's rows are (warp 4,
-# half 2, g 8), its K is (step 4, half 2, t 4, parity 2).
+# half 2, g 8), its bytes along K (step 4, half 2, t 4): even k in the low half, odd k in the high.
 
 
-def _pack_data(codes: Tensor) -> Tensor:
-    rows, columns = codes.shape[1] // TILE, codes.shape[2] // TILE
-    tiles = codes.view(-1, rows, WARPS, 2, 8, columns, STEPS, 2, 4, 2)
-    # (matrix, row tile, warp, row half, g, K tile, step, K half, t, parity)
-    # -> (matrix, row tile, K tile, warp, g, t, step, K half, row half, parity)
-    pairs = tiles.permute(0, 1, 5, 2, 4, 8, 6, 7, 3, 9).flatten(-3, -2)
-    words = torch.zeros_like(pairs[..., 0, 0], dtype=torch.int32)
-    for pair, bits in enumerate(_sources()):
-        for parity, places in enumerate(bits):
-            code = pairs[..., pair, parity].int()
-            for bit, place in zip((3, 2, 1, 0), places, strict=True):
-                words |= (code >> bit & 1) << place
-    return words.contiguous().view(torch.uint8).view(-1, rows, columns, WARPS, LANES, 16)
+def _pack_data(packed: Tensor, tables: Tensor) -> Tensor:
+    rows, columns = packed.shape[1] // TILE, 2 * packed.shape[2] // TILE
+    tiles = packed.view(-1, rows, WARPS, 2, 8, columns, STEPS, 2, 4)
+    # (matrix, row tile, warp, row half, g, K tile, step, K half, t)
+    # -> (matrix, row tile, K tile, warp, g, t, step, K half, row half)
+    pairs = tiles.permute(0, 1, 5, 2, 4, 8, 6, 7, 3).flatten(-2)
+    words = _rearranged(pairs, tables)
+    return words.view(torch.uint8).view(-1, rows, columns, WARPS, LANES, 16)
 
 
 def _unpack_data(data: Tensor) -> Tensor:
     rows, columns = data.shape[1:3]
-    words = _words(data.view(-1, rows, columns, WARPS, 8, 4, STEPS, 4))
-    pairs = []
-    for bits in _sources():
-        for places in bits:
-            code = torch.zeros_like(words)
-            for bit, place in zip((3, 2, 1, 0), places, strict=True):
-                code |= (words >> place & 1) << bit
-            pairs.append(code.to(torch.uint8))
-    # (matrix, row tile, K tile, warp, g, t, step, K half, row half, parity)
-    tiles = torch.stack(pairs, dim=-1).unflatten(-1, (2, 2, 2))
-    tiles = tiles.permute(0, 1, 3, 8, 4, 2, 6, 7, 5, 9)
-    return tiles.reshape(-1, rows * TILE, columns * TILE)
+    words = _rearranged(
+        data.view(-1, rows, columns, WARPS, 8, 4, STEPS, 4), _tables(_inverse(), data.device)
+    )
+    # (matrix, row tile, K tile, warp, g, t, step, K half, row half)
+    tiles = words.unsqueeze(-1).view(torch.uint8).unflatten(-1, (2, 2))
+    tiles = tiles.permute(0, 1, 3, 8, 4, 2, 6, 7, 5)
+    return tiles.reshape(-1, rows * TILE, columns * TILE // 2)
 
 
-def _sources() -> list[tuple[list[int], list[int]]]:
-    """Positions of the bits of each pair's codes in a word: of even k, and of odd k."""
+def _rearranged(parts: Tensor, tables: Tensor) -> Tensor:
+    """Words of four bytes ``(..., 4)`` each, their bits where the tables put them: int32."""
+    words = torch.zeros(parts.shape[:-1], dtype=torch.int32, device=parts.device)
+    for number, table in enumerate(tables):
+        words |= table.index_select(0, parts[..., number].flatten().int()).view_as(words)
+    return words
+
+
+def _places() -> list[list[int]]:
+    """Place in a word of each bit of its four pairs' bytes, lowest first."""
     return [
-        (
-            [(target - by) % 32 for target, by in zip(TARGETS, rotations, strict=True)],
-            [(target + 16 - by) % 32 for target, by in zip(TARGETS, rotations, strict=True)],
-        )
+        [
+            (target + half - by) % 32
+            for half in (0, 16)  # even k, odd k
+            for target, by in reversed(list(zip(TARGETS, rotations, strict=True)))
+        ]
         for rotations in ROTATIONS
     ]
+
+
+def _inverse() -> list[list[int]]:
+    """Bit of the four pairs' bytes that each bit of a word is, by the word's bytes."""
+    of = {place: bit for bit, place in enumerate(chain(*_places()))}
+    return [[of[bit] for bit in range(first, first + 8)] for first in range(0, 32, 8)]
+
+
+def _tables(places: list[list[int]], device: torch.device) -> Tensor:
+    """Bits of a word that each value of each of four bytes stands for: int32 ``(4, 256)``."""
+    values, tables = torch.arange(256), torch.zeros(4, 256, dtype=torch.int64)
+    for table, of_byte in zip(tables, places, strict=True):
+        for bit, place in enumerate(of_byte):
+            table |= (values >> bit & 1) << place
+    return tables.to(torch.int32).to(device)
 
 
 def _pack_scales(stored: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def both(name: str, change: Callable[..., Any], undo: Callable[..., Any]) -> lis
     """A change of what is packed, undone where it is unpacked."""
     pack, unpack = getattr(exact, f"_pack_{name}"), getattr(exact, f"_unpack_{name}")
     return [
-        (fragments, f"_pack_{name}", lambda x: change(pack, x)),
+        (fragments, f"_pack_{name}", lambda x, *tables: change(lambda y: pack(y, *tables), x)),
         (fragments, f"_unpack_{name}", lambda x: undo(unpack, x)),
     ]
 
@@ -101,7 +101,7 @@ MUTATIONS: dict[str, tuple[list[Any], tuple[Callable[[], None], ...]]] = {
         (BITS, ONE_BLOCK),
     ),
     "words written big-endian, read little-endian": (
-        [(fragments, "_pack_data", lambda x: big_endian(exact._pack_data(x)))],
+        [(fragments, "_pack_data", lambda *x: big_endian(exact._pack_data(*x)))],
         (BITS, ROUND_TRIP, product("ragged")),
     ),
     "scales of neighbouring blocks exchanged": (

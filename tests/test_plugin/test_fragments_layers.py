@@ -12,7 +12,7 @@ from torch import Tensor
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear
 
-from nvfp4_kernels import NoKernelError
+from nvfp4_kernels import NoKernelError, fragments
 from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.fragments import fragment_shapes, to_fragments
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, quantize_weight
@@ -287,7 +287,7 @@ def test_in_pieces(fused: bool, elements: int, monkeypatch: pytest.MonkeyPatch) 
     """However few rows at a time, a weight becomes what it does in one piece."""
     parts = [quantize_weight(torch.randn(n, 96)) for n in ((200, 200) if fused else (400,))]
     data, scales, globals_ = weights.join_shards(parts)
-    monkeypatch.setattr(weights, "_PIECE", elements)
+    monkeypatch.setattr(fragments, "_AT_ONCE", elements)
     ours = weights.kernel_weight(data, scales, globals_, None, gate_up=fused, layout="fragments")
     whole = [to_fragments(p.data, p.scales) for p in parts]
     for name in ("data", "scales"):

@@ -137,10 +137,11 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
         parts: dict[str, Tensor] = {}
         for part in ("w13", "w2"):
             data, scales, weight_global, input_global = (loaded[f"{part}_{n}"] for n in order)
-            for row, codes in enumerate(data):
-                where = f"{self.prefix}, {part} of expert {row} of this rank"
-                flat = (scales[row].flatten(0, -2), codes.flatten(0, -2))
-                weights.check_block_scales(where, names.block_scale, *flat)
+            if not weights.are_block_scales(scales, data):
+                for row, codes in enumerate(data):
+                    where = f"{self.prefix}, {part} of expert {row} of this rank"
+                    flat = (scales[row].flatten(0, -2), codes.flatten(0, -2))
+                    weights.check_block_scales(where, names.block_scale, *flat)
             parts |= {part: data, f"{part}_scale": scales}
             parts[f"{part}_global"] = self._factors(part, names.weight_global, weight_global)
             if not self.weight_only:
@@ -157,7 +158,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
 
     def _factors(self, part: str, name: str, stored: Tensor) -> Tensor:
         """Global scales as factors, whichever way the checkpoint stores them."""
-        for row, values in enumerate(stored):
+        for row, values in enumerate(() if weights.are_globals(stored) else stored):
             weights.check_globals(f"{self.prefix}, {part} of expert {row}", name, values)
         return stored.reciprocal() if self.checkpoint.format.reciprocal else stored
 

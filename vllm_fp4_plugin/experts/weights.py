@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nvfp4_kernels.fragments import to_fragments
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE, to_blocked
 from nvfp4_kernels.precompile.experts_layer import padded_width
 from vllm_fp4_plugin.experts.plan import ExpertsPlan
-from vllm_fp4_plugin.weights import fragments, weight_bytes
+from vllm_fp4_plugin.weights import weight_bytes
 
 
 class StoredExperts(NamedTuple):
@@ -83,7 +84,7 @@ def _in_layout(data: Tensor, scales: Tensor, plan: ExpertsPlan) -> tuple[Tensor,
     """A weight's data and scales in the layout that the kernels take."""
     if plan.first.weight_layout == "blocked":
         return data.contiguous(), to_blocked(scales)
-    packed = fragments(data.contiguous(), scales.contiguous())
+    packed = to_fragments(data, scales)
     return packed.data, packed.scales
 
 
