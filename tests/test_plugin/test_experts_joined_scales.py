@@ -1,5 +1,6 @@
 """Experts whose gate and up are given one global scale, for vLLM's own methods."""
 
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -40,8 +41,14 @@ def test_joined_scales_compute_the_same(modelopt: bool, weight_only: bool) -> No
     assert off_without > 0.3
 
 
+Backend = Enum("Backend", ["MARLIN", "HUMMING"])
+
+
 class Delegate:
     """A method of vLLM's, as far as loading goes."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.nvfp4_backend = backend
 
     def create_weights(self, layer: Any, *, weight_loader: Any) -> None:
         for name, shape in {
@@ -56,18 +63,25 @@ class Delegate:
 
 
 @pytest.mark.parametrize(
-    ("limit", "note", "w2", "w2_input"),
+    ("limit", "backend", "note", "w2", "w2_input"),
     [
-        (None, ": down's makes up for it", [1.0, 4.0], [1.0, 1.0, 1.0, 0.25]),
-        (7.0, ": vLLM takes gate's for both", [1.0, 1.0], [1.0] * 4),
+        (None, "MARLIN", ": down's makes up for it", [1.0, 4.0], [1.0, 1.0, 1.0, 0.25]),
+        (None, "HUMMING", ": down's makes up for it", [1.0, 4.0], [1.0, 1.0, 1.0, 0.25]),
+        (7.0, "MARLIN", ": vLLM takes gate's for both", [1.0, 1.0], [1.0] * 4),
+        (7.0, "HUMMING", ": Humming rounds each to 16 bits", [1.0, 1.0], [1.0] * 4),
     ],
-    ids=["joined", "clamped"],
+    ids=["joined", "joined, Humming", "clamped", "clamped, Humming"],
 )
 def test_scales_are_joined_once_loaded(
-    limit: float | None, note: str, w2: list[float], w2_input: list[float], vllm_config: Any
+    limit: float | None,
+    backend: str,
+    note: str,
+    w2: list[float],
+    w2_input: list[float],
+    vllm_config: Any,
 ) -> None:
     """On the second of two ranks, which holds the input scales of all four experts."""
-    layer, method, startup = Layer(ep=2, rank=1), Delegate(), Startup()
+    layer, method, startup = Layer(ep=2, rank=1), Delegate(Backend[backend]), Startup()
     layer.swiglu_limit = limit
     startup.waiting.add(PREFIX)
     startup.report.add(LayerRecord(PREFIX, "nvfp4 (vLLM: …)", "W4A16", "", 1, 1))

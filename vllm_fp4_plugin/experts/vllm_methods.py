@@ -102,7 +102,7 @@ def _watch(
         if get_current_vllm_config().load_config.load_format != "dummy":
             ledger.check_complete()
             if group.kind.is_nvfp4:
-                _join(layer, ledger, checkpoint, startup)
+                _join(layer, ledger, checkpoint, startup, backend(method))
         process(layer)
         startup.loaded(ledger.prefix, next(layer.parameters()).device)
 
@@ -116,7 +116,13 @@ def _is_optional(tensor: str, kind: Kind, checkpoint: CheckpointConfig) -> bool:
     return unused or tensor == "bias"
 
 
-def _join(layer: Any, ledger: ExpertLedger, checkpoint: CheckpointConfig, startup: Startup) -> None:
+def _join(
+    layer: Any,
+    ledger: ExpertLedger,
+    checkpoint: CheckpointConfig,
+    startup: Startup,
+    runs_on: str,
+) -> None:
     """Join gate's and up's global scales where they differ, and say so in the report."""
     names = checkpoint.names
     w13 = getattr(layer, f"w13_{names.weight_global}", None)
@@ -135,6 +141,8 @@ def _join(layer: Any, ledger: ExpertLedger, checkpoint: CheckpointConfig, startu
         join(scales)
         w2_input[rows] = scales.w2_input
         note += ": down's makes up for it"
+    elif runs_on == "HUMMING":  # it reads the layer's, not what vLLM's method passes on
+        note += ": Humming rounds each to 16 bits"
     else:
         note += ": vLLM takes gate's for both"
     _add_reason(ledger.prefix, note, startup)
