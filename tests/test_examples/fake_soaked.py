@@ -63,8 +63,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.strikes("errs", "any"):
             self._answer({"error": {"message": "no such luck"}}, status=500)
             return
-        if self.server.flaw == "leaks":
-            self.server.kept.append(b"\1" * (4 << 20))
+        if self.server.flaw == "leaks":  # for seconds: a pause of the machine must not hide it
+            self.server.kept.append(b"\1" * (1 << 20))
+            time.sleep(0.06)
         if count >= LONG:
             self.server.engine_is_dead.wait()
         time.sleep(0.005)
