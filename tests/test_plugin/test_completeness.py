@@ -203,7 +203,7 @@ def test_an_engine_does_not_start(
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_shard_of_an_ignored_layer(bf16_checkpoint: Path, tmp_path: Path) -> None:
-    """By its name, which vLLM goes by, the fused layer is loaded."""
+    """The fused layer is loaded, by its name, which vLLM goes by."""
     name = f"{LAYER}.self_attn.k_proj.weight"
     copy = lacking(bf16_checkpoint, tmp_path, name)
     ignore = {"nvfp4_tc": {"ignore": [f"{LAYER}.self_attn"]}}

@@ -87,7 +87,7 @@ def test_launches_of_a_layer(
 
 @pytest.mark.parametrize("tokens", [1, 8, 64, 256, 512, 1024])
 def test_one_launch_brings_tokens_to_their_experts(tokens: int) -> None:
-    """Of Qwen3-30B and one of eight ranks of DeepSeek V3, at what graphs are captured for."""
+    """Layers of Qwen3-30B and a rank of eight of DeepSeek V3, at what graphs are captured for."""
     for top_k, held, total, width, hidden in ((8, 128, 128, 768, 2048), (8, 32, 256, 2048, 7168)):
         rows = choose_tile_tokens(tokens, top_k, held, total, width, hidden)
         threads = choose_rows(tokens * top_k, hidden, 2, False, SMS).threads

@@ -33,7 +33,7 @@ def test_16_bit_experts_are_quantised(
     vllm_config: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As each matrix would be by itself; a rank's part of one with the scale of the whole."""
+    """Each matrix becomes what it would by itself; a rank's part has the scale of the whole."""
     torch.manual_seed(7)
     inner = 2 * INNER if "tp" in ranks else INNER
     shapes = {"w1": (inner, H), "w3": (inner, H), "w2": (H, inner)}

@@ -73,7 +73,7 @@ def test_experts_in_16_bits(gated: bool, ranks: int) -> None:
 def test_experts_that_vllm_serves(
     kind: Kind, scale_bytes: int, ranks: int, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a report for another device says it, on which vLLM's method is not known."""
+    """A report for another device says so, on which vLLM's method is not known."""
     del vllm_config
     monkeypatch.setattr(choice, "is_planned", lambda: True)
     monkeypatch.setattr(choice, "UnquantizedFusedMoEMethod", lambda _: None)

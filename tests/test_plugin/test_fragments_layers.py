@@ -135,7 +135,7 @@ def test_more_projections_than_kernels_take(arch: str) -> None:
 
 @pytest.mark.usefixtures("vllm_config")
 def test_leading_dimensions_and_bias(x: Tensor) -> None:
-    """As vLLM's multimodal models call them, with a batch."""
+    """Layers are called with a batch, as vLLM's multimodal models call them."""
 
     def build(config: Nvfp4TcConfig) -> Any:
         layer = ColumnParallelLinear(K, 80, quant_config=config, prefix="m.fc")
