@@ -140,15 +140,14 @@ def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
     held: Any = None if owner is None else owner._modules.get(PROJECTION)
     if owner is None or held is not layer:
         return "not fused: the module that calls it is not known"
-    kind: Any = type(owner)
-    name = kind.__name__
+    name = type(owner).__name__
     if sum(module is layer for _, module in owner.named_modules(remove_duplicate=False)) > 1:
         return f"not fused: {name} holds it under another name too"
     if "forward" in vars(owner):
         return f"not fused: the forward of this {name} was replaced"
-    flow = _projected(kind, layer)
-    if flow.leak:
-        return f"not fused: {flow.leak}"
+    flow = _projected(owner, layer)
+    if flow.leak or flow.called_otherwise:
+        return f"not fused: {flow.leak or flow.called_otherwise}"
     called: list[Any] = [layer]
     for attribute in sorted(flow.consumers):
         activation = getattr(owner, attribute, None)
@@ -162,7 +161,7 @@ def owners_obstacle(owner: Module | None, layer: Any) -> str | None:
 
 
 def _projected(owner: Any, layer: Any) -> Flow:
-    """Way that a class takes a projection's result."""
+    """Way that a module takes its projection's result."""
     return flow_of(owner, PROJECTION, "pair" if layer.return_bias else "result")
 
 
@@ -176,14 +175,13 @@ def consumer_of(owner: Any, layer: Any) -> tuple[Any, str]:
     Returns:
         The layer, or None; and, if None, the reason.
     """
-    kind: Any = type(owner)
-    name = kind.__name__
-    activations = sorted(_projected(kind, layer).consumers)
+    name = type(owner).__name__
+    activations = sorted(_projected(owner, layer).consumers)
     if len(activations) > 1:
         return None, f"{name} calls {' or '.join(activations)}"
-    flow = flow_of(kind, activations[0], "result")
-    if flow.leak:
-        return None, flow.leak
+    flow = flow_of(owner, activations[0], "result")
+    if flow.leak or flow.called_otherwise:
+        return None, flow.leak or flow.called_otherwise
     [attribute, *others] = sorted(flow.consumers)
     found: Any = getattr(owner, attribute, None)
     where = f"{name}.{attribute}"

@@ -43,20 +43,20 @@ def norm_before(layer: Any, prefix: str, owners: Sequence[Any], on_gpu: bool) ->
     """
     path = [layer]  # from the layer up to what the owner holds
     for place, owner in enumerate(owners):
-        kind: Any = type(owner)
         names = [name for name, module in owner._modules.items() if module is path[-1]]
         if len(names) != 1:
             return None
         prefix = prefix.removesuffix(names[0]).rstrip(".")
         for name, norm in owner._modules.items():
             if type(norm) is QuantizingNorm:
-                flow = flow_of(kind, name, "norm", as_input=True)
+                flow = flow_of(owner, name, "norm", as_input=True)
                 if names[0] not in flow.consumers:
                     continue
                 try:
                     against = _beyond(path, flow.uses)
                 except _Elsewhere:
                     continue
+                against = flow.called_otherwise or against
                 against = _obstacle(owner, norm, path, on_gpu) or against
                 return Found(f"{prefix}.{name}", norm, against, owners[place:])
         path.append(owner)
@@ -99,10 +99,9 @@ def _beyond(path: Sequence[Any], uses: frozenset[Use]) -> str:
         if len(uses) > 1:
             break
         [use] = uses
-        kind: Any = type(module)
-        flow = flow_of_parameter(kind, use.parameter)
-        if flow.leak:
-            return flow.leak
+        flow = flow_of_parameter(module, use.parameter)
+        if flow.leak or flow.called_otherwise:
+            return flow.leak or flow.called_otherwise
         uses, called = flow.uses, below
         if all(module._modules.get(use.attribute) is not below for use in uses):
             raise _Elsewhere

@@ -77,26 +77,23 @@ def producer_before(owners: Sequence[Any], norm_name: str, reads_between: bool) 
 
 def _feeding(owner: Any, consumer: str) -> Iterator[tuple[_Source, Flow]]:
     """Modules of an owner whose result goes to one of its attributes, or is ``RETURNED``."""
-    kind: Any = type(owner)
     for source in _sources(owner):
-        flow = flow_of(kind, source.name, source.returns, True, may_return=True)
+        flow = flow_of(owner, source.name, source.returns, True, may_return=True)
         if consumer in flow.consumers:
             yield source, flow
 
 
 def _takes_input(owner: Any, norm_name: str) -> bool:
     """Whether a norm is called with what its owner is, among the first three."""
-    kind: Any = type(owner)
     given = frozenset({RESIDUAL})
-    return any(norm_name in flow_of_parameter(kind, p, given).consumers for p in range(3))
+    return any(norm_name in flow_of_parameter(owner, p, given).consumers for p in range(3))
 
 
 def _leak(owner: Any) -> str:
     """First thing that an owner does with attention, an MLP or the like but to call it."""
-    kind: Any = type(owner)
     for source in _sources(owner):
         if source.layer is not None or source.module._modules:
-            flow = flow_of(kind, source.name, source.returns, True, may_return=True)
+            flow = flow_of(owner, source.name, source.returns, True, may_return=True)
             if flow.leak:
                 return flow.leak
     return ""
@@ -113,7 +110,6 @@ def _not_one(feeding: Sequence[tuple[_Source, Flow]]) -> str:
 def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Producer:
     """Find it for a norm that a layer's input goes to; see ``producer_before``."""
     owner, *outer = owners
-    kind: Any = type(owner)
     lists = [
         (model, name, list(layers))
         for model in outer[:1]
@@ -133,19 +129,19 @@ def _across(owners: Sequence[Any], norm_name: str, reads_between: bool) -> Produ
     [(source, flow), *others] = ending
     if others or source.layer is None:
         return Producer(None, _not_one(ending))
-    model_kind: Any = type(model)
     pair = Use(RETURNED, 0) in flow.uses
-    between = flow_of_layers(model_kind, name, "pair" if pair else "result")
+    between = flow_of_layers(model, name, "pair" if pair else "result")
     calls = {use for use in between.uses if use.attribute == name}
     rest = between.uses - calls
     noted = {use for use in rest if _is_auxiliary(model, use)}
     inside = Flow(frozenset(), "it is not called with it")
     if len(calls) == 1:
         [call] = calls
-        inside = flow_of_parameter(kind, call.parameter, frozenset({RESIDUAL}))
+        inside = flow_of_parameter(owner, call.parameter, frozenset({RESIDUAL}))
     reasons = {
         flow.leak: bool(flow.leak),
         f"{' and '.join(sorted(flow.consumers))} read it": len(flow.uses) > 1,
+        flow.called_otherwise: bool(flow.called_otherwise),
         between.leak: bool(between.leak),
         f"{' and '.join(sorted(u.attribute for u in rest - noted))} read it": rest != noted,
         "a draft model reads what is between layers": reads_between and bool(noted),
@@ -168,6 +164,7 @@ def _in_the_way(flow: Flow, norm_name: str) -> str:
     reasons = {
         flow.leak: bool(flow.leak),
         f"{' and '.join(others)} read it": bool(others),
+        flow.called_otherwise: bool(flow.called_otherwise),
         "the norm is called without a residual": norm_name in flow.alone,
         "the norm is not called with it": not flow.uses >= expected,
     }
@@ -204,16 +201,16 @@ def _sources(owner: Any) -> Iterator[_Source]:
 
 
 def _source(name: str, module: Any) -> _Source:
-    kind: Any = type(module)
     leak = ""
     for inner, layer in module._modules.items():
         if type(layer) is RowParallelLinear:
-            flow = flow_of(kind, inner, _returns(layer), may_return=True)
-            if flow.uses == {Use(RETURNED, ALONE)}:
+            flow = flow_of(module, inner, _returns(layer), may_return=True)
+            always = not flow.called_otherwise
+            if always and flow.uses == {Use(RETURNED, ALONE)}:
                 return _Source(name, module, layer, "result")
-            if flow.uses == {Use(RETURNED, 0)}:
+            if always and flow.uses == {Use(RETURNED, 0)}:
                 return _Source(name, module, layer, "pair")
-            leak = flow.leak
+            leak = flow.leak or flow.called_otherwise
     return _Source(name, module, None, "result", leak)
 
 

@@ -1,7 +1,9 @@
 """Flow of a value through a forward pass: a submodule's result, or what the module is called with.
 
-Read from source, so that it holds for every branch that a run may take. The result is followed
-from statement to statement; whatever is not understood counts as a leak.
+Read from source, so that it holds for every path that a run may take: a name that holds the value
+after one branch alone is not followed further, and using it is a leak. A branch whose test is a
+constant of the built module counts as the run will take it, see ``module_constants``. The result is
+followed from statement to statement; whatever is not understood counts as a leak.
 """
 
 import ast
@@ -10,7 +12,7 @@ import dis
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -20,6 +22,14 @@ from typing import Any, Literal, NamedTuple
 
 from torch.nn import Module
 from vllm.model_executor.layers.fusion.fused_act_quant import maybe_fused_act_quant
+
+from vllm_fp4_plugin.module_constants import (
+    Constants,
+    builders_of,
+    constants_of,
+    decided,
+    functions_of,
+)
 
 # Functions that call their first argument, a module, with their second, and look at neither but
 # for a kernel registered under the module's own class; modules among the others they do not call.
@@ -73,17 +83,27 @@ class Flow:
         leak: first use beside those, in words; empty if there is none.
         without: attributes of the owner that are called without it, there or elsewhere.
         alone: attributes of the owner that are called with it and nothing else.
+        arguments: what calls of the producer are given, each call's parameters in order.
     """
 
     uses: frozenset[Use]
     leak: str
     without: frozenset[str] = field(default=frozenset(), compare=False)
     alone: frozenset[str] = field(default=frozenset(), compare=False)
+    arguments: frozenset[tuple[Parameter | None, ...]] = field(default=frozenset(), compare=False)
 
     @property
     def consumers(self) -> frozenset[str]:
         """Attributes of the owner that are called with it."""
         return frozenset(use.attribute for use in self.uses)
+
+    @property
+    def called_otherwise(self) -> str:
+        """Reason that calls of a consumer without the value give; empty if there is none."""
+        names = self.consumers & self.without
+        if RETURNED in names:
+            return "something else is returned too"
+        return f"{' and '.join(sorted(names))} is called with something else too" if names else ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +131,6 @@ class _Asked:
     looped: bool = False
 
 
-@cache
 def flow_of(
     owner: Any,
     producer: str,
@@ -123,7 +142,7 @@ def flow_of(
     """Follow the result of ``self.<producer>(…)`` through the methods of a class.
 
     Args:
-        owner: class of the module that owns the submodule.
+        owner: module that owns the submodule; or its class, of which no constant is known.
         producer: its attribute there.
         returns: what it returns.
         as_input: it is a layer's input: others may be called with it among other arguments, and
@@ -134,14 +153,13 @@ def flow_of(
     return _flow(owner, _Asked(producer, returns, as_input, as_tensor, may_return))
 
 
-@cache
 def flow_of_parameter(
     owner: Any, parameter: Parameter, given: frozenset[str] = frozenset()
 ) -> Flow:
     """Follow what ``forward`` of a class is called with, as an input; see ``flow_of``.
 
     Args:
-        owner: the class.
+        owner: the module, or its class, as for ``flow_of``.
         parameter: of its ``forward``, as callers pass it.
         given: parameters that are not None in the calls in question: branches for others do not
             count.
@@ -149,13 +167,12 @@ def flow_of_parameter(
     return _flow(owner, _Asked("", "result", True, parameter=parameter, given=given))
 
 
-@cache
 def flow_of_layers(owner: Any, layers: str, returns: Returns) -> Flow:
     """Follow what each layer of a list, but for the last, returns to the loop that calls them all.
 
     Args:
-        owner: class whose ``forward`` loops over the list, once, from the first to the last of this
-            rank's, and calls each.
+        owner: module, or its class, whose ``forward`` loops over the list, once, from the first to
+            the last of this rank's, and calls each.
         layers: the list's attribute there; calls of its layers are a ``Use`` of it.
         returns: what a layer returns.
     """
@@ -163,12 +180,25 @@ def flow_of_layers(owner: Any, layers: str, returns: Returns) -> Flow:
 
 
 def _flow(owner: Any, asked: _Asked) -> Flow:
-    reader = _ClassReader(owner, asked)
+    if isinstance(owner, Module):
+        return _flow_of_class(type(owner), constants_of(owner), asked)
+    return _flow_of_class(owner, (), asked)
+
+
+@cache
+def _flow_of_class(owner: Any, constants: Constants, asked: _Asked) -> Flow:
+    reader = _ClassReader(owner, constants, asked)
     try:
         reader.read()
     except _LeakError as leak:
         return Flow(frozenset(), str(leak))
-    return Flow(frozenset(reader.uses), "", frozenset(reader.without), frozenset(reader.alone))
+    return Flow(
+        frozenset(reader.uses),
+        "",
+        frozenset(reader.without),
+        frozenset(reader.alone),
+        frozenset(reader.arguments),
+    )
 
 
 class _LeakError(Exception):
@@ -181,6 +211,7 @@ class _Held(Enum):
     RESULT = "result"
     PAIR = "pair"  # of it and something else
     LAYER = "layer"  # the module that produces it, of a list
+    SOMETIMES = "sometimes"  # what it holds depends on the path that was taken
 
 
 _State = dict[str, _Held]  # local names that hold something
@@ -191,21 +222,25 @@ class _ClassReader:
 
     Args:
         owner: the class.
+        constants: attributes that tests of an instance ask for, and their values.
         asked: what it is read for.
 
     Attributes:
         uses: calls with the value so far.
         without: attributes that are called without it.
         alone: attributes that are called with it alone.
+        arguments: parameters of the producer's calls.
     """
 
-    def __init__(self, owner: type[Module], asked: _Asked) -> None:
+    def __init__(self, owner: type[Module], constants: Constants, asked: _Asked) -> None:
         self.owner = owner
+        self.constants = dict(constants)
         self.asked = asked
         self.producer = asked.producer
         self.uses: set[Use] = set()
         self.without: set[str] = set()
         self.alone: set[str] = set()
+        self.arguments: set[tuple[Parameter | None, ...]] = set()
         self._stored: set[str] = set()
         self._methods: dict[FunctionType, None] = {}  # in the order they are reached
 
@@ -235,8 +270,8 @@ class _ClassReader:
             if getattr(self.owner, name) is not getattr(Module, name):
                 raise _LeakError(f"{self.owner.__name__} has a {name} of its own")
         self.reach("forward")
-        builders = self._builders()
-        for name, function in self._functions():
+        builders = builders_of(self.owner)
+        for name, function in functions_of(self.owner):
             code = function.__code__
             if name in builders and self.producer:
                 self._check_init(code)
@@ -263,20 +298,6 @@ class _ClassReader:
             self._methods[found] = None
         elif hasattr(member, "__get__") and not isinstance(member, staticmethod | classmethod):
             raise _LeakError(f"{self.owner.__name__}.{name} is no plain method")
-
-    def _builders(self) -> set[str]:
-        """``__init__``, and methods that nothing but it names."""
-        names: dict[str, set[str]] = {"__init__": set()}
-        for name, function in self._functions():
-            names.setdefault(name, set()).update(function.__code__.co_names)
-        others = {each for name, used in names.items() if name != "__init__" for each in used}
-        return {"__init__", *(names["__init__"] & names.keys() - others)}
-
-    def _functions(self) -> Iterator[tuple[str, FunctionType]]:
-        """Methods of the class and its bases, even those that it overrides."""
-        bases = self.owner.__mro__[: self.owner.__mro__.index(Module)]
-        members = (member for base in bases for member in vars(base).items())
-        return ((name, each) for name, each in members if isinstance(each, FunctionType))
 
     def _check_init(self, code: CodeType) -> None:
         """Refuse an ``__init__`` that does more with the submodule than to make it."""
@@ -382,11 +403,12 @@ class _MethodReader:
 
     # --- statements -----------------------------------------------------------------------
 
-    def _block(self, statements: list[ast.stmt], state: _State) -> None:
-        for statement in statements:
-            self._statement(statement, state)
+    def _block(self, statements: list[ast.stmt], state: _State) -> bool:
+        """Read statements; returns whether the last of them is never passed."""
+        return any(self._statement(statement, state) for statement in statements)
 
-    def _statement(self, statement: ast.stmt, state: _State) -> None:
+    def _statement(self, statement: ast.stmt, state: _State) -> bool:
+        """Read a statement; returns whether no path leads to the next one."""
         self._here = statement
         match statement:
             case ast.Assign(targets=targets, value=value):
@@ -397,15 +419,8 @@ class _MethodReader:
                 self._bind(target, self._value(value, state), state)
             case ast.Expr(value=value):
                 self._value(value, state)
-            case ast.If(test=test, body=body, orelse=orelse) if self._is_settled(test):
-                is_none = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is)
-                self._block(orelse if is_none else body, state)
-            case ast.If(test=test, body=body, orelse=orelse):
-                self._clean(test, state)
-                other = dict(state)
-                self._block(body, state)
-                self._block(orelse, other)
-                self._join(state, other)
+            case ast.If():
+                return self._branch(statement, state)
             case ast.Import() | ast.ImportFrom():
                 for alias in statement.names:
                     state.pop(alias.asname or alias.name.partition(".")[0], None)
@@ -413,6 +428,10 @@ class _MethodReader:
                 self.owner.asked.may_return and self._is_forward
             ):
                 self._return(value, state)
+                return True
+            case ast.Return() | ast.Raise() | ast.Break() | ast.Continue():
+                self._clean(statement, state)
+                return True
             case ast.For(target=target, iter=iterated, body=body, orelse=[]) if (
                 layer := self._layer_of(target, iterated)
             ):
@@ -420,6 +439,27 @@ class _MethodReader:
             case _:  # loops and the like, which may hold anything but the result
                 self._clean(statement, state)
                 self._forget(statement)
+        return False
+
+    def _branch(self, statement: ast.If, state: _State) -> bool:
+        taken = self._decided(statement.test)
+        if taken is not None:
+            return self._block(statement.body if taken else statement.orelse, state)
+        self._clean(statement.test, state)
+        other = dict(state)
+        ends, other_ends = self._block(statement.body, state), self._block(statement.orelse, other)
+        if ends:
+            state.clear()
+            state.update(other)
+        elif not other_ends:
+            self._join(state, other)
+        return ends and other_ends
+
+    def _decided(self, test: ast.expr) -> bool | None:
+        """Outcome of a test that every run has; None: it is not known before."""
+        if self._is_settled(test):
+            return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot)
+        return decided(test, self._self, self.owner.constants)
 
     def _is_settled(self, test: ast.expr) -> bool:
         """Whether a test asks if a parameter is None that is known not to be."""
@@ -449,6 +489,8 @@ class _MethodReader:
             if len(elements) > 2 or (isinstance(value, ast.Tuple) and not pair):
                 raise self._misused()
             self.owner.uses.add(Use(RETURNED, 0 if pair else ALONE))
+        else:
+            self.owner.without.add(RETURNED)
 
     def _layer_of(self, target: ast.expr, iterated: ast.expr) -> str:
         """Name of each layer in a loop over all of this rank's; empty if it is no such loop."""
@@ -529,9 +571,9 @@ class _MethodReader:
 
     def _join(self, state: _State, other: _State) -> None:
         """Leave in ``state`` what names may hold after either of two branches."""
-        for name, held in other.items():
-            if state.setdefault(name, held) is not held:
-                raise self._misused()
+        for name in state.keys() | other.keys():
+            if state.get(name) is not other.get(name):
+                state[name] = _Held.SOMETIMES
 
     # --- expressions ----------------------------------------------------------------------
 
@@ -560,12 +602,15 @@ class _MethodReader:
                 if held is _Held.RESULT:
                     raise self._misused()
                 return _Held.RESULT if held is _Held.PAIR and index == self.owner.place else None
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="view")) if (
-                self.owner.asked.as_tensor and state.get(name) is _Held.RESULT
+            case ast.Call(func=ast.Attribute(value=viewed, attr="view")) if (
+                self.owner.asked.as_tensor
             ):
+                held = self._value(viewed, state)
                 for each in (*node.args, *node.keywords):
                     self._clean(each, state)
-                return _Held.RESULT
+                if held is _Held.PAIR:
+                    raise self._misused()
+                return held
             case ast.Attribute(value=ast.Name(id=self._self), attr=attr):
                 if attr == self.owner.producer:
                     raise self._leak(f"uses {attr} otherwise than by calling it")
@@ -578,7 +623,11 @@ class _MethodReader:
             case ast.Name(id=self._self):
                 raise self._leak("hands itself on")
             case ast.Name(id=name):
+                if state.get(name) is _Held.SOMETIMES:
+                    raise self._leak(f"has {self.owner.followed} in {name} on some paths alone")
                 return state.get(name)
+            case ast.IfExp(test=test) if (taken := self._decided(test)) is not None:
+                return self._value(node.body if taken else node.orelse, state)
         self._children(node, state)
         return None
 
@@ -591,6 +640,7 @@ class _MethodReader:
             held = self.owner.returned(len(arguments))
             if held is None:
                 raise self._leak(f"calls {attr} with {len(arguments)} arguments", node)
+            self.owner.arguments.add(tuple(parameter for parameter, _ in arguments))
             return held
         self._consume(attr, arguments, state)
         return None

@@ -7,6 +7,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
+    Exaone4Config,
     GraniteConfig,
     MistralConfig,
     Phi3Config,
@@ -17,7 +18,7 @@ from transformers import (
 )
 
 from tests import tiny_llama
-from tests.engine import run
+from tests.engine import distance, run
 
 pytestmark = pytest.mark.slow
 
@@ -53,21 +54,50 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_family(family: str, tmp_path: Path) -> None:
+# Models that rotate some layers alone, whose classes build an embedding for each.
+SOME_ROTATED: dict[str, PretrainedConfig] = {
+    "Cohere 2": Cohere2Config(
+        **SIZES, logit_scale=1.0, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "Exaone 4": Exaone4Config(
+        **SIZES, sliding_window=16, layer_types=["sliding_attention", "full_attention"]
+    ),
+}
+
+
+def save(config: PretrainedConfig, directory: Path) -> None:
+    """Write a checkpoint of random weights."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family], dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.data.normal_()
     tiny_llama.amplify(model)
-    model.save_pretrained(tmp_path)
-    tiny_llama.tokenizer().save_pretrained(tmp_path)
+    model.save_pretrained(directory)
+    tiny_llama.tokenizer().save_pretrained(directory)
 
+
+@pytest.mark.parametrize("family", SOME_ROTATED)
+def test_layers_that_a_model_does_not_rotate_stay_so(family: str, tmp_path: Path) -> None:
+    save(SOME_ROTATED[family], tmp_path)
+    options = {"activation": "16-bit"}
+    fused = run(str(tmp_path), additional_config={"nvfp4_tc": options})
+    unfused = run(
+        str(tmp_path), additional_config={"nvfp4_tc": options | {"fuse_attention": False}}
+    )
+    said = [line.partition("by default; ")[2] for line in fused.report if line.startswith("attn")]
+    assert [each.partition(" calls ")[0].partition(": ")[0] for each in said] == [
+        "queries and keys rotated", "rotary_emb apart"
+    ]  # fmt: skip
+    assert distance(fused, unfused) < ROUNDING
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_family(family: str, tmp_path: Path) -> None:
+    save(CONFIGS[family], tmp_path)
     options = {"activation": "16-bit"}
     fused = run(str(tmp_path), additional_config={"nvfp4_tc": options})
     unfused = run(str(tmp_path), additional_config={"nvfp4_tc": options | {"fuse_mlp": False}})
     kernels = [line for line in fused.report if line.startswith("gate_up_proj")]
     assert kernels == ["gate_up_proj ×2: nvfp4_silu_mul_gemm_w4a16/reference (cpu), W4A16"]
-    differences = [abs(a - b) for a, b in zip(fused.logprobs, unfused.logprobs, strict=True)]
-    assert sum(differences) / len(differences) < ROUNDING
+    assert distance(fused, unfused) < ROUNDING

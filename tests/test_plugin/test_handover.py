@@ -253,7 +253,6 @@ def test_mlps_of_vllm(name: str) -> None:
 OTHERS = {  # of the layers that are not called down_proj
     "exaone:ExaoneGatedMLP": "c_proj",
     "internlm2:InternLM2MLP": "w2",
-    "openpangu_vl:OpenPanguVisionMLP": "OpenPanguVisionMLP.__init__ does more than make it",
     "qwen2_5_vl:Qwen2_5_VisionMLP": "Qwen2_5_VisionMLP.__init__ does more than make it",
     "models/kimi_k3/nvidia/model:KimiMLP": "KimiMLP.forward uses act_fn's result elsewhere",
 }

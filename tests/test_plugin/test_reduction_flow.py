@@ -199,7 +199,7 @@ class TwoReaders(Layer):
         hidden, residual = self.first_norm(hidden, residual)
         attended = self.attention(hidden=hidden)
         hidden, residual = self.second_norm(attended, residual)
-        residual = self.mlp(attended)
+        residual = self.gate(attended)
         return self.mlp(hidden), residual
 
 
@@ -323,7 +323,7 @@ LEFT_ALONE: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no residual": (
         lambda: model_of(Sandwich), "1.second_norm", "the norm is called without a residual"
     ),
-    "two readers": (lambda: model_of(TwoReaders), "1.second_norm", "mlp read it"),
+    "two readers": (lambda: model_of(TwoReaders), "1.second_norm", "gate read it"),
     "residual": (lambda: model_of(Parallel), "1.first_norm", "what comes before it is not known"),
     "between": (
         lambda: model_of(kind=LookingBetween), "1.first_norm",

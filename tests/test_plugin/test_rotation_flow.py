@@ -6,11 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.models.cohere2_moe import Cohere2MoeAttention
+from vllm.model_executor.models.commandr import CohereAttention
+from vllm.model_executor.models.exaone4 import Exaone4Attention
+from vllm.model_executor.models.exaone_moe import ExaoneMoeAttention
 from vllm.model_executor.models.gemma3 import Gemma3Attention
 from vllm.model_executor.models.gpt_oss import OAIAttention
 from vllm.model_executor.models.granite import GraniteAttention
@@ -20,6 +24,7 @@ from vllm.model_executor.models.mixtral import MixtralAttention
 from vllm.model_executor.models.qwen2 import Qwen2Attention
 from vllm.model_executor.models.qwen3 import Qwen3Attention
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeAttention
+from vllm.model_executor.models.step3p5 import Step3p5Attention
 
 from nvfp4_kernels import rotary_store
 from nvfp4_kernels.dispatch import KernelTable
@@ -45,8 +50,8 @@ def own_layers(vllm_config: Any) -> None:
     vllm_config.compilation_config.static_forward_context = {}
 
 
-class SelfAttention(Module):
-    """As vLLM's models have it."""
+class Parts(Module):
+    """Submodules of attention."""
 
     PARTIAL = 1.0
 
@@ -64,6 +69,10 @@ class SelfAttention(Module):
         rope = {**ROPE, "partial_rotary_factor": self.PARTIAL}
         self.rotary_emb = get_rope(D, 64, rope_parameters=rope, dtype=torch.bfloat16)
 
+
+class SelfAttention(Parts):
+    """Attention as vLLM's models have it."""
+
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         qkv, _ = self.qkv_proj(hidden)
         q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
@@ -71,8 +80,8 @@ class SelfAttention(Module):
         return self.attn(q, k, v)
 
 
-class Normed(SelfAttention):
-    """Heads are normalised first."""
+class NormedParts(Parts):
+    """Submodules of attention that normalises heads first."""
 
     NORM: Any = RMSNorm
 
@@ -80,6 +89,8 @@ class Normed(SelfAttention):
         super().__init__(quant)
         self.q_norm, self.k_norm = self.NORM(D, eps=1e-6), self.NORM(D, eps=1e-6)
 
+
+class Normed(NormedParts):
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         qkv, _ = self.qkv_proj(hidden)
         q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
@@ -132,6 +143,101 @@ class OtherPositions(SelfAttention):
         return self.attn(q, k, v)
 
 
+class Sometimes(Parts):
+    """Rotates under a condition; as vLLM's classes do in layers of one model and not of another."""
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        if self.use_rope or self.rotates_all:
+            q, k = self.rotary_emb(positions, q, k)
+        return self.attn(q, k, v)
+
+
+class Rotating(Sometimes):
+    use_rope, rotates_all = False, True
+
+
+class NotRotating(Sometimes):
+    use_rope, rotates_all = False, False
+
+
+class OfItsInput(Sometimes):
+    rotates_all = False
+
+    @property
+    def use_rope(self) -> bool:
+        return bool(torch.rand(()) > 0.5)
+
+
+class TwoCalls(SelfAttention):
+    """Attention is called in two places, once without the embedding."""
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        if len(hidden) > 1:
+            return self.attn(q, k, v)
+        q, k = self.rotary_emb(positions, q, k)
+        return self.attn(q, k, v)
+
+
+class WithOffsets(SelfAttention):
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        q, k = self.rotary_emb(positions, q, k, 3)
+        return self.attn(q, k, v)
+
+
+class ByName(SelfAttention):
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        q, k = self.rotary_emb(positions=positions, query=q, key=k)
+        return self.attn(q, k, v)
+
+
+class OtherPositionsAtTimes(SelfAttention):
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        if len(hidden) > 1:
+            positions = hidden
+        q, k = self.rotary_emb(positions, q, k)
+        return self.attn(q, k, v)
+
+
+class NormedAtTimes(NormedParts):
+    """Heads are normalised under a condition."""
+
+    use_norm = True
+
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        if self.use_norm:
+            q = self.q_norm(q.view(-1, HEADS, D)).view(q.shape)
+            k = self.k_norm(k.view(-1, KV_HEADS, D)).view(k.shape)
+        q, k = self.rotary_emb(positions, q, k)
+        return self.attn(q, k, v)
+
+
+class NeverNormed(NormedAtTimes):
+    use_norm = False
+
+
+class NormedByInput(NormedParts):
+    def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
+        qkv, _ = self.qkv_proj(hidden)
+        q, k, v = qkv.split([HEADS * D, KV_HEADS * D, KV_HEADS * D], dim=-1)
+        if len(hidden) > 1:
+            q = self.q_norm(q.view(-1, HEADS, D)).view(q.shape)
+            k = self.k_norm(k.view(-1, KV_HEADS, D)).view(k.shape)
+        q, k = self.rotary_emb(positions, q, k)
+        return self.attn(q, k, v)
+
+
 class Quarter(SelfAttention):
     PARTIAL = 0.25
 
@@ -156,6 +262,88 @@ class Moved(Block):
     def forward(self, positions: Tensor, hidden: Tensor) -> Tensor:
         positions = positions + 1
         return self.self_attn(positions=positions, hidden=hidden)
+
+
+class Stack(Module):
+    """Model around a decoder layer."""
+
+    def __init__(self, quant: Nvfp4TcConfig) -> None:
+        super().__init__()
+        self.layers = ModuleList([block_of(quant) for _ in range(1)])
+        self.quant = quant
+
+    @property
+    def self_attn(self) -> Any:
+        return self.layers[0].self_attn
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        hidden = tokens
+        for layer in self.layers:
+            hidden = layer(positions, hidden)
+        return hidden
+
+
+def block_of(quant: Nvfp4TcConfig) -> Any:
+    return type("Block", (Block,), {"__module__": __name__})(quant)
+
+
+class Shifted(Stack):
+    """Positions are others for all layers."""
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        hidden = tokens
+        positions = positions + 2
+        for layer in self.layers:
+            hidden = layer(positions, hidden)
+        return hidden
+
+
+class Renamed(Stack):
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        hidden, places = tokens, self.shift(positions)
+        for layer in self.layers:
+            hidden = layer(places, hidden)
+        return hidden
+
+
+class Enumerated(Stack):
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        hidden = tokens
+        if positions.ndim > 1 or positions is None:
+            raise ValueError
+        for _, layer in enumerate(self.layers[0:1]):
+            hidden = layer(hidden=hidden, positions=positions)
+        return hidden
+
+
+class Wrapper(Module):
+    """Model around a model, which it calls past the one in between."""
+
+    KIND: Any = Stack
+
+    def __init__(self, quant: Nvfp4TcConfig) -> None:
+        super().__init__()
+        self.model = self.KIND(quant)
+        self.quant = quant
+
+    @property
+    def self_attn(self) -> Any:
+        return self.model.self_attn
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.model(tokens, positions)
+
+
+class WrapperThatShifts(Wrapper):
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.model(tokens, positions - 1)
+
+
+class OuterWrapper(Wrapper):
+    KIND = Wrapper
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.model.model(tokens, positions=positions)
 
 
 def block(kind: Any = SelfAttention, around: Any = Block) -> Any:
@@ -239,10 +427,21 @@ def shares_keys(found: Any) -> None:
 
 LEFT: dict[str, tuple[Any, Any, str]] = {
     "swapped": (Swapped, Block, "it is called with them in another order"),
-    "positions": (OtherPositions, Block, "rotary_emb takes the positions of no known module"),
-    "moved": (SelfAttention, Moved, "rotary_emb takes the positions of no known module"),
+    "positions": (
+        OtherPositions, Block,
+        "OtherPositions is not seen to hand its positions on to rotary_emb",
+    ),
+    "positions at times": (
+        OtherPositionsAtTimes, Block,
+        "OtherPositionsAtTimes is not seen to hand its positions on to rotary_emb",
+    ),
+    "moved": (SelfAttention, Moved, "Moved is not seen to hand its positions on to self_attn"),
+    "in two places": (TwoCalls, Block, "attn is called with something else too"),
+    "offsets": (
+        WithOffsets, Block, "it is called with more than positions, queries and keys"
+    ),
     "a quarter": (Quarter, Block, "it rotates 8 elements of heads of 32"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -255,9 +454,71 @@ def test_left_alone(name: str) -> None:
     assert found.self_attn.attn.impl.rotation is None
 
 
-def test_nothing_is_said_of_what_is_read_in_between() -> None:
+def test_what_is_read_in_between() -> None:
     found = block(Scaled)
-    assert said_of(found) == ""
+    said = "rotary_emb apart: Scaled.forward uses rotary_emb's result elsewhere than in a layer ("
+    assert said_of(found).startswith(said)
+    assert found.self_attn.attn.impl.rotation is None
+
+
+@pytest.mark.parametrize("kind", [Rotating, ByName])
+def test_layers_that_the_model_rotates(kind: Any) -> None:
+    found = block(kind)
+    assert said_of(found) == "queries and keys rotated"
+    assert type(found.self_attn.rotary_emb) is Unrotated
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (NotRotating, "NotRotating calls no layer with rotary_emb's result"),
+        (OfItsInput, "OfItsInput.forward has rotary_emb's result in q on some paths alone ("),
+    ],
+)
+def test_layers_that_the_model_does_not_always_rotate(kind: Any, why: str) -> None:
+    found = block(kind)
+    rotary = found.self_attn.rotary_emb
+    assert said_of(found).startswith(f"rotary_emb apart: {why}")
+    assert found.self_attn.rotary_emb is rotary
+    assert found.self_attn.attn.impl.rotation is None
+
+
+def test_heads_that_a_flag_normalises() -> None:
+    assert said_of(block(NormedAtTimes)) == "queries and keys normalised, rotated"
+
+
+@pytest.mark.parametrize("kind", [NeverNormed, NormedByInput])
+def test_heads_that_are_not_always_normalised(kind: Any) -> None:
+    found = block(kind)
+    assert said_of(found) == "queries and keys rotated"
+    assert found.self_attn.attn.impl.rotation.q_norm is None
+    x = torch.randn(3, HEADS, D)
+    assert found.self_attn.q_norm(x) is not x
+
+
+def model(kind: Any) -> Any:
+    return kind(Nvfp4TcConfig(checkpoint()))
+
+
+@pytest.mark.parametrize("kind", [Stack, Enumerated, Wrapper, OuterWrapper])
+def test_models_that_hand_positions_to_their_layers(kind: Any) -> None:
+    assert said_of(model(kind)) == "queries and keys rotated"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Shifted, "Shifted.forward may change its positions (positions = positions + 2)"),
+        (Renamed, "Renamed is not seen to hand its positions on to Block"),
+        (
+            WrapperThatShifts,
+            "WrapperThatShifts.forward may change its positions (positions - 1)",
+        ),
+    ],
+)
+def test_models_that_change_positions(kind: Any, why: str) -> None:
+    found = model(kind)
+    assert said_of(found) == f"rotary_emb apart: {why}"
     assert found.self_attn.attn.impl.rotation is None
 
 
@@ -291,7 +552,7 @@ def test_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        GraniteAttention, LlamaAttention, MixtralAttention, OAIAttention, Qwen2Attention,
+        LlamaAttention, MixtralAttention, OAIAttention, Qwen2Attention,
         Qwen3Attention, Qwen3MoeAttention, Gemma3Attention,
     ],
 )  # fmt: skip
@@ -299,6 +560,32 @@ def test_classes_of_vllm(kind: Any) -> None:
     for which, place in (("pair", 0), ("second", 1)):
         assert flow_of(kind, "rotary_emb", which, as_input=True).uses == {Use("attn", place)}
     assert Use("rotary_emb", 0) in flow_of_parameter(kind, "positions").uses
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        (GraniteAttention, ("use_rope",)),
+        (Exaone4Attention, ("sliding_window", "apply_rope_all_layers")),
+        (ExaoneMoeAttention, ("use_rope",)),
+        (Cohere2MoeAttention, ("force_rope", "sliding_window")),
+        (CohereAttention, ("v1", "sliding_window")),
+        (Step3p5Attention, ("use_rope",)),
+    ],
+)
+def test_classes_of_vllm_that_rotate_some_layers(kind: Any, flags: tuple[str, ...]) -> None:
+    """A flag of the layer says whether; of the class alone nothing is known."""
+    asked = "rotary_emb", "pair", True
+    assert "on some paths alone" in flow_of(kind, *asked).leak
+    module = kind.__new__(kind)
+    Module.__init__(module)
+    for on in (True, False):
+        for flag in flags:
+            setattr(module, flag, on)
+        flow = flow_of(module, *asked)
+        expected = {Use("attn", 0)} if on else set()
+        assert flow.uses == expected
+        assert not flow.called_otherwise
 
 
 @pytest.mark.parametrize("kind", [Qwen3Attention, Qwen3MoeAttention])

@@ -90,9 +90,8 @@ def feeds(owner: Any, name: str, layer: Any) -> bool:
         layer: row-parallel linear layer of ours.
     """
     names = [n for n, each in owner._modules.items() if each is layer]
-    kind: Any = type(owner)
     plain = type(owner._modules[name]) is Attention
-    return plain and len(names) == 1 and names[0] in flow_of(kind, name, "result").consumers
+    return plain and len(names) == 1 and names[0] in flow_of(owner, name, "result").consumers
 
 
 def obstacle(owner: Any, name: str, attention: Any, layer: Any) -> str:
@@ -106,9 +105,11 @@ def obstacle(owner: Any, name: str, attention: Any, layer: Any) -> str:
     """
     plan, kind = layer.quant_method.plan, type(owner)
     width = attention.num_heads * attention.head_size
-    readers = sorted(flow_of(kind, name, "result").consumers)  # type: ignore[arg-type]
+    flow = flow_of(owner, name, "result")
+    readers = sorted(flow.consumers)
     reasons = {
         f"{' and '.join(readers)} read it": len(readers) > 1,
+        flow.called_otherwise: bool(flow.called_otherwise),
         "it has a scale per token": plan.activation != "static",
         f"its input has {plan.terms} terms": plan.terms != 1,
         f"D is {attention.head_size}, no multiple of {HEAD_COLUMNS}": (

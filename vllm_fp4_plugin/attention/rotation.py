@@ -28,9 +28,7 @@ class Unrotated(Module):
         super().__init__()
         self.rotary = rotary
 
-    def forward(
-        self, positions: Tensor, query: Tensor, key: Tensor, *args: Any
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``query`` and ``key``."""
         return query, key
 

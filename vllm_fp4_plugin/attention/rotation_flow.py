@@ -8,30 +8,32 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.rotary_store.kernels import KERNELS
 from nvfp4_kernels.rotary_store.tile import PART
+from vllm_fp4_plugin.attention import positions_flow
 from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated, leave_unnormalised
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.quantizing_norm import QuantizingNorm
-from vllm_fp4_plugin.result_flow import Flow, Use, flow_of, flow_of_parameter
+from vllm_fp4_plugin.result_flow import Flow, Parameter, Use, flow_of
 from vllm_fp4_plugin.rotary import REPLACED, RotaryOnOurKernel
 
-POSITIONS = "positions"  # what vLLM's models call them
+# Parameters of an embedding's forward pass, by place; a call with more rotates otherwise.
+_PARAMETERS = ("positions", "query", "key")
 
 
 def rotary_before(owner: Any, name: str) -> tuple[str, Any]:
-    """Rotary embedding whose results attention is called with, and its name.
+    """Rotary embedding whose results attention may be called with, and its name.
 
     Args:
         owner: complete module that holds both.
         name: the attention's in it.
 
     Returns:
-        Name and embedding; or an empty name and None.
+        Name and embedding, of which ``obstacle`` knows more; or an empty name and None.
     """
-    kind: Any = type(owner)
     for rotary_name, rotary in owner._modules.items():
-        rotates = type(rotary) in REPLACED or isinstance(rotary, RotaryOnOurKernel)
-        if rotates and name in flow_of(kind, rotary_name, "pair", as_input=True).consumers:
-            return rotary_name, rotary
+        if type(rotary) in REPLACED or isinstance(rotary, RotaryOnOurKernel):
+            flow = flow_of(owner, rotary_name, "pair", as_input=True)
+            if flow.leak or name in flow.consumers:
+                return rotary_name, rotary
     return "", None
 
 
@@ -52,10 +54,13 @@ def obstacle(owners: Sequence[Any], name: str, rotary_name: str) -> str:
     owner = owners[0]
     kind: Any = type(owner)
     attention, rotary = owner._modules[name], owner._modules[rotary_name]
-    flows = [flow_of(kind, rotary_name, which, as_input=True) for which in ("pair", "second")]
+    flows = [flow_of(owner, rotary_name, which, as_input=True) for which in ("pair", "second")]
+    otherwise, positions = flows[0].called_otherwise, positions_flow.obstacle(owners, rotary_name)
     reasons = {
-        f"{rotary_name} takes the positions of no known module": not _has_positions(
-            owners, rotary_name
+        otherwise: bool(otherwise),
+        positions: bool(positions),
+        "it is called with more than positions, queries and keys": any(
+            sorted(map(_place, call)) != [0, 1, 2] for call in flows[0].arguments
         ),
         f"{_others(flows, name)} reads what it returns": bool(_others(flows, name)),
         "it is called with them in another order": [flow.uses for flow in flows]
@@ -78,23 +83,10 @@ def _others(flows: Sequence[Flow], name: str) -> str:
     return " and ".join(sorted({each for flow in flows for each in flow.consumers} - {name}))
 
 
-def _has_positions(owners: Sequence[Any], rotary_name: str) -> bool:
-    """Whether the embedding gets the positions that the modules around it are called with."""
-    for below, owner in zip([rotary_name, *owners], owners, strict=False):
-        name = below
-        if not isinstance(below, str):
-            [name, *more] = [n for n, module in owner._modules.items() if module is below] or [""]
-            if more or not name:
-                # Layers in a list: from there on it is the model, which vLLM's runner calls.
-                return True
-        kind: Any = type(owner)
-        flow = flow_of_parameter(kind, POSITIONS)
-        if flow.leak or name in flow.without:
-            return False
-        places = {use.parameter for use in flow.uses if use.attribute == name}
-        if not places or not places <= {0, POSITIONS}:
-            return False
-    return True
+def _place(parameter: Parameter | None) -> int:
+    """Place of an argument of an embedding, by place or name; −1 of any other."""
+    named = _PARAMETERS.index(parameter) if parameter in _PARAMETERS else -1
+    return parameter if isinstance(parameter, int) else named
 
 
 def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]:
@@ -103,12 +95,12 @@ def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]
     Yields:
         Name and norm; 1 for that of queries, 2 for that of keys: its place among arguments.
     """
-    kind: Any = type(owner)
     for name, norm in owner._modules.items():
         if type(norm) in (RMSNorm, QuantizingNorm):
-            flow = flow_of(kind, name, "result", as_input=True, as_tensor=True)
+            flow = flow_of(owner, name, "result", as_input=True, as_tensor=True)
             for place in (1, 2):
-                if not flow.leak and flow.uses == {Use(rotary_name, place)}:
+                always = not flow.leak and not flow.called_otherwise
+                if always and flow.uses == {Use(rotary_name, place)}:
                     yield name, norm, place
 
 

@@ -1,0 +1,171 @@
+"""Constants of a built module that tests in its forward pass ask for, and what such tests give.
+
+Models of one class differ by layer in flags like ``use_rope``: a test of them takes the same branch
+in every run. An attribute counts as constant where nothing but ``__init__``, and what that alone
+calls, assigns to it.
+"""
+
+import ast
+import dis
+import inspect
+import operator
+import textwrap
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+from torch.nn import Module
+
+Constants = tuple[tuple[str, Hashable], ...]
+
+_SIMPLE = (bool, int, float, str, type(None))
+_CHANGING = frozenset({"training"})  # which eval() and train() set
+_SETTERS = frozenset({"__setattr__", "setattr", "delattr", "__dict__", "vars"})
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+
+
+class _Held:
+    """Stand-in for a submodule: it is not None, and nothing else is known of it."""
+
+
+HELD = _Held()
+
+
+class _Unknown(Exception):
+    """A value that follows from more than constants."""
+
+
+def functions_of(owner: type[Module]) -> Iterator[tuple[str, FunctionType]]:
+    """Methods of a class and its bases up to torch's, even those that it overrides."""
+    bases = owner.__mro__[: owner.__mro__.index(Module)]
+    members = (member for base in bases for member in vars(base).items())
+    return ((name, each) for name, each in members if isinstance(each, FunctionType))
+
+
+def builders_of(owner: type[Module]) -> set[str]:
+    """``__init__``, and methods that nothing but it names."""
+    names: dict[str, set[str]] = {"__init__": set()}
+    for name, function in functions_of(owner):
+        names.setdefault(name, set()).update(function.__code__.co_names)
+    others = {each for name, used in names.items() if name != "__init__" for each in used}
+    return {"__init__", *(names["__init__"] & names.keys() - others)}
+
+
+def constants_of(module: Module) -> Constants:
+    """Attributes of a module that its methods test and never change, with their values.
+
+    A submodule is there (``HELD``) or None; other attributes are plain values.
+    """
+    kind: Any = type(module)
+    found: dict[str, Hashable] = {}
+    for name in _tested(kind) - _changed(kind) - _CHANGING:
+        if name in module._modules:
+            found[name] = None if module._modules[name] is None else HELD
+        elif type(value := _plain(module, name)) in _SIMPLE:
+            found[name] = value
+    return tuple(sorted(found.items()))
+
+
+def decided(test: ast.expr, self_name: str, constants: Mapping[str, Hashable]) -> bool | None:
+    """Outcome of a test that constants alone settle; None: it may differ between runs.
+
+    Args:
+        test: expression of a method.
+        self_name: what the method calls its module.
+        constants: see ``constants_of``.
+    """
+    try:
+        return _truth(_value(test, self_name, constants))
+    except (_Unknown, TypeError):
+        return None
+
+
+@cache
+def _tested(owner: type[Module]) -> frozenset[str]:
+    """Attributes of ``self`` that tests of any of its methods name."""
+    found: set[str] = set()
+    for _, function in functions_of(owner):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        except (OSError, TypeError, ValueError, SyntaxError):
+            continue
+        tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp)]
+        nodes = (node for test in tests for node in ast.walk(test))
+        found |= {
+            node.attr
+            for node in nodes
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        }
+    return frozenset(found)
+
+
+@cache
+def _changed(owner: type[Module]) -> frozenset[str]:
+    """Attributes that methods assign to once the module is built; all, where that is not known."""
+    builders, found = builders_of(owner), set[str]()
+    for name, function in functions_of(owner):
+        if name in builders:
+            continue
+        if _SETTERS & {*function.__code__.co_names}:
+            return _tested(owner)
+        steps = dis.get_instructions(function)
+        found |= {s.argval for s in steps if s.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    return frozenset(found)
+
+
+def _plain(module: Module, name: str) -> Any:
+    """Attribute of a module or its class that no descriptor computes; else ``HELD``."""
+    if name in vars(module):
+        return vars(module)[name]
+    return inspect.getattr_static(type(module), name, HELD)
+
+
+def _value(node: ast.expr, self_name: str, constants: Mapping[str, Hashable]) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Attribute(value=ast.Name(id=name), attr=attr) if (
+            name == self_name and attr in constants
+        ):
+            return constants[attr]
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _truth(_value(operand, self_name, constants))
+        case ast.BoolOp(op=op, values=values):
+            stops = isinstance(op, ast.Or)
+            for each in values:
+                value = _value(each, self_name, constants)
+                if _truth(value) is stops:
+                    break
+            return value
+        case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+            return tuple(_value(each, self_name, constants) for each in elements)
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            values = [_value(each, self_name, constants) for each in (left, *comparators)]
+            return all(map(_compared, ops, values, values[1:]))
+    raise _Unknown
+
+
+def _compared(op: ast.cmpop, left: Any, right: Any) -> bool:
+    if isinstance(op, ast.Is | ast.IsNot):
+        if left is not None and right is not None:
+            raise _Unknown  # whether equal values are one object
+        return (left is right) is isinstance(op, ast.Is)
+    if any(each is HELD for each in _flat((left, right))):
+        raise _Unknown
+    return bool(_COMPARISONS[type(op)](left, right))
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for each in values:
+        yield from _flat(each) if isinstance(each, tuple) else (each,)
+
+
+def _truth(value: Any) -> bool:
+    if value is HELD:
+        raise _Unknown  # a list of modules may be empty
+    return bool(value)
