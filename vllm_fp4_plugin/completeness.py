@@ -25,6 +25,7 @@ from vllm_fp4_plugin import batch_invariance, checkpoint_files, checkpoint_value
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import shard_names
 from vllm_fp4_plugin.options import METHOD
+from vllm_fp4_plugin.self_check import run as self_check
 from vllm_fp4_plugin.write_coverage import Interval, WriteCoverage
 
 LEDGER = "ledger"  # attribute of a method that knows by itself which tensors have come
@@ -213,6 +214,13 @@ class _CompleteLoader:
         shared = VocabParallelEmbedding if model_config.runner_type == "draft" else None
         _expect(model, model_config, shared)
         load.load_weights(model, model_config)
+
+    def load_model(self, vllm_config: Any, model_config: Any, *args: Any, **named: Any) -> Any:
+        load: Any = super()
+        model = load.load_model(vllm_config, model_config, *args, **named)
+        if model_config.quantization == METHOD:
+            self_check.check(model, vllm_config)
+        return model
 
     def get_all_weights(self, model_config: Any, model: Any) -> Any:
         load: Any = super()

@@ -17,13 +17,14 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.functional import silu
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 
 from vllm_fp4_plugin.handover import Input, QuantizedInput, operand, shaped
-from vllm_fp4_plugin.linear_op import silu_mul_linear, silu_mul_linear_quantized
+from vllm_fp4_plugin.linear_op import linear, silu_mul_linear, silu_mul_linear_quantized
 from vllm_fp4_plugin.options import Options
 from vllm_fp4_plugin.result_flow import Flow, flow_of
 
@@ -43,6 +44,7 @@ class GateUp:
         terms: how many NVFP4 values add up to each of its input's.
         consumer: layer that takes the result quantised; None: it is of x's dtype.
         out_terms: how many NVFP4 values add up to each of such a result's.
+        apart: targets of the kernels of a product and its input, to run as two products; or None.
     """
 
     x: Input
@@ -53,10 +55,13 @@ class GateUp:
     terms: int
     consumer: Any
     out_terms: int
+    apart: tuple[str, str | None] | None = None
 
     def silu_and_mul(self) -> Input:
         """Compute ``silu(gate) · up``: ``(..., I)`` of x's dtype, or what stands for it."""
         x, layer = self.x, self.layer
+        if self.apart is not None:
+            return self._apart(*self.apart)
         product = (
             *operand(x), layer.weight, layer.weight_scale, layer.alpha, self.n, layer.input_scale,
             self.kernel, self.quantizer, self.terms,
@@ -66,6 +71,18 @@ class GateUp:
         scale, terms = self.consumer.input_scale, self.out_terms
         data, scales = silu_mul_linear_quantized(*product, scale, terms)
         return QuantizedInput(data, scales, None, (*x.shape[:-1], self.n), x.dtype, terms)
+
+    def _apart(self, kernel: str, quantizer: str | None) -> Tensor:
+        """Compute it as two products, each rounded to x's dtype, and torch's SiLU."""
+        x, layer = self.x, self.layer
+        gate, up = (
+            linear(
+                *operand(x), layer.weight[i], layer.weight_scale[i], layer.alpha[i : i + 1].clone(),
+                [self.n], layer.input_scale, None, kernel, quantizer, self.terms, x.dtype,
+            )
+            for i in range(2)
+        )  # fmt: skip
+        return shaped((silu(gate.float()) * up.float()).to(x.dtype), x)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(

@@ -61,6 +61,8 @@ class Nvfp4LinearBase(LinearMethodBase):
     # vLLM makes one method per layer, so what is decided for the layer is kept here.
     plan: LinearPlan
     reason: str = ""  # for the layer's kind
+    # Kernels of a fused gate and up projection that is run as two products after all.
+    apart: tuple[str, str | None] | None = None
 
     def __init__(
         self,
@@ -276,6 +278,11 @@ class Nvfp4LinearBase(LinearMethodBase):
         self._hands_on_part = True
         layer.reduce_results = False
 
+    def keep_part(self, layer: Any) -> None:
+        """Have the layer's result added up over all ranks by vLLM again."""
+        self._hands_on_part = False
+        layer.reduce_results = True
+
     def install(self, layer: Any, weight: weights.KernelWeight) -> None:
         """Give the layer the tensors its forward pass reads, or the norm before it."""
         scale = weight.input_scale if self._feeds_reduction else None
@@ -310,7 +317,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         if plan.gate_up:
             return fused_mlp.GateUp(
                 x, layer, plan.shard_sizes[0], *plan.targets, plan.terms, self._consumer,
-                plan.out_terms,
+                plan.out_terms, self.apart,
             )  # fmt: skip
         out = linear(
             *operand(x), layer.weight, layer.weight_scale, layer.alpha, plan.shard_sizes,

@@ -86,7 +86,7 @@ def decided(test: ast.expr, self_name: str, constants: Mapping[str, Hashable]) -
 
 
 @cache
-def _tested(owner: type[Module]) -> frozenset[str]:
+def _tested(owner: Any) -> frozenset[str]:
     """Attributes of ``self`` that tests of any of its methods name."""
     found: set[str] = set()
     for _, function in functions_of(owner):
@@ -105,7 +105,7 @@ def _tested(owner: type[Module]) -> frozenset[str]:
 
 
 @cache
-def _changed(owner: type[Module]) -> frozenset[str]:
+def _changed(owner: Any) -> frozenset[str]:
     """Attributes that methods assign to once the module is built; all, where that is not known."""
     builders, found = builders_of(owner), set[str]()
     for name, function in functions_of(owner):

@@ -30,10 +30,12 @@ class Reduction:
     Attributes:
         tokens: up to which flashinfer's op does it, and the norm's work too; 0: never.
         width: elements of a token that flashinfer's workspace has room for.
+        producer: row-parallel layer that hands on its rank's part.
     """
 
     tokens: int
     width: int
+    producer: Any
 
 
 @dataclass(frozen=True)

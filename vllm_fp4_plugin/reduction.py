@@ -59,7 +59,7 @@ def before(found: Found, layer: Any, kernel: Kernel) -> Before:
         config, kernel.arch, plan.terms, found.norm, layer.params_dtype
     )
     width = flashinfer_reduction.widest(config) if tokens else 0
-    return Before(producer, Reduction(tokens, width), _said(producer, tokens, why))
+    return Before(producer, Reduction(tokens, width, producer), _said(producer, tokens, why))
 
 
 def vllm_does_better(config: Any, found: Before) -> str:

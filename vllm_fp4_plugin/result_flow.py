@@ -180,9 +180,9 @@ def flow_of_layers(owner: Any, layers: str, returns: Returns) -> Flow:
 
 
 def _flow(owner: Any, asked: _Asked) -> Flow:
-    if isinstance(owner, Module):
-        return _flow_of_class(type(owner), constants_of(owner), asked)
-    return _flow_of_class(owner, (), asked)
+    kind: Any = type(owner) if isinstance(owner, Module) else owner
+    constants = constants_of(owner) if isinstance(owner, Module) else ()
+    return _flow_of_class(kind, constants, asked)
 
 
 @cache

@@ -60,7 +60,7 @@ def _above(owners: Sequence[Any], depth: int) -> str:
 
 
 class _NotUnderstood(Exception):
-    """What a forward pass does with its positions, in words."""
+    """A forward pass does with its positions something else, in words."""
 
 
 class _Reader:

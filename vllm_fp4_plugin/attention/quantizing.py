@@ -5,6 +5,7 @@ built: ``QuantizingAttention`` adds nothing but a forward pass. It calls the sam
 ``unified_attention_with_output``, with the scales that vLLM's own pass would give it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -147,3 +148,15 @@ def hand_over(attention: Any, layer: Any) -> Kernel:
     attention.feeding = (layer,)
     attention.impl.quantizes = True
     return kernel
+
+
+def take_back(attention: Any) -> Callable[[], None]:
+    """Leave an attention layer's result in 16 bits again; returns how to undo that."""
+    if not attention.impl.quantizes:
+        return lambda: None
+    attention.__class__, attention.impl.quantizes = Attention, False
+
+    def undo() -> None:
+        attention.__class__, attention.impl.quantizes = QuantizingAttention, True
+
+    return undo

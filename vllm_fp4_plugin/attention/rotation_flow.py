@@ -1,6 +1,6 @@
 """Rotary embeddings that feed attention and nothing else, found in the modules that own the two."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -140,3 +140,27 @@ def bind(owner: Any, name: str, rotary_name: str) -> Rotation:
     rotation = Rotation(rotary, taken.get(1), taken.get(2))
     attention.impl.rotation = rotation
     return rotation
+
+
+def unbind(owner: Any, name: str) -> Callable[[], None]:
+    """Leave rotation, and norms of heads, to the model again; returns how to undo that."""
+    impl = owner._modules[name].impl
+    rotation, impl.rotation = impl.rotation, None
+    if rotation is None:
+        return lambda: None
+    norms = [norm for norm in (rotation.q_norm, rotation.k_norm) if norm is not None]
+    for norm in norms:
+        del norm.forward
+    [(rotary_name, stand_in)] = [
+        (each, module)
+        for each, module in owner._modules.items()
+        if isinstance(module, Unrotated) and module.rotary is rotation.rotary
+    ]
+    owner._modules[rotary_name] = rotation.rotary
+
+    def undo() -> None:
+        impl.rotation, owner._modules[rotary_name] = rotation, stand_in
+        for norm in norms:
+            leave_unnormalised(norm)
+
+    return undo
