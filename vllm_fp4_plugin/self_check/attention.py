@@ -17,14 +17,17 @@ from vllm.forward_context import create_forward_context, override_forward_contex
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
 
+from nvfp4_kernels.attention.rotary_op import MAX_ROTARY_ROWS
 from vllm_fp4_plugin.attention import cache, quantizing, rotation_flow
 from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata, Part
 from vllm_fp4_plugin.attention.positions_flow import POSITIONS
 from vllm_fp4_plugin.module_constants import constants_of
+from vllm_fp4_plugin.reduction_flow import RESIDUAL
 from vllm_fp4_plugin.self_check.neighbourhood import Neighbourhood, plain, random_input
 
-PREFILL = 20  # tokens: more than a page of 16
+_POSITIONS = (POSITIONS, "position_ids")
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _SHARPNESS = 2.0  # standard deviation of logits
 
 
@@ -63,6 +66,10 @@ class _Trial:
         self.attention: Any = owner._modules[name]
         self.impl: Any = self.attention.impl
         self._scale: float | None = None  # of softmax
+        # So many tokens that keys are stored by an op of its own, and fill more than a page.
+        group = self.impl.num_heads // self.impl.num_kv_heads
+        most = config.model_config.max_model_len - 1
+        self._prefill = min(MAX_ROTARY_ROWS // group + 1, most)
 
     def separate(self) -> Any:
         """Leave rotation to the model, and the result in 16 bits; returns how to undo that."""
@@ -103,8 +110,8 @@ class _Trial:
     def _run(self, scale: float) -> list[Tensor]:
         page_size, own_scale = self.config.cache_config.block_size or 16, self.impl.scale
         layer = self._first_layer()
-        hidden = random_input(layer, PREFILL + 1)
-        pages = -(-(PREFILL + 1) // page_size)
+        hidden = random_input(layer, self._prefill + 1)
+        pages = -(-(self._prefill + 1) // page_size)
         heads = self.impl.num_kv_heads
         dtype = torch.uint8 if self.impl.is_fp8 else hidden.dtype
         shape = pages, heads, page_size, 2 * self.impl.head_size
@@ -113,7 +120,7 @@ class _Trial:
         try:
             outs = [
                 self._step(hidden, first, end, page_size)
-                for first, end in ((0, PREFILL), (PREFILL, PREFILL + 1))
+                for first, end in ((0, self._prefill), (self._prefill, self._prefill + 1))
             ]
         finally:
             self.attention.kv_cache, self.impl.scale = kept, own_scale
@@ -130,7 +137,7 @@ class _Trial:
     def _step(self, hidden: Tensor, first: int, end: int, page_size: int) -> Tensor:
         here = hidden.device
         positions = torch.arange(first, end, device=here)
-        table = torch.arange(-(-(PREFILL + 1) // page_size), dtype=torch.int32, device=here)
+        table = torch.arange(-(-end // page_size), dtype=torch.int32, device=here)
         part = Part(
             tokens=slice(0, end - first),
             query_start=torch.tensor([0, end - first], dtype=torch.int32, device=here),
@@ -142,23 +149,24 @@ class _Trial:
         counters = torch.zeros(self.impl.num_kv_heads, dtype=torch.int32, device=here)
         metadata = PagedAttentionMetadata([part], positions, counters, positions)
         named = {self.attention.layer_name: metadata}
-        given = {POSITIONS: positions, self._input_name(): hidden[first:end]}
+        given = self._arguments(hidden[first:end], positions)
         with _context(self.config, named, {self.attention.layer_name: positions}):
             return plain(self.owner.forward(**given)).clone()
 
-    def _input_name(self) -> str:
-        """Parameter of the module's forward pass beside the positions."""
-        parameters = inspect.signature(type(self.owner).forward).parameters
-        names = [
-            name
-            for name, parameter in list(parameters.items())[1:]
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        ]
-        others = [name for name in names if name != POSITIONS]
-        if len(others) != 1 or POSITIONS not in names:
-            raise TypeError(f"{type(self.owner).__name__}.forward takes {', '.join(names)}")
-        return others[0]
+    def _arguments(self, hidden: Tensor, positions: Tensor) -> dict[str, Tensor | None]:
+        """Arguments of the module's forward pass: one beside positions and residual is its input.
+
+        Raises:
+            TypeError: it takes others.
+        """
+        parameters = list(inspect.signature(type(self.owner).forward).parameters.values())[1:]
+        needed = [p.name for p in parameters if p.default is p.empty and p.kind in _NAMED]
+        known: dict[str, Tensor | None] = dict.fromkeys(_POSITIONS, positions)
+        known[RESIDUAL] = None
+        others = [name for name in needed if name not in known]
+        if len(others) != 1:
+            raise TypeError(f"{type(self.owner).__name__}.forward takes {', '.join(needed)}")
+        return {name: known.get(name, hidden) for name in needed}
 
 
 @contextmanager

@@ -39,15 +39,16 @@ class Outcome(NamedTuple):
 
 @torch.no_grad()
 def check(model: Module, config: Any) -> None:
-    """Run each kind of a model's fused ops beside its unfused form; unfuse what differs.
+    """Run each kind of a model's fused ops beside its unfused form; unfuse kinds that differ.
 
     Args:
         model: model whose weights are in place.
         config: the engine's.
     """
     kinds: dict[Hashable, list[Neighbourhood]] = {}
-    found = attention.neighbourhoods(model, config), norm.neighbourhoods(model)
-    for each in chain(*found, mlp.neighbourhoods(model)):
+    # A norm's results are seen through the layer that it feeds, which comes first therefore.
+    found = mlp.neighbourhoods(model), norm.neighbourhoods(model)
+    for each in chain(*found, attention.neighbourhoods(model, config)):
         kinds.setdefault(each.kind, []).append(each)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     agreeing: list[float] = []

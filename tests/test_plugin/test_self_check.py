@@ -1,0 +1,310 @@
+"""Self-check at start: it agrees with what is right, and unfuses, by name, what is not."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.attention import Attention
+
+from tests.registry import configs, session, step, unbuilt, weights
+from vllm_fp4_plugin import fused_mlp, quantizing_norm
+from vllm_fp4_plugin.attention import rotation_flow
+from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated
+from vllm_fp4_plugin.completeness import _CompleteDefaultLoader
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.quantizing_norm import QuantizingNorm
+from vllm_fp4_plugin.self_check import attention, mlp, norm, run
+
+STATIC = {
+    "quantization_config": {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+                "input_activations": {"num_bits": 4, "type": "float", "group_size": 16},
+            }
+        },
+    }
+}
+QWEN, EXAONE = "Qwen3ForCausalLM", "Exaone4ForCausalLM"
+GAIN = 200
+SEEN = 0.1  # at most, of what is right; ROUNDING leaves room for other models
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[session.Session]:
+    with session.started() as found:
+        yield found
+
+
+def built(vllm: session.Session, architecture: str = QWEN, **options: Any) -> session.Built:
+    """A model whose linear layers are NVFP4 with static scales, loaded."""
+    config: dict[str, Any] = {"additional_config": {"nvfp4_tc": options}, "changes": STATIC}
+    found = vllm.build(architecture, device="cpu", load_format="dummy", **config)
+    torch.manual_seed(0)  # of what NVFP4 tensors are filled with
+    weights.load(found)
+    return found
+
+
+def with_large_gates(vllm: session.Session) -> session.Built:
+    """A model whose SiLU does not just halve its gates."""
+    found = built(vllm)
+    for module in found.model.modules():
+        if hasattr(module, "gate_up_proj"):
+            module.gate_up_proj.alpha.mul_(GAIN)
+    return found
+
+
+class Log:
+    """Logger that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, line: str, *given: Any) -> None:
+        self.lines.append(line % given)
+
+    warning = info
+
+
+def checked(model: session.Built) -> list[str]:
+    """Lines that the check logs of a model."""
+    log = Log()
+    with patch.object(run, "logger", log), set_current_vllm_config(model.config):
+        run.check(model.model, model.config)
+    return log.lines
+
+
+def kinds(model: session.Built) -> list[Any]:
+    with set_current_vllm_config(model.config):
+        return [
+            *attention.neighbourhoods(model.model, model.config),
+            *norm.neighbourhoods(model.model),
+            *mlp.neighbourhoods(model.model),
+        ]
+
+
+def test_what_is_right_stays_fused(vllm: session.Session) -> None:
+    model = built(vllm)
+    before = step.run(model)
+    [line] = checked(model)
+    assert line.startswith("nvfp4-tc: self-check: 4 of 4 kinds of fused ops agree with their")
+    assert torch.equal(step.run(model), before)
+    assert len(kinds(model)) == 8  # two layers: attention, two norms, an MLP
+
+
+def test_every_architecture(vllm: session.Session) -> None:
+    """Each kind of fused op of each; those that cannot be run alone are named here."""
+    counts = dict.fromkeys(("rotated", "result quantised", "quantises", "SiLU-mul"), 0)
+    wrong, unknown, fused, refused = {}, {}, 0, 0
+    for architecture, *_ in configs.distinct().values():
+        if architecture in unbuilt.UNBUILT:
+            continue
+        try:
+            model = built(vllm, architecture)
+        except UnsupportedCheckpoint:  # MLA's projections, and routers that a CPU has not
+            refused += 1
+            continue
+        found = {each.kind: each for each in kinds(model)}
+        fused += bool(found)
+        for said in counts:
+            counts[said] += any(said in each.name for each in found.values())
+        with set_current_vllm_config(model.config), torch.no_grad():
+            for each in found.values():
+                outcome = run._outcome(each)
+                if outcome.unknown:
+                    unknown[f"{architecture} {each.name}"] = outcome.unknown
+                elif not outcome.distance <= SEEN:
+                    wrong[f"{architecture} {each.name}"] = outcome.distance
+    print(f"{fused} architectures: {counts}; {unknown}")
+    assert not wrong
+    assert not unknown
+    assert fused >= 105
+    assert refused < 30
+    assert counts["rotated"] >= 60
+    assert min(counts.values()) >= 60
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def test_layers_that_are_not_rotated(
+    vllm: session.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the forward pass had been misread: the model's own code tells."""
+    expected = step.run(built(vllm, EXAONE, fuse_attention=False))
+    monkeypatch.setattr(rotation_flow, "obstacle", lambda *_: "")
+    flow_of = rotation_flow.flow_of
+    monkeypatch.setattr(  # of the class: nothing is known of a layer's flags
+        rotation_flow, "flow_of", lambda owner, *a, **k: flow_of(type(owner), *a, **k)
+    )
+    model = built(vllm, EXAONE)
+    layers = model.config.compilation_config.static_forward_context.values()
+    rotating = [layer for layer in layers if isinstance(layer, Attention) and layer.impl.rotation]
+    assert rotating
+    flags = {bool(m.sliding_window or m.apply_rope_all_layers) for m in owners(model)}
+    assert flags == {True, False}
+    wrong = step.run(model)
+    lines = checked(model)
+    warnings = [line for line in lines if "unfused, as its results differ" in line]
+    assert len(warnings) == 1
+    assert "self_attn.attn (queries and keys rotated" in warnings[0]
+    assert f"at most {run.ROUNDING}" in warnings[0]
+    rotated = {bool(m.sliding_window or m.apply_rope_all_layers): m for m in owners(model)}
+    assert type(rotated[True].rotary_emb) is Unrotated
+    assert type(rotated[False].rotary_emb) is not Unrotated
+    assert far(step.run(model), expected) < far(wrong, expected) / 3
+    assert "unfused at start" in str(model.config.additional_config)
+
+
+def owners(model: session.Built) -> list[Any]:
+    return [m for m in model.model.modules() if isinstance(getattr(m, "attn", None), Attention)]
+
+
+def far(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).norm() / other.double().norm())
+
+
+def wrong_positions(to: pytest.MonkeyPatch) -> None:
+    store = Rotation.store
+    to.setattr(
+        Rotation, "store",
+        lambda self, q, k, v, pages, slots, positions, scales: store(
+            self, q, k, v, pages, slots, positions + 1, scales
+        ),
+    )  # fmt: skip
+
+
+def unnormalised(to: pytest.MonkeyPatch) -> None:
+    of_heads = Rotation.of_heads
+    to.setattr(
+        Rotation, "of_heads",
+        lambda self, query: of_heads(self, query)._replace(q_norm=None, k_norm=None, eps=None),
+    )  # fmt: skip
+
+
+def exchanged(to: pytest.MonkeyPatch) -> None:
+    """Gate and up projection in each other's place."""
+    product = fused_mlp.silu_mul_linear_quantized
+
+    def other(x: Any, s: Any, r: Any, weight: Tensor, scales: Tensor, *rest: Any) -> Any:
+        flipped = scales.view(torch.uint8).flip(0).view(scales.dtype)
+        return product(x, s, r, weight.flip(0), flipped, *rest)
+
+    to.setattr(fused_mlp, "silu_mul_linear_quantized", other)
+
+
+def doubled(to: pytest.MonkeyPatch) -> None:
+    op = quantizing_norm.norm_op
+    to.setattr(
+        quantizing_norm, "norm_op",
+        lambda name: lambda x, *rest: op(name)(x, *rest[:-5], 3 * rest[-5], *rest[-4:]),
+    )  # fmt: skip
+
+
+def raising(to: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> NoReturn:
+        raise RuntimeError("no such launch")
+
+    to.setattr(fused_mlp, "silu_mul_linear_quantized", fail)
+
+
+def nan(to: pytest.MonkeyPatch) -> None:
+    product = fused_mlp.silu_mul_linear_quantized
+
+    def broken(*given: Any) -> Any:
+        data, scales = product(*given)
+        scales.view(torch.uint8).fill_(0x7F)
+        return data, scales
+
+    to.setattr(fused_mlp, "silu_mul_linear_quantized", broken)
+
+
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+    "positions": (wrong_positions, "self_attn.attn (queries and keys normalised, rotated"),
+    "heads": (unnormalised, "self_attn.attn (queries and keys normalised, rotated"),
+    "gate and up": (exchanged, "gate_up_proj (with SiLU-mul)"),
+    "norm": (doubled, "layernorm (quantises)"),
+    "an error": (raising, "gate_up_proj (with SiLU-mul)"),
+    "NaN": (nan, "gate_up_proj (with SiLU-mul)"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_a_fused_op(
+    name: str,
+    vllm: session.Session,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is unfused in every layer, and the model says what it says without the fault."""
+    expected = step.run(with_large_gates(vllm))
+    break_it, where = FAULTS[name]
+    model = with_large_gates(vllm)
+    break_it(monkeypatch)
+    warned = [line for line in checked(model) if "unfused, as its results" in line]
+    assert warned
+    assert all(where in line for line in warned)
+    assert far(step.run(model), expected) < 0.2
+    assert not [line for line in checked(model) if "unfused, as" in line]
+
+
+def test_what_cannot_be_run_alone_is_said(
+    vllm: session.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built(vllm)
+    kind = type(owners(model)[0])
+    forward = kind.forward
+
+    def needing(self: Any, positions: Any, hidden_states: Any, table: Any, limit: Any) -> Any:
+        return forward(self, positions, hidden_states)
+
+    monkeypatch.setattr(kind, "forward", needing)
+    lines = checked(model)
+    said = (
+        "not run at start: TypeError: Qwen3Attention.forward takes positions, hidden_states, table"
+    )
+    assert said in lines[0]
+    assert "self-check: 3 of 4 kinds" in lines[1]
+    assert owners(model)[0].attn.impl.rotation is not None
+
+
+def test_ranks_act_alike(vllm: session.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one rank finds, all unfuse."""
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(run, "get_tensor_model_parallel_world_size", lambda: 2)
+    others = torch.zeros(2)
+    monkeypatch.setattr(run, "tensor_model_parallel_all_reduce", lambda flags: flags + others)
+    assert run._agreed(run.Outcome(0.01), cpu) == run.Outcome(0.01)
+    others[1] = 1
+    assert run._agreed(run.Outcome(0.01), cpu).distance > run.ROUNDING
+    others[0] = 1
+    assert run._agreed(run.Outcome(0.01), cpu).unknown == "another rank cannot"
+
+
+def test_only_models_of_ours(vllm: session.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    loaded = object()
+    monkeypatch.setattr(run, "check", lambda *given: seen.append(given))
+    monkeypatch.setattr(
+        _CompleteDefaultLoader.__mro__[2], "load_model", lambda *_: loaded, raising=False
+    )
+    loader = _CompleteDefaultLoader.__new__(_CompleteDefaultLoader)
+    model = built(vllm)
+    assert loader.load_model(model.config, model.model_config) is loaded
+    assert seen == [(loaded, model.config)]
+    monkeypatch.setattr(model.model_config, "quantization", None)
+    loader.load_model(model.config, model.model_config)
+    assert len(seen) == 1
+
+
+def test_norms_are_left_to_vllm(vllm: session.Session) -> None:
+    model = built(vllm, fuse_norm=False)
+    assert not list(norm.neighbourhoods(model.model))
+    assert not [m for m in model.model.modules() if type(m) is QuantizingNorm and m.feeding]
