@@ -81,6 +81,15 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> 
     assert "/proc/none" in said
 
 
+def test_modules_of_the_folder_it_runs_in_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may be started anywhere, in /tmp say."""
+    (tmp_path / "pickle.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path)
+    assert build_apart([], 1) == []
+
+
 def _build_one() -> None:
     sys.exit(" ".join(build_apart(kernels()[:1], 1)) or 0)
 
