@@ -95,8 +95,8 @@ def test_a_folder_that_cannot_be_written_to(folder: Path, monkeypatch: pytest.Mo
 def test_a_file_that_is_damaged(folder: Path) -> None:
     place = compiler.object_path(kernel(8))
     assert place is not None
-    folder.mkdir()
-    place.touch()  # as after a loss of power
+    folder.mkdir(0o755)
+    place.touch(0o644)  # as after a loss of power
     with pytest.raises(
         UnusableCache, match=rf"{place} cannot be loaded .*; if it is damaged, delete"
     ):
@@ -239,7 +239,8 @@ def test_a_default_folder_that_others_may_write_to_is_not_mended(
     monkeypatch.delenv(compiler.CACHE_VARIABLE)
     monkeypatch.setenv("HOME", str(tmp_path))
     kept = tmp_path / ".cache" / "nvfp4_kernels"
-    kept.mkdir(parents=True)
+    kept.parent.mkdir(0o755)
+    kept.mkdir()
     kept.chmod(0o775)
     with pytest.raises(UnusableCache, match=rf"; chmod g-w {kept}, or trust the group with NVFP4"):
         compile_one(8)

@@ -52,7 +52,7 @@ def test_all_are_kept_where_they_are_looked_for(folder: Path) -> None:
     made = kernels()
     there = compiler.object_path(made[1])
     assert there is not None
-    there.parent.mkdir()
+    there.parent.mkdir(0o755)
     there.write_text("as it is")
     assert build_apart(made, 2) == []
     places = [compiler.object_path(kernel) for kernel in made]

@@ -22,6 +22,14 @@ from tests.other_users import NOBODY, acting_as, needs_root
 ANOTHER = 54321  # neither root nor nobody; no name either
 
 
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """Files are made for their owner to write, whoever runs the tests."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A private file in a private folder."""
@@ -272,15 +280,12 @@ def test_trust_in_what_is_no_name(
 # --- folders that are made ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("umask", [0, 0o022, 0o077], ids=oct)
-def test_folders_are_made_with_no_more_than_asked_for(tmp_path: Path, umask: int) -> None:
-    before = os.umask(umask)
-    try:
-        create_folder(tmp_path / "a" / "b", 0o755)
-    finally:
-        os.umask(before)
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077], ids=oct)
+def test_folders_are_made_with_no_more_than_asked_for(tmp_path: Path, mask: int) -> None:
+    os.umask(mask)
+    create_folder(tmp_path / "a" / "b", 0o755)
     for folder in (tmp_path / "a", tmp_path / "a" / "b"):
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o755 & ~umask
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755 & ~mask
 
 
 def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:

@@ -298,7 +298,9 @@ def test_an_architecture_is_compiled_for_its_target(
         build_command, "build_all", lambda specs, out, target, _: seen.append((specs, target)) or []
     )
     for given in (arch, f"{arch}a"):
-        status, _ = invoke("--linear", "64,64", "--arch", given, "--out", tmp_path)
+        status, _ = invoke(
+            "--linear", "64,64", "--max-tokens", "8", "--arch", given, "--out", tmp_path
+        )
         assert status == 0
     (specs, target), again = seen
     assert specs
@@ -423,7 +425,9 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
         assert f"--out: {tmp_path / out} cannot be made a folder ({why}); choose another" in output
 
 
-@pytest.mark.parametrize(("mode", "who"), [(0o757, "everybody"), (0o775, "gid")], ids=str)
+@pytest.mark.parametrize(
+    ("mode", "who"), [(0o757, "everybody"), (0o775, "gid")], ids=["everybody", "group"]
+)
 def test_a_folder_that_others_may_write_to(tmp_path: Path, mode: int, who: str) -> None:
     tmp_path.chmod(mode)
     status, output = invoke("--linear", "64,64", "--max-tokens", "1", "--out", tmp_path)
@@ -453,6 +457,7 @@ def test_what_is_there_already_must_be_fit_to_run(
     """A server would refuse it."""
     file = tmp_path / "kernel.o"
     file.write_bytes(b"code")
+    file.chmod(0o644)
     if what == "damaged":
         said = rf"{file} cannot be loaded \(its content has not the digest"
     else:
