@@ -50,6 +50,7 @@ def register() -> None:
 def tell_last() -> None:
     """Have this process, a front end, end with its refusal or that of an engine it starts next."""
     _remove()
+    # Other users may write to this folder: a name that none of them can guess has no file yet.
     name = f"nvfp4-tc-refused-{os.getpid()}-{secrets.token_hex(8)}"
     os.environ[VARIABLE] = str(Path(tempfile.gettempdir(), name))
     if not isinstance(sys.excepthook, _TellLast):

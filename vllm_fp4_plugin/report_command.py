@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nvfp4_kernels.devices import FAMILIES
+from nvfp4_kernels.devices import FAMILIES, parse_arch, spellings
 from vllm_fp4_plugin import command_line, meta_model
 from vllm_fp4_plugin.report import Report
 
@@ -27,7 +27,7 @@ def report(
     ] = False,
     arch: Annotated[
         str,
-        typer.Option(help=f"Plan for another device than this machine's: {', '.join(ARCHS)}."),
+        typer.Option(help=f"Plan for another device than this machine's: {spellings(ARCHS)}."),
     ] = "",
     by_headers: Annotated[
         bool,
@@ -46,7 +46,7 @@ def report(
     """
     given = command_line.parse_additional_config(additional_config)
     with command_line.refusals(model):
-        _check_arch(arch)
+        arch = parse_arch("--arch", arch, ARCHS) if arch else ""
         if by_headers:
             layers = stored_report(model, arch, given)
         else:
@@ -94,11 +94,6 @@ def stored_report(
     options = Options.of(SimpleNamespace(additional_config=additional_config))
     with planned_for(arch):
         return headers_report(Path(model), options)
-
-
-def _check_arch(arch: str) -> None:
-    if arch and arch not in ARCHS:
-        raise ValueError(f"--arch: is {arch!r}, must be one of {', '.join(ARCHS)}; name one")
 
 
 def _table(model: str, arch: str, layers: Report, *, every_layer: bool) -> Table:

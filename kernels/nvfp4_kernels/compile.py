@@ -20,11 +20,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nvfp4_kernels.object_file import UntrustedFile, check_private, check_sealed, seal
+from nvfp4_kernels.object_file import in_memory, read_sealed, seal
 from nvfp4_kernels.recording import active
+from nvfp4_kernels.trusted_path import (
+    UnknownTrust,
+    UntrustedPath,
+    check_trusted,
+    create_folder,
+)
 
 CACHE_VARIABLE = "NVFP4_KERNELS_CACHE"
+_DEFAULT_CACHE = "~/.cache/nvfp4_kernels"
 ARCH_VARIABLE = "CUTE_DSL_ARCH"
+COMPILERS_CACHE_VARIABLE = "CUTE_DSL_CACHE_DIR"
 _SYMBOL = "launch"
 # CuTe's settings that say where things are, not what is compiled; the arch has its own place.
 _PLACES = ("_ARCH", "_DIR", "_LIBS")
@@ -39,9 +47,9 @@ watchers: list[Callable[[list[Tensor]], None]] = []
 
 
 class UnusableCache(OSError):
-    """A folder for compiled kernels that cannot be written to, or that everybody may write to.
+    """A folder for compiled kernels that cannot be written to, or that others may write to.
 
-    Or a file in it that is damaged.
+    Or a file in it that is damaged, or another user's.
     """
 
 
@@ -123,7 +131,9 @@ def compiled(kernel: DeviceKernel, target: str) -> Callable[..., None]:
         place = object_path(kernel)
         if place is None:
             return compile_kernel(kernel, callable_here=True)
-        if not place.exists():
+        with _kept_in(place.parent):
+            is_kept = place.exists()
+        if not is_kept:
             build(kernel, place)
         return _load(place)
 
@@ -131,28 +141,33 @@ def compiled(kernel: DeviceKernel, target: str) -> Callable[..., None]:
 def _load(place: Path) -> Callable[..., None]:
     from cutlass.cute.runtime import load_module
 
-    _check_folder(place.parent)
-    try:
-        check_sealed(place)
-        module = load_module(str(place), enable_tvm_ffi=True)
+    content = read_kept(place)
+    with _loadable(place), in_memory(content) as path:
+        module = load_module(path, enable_tvm_ffi=True)
         function: Callable[..., None] = getattr(module, _SYMBOL)
-    except Exception as error:  # the linker has classes of its own
-        raise UnusableCache(
-            f"{CACHE_VARIABLE}: {place} cannot be loaded ({_line(error)}), must be as it was "
-            "compiled; if it is damaged, delete it, and it is compiled again"
-        ) from error
     return function
+
+
+def read_kept(place: Path) -> bytes:
+    """Read a kernel's object file, which is to be run.
+
+    Raises:
+        UnusableCache: it is damaged, or others could have put it there.
+    """
+    with _loadable(place), _trusted(CACHE_VARIABLE, place.parent):
+        return read_sealed(place)
 
 
 def build(kernel: DeviceKernel, place: Path) -> None:
     """Compile ``kernel`` into an object file at ``place``; whole or not at all.
 
     Raises:
-        UnusableCache: its folder cannot be written to.
+        UnusableCache: its folder cannot be written to, or others may write to it.
     """
     with _kept_in(place.parent):
-        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        _check_folder(place.parent)
+        # A folder that was named may be for others to read; the user's own is not.
+        create_folder(place.parent, 0o755 if CACHE_VARIABLE in os.environ else 0o700)
+        check_folder(CACHE_VARIABLE, place.parent)
     function = compile_kernel(kernel)
     _generalise_host(function)
     with _kept_in(place.parent), tempfile.TemporaryDirectory(dir=place.parent) as folder:
@@ -164,14 +179,47 @@ def build(kernel: DeviceKernel, place: Path) -> None:
         os.replace(written, place)
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise if anybody could have put something there that would be run."""
+def check_folder(name: str, folder: Path) -> None:
+    """Check that nobody untrusted could put something into a folder of kernels.
+
+    A folder that others may write to is refused, not mended: what they put there would be run.
+
+    Args:
+        name: what the folder was given as.
+        folder: is there.
+
+    Raises:
+        UnusableCache: somebody could.
+    """
+    with _trusted(name, folder):
+        check_trusted(folder)
+
+
+@contextmanager
+def _trusted(name: str, folder: Path) -> Iterator[None]:
+    """Raise what is untrusted about a folder, or a file in it, as ``UnusableCache``."""
     try:
-        check_private(folder)
-    except UntrustedFile as error:
+        yield
+    except UnknownTrust as error:
+        raise UnusableCache(str(error)) from error
+    except UntrustedPath as error:
         raise UnusableCache(
-            f"{CACHE_VARIABLE}: {folder} holds code that is run, and {error}, or set it to a "
-            "folder of your own"
+            f"{name}: {folder} holds code that is run, and {error}, or set {name} to a folder of "
+            "your own"
+        ) from error
+
+
+@contextmanager
+def _loadable(place: Path) -> Iterator[None]:
+    """Raise what goes wrong with an object file as ``UnusableCache``."""
+    try:
+        yield
+    except UnusableCache:
+        raise
+    except Exception as error:  # the linker has classes of its own
+        raise UnusableCache(
+            f"{CACHE_VARIABLE}: {place} cannot be loaded ({_line(error)}), must be as it was "
+            "compiled; if it is damaged, delete it, and it is compiled again"
         ) from error
 
 
@@ -200,10 +248,14 @@ def compile_kernel(kernel: DeviceKernel, *, callable_here: bool = False) -> Any:
         kernel: in one configuration.
         callable_here: whether its host code is loaded into this process, too. Otherwise it can
             only be looked at and exported, and takes a quarter less time.
+
+    Raises:
+        UnusableCache: CuTe DSL would read what others may have written.
     """
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
 
+    _check_compilers_cache()
     options = f"--enable-tvm-ffi --gpu-arch {arch()}"
     return cute.compile(
         kernel,
@@ -212,6 +264,21 @@ def compile_kernel(kernel: DeviceKernel, *, callable_here: bool = False) -> Any:
         options=options,
         no_jit_engine=not callable_here,
     )
+
+
+def _check_compilers_cache() -> None:
+    """Check CuTe DSL's own folder, under ``/tmp`` by default, where compiling reads from it.
+
+    ``cute.compile`` takes no kernel from there. Facts of classes it does, with PyIR, which is off
+    unless ``CUTE_DSL_ENABLE_PYIR`` is set.
+    """
+    from cutlass.base_dsl.cache_helpers import get_default_generated_ir_path
+    from cutlass.cutlass_dsl.cutlass import CuTeDSL
+
+    settings = CuTeDSL._get_dsl().envar
+    folder = Path(get_default_generated_ir_path())
+    if settings.enable_pyir and not settings.disable_file_caching and folder.exists():
+        check_folder(COMPILERS_CACHE_VARIABLE, folder)
 
 
 def _generalise_host(function: Any) -> None:
@@ -245,7 +312,7 @@ def _device_arch(index: int) -> str:
 
 def object_path(kernel: DeviceKernel) -> Path | None:
     """Path of the compiled form of ``kernel``; None if ``NVFP4_KERNELS_CACHE`` is empty."""
-    folder = os.environ.get(CACHE_VARIABLE, "~/.cache/nvfp4_kernels")
+    folder = os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE)
     if not folder:
         return None
     kind = type(kernel)

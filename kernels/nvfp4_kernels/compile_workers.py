@@ -30,7 +30,8 @@ def build_apart(kernels: Sequence[DeviceKernel], jobs: int) -> list[str]:
         for job in range(jobs):
             errors = stack.enter_context(tempfile.TemporaryFile())
             process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                # -P: no module of the folder that this happens to run in, /tmp say.
+                [sys.executable, "-P", "-m", __name__],
                 env=_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

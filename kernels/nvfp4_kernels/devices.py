@@ -1,7 +1,7 @@
 """Facts of devices: architectures and their families, SM counts, and dtypes by name."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -9,6 +9,8 @@ import torch
 # An architecture runs the kernels of its family, which is named after its first member, compiled
 # for the architecture itself.
 FAMILIES = {"sm_90": "sm_90", "sm_100": "sm_100", "sm_103": "sm_100"}
+# Their GPUs, as people know them.
+GPUS = {"sm_90": "H100, H200", "sm_100": "B200, GB200", "sm_103": "B300, GB300"}
 # Streaming multiprocessors where no GPU can be asked: of an H200, a B200 and a GB300.
 SM_COUNTS = {"sm_90": 132, "sm_100": 148, "sm_103": 152}
 ELEMENT_BITS: dict[str, int] = {"bfloat16": 16, "float16": 16, "float32": 32, "nvfp4": 4}
@@ -65,14 +67,47 @@ def device_family(device: torch.device) -> str:
     return FAMILIES.get(arch, arch)
 
 
-def targets(family: str | None = None) -> tuple[str, ...]:
-    """Compilation targets of a family, or of all, as CuTe spells them: e.g. ``"sm_103a"``."""
-    return tuple(f"{arch}a" for arch, of in FAMILIES.items() if family in (None, of))
+class UnknownArchitecture(ValueError):
+    """An option that names no architecture that the command serves."""
 
 
-def target_arch(target: str) -> str:
-    """Architecture of a compilation target, e.g. ``"sm_103"`` of ``"sm_103a"``."""
-    return target.rstrip("af")
+def members(family: str) -> tuple[str, ...]:
+    """Architectures that run the kernels of a family: e.g. ``"sm_100"`` and ``"sm_103"``."""
+    return tuple(arch for arch, of in FAMILIES.items() if of == family)
+
+
+def target_of(arch: str) -> str:
+    """Compilation target of an architecture as CuTe spells it: ``"sm_103a"`` of ``"sm_103"``."""
+    return f"{arch}a"
+
+
+def spellings(archs: Iterable[str] = FAMILIES) -> str:
+    """Spellings that ``parse_arch`` takes, for help and errors: an architecture and its target."""
+    return ", ".join(
+        f"{arch} or {target_of(arch)} ({GPUS[arch]})" if arch in FAMILIES else arch
+        for arch in archs
+    )
+
+
+def parse_arch(option: str, text: str, archs: Iterable[str] = FAMILIES) -> str:
+    """Architecture that a command's option names, by itself or by its compilation target.
+
+    Args:
+        option: name of the option, for the error.
+        text: its value, e.g. ``"sm_100"`` or ``"sm_100a"``.
+        archs: architectures that the command serves; also ``"cpu"``, say, which has no target.
+
+    Raises:
+        UnknownArchitecture: it is another one, or spelt otherwise.
+    """
+    archs = tuple(archs)
+    found = {target_of(arch): arch for arch in archs if arch in FAMILIES}
+    found |= {arch: arch for arch in archs}
+    if text not in found:
+        raise UnknownArchitecture(
+            f"{option}: is {text!r}, must be one of {spellings(archs)}; name one, spelt so"
+        )
+    return found[text]
 
 
 def multiprocessors(device: torch.device) -> int:

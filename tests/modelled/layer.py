@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nvfp4_kernels.devices import UnknownArchitecture, parse_arch, spellings
 from tests.emulator.timing import (
     B200_TIMING,
     H200_TIMING,
@@ -136,13 +137,17 @@ def blackwell(
 def main() -> None:
     """Print a line for each number of tokens."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--arch", choices=TOKENS, default="sm_100")
+    parser.add_argument("--arch", default="sm_100", help=spellings(TOKENS))
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--tokens", type=int, nargs="+")
     parser.add_argument("--keys", type=int, default=192, help="of each sequence, on sm_90")
     parser.add_argument("--terms", type=int, default=1, help="of the activations, on sm_100")
     parser.add_argument("--only-chain", action="store_true", help="no product alone, on sm_100")
     given = parser.parse_args()
+    try:
+        given.arch = parse_arch("--arch", given.arch, TOKENS)
+    except UnknownArchitecture as error:
+        parser.error(str(error))
     tracer = Tracer(given.arch)
     from examples.kernel_bench.layer import shape_of
 

@@ -13,10 +13,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nvfp4_kernels.devices import UnknownArchitecture, members, parse_arch, spellings, target_of
 from nvfp4_kernels.precompile.attention_sm100 import attention_kernels
 from nvfp4_kernels.precompile.linear_sm100 import block_scaled_kernels
 from nvfp4_kernels.precompile.model import Attention
 from nvfp4_kernels.precompile.spec import KernelSpec
+from nvfp4_kernels.tool.console import refusals
 from nvfp4_kernels.tool.instructions import find_nvdisasm
 from nvfp4_kernels.tool.model import read_model
 from nvfp4_kernels.tool.scoring import choose_scorer, deepseek_shapes
@@ -24,6 +26,7 @@ from nvfp4_kernels.tool.shapes import LLAMA_8B
 from tests.sass.compiled import check_all
 from tests.sass.descriptors import Checked
 
+ARCHS = members("sm_100")
 MAX_TOKENS = 8192  # of a batch
 LLAMA_ATTENTION = Attention(query_heads=32, kv_heads=8, head_dim=128)
 
@@ -41,16 +44,18 @@ def specs(model: Path | None) -> list[KernelSpec]:
 
 def main(
     model: Annotated[Path | None, typer.Argument(help="config.json of a model.")] = None,
-    arch: Annotated[str, typer.Option(help="GPU to compile for.")] = "sm_100a",
+    arch: Annotated[str, typer.Option(help=f"GPU to compile for: {spellings(ARCHS)}.")] = "sm_100a",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
 ) -> None:
     """Compile, disassemble, check, and print a table."""
-    table = Table(title=f"Descriptors, {arch}", title_justify="left")
+    with refusals(UnknownArchitecture):
+        target = target_of(parse_arch("--arch", arch, ARCHS))
+    table = Table(title=f"Descriptors, {target}", title_justify="left")
     for column in ("kernel", "variants", "descriptors read", "high words", "faults"):
         table.add_column(column)
     outcomes: dict[str, list[Checked]] = {}
     screen = Console()
-    for spec, checked in check_all(specs(model), arch, find_nvdisasm(), jobs):
+    for spec, checked in check_all(specs(model), target, find_nvdisasm(), jobs):
         outcomes.setdefault(spec.op, []).append(checked)
         for fault in checked.faults:
             screen.print(f"{spec.fields}: {fault}", soft_wrap=True, highlight=False)

@@ -1,9 +1,11 @@
 import ctypes
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.emulator.runtime import library
+from tests.other_users import NOBODY, needs_root
 
 
 @pytest.fixture
@@ -59,6 +61,29 @@ def test_a_folder_of_somebody_else_is_not_trusted(
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with pytest.raises(RuntimeError, match="belongs to another user; set XDG_CACHE_HOME"):
         library.build()
+
+
+@pytest.mark.parametrize("what", ["link", "another user's", "writable"])
+def test_a_temporary_directory_of_somebody_else_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(library.tempfile, "gettempdir", lambda: str(tmp_path))
+    root = library.cache_directory().parent
+    assert root.parent == tmp_path
+    assert root.stat().st_mode & 0o777 == 0o700
+    if what == "link":
+        root.rename(tmp_path / "elsewhere")
+        root.symlink_to(tmp_path / "elsewhere")
+    elif what == "writable":
+        root.chmod(0o777)
+    else:
+        needs_root()
+        os.chown(root, NOBODY, NOBODY)
+    with pytest.raises(
+        RuntimeError, match=rf"^{root}: .*, must be this user's own folder; set XDG"
+    ):
+        library.cache_directory()
 
 
 def test_lending_gives_the_dispatcher_back() -> None:

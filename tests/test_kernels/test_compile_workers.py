@@ -52,7 +52,7 @@ def test_all_are_kept_where_they_are_looked_for(folder: Path) -> None:
     made = kernels()
     there = compiler.object_path(made[1])
     assert there is not None
-    there.parent.mkdir()
+    there.parent.mkdir(0o755)
     there.write_text("as it is")
     assert build_apart(made, 2) == []
     places = [compiler.object_path(kernel) for kernel in made]
@@ -79,6 +79,15 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> 
     [said] = build_apart(kernels()[:1], 1)
     assert said.startswith("status 1: UnusableCache: NVFP4_KERNELS_CACHE: ")
     assert "/proc/none" in said
+
+
+def test_modules_of_the_folder_it_runs_in_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may be started anywhere, in /tmp say."""
+    (tmp_path / "pickle.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path)
+    assert build_apart([], 1) == []
 
 
 def _build_one() -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import re
 
 import pytest
 import torch
@@ -10,12 +11,16 @@ import nvfp4_kernels
 from nvfp4_kernels import NoKernelError, compile, gemm, quantize
 from nvfp4_kernels.devices import (
     FAMILIES,
+    GPUS,
     SM_COUNTS,
+    UnknownArchitecture,
     device_arch,
     device_family,
+    members,
     multiprocessors,
+    parse_arch,
     standing_in,
-    targets,
+    target_of,
 )
 from nvfp4_kernels.dispatch import KernelTable
 from tests.emulator import Gpu
@@ -63,7 +68,7 @@ def test_sm_120_is_refused_by_name(table: KernelTable) -> None:
 
 
 def test_each_architecture_has_its_own_number_of_sms() -> None:
-    assert set(SM_COUNTS) == set(FAMILIES)
+    assert set(SM_COUNTS) == set(GPUS) == set(FAMILIES)
     with standing_in("cpu", "sm_103"):
         assert device_family(CPU) == "sm_100"
         assert multiprocessors(CPU) == 152
@@ -84,8 +89,35 @@ def test_a_cuda_device_that_says_10_3(monkeypatch: pytest.MonkeyPatch) -> None:
         compile._device_arch.cache_clear()
 
 
-def test_targets_of_a_family() -> None:
-    assert targets("sm_100") == ("sm_100a", "sm_103a")
+def test_members_of_a_family() -> None:
+    assert members("sm_100") == ("sm_100", "sm_103")
+    assert members("sm_90") == ("sm_90",)
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_an_architecture_goes_by_its_name_and_by_its_target(arch: str) -> None:
+    assert parse_arch("--arch", arch) == parse_arch("--arch", target_of(arch)) == arch
+
+
+@pytest.mark.parametrize("text", ["90", "sm90", "100a", "B200", "sm_100f", "SM_100", "sm_120", ""])
+def test_another_spelling_is_told_all_that_are_accepted(text: str) -> None:
+    accepted = (
+        "sm_90 or sm_90a (H100, H200), sm_100 or sm_100a (B200, GB200), "
+        "sm_103 or sm_103a (B300, GB300)"
+    )
+    said = re.escape(f"--arch: is {text!r}, must be one of {accepted}; name one, spelt so")
+    with pytest.raises(UnknownArchitecture, match=f"^{said}$"):
+        parse_arch("--arch", text)
+
+
+def test_what_a_command_does_not_serve_is_not_among_the_accepted() -> None:
+    for text in ("sm_90", "sm_90a", "cpu"):
+        with pytest.raises(UnknownArchitecture, match="must be one of sm_100 or sm_100a") as caught:
+            parse_arch("--arch", text, members("sm_100"))
+        assert "sm_90 or" not in str(caught.value)
+    assert parse_arch("--arch", "cpu", ("cpu", "sm_90")) == "cpu"
+    with pytest.raises(UnknownArchitecture, match=r"must be one of cpu, sm_90 or sm_90a"):
+        parse_arch("--arch", "cpua", ("cpu", "sm_90"))
 
 
 @pytest.mark.arch("sm_103")

@@ -92,7 +92,7 @@ def test_another_device(modelopt: Path, weight_only: Path) -> None:
     assert "nvfp4_silu_mul_gemm/block_scaled (sm_100)" in done.stdout
     assert "nvfp4_paged_attention_fp8_kv/FmhaSm100 (sm_100)" in done.stdout
     for how in ([], ["--by-headers"]):
-        done = report(weight_only, "--arch", "sm_100", *how)
+        done = report(weight_only, "--arch", "sm_100a", *how)
         assert done.exit_code == 0, done.stderr
         text = " ".join(done.stdout.replace("│", " ").split())
         assert "W4A4×3 per-token" in text
@@ -106,7 +106,7 @@ def test_another_device(modelopt: Path, weight_only: Path) -> None:
         assert "activation_terms of 'q_proj'" in text
     unknown = report(modelopt, "--arch", "sm_101")
     assert unknown.exit_code == 1
-    assert "--arch: is 'sm_101', must be one of cpu, sm_90, sm_100, sm_103" in unknown.stderr
+    assert "--arch: is 'sm_101', must be one of cpu, sm_90 or sm_90a (H100" in unknown.stderr
 
 
 def test_hopper_has_flash_attention(tmp_path: Path) -> None:

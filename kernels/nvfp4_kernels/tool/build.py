@@ -41,13 +41,14 @@ def prepare(arch: str, out: Path | None = None) -> None:
 
 
 def build_one(spec: KernelSpec) -> Built:
-    """Compiles one kernel, unless it is there; needs ``prepare``."""
+    """Compiles one kernel, unless it is there and could be run; needs ``prepare``."""
     kernel = spec.kernel()
     path = compiler.object_path(kernel)
     assert path is not None, "prepared"
     started = time.monotonic()
     try:
         if path.exists():
+            compiler.read_kept(path)
             return Built(spec, path, path.stat().st_size, 0.0)
         compiler.build(kernel, path)
     except OSError:
@@ -62,7 +63,7 @@ def build_all(specs: Sequence[KernelSpec], out: Path, arch: str, jobs: int) -> I
     """Builds ``specs`` in ``jobs`` processes, or in this one if that is 1; in any order.
 
     Raises:
-        OSError: ``out`` cannot be written to.
+        OSError: ``out`` cannot be written to, or what is there must not be run.
         BrokenProcessPool: a process died.
     """
     if jobs == 1:

@@ -12,8 +12,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.compile import CACHE_VARIABLE
-from nvfp4_kernels.devices import FAMILIES, SM_COUNTS, target_arch, targets
+from nvfp4_kernels.compile import CACHE_VARIABLE, check_folder
+from nvfp4_kernels.devices import (
+    FAMILIES,
+    SM_COUNTS,
+    UnknownArchitecture,
+    parse_arch,
+    spellings,
+    target_of,
+)
 from nvfp4_kernels.precompile.attention_sm90 import decode_kernels
 from nvfp4_kernels.precompile.attention_sm100 import (
     CACHES,
@@ -48,8 +55,6 @@ from nvfp4_kernels.tool.options import (
 from nvfp4_kernels.tool.quantized_inputs import EITHER, Inputs, quantized_inputs
 from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
 
-ARCHS = ", ".join(targets())
-
 
 class CacheName(StrEnum):
     """Data type of the KV cache."""
@@ -81,7 +86,11 @@ def build(
         list[str], typer.Option(help="N,K of a fused gate and up projection, instead of a model.")
     ] = [],  # noqa: B006
     arch: Annotated[
-        str, typer.Option(help=f"GPU to compile for: {ARCHS}; none is needed.")
+        str,
+        typer.Option(
+            help=f"GPU to compile for, none is needed: {spellings()}; sm_100 is compiled for "
+            "sm_100a, and so are the others."
+        ),
     ] = "sm_100a",
     sms: Annotated[
         int | None,
@@ -101,21 +110,21 @@ def build(
     ] = 8192,
     activation: Annotated[
         ActivationName | None,
-        typer.Option(help="How inputs are scaled, on sm_100a; else as the model says, or both."),
+        typer.Option(help="How inputs are scaled, on sm_100; else as the model says, or both."),
     ] = None,
     terms: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=MAX_TERMS,
-            help="NVFP4 values that add up to each input, on sm_100a; else 3 where weights alone "
+            help="NVFP4 values that add up to each input, on sm_100; else 3 where weights alone "
             "are quantised, or 1.",
         ),
     ] = None,
     dtype: DtypeOption = None,
     kv_cache: Annotated[
         CacheName | None,
-        typer.Option(help="What it holds, on sm_100a: the model's dtype, FP8; else both."),
+        typer.Option(help="What it holds, on sm_100: the model's dtype, FP8; else both."),
     ] = None,
     block_size: Annotated[
         int | None,
@@ -133,33 +142,31 @@ def build(
 ) -> None:
     """Compile every kernel that a model's layers need, for any batch.
 
-    Of linear and attention layers and experts; on sm_90a of attention what decodes: prefills are
+    Of linear and attention layers and experts; on sm_90 of attention what decodes: prefills are
     vLLM's.
     What is there already stays as it is. Ends with status 1 if any kernel could not be compiled.
     """
-    with refusals(UnusableModel, InvalidArgument, NoCompiler, OSError, BrokenProcessPool):
-        if arch not in targets():
-            raise UnusableModel(
-                f"--arch: is {arch!r}, must be one of {ARCHS}; no other GPU is served, there is "
-                "nothing to build for it"
-            )
+    kinds = (UnusableModel, UnknownArchitecture, InvalidArgument, NoCompiler, OSError)
+    with refusals(*kinds, BrokenProcessPool):
+        arch = parse_arch("--arch", arch)
         parallel = _Parallel(tensor_parallel, expert_parallel)
         mixture, inputs = _which_model(model, linear, gate_up, parallel, dtype, fuse_mlp)
         page_size = _page_size(block_size)
         started = time.monotonic()
         wanted = _Wanted(
-            mixture, max_tokens, sms or SM_COUNTS[target_arch(arch)], page_size, inputs, activation,
+            mixture, max_tokens, sms or SM_COUNTS[arch], page_size, inputs, activation,
             terms, kv_cache, batch_invariant,
         )  # fmt: skip
         if batch_invariant:
             _check_batch_invariant(wanted)
-        specs = _KERNELS[FAMILIES[target_arch(arch)]](wanted)
+        specs = _KERNELS[FAMILIES[arch]](wanted)
         check_compiler()
         make_folder("--out", out)
+        check_folder("--out", out)
         with progress_bar() as bar:
             task = bar.add_task("kernels", total=len(specs))
             done = []
-            for built in build_all(list(specs), out, arch, jobs):
+            for built in build_all(list(specs), out, target_of(arch), jobs):
                 done.append(built)
                 bar.advance(task)
         _print(mixture, specs, done, out, time.monotonic() - started)
@@ -231,7 +238,7 @@ def _sm90_kernels(wanted: _Wanted) -> dict[KernelSpec, list[str]]:
     for option, value in given.items():
         if value is not None:
             raise UnusableModel(
-                f"{option}: is {str(value)!r}, must not be given with --arch sm_90a, where no "
+                f"{option}: is {str(value)!r}, must not be given for sm_90, where no "
                 "kernel depends on it; leave it out"
             )
     model, sms = wanted.mixture.dense, wanted.sms

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from nvfp4_kernels.trusted_path import create_folder
+
 
 def check_file(option: str, path: Path) -> None:
     """Refuse a file that cannot be written; ``option`` is what it was given as.
@@ -19,13 +21,15 @@ def check_file(option: str, path: Path) -> None:
 
 
 def make_folder(option: str, path: Path) -> None:
-    """Create a folder, unless it is there; ``option`` is what it was given as.
+    """Create a folder that its owner alone may write to, unless there is one.
+
+    ``option`` is what it was given as.
 
     Raises:
         OSError: it cannot be created, or nobody may write there.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        create_folder(path, 0o755)
     except OSError as error:
         raise OSError(
             f"{option}: {path} cannot be made a folder ({error.strerror}); choose another"

@@ -13,7 +13,14 @@ from rich.table import Table
 
 from nvfp4_kernels.attention.sm100.tile import AttentionTile, Variant
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.devices import SM_COUNTS, target_arch, targets
+from nvfp4_kernels.devices import (
+    SM_COUNTS,
+    UnknownArchitecture,
+    members,
+    parse_arch,
+    spellings,
+    target_of,
+)
 from nvfp4_kernels.gemm.sm100.tile import EpilogueConfig, Tile
 from nvfp4_kernels.indexer.sm100.tile import ScoreTile
 from nvfp4_kernels.indexer.sm100.variant import Variant as ScoreVariant
@@ -54,7 +61,7 @@ from nvfp4_kernels.tool.shapes import CONTEST, TOKENS, given_shape, model_shapes
 from nvfp4_kernels.tool.static import Static
 from nvfp4_kernels.tool.toolchain import NoCompiler, check_compiler
 
-ARCHS = " or ".join(targets("sm_100"))
+ARCHS = members("sm_100")  # kernels of others are not reported on
 
 
 def report(
@@ -72,7 +79,7 @@ def report(
     indexer: Annotated[
         bool, typer.Option("--indexer", help="The indexer's scoring, too, in DeepSeek's shapes.")
     ] = False,
-    arch: Annotated[str, typer.Option(help=f"GPU to compile for: {ARCHS}.")] = "sm_100a",
+    arch: Annotated[str, typer.Option(help=f"GPU to compile for: {spellings(ARCHS)}.")] = "sm_100a",
     sms: Annotated[
         int | None, typer.Option(min=1, help="Its multiprocessors, if not a B200's or a GB300's.")
     ] = None,
@@ -86,13 +93,10 @@ def report(
     Ends with status 1 if any kernel spills registers.
     """
     screen = console()
-    kinds = (UnusableModel, UnreadableBinary, InvalidArgument, NoCompiler, OSError)
-    with refusals(*kinds, BrokenProcessPool):
-        if arch not in targets("sm_100"):
-            raise UnusableModel(
-                f"--arch: is {arch!r}, must be {ARCHS}; kernels of other GPUs are not reported on"
-            )
-        sms = sms or SM_COUNTS[target_arch(arch)]
+    kinds = (UnusableModel, UnknownArchitecture, UnreadableBinary, InvalidArgument, NoCompiler)
+    with refusals(*kinds, OSError, BrokenProcessPool):
+        arch = parse_arch("--arch", arch, ARCHS)
+        sms = sms or SM_COUNTS[arch]
         _refuse_options_of_nothing(shape, gate_up, model, tensor_parallel, dtype)
         if json_file:
             check_file("--json", json_file)
@@ -114,7 +118,7 @@ def report(
         found: dict[KernelSpec, Static] = {}
         with refusals(NoDisassembler), progress_bar() as bar:
             task = bar.add_task("kernels", total=len(specs))
-            for spec, static in measure_all(specs, arch, nvdisasm, jobs):
+            for spec, static in measure_all(specs, target_of(arch), nvdisasm, jobs):
                 found[spec] = static
                 bar.advance(task)
         numbers = {spec: number for number, spec in enumerate(specs, 1)}

@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,10 +23,27 @@ DispatchFunction = Callable[[bytes, Any, int], int]
 
 
 def cache_directory() -> Path:
-    """Folder of what is built once: ``XDG_CACHE_HOME``, else the user's temporary directory."""
+    """Folder of what is built once: ``XDG_CACHE_HOME``, else the user's temporary directory.
+
+    Raises:
+        RuntimeError: somebody else has made the latter, or may write to it.
+    """
     home = os.environ.get("XDG_CACHE_HOME")
-    root = Path(home) if home else Path(tempfile.gettempdir(), f"cache-{os.getuid()}")
+    root = Path(home) if home else _own_temporary_directory()
     return root / "blackwell-emulator"
+
+
+def _own_temporary_directory() -> Path:
+    folder = Path(tempfile.gettempdir(), f"cache-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or others_write:
+        raise RuntimeError(
+            f"{folder}: is a link, belongs to another user or may be written to by others, must be "
+            "this user's own folder; set XDG_CACHE_HOME"
+        )
+    return folder
 
 
 def build() -> Path:

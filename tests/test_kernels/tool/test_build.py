@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from nvfp4_kernels import compile
 from nvfp4_kernels.__main__ import app
+from nvfp4_kernels.object_file import seal
 from nvfp4_kernels.precompile.spec import KernelSpec
 from nvfp4_kernels.tool import build_command, toolchain
-from nvfp4_kernels.tool.build import Built
+from nvfp4_kernels.tool.build import Built, build_one
 from tests import devices, limits
+from tests.other_users import NOBODY, needs_root
 
 pytestmark = pytest.mark.processes
 
@@ -286,6 +289,25 @@ def test_another_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("float16" in repr(spec) and "bfloat16" not in repr(spec) for spec in seen)
 
 
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_103"])
+def test_an_architecture_is_compiled_for_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    seen: list[tuple[list[KernelSpec], str]] = []
+    monkeypatch.setattr(
+        build_command, "build_all", lambda specs, out, target, _: seen.append((specs, target)) or []
+    )
+    for given in (arch, f"{arch}a"):
+        status, _ = invoke(
+            "--linear", "64,64", "--max-tokens", "8", "--arch", given, "--out", tmp_path
+        )
+        assert status == 0
+    (specs, target), again = seen
+    assert specs
+    assert target == f"{arch}a"
+    assert again == (specs, target)
+
+
 @pytest.mark.parametrize("terms", [None, 3])
 def test_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: int | None) -> None:
     seen: list[KernelSpec] = []
@@ -353,7 +375,7 @@ def test_a_hopper_without_a_kernel_for_attention(
         (["--gate-up", "64,40"], "K is 40, must be a positive multiple of 16"),
         (
             ["--linear", "64,64", "--arch", "sm_80"],
-            "--arch: is 'sm_80', must be one of sm_90a, sm_100a, sm_103a; no other GPU is served",
+            "--arch: is 'sm_80', must be one of sm_90 or sm_90a (H100, H200), sm_100 or sm_100a",
         ),
         ([*ON_HOPPER, "--activation", "static"], "--activation: is 'static', must not be given"),
         ([*ON_HOPPER, "--terms", "3"], "--terms: is '3', must not be given"),
@@ -401,6 +423,52 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
         status, output = invoke(*size, tmp_path / out)
         assert status == 1
         assert f"--out: {tmp_path / out} cannot be made a folder ({why}); choose another" in output
+
+
+@pytest.mark.parametrize(
+    ("mode", "who"), [(0o757, "everybody"), (0o775, "gid")], ids=["everybody", "group"]
+)
+def test_a_folder_that_others_may_write_to(tmp_path: Path, mode: int, who: str) -> None:
+    tmp_path.chmod(mode)
+    status, output = invoke("--linear", "64,64", "--max-tokens", "1", "--out", tmp_path)
+    assert status == 1
+    assert f"--out: {tmp_path} holds code that is run, and " in output
+    assert who in output
+    assert f"may write to {tmp_path}, mode {mode:o}, only its owner may; chmod " in output
+
+
+def test_folders_that_are_made_are_their_owners_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_command, "build_all", lambda *_: [])
+    before = os.umask(0)
+    try:
+        status, _ = invoke("--linear", "64,64", "--max-tokens", "1", "--out", tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert status == 0
+    assert {p.stat().st_mode & 0o777 for p in (tmp_path / "a", tmp_path / "a" / "b")} == {0o755}
+
+
+@pytest.mark.parametrize("what", ["damaged", "another user's"])
+def test_what_is_there_already_must_be_fit_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A server would refuse it."""
+    file = tmp_path / "kernel.o"
+    file.write_bytes(b"code")
+    file.chmod(0o644)
+    if what == "damaged":
+        said = rf"{file} cannot be loaded \(its content has not the digest"
+    else:
+        needs_root()
+        seal(file)
+        os.chown(file, NOBODY, NOBODY)
+        said = rf"{file} belongs to .*uid {NOBODY}"
+    monkeypatch.setattr(KernelSpec, "kernel", lambda spec: spec.fields)
+    monkeypatch.setattr(compile, "object_path", lambda kernel: file)
+    with pytest.raises(compile.UnusableCache, match=said):
+        build_one(KernelSpec("gemm", "module:class", ()))
 
 
 def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

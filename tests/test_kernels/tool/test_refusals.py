@@ -19,7 +19,12 @@ LONG = "m" * 120  # more than a line of a narrow terminal
         (["build", LONG, "--out", "kernels"], f"{LONG}: cannot be read"),
         (["build", "[/red]", "--out", "kernels"], "[/red]: cannot be read"),
         (["report", "--gate-up"], "--gate-up: goes with --shape; name one"),
-        (["report", "--arch", "sm_90a"], "--arch: is 'sm_90a', must be "),
+        (["report", "--arch", "sm_90a"], "--arch: is 'sm_90a', must be one of sm_100 or sm_100a"),
+        (["report", "--arch", "B200"], "--arch: is 'B200', must be one of sm_100 or sm_100a (B200"),
+        (
+            ["build", "--arch", "100a", "--linear", "64,64", "--out", "kernels"],
+            "--arch: is '100a', must be one of sm_90 or sm_90a (H100, H200), sm_100 or sm_100a",
+        ),
         (["report", "--json", "."], "--json: . is a directory, must be a file; name one in it"),
         (["check"], "check: this machine has no CUDA device, must have one of "),
     ],

@@ -1,0 +1,26 @@
+"""Files of other users, and what this process would see as one of them; needs root."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+NOBODY = 65534
+
+
+def needs_root() -> None:
+    """Skip a test where files cannot be given to another user."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, who can give files to another user")
+
+
+@contextmanager
+def acting_as(user: int) -> Iterator[None]:
+    """Context in which this process has another user's effective id."""
+    needs_root()
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
