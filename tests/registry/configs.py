@@ -15,6 +15,19 @@ from tests.registry.entry import Draft, Entry
 ENTRIES: Mapping[str, Entry] = text.ENTRIES | pooling.ENTRIES | multimodal.ENTRIES
 DRAFTS: Mapping[str, Draft] = drafts.DRAFTS
 BAG = "bag"
+# Models of vLLM's second runner alone, which it takes for others where Triton is.
+SECOND_RUNNER = {
+    "DiffusionGemmaForBlockDiffusion",
+    "DFlash2DraftModel",
+    "DSparkDraftModel",
+    "DSparkV41DraftModel",
+    "Gemma4DSparkModel",
+    "K3DSparkModel",
+    "LiLiCorrDraftModel",
+    "LongcatFlashNgramForCausalLM",
+    "Qwen3DSparkModel",
+    "Qwen3OmniDSparkModel",
+}
 
 
 def architectures() -> list[str]:
@@ -59,10 +72,26 @@ def made(architecture: str, entry: Entry, changes: Mapping[str, Any]) -> PreTrai
     """Config of an entry with further changes."""
     wanted = shrink.merged(entry.changes, changes) | {"architectures": [architecture]}
     if entry.model_type == BAG:
-        return bag(wanted)
+        return bag(wanted, entry.class_name)
     config_class = class_for(entry.model_type or _model_types()[architecture])
-    fields = shrink.merged(shrink.fields(config_class), wanted)
-    return config_class(**fields)
+    return config_class(**_fields(config_class, wanted))
+
+
+def _fields(config_class: type[PreTrainedConfig], changes: Mapping[str, Any]) -> dict[str, Any]:
+    fields = shrink.merged(shrink.fields(config_class), changes)
+    return {
+        name: _part(value).to_dict() if isinstance(value, Entry) else value
+        for name, value in fields.items()
+        if value is not ...
+    }
+
+
+def _part(entry: Entry) -> PreTrainedConfig:
+    """Sub-config of its own entry."""
+    if entry.model_type == BAG:
+        return bag(entry.changes)
+    config_class = class_for(entry.model_type)
+    return config_class(**_fields(config_class, entry.changes))
 
 
 def class_for(model_type: str) -> type[PreTrainedConfig]:
@@ -73,14 +102,18 @@ def class_for(model_type: str) -> type[PreTrainedConfig]:
     return found
 
 
-def bag(fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """Config without a class: fields, and bags of fields under ``*_config``."""
-    return PreTrainedConfig(
-        **{
-            name: bag(value) if name.endswith("_config") and isinstance(value, dict) else value
-            for name, value in fields.items()
-        }
-    )
+def bag(fields: Mapping[str, Any], class_name: str = PreTrainedConfig.__name__) -> PreTrainedConfig:
+    """Config without a class: fields, entries as configs, and bags under ``*_config``."""
+    parts = {
+        name: _part(value)
+        if isinstance(value, Entry)
+        else bag(value)
+        if name.endswith("_config") and isinstance(value, dict)
+        else value
+        for name, value in fields.items()
+    }
+    config: PreTrainedConfig = type(class_name, (PreTrainedConfig,), {})(**parts)
+    return config
 
 
 @cache

@@ -1,13 +1,14 @@
 """vLLM set up once in a process, to build one miniature after another without an engine."""
 
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import torch
 from torch.nn import Module
@@ -19,7 +20,7 @@ from vllm_fp4_plugin.options import METHOD
 
 _FORMAT = "miniature"  # of configs, as vLLM's ``--config-format`` names it
 _EXPERTS = "Qwen3MoeForCausalLM"  # any model of experts: ranks of others have no expert parallelism
-ONLINE = {"nvfp4_tc": {"activation": "16-bit"}}
+ONLINE: dict[str, dict[str, Any]] = {"nvfp4_tc": {"activation": "16-bit"}}
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Built:
 
     @property
     def model_config(self) -> Any:
-        """VLLM's config of the model itself, not of a draft's target."""
+        """Config of the model itself in vLLM, not of a draft's target."""
         if self.architecture in configs.DRAFTS:
             return self.config.speculative_config.draft_model_config
         return self.config.model_config
@@ -88,6 +89,7 @@ class Session:
         )
         built = Built(architecture, Module(), config)
         with (
+            _stand_ins(),
             set_current_vllm_config(config),
             set_default_torch_dtype(dtype),
             torch.device(device),
@@ -100,18 +102,21 @@ class Session:
     def config(
         self, architecture: str, *, changes: dict[str, Any] | None = None, **engine_args: Any
     ) -> Any:
-        """VLLM's config for a miniature; arguments as for ``build``."""
+        """Config of vLLM for a miniature; arguments as for ``build``."""
         from vllm.engine.arg_utils import EngineArgs
 
         draft = configs.DRAFTS.get(architecture)
         entry = configs.ENTRIES.get(architecture)
+        second = architecture in configs.SECOND_RUNNER
         given: dict[str, Any] = {
             "enforce_eager": True,
             "skip_tokenizer_init": True,
             "config_format": _FORMAT,
+            "enable_prefix_caching": False,
         }
         if engine_args.get("quantization") == METHOD:
-            given["additional_config"] = ONLINE
+            ignored = {"ignore": list(entry.ignore)} if entry and entry.ignore else {}
+            given["additional_config"] = {"nvfp4_tc": ONLINE["nvfp4_tc"] | ignored}
         if draft is None:
             model = self._place(architecture, configs.miniature(architecture, **(changes or {})))
             given |= dict(entry.engine_args) if entry else {}
@@ -125,7 +130,8 @@ class Session:
                 )
             speculative = {"model": own, "method": draft.method, "num_speculative_tokens": 1}
             given["speculative_config"] = speculative
-        return EngineArgs(model=model, **(given | engine_args)).create_engine_config()
+        with _second_runner() if second else nullcontext():
+            return EngineArgs(model=model, **(given | engine_args)).create_engine_config()
 
     def _place(self, name: str, config: PreTrainedConfig) -> str:
         directory = self.folder / name
@@ -170,6 +176,31 @@ def started() -> Iterator[Session]:
             finally:
                 logger.setLevel(level)
                 cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def _second_runner() -> Iterator[None]:
+    """Have vLLM take its second runner, which never starts, on a machine without Triton."""
+    from vllm.config import vllm as vllm_config
+
+    with (
+        patch.dict(os.environ, {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+        patch.object(vllm_config, "HAS_TRITON", True),
+    ):
+        yield
+
+
+@contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Stand in for what models make of CUDA and Triton as they are built, and use when they run."""
+    from vllm.triton_utils import triton
+
+    with (
+        patch.object(torch.cuda, "Stream", MagicMock),
+        patch.object(torch.cuda, "Event", MagicMock),
+        patch.object(triton, "set_allocator", MagicMock(), create=True),
+    ):
+        yield
 
 
 def _is_multimodal(self: Any) -> bool:

@@ -1,5 +1,6 @@
 """Miniatures of text models: what shrinking their config classes does not give."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from tests.registry.entry import Entry
@@ -45,12 +46,19 @@ MLA = {
 SLIDING_AND_FULL = ["sliding_attention", "full_attention"]
 
 
-def bag(model_type: str, *parts: dict[str, Any], **fields: Any) -> Entry:
+def bag(
+    model_type: str,
+    *parts: dict[str, Any],
+    engine_args: dict[str, Any] | None = None,
+    ignore: tuple[str, ...] = (),
+    class_name: str = "PreTrainedConfig",
+    **fields: Any,
+) -> Entry:
     """Entry of a model without a config class."""
     merged = BAG | {"model_type": model_type}
     for part in parts:
         merged |= part
-    return Entry("bag", merged | fields)
+    return Entry("bag", merged | fields, engine_args or {}, ignore, class_name)
 
 
 BAILING = {"head_dim": 32, "use_bias": False, "use_qkv_bias": False, "embedding_dropout": 0.0}
@@ -63,11 +71,12 @@ BAILING_LINEAR = EXPERTS | MLA | BAILING | {
     "score_function": "sigmoid",
     "moe_router_enable_expert_bias": True,
 }  # fmt: skip
+CHATGLM = {"num_layers": 2, "original_rope": True, "tie_word_embeddings": False}
 BLOCKS = [
-    {
-        "attention": {"n_heads_in_group": 2, "no_op": False, "replace_with_linear": False},
-        "ffn": {"ffn_mult": 2.0, "no_op": False, "replace_with_linear": False},
-    }
+    SimpleNamespace(
+        attention=SimpleNamespace(n_heads_in_group=2, no_op=False, replace_with_linear=False),
+        ffn=SimpleNamespace(ffn_mult=2.0, no_op=False, replace_with_linear=False),
+    )
 ] * 2
 MIMO_V2 = EXPERTS | {
     "head_dim": 32,
@@ -110,16 +119,96 @@ STEP3P5 = EXPERTS | {
     "swiglu_limits_shared": [0.0, 0.0],
 }
 
+INKLING = {
+    "padded_vocab_size": 320,
+    "unpadded_vocab_size": 320,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "shared_expert_sink": True,
+    "local_layer_ids": [0],
+    "dense_mlp_idx": 1,
+}
+GLM5_NEXT = {"num_key_value_heads": 4, "qk_rope_head_dim": 0, "mhc": False}
+KIMI_LINEAR = MLA | {
+    "mla_use_nope": True,
+    "num_key_value_heads": 4,
+    "linear_attn_config": {
+        "kda_layers": [1],
+        "full_attn_layers": [2],
+        "num_heads": 4,
+        "head_dim": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "num_experts": 4,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "use_grouped_topk": True,
+}
+MINIMAX_M3 = {
+    "dense_intermediate_size": 256,
+    "moe_layer_freq": [0, 1],
+    "sparse_attention_config": {
+        "sparse_attention_freq": [0, 1],
+        "sparse_num_index_heads": 2,
+        "sparse_index_dim": 32,
+        "sparse_topk_blocks": 2,
+        "sparse_block_size": 16,
+        "sparse_init_block": 0,
+        "sparse_local_block": 1,
+        "sparse_score_type": "max",
+        "sparse_disable_index_value": [0, 1],
+        "use_sparse_attention": True,
+    },
+}
+DEEPSEEK_V4 = (
+    EXPERTS
+    | BAG
+    | {
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+        "q_lora_rank": 64,
+        "qk_rope_head_dim": 64,
+        "o_groups": 2,
+        "o_lora_rank": 64,
+        "index_n_heads": 4,
+        "index_head_dim": 128,
+        "index_topk": 64,
+        "sliding_window": 64,
+        "num_nextn_predict_layers": 0,
+        "compress_ratios": [4, 128],
+        "compress_rope_theta": 10000.0,
+        "hc_mult": 4,
+        "hc_eps": 1e-6,
+        "hc_sinkhorn_iters": 20,
+        "num_hash_layers": 0,
+        "swiglu_limit": 10.0,
+        "scoring_func": "sqrtsoftplus",
+        "topk_method": "noaux_tc",
+    }
+)
+
 ENTRIES: dict[str, Entry] = {
+    "DeepseekV4ForCausalLM": Entry("deepseek_v4", DEEPSEEK_V4),
+    "DeepseekV4ForConditionalGeneration": Entry("deepseek_v4", DEEPSEEK_V4 | {"vision_n_layers": 1}),
+    "DeepseekV32ForCausalLM": Entry(
+        "deepseek_v32", {"index_topk": 64, "index_n_heads": 4, "index_head_dim": 128}
+    ),
     "AfmoeForCausalLM": Entry(
         changes={"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1}
     ),
     "BailingMoeForCausalLM": bag("bailing_moe", EXPERTS, BAILING),
     "BailingMoeV2ForCausalLM": bag("bailing_moe_v2", EXPERTS, BAILING, use_qk_norm=True),
     "BailingMoeV2_5ForCausalLM": bag("bailing_hybrid", BAILING_LINEAR),
-    "BailingMoeV3ForCausalLM": bag("bailing_hybrid_v3", BAILING_LINEAR),
-    "ChatGLMModel": Entry("chatglm", {"num_layers": 2, "original_rope": True}),
-    "ChatGLMForConditionalGeneration": Entry("chatglm", {"num_layers": 2, "original_rope": True}),
+    "BailingMoeV3ForCausalLM": bag("bailing_hybrid", BAILING_LINEAR),
+    "ChatGLMModel": Entry("chatglm", CHATGLM),
+    "ChatGLMForConditionalGeneration": Entry("chatglm", CHATGLM),
     "DbrxForCausalLM": Entry(
         changes={"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
                  "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2}}
@@ -135,6 +224,7 @@ ENTRIES: dict[str, Entry] = {
         "exaone", layer_norm_epsilon=1e-6, activation_function="silu", num_layers=2
     ),
     "ExaoneMoEForCausalLM": Entry("exaone_moe"),
+    "Glm5NextForCausalLM": Entry("glm5_next_text", GLM5_NEXT),
     "Rnj1ForCausalLM": bag(
         "rnj1", head_dim=32, final_logit_softcapping=30.0, hidden_activation="gelu_pytorch_tanh",
         layer_types=SLIDING_AND_FULL, query_pre_attn_scalar=32, sliding_window=64,
@@ -142,12 +232,24 @@ ENTRIES: dict[str, Entry] = {
     ),
     "Glm4MoeForCausalLM": Entry(changes={"head_dim": 32}),
     "Glm4MoeLiteForCausalLM": Entry(changes={"first_k_dense_replace": 1}),
+    "Gemma3nForCausalLM": Entry(
+        "gemma3n_text",
+        {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": SLIDING_AND_FULL * 2, "hidden_size_per_layer_input": 32,
+         "laurel_rank": 16, "activation_sparsity_pattern": [0.0] * 4, "intermediate_size": 256},
+        ignore=("*altup*",),
+    ),
+    "Qwen4ExpForCausalLM": Entry(
+        "qwen4_exp_text", {"output_gate_type": "silu"},
+    ),
     "GPTJForCausalLM": Entry(changes={"rotary_dim": 16}),
     "HYV3ForCausalLM": Entry(
         changes={"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True}
     ),
     "InternLM2ForCausalLM": bag("internlm2", bias=False),
     "InternLM3ForCausalLM": bag("internlm3", head_dim=32, bias=False, qkv_bias=False),
+    "InklingForCausalLM": Entry("inkling_model", INKLING),
+    "MiniMaxM3SparseForCausalLM": Entry("minimax_m3_vl", {"text_config": MINIMAX_M3}),
+    "MistralLarge3ForCausalLM": Entry("deepseek_v3", {"model_type": "deepseek_v3"}),
     "IQuestCoderForCausalLM": bag("iquestcoder"),
     "IQuestLoopCoderForCausalLM": bag("iquestloopcoder", loop_num=2, loop_window_size=64,
                                       max_window_layers=2),
@@ -157,6 +259,7 @@ ENTRIES: dict[str, Entry] = {
         mova_num_experts=0, mova_num_experts_per_tok=0, query_key_norm=True, rope_head_dim=32,
         router_scaling_factor=1.0, router_score_func="sigmoid",
     ),
+    "KimiLinearForCausalLM": Entry("kimi_linear", KIMI_LINEAR),
     "LLaMAForCausalLM": Entry("llama"),
     "Lfm2ForCausalLM": Entry(
         changes={"block_dim": 128, "layer_types": ["conv", "full_attention"], "conv_dim": 128}
@@ -186,8 +289,17 @@ ENTRIES: dict[str, Entry] = {
     "MiMoForCausalLM": Entry("qwen2", {"model_type": "mimo", "num_nextn_predict_layers": 1}),
     "MiMoV2FlashForCausalLM": Entry("mimo_v2_flash", MIMO_V2),
     "MiMoV2ForCausalLM": bag("mimo_v2", MIMO_V2),
+    "NemotronHForCausalLM": Entry(
+        changes={
+            "layers_block_type": ["mamba", "mlp", "attention", "mlp"], "num_hidden_layers": 4,
+            "mamba_num_heads": 8, "mamba_head_dim": 32, "n_groups": 2, "mamba_n_groups": 2,
+        }
+    ),
     "NemotronForCausalLM": Entry(changes={"num_key_value_heads": 2}),
-    "MuseGlimmerForCausalLM": Entry("muse_glimmer"),
+    "MuseGlimmerForCausalLM": Entry("muse_glimmer", {"vision_config": {"output_dim": 256}}),
+    "MuseGlimmerForConditionalGeneration": Entry(
+        "muse_glimmer", {"vision_config": {"output_dim": 256}}
+    ),
     "OrionForCausalLM": bag("orion"),
     "PanguEmbeddedForCausalLM": bag("PanguEmbedded", bias=True),
     "PanguProMoEV2ForCausalLM": bag("pangu_pro_moe_v2", EXPERTS),
@@ -205,7 +317,8 @@ ENTRIES: dict[str, Entry] = {
     "SarvamMoEForCausalLM": bag("sarvam_moe", EXPERTS, BAILING, use_qk_norm=True,
                                 score_function="sigmoid", moe_router_enable_expert_bias=True),
     "SarvamMLAForCausalLM": bag("sarvam_mla", EXPERTS, MLA, num_key_value_heads=4,
-                                moe_layer_freq=1, score_function="sigmoid"),
+                                moe_layer_freq=1, score_function="sigmoid",
+                                engine_args={"attention_backend": "CPU_MLA"}),
     "Step1ForCausalLM": bag("step1", num_attention_groups=2),
     "Step3TextForCausalLM": Entry(
         "step3_text",
@@ -217,9 +330,18 @@ ENTRIES: dict[str, Entry] = {
     "Step3p5ForCausalLM": Entry("step3p5", BAG | STEP3P5),
     "SolarForCausalLM": bag("solar", bskcn_1=[0], bskcn_2=[0], bskcn_3=[1], bskcn_4=[1],
                             bskcn_tv=[0.9, 0.8]),
-    "TeleChat2ForCausalLM": bag("telechat", n_head=4, n_layer=2, mlp_bias=False),
+    "TeleChat2ForCausalLM": bag(
+        "telechat", n_head=4, n_layer=2, mlp_bias=False, ffn_hidden_size=256,
+        layer_norm_epsilon=1e-6, bias=False,
+    ),
     "TeleChat3ForCausalLM": bag("telechat3", mlp_bias=False),
     "TeleFLMForCausalLM": bag("teleflm", use_mup=True, mup_scale_factor=2.0, output_mult=1.0,
                               input_mult=1.0),
-    "Zamba2ForCausalLM": Entry(changes={"num_attention_heads": 4}),
+    "Zamba2ForCausalLM": Entry(
+        changes={
+            "layers_block_type": ["mamba", "hybrid"], "num_hidden_layers": 2,
+            "num_key_value_heads": 4, "n_mamba_heads": 8, "num_mem_blocks": 1,
+            "attention_head_dim": 64, "hybrid_layer_ids": [1],
+        }
+    ),
 }  # fmt: skip
