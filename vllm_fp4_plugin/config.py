@@ -30,6 +30,7 @@ from vllm_fp4_plugin import (
     draft_names,
     formats,
     head,
+    ngram_table,
 )
 from vllm_fp4_plugin.activation_terms import OPTION, GivenTerms, given_terms
 from vllm_fp4_plugin.attention import cache_scales, choice
@@ -143,6 +144,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             self._checkpoint = formats.parse_beside(directory) or self._checkpoint
             self._kinds = LayerKinds(self._checkpoint)
         headers = checkpoint_files.read_headers(directory)
+        ngram_table.check(headers, hf_config)
         if self._checkpoint is not None and headers:
             checkpoint_files.check_nvfp4(headers, self._checkpoint)
             checkpoint_values.check_global_scales(headers, self._checkpoint)
