@@ -68,8 +68,7 @@ def _default_shares() -> list[float]:
     from vllm.engine.arg_utils import EngineArgs
 
     shares = [CacheConfig.gpu_memory_utilization, EngineArgs.gpu_memory_utilization]
-    module = sys.modules.get("vllm.entrypoints.llm")
-    if hasattr(module, "LLM"):
-        parameters = inspect.signature(module.LLM).parameters
-        shares.append(parameters["gpu_memory_utilization"].default)
+    llm = getattr(sys.modules.get("vllm.entrypoints.llm"), "LLM", None)
+    if llm is not None:
+        shares.append(inspect.signature(llm).parameters["gpu_memory_utilization"].default)
     return shares
