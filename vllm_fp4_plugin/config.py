@@ -30,10 +30,10 @@ from vllm_fp4_plugin import (
     draft_names,
     formats,
     head,
+    ngram_table,
 )
 from vllm_fp4_plugin.activation_terms import OPTION, GivenTerms, given_terms
-from vllm_fp4_plugin.attention import choice
-from vllm_fp4_plugin.attention.cache_scales import KvCacheMethod
+from vllm_fp4_plugin.attention import cache_scales, choice
 from vllm_fp4_plugin.delegated.choice import choose as choose_delegated
 from vllm_fp4_plugin.embedding import Nvfp4EmbeddingMethod
 from vllm_fp4_plugin.experts import choice as experts
@@ -144,6 +144,7 @@ class Nvfp4TcConfig(QuantizationConfig):
             self._checkpoint = formats.parse_beside(directory) or self._checkpoint
             self._kinds = LayerKinds(self._checkpoint)
         headers = checkpoint_files.read_headers(directory)
+        ngram_table.check(headers, hf_config)
         if self._checkpoint is not None and headers:
             checkpoint_files.check_nvfp4(headers, self._checkpoint)
             checkpoint_values.check_global_scales(headers, self._checkpoint)
@@ -154,6 +155,10 @@ class Nvfp4TcConfig(QuantizationConfig):
         """Rename modules and patterns of the checkpoint as vLLM renames the model's modules."""
         if self._kinds is not None:
             self._kinds.rename(hf_to_vllm_mapper)
+
+    def get_cache_scale_mapper(self) -> Any:  # static in vLLM's class, and asked of an object
+        """Mapping of the names that scales of the KV cache have in a checkpoint."""
+        return cache_scales.mapper(super().get_cache_scale_mapper(), self._checkpoint)
 
     def has_blocked_weights(self) -> bool:
         """Whether vLLM must enable its op that quantises inputs of layers with FP8 blocks."""
@@ -170,7 +175,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         if isinstance(layer, Attention | MLAAttention):
             batch_invariance.check_attention(prefix, layer)
             startup.report.add(choice.record(layer, prefix, self._reason_for_attention(prefix)))
-            return KvCacheMethod(self)
+            return cache_scales.KvCacheMethod(self)
         if isinstance(layer, RoutedExperts):
             return self._experts_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
@@ -191,6 +196,8 @@ class Nvfp4TcConfig(QuantizationConfig):
             reason = self._attention_reason
         else:
             reason = choice.drafts_reason(attention)
+        if cache_scales.are_ignored(self._checkpoint):
+            reason = f"{reason}; {cache_scales.IGNORED}"
         return self._attention_reasons.setdefault(prefix, reason)
 
     def _online_method(self, layer: Any, prefix: str, options: Options) -> QuantizeMethodBase:

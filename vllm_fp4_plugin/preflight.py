@@ -17,7 +17,7 @@ import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.logger import init_logger
 
-from vllm_fp4_plugin import batch_invariance, checkpoint_files, meta_model, refused
+from vllm_fp4_plugin import batch_invariance, checkpoint_files, meta_model, nvfp4_cache, refused
 from vllm_fp4_plugin.batch_invariance import BatchInvarianceRefused
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
@@ -42,6 +42,7 @@ _ONE_RANK: dict[str, Any] = {
 
 def register() -> None:
     """Have every front end of vLLM check before it starts its workers."""
+    nvfp4_cache.register()
     create = EngineArgs.create_engine_config
     if not hasattr(create, "checks_first"):
         checked = _checked(create)
@@ -61,6 +62,7 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
         config = create(args, *more, **named)
         if isinstance(config.quant_config, Nvfp4TcConfig) and not meta_model.is_building():
             check_options(args, is_ours=True)
+            nvfp4_cache.check(config)
             batch_invariance.keep_norms(config)
             batch_invariance.refuse(config)
             model = config.model_config

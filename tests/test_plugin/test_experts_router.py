@@ -148,6 +148,15 @@ def test_what_stays_vllms(given: dict[str, Any], why: str, vllm_config: Any) -> 
     assert choice_of(layer(**given)) == (None, f"experts chosen by vLLM: {why}")
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_routes_that_vllm_adjusts(required: bool, vllm_config: Any) -> None:
+    """Its config says so since 0.33: of substituted experts, and of routes that are simulated."""
+    given = layer()
+    given.moe_config.require_decomposed_backend = required
+    why = "experts chosen by vLLM: it changes them after its router" if required else ""
+    assert choice_of(given) == (None if required else Choice(Router(8), "bfloat16", False), why)
+
+
 def test_requests_that_ask_for_their_experts(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from vllm_fp4_plugin.kind import Kind
 
 FP4 = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
 FP8_KV = {"num_bits": 8, "type": "float", "dynamic": False}
+NVFP4_KV = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
 
 MODELOPT = {
     "quant_method": "modelopt",
@@ -72,6 +73,7 @@ def test_modelopt() -> None:
     assert checkpoint.ignore == ("lm_head", "model.layers.0")
     assert checkpoint.targets is None
     assert checkpoint.kv_cache_scheme == FP8_KV
+    assert not checkpoint.nvfp4_cache
     assert checkpoint.names.weight_global == "weight_scale_2"
 
 
@@ -96,6 +98,38 @@ def test_compressed_tensors_targets() -> None:
     targets = ["re:.*mlp.*", "model.layers.0.self_attn.o_proj"]
     config = edited(COMPRESSED_TENSORS, "config_groups.group_0.targets", targets)
     assert parse(config).targets == tuple(targets)
+
+
+MIXED = {"up_proj": {"quant_algo": "NVFP4"}, "down_proj": {"quant_algo": "FP8"}}
+MX = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}
+NVFP4_CACHES = {
+    "modelopt": edited(MODELOPT, "kv_cache_scheme", NVFP4_KV),
+    "modelopt, no group size": edited(
+        MODELOPT, "kv_cache_scheme", {"num_bits": 4, "type": "float", "dynamic": False}
+    ),
+    "modelopt, legacy": edited(MODELOPT_LEGACY, "quantization.kv_cache_quant_algo", "NVFP4"),
+    "modelopt, mixed": MODELOPT
+    | {"quant_algo": "MIXED_PRECISION", "kv_cache_scheme": NVFP4_KV, "quantized_layers": MIXED},
+    "modelopt, silent": {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "kv_cache_quant_algo": "nvfp4",
+    },
+    "compressed-tensors": edited(COMPRESSED_TENSORS, "kv_cache_scheme", NVFP4_KV),
+    "compressed-tensors, mixed": edited(
+        edited(COMPRESSED_TENSORS, "kv_cache_scheme", NVFP4_KV),
+        "config_groups.group_1",
+        {"targets": ["re:.*down_proj"], "weights": MX, "format": "mxfp8-quantized"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NVFP4_CACHES)
+def test_a_declared_nvfp4_cache(case: str) -> None:
+    """It says nothing of the weights, and vLLM must not take it for an FP8 cache."""
+    checkpoint = parse(NVFP4_CACHES[case])
+    assert checkpoint.nvfp4_cache
+    assert checkpoint.kv_cache_scheme is None
 
 
 @pytest.mark.parametrize(
@@ -131,12 +165,16 @@ def test_weight_only(config: dict[str, Any]) -> None:
             r"weights\.group_size: is 128, must be 16",
         ),
         (
-            edited(MODELOPT_LEGACY, "quantization.kv_cache_quant_algo", "NVFP4"),
-            "kv_cache_quant_algo: is 'NVFP4', must be FP8 or absent",
+            edited(MODELOPT_LEGACY, "quantization.kv_cache_quant_algo", "INT8"),
+            "kv_cache_quant_algo: is 'INT8', must be FP8, NVFP4 or absent",
         ),
         (
-            edited(MODELOPT, "kv_cache_scheme", {"num_bits": 4, "type": "float"}),
+            edited(MODELOPT, "kv_cache_scheme", {"num_bits": 4, "type": "int"}),
             "kv_cache_scheme: is .* must be 8-bit float",
+        ),
+        (
+            edited(COMPRESSED_TENSORS, "kv_cache_scheme", NVFP4_KV | {"group_size": 32}),
+            "kv_cache_scheme: is .* must be 8-bit float .*, or NVFP4",
         ),
         (
             edited(

@@ -1,6 +1,6 @@
 """When our indexer serves, how many bytes its keys take, and what it refuses, by name, at start."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,6 +148,58 @@ def test_left_to_vllm_otherwise(
     op._forward_method = lambda *given: calls.append(given)
     op(1, 2, 3, 4)
     assert calls == [(1, 2, 3, 4)]
+
+
+EXPONENTS = "vLLM stores FP8 keys with four UE8M0 scales on this GPU, must be one float32 scale"
+
+
+@pytest.fixture(params=["this GPU's", "a planned one's"])
+def exponent_scales(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A vLLM that writes scales as exponents on Blackwell, as 0.33 does."""
+    from vllm.utils import deep_gemm
+
+    from vllm_fp4_plugin.device import planned_for
+
+    here = request.param == "this GPU's"
+    monkeypatch.setattr(deep_gemm, "mqa_logits_use_mx_scales", lambda: here, raising=False)
+    with planned_for("" if here else "sm_100"):
+        yield
+
+
+@pytest.mark.usefixtures("exponent_scales")
+def test_fp8_keys_with_exponents_for_scales(indexer_config: Any) -> None:
+    from vllm_fp4_plugin.indexer.choice import IndexerTraits, UnsupportedIndexer, choose
+
+    traits = IndexerTraits("fp8", HEAD_DIM, 2048, 128, stored_by_model=False, two_level=False)
+    fmt, why = choose(traits, indexer_config)
+    assert fmt is None
+    assert why.startswith(EXPONENTS)
+    for other in ("nvfp4", "mxfp4", "bf16"):
+        ask_for(indexer_config, other)
+        fmt, _ = choose(traits, indexer_config)
+        assert fmt is not None
+        assert fmt.name == other
+    with pytest.raises(UnsupportedIndexer, match=EXPONENTS):
+        build(indexer_config, "fp8")
+
+
+@pytest.mark.usefixtures("exponent_scales")
+def test_fp8_keys_with_exponents_are_left_to_vllm(
+    indexer_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.layers import sparse_attn_indexer as theirs
+
+    monkeypatch.setattr(theirs, "get_dcp_group", lambda: SimpleNamespace(rank_in_group=0))
+    assert build(indexer_config, None).selector is None
+
+
+def test_fp8_keys_of_another_gpu(indexer_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.utils import deep_gemm
+
+    monkeypatch.setattr(deep_gemm, "mqa_logits_use_mx_scales", lambda: False, raising=False)
+    assert build(indexer_config, None).selector.fmt.name == "fp8"
 
 
 def test_other_methods_are_left_to_vllm(

@@ -51,6 +51,8 @@ def _obstacle(layer: Any) -> str | None:
     config, bias = layer.moe_config, layer.e_score_correction_bias
     if layer.custom_routing_function is not None:
         return "the model has a function for it"
+    if getattr(config, "require_decomposed_backend", False):  # since vLLM 0.33
+        return "it changes them after its router"
     if config.routing_method not in _KNOWN or layer.scoring_func not in get_args(Scoring):
         return f"routing method {RoutingMethodType(config.routing_method).name}"
     if layer.expert_map_manager.num_fused_shared_experts:

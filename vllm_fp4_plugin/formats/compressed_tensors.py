@@ -15,6 +15,7 @@ from vllm_fp4_plugin.formats.config_groups import (
     EVERY_LINEAR,
     check_any_nvfp4,
     input_scaling,
+    is_nvfp4_cache,
     is_uniform,
     read_groups,
     read_kv_scheme,
@@ -112,12 +113,15 @@ class CompressedTensors(Format):
         check_any_nvfp4("config_groups", groups, _REMEDY)
         ignore = read_names("ignore", config.get("ignore"))
         scheme = read_kv_scheme(config.get("kv_cache_scheme"))
+        nvfp4_cache = is_nvfp4_cache(config.get("kv_cache_scheme"))
         if not is_uniform(groups):
-            return CheckpointConfig(self, True, ignore, None, scheme, tuple(groups))
+            return CheckpointConfig(
+                self, True, ignore, None, scheme, tuple(groups), nvfp4_cache=nvfp4_cache
+            )
         weight_only = groups[0].kind is Kind.NVFP4_A16
         targets = [target for group in groups for target in group.targets or (EVERY_LINEAR,)]
         named = None if EVERY_LINEAR in targets else tuple(targets)
-        return CheckpointConfig(self, weight_only, ignore, named, scheme)
+        return CheckpointConfig(self, weight_only, ignore, named, scheme, nvfp4_cache=nvfp4_cache)
 
     def group(self, kind: Kind, *, static_input: bool) -> LayerGroup | None:
         static = static_input and kind in (Kind.FP8, Kind.FP8_CHANNEL)

@@ -139,13 +139,23 @@ def check_block_size(field: str, size: Any) -> None:
         )
 
 
+def is_nvfp4_cache(scheme: Any) -> bool:
+    """Whether a ``kv_cache_scheme`` declares an NVFP4 cache."""
+    return (
+        isinstance(scheme, Mapping)
+        and scheme.get("num_bits") == 4
+        and scheme.get("type") == "float"
+        and scheme.get("group_size") in (None, BLOCK_SIZE)
+    )
+
+
 def read_kv_scheme(scheme: Any) -> dict[str, Any] | None:
-    """Read a ``kv_cache_scheme``, which must be FP8; None if there is none.
+    """Read a ``kv_cache_scheme``, which must be FP8 or NVFP4; None if it is not FP8.
 
     Raises:
         UnsupportedCheckpoint: it is another one.
     """
-    if scheme is None:
+    if scheme is None or is_nvfp4_cache(scheme):
         return None
     fp8 = (
         isinstance(scheme, Mapping)
@@ -157,6 +167,6 @@ def read_kv_scheme(scheme: Any) -> dict[str, Any] | None:
     if not fp8:
         raise UnsupportedCheckpoint(
             f"kv_cache_scheme: is {scheme!r}, must be 8-bit float with one static scale per "
-            "tensor; export the checkpoint with such a scheme or none"
+            "tensor, or NVFP4; export the checkpoint with such a scheme or none"
         )
     return dict(scheme)

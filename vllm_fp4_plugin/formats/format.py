@@ -127,6 +127,7 @@ class CheckpointConfig:
         groups: groups of a checkpoint of mixed precision, which then count instead of
             ``weight_only`` and ``targets``; ``()``: every layer is NVFP4.
         is_silent: a checkpoint of mixed precision, whose config does not say which layer is what.
+        nvfp4_cache: it declares an NVFP4 KV cache, instead of which another one is served.
     """
 
     format: Format
@@ -136,6 +137,7 @@ class CheckpointConfig:
     kv_cache_scheme: dict[str, Any] | None = None
     groups: tuple[LayerGroup, ...] = ()
     is_silent: bool = False
+    nvfp4_cache: bool = False
 
     @property
     def names(self) -> TensorNames:

@@ -19,6 +19,7 @@ from vllm_fp4_plugin import versions
 from vllm_fp4_plugin.formats.config_groups import (
     check_any_nvfp4,
     check_block_size,
+    is_nvfp4_cache,
     is_uniform,
     read_groups,
     read_kv_scheme,
@@ -48,6 +49,7 @@ _KINDS = {
 _ALGORITHMS = {kind: name for name, kind in reversed(_KINDS.items())}
 _NESTED = ("quantization", "quantization_config")
 _FP8_KV = {"dynamic": False, "num_bits": 8, "type": "float"}
+_KV_SCHEMES = {"FP8": _FP8_KV, "NVFP4": {"num_bits": 4, "type": "float"}}
 _PRODUCER = {"name": "vllm_fp4_plugin", "version": versions.PLUGIN}
 _PRODUCERS = ("modelopt", _PRODUCER["name"])
 _REMEDY = "serve it with --quantization modelopt or modelopt_mixed"
@@ -96,13 +98,15 @@ class ModelOpt(Format):
             )
         check_block_size("group_size", _find(parts, "group_size"))
         ignore, scheme = _ignore(parts), _kv_scheme(parts)
+        nvfp4_cache = is_nvfp4_cache(scheme)
+        scheme = read_kv_scheme(scheme)
         if algorithm == _MIXED or _find(parts, "quantized_layers") is not None:
             groups = _mixed_groups(parts)
             if groups:
                 check_any_nvfp4("quantized_layers", groups, _REMEDY)
             # Without a list, a layer is what its tensors are.
             return CheckpointConfig(
-                self, True, ignore, None, scheme, tuple(groups), is_silent=not groups
+                self, True, ignore, None, scheme, tuple(groups), not groups, nvfp4_cache
             )
         groups = _config_groups(parts)
         if not is_uniform(groups):
@@ -112,7 +116,7 @@ class ModelOpt(Format):
                 "the checkpoint again"
             )
         weight_only = algorithm == _W4A16 or any(g.kind is Kind.NVFP4_A16 for g in groups)
-        return CheckpointConfig(self, weight_only, ignore, None, scheme)
+        return CheckpointConfig(self, weight_only, ignore, None, scheme, nvfp4_cache=nvfp4_cache)
 
     def group(self, kind: Kind, *, static_input: bool) -> LayerGroup | None:
         if kind not in _ALGORITHMS:
@@ -229,13 +233,14 @@ def _group(where: str, kind: Kind, targets: tuple[str, ...] | None) -> LayerGrou
     return LayerGroup(where, kind, targets, settings, inputs)
 
 
-def _kv_scheme(parts: list[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _kv_scheme(parts: list[Mapping[str, Any]]) -> Any:
+    """Scheme of the KV cache, which an algorithm's name may stand for; None if there is none."""
     algorithm, scheme = _find(parts, "kv_cache_quant_algo"), _find(parts, "kv_cache_scheme")
     if scheme is not None or algorithm is None:
-        return read_kv_scheme(scheme)
-    if str(algorithm).upper() != "FP8":
+        return scheme
+    if str(algorithm).upper() not in _KV_SCHEMES:
         raise UnsupportedCheckpoint(
-            f"kv_cache_quant_algo: is {algorithm!r}, must be FP8 or absent; "
+            f"kv_cache_quant_algo: is {algorithm!r}, must be {', '.join(_KV_SCHEMES)} or absent; "
             "export the checkpoint with an FP8 KV cache or none"
         )
-    return dict(_FP8_KV)
+    return _KV_SCHEMES[str(algorithm).upper()]

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.utils import deep_gemm
 
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.devices import device_family
 from nvfp4_kernels.dispatch import Kernel, KernelTable, NoKernelError
 from nvfp4_kernels.indexer.arguments import check_head_dim, check_top_k
 from nvfp4_kernels.indexer.formats import Format, format_of
@@ -17,7 +19,7 @@ from nvfp4_kernels.indexer.kernels import (
     SCORE_TOPK_PAGED_KERNELS,
     STORE_K_KERNELS,
 )
-from vllm_fp4_plugin.device import current_device
+from vllm_fp4_plugin.device import current_device, is_planned
 from vllm_fp4_plugin.options import KEY, METHOD, Options
 
 OPTION = f"{KEY}.indexer_format"
@@ -86,6 +88,11 @@ def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[
             f"head_dim: is {layer.head_dim}, with fp8 must be {layer.quant_block_size}, so that a "
             "key has one scale; choose another format"
         )
+    if fmt.name == "fp8" and _has_exponent_scales():
+        yield (
+            "vLLM stores FP8 keys with four UE8M0 scales on this GPU, must be one float32 scale; "
+            "choose nvfp4, mxfp4 or bf16"
+        )
     if layer.stored_by_model and fmt.name != layer.native:
         yield _native_remedy(layer.native, fmt.name)
     if layer.two_level:
@@ -105,6 +112,17 @@ def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[
         except NoKernelError as error:
             yield str(error)
             return  # the others say the same
+
+
+def _has_exponent_scales() -> bool:
+    """Whether vLLM writes a key's scale as four equal exponents, as releases after 0.32 may.
+
+    A report on another device asks the vLLM of this one, which knows its own device alone.
+    """
+    tells = getattr(deep_gemm, "mqa_logits_use_mx_scales", None)
+    if tells is None:
+        return False
+    return bool(tells()) or (is_planned() and device_family(current_device()) == "sm_100")
 
 
 def _native_remedy(native: str, asked: str) -> str:

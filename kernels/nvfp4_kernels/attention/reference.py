@@ -281,7 +281,7 @@ def _attend_tiles(
         n = sum(t.keys > start for t in tiles)
         keys = min(block, tiles[0].keys - start)
         k, v = key_values.block(tiles[:n], start, keys)
-        _clear(k, v, [t.keys - start for t in tiles[:n]])
+        _clear(k, v, [_seen(t, scoring, start) for t in tiles[:n]])
         logits = q[:n] @ k.mT
         if scoring.soft_cap is not None:
             logits.tanh_().mul_(scoring.soft_cap * LOG2_E)
@@ -304,12 +304,20 @@ def _attend_tiles(
     return out, lse.squeeze(-1)
 
 
-def _clear(k: Tensor, v: Tensor, keys: Sequence[int]) -> None:
-    """Zero keys and values past the last key: P = 0 times NaN is NaN."""
-    for tile, count in enumerate(keys):
-        if count < k.shape[2]:
-            k[tile, :, count:] = 0
-            v[tile, :, count:] = 0
+def _seen(tile: Tile, scoring: Scoring, start: int) -> tuple[int, int]:
+    """Keys from a block's start that any row of a tile may see, the first and one past the last."""
+    window = math.inf if scoring.window is None else scoring.window
+    return int(max(0, tile.position - window + 1 - tile.first - start)), tile.keys - start
+
+
+def _clear(k: Tensor, v: Tensor, seen: Sequence[tuple[int, int]]) -> None:
+    """Zero keys and values that no row sees: P = 0 times NaN is NaN."""
+    for tile, (first, last) in enumerate(seen):
+        for x in (k, v):
+            if first > 0:
+                x[tile, :, :first] = 0
+            if last < x.shape[2]:
+                x[tile, :, last:] = 0
 
 
 def _initial_state(q: Tensor, sinks: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:

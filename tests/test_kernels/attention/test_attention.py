@@ -133,6 +133,41 @@ def test_keys_out_of_every_window_do_not_matter() -> None:
     check(paged_attention(**arguments), problem)
 
 
+def test_nan_out_of_every_window_does_not_matter() -> None:
+    """Pages may be given away, or hold what another sequence left before this one's first key."""
+    for fp8 in (False, True):
+        problem = Case((1, 3), (100, 64), window=20, fp8=fp8).problem()
+        arguments = problem.paged()
+        expected = paged_attention(**arguments)
+        cache, table = arguments["kv_cache"], arguments["block_table"]
+        cache = torch.cat([torch.full_like(cache[:1], math.nan), cache])
+        table += 1
+        for sequence, unseen in enumerate((100 - 20, 64 - 2 - 20)):
+            page, inside = divmod(unseen, 16)
+            table[sequence, :page] = 0
+            cache[table[sequence, page], :, :inside] = math.nan
+        found = paged_attention(**arguments | {"kv_cache": cache, "block_table": table})
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+
+
+def test_sinks_of_minus_infinity_are_none() -> None:
+    """Heads that tensor parallelism pads have such."""
+    problem = Case((1, 3, 2), (40, 3, 0), sinks=True).problem()
+    arguments = problem.paged()
+    without = paged_attention(**arguments | {"sinks": None})
+    sinks = torch.full_like(arguments["sinks"], -math.inf)
+    found = paged_attention(**arguments | {"sinks": sinks})
+    assert not found[0].isnan().any()
+    assert torch.equal(found[0], without[0])
+    assert torch.equal(found[1], without[1])
+    mixed = arguments["sinks"].clone()
+    mixed[0] = -math.inf
+    out, lse = paged_attention(**arguments | {"sinks": mixed})
+    assert torch.equal(out[:, 0], without[0][:, 0])
+    assert torch.equal(lse[:, 0], without[1][:, 0])
+
+
 def test_strides() -> None:
     """Q out of a projection of all three; a cache of one layer among several."""
     problem = CASES["mixed"].problem()

@@ -224,6 +224,16 @@ def test_keys_out_of_every_window_do_not_matter(op_device: torch.device) -> None
 
 
 @ONE_SCHEDULE
+def test_sinks_of_minus_infinity_are_none(op_device: torch.device) -> None:
+    """Heads that tensor parallelism pads have such."""
+    problem = Case((1, 3), (40, 20), sinks=True).problem()
+    problem.sinks[:] = -math.inf
+    out, lse = paged_attention(**on(op_device, problem.paged()))
+    assert not out.isnan().any()
+    check((out.cpu(), lse.cpu()), replace(problem, sinks=None))
+
+
+@ONE_SCHEDULE
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("how", ["dense", "ragged", "paged"])
 def test_no_key_at_all(how: str, sinks: bool, op_device: torch.device) -> None:
