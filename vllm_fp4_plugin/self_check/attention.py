@@ -17,7 +17,7 @@ from vllm.forward_context import create_forward_context, override_forward_contex
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
 
-from nvfp4_kernels.attention.rotary_op import MAX_ROTARY_ROWS
+from nvfp4_kernels.attention.kernels import MAX_ROTARY_ROWS
 from vllm_fp4_plugin.attention import cache, quantizing, rotation_flow
 from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata, Part
@@ -93,10 +93,12 @@ class _Trial:
         """Scale with which logits of random inputs spread as far as ``_SHARPNESS``."""
         seen: list[tuple[Tensor, Tensor]] = []
         attend = self.impl.attend
-        self.impl.attend = lambda layer, query, key, *more, **named: (
-            seen.append((query.float(), key.float())),
-            attend(layer, query, key, *more, **named),
-        )
+
+        def noted(layer: Any, query: Tensor, key: Tensor, *more: Any, **named: Any) -> None:
+            seen.append((query.float(), key.float()))
+            attend(layer, query, key, *more, **named)
+
+        self.impl.attend = noted
         try:
             self._run(self.impl.scale)
         finally:

@@ -16,7 +16,7 @@ from vllm_fp4_plugin.self_check.neighbourhood import Neighbourhood, product, ran
 def neighbourhoods(model: Module) -> Iterator[Neighbourhood]:
     """Fused gate and up projections of a model, but for those that were unfused."""
     for name, layer in model.named_modules():
-        method = getattr(layer, "quant_method", None)
+        method: Any = getattr(layer, "quant_method", None)
         fused = getattr(getattr(method, "plan", None), "gate_up", False)
         if name.rpartition(".")[2] == PROJECTION and fused and method.apart is None:
             yield _neighbourhood(name, layer)
