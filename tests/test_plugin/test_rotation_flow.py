@@ -316,6 +316,20 @@ class Enumerated(Stack):
         return hidden
 
 
+class ByIndex(Stack):
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        hidden = tokens
+        for i in range(1):
+            layer = self.layers[i]
+            hidden = layer(positions, hidden)
+        return hidden
+
+
+class ByIndexShifted(Stack):
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.layers[0](positions + 1, tokens)
+
+
 class Wrapper(Module):
     """Model around a model, which it calls past the one in between."""
 
@@ -337,6 +351,31 @@ class Wrapper(Module):
 class WrapperThatShifts(Wrapper):
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return self.model(tokens, positions - 1)
+
+
+class NamedWrapper(Wrapper):
+    """Arguments are gathered first."""
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        given = {"tokens": tokens, "positions": positions}
+        if self.training:
+            given.update({"tokens": tokens + 1})
+        model = self.model
+        return model(**given)
+
+
+class NamedWrapperThatShifts(Wrapper):
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        given = {"tokens": tokens, "positions": positions}
+        given["positions"] = self.shift(tokens)
+        return self.model(**given)
+
+
+class NamedWrapperThatUpdates(Wrapper):
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        given = {"tokens": tokens, "positions": positions}
+        given.update(self.others(tokens))
+        return self.model(**given)
 
 
 class OuterWrapper(Wrapper):
@@ -500,7 +539,7 @@ def model(kind: Any) -> Any:
     return kind(Nvfp4TcConfig(checkpoint()))
 
 
-@pytest.mark.parametrize("kind", [Stack, Enumerated, Wrapper, OuterWrapper])
+@pytest.mark.parametrize("kind", [Stack, Enumerated, ByIndex, Wrapper, NamedWrapper, OuterWrapper])
 def test_models_that_hand_positions_to_their_layers(kind: Any) -> None:
     assert said_of(model(kind)) == "queries and keys rotated"
 
@@ -509,6 +548,15 @@ def test_models_that_hand_positions_to_their_layers(kind: Any) -> None:
     ("kind", "why"),
     [
         (Shifted, "Shifted.forward may change its positions (positions = positions + 2)"),
+        (ByIndexShifted, "ByIndexShifted.forward may change its positions (positions + 1)"),
+        (
+            NamedWrapperThatShifts,
+            "NamedWrapperThatShifts.forward may change its positions (given['positions'])",
+        ),
+        (
+            NamedWrapperThatUpdates,
+            "NamedWrapperThatUpdates.forward may change its positions (given.update)",
+        ),
         (Renamed, "Renamed is not seen to hand its positions on to Block"),
         (
             WrapperThatShifts,

@@ -50,6 +50,8 @@ def _above(owners: Sequence[Any], depth: int) -> str:
     """Reason that modules from one that holds a list of layers up give."""
     for place in range(depth, len(owners)):
         inside = owners[:place]
+        if type(owners[place]).forward is Module.forward:
+            continue  # which holds modules, and is not called
         try:
             hands_on = _Reader(owners[place], inside).hands_on()
         except _NotUnderstood as reason:
@@ -57,6 +59,10 @@ def _above(owners: Sequence[Any], depth: int) -> str:
         if not hands_on:
             return _said(owners[place], type(inside[-1]).__name__)
     return ""
+
+
+def _is_text(node: ast.AST | None, text: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value == text
 
 
 class _NotUnderstood(Exception):
@@ -74,7 +80,9 @@ class _Reader:
     def __init__(self, owner: Any, inside: Sequence[Any]) -> None:
         self.owner = owner
         self.inside = inside
-        self.layers: set[str] = set()  # local names of layers in a loop
+        self.layers: set[str] = set()  # local names of layers of a list
+        self.modules: dict[str, Any] = {}  # local names of other modules
+        self.named: set[str] = set()  # local names of arguments by name, positions among them
 
     def hands_on(self) -> bool:
         """Whether the positions reach every module inside that is called.
@@ -85,18 +93,45 @@ class _Reader:
         function = self._function()
         parents = {id(c): p for p in ast.walk(function) for c in ast.iter_child_nodes(p)}
         for node in ast.walk(function):
-            if isinstance(node, ast.For | ast.comprehension) and self._is_over_layers(node.iter):
-                self.layers |= {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+            self._note(node)
         for node in ast.walk(function):
             if isinstance(node, ast.Name) and node.id == POSITIONS:
                 self._check(node, parents[id(node)])
+            elif isinstance(node, ast.Name) and node.id in self.named:
+                self._check_named(node, parents)
         calls = [c for c in ast.walk(function) if isinstance(c, ast.Call) and self._leads(c.func)]
         return bool(calls) and all(map(self._is_given, calls))
 
+    def _note(self, node: ast.AST) -> None:
+        """Note local names of what leads to the embedding, or is handed to it."""
+        match node:
+            case (
+                ast.For(iter=iterated, target=target)
+                | ast.comprehension(iter=iterated, target=target)
+            ) if self._is_over_layers(iterated):
+                self.layers |= {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() as value) if (
+                self._leads(value)
+            ):
+                self.layers.add(name)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys)) if any(
+                _is_text(key, POSITIONS) for key in keys
+            ):
+                if name in self.named:
+                    raise _NotUnderstood(f"makes {name} twice")
+                self.named.add(name)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
+                module := self._module_of(value)
+            ) is not None:
+                if self.modules.setdefault(name, module) is not module:
+                    raise _NotUnderstood(f"calls two modules {name}")
+
     def _function(self) -> ast.FunctionDef:
         try:
-            source = textwrap.dedent(inspect.getsource(type(self.owner).forward))
-            [function] = ast.parse(source).body
+            # Indented as it stands, or lines of its strings would begin elsewhere.
+            source = "if 1:\n" + inspect.getsource(type(self.owner).forward)
+            [block] = ast.parse(source).body
+            [function] = block.body if isinstance(block, ast.If) else []
         except (OSError, TypeError, ValueError, SyntaxError):
             raise _NotUnderstood("has no source that can be read") from None
         if not isinstance(function, ast.FunctionDef):
@@ -116,10 +151,32 @@ class _Reader:
                 return
             case ast.keyword() | ast.Compare(ops=[ast.Is() | ast.IsNot()]):
                 return
+            case ast.Dict(keys=keys, values=values):
+                pairs = zip(keys, values, strict=True)
+                if all(_is_text(key, POSITIONS) for key, value in pairs if value is name):
+                    return
             case ast.Attribute(attr=attr) if attr in _READ:
                 return
         text = textwrap.shorten(ast.unparse(parent), 60, placeholder=" …")
         raise _NotUnderstood(f"may change its positions ({text})")
+
+    def _check_named(self, name: ast.Name, parents: dict[int, ast.AST]) -> None:
+        """Refuse a mention of named arguments by which the positions among them could change."""
+        parent = parents[id(name)]
+        match parent:
+            case ast.keyword(arg=None) | ast.Assign():
+                return
+            case ast.Subscript(slice=ast.Constant() as key) if not _is_text(key, POSITIONS):
+                return
+            case ast.Attribute(attr="update"):
+                call = parents[id(parent)]
+                given = call.args if isinstance(call, ast.Call) and not call.keywords else [None]
+                dicts = [each for each in given if isinstance(each, ast.Dict)]
+                keys = [key for each in dicts for key in each.keys]
+                known = all(isinstance(k, ast.Constant) and k.value != POSITIONS for k in keys)
+                if len(dicts) == len(given) and known:
+                    return
+        raise _NotUnderstood(f"may change its positions ({ast.unparse(parent)})")
 
     def _is_over_layers(self, iterated: ast.expr) -> bool:
         lists = (self._module_of(node) for node in ast.walk(iterated))
@@ -131,8 +188,8 @@ class _Reader:
     def _leads(self, callee: ast.expr) -> bool:
         """Whether a call leads to the embedding."""
         match callee:
-            case ast.Name(id=name):
-                return name in self.layers
+            case ast.Name(id=name) if name in self.layers:
+                return True
             case ast.Subscript(value=value):
                 module = self._module_of(value)
                 return isinstance(module, ModuleList) and self._holds(module)
@@ -143,7 +200,7 @@ class _Reader:
         """Module that an expression like ``self.language_model.model`` means, or None."""
         match node:
             case ast.Name(id=name):
-                return self.owner if name == self.self_name else None
+                return self.owner if name == self.self_name else self.modules.get(name)
             case ast.Attribute(value=value, attr=attr):
                 module = self._module_of(value)
                 return module._modules.get(attr) if isinstance(module, Module) else None
@@ -154,14 +211,22 @@ class _Reader:
         callee = self._callee(call.func)
         if callee is None:
             return False
-        named = [each.value for each in call.keywords if each.arg == POSITIONS]
+        named = [
+            each.value
+            for each in call.keywords
+            if each.arg == POSITIONS or (each.arg is None and self._is_named(each.value))
+        ]
         places = list(inspect.signature(type(callee).forward).parameters)[1:]
         if POSITIONS not in places or any(isinstance(each, ast.Starred) for each in call.args):
             given = named
         else:
             place = places.index(POSITIONS)
             given = [*call.args[place : place + 1], *named]
-        return [isinstance(each, ast.Name) and each.id == POSITIONS for each in given] == [True]
+        known = {POSITIONS, *self.named}
+        return [isinstance(each, ast.Name) and each.id in known for each in given] == [True]
+
+    def _is_named(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self.named
 
     def _callee(self, func: ast.expr) -> Any:
         """Module inside that a call which leads there is of."""
