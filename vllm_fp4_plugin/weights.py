@@ -147,7 +147,12 @@ class Loss(NamedTuple):
 
     def plus(self, other: "Loss") -> "Loss":
         """Loss of this part and another one."""
-        return Loss(*(mine + its for mine, its in zip(self, other, strict=True)))
+        return Loss(
+            self.error + other.error,
+            self.norm + other.norm,
+            self.coarse + other.coarse,
+            self.occupied + other.occupied,
+        )
 
     def check(self, name: str, amax: float, remedy: str) -> None:
         """Raise if most blocks are coarse; ``remedy`` says what to do then.
@@ -172,8 +177,8 @@ def loss(weight: Tensor, quantised: Nvfp4Tensor) -> Loss:
         rounded = Nvfp4Tensor(data, scales, quantised.global_scale).dequantize().view(exact.shape)
         norms, errors = exact.square().sum(-1), (rounded - exact).square().sum(-1)
         coarse, occupied = (errors > _COARSE * norms).sum(), (norms > 0).sum()
-        sums = errors.sum(), norms.sum()
-        total = total.plus(Loss(*map(float, sums), *map(int, (coarse, occupied))))
+        part = Loss(float(errors.sum()), float(norms.sum()), int(coarse), int(occupied))
+        total = total.plus(part)
     return total
 
 
