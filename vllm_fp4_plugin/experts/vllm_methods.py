@@ -142,7 +142,7 @@ def _join(
         if not are_globals(scales.factors()):
             raise UnsupportedCheckpoint(
                 f"{ledger.prefix}: {note}, must be within {MAX_GLOBAL:.0e} for a method of "
-                "vLLM's, which takes one for both; quantise the model with one scale for gate and up"
+                "vLLM's, which takes one for both; quantise the model with one for gate and up"
             )
         join(scales)
         w2_input[rows] = scales.w2_input
