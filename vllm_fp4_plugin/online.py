@@ -14,15 +14,18 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 from nvfp4_kernels.checks import InvalidArgument
+from nvfp4_kernels.devices import dtype_name
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
-from nvfp4_kernels.scale_search import quantize_with_rule
+from nvfp4_kernels.scale_search import ScaleRule, quantize_with_rule
 from vllm_fp4_plugin import completeness, weights
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear import Nvfp4LinearBase
-from vllm_fp4_plugin.options import Options
+from vllm_fp4_plugin.options import Activation, Options
 from vllm_fp4_plugin.replaced_loader import RowsLoader, RowsParameter
 from vllm_fp4_plugin.startup import Startup
+
+_REMEDY = "mend that outlier, or leave the layer unquantised with nvfp4_tc.ignore"
 
 
 @register_weight_loader_v2_supported_method
@@ -75,7 +78,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         self.settle(layer)
         self._check_complete(layer)
         shards = layer.weight.data.split(self.plan.shard_sizes)
-        quantised = [self._quantize(layer, shard) for shard in shards]
+        quantised = [self._quantize(layer, *shard) for shard in enumerate(shards)]
         del layer.weight, shards
         data, scales, weight_global = weights.join_shards(quantised)
         self.install(layer, self.kernel_weight(data, scales, weight_global, None))
@@ -95,15 +98,43 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
                 f"all; {completeness.INCOMPLETE}"
             )
 
-    def _quantize(self, layer: Any, shard: Tensor) -> Nvfp4Tensor:
+    def _quantize(self, layer: Any, number: int, shard: Tensor) -> Nvfp4Tensor:
+        name = f"{self.prefix}.weight"
+        if len(self.plan.shard_sizes) > 1:
+            name += f" (shard {number})"
         amax = shard.abs().amax().float()
         if layer.tp_size > 1:
             # Every rank holds a part of this shard; its scale is that of the whole.
             torch.distributed.all_reduce(
                 amax, op=torch.distributed.ReduceOp.MAX, group=get_tp_group().device_group
             )
-        scales, global_scale = self.options.scales, global_scale_of(amax)
-        try:
-            return quantize_with_rule(shard, scales, global_scale=global_scale)
-        except InvalidArgument as error:
-            raise UnsupportedCheckpoint(f"{self.prefix}.weight: {error}") from error
+        return quantize(name, shard, amax, self.options.scales, self.plan.activation)
+
+
+def quantize(
+    name: str, weight: Tensor, amax: Tensor, rule: ScaleRule, activation: Activation
+) -> Nvfp4Tensor:
+    """Quantise a weight, or this rank's part of it, as it was loaded.
+
+    Args:
+        name: what it is called in messages.
+        weight: 16-bit ``(N, K)``.
+        amax: float32 ``()``, the whole weight's largest magnitude.
+        rule: how block scales are chosen.
+        activation: how its input is quantised.
+
+    Raises:
+        UnsupportedCheckpoint: it is not finite, or NVFP4 would not hold its values.
+    """
+    global_scale = global_scale_of(amax)
+    try:
+        quantised = quantize_with_rule(weight, rule, global_scale=global_scale)
+    except InvalidArgument as error:  # this part is not finite, or another rank's
+        raise UnsupportedCheckpoint(
+            f"{name}: holds NaN or infinity as {dtype_name(weight.dtype)}, must be finite; serve "
+            "with a --dtype that holds the checkpoint's values, or mend the checkpoint"
+        ) from error
+    if activation == "per-token":
+        weights.check_row_scaled(name, global_scale, weight.shape[-1])
+    weights.check_loss(name, weight, quantised, _REMEDY)
+    return quantised

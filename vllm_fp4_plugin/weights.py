@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from nvfp4_kernels.dispatch import WeightLayout
 from nvfp4_kernels.fragments import decode_fragments, fragment_shapes, to_fragments
 from nvfp4_kernels.nvfp4 import (
     BLOCK_SIZE,
+    GLOBAL_RANGE,
     Nvfp4Tensor,
     blocked_shape,
     decode_blocks,
@@ -21,6 +23,17 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 # Bounds of global scales: far outside what weights and activations give, and a weight's times an
 # input's is still a normal float32.
 MIN_GLOBAL, MAX_GLOBAL = 2.0**-60, 2.0**60
+
+# Squared error of a block, as a part of its squared norm, that no normal E4M3 scale leads to: with
+# such a scale it is .037 at the most, of 15 elements that lie between 4 and 6 units.
+_COARSE = 0.04
+# E4M3 bits of the largest scale that a coarser block may have: the largest subnormal number, 7, and
+# the six codes beyond it that a search of scales looks at.
+_LARGEST_COARSE_CODE = 13
+# Global scales from which on a 16-bit block's scale may round to float32's zero, which stands for a
+# block of zeros: 2^-133, the smallest number, is less than 2^-149 of it.
+_HIDES_SMALL = 2.0**13
+_CHECKED_ELEMENTS = 1 << 22  # at a time, in float64
 
 # Rows of a tensor map are multiples of 16 bytes: a kernel would pad a weight's at every call.
 _ROW_BYTES = 16
@@ -114,6 +127,86 @@ def check_globals(layer: str, tensor: str, values: Tensor) -> None:
             f"{layer}.{tensor}: holds {values.tolist()}, global scales must be positive, between "
             f"{MIN_GLOBAL:.0e} and {MAX_GLOBAL:.0e}; the checkpoint is damaged or was not "
             "calibrated, quantise it again, without layers whose weights are all nearly zero"
+        )
+
+
+class Loss(NamedTuple):
+    """Error of a weight in NVFP4, and its blocks that are too small beside a much larger weight.
+
+    Attributes:
+        error: squared error.
+        norm: squared norm.
+        coarse: blocks with more error than normal block scales lead to.
+        occupied: blocks that are not zero.
+    """
+
+    error: float = 0.0
+    norm: float = 0.0
+    coarse: int = 0
+    occupied: int = 0
+
+    def plus(self, other: "Loss") -> "Loss":
+        """Loss of this part and another one."""
+        return Loss(
+            self.error + other.error,
+            self.norm + other.norm,
+            self.coarse + other.coarse,
+            self.occupied + other.occupied,
+        )
+
+    def check(self, name: str, amax: float, remedy: str) -> None:
+        """Raise if most blocks are coarse; ``remedy`` says what to do then.
+
+        Raises:
+            UnsupportedCheckpoint: naming it and ``amax``, the magnitude of its global scale.
+        """
+        if 2 * self.coarse > self.occupied:
+            raise UnsupportedCheckpoint(
+                f"{name}: {self.coarse} of its {self.occupied} blocks of {BLOCK_SIZE} weights are "
+                f"too small for NVFP4 beside the largest of its global scale, {amax:.1e}; {remedy}"
+            )
+
+
+def loss(weight: Tensor, quantised: Nvfp4Tensor) -> Loss:
+    """Compare a weight ``(N, K)`` with its NVFP4 form, whose scales are linear, in float64."""
+    total = Loss()
+    rows = max(1, _CHECKED_ELEMENTS // max(1, weight.shape[-1]))
+    parts = (weight, quantised.data, quantised.scales)
+    for values, data, scales in zip(*(part.split(rows) for part in parts), strict=True):
+        exact = values.double().unflatten(-1, (-1, BLOCK_SIZE))
+        rounded = Nvfp4Tensor(data, scales, quantised.global_scale).dequantize().view(exact.shape)
+        norms, errors = exact.square().sum(-1), (rounded - exact).square().sum(-1)
+        coarse, occupied = (errors > _COARSE * norms).sum(), (norms > 0).sum()
+        part = Loss(float(errors.sum()), float(norms.sum()), int(coarse), int(occupied))
+        total = total.plus(part)
+    return total
+
+
+def check_loss(name: str, weight: Tensor, quantised: Nvfp4Tensor, remedy: str) -> None:
+    """Raise if most blocks of a weight, in ModelOpt's convention, are coarse; see ``Loss``.
+
+    Raises:
+        UnsupportedCheckpoint: see ``Loss.check``.
+    """
+    has_small = (quantised.scales.view(torch.uint8) <= _LARGEST_COARSE_CODE).any()
+    if bool(has_small | (quantised.global_scale >= _HIDES_SMALL)):
+        amax = float(quantised.global_scale) * GLOBAL_RANGE
+        loss(weight, quantised).check(name, amax, remedy)
+
+
+def check_row_scaled(name: str, global_scale: Tensor, k: int) -> None:
+    """Raise if sums of ``k`` products exceed float32 before a scale per token makes them small.
+
+    Raises:
+        UnsupportedCheckpoint: naming the weight and its largest magnitude.
+    """
+    largest = torch.finfo(torch.float32).max / (k * GLOBAL_RANGE)
+    amax = float(global_scale) * GLOBAL_RANGE
+    if amax > largest:
+        raise UnsupportedCheckpoint(
+            f"{name}: its largest weight is {amax:.1e}, must be at most {largest:.1e} for inputs "
+            'with a scale per token; serve with nvfp4_tc.activation "16-bit", or leave the layer '
+            "unquantised with nvfp4_tc.ignore"
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.nvfp4 import (
     BLOCK_SIZE,
+    E4M3_TINY,
     Convention,
     Nvfp4Tensor,
     absmax_scales,
@@ -30,6 +31,9 @@ SCALE_RULES: tuple[str, ...] = get_args(ScaleRule)
 _SWEEP_CODES_BELOW = 8
 _SWEEP_CODES_ABOVE = 6
 _LARGEST_CODE = 0x7E  # e4m3 448; 0x7F is NaN
+
+_EXPONENT_BITS = 0x7F800000
+_SMALLEST_POWER, _LARGEST_POWER = 2.0**-126, 2.0**126
 
 # Rows searched at a time, so that the float32 intermediates stay near 64 MB.
 _SEARCH_ELEMENTS = 1 << 22
@@ -61,7 +65,8 @@ def quantize_with_rule(
         return absmax
     if x.numel() == 0:
         return absmax
-    best = _search(x.flatten(0, -2), absmax.scales.flatten(0, -2), global_scale, rule, convention)
+    rows, scales = x.flatten(0, -2), absmax.scales.flatten(0, -2)
+    best = _search(rows, scales, global_scale, rule, convention)
     return quantize_weight(
         x, global_scale, block_scales=best.view(absmax.scales.shape), convention=convention
     )
@@ -72,11 +77,20 @@ def _search(
 ) -> Tensor:
     rows_per_chunk = max(1, _SEARCH_ELEMENTS // x.shape[-1])
     chunks = zip(x.split(rows_per_chunk), absmax.split(rows_per_chunk), strict=True)
+    # Of weights of 1e-25 or 1e21 float32 has no squares: errors are compared near 1.
+    power = _power_of_two(global_scale)
+    unit = power.reciprocal() if convention == "modelopt" else power
     found = [
-        _search_rows(rows.float(), scales, global_scale, rule, convention)
+        _search_rows(rows.float() * unit, scales, global_scale / power, rule, convention)
         for rows, scales in chunks
     ]
     return torch.cat([f.view(torch.uint8) for f in found]).view(torch.float8_e4m3fn)
+
+
+def _power_of_two(x: Tensor) -> Tensor:
+    """Largest power of two up to ``x``, a positive float32, of those with a reciprocal."""
+    exponent = (x.view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
+    return exponent.clamp(_SMALLEST_POWER, _LARGEST_POWER)
 
 
 def _search_rows(
@@ -86,6 +100,9 @@ def _search_rows(
         candidates = [absmax_scales(x, global_scale, convention, largest=4.0)]
     else:
         candidates = _neighbours(absmax)
+        if convention == "compressed-tensors":
+            # Its absmax scale of a block below E4M3's smallest is .125, which leaves only zeros.
+            candidates.append(torch.full_like(absmax, E4M3_TINY, dtype=torch.float32))
     best = absmax
     best_error = _squared_error(x, best, global_scale, convention)
     for candidate in candidates:

@@ -159,3 +159,28 @@ def test_unknown_rule_is_refused() -> None:
         InvalidArgument, match="rule: is 'best', must be absmax, sweep, four-over-six"
     ):
         quantize_with_rule(torch.ones(2, 32), "best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("rule", SEARCHES)
+@pytest.mark.parametrize("power", [-110, -80, 70, 110])
+def test_weights_whose_squares_float32_has_not_get_the_same_scales(
+    power: int, rule: ScaleRule, convention: Convention
+) -> None:
+    """A power of two changes the global scale and nothing else."""
+    x = sample("gauss", 16, 64)
+    expected = quantize_with_rule(x, rule, convention=convention)
+    found = quantize_with_rule(x * 2.0**power, rule, convention=convention)
+    assert torch.equal(found.scales.view(torch.uint8), expected.scales.view(torch.uint8))
+    assert torch.equal(found.data, expected.data)
+    assert found.global_scale == expected.global_scale * 2.0**power
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_sweep_keeps_blocks_below_the_smallest_scale(convention: Convention) -> None:
+    """compressed-tensors gives them .125, with which nothing is left of them."""
+    x = torch.full((1, 32), 1.4 * 2.0**-9)
+    x[0, 0] = 2688.0
+    found = quantize_with_rule(x, "sweep", convention=convention).dequantize()
+    assert bool(((found[:, 16:] - x[:, 16:]).abs() <= 2.0**-9).all())
+    assert bool((found[:, 16:] > 0).all())

@@ -11,7 +11,7 @@ from tests.test_plugin.test_experts import F32, PREFIX, Layer, Model, batch, mix
 from vllm_fp4_plugin.experts import vllm_methods
 from vllm_fp4_plugin.experts.joined_scales import GlobalScales, described, join
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
-from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup
+from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.report import LayerRecord
 from vllm_fp4_plugin.startup import Startup
@@ -105,3 +105,19 @@ def test_scales_are_joined_once_loaded(
     said = "global scales of gate and up differ in 1 of 2 experts, by up to 4.00×"
     assert record.reason == said + note
     assert not startup.waiting
+
+
+def test_scales_too_far_apart_to_be_joined_are_refused(vllm_config: Any) -> None:
+    """Down's scales, which make up for it, would be infinite or zero."""
+    layer, method, startup = Layer(ep=2, rank=1), Delegate(Backend.MARLIN), Startup()
+    group = LayerGroup("", Kind.NVFP4_A16)
+    checkpoint = CheckpointConfig(FORMATS["modelopt"], weight_only=True)
+    ledger = ExpertLedger(layer, PREFIX)
+    ledger.check_complete = lambda: None  # type: ignore[method-assign]
+    vllm_methods._watch(method, ledger, group, checkpoint, startup)
+    method.create_weights(layer, weight_loader=lambda *_: True)
+    layer.w13_weight_scale_2.data[1] = torch.tensor([2.0**-50, 2.0**60])
+    layer.w2_weight_scale_2.data[1] = 2.0**20
+    message = rf"{PREFIX}: global scales of gate and up differ in 1 of 2 experts, by up to .*; quan"
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        method.process_weights_after_loading(layer)

@@ -165,6 +165,10 @@ class ExpertLedger:
         rows = {expert: self._row_of(expert) for expert in range(self._count)}
         return sorted((e for e, row in rows.items() if row >= 0), key=lambda expert: rows[expert])
 
+    def name_of(self, tensor: str, row: int, shard: str) -> str:
+        """Name in the checkpoint of a tensor of this rank's expert ``row``."""
+        return self._name(tensor, self._held[row], shard)
+
     def begin(self) -> None:
         """Expect everything anew: a load begins."""
         self._received.clear()

@@ -10,15 +10,13 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_ep_group, get_tp_group
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 
-from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
-from nvfp4_kernels.scale_search import quantize_with_rule
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
-from vllm_fp4_plugin.experts.stacks import copy_part
+from vllm_fp4_plugin.experts.stacks import DOWN, copy_part
 from vllm_fp4_plugin.experts.weights import StoredExperts
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.online import quantize
 from vllm_fp4_plugin.options import Options
 from vllm_fp4_plugin.startup import Startup
 
@@ -129,7 +127,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
                 amax, op=torch.distributed.ReduceOp.MAX, group=group.device_group
             )
         each = [
-            self._quantize(f"{self.prefix}, {part} {number}", matrix, global_scale_of(amax[number]))
+            quantize(self._name(part, number), matrix, amax[number], self._rule, self.plan.inputs)
             for number, matrix in enumerate(matrices)
         ]
         parts = zip(
@@ -140,11 +138,11 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         )
         return data, scales.view(torch.float8_e4m3fn), factors
 
-    def _quantize(self, name: str, matrix: Tensor, global_scale: Tensor) -> Nvfp4Tensor:
-        try:
-            return quantize_with_rule(matrix, self._rule, global_scale=global_scale)
-        except InvalidArgument as error:
-            raise UnsupportedCheckpoint(f"{name}: {error}") from error
+    def _name(self, part: str, number: int) -> str:
+        """Name of one of this rank's matrices in the checkpoint."""
+        shards = self.ledger.shards if part == "w13" else (DOWN,)
+        row, place = divmod(number, len(shards))
+        return self.ledger.name_of(_WEIGHT, row, shards[place])
 
 
 def _lay_aside(*_args: Any, return_success: bool = False, **_named: Any) -> bool | None:

@@ -15,6 +15,7 @@ from vllm_fp4_plugin.experts.ledger import ExpertLedger, nvfp4_forms
 from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.startup import Startup
+from vllm_fp4_plugin.weights import MAX_GLOBAL, are_globals
 
 
 def vllm_experts(
@@ -138,6 +139,11 @@ def _join(
         return
     note = f"global scales of gate and up {differ}"
     if layer.activation.value in PROPORTIONAL and layer.swiglu_limit is None:
+        if not are_globals(scales.factors()):
+            raise UnsupportedCheckpoint(
+                f"{ledger.prefix}: {note}, must be within {MAX_GLOBAL:.0e} for a method of "
+                "vLLM's, which takes one for both; quantise the model with one for gate and up"
+            )
         join(scales)
         w2_input[rows] = scales.w2_input
         note += ": down's makes up for it"

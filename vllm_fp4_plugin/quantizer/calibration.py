@@ -4,7 +4,6 @@ Each module's parameters are mapped from the checkpoint when its forward starts 
 ends.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nvfp4_kernels.nvfp4 import E4M3_MAX, GLOBAL_RANGE
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.expert_calibration import StreamedExperts
 from vllm_fp4_plugin.quantizer.layout import Layout
 from vllm_fp4_plugin.quantizer.linears import Selection
 from vllm_fp4_plugin.quantizer.maxima import Maxima, as_tensors, raise_maximum
 from vllm_fp4_plugin.quantizer.source import Source
-from vllm_fp4_plugin.quantizer.stored import ignorable
+from vllm_fp4_plugin.quantizer.stored import ignoring
+from vllm_fp4_plugin.weights import MAX_GLOBAL, MIN_GLOBAL
 
 # Sequences run together: the weights are read once per batch, the activations stay small.
 _BATCH_TOKENS = 8192
@@ -91,16 +92,19 @@ def calibrate(
     for name in selection.quantized:
         if name not in inputs:
             raise QuantizerError(
-                f"{name}: saw no input during calibration; leave it as it is with --ignore "
-                f"{ignorable(name)}"
+                f"{name}: saw no input during calibration; leave it as it is with "
+                f"{ignoring(selection.fused[name])}"
             )
     if record_kv and not keys:
         raise QuantizerError(
             f"kv_cache_scheme: {type(model).__name__} caches no keys; leave out --kv-cache-scheme"
         )
-    for found in (inputs, keys, values):
+    for name, amax in inputs.items():
+        remedy = f"leave it as it is with {ignoring(selection.fused[name])}"
+        _check_range(name, amax, GLOBAL_RANGE, remedy)
+    for cached, found in (("keys", keys), ("values", values)):
         for name, amax in found.items():
-            _check_range(name, amax)
+            _check_range(f"{name}, {cached}", amax, E4M3_MAX, "leave out --kv-cache-scheme")
     return Ranges(as_tensors(inputs), as_tensors(keys), as_tensors(values))
 
 
@@ -155,12 +159,13 @@ def _check_tokens(model: Any, sequences: Tensor) -> None:
         )
 
 
-def _check_range(name: str, amax: float) -> None:
-    if not (math.isfinite(amax) and amax > 0):
+def _check_range(name: str, amax: float, largest: float, remedy: str) -> None:
+    """Raise unless readers take the scale that maps ``amax`` to the ``largest`` of a format."""
+    lower, upper = MIN_GLOBAL * largest, MAX_GLOBAL * largest
+    if not lower <= amax <= upper:  # NaN is not either
         raise QuantizerError(
             f"{name}: the largest magnitude seen during calibration is {amax}, must be "
-            "positive and finite; use other text, or leave it as it is with --ignore "
-            f"{ignorable(name)}"
+            f"positive, between {lower:.1e} and {upper:.1e}; use other text, or {remedy}"
         )
 
 

@@ -110,11 +110,12 @@ def quantize_checkpoint(
             else:
                 record_kv = kv_cache_scheme is not None
                 ranges = _calibrate(model, source, selection, sequences, record_kv, progress)
-        fused = selection.gate_up if shared_gate_up_scale else {}
-        fused = selection.fused if shared_fused_scale else fused
+        sharing = selection.gate_up if shared_gate_up_scale else {}
+        sharing = selection.fused if shared_fused_scale else sharing
         quantizer = WeightQuantizer(
-            source, selection.quantized, target.name, cast(ScaleRule, scales), fused
-        )
+            source, selection.quantized, target.name, cast(ScaleRule, scales), sharing,
+            selection.fused,
+        )  # fmt: skip
         conversion = Conversion(source, selection.quantized, target, quantizer, ranges)
         summary = Summary(
             dst=dst,

@@ -10,7 +10,7 @@ Maxima = dict[str, float]
 def raise_maximum(found: Maxima, name: str, x: Tensor) -> None:
     """Raise the maximum of ``name`` to max|x|; NaN stays."""
     smallest, largest = torch.aminmax(x)
-    amax = torch.maximum(-smallest, largest).item()
+    amax = torch.maximum(-smallest, largest).abs().item()  # of zeros that is -0
     before = found.get(name, amax)
     found[name] = before if before >= amax or before != before else amax
 

@@ -1,6 +1,7 @@
 """Weights of linears where a checkpoint keeps them: alone, or in a stack of experts."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -39,7 +40,7 @@ class StoredWeight:
         return weight[self.first_row : self.first_row + self.shape[0]].contiguous()
 
 
-def ignorable(name: str) -> str:
-    """Name that ``--ignore`` takes to keep a linear: an expert goes with its whole layer."""
-    found = _EXPERT.match(name)
-    return found[1] if found else name
+def ignoring(fused: Sequence[str]) -> str:
+    """Options that keep linears which engines make one matrix of: an expert with its layer."""
+    names = [found[1] if (found := _EXPERT.match(name)) else name for name in fused]
+    return " ".join(f"--ignore {name}" for name in dict.fromkeys(names))

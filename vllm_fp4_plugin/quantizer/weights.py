@@ -9,11 +9,19 @@ import torch
 from torch import Tensor
 
 from nvfp4_kernels.checks import InvalidArgument
-from nvfp4_kernels.nvfp4 import BLOCK_SIZE, Convention, Nvfp4Tensor, global_scale_of
+from nvfp4_kernels.nvfp4 import (
+    BLOCK_SIZE,
+    GLOBAL_RANGE,
+    Convention,
+    Nvfp4Tensor,
+    global_scale_of,
+)
 from nvfp4_kernels.scale_search import ScaleRule, quantize_with_rule
+from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.quantizer.errors import QuantizerError
 from vllm_fp4_plugin.quantizer.source import Source
-from vllm_fp4_plugin.quantizer.stored import StoredWeight, ignorable
+from vllm_fp4_plugin.quantizer.stored import StoredWeight, ignoring
+from vllm_fp4_plugin.weights import MAX_GLOBAL, MIN_GLOBAL, Loss, are_globals, loss
 
 # Fits the caches, and leaves the allocator no large holes that peak memory would grow by.
 _SLICE_ELEMENTS = 1 << 18
@@ -46,6 +54,8 @@ class WeightQuantizer:
         rule: how block scales are chosen.
         sharing: linears, ``name`` among them, whose largest weight sets the global scale of
             ``name``; by default only its own.
+        fused: linears, ``name`` among them, that engines make one matrix of. An all-zero one takes
+            the global scale of the others, which some engines then apply to all.
     """
 
     def __init__(
@@ -55,12 +65,14 @@ class WeightQuantizer:
         convention: Convention,
         rule: ScaleRule,
         sharing: Mapping[str, Sequence[str]],
+        fused: Mapping[str, Sequence[str]],
     ):
         self._source = source
         self._weights = weights
         self._convention = convention
         self._rule = rule
         self._sharing = sharing
+        self._fused = fused
         # No tensors: small ones that stay, between large ones that go, would scatter the heap.
         self._known_amax: dict[str, float] = {}
 
@@ -68,26 +80,31 @@ class WeightQuantizer:
         """Quantise ``<name>.weight``.
 
         Raises:
-            QuantizerError: naming a weight that holds NaN or infinity, or is too small to scale.
+            QuantizerError: naming a weight that holds NaN or infinity, or values that NVFP4 would
+                not hold.
         """
-        amax = max(self._amax(n) for n in self._sharing.get(name, [name]))
-        scale = global_scale_of(torch.tensor(amax), self._convention)
+        amax = self._shared_amax(name)
+        scale = self._global_scale(name, amax)
         weight = self._weights[name].load(self._source)
         rows, k = weight.shape
         data = torch.empty(rows, k // 2, dtype=torch.uint8)
         scales = torch.empty(rows, k // BLOCK_SIZE, dtype=torch.float8_e4m3fn)
-        error = norm = 0.0
-        start = 0
+        total, start = Loss(), 0
         for part in _slices(weight):
             stop = start + len(part)
             packed = self._packed(name, part, scale)
             data[start:stop] = packed.data
             scales[start:stop] = packed.scales
-            # A square of a large weight is beyond float32.
-            error += (packed.dequantize() - part).double().square().sum().item()
-            norm += part.double().square().sum().item()
+            total = total.plus(loss(part, packed))
             start = stop
-        return QuantizedWeight(data, scales, scale, error / norm if norm else 0.0)
+        remedy = self._remedy(name, "that outlier")
+        if self._amax(name) < amax:
+            remedy = "quantise without a shared scale"
+        try:
+            total.check(f"{name}.weight", amax, remedy)
+        except UnsupportedCheckpoint as refused:
+            raise QuantizerError(str(refused)) from refused
+        return QuantizedWeight(data, scales, scale, total.error / total.norm if total.norm else 0.0)
 
     def estimated_seconds(self) -> float:
         """Seconds that all weights take on this machine, judged by a part of the first one.
@@ -96,7 +113,7 @@ class WeightQuantizer:
             QuantizerError: as ``quantize``.
         """
         name = next(iter(self._weights))
-        scale = global_scale_of(torch.tensor(self._amax(name)), self._convention)
+        scale = self._global_scale(name, self._shared_amax(name))
         part = _slices(self._weights[name].load(self._source))[0]
         taken = []
         for _ in range(2):  # the first time more is read and allocated
@@ -105,6 +122,26 @@ class WeightQuantizer:
             taken.append(time.monotonic() - start)
         elements = sum(math.prod(weight.shape) for weight in self._weights.values())
         return min(taken) * elements / part.numel()
+
+    def _shared_amax(self, name: str) -> float:
+        """Largest magnitude of the weights that have the global scale of ``name``."""
+        amax = max(self._amax(n) for n in self._sharing.get(name, [name]))
+        return amax or max(self._amax(n) for n in self._fused[name])
+
+    def _global_scale(self, name: str, amax: float) -> Tensor:
+        scale = global_scale_of(torch.tensor(amax), self._convention)
+        if not are_globals(scale):
+            smallest, largest = (bound * GLOBAL_RANGE for bound in (MIN_GLOBAL, MAX_GLOBAL))
+            raise QuantizerError(
+                f"{name}.weight: its largest weight is {amax:.1e}, must be 0 or between "
+                f"{smallest:.1e} and {largest:.1e}; {self._remedy(name, 'it')}"
+            )
+        return scale
+
+    def _remedy(self, name: str, fault: str) -> str:
+        """Remedy of a weight that cannot be quantised; ``fault`` is what is to be mended."""
+        file = self._source.shards[self._weights[name].tensor].name
+        return f"mend {fault} in {file}, or leave it as it is with {ignoring(self._fused[name])}"
 
     def _packed(self, name: str, part: Tensor, scale: Tensor) -> Nvfp4Tensor:
         try:
@@ -120,8 +157,8 @@ class WeightQuantizer:
             amax = torch.stack([part.abs().amax() for part in _slices(weight)]).amax().float()
             if not torch.isfinite(amax):
                 raise QuantizerError(
-                    f"{name}.weight: holds NaN or infinity, must be finite; mend it, or leave it "
-                    f"as it is with --ignore {ignorable(name)}"
+                    f"{name}.weight: holds NaN or infinity, must be finite; "
+                    f"{self._remedy(name, 'it')}"
                 )
             self._known_amax[name] = amax.item()
         return self._known_amax[name]
