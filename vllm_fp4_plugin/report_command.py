@@ -1,6 +1,5 @@
 """``python -m vllm_fp4_plugin report``: which kernel every layer of a model would get, and why."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -9,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from nvfp4_kernels.devices import FAMILIES
-from vllm_fp4_plugin import command_line, meta_model
+from vllm_fp4_plugin import command_line, meta_model, model_source, vllm_installation
 from vllm_fp4_plugin.report import Report
 
 ARCHS = ("cpu", *FAMILIES)
@@ -47,9 +46,11 @@ def report(
     given = command_line.parse_additional_config(additional_config)
     with command_line.refusals(model):
         _check_arch(arch)
+        vllm_installation.check()
         if by_headers:
             layers = stored_report(model, arch, given)
         else:
+            model_source.check_config(model)
             layers = _built(
                 model,
                 arch=arch,
@@ -86,14 +87,14 @@ def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
 def stored_report(
     model: str, arch: str = "", additional_config: dict[str, Any] | None = None
 ) -> Report:
-    """Report of a local checkpoint by its headers; see ``headers_report``."""
+    """Report of a checkpoint by its headers, which are at hand; see ``headers_report``."""
     from vllm_fp4_plugin.device import planned_for
     from vllm_fp4_plugin.headers_report import headers_report
     from vllm_fp4_plugin.options import Options
 
     options = Options.of(SimpleNamespace(additional_config=additional_config))
     with planned_for(arch):
-        return headers_report(Path(model), options)
+        return headers_report(model_source.whole_directory(model), options)
 
 
 def _check_arch(arch: str) -> None:

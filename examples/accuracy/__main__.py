@@ -147,6 +147,7 @@ def demo(
     from examples.accuracy.tasks import NAMES
     from examples.accuracy.variants import parse_variants
     from examples.paths import check_folder
+    from examples.versions import check_vllm
 
     wanted = NAMES if tasks is None else _split(tasks)
 
@@ -155,6 +156,7 @@ def demo(
         parse_variants(_split(variants), "")
         check_tasks(wanted, None)
         check_folder(out, "--out")
+        check_vllm()
         made = make_small_model(out.resolve(), train_seconds, fresh)
         return Options(
             model=made.checkpoint,

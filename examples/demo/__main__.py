@@ -57,6 +57,7 @@ def demo(
     from examples.demo.train import TrainSettings
     from examples.paths import check_folder
     from examples.stages import StageCache
+    from examples.versions import check_vllm
 
     training = TrainSettings(
         seconds=train_seconds,
@@ -68,6 +69,7 @@ def demo(
     measuring = MeasureSettings(windows, window_length, max_tokens, server_time_limit)
     with refusals("finished stages are kept"):
         check_folder(cache_dir, "--cache-dir")
+        check_vllm()
         file = run(StageCache(cache_dir.resolve(), fresh), training, measuring, variants, started)
     display.console.print(f"all figures: {file}")
 

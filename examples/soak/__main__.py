@@ -53,10 +53,11 @@ def soak(
     from examples.soak.markdown import markdown
     from examples.soak.results import Results
     from examples.soak.run import Settings, run
-    from examples.versions import check_importable, commit, installed, machine
+    from examples.versions import check_importable, check_vllm, commit, installed, machine
 
     with refusals():
-        for module in ("openai", "psutil", "vllm"):
+        check_vllm()
+        for module in ("openai", "psutil"):
             check_importable(module, "a soak")
         check_folder(out, "--out")
         out.mkdir(parents=True, exist_ok=True)

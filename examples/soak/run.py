@@ -99,7 +99,9 @@ async def _soak(
         results.left = await _left(server)
         results.answers["after the load"] = await _idle(traffic, prompts, settings)
         await _kill(traffic, server, settings, results)
-    say(f"the engine was killed; its server ended after {results.kill.ended_seconds} s")
+    ended = results.kill.ended_seconds
+    how = "did not end" if ended is None else f"ended after {ended:.1f} s"
+    say(f"the engine was killed; its server {how}")
 
 
 async def _restarted(server: Server, settings: Settings) -> list[str]:
