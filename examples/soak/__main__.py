@@ -41,7 +41,9 @@ def soak(
     request_time_limit: Annotated[
         float, typer.Option(min=1, help="Seconds after which a request counts as lost.")
     ] = 300,
-    sample_seconds: Annotated[float, typer.Option(min=0.01, help="Between samples of memory.")] = 1,
+    sample_seconds: Annotated[
+        float, typer.Option(min=0.01, help="Between samples of memory, at most.")
+    ] = 1,
 ) -> None:
     """Serve a model, load it with all that clients do, kill its engine, and serve it again.
 
