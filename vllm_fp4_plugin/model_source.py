@@ -1,6 +1,6 @@
-"""Where a command's model comes from: a directory, or a name at the hub.
+"""Source of a command's model: a directory, or a name at the hub.
 
-What is not there is refused in one line. ``report`` needs a model's config, which is downloaded as
+A model that is not there is refused in one line. ``report`` needs a model's config, which is downloaded as
 vLLM would; other commands need every file, and take a name whose files the hub's cache holds.
 """
 
@@ -11,8 +11,8 @@ from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
-    HFValidationError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,

@@ -86,8 +86,8 @@ class Report:
         quantised = [r for r in self.layers if r.kernel.startswith("nvfp4")]
         return (
             f"weights: {_bytes_per_weight(quantised)} in NVFP4 layers, "
-            f"{_bytes_per_weight(self.layers)} in all linear layers of this rank; embeddings, norms "
-            "and a head in 16 bits come on top"
+            f"{_bytes_per_weight(self.layers)} in all linear layers of this rank; "
+            "embeddings, norms and a head in 16 bits come on top"
         )
 
 

@@ -37,7 +37,7 @@ def serve_commands(checkpoint: Path, quantization: str, max_tokens: int) -> Serv
     serve += ["--served-model-name", MODEL_NAME, "--host", HOST, "--port", port, "--enforce-eager"]
     body = {"model": MODEL_NAME, "prompt": _PROMPT, "max_tokens": max_tokens, **SAMPLING}
     url = f"http://{HOST}:{port}/v1/completions"
-    request = ["curl", "--noproxy", "*", url, "-H", "Content-Type: application/json"]
+    request = ["curl", "-sS", "--noproxy", "*", url, "-H", "Content-Type: application/json"]
     request += ["-d", json.dumps(body)]
     return ServeCommands(f"{_ENVIRONMENT} {shlex.join(map(str, serve))}", shlex.join(request))
 

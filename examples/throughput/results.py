@@ -41,7 +41,6 @@ class VariantResult:
         """Tokens per second in every repeat of every round."""
         return [case.tokens / s for one in self.rounds for s in one.get(case.name, [])]
 
-
     def runs_references(self) -> bool:
         """Whether a kernel that ran is a reference: after a layer's name comes its kernel."""
         kernels = (line.partition(": ")[2].partition(",")[0] for line in self.kernels)

@@ -1,4 +1,4 @@
-"""Commands without a vLLM that runs here: the remedy is to install one, and no model is at fault."""
+"""Commands without a vLLM that runs here: the remedy is to install one; no model is at fault."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ def test_a_vllm_whose_dependencies_do_not_fit(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setitem(sys.modules, "vllm.engine", Unfit("vllm.engine"))
     monkeypatch.delitem(sys.modules, "vllm.engine.arg_utils", raising=False)
-    with pytest.raises(UnusableVllm, match=r"^vllm: .* cannot be imported \(.*; install anew the e"):
+    with pytest.raises(UnusableVllm, match=r"^vllm: .* cannot be imported \(.*; install anew the"):
         vllm_installation.check()
 
 

@@ -119,7 +119,7 @@ def test_sharded_source(sharded_src: Path, tmp_path: Path, spoil, message):
 
 
 def test_missing_source(tmp_path: Path):
-    with pytest.raises(QuantizerError, match=r"src: .*absent: is no directory, must be that of a che"):
+    with pytest.raises(QuantizerError, match=r"src: .*absent: is no directory, must be that of"):
         quantize_checkpoint(tmp_path / "absent", tmp_path / "dst")
 
 
