@@ -1,7 +1,8 @@
 """Source of a command's model: a directory, or a name at the hub.
 
-A model that is not there is refused in one line. ``report`` needs a model's config, which is downloaded as
-vLLM would; other commands need every file, and take a name whose files the hub's cache holds.
+A model that is not there is refused in one line. ``report`` needs a model's config, which is
+downloaded as vLLM would; other commands need every file, and take a name whose files the hub's
+cache holds.
 """
 
 import logging
@@ -17,7 +18,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from vllm_fp4_plugin.checkpoint_files import CONFIG, local_directory
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint

@@ -18,7 +18,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def soak(
-    model: Annotated[str, typer.Argument(help="Local checkpoint, or a name at the hub.")],
+    model: Annotated[
+        str, typer.Argument(help="Local checkpoint, or a name at the hub that is downloaded.")
+    ],
     out: Annotated[
         Path, typer.Option(help="Folder for results.json, soak.md and the servers' logs.")
     ] = Path("soak"),
@@ -59,6 +61,9 @@ def soak(
 
     with refusals():
         check_vllm()
+        from vllm_fp4_plugin.model_source import whole_directory
+
+        whole_directory(model)  # the server is offline
         for module in ("openai", "psutil"):
             check_importable(module, "a soak")
         check_folder(out, "--out")

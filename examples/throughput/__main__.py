@@ -106,6 +106,11 @@ def measure(given: argparse.Namespace) -> int:
         more=given.engine_args,
     )
     check_vllm()
+    from vllm_fp4_plugin.model_source import check_config
+
+    for variant in variants:
+        if not variant.shape:
+            check_config(variant.model)
     check_folder(given.out, "--out")
     folder = given.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -208,7 +208,7 @@ def soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         options = ["--out", tmp_path, "--requests", 60, "--at-once", 8, "--memory-bound", 16]
         options += ["--sample-seconds", 0.01, "--prompt-tokens", 16]
         options += ["--request-time-limit", 5 if flaw == "hangs" else 60]
-        result = CliRunner().invoke(command.app, ["model", *map(str, options), *more])
+        result = CliRunner().invoke(command.app, [str(tmp_path), *map(str, options), *more])
         return result, json.loads((tmp_path / "results.json").read_text())
 
     return run
@@ -265,11 +265,18 @@ def test_prompts_that_the_model_cannot_take_are_refused(soak) -> None:
     assert "error: --prompt-tokens: is 64, must be at most 63 here; lower it" in result.output
 
 
+def test_a_name_that_is_not_downloaded_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command.app, ["org/absent", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "error: org/absent: is no directory, and not all of its files are in" in result.output
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.processes
 def test_no_server_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "import sys; sys.exit('nvfp4-tc: refused: layer: is odd')"
     monkeypatch.setattr(running, "vllm_command", lambda *_: [sys.executable, "-c", said])
-    result = CliRunner().invoke(command.app, ["model", "--out", str(tmp_path)])
+    result = CliRunner().invoke(command.app, [str(tmp_path), "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "error: vllm serve: layer: is odd (exited with code 1" in result.output
 

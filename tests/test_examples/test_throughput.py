@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from safetensors.torch import load_file
 
 from examples.engine_log import kernel_lines, root_cause
@@ -409,6 +410,13 @@ def test_a_plot_of_a_cpu_says_that_it_has_no_gpu_speeds(
     assert title.startswith(warning)
     assert ("no GPU speeds" in title) == ("no GPU speeds" in capsys.readouterr().out) == bool(title)
     assert bool(title) == bool(warning)
+
+
+def test_a_name_that_is_not_downloaded_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert refused(command, ["measure", "org/absent", "--out", str(tmp_path / "out")])
+    assert "error: org/absent: is no directory, its config.json is not" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_plot_that_cannot_be_written_is_refused(tmp_path, capsys):
