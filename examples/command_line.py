@@ -32,8 +32,18 @@ def refusals(kept: str = "nothing was written") -> Iterator[None]:
     except Exception as error:
         if not _is_refusal(error):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_message(error)}", file=sys.stderr)
         raise SystemExit(REFUSED) from error
+
+
+def _message(error: Exception) -> str:
+    """Message of an error; Python's own of a missing vLLM has no remedy."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "vllm":
+        return (
+            f"vllm: {error}; install the extra `cuda` of vllm-fp4-plugin on a machine with a GPU, "
+            "`cpu` on one without"
+        )
+    return str(error)
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -1,10 +1,13 @@
 """Quantising with the project's own tool, run as a user would run it."""
 
+import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 
 class QuantizeError(RuntimeError):
@@ -20,16 +23,22 @@ def quantize_command(source: Path, target: Path, options: Sequence[str]) -> list
 def quantize(source: Path, target: Path, options: Sequence[str]) -> None:
     """Run the tool; it shows its own progress.
 
+    It runs above ``target`` and is given that folder's name alone, which it prints: stages are made
+    in folders that are renamed once they are whole.
+
     Args:
         source: a BF16 checkpoint.
         target: folder to write, not there yet.
-        options: of the tool, such as ``--scales sweep``.
+        options: of the tool, such as ``--scales sweep``; files among them by their whole paths.
 
     Raises:
         QuantizeError: if the tool fails; it has then said why.
     """
-    command = quantize_command(source, target, options)
-    if code := subprocess.run(command, check=False).returncode:
+    command = quantize_command(source.resolve(), Path(target.name), options)
+    # As found from this folder.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path}
+    if code := subprocess.run(command, cwd=target.parent, env=environment, check=False).returncode:
         raise QuantizeError(
             f"quantize: exited with code {code}, its message is above; it was run as "
             f"{shlex.join(command)}"

@@ -20,12 +20,23 @@ HOST = "127.0.0.1"
 MODEL_NAME = "demo"
 LOG_TAIL_LINES = 25
 STOP_SECONDS = 15
+START_SECONDS = 600.0  # for a small model to be ready, which takes 20 to 30 on a quiet machine
+_IMPORTS = 30  # a start is so many times as long as the imports of an example, and more
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_NO_USAGE_STATS": "1",
     "NO_COLOR": "1",
 }
+
+
+def start_limit(import_seconds: float) -> float:
+    """Seconds until a server of a small model must be ready, of a machine as fast as it is now.
+
+    Args:
+        import_seconds: time that this command took to import torch and all else that it needs.
+    """
+    return max(START_SECONDS, _IMPORTS * import_seconds)
 
 
 class ServerError(RuntimeError):

@@ -2,9 +2,12 @@
 
 import platform
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 
 def installed(*distributions: str) -> dict[str, str]:
@@ -38,6 +41,25 @@ def check_importable(module: str, needed_by: str) -> None:
             f"{module}: is not installed, {needed_by} needs it; pip install {module}, or go on "
             "where it is installed with the JSON file that was written"
         )
+
+
+def check_vllm() -> None:
+    """Check that vLLM is installed and runs on this machine.
+
+    Raises:
+        ImportError: it does not; the message has the remedy.
+    """
+    from vllm_fp4_plugin import vllm_installation
+    from vllm_fp4_plugin.versions import vllm_version
+
+    vllm_installation.check_installed()
+    if vllm_version().endswith("+cpu"):
+        return  # which runs anywhere
+    # In a process of its own: what vLLM imports would stay beside what is measured.
+    command = [sys.executable, "-m", vllm_installation.__name__]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise vllm_installation.UnusableVllm(done.stderr.strip().rpartition("\n")[2])
 
 
 def commit(folder: Path = Path(__file__).parent) -> str | None:

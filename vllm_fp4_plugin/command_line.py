@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from vllm_fp4_plugin.versions import IncompatibleVllm
+from vllm_fp4_plugin.vllm_installation import UnusableVllm
 
 
 def output() -> Console:
@@ -32,8 +33,13 @@ def refusals(model: str) -> Iterator[None]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         yield
-    except (ValueError, NotImplementedError, OSError, IncompatibleVllm) as error:
+    except (ValueError, NotImplementedError, OSError, IncompatibleVllm, UnusableVllm) as error:
         raise refusal(_message(error)) from error
+    except ImportError as error:
+        raise refusal(
+            f"{model}: needs a module that cannot be imported here ({error}); install it into the "
+            f"environment of {sys.executable}"
+        ) from error
     except Exception as error:  # of vLLM, which reads a model's files as if all were well
         raise refusal(
             f"{model}: vLLM cannot build it here ({type(error).__name__}: {error}), must be one "

@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from vllm_fp4_plugin.weight_account import WeightAccount
+
 
 @dataclass(frozen=True)
 class LayerRecord:
@@ -45,10 +47,12 @@ class Report:
     Attributes:
         layers: their records.
         notes: lines that a reader should know beside them.
+        weights: account of all the model's weights on this rank, where it was made.
     """
 
     layers: list[LayerRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    weights: WeightAccount | None = None
 
     def add(self, record: LayerRecord) -> None:
         """Add a layer; of one that is known, replace what was known of it."""
@@ -82,7 +86,8 @@ class Report:
         quantised = [r for r in self.layers if r.kernel.startswith("nvfp4")]
         return (
             f"weights: {_bytes_per_weight(quantised)} in NVFP4 layers, "
-            f"{_bytes_per_weight(self.layers)} in all linear layers of this rank"
+            f"{_bytes_per_weight(self.layers)} in all linear layers of this rank; "
+            "embeddings, norms and a head in 16 bits come on top"
         )
 
 

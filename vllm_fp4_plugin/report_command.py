@@ -1,6 +1,6 @@
 """``python -m vllm_fp4_plugin report``: which kernel every layer of a model would get, and why."""
 
-from pathlib import Path
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -9,7 +9,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from nvfp4_kernels.devices import FAMILIES, parse_arch, spellings
-from vllm_fp4_plugin import command_line, meta_model
+from vllm_fp4_plugin import (
+    checkpoint_files,
+    command_line,
+    meta_model,
+    model_source,
+    vllm_installation,
+    weight_table,
+)
+from vllm_fp4_plugin.checkpoint_files import TensorHeader
 from vllm_fp4_plugin.report import Report
 
 ARCHS = ("cpu", *FAMILIES)
@@ -47,9 +55,11 @@ def report(
     given = command_line.parse_additional_config(additional_config)
     with command_line.refusals(model):
         arch = parse_arch("--arch", arch, ARCHS) if arch else ""
+        vllm_installation.check()
         if by_headers:
             layers = stored_report(model, arch, given)
         else:
+            model_source.check_config(model)
             layers = _built(
                 model,
                 arch=arch,
@@ -60,7 +70,8 @@ def report(
             )
     console = command_line.output()
     console.print(_table(model, arch, layers, every_layer=every_layer))
-    console.print(layers.memory())
+    for part in weight_table.lines(layers.weights, _headers(model)):
+        console.print(part)
     for note in layers.notes:
         command_line.say(note)
 
@@ -76,9 +87,12 @@ def _built(model: str, **args: Any) -> Report:
 
 def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
     """Report of a model's linear and attention layers; see ``meta_model.built``."""
-    with meta_model.built(model, arch=arch, **engine_args) as (_, config):
+    with meta_model.built(model, arch=arch, **engine_args) as (built, config):
         startup = config.quant_config.startup
-    report: Report = startup.report
+        from vllm_fp4_plugin import built_weights  # which imports vLLM
+
+        report: Report = startup.report
+        report.weights = built_weights.of_model(built, report)
     report.notes = startup.idle_patterns()
     return report
 
@@ -86,14 +100,20 @@ def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
 def stored_report(
     model: str, arch: str = "", additional_config: dict[str, Any] | None = None
 ) -> Report:
-    """Report of a local checkpoint by its headers; see ``headers_report``."""
+    """Report of a checkpoint by its headers, which are at hand; see ``headers_report``."""
     from vllm_fp4_plugin.device import planned_for
     from vllm_fp4_plugin.headers_report import headers_report
     from vllm_fp4_plugin.options import Options
 
     options = Options.of(SimpleNamespace(additional_config=additional_config))
     with planned_for(arch):
-        return headers_report(Path(model), options)
+        return headers_report(model_source.whole_directory(model), options)
+
+
+def _headers(model: str) -> Mapping[str, TensorHeader]:
+    """Headers of a model's files; none where not all of them are on this machine."""
+    directory = checkpoint_files.local_directory(model)
+    return {} if directory is None else checkpoint_files.read_headers(directory)
 
 
 def _table(model: str, arch: str, layers: Report, *, every_layer: bool) -> Table:

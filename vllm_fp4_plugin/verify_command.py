@@ -5,12 +5,21 @@ from typing import Annotated, Any
 
 import typer
 
-from vllm_fp4_plugin import checkpoint_files, checkpoint_values, command_line, meta_model
+from vllm_fp4_plugin import (
+    checkpoint_files,
+    checkpoint_values,
+    command_line,
+    meta_model,
+    model_source,
+    vllm_installation,
+)
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 
 def verify(
-    model: Annotated[Path, typer.Argument(help="Checkpoint directory.")],
+    model: Annotated[
+        str, typer.Argument(help="Checkpoint directory, or name on the hub that is downloaded.")
+    ],
     additional_config: Annotated[
         str, typer.Option(help="JSON, as for vllm serve; options of ours under nvfp4_tc.")
     ] = "{}",
@@ -28,9 +37,10 @@ def verify(
     a model of any size. The exit status is 1 for a checkpoint that would be refused.
     """
     given = command_line.parse_additional_config(additional_config)
-    with command_line.refusals(str(model)):
+    with command_line.refusals(model):
+        vllm_installation.check()
         lines = verified(
-            model,
+            model_source.whole_directory(model),
             values=values,
             additional_config=given,
             dtype=dtype,
@@ -55,10 +65,6 @@ def verified(directory: Path, *, values: bool = False, **engine_args: Any) -> li
     Raises:
         ValueError: naming what is missing or wrong.
     """
-    if not directory.is_dir():
-        raise UnsupportedCheckpoint(
-            f"{directory}: is no directory, must be that of a checkpoint; download it first"
-        )
     headers = checkpoint_files.read_headers(directory)
     if not headers:
         raise UnsupportedCheckpoint(

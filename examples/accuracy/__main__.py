@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -140,6 +141,7 @@ def demo(
     A second run finds the model and all that was measured.
     """
     _start()
+    started = time.monotonic()
     # For a model as small as this a process less to start is worth more than what it takes over.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from examples.accuracy.run import Options, check_tasks
@@ -147,7 +149,10 @@ def demo(
     from examples.accuracy.tasks import NAMES
     from examples.accuracy.variants import parse_variants
     from examples.paths import check_folder
+    from examples.server import start_limit
+    from examples.versions import check_vllm
 
+    limit = start_limit(time.monotonic() - started)
     wanted = NAMES if tasks is None else _split(tasks)
 
     def options() -> Options:
@@ -155,6 +160,7 @@ def demo(
         parse_variants(_split(variants), "")
         check_tasks(wanted, None)
         check_folder(out, "--out")
+        check_vllm()
         made = make_small_model(out.resolve(), train_seconds, fresh)
         return Options(
             model=made.checkpoint,
@@ -166,7 +172,7 @@ def demo(
             local_tasks=None,
             out=out.resolve(),
             windows=windows,
-            server_time_limit=180,
+            server_time_limit=limit,
             fresh=fresh,
         )
 

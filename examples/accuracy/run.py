@@ -18,7 +18,7 @@ from examples.accuracy.text import read_windows
 from examples.accuracy.variants import DEFAULT_CPU, DEFAULT_GPU, Variant, parse_variants
 from examples.paths import check_folder
 from examples.stages import StageCache
-from examples.versions import commit, installed, machine
+from examples.versions import check_vllm, commit, installed, machine
 
 _BEGINNING = 1 << 20  # characters
 
@@ -64,6 +64,7 @@ def run(options: Options) -> Results:
     Raises:
         ValueError: an option cannot be measured with.
     """
+    check_vllm()
     gpu, device = _device()
     variants = parse_variants(
         options.variants or (DEFAULT_GPU if gpu else DEFAULT_CPU),

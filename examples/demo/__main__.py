@@ -38,10 +38,17 @@ def demo(
     window_length: Annotated[int, typer.Option(min=2, max=1000, help="Tokens in each.")] = 512,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate a prompt.")] = 48,
     server_time_limit: Annotated[
-        float, typer.Option(min=1, help="Seconds until a server must be ready.")
-    ] = 180,
+        float | None,
+        typer.Option(
+            min=1,
+            help="Seconds until a server must be ready; 600, or more on a machine as slow or busy "
+            "as this command takes to start.",
+        ),
+    ] = None,
 ) -> None:
     """Train a small language model, quantise it to NVFP4, serve both with vLLM and compare them.
+
+    Ends with the commands that serve what was made, which stays in --cache-dir.
 
     The text is this Python's standard library: no GPU and no network are needed. A second run finds
     the model in its cache, serves it and measures again.
@@ -51,12 +58,13 @@ def demo(
     # Read when torch is loaded, hence the late imports: threads that spin while they wait halve the
     # speed where anything else runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from examples.demo import display
     from examples.demo.pipeline import MeasureSettings
     from examples.demo.run import run
     from examples.demo.train import TrainSettings
     from examples.paths import check_folder
+    from examples.server import start_limit
     from examples.stages import StageCache
+    from examples.versions import check_vllm
 
     training = TrainSettings(
         seconds=train_seconds,
@@ -65,11 +73,12 @@ def demo(
         seed=seed,
         experts=EXPERTS if moe else 0,
     )
-    measuring = MeasureSettings(windows, window_length, max_tokens, server_time_limit)
+    limit = server_time_limit or start_limit(time.monotonic() - started)
+    measuring = MeasureSettings(windows, window_length, max_tokens, limit)
     with refusals("finished stages are kept"):
         check_folder(cache_dir, "--cache-dir")
-        file = run(StageCache(cache_dir.resolve(), fresh), training, measuring, variants, started)
-    display.console.print(f"all figures: {file}")
+        check_vllm()
+        run(StageCache(cache_dir.resolve(), fresh), training, measuring, variants, started)
 
 
 if __name__ == "__main__":

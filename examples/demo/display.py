@@ -1,12 +1,12 @@
 """Terminal output of the demo."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.panel import Panel
 from rich.progress import (
     BarColumn,
     Progress,
@@ -22,6 +22,7 @@ from examples.completions import Completion
 from examples.demo.corpus import Corpus
 from examples.demo.kernel_report import LayerKernel
 from examples.demo.measurement import PROMPTS
+from examples.demo.serve_commands import ServeCommands
 from examples.demo.train import Progress as TrainProgress
 from examples.stages import Stage
 
@@ -93,14 +94,19 @@ def trained(parameters: int, last: TrainProgress) -> None:
 def stage(finished: Stage) -> None:
     """Print the folder of a stage, and whether it was made now."""
     how = "found in the cache" if finished.reused else f"made in {finished.seconds:.1f} s"
-    console.print(f"{finished.name}: {how}, {finished.folder}")
+    console.print(f"{finished.name}: {how}, {finished.folder}", soft_wrap=True)
 
 
 def completions(shown: Sequence[Completion]) -> None:
-    """Prompts dim, what the model wrote after them bright."""
+    """Print each prompt in a box, and in one below it what the model wrote after it."""
     for completion in shown:
-        text = Text.assemble((completion.prompt, "dim"), (completion.text, "bold"))
-        console.print(Panel(text, title=f"{completion.tokens} tokens", title_align="left"))
+        table = Table(box=box.ROUNDED, show_header=False, show_lines=True, expand=True)
+        table.add_column(no_wrap=True, style="dim")
+        table.add_column(overflow="fold", ratio=1)
+        table.add_row("prompt", Text(completion.prompt))
+        # What is written begins in the middle of a line, and may end with empty ones.
+        table.add_row(f"answer\n{completion.tokens} tokens", Text(completion.text.rstrip(), "bold"))
+        console.print(table)
 
 
 def kernels(report: Sequence[LayerKernel]) -> None:
@@ -130,6 +136,20 @@ def models(rows: Sequence[dict[str, Any]], tokens: int) -> None:
     if any("reference" in kernel["kernel"] for row in rows for kernel in row["kernels"]):
         table.caption = "Reference kernels are exact, not fast: these are no GPU speeds."
     console.print(table)
+
+
+def kept(figures: Path, checkpoints: Mapping[str, Path]) -> None:
+    """Print where everything is that stays after the run."""
+    rule("What was made stays here")
+    for what, path in {**checkpoints, "figures": figures}.items():
+        console.print(f"{what}: {path}", markup=False, soft_wrap=True)
+
+
+def commands(made: ServeCommands) -> None:
+    """Print commands, each on a line that a shell takes."""
+    rule("To serve it, and to ask it from another terminal")
+    for command in made:
+        console.print(f"\n{command}", markup=False, soft_wrap=True)
 
 
 def times(rows: Sequence[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from examples.demo.tokenizer import encode_documents, train_tokenizer
 from examples.demo.train import MAX_POSITIONS, TrainSettings, keep_freed_memory, train
 from examples.perplexity import choose_windows
 from examples.quantize import quantize
-from examples.server import free_port, running, vllm_command
+from examples.server import START_SECONDS, free_port, running, vllm_command
 from examples.stages import Stage, StageCache, plugin_sources
 from examples.versions import installed
 
@@ -36,7 +36,7 @@ class MeasureSettings:
     windows: int = 32
     window_length: int = 512
     max_tokens: int = 48
-    server_time_limit: float = 180
+    server_time_limit: float = START_SECONDS
 
 
 def make_text(cache: StageCache, corpus: Corpus) -> Stage:

@@ -14,6 +14,7 @@ from examples.demo import display
 from examples.demo.corpus import read_corpus
 from examples.demo.measurement import Measurement
 from examples.demo.pipeline import (
+    QUANTIZATION,
     MeasureSettings,
     held_out_windows,
     make_model,
@@ -22,6 +23,7 @@ from examples.demo.pipeline import (
     measured_before,
     serve_and_measure,
 )
+from examples.demo.serve_commands import serve_commands
 from examples.demo.train import TrainSettings
 from examples.perplexity import log_perplexity_difference, perplexity
 from examples.stages import StageCache
@@ -39,7 +41,7 @@ def run(
     variants: bool,
     started: float,
 ) -> Path:
-    """Run every stage, show its outcome, and write the figures into the cache folder.
+    """Run every stage, show its outcome and what to do with it; figures go into the cache folder.
 
     Args:
         cache: what earlier runs have made.
@@ -99,6 +101,9 @@ def run(
     write_atomically(file, json.dumps(results, indent=2) + "\n")
     display.models(rows, windows[:, 1:].size)
     display.times(stages)
+    checkpoint = absmax.folder / "checkpoint"
+    display.kept(file, {"BF16": model.folder / "checkpoint", "NVFP4": checkpoint})
+    display.commands(serve_commands(checkpoint, QUANTIZATION, measuring.max_tokens))
     return file
 
 

@@ -17,8 +17,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from vllm._custom_ops import reshape_and_cache_flash
-from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
 
 from examples.command_line import refusals
 from examples.kernel_bench.machine import cuda_device
@@ -71,6 +69,8 @@ class Shared:
 
 def step_of(case: Case) -> Shared:
     """Metadata of a decoding step, as vLLM makes it."""
+    from vllm.vllm_flash_attn import get_scheduler_metadata  # of vLLM's GPU build alone
+
     per_sequence = case.pages // case.batch
     table = torch.zeros(case.batch, case.max_context // PAGE_SIZE, dtype=torch.int32)
     table[:, :per_sequence] = torch.randperm(case.pages).view(case.batch, -1)
@@ -94,6 +94,9 @@ def ours(qkv: list[Tensor], cache: Tensor, shared: Shared, out: Tensor) -> None:
 
 def theirs(qkv: list[Tensor], cache: Tensor, case: Case, shared: Shared, out: Tensor) -> None:
     """VLLM's store into the cache, and FlashAttention 3."""
+    from vllm._custom_ops import reshape_and_cache_flash
+    from vllm.vllm_flash_attn import flash_attn_varlen_func
+
     q, key, value = qkv
     keys, values = cache.unbind(1)
     reshape_and_cache_flash(key, value, keys, values, shared.slots, "auto", *shared.scales)

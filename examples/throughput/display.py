@@ -81,10 +81,8 @@ def results(measured: Results) -> None:
         f"{measured.baseline}.",
         style="dim",
     )
-    lines = [line for variant in measured.variants for line in variant.kernels]
-    # After the layers' name comes the kernel, and only after that what else there is.
-    if any("/reference" in line.partition(": ")[2].partition(",")[0] for line in lines):
-        console.print("Reference kernels are exact, not fast: these are no GPU speeds.")
+    if warning := measured.warning():
+        console.print(warning)
     for variant in measured.variants:
         for line in variant.kernels:
             own = line if line.startswith(variant.name) else f"{variant.name}: {line}"

@@ -51,6 +51,8 @@ def plot(results: Results, file: Path) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     devices = ", ".join(dict.fromkeys(v.device for v in results.variants if v.device))
     figure.suptitle(f"{results.about['model']} on {devices or 'an unknown device'}, tokens/s")
+    if warning := results.warning():
+        axis.set_title(warning, fontsize=9, color="#d1495b")
     figure.savefig(file, dpi=140)
     plt.close(figure)
 

@@ -41,6 +41,15 @@ class VariantResult:
         """Tokens per second in every repeat of every round."""
         return [case.tokens / s for one in self.rounds for s in one.get(case.name, [])]
 
+    def runs_references(self) -> bool:
+        """Whether a kernel that ran is a reference: after a layer's name comes its kernel."""
+        kernels = (line.partition(": ")[2].partition(",")[0] for line in self.kernels)
+        return any("/reference" in kernel for kernel in kernels)
+
+    def is_of_a_cpu(self) -> bool:
+        """Whether it ran on a CPU, which vLLM tells by that name alone."""
+        return self.device.lower().startswith("cpu")
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -95,6 +104,14 @@ class Results:
                 f"{file}: holds no results ({error}), must be written by "
                 "`python -m examples.throughput measure`; measure again"
             ) from error
+
+    def warning(self) -> str:
+        """Line about speeds that tell nothing of a GPU's; empty where they do."""
+        if any(variant.runs_references() for variant in self.variants):
+            return "Reference kernels are exact, not fast: these are no GPU speeds."
+        if any(variant.is_of_a_cpu() for variant in self.variants):
+            return "Measured on a CPU: these are no GPU speeds."
+        return ""
 
     def variant(self, name: str) -> VariantResult:
         """The variant of that name."""

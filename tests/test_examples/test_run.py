@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -12,13 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from examples import quantize
-from examples.demo import pipeline, run
+from examples.completions import Completion
+from examples.demo import display, pipeline, run, serve_commands
 from examples.demo.__main__ import app
 from examples.demo.corpus import Corpus, Document
 from examples.demo.pipeline import MeasureSettings
 from examples.demo.train import TrainSettings
 from examples.quantize import QuantizeError, quantize_command
-from examples.server import ServerError
+from examples.server import HOST, ServerError, free_port, running
 from examples.stages import StageCache
 from tests import limits
 
@@ -90,6 +92,66 @@ def test_second_run_reuses_all_but_the_nvfp4_server(tmp_path, calls, capsys):
     shown = capsys.readouterr().out
     assert "o_proj ×1: nvfp4_gemm/reference (cpu)" in shown
     assert "found in the cache" in shown
+
+
+def test_the_end_names_what_stays_and_how_to_serve_it(tmp_path, calls, capsys):
+    demo(tmp_path / "cache")
+    shown = capsys.readouterr().out
+    [made] = (tmp_path / "cache").glob("nvfp4-absmax-*/checkpoint")
+    *_, serve, request = [line for line in shown.splitlines() if line]
+    assert f"vllm serve {made} --quantization nvfp4-tc" in serve
+    assert request.startswith("curl ")
+    named = [Path(word) for word in shown.split() if word.startswith(str(tmp_path))]
+    assert len(named) > 5
+    assert [path for path in named if not path.exists()] == []
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["8000 is free", "8000 is taken"])
+def test_commands_run_as_they_are_printed(tmp_path, monkeypatch, is_taken):
+    folder = tmp_path / "with 'quotes' and spaces"
+    folder.mkdir()
+    vllm = folder / "vllm"
+    code = "import runpy, sys; sys.argv[1:] = [sys.argv[sys.argv.index('--port') + 1]]; "
+    code += f"runpy.run_path({str(FAKE)!r}, run_name='__main__')"
+    vllm.write_text(f"#!{sys.executable}\n{code}\n")
+    vllm.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setattr(serve_commands, "PORT", free_port())
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with socket.socket() as other:
+        if is_taken:
+            other.bind((HOST, serve_commands.PORT))
+            other.listen()
+        serve, request = serve_commands.serve_commands(folder, "nvfp4-tc", max_tokens=7)
+        port = int(serve.split("--port ")[1].split()[0])
+        assert (port == serve_commands.PORT) != is_taken
+        with running(["bash", "-c", serve], port, tmp_path / "log", limits.PROCESS):
+            done = subprocess.run(
+                ["bash", "-c", request], capture_output=True, text=True, check=True, cwd="/"
+            )
+    assert json.loads(done.stdout)["choices"][0]["text"] == "x" * 7
+
+
+def test_prompt_and_answer_are_told_apart_without_colours(capsys):
+    display.completions([Completion("def f(", "x):\n\n", 9)])
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [line.split("│")[1].strip() for line in shown] == ["prompt", "answer", "9 tokens"]
+    assert [line.split("│")[2].strip() for line in shown] == ["def f(", "x):", ""]
+
+
+def test_the_tool_prints_no_path_of_a_folder_that_is_renamed(tmp_path, monkeypatch):
+    seen = []
+
+    def fake(command, *, cwd, env, check):
+        seen.append((command, cwd, env["PYTHONPATH"].split(":")[0]))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(quantize.subprocess, "run", fake)
+    quantize.quantize(Path("src"), tmp_path / "made" / "checkpoint", [])
+    [(command, cwd, path)] = seen
+    assert command[-2:] == [str(Path("src").resolve()), "checkpoint"]
+    assert cwd == tmp_path / "made"
+    assert (Path(path) / "vllm_fp4_plugin").is_dir()
 
 
 def test_variants_are_measured_once_and_compared(tmp_path, calls):

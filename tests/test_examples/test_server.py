@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from examples.completions import connect
-from examples.server import ServerError, free_port, running, vllm_command
+from examples.server import ServerError, free_port, running, start_limit, vllm_command
 from tests import limits
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -66,6 +66,11 @@ def test_refusal_is_the_message(log):
         running(python(code), free_port(), log, limits.PROCESS),
     ):
         pytest.fail("the block must not run")
+
+
+@pytest.mark.parametrize(("imports", "limit"), [(5, 600), (20, 600), (60, 1800)])
+def test_a_start_may_take_as_long_as_the_machine_is_slow(imports, limit):
+    assert start_limit(imports) == limit
 
 
 def test_silent_server_is_given_up(log):

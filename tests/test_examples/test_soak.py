@@ -116,6 +116,17 @@ def test_growth_is_that_after_the_warm_up() -> None:
     assert growth([]) is None
 
 
+@pytest.mark.parametrize("most", [0.01, 1, 60])
+@pytest.mark.parametrize("end", [1, 5, 30, 120, 1800])
+def test_a_load_of_any_length_has_samples_enough(end: float, most: float) -> None:
+    taken, seconds = samples(), 0.0
+    while seconds < end:
+        taken.append(Sample(seconds, 0, 100))
+        seconds += memory.until_next(seconds, most)
+    assert growth(taken) == 0
+    assert len(taken) <= 101 * max(1, end)
+
+
 @pytest.mark.processes
 def test_the_memory_of_children_counts() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
@@ -174,7 +185,8 @@ def test_other_failures_are_named() -> None:
         "when the engine was killed: its server went on",
     ]
     results.samples = samples(1, 2)
-    assert "memory: too few samples; run for longer" in results.failures()
+    too_few = "memory: 2 samples in 40.0 s are too few; raise --requests or --minutes"
+    assert too_few in results.failures()
 
 
 # --- the command, on a fake server --------------------------------------------------------------
@@ -196,7 +208,7 @@ def soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         options = ["--out", tmp_path, "--requests", 60, "--at-once", 8, "--memory-bound", 16]
         options += ["--sample-seconds", 0.01, "--prompt-tokens", 16]
         options += ["--request-time-limit", 5 if flaw == "hangs" else 60]
-        result = CliRunner().invoke(command.app, ["model", *map(str, options), *more])
+        result = CliRunner().invoke(command.app, [str(tmp_path), *map(str, options), *more])
         return result, json.loads((tmp_path / "results.json").read_text())
 
     return run
@@ -213,6 +225,14 @@ def test_a_sound_server_passes(soak, tmp_path: Path) -> None:
     page = (tmp_path / "soak.md").read_text()
     assert "No failure." in page
     assert "with 8 requests under way: 0 had their answer, 8 an error, 0 neither" in page
+    assert re.search(r"the engine was killed; its server ended after \d+\.\d s\n", result.output)
+
+
+@pytest.mark.processes
+def test_a_load_that_ends_before_a_second_sample_is_due(soak) -> None:
+    result, fields = soak("", "--sample-seconds", "60", "--minutes", "2")
+    assert result.exit_code == 0, result.output
+    assert fields["failures"] == []
 
 
 @pytest.mark.processes
@@ -245,11 +265,18 @@ def test_prompts_that_the_model_cannot_take_are_refused(soak) -> None:
     assert "error: --prompt-tokens: is 64, must be at most 63 here; lower it" in result.output
 
 
+def test_a_name_that_is_not_downloaded_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command.app, ["org/absent", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "error: org/absent: is no directory, and not all of its files are in" in result.output
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.processes
 def test_no_server_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "import sys; sys.exit('nvfp4-tc: refused: layer: is odd')"
     monkeypatch.setattr(running, "vllm_command", lambda *_: [sys.executable, "-c", said])
-    result = CliRunner().invoke(command.app, ["model", "--out", str(tmp_path)])
+    result = CliRunner().invoke(command.app, [str(tmp_path), "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "error: vllm serve: layer: is odd (exited with code 1" in result.output
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from safetensors.torch import load_file
 
 from examples.engine_log import kernel_lines, root_cause
 from examples.llama_shapes import SHAPES
 from examples.throughput import __main__ as command
-from examples.throughput import process
+from examples.throughput import plot, process
 from examples.throughput.cases import BadOption, Case, make_cases
 from examples.throughput.job import Job, Progress
 from examples.throughput.measure import Settings, engine_args, measure
@@ -382,6 +383,40 @@ def test_show_prints_and_draws(tmp_path, capsys, baseline):
     [row] = [line for line in shown.splitlines() if line.lstrip().startswith("prefill")]
     assert row.split() == ["prefill", "2", "×", "1024", "1,024", "±0.0%", "failed"]
     assert png.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels", "warning"),
+    [
+        ("NVIDIA B200", ["nvfp4-tc: o_proj ×2: nvfp4_gemm/block_scaled (sm_100)"], ""),
+        ("cpu", ["nvfp4-tc: o_proj ×2: nvfp4_gemm/reference (cpu)"], "Reference kernels are exact"),
+        ("cpu", [], "Measured on a CPU"),
+    ],
+    ids=["GPU", "references", "CPU"],
+)
+def test_a_plot_of_a_cpu_says_that_it_has_no_gpu_speeds(
+    tmp_path, monkeypatch, capsys, device, kernels, warning
+):
+    results = recorded()
+    for variant in results.variants:
+        variant.device, variant.kernels = device, kernels
+    results.write(tmp_path / "r.json")
+    drawn = []
+    monkeypatch.setattr(plot.plt, "close", drawn.append)
+    arguments = ["show", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.png")]
+    assert command.main(arguments) == 0
+    [figure] = drawn
+    title = figure.axes[0].get_title()
+    assert title.startswith(warning)
+    assert ("no GPU speeds" in title) == ("no GPU speeds" in capsys.readouterr().out) == bool(title)
+    assert bool(title) == bool(warning)
+
+
+def test_a_name_that_is_not_downloaded_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert refused(command, ["measure", "org/absent", "--out", str(tmp_path / "out")])
+    assert "error: org/absent: is no directory, its config.json is not" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_plot_that_cannot_be_written_is_refused(tmp_path, capsys):

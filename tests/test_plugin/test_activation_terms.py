@@ -197,7 +197,7 @@ def test_lines_of_the_report(vllm_config: Any) -> None:
         f"o_proj ×2: {SM100}, W4A4×3 per-token, {NO_W4A16}; {LESS}",
         f"weights: {size / (2 * 64 * 128):.4f} bytes per weight ({size:,} bytes) in NVFP4 layers, "
         f"{size / (2 * 64 * 128):.4f} bytes per weight ({size:,} bytes) in all linear layers of "
-        "this rank",
+        "this rank; embeddings, norms and a head in 16 bits come on top",
     ]
 
 

@@ -24,7 +24,8 @@ def test_layers_that_differ_in_nothing_share_a_line() -> None:
         f"gate_up_proj ×1: {GEMM}, W4A4 static, not fused: LoRA is enabled",
         "lm_head ×1: unquantized (vLLM), W4A4 static, ignored by 'lm_head'",
         "weights: 0.5625 bytes per weight (54 bytes) in NVFP4 layers, "
-        "0.7679 bytes per weight (86 bytes) in all linear layers of this rank",
+        "0.7679 bytes per weight (86 bytes) in all linear layers of this rank; embeddings, norms "
+        "and a head in 16 bits come on top",
     ]
 
 

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 import typer
+from safetensors.torch import load_file
 from vllm.model_executor.layers.activation import GeluAndMul
 from vllm.model_executor.models import llama
 
 from tests.catalogue import checkpoint, facts
 from tests.engine import report_command as report
-from vllm_fp4_plugin import command_line
+from vllm_fp4_plugin import checkpoint_files, command_line, weight_account
+from vllm_fp4_plugin.report_command import model_report
+from vllm_fp4_plugin.weight_account import KINDS
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +31,40 @@ def test_table(modelopt: Path) -> None:
         text.count("nvfp4_paged_attention_fp8_kv/reference (cpu) fp8_e4m3 KV cache by default") == 2
     )
     assert "bytes per weight" in text
+
+
+@pytest.mark.parametrize("how", [[], ["--by-headers"]], ids=["built", "by headers"])
+def test_the_weights_of_each_kind_add_up_to_the_files(how: list[str], modelopt: Path) -> None:
+    done = report(modelopt, *how)
+    assert done.exit_code == 0, done.stderr
+    rows = [[cell.strip() for cell in line.split("│")] for line in done.stdout.splitlines()]
+    held = {row[1]: row for row in rows if len(row) > 2 and row[1] in (*KINDS, "all")}
+    assert list(held) == ["linear layers", "head", "embeddings", "norms", "all"]
+    column = 2 if how else 4
+    sizes = {kind: int(row[column].replace(",", "")) for kind, row in held.items()}
+    whole = sizes.pop("all")
+    tensors = load_file(modelopt / "model.safetensors")
+    assert sum(sizes.values()) == whole == sum(tensor.nbytes for tensor in tensors.values())
+    norms = [tensor for name, tensor in tensors.items() if "norm" in name]
+    assert sizes["norms"] == sum(tensor.nbytes for tensor in norms)
+    assert sizes["head"] == tensors["lm_head.weight"].nbytes
+    assert held["head"][-2] == "lm_head"
+    file = (modelopt / "model.safetensors").stat().st_size
+    said = f"files: {file:,} bytes, {whole:,} of tensors and {file - whole:,} of headers"
+    assert said in done.stdout
+
+
+def test_weights_quantised_at_load_take_less_than_the_files(bf16: Path) -> None:
+    planned = model_report(str(bf16))
+    files = weight_account.of_files(checkpoint_files.read_headers(bf16))
+    assert planned.weights is not None
+    here, there = planned.weights.parts, files.parts
+    assert here["linear layers"].nbytes == sum(layer.weight_bytes for layer in planned.layers)
+    assert here["linear layers"].elements == there["linear layers"].elements
+    assert there["linear layers"].bytes_per_weight == 2
+    assert here["linear layers"].bytes_per_weight < 0.57
+    for kind in ("head", "embeddings", "norms"):
+        assert (here[kind].nbytes, here[kind].names) == (there[kind].nbytes, there[kind].names)
 
 
 def test_what_the_complete_model_keeps_from_fusing(

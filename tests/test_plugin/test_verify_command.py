@@ -79,7 +79,7 @@ def test_what_is_no_checkpoint(content: dict[str, str] | None, tmp_path: Path) -
     model = tmp_path if content is not None else tmp_path / "nothing"
     done = verify(model)
     assert done.exit_code == 1
-    expected = "is no directory" if content is None else "holds no safetensors files"
+    expected = "is no directory, must be" if content is None else "holds no safetensors files"
     assert done.stderr.startswith(f"error: {model}: {expected}")
 
 

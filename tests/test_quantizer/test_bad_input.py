@@ -119,7 +119,7 @@ def test_sharded_source(sharded_src: Path, tmp_path: Path, spoil, message):
 
 
 def test_missing_source(tmp_path: Path):
-    with pytest.raises(QuantizerError, match=r"src: .*absent is not a folder"):
+    with pytest.raises(QuantizerError, match=r"src: .*absent: is no directory, must be that of"):
         quantize_checkpoint(tmp_path / "absent", tmp_path / "dst")
 
 
@@ -154,7 +154,8 @@ DESTINATIONS = {
     "is the source": ("src", r"dst: .*src and .*src lie within each other; choose another"),
     "lies in the source": ("src/dst", r"lie within each other"),
     "holds the source": (".", r"lie within each other"),
-    "has no parent": ("a/b/dst", r"dst: .*a/b is not a folder; create it first"),
+    "lies in a file": ("taken/b/dst", r"dst: .*dst cannot be made, as .*taken is no folder; ch"),
+    "lies in a broken link": ("broken/dst", r"dst: .*dst cannot be made, as .*broken is no fol"),
 }
 
 

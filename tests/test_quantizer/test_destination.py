@@ -159,6 +159,42 @@ def test_a_source_that_cannot_be_read_is_not_taken_for_the_destination(
         quantize_checkpoint(src, tmp_path / "dst")
 
 
+def test_folders_above_are_made(llama: Path, tmp_path: Path):
+    quantize_checkpoint(llama, tmp_path / "a" / "b" / "dst", dry_run=True)
+    assert os.listdir(tmp_path) == []
+    quantize_checkpoint(llama, tmp_path / "a" / "b" / "dst")
+    assert os.listdir(tmp_path / "a" / "b") == ["dst"]
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another file"])
+def test_of_folders_above_a_failure_leaves_what_it_did_not_make(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+):
+    def fail(self, name):
+        if beside:
+            (tmp_path / "a" / "b" / "other").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WeightQuantizer, "quantize", fail)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint(src, tmp_path / "a" / "b" / "c" / "dst")
+    assert sorted(os.listdir(tmp_path)) == ["a", "src"]
+    assert os.listdir(tmp_path / "a") == (["b"] if beside else [])
+    assert not beside or os.listdir(tmp_path / "a" / "b") == ["other"]
+
+
+def test_a_folder_above_that_cannot_be_made_is_named(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def denied(path, *_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", denied)  # the superuser may write anywhere
+    with pytest.raises(QuantizerError, match=rf"^dst: {tmp_path}/a cannot be written to \(Perm"):
+        quantize_checkpoint(src, tmp_path / "a" / "dst")
+
+
 def test_handlers_are_restored(llama: Path, tmp_path: Path):
     before = signal.getsignal(signal.SIGTERM)
     quantize_checkpoint(llama, tmp_path / "dst")

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from nvfp4_kernels.nvfp4 import Convention
 from nvfp4_kernels.scale_search import SCALE_RULES, ScaleRule
-from vllm_fp4_plugin.formats import FORMATS
+from vllm_fp4_plugin.formats import FORMATS, UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
+from vllm_fp4_plugin.model_source import whole_directory
 from vllm_fp4_plugin.quantizer import calibration
 from vllm_fp4_plugin.quantizer.calibration_text import read_sequences
 from vllm_fp4_plugin.quantizer.config_files import write_configs
@@ -59,8 +60,10 @@ def quantize_checkpoint(
     top. While calibrating, every token goes to every expert.
 
     Args:
-        src: folder of a Hugging Face checkpoint in bfloat16, float16 or float32 safetensors.
-        dst: folder to write; must not exist. It appears complete or not at all.
+        src: folder of a Hugging Face checkpoint in bfloat16, float16 or float32 safetensors, or
+            its name at the hub, whose cache must hold all of it.
+        dst: folder to write; must not exist, and is made with those above it. It appears complete
+            or not at all.
         format: ``modelopt`` or ``compressed-tensors``, whose tensors and config are written.
         scales: how block scales are chosen: ``absmax``, ``sweep`` or ``four-over-six``, see
             ``scale_search.quantize_with_rule``.
@@ -82,10 +85,11 @@ def quantize_checkpoint(
     Raises:
         QuantizerError: an argument or the checkpoint is not accepted.
     """
-    src, dst = Path(src), Path(dst)
+    dst = Path(dst)
     _check_choice("format", format, FORMATS)
     _check_choice("scales", scales, SCALE_RULES)
     _check_patterns(ignore)
+    src = _find_source(str(src))
     check_destination(src, dst)
     source = open_source(src)
     given = {"calibration_tokens": calibration_tokens, "seq_len": seq_len}
@@ -148,6 +152,13 @@ def quantize_checkpoint(
         mean_relative_mse=fmean(errors.values()),
         relative_mse_by_type=mean_by_type(errors),
     )
+
+
+def _find_source(src: str) -> Path:
+    try:
+        return whole_directory(src)
+    except UnsupportedCheckpoint as error:
+        raise QuantizerError(f"src: {error}") from error
 
 
 def _check_choice(name: str, value: str, accepted: Collection[str]) -> None:

@@ -11,8 +11,15 @@ from vllm_fp4_plugin import command_line
 
 
 def quantize(
-    src: Annotated[Path, typer.Argument(help="Folder of a 16-bit or 32-bit checkpoint.")],
-    dst: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    src: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a 16-bit or 32-bit checkpoint, or name on the hub that is downloaded."
+        ),
+    ],
+    dst: Annotated[
+        Path, typer.Argument(help="Folder to write, with those above it; must not exist.")
+    ],
     format: Annotated[
         str, typer.Option(metavar="modelopt|compressed-tensors", help="Layout to write.")
     ] = "modelopt",

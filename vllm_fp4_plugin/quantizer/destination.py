@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -26,7 +26,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def check_destination(src: Path, dst: Path) -> None:
-    """Refuse a destination that is taken, has no parent, or overlaps the source.
+    """Refuse a destination that is taken, cannot be made, or overlaps the source.
 
     Raises:
         QuantizerError: naming ``dst``.
@@ -36,8 +36,15 @@ def check_destination(src: Path, dst: Path) -> None:
         raise QuantizerError(f"dst: {dst} and {src} lie within each other; choose another folder")
     if os.path.lexists(dst):
         raise QuantizerError(f"dst: {dst} exists; choose another folder or remove it")
-    if not dst.absolute().parent.is_dir():
-        raise QuantizerError(f"dst: {dst.absolute().parent} is not a folder; create it first")
+    above = _lowest_there(dst)
+    if not above.is_dir():
+        raise QuantizerError(
+            f"dst: {dst} cannot be made, as {above} is no folder; choose another folder"
+        )
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise QuantizerError(
+            f"dst: {above} cannot be written to; allow writing there, or choose another folder"
+        )
 
 
 def check_room(dst: Path, nbytes: int) -> None:
@@ -46,7 +53,7 @@ def check_room(dst: Path, nbytes: int) -> None:
     Raises:
         QuantizerError: naming ``dst``.
     """
-    parent = dst.absolute().parent
+    parent = _lowest_there(dst)
     free = shutil.disk_usage(parent).free
     if free < nbytes:
         raise QuantizerError(
@@ -55,11 +62,17 @@ def check_room(dst: Path, nbytes: int) -> None:
         )
 
 
+def _lowest_there(dst: Path) -> Path:
+    """Lowest folder above a destination that is there; a file may be in its place."""
+    return next(path for path in dst.absolute().parents if os.path.lexists(path))
+
+
 @contextmanager
 def atomic_folder(dst: Path, nbytes: int, say: Callable[[str], None]) -> Iterator[Path]:
     """Make a hidden folder beside ``dst`` that becomes ``dst`` on success and is removed otherwise.
 
-    An exception, Ctrl-C, SIGTERM and SIGHUP remove it. After SIGKILL ``.<dst>.*.partial`` stays;
+    Folders above ``dst`` that are missing are made. An exception, Ctrl-C, SIGTERM and SIGHUP remove
+    it, and them. After SIGKILL ``.<dst>.*.partial`` stays;
     the next run to ``dst`` removes it, and tells ``say`` so. A folder that is locked is another
     run's, which lives.
 
@@ -71,7 +84,7 @@ def atomic_folder(dst: Path, nbytes: int, say: Callable[[str], None]) -> Iterato
     _remove_leftovers(parent, dst, say)
     check_room(dst, nbytes)
     partial = parent / f".{dst.name}.{secrets.token_hex(4)}.partial"
-    with _termination_raises():
+    with _termination_raises(), _made(parent):
         try:
             with _writable(parent, partial):
                 partial.mkdir()
@@ -82,6 +95,24 @@ def atomic_folder(dst: Path, nbytes: int, say: Callable[[str], None]) -> Iterato
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+@contextmanager
+def _made(parent: Path) -> Iterator[None]:
+    """Make a folder and those above it; of a block that raises, nothing made stays."""
+    missing = [path for path in (parent, *parent.parents) if not path.exists()]
+    try:
+        if missing:
+            try:
+                parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise _unwritable(parent, error) from error
+        yield
+    except BaseException:
+        for folder in missing:
+            with suppress(OSError):  # another process may have put something there
+                folder.rmdir()
+        raise
 
 
 def _remove_leftovers(parent: Path, dst: Path, say: Callable[[str], None]) -> None:
@@ -123,10 +154,14 @@ def _writable(parent: Path, partial: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_ROOM and not str(error.filename).startswith(str(partial)):
             raise  # of the source, say
-        raise QuantizerError(
-            f"dst: {parent} cannot be written to ({error.strerror}); make room there, or choose "
-            "another folder"
-        ) from error
+        raise _unwritable(parent, error) from error
+
+
+def _unwritable(parent: Path, error: OSError) -> QuantizerError:
+    return QuantizerError(
+        f"dst: {parent} cannot be written to ({error.strerror}); make room there, or choose "
+        "another folder"
+    )
 
 
 def copy_companions(src: Path, dst: Path) -> None:

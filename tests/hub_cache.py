@@ -1,0 +1,18 @@
+"""A hub's cache that holds a model, as a download leaves it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def put(model: Path, name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy a model into a cache under a name; the folder of its files there."""
+    folder = cache / f"models--{name.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    return shutil.copytree(model, folder / "snapshots" / COMMIT)

@@ -1,0 +1,74 @@
+"""vLLM's installation: whether there is one that can be imported, and runs on this machine."""
+
+import sys
+from importlib.util import find_spec
+
+from vllm_fp4_plugin.versions import VLLM, vllm_names, vllm_version
+
+_EXTRAS = (
+    "the extra `cuda` of vllm-fp4-plugin on a machine with a GPU, `cpu` on one without: "
+    "`pip install '.[cpu]'` in a clone"
+)
+
+
+class UnusableVllm(ImportError):
+    """Error of a vLLM that is not installed, cannot be imported, or does not run on this machine.
+
+    No model is at fault, and the remedy is the same for all.
+    """
+
+
+def check_installed() -> None:
+    """Check that vLLM is installed, without importing it.
+
+    Raises:
+        UnusableVllm: it is not; the message names the extras that bring it.
+    """
+    try:
+        found = find_spec("vllm")
+    except (ImportError, ValueError):  # by what an environment puts in the way of imports
+        found = None
+    if found is None:
+        raise UnusableVllm(
+            f"vllm: is not installed for {sys.executable}, must be version {VLLM}; install "
+            f"{_EXTRAS}"
+        )
+
+
+def check() -> None:
+    """Check that vLLM is installed, imports, and finds a device that it runs on.
+
+    Raises:
+        UnusableVllm: naming what is wrong, and the remedy.
+        IncompatibleVllm: this vLLM lacks a name that the plugin uses.
+    """
+    check_installed()
+    _import("vllm.platforms")
+    with vllm_names():
+        from vllm.platforms import current_platform
+    # Without a platform most of vLLM fails to import, each time with another error.
+    if not current_platform.device_type:
+        raise UnusableVllm(
+            f"vllm: version {vllm_version()} finds no device to run on: it is built for a GPU, and "
+            "there is none here that its driver shows; install the extra `cpu` of vllm-fp4-plugin "
+            "in place of `cuda`, or mend the driver of a GPU until nvidia-smi lists it"
+        )
+    _import("vllm.engine.arg_utils")
+
+
+def _import(module: str) -> None:
+    """Import a module of vLLM, whatever its dependencies raise."""
+    try:
+        __import__(module)
+    except Exception as error:
+        raise UnusableVllm(
+            f"vllm: version {vllm_version()} cannot be imported ({type(error).__name__}: {error}), "
+            f"must be {VLLM} with the dependencies of its build; install anew {_EXTRAS}"
+        ) from error
+
+
+if __name__ == "__main__":
+    try:
+        check()
+    except ImportError as unusable:
+        sys.exit(str(unusable))
