@@ -1,39 +1,107 @@
 """Checkpoints of miniatures by name, dtype and shape, as transformers would write them."""
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
 
 import torch
 import transformers
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
+from vllm.config import set_current_vllm_config
 
 from tests.catalogue.hub_classes import of_transformers
 from tests.registry import configs
+from tests.registry.session import Built
+from vllm_fp4_plugin.completeness import CompleteLoad
 
 Tensors = Mapping[str, Tensor]
 
+# Names on the hub, by those that transformers' models give once their renaming on load is undone.
+_RENAMED = {
+    r"^language_model\.model\.model\.": "language_model.model.",
+    r"^language_model\.model\.lm_head\.": "language_model.lm_head.",
+}
+_TOWER = r"((?:^|\.)vision_tower\.)(embeddings|encoder|post_layernorm|pre_layrnorm|head)\."
+_TOWERS = ("clip_vision_model", "siglip_vision_model")  # of models named so on the hub
 
-def tensors(architecture: str, dtype: torch.dtype = torch.bfloat16) -> Tensors:
+# Transformers' and vLLM's models of these differ, by a field that no miniature has for both.
+UNLOADABLE = (
+    "AXK1ForCausalLM",
+    "CohereCompassForConditionalGeneration",
+    "ColModernVBertForRetrieval",
+    "ColPaliForRetrieval",
+    "Cosmos3EdgeForConditionalGeneration",
+    "DbrxForCausalLM",
+    "DeepseekV4ForCausalLM",
+    "DiffusionGemmaForBlockDiffusion",
+    "Granite4VisionForConditionalGeneration",
+    "GraniteMoeHybridForCausalLM",
+    "GteModel",
+    "HYV4ForCausalLM",
+    "InklingForCausalLM",
+    "JambaForSequenceClassification",
+    "KimiLinearForCausalLM",
+    "LagunaForCausalLM",
+    "Lfm2VlForConditionalGeneration",
+    "LongcatFlashForCausalLM",
+    "NomicBertModel",
+    "OlmoHybridForCausalLM",
+    "QianfanOCRForConditionalGeneration",
+    "Qwen3ASRForConditionalGeneration",
+    "Qwen3OmniMoeForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen4ExpForCausalLM",
+    "Qwen4ExpForConditionalGeneration",
+)
+
+
+def is_known(architecture: str) -> bool:
+    """Whether transformers has a class of the architecture's name, of the same tensors."""
+    is_draft = architecture in configs.DRAFTS
+    return hasattr(transformers, architecture) and not is_draft and architecture not in UNLOADABLE
+
+
+def tensors(built: Built) -> Tensors:
     """Tensors of a miniature's checkpoint, by name, on the meta device.
 
     Raises:
-        LookupError: transformers has no class of the architecture's name.
+        LookupError: the architecture ``is_known`` not to be transformers'.
     """
-    model_class = getattr(transformers, architecture, None)
-    if model_class is None or architecture in configs.DRAFTS:
-        raise LookupError(f"transformers has no {architecture}")
-    with of_transformers(), torch.device("meta"):
-        config = configs.miniature(architecture)
-        model = model_class._from_config(config, dtype=dtype)
+    if not is_known(built.architecture):
+        raise LookupError(f"transformers has no {built.architecture} of vLLM's tensors")
+    model_class = getattr(transformers, built.architecture)
+    # vLLM has put layers of its own into transformers, which ask for its config.
+    with set_current_vllm_config(built.config), of_transformers(), torch.device("meta"):
+        config = configs.miniature(built.architecture)
+        model = model_class._from_config(config, dtype=built.model_config.dtype)
     tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
     reverted: dict[str, Tensor] = revert_weight_conversion(model, state)
-    return reverted
+    renamed = dict(_RENAMED)
+    if getattr(getattr(config, "vision_config", None), "model_type", "") in _TOWERS:
+        renamed[_TOWER] = r"\1vision_model.\2."
+    return {_on_disk(name, renamed): tensor for name, tensor in reverted.items()}
 
 
-def hollow(found: Tensors) -> Any:
-    """Pairs of name and tensor for a model's ``load_weights``; they take no memory."""
+def rehearse(built: Built, found: Tensors) -> None:
+    """Have a model on the meta device load tensors of these names, dtypes and shapes.
+
+    Raises:
+        UnsupportedCheckpoint: one is missing, unknown to the model, or does not fit it.
+    """
+    with set_current_vllm_config(built.config):
+        CompleteLoad(built.model, built.architecture, has_values=False)(_hollow(found))
+
+
+def _on_disk(name: str, renamed: Mapping[str, str]) -> str:
+    for pattern, replacement in renamed.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _hollow(found: Tensors) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in found.items():
         # Models look at single numbers, which a tensor on the meta device has not.
         yield name, torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

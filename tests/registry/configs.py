@@ -11,6 +11,7 @@ from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
 from tests.registry import drafts, multimodal, pooling, shrink, text
 from tests.registry.entry import Draft, Entry
+from tests.registry.unbuilt import ONLY_CPU, UNBUILT
 
 ENTRIES: Mapping[str, Entry] = text.ENTRIES | pooling.ENTRIES | multimodal.ENTRIES
 DRAFTS: Mapping[str, Draft] = drafts.DRAFTS
@@ -47,6 +48,13 @@ def distinct() -> dict[tuple[str, str], list[str]]:
     for architecture in architectures():
         classes.setdefault(class_of(architecture), []).append(architecture)
     return classes
+
+
+def buildable(device: str = "meta") -> list[str]:
+    """One architecture for each class that builds here on ``"meta"`` or ``"cpu"``."""
+    left_out = UNBUILT.keys() | (ONLY_CPU.keys() if device == "meta" else set())
+    found = ([n for n in names if n not in left_out] for names in distinct().values())
+    return [names[0] for names in found if names]
 
 
 def miniature(architecture: str, **changes: Any) -> PreTrainedConfig:

@@ -8,7 +8,19 @@ from tests.registry.text import bag
 ONE: dict[str, Any] = {"num_nextn_predict_layers": 1}
 EAGLE3 = {"draft_vocab_size": 320, "target_hidden_size": 128}
 DFLASH = {
-    "dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 1]},
+    "dflash_config": {
+        "mask_token_id": 5,
+        "target_layer_ids": [0, 1],
+        "conv_kernel_size": 3,
+        "conv_group_size": 16,
+        "lilicorr_hidden_size": 64,
+        "lilicorr_candidate_topk": 2,
+        "lilicorr_num_heads": 4,
+        "lilicorr_mlp_ratio": 2,
+        "lilicorr_factor_dim": 16,
+        "selector_rank": 16,
+        "selector_top_k": 2,
+    },
     "block_size": 4,
     "num_target_layers": 2,
     "draft_vocab_size": 320,
@@ -25,18 +37,44 @@ DRAFTS: dict[str, Draft] = {
     "MiMoMTPModel": Draft("MiMoForCausalLM"),
     "MiMoV2MTPModel": Draft("MiMoV2ForCausalLM"),
     "MiMoV2OmniMTPModel": Draft("MiMoV2OmniForCausalLM"),
-    "EagleCohereForCausalLM": Draft("CohereForCausalLM", "eagle", bag("cohere2", head_dim=32, layer_types=["full_attention"] * 4,
-                                     sliding_window=64, logit_scale=1.0, attention_dropout=0.0, layer_norm_eps=1e-5)),
+    "EagleCohereForCausalLM": Draft(
+        "CohereForCausalLM",
+        "eagle",
+        bag(
+            "cohere2",
+            head_dim=32,
+            layer_types=["full_attention"] * 4,
+            sliding_window=64,
+            logit_scale=1.0,
+            attention_dropout=0.0,
+            layer_norm_eps=1e-5,
+        ),
+    ),
     "EagleLlamaForCausalLM": eagle("LlamaForCausalLM"),
     "EagleLlama4ForCausalLM": Draft(
-        "Llama4ForCausalLM", "eagle",
-        Entry("llama4_text", {"yoco_global_kv_layer": None, "yoco_local_kv_layer": None, "moe_layers": [],
-                               "draft_vocab_size": 320}),
+        "Llama4ForCausalLM",
+        "eagle",
+        Entry(
+            "llama4_text",
+            {
+                "yoco_global_kv_layer": None,
+                "yoco_local_kv_layer": None,
+                "moe_layers": [],
+                "draft_vocab_size": 320,
+            },
+        ),
     ),
     "EagleMiniCPMForCausalLM": Draft(
-        "MiniCPMForCausalLM", "eagle",
-        bag("minicpm", num_experts=0, num_experts_per_tok=0, scale_emb=12, scale_depth=1.4,
-            dim_model_base=64),
+        "MiniCPMForCausalLM",
+        "eagle",
+        bag(
+            "minicpm",
+            num_experts=0,
+            num_experts_per_tok=0,
+            scale_emb=12,
+            scale_depth=1.4,
+            dim_model_base=64,
+        ),
     ),
     "EagleMistralForCausalLM": Draft("MistralForCausalLM", "eagle", Entry("mistral")),
     "EagleMistralLarge3ForCausalLM": Draft("MistralLarge3ForCausalLM", "eagle"),
@@ -64,14 +102,23 @@ DRAFTS: dict[str, Draft] = {
     "BailingMoeV25MTPModel": Draft("BailingMoeV2_5ForCausalLM", changes=ONE),
     "MiniMaxM3MTP": Draft("MiniMaxM3SparseForConditionalGeneration"),
     "InklingMTPModel": Draft("InklingForConditionalGeneration", changes={"mtp_config": ONE}),
-    "Gemma4MTPModel": Draft("Gemma4ForCausalLM", "mtp", Entry("gemma4_assistant", {"text_config": {}, "backbone_hidden_size": 128})),
+    "Gemma4MTPModel": Draft(
+        "Gemma4ForCausalLM",
+        "mtp",
+        Entry(
+            "gemma4_assistant",
+            {
+                "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
+                "backbone_hidden_size": 128,
+            },
+        ),
+    ),
     "ErnieMTPModel": Draft("Ernie4_5_MoeForCausalLM", changes=ONE),
     "ExaoneMoeMTP": Draft("ExaoneMoeForCausalLM", changes=ONE),
     "Exaone4_5_MTP": Draft("Exaone4_5_ForConditionalGeneration", changes=ONE | {"vocab_size": 320}),
     "NemotronHMTPModel": Draft(
         "NemotronHForCausalLM",
-        changes=ONE | {"mtp_hybrid_override_pattern": "*-", "mtp_layers_block_type": ["attention",
-                       "mlp"]},
+        changes=ONE | {"mtp_hybrid_override_pattern": "*", "mtp_layers_block_type": ["attention"]},
     ),
     "LongCatFlashMTPModel": Draft("LongcatFlashForCausalLM", changes=ONE),
     "Glm4MoeMTPModel": Draft("Glm4MoeForCausalLM", changes=ONE),
@@ -85,10 +132,15 @@ DRAFTS: dict[str, Draft] = {
     "Step3p5MTP": Draft(
         "Step3p5ForCausalLM",
         # Its first layer counts as the draft's, whose kind the config's class cuts off.
-        changes=ONE | {"num_hidden_layers": 3, "layer_types": [
-            "full_attention", "sliding_attention", "full_attention"],
-            "attention_other_setting": None, "use_rope_layers": [1, 0, 1, 1],
-            "swiglu_limits": [0.0] * 4, "swiglu_limits_shared": [0.0] * 4},
+        changes=ONE
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "attention_other_setting": None,
+            "use_rope_layers": [1, 0, 1, 1],
+            "swiglu_limits": [0.0] * 4,
+            "swiglu_limits_shared": [0.0] * 4,
+        },
     ),
     "Qwen3_5MTP": Draft("Qwen3_5ForCausalLM", changes={"mtp_num_hidden_layers": 1}),
     "Qwen3_5MoeMTP": Draft("Qwen3_5MoeForCausalLM", changes={"mtp_num_hidden_layers": 1}),
@@ -100,7 +152,8 @@ DRAFTS: dict[str, Draft] = {
     "HYV4MTPModel": Draft("HYV4ForCausalLM", changes=ONE),
     "KimiK3MTPModel": Draft("KimiK3ForConditionalGeneration", changes={"text_config": ONE}),
     "DFlashDraftModel": Draft(
-        "Qwen3ForCausalLM", "dflash",
+        "Qwen3ForCausalLM",
+        "dflash",
         Entry("qwen3", DFLASH),
     ),
     "DFlash2DraftModel": Draft("Qwen3ForCausalLM", "dflash", Entry("qwen3", DFLASH)),
@@ -115,8 +168,12 @@ DRAFTS: dict[str, Draft] = {
         "Qwen3OmniMoeForConditionalGeneration", "dspark", Entry("qwen3", DSPARK)
     ),
     "Gemma4DSparkModel": Draft("Gemma4ForCausalLM", "dspark", Entry("gemma4_text", DSPARK)),
-    "K3DSparkModel": Draft("KimiK3ForConditionalGeneration", "dspark", Entry("k3_dspark", DSPARK | {"num_target_layers": 2})),
+    "K3DSparkModel": Draft(
+        "KimiK3ForConditionalGeneration",
+        "dspark",
+        Entry("k3_dspark", DSPARK | {"num_target_layers": 2}),
+    ),
     "DSparkDraftModel": Draft("DeepseekV4ForCausalLM", "dspark"),
     "DSparkV41DraftModel": Draft("DeepseekV41ForCausalLM", "dspark"),
     "ExtractHiddenStatesModel": Draft("Qwen3ForCausalLM", "extract_hidden_states"),
-}  # fmt: skip
+}

@@ -41,6 +41,7 @@ ENTRIES: dict[str, Entry] = {
     "BertSpladeSparseEmbeddingModel": Entry("bert"),
     "BgeM3EmbeddingModel": Entry("xlm-roberta"),
     "DeepseekV3BidirectionalModel": Entry("deepseek_v3"),
+    "XLMRobertaModel": Entry(changes={"position_embedding_type": "absolute"}),
     "GteModel": bag("gte", GTE, class_name="GteConfig"),
     "GteNewModel": bag("new", GTE, class_name="NewConfig"),
     "GteNewForSequenceClassification": bag(
@@ -56,8 +57,12 @@ ENTRIES: dict[str, Entry] = {
     "HF_ColBERT": Entry("bert"),
     "ColBERTModernBertModel": Entry("modernbert", {"dim": 32}),
     "ColBERTJinaRobertaModel": bag(
-        "xlm-roberta", GTE, dim=32, position_embedding_type="rotary",
-        class_name="XLMRobertaFlashConfig", pad_token_id=1,
+        "xlm-roberta",
+        GTE,
+        dim=32,
+        position_embedding_type="rotary",
+        class_name="XLMRobertaFlashConfig",
+        pad_token_id=1,
     ),
     "ColBERTLfm2Model": Entry(
         "lfm2",
@@ -68,9 +73,7 @@ ENTRIES: dict[str, Entry] = {
     "ColQwen3": Entry("colqwen3", {"embed_dim": 32}),
     "OpsColQwen3Model": Entry("ops_colqwen3", {"embed_dim": 32}),
     "Qwen3VLNemotronEmbedModel": Entry("qwen3_vl_nemotron_embed", {"embed_dim": 32}),
-    "ColQwen3_5": Entry(
-        "qwen3_5", {"embed_dim": 32, "retrieval_attention_contract": "causal"}
-    ),
+    "ColQwen3_5": Entry("qwen3_5", {"embed_dim": 32, "retrieval_attention_contract": "causal"}),
     "InternLM2ForRewardModel": bag("internlm2", bias=False),
     "Qwen2ForRewardModel": Entry("qwen2", {"num_labels": 1}, ignore=("",)),
     "Qwen2ForProcessRewardModel": Entry("qwen2", LABELS, ignore=("",)),
@@ -84,9 +87,10 @@ ENTRIES: dict[str, Entry] = {
     "TransformersMultiModalMoEForCausalLM": Entry("qwen3_vl_moe"),
     "TransformersForCausalLM": Entry("qwen3"),
     "TransformersMoEForCausalLM": Entry("qwen3_moe"),
-    "NanbeigeForCausalLM": bag("nanbeige"),
+    "HunYuanDenseV1ForCausalLM": Entry(changes={"head_dim": 32}),
+    "HunYuanMoEV1ForCausalLM": Entry(changes={"head_dim": 32}),
     "Qwen3ASRForcedAlignerForTokenClassification": Entry(
         "qwen3_asr", {"thinker_config": {"classify_num": 8}, "classify_num": 8}
     ),
     "JinaVLForRanking": Entry("qwen2_vl", LABELS),
-}  # fmt: skip
+}

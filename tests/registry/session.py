@@ -4,7 +4,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,7 @@ class Session:
         )
         built = Built(architecture, Module(), config)
         with (
+            _runner(architecture),
             _stand_ins(),
             set_current_vllm_config(config),
             set_default_torch_dtype(dtype),
@@ -107,7 +108,6 @@ class Session:
 
         draft = configs.DRAFTS.get(architecture)
         entry = configs.ENTRIES.get(architecture)
-        second = architecture in configs.SECOND_RUNNER
         given: dict[str, Any] = {
             "enforce_eager": True,
             "skip_tokenizer_init": True,
@@ -130,7 +130,7 @@ class Session:
                 )
             speculative = {"model": own, "method": draft.method, "num_speculative_tokens": 1}
             given["speculative_config"] = speculative
-        with _second_runner() if second else nullcontext():
+        with _runner(architecture):
             return EngineArgs(model=model, **(given | engine_args)).create_engine_config()
 
     def _place(self, name: str, config: PreTrainedConfig) -> str:
@@ -179,10 +179,13 @@ def started() -> Iterator[Session]:
 
 
 @contextmanager
-def _second_runner() -> Iterator[None]:
+def _runner(architecture: str) -> Iterator[None]:
     """Have vLLM take its second runner, which never starts, on a machine without Triton."""
     from vllm.config import vllm as vllm_config
 
+    if architecture not in configs.SECOND_RUNNER:
+        yield
+        return
     with (
         patch.dict(os.environ, {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
         patch.object(vllm_config, "HAS_TRITON", True),

@@ -62,15 +62,20 @@ def bag(
 
 
 BAILING = {"head_dim": 32, "use_bias": False, "use_qkv_bias": False, "embedding_dropout": 0.0}
-BAILING_LINEAR = EXPERTS | MLA | BAILING | {
-    "layer_group_size": 2,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 4,
-    "short_conv_kernel_size": 4,
-    "no_kda_lora": True,
-    "score_function": "sigmoid",
-    "moe_router_enable_expert_bias": True,
-}  # fmt: skip
+BAILING_LINEAR = (
+    EXPERTS
+    | MLA
+    | BAILING
+    | {
+        "layer_group_size": 2,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "short_conv_kernel_size": 4,
+        "no_kda_lora": True,
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+    }
+)
 CHATGLM = {"num_layers": 2, "original_rope": True, "tie_word_embeddings": False}
 BLOCKS = [
     SimpleNamespace(
@@ -130,7 +135,13 @@ INKLING = {
     "local_layer_ids": [0],
     "dense_mlp_idx": 1,
 }
-GLM5_NEXT = {"num_key_value_heads": 4, "qk_rope_head_dim": 0, "mhc": False}
+GLM5_NEXT = {
+    "num_key_value_heads": 4,
+    "qk_rope_head_dim": 0,
+    "mhc": False,
+    "mla_use_nope": True,
+    "indexer_rope_interleave": True,
+}
 KIMI_LINEAR = MLA | {
     "mla_use_nope": True,
     "num_key_value_heads": 4,
@@ -150,6 +161,14 @@ KIMI_LINEAR = MLA | {
     "num_expert_group": 1,
     "topk_group": 1,
     "use_grouped_topk": True,
+}
+NEMOTRON_H = {
+    "layers_block_type": ["mamba", "mlp", "attention", "mlp"],
+    "num_hidden_layers": 4,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "mamba_n_groups": 2,
 }
 MINIMAX_M3 = {
     "dense_intermediate_size": 256,
@@ -196,7 +215,11 @@ DEEPSEEK_V4 = (
 
 ENTRIES: dict[str, Entry] = {
     "DeepseekV4ForCausalLM": Entry("deepseek_v4", DEEPSEEK_V4),
-    "DeepseekV4ForConditionalGeneration": Entry("deepseek_v4", DEEPSEEK_V4 | {"vision_n_layers": 1}),
+    "DeepseekV4ForConditionalGeneration": Entry(
+        "deepseek_v4", DEEPSEEK_V4 | {"vision_n_layers": 1}
+    ),
+    "DeepseekV3ForCausalLM": Entry(changes={"topk_method": "noaux_tc"}),
+    "FalconForCausalLM": Entry(changes={"ffn_hidden_size": 512}),
     "DeepseekV32ForCausalLM": Entry(
         "deepseek_v32", {"index_topk": 64, "index_n_heads": 4, "index_head_dim": 128}
     ),
@@ -210,15 +233,22 @@ ENTRIES: dict[str, Entry] = {
     "ChatGLMModel": Entry("chatglm", CHATGLM),
     "ChatGLMForConditionalGeneration": Entry("chatglm", CHATGLM),
     "DbrxForCausalLM": Entry(
-        changes={"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
-                 "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2}}
+        changes={
+            "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
+            "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2},
+        }
     ),
     "DeciLMForCausalLM": bag("nemotron-nas", block_configs=BLOCKS, num_key_value_heads=None),
     "DeepseekForCausalLM": Entry("deepseek_v3", {"model_type": "deepseek"}),
     "DeepseekV2ForCausalLM": Entry(
         "deepseek_v2",
-        {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
-         "topk_group": 1},
+        {
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+        },
     ),
     "ExaoneForCausalLM": bag(
         "exaone", layer_norm_epsilon=1e-6, activation_function="silu", num_layers=2
@@ -226,24 +256,42 @@ ENTRIES: dict[str, Entry] = {
     "ExaoneMoEForCausalLM": Entry("exaone_moe"),
     "Glm5NextForCausalLM": Entry("glm5_next_text", GLM5_NEXT),
     "Rnj1ForCausalLM": bag(
-        "rnj1", head_dim=32, final_logit_softcapping=30.0, hidden_activation="gelu_pytorch_tanh",
-        layer_types=SLIDING_AND_FULL, query_pre_attn_scalar=32, sliding_window=64,
+        "rnj1",
+        head_dim=32,
+        final_logit_softcapping=30.0,
+        hidden_activation="gelu_pytorch_tanh",
+        layer_types=SLIDING_AND_FULL,
+        query_pre_attn_scalar=32,
+        sliding_window=64,
         rope_parameters={"full_attention": ROPE, "sliding_attention": ROPE},
     ),
     "Glm4MoeForCausalLM": Entry(changes={"head_dim": 32}),
     "Glm4MoeLiteForCausalLM": Entry(changes={"first_k_dense_replace": 1}),
     "Gemma3nForCausalLM": Entry(
         "gemma3n_text",
-        {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": SLIDING_AND_FULL * 2, "hidden_size_per_layer_input": 32,
-         "laurel_rank": 16, "activation_sparsity_pattern": [0.0] * 4, "intermediate_size": 256},
+        {
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "layer_types": SLIDING_AND_FULL * 2,
+            "hidden_size_per_layer_input": 32,
+            "laurel_rank": 16,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "intermediate_size": 256,
+        },
         ignore=("*altup*",),
     ),
     "Qwen4ExpForCausalLM": Entry(
-        "qwen4_exp_text", {"output_gate_type": "silu"},
+        "qwen4_exp_text",
+        {"output_gate_type": "silu"},
     ),
     "GPTJForCausalLM": Entry(changes={"rotary_dim": 16}),
     "HYV3ForCausalLM": Entry(
-        changes={"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True}
+        changes={
+            "first_k_dense_replace": 1,
+            "expert_hidden_dim": 64,
+            "qk_norm": True,
+            "route_norm": True,
+        }
     ),
     "InternLM2ForCausalLM": bag("internlm2", bias=False),
     "InternLM3ForCausalLM": bag("internlm3", head_dim=32, bias=False, qkv_bias=False),
@@ -251,13 +299,24 @@ ENTRIES: dict[str, Entry] = {
     "MiniMaxM3SparseForCausalLM": Entry("minimax_m3_vl", {"text_config": MINIMAX_M3}),
     "MistralLarge3ForCausalLM": Entry("deepseek_v3", {"model_type": "deepseek_v3"}),
     "IQuestCoderForCausalLM": bag("iquestcoder"),
-    "IQuestLoopCoderForCausalLM": bag("iquestloopcoder", loop_num=2, loop_window_size=64,
-                                      max_window_layers=2),
+    "IQuestLoopCoderForCausalLM": bag(
+        "iquestloopcoder", loop_num=2, loop_window_size=64, max_window_layers=2
+    ),
     "K2HorizonForCausalLM": bag(
-        "k2_horizon", EXPERTS, head_dim=32, decoder_sparse_step=1, mlp_only_layers=[0],
-        attention_gate_func="sigmoid", layernorm_num_groups=1, moe_gate_bias=False,
-        mova_num_experts=0, mova_num_experts_per_tok=0, query_key_norm=True, rope_head_dim=32,
-        router_scaling_factor=1.0, router_score_func="sigmoid",
+        "k2_horizon",
+        EXPERTS,
+        head_dim=32,
+        decoder_sparse_step=1,
+        mlp_only_layers=[0],
+        attention_gate_func="sigmoid",
+        layernorm_num_groups=1,
+        moe_gate_bias=False,
+        mova_num_experts=0,
+        mova_num_experts_per_tok=0,
+        query_key_norm=True,
+        rope_head_dim=32,
+        router_scaling_factor=1.0,
+        router_score_func="sigmoid",
     ),
     "KimiLinearForCausalLM": Entry("kimi_linear", KIMI_LINEAR),
     "LLaMAForCausalLM": Entry("llama"),
@@ -269,32 +328,42 @@ ENTRIES: dict[str, Entry] = {
     ),
     "Llama4ForCausalLM": Entry("llama4_text"),
     "LongcatFlashForCausalLM": Entry(
-        changes={"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "num_layers": 2,
-                 "zero_expert_type": "identity"}
+        changes={
+            "mla_scale_q_lora": True,
+            "mla_scale_kv_lora": True,
+            "num_layers": 2,
+            "zero_expert_type": "identity",
+        }
     ),
     "LongcatFlashNgramForCausalLM": Entry(
         "longcat_flash",
         {
-            "mla_scale_q_lora": True, "mla_scale_kv_lora": True, "num_layers": 2,
+            "mla_scale_q_lora": True,
+            "mla_scale_kv_lora": True,
+            "num_layers": 2,
             "zero_expert_type": "identity",
-            "emb_neighbor_num": 2, "emb_split_num": 2, "ngram_vocab_size_ratio": 2,
+            "emb_neighbor_num": 2,
+            "emb_split_num": 2,
+            "ngram_vocab_size_ratio": 2,
         },
     ),
     "MiniCPMForCausalLM": bag(
-        "minicpm", num_experts=0, num_experts_per_tok=0, scale_emb=12, scale_depth=1.4,
+        "minicpm",
+        num_experts=0,
+        num_experts_per_tok=0,
+        scale_emb=12,
+        scale_depth=1.4,
         dim_model_base=64,
     ),
     "Mamba2ForCausalLM": Entry(changes={"num_heads": 8, "head_dim": 32, "n_groups": 1}),
-    "MiniMaxM2ForCausalLM": Entry(changes={"rotary_dim": 16, "scoring_func": "sigmoid"}),
+    "MiniMaxM2ForCausalLM": Entry(
+        changes={"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True}
+    ),
     "MiMoForCausalLM": Entry("qwen2", {"model_type": "mimo", "num_nextn_predict_layers": 1}),
     "MiMoV2FlashForCausalLM": Entry("mimo_v2_flash", MIMO_V2),
     "MiMoV2ForCausalLM": bag("mimo_v2", MIMO_V2),
-    "NemotronHForCausalLM": Entry(
-        changes={
-            "layers_block_type": ["mamba", "mlp", "attention", "mlp"], "num_hidden_layers": 4,
-            "mamba_num_heads": 8, "mamba_head_dim": 32, "n_groups": 2, "mamba_n_groups": 2,
-        }
-    ),
+    "NemotronHForCausalLM": Entry("nemotron_h", NEMOTRON_H),
+    "NemotronHPuzzleForCausalLM": Entry("nemotron_h", NEMOTRON_H),
     "NemotronForCausalLM": Entry(changes={"num_key_value_heads": 2}),
     "MuseGlimmerForCausalLM": Entry("muse_glimmer", {"vision_config": {"output_dim": 256}}),
     "MuseGlimmerForConditionalGeneration": Entry(
@@ -305,43 +374,77 @@ ENTRIES: dict[str, Entry] = {
     "PanguProMoEV2ForCausalLM": bag("pangu_pro_moe_v2", EXPERTS),
     "PanguUltraMoEForCausalLM": bag("pangu_ultra_moe", EXPERTS, MLA, num_key_value_heads=4),
     "Param2MoEForCausalLM": bag(
-        "param2moe", EXPERTS, head_dim=32, score_function="sigmoid", rope_scaling=None,
+        "param2moe",
+        EXPERTS,
+        head_dim=32,
+        score_function="sigmoid",
+        rope_scaling=None,
         use_qk_norm=True,
     ),
     "PhiMoEForCausalLM": Entry("phimoe"),
     "Plamo3ForCausalLM": bag(
-        "plamo3", head_dim=32, interleaved_sliding_window=[64, None],
-        layer_types=SLIDING_AND_FULL, rope_local_theta=10000, sliding_window=64,
+        "plamo3",
+        head_dim=32,
+        interleaved_sliding_window=[64, None],
+        layer_types=SLIDING_AND_FULL,
+        rope_local_theta=10000,
+        sliding_window=64,
         rope_parameters={"full_attention": ROPE, "sliding_attention": ROPE},
     ),
-    "SarvamMoEForCausalLM": bag("sarvam_moe", EXPERTS, BAILING, use_qk_norm=True,
-                                score_function="sigmoid", moe_router_enable_expert_bias=True),
-    "SarvamMLAForCausalLM": bag("sarvam_mla", EXPERTS, MLA, num_key_value_heads=4,
-                                moe_layer_freq=1, score_function="sigmoid",
-                                engine_args={"attention_backend": "CPU_MLA"}),
+    "SarvamMoEForCausalLM": bag(
+        "sarvam_moe",
+        EXPERTS,
+        BAILING,
+        use_qk_norm=True,
+        score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+    ),
+    "SarvamMLAForCausalLM": bag(
+        "sarvam_mla",
+        EXPERTS,
+        MLA,
+        num_key_value_heads=4,
+        moe_layer_freq=1,
+        score_function="sigmoid",
+        engine_args={"attention_backend": "CPU_MLA"},
+    ),
     "Step1ForCausalLM": bag("step1", num_attention_groups=2),
     "Step3TextForCausalLM": Entry(
         "step3_text",
         {
-            "moe_layers_enum": "1", "share_q_dim": 64, "share_expert_dim": 64,
-            "norm_expert_weight": False, "head_dim": 32,
+            "moe_layers_enum": "1",
+            "share_q_dim": 64,
+            "share_expert_dim": 64,
+            "norm_expert_weight": False,
+            "head_dim": 32,
         },
     ),
     "Step3p5ForCausalLM": Entry("step3p5", BAG | STEP3P5),
-    "SolarForCausalLM": bag("solar", bskcn_1=[0], bskcn_2=[0], bskcn_3=[1], bskcn_4=[1],
-                            bskcn_tv=[0.9, 0.8]),
+    "SolarForCausalLM": bag(
+        "solar", bskcn_1=[0], bskcn_2=[0], bskcn_3=[1], bskcn_4=[1], bskcn_tv=[0.9, 0.8]
+    ),
     "TeleChat2ForCausalLM": bag(
-        "telechat", n_head=4, n_layer=2, mlp_bias=False, ffn_hidden_size=256,
-        layer_norm_epsilon=1e-6, bias=False,
+        "telechat",
+        n_head=4,
+        n_layer=2,
+        mlp_bias=False,
+        ffn_hidden_size=256,
+        layer_norm_epsilon=1e-6,
+        bias=False,
     ),
     "TeleChat3ForCausalLM": bag("telechat3", mlp_bias=False),
-    "TeleFLMForCausalLM": bag("teleflm", use_mup=True, mup_scale_factor=2.0, output_mult=1.0,
-                              input_mult=1.0),
+    "TeleFLMForCausalLM": bag(
+        "teleflm", use_mup=True, mup_scale_factor=2.0, output_mult=1.0, input_mult=1.0
+    ),
     "Zamba2ForCausalLM": Entry(
         changes={
-            "layers_block_type": ["mamba", "hybrid"], "num_hidden_layers": 2,
-            "num_key_value_heads": 4, "n_mamba_heads": 8, "num_mem_blocks": 1,
-            "attention_head_dim": 64, "hybrid_layer_ids": [1],
+            "layers_block_type": ["mamba", "hybrid"],
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 4,
+            "n_mamba_heads": 8,
+            "num_mem_blocks": 1,
+            "attention_head_dim": 64,
+            "hybrid_layer_ids": [1],
         }
     ),
-}  # fmt: skip
+}
