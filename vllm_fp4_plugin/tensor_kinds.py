@@ -121,7 +121,7 @@ def _group(
 ) -> LayerGroup:
     readings = _readings(tensors, checkpoint.format)
     if not readings:
-        raise _unknown(module, tensors)
+        raise _table(module, tensors) if _is_part_of_table(module) else _unknown(module, tensors)
     if said is not None:
         _check_against(module, tensors, said, readings, checkpoint.names)
         if said.kind in readings:
@@ -238,6 +238,19 @@ def _unknown(module: str, tensors: Tensors) -> UnsupportedCheckpoint:
     return UnsupportedCheckpoint(
         f"{module}: holds {came} in {_file(tensors)}, must hold {_FORMATS}; quantise the model "
         "again, or leave --quantization out to let vLLM choose"
+    )
+
+
+def _is_part_of_table(module: str) -> bool:
+    last = module.rpartition(".")[2]
+    return last.startswith("shard_") and last.removeprefix("shard_").isdecimal()
+
+
+def _table(module: str, tensors: Tensors) -> UnsupportedCheckpoint:
+    dtype = tensors["weight"].dtype if "weight" in tensors else "packed"
+    return UnsupportedCheckpoint(
+        f"{module}: is a part of a table of embeddings that is {dtype} in {_file(tensors)}, must "
+        "be in 16 bits; leave --quantization out to let vLLM choose"
     )
 
 

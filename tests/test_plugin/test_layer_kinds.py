@@ -255,6 +255,15 @@ def test_contradictions_are_refused(algorithm: str, tensors: Shapes, message: st
     assert FILE.name in str(error.value)
 
 
+def test_a_part_of_a_table_that_has_its_scale_elsewhere_is_refused() -> None:
+    """Qwen3.8-Flash-Next's n-gram table: one scale for 128 parts, which no layer of ours reads."""
+    message = r"shard_12: is a part of a table of embeddings that is F8_E4M3 in .*, must be in 16"
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        read(SILENT, {"m.ngram_embedding.shard_12": E4M3, "m.o_proj": NVFP4})
+    plain = read(SILENT, {"m.ngram_embedding.shard_12": PLAIN, "m.o_proj": NVFP4})
+    assert plain.tensors_kind("m.ngram_embedding.shard_12") is Kind.UNQUANTIZED
+
+
 def test_shards_of_several_kinds_are_refused() -> None:
     modules = {f"{ATTENTION}.q_proj": FP8, f"{ATTENTION}.k_proj": NVFP4}
     with pytest.raises(MixedShards, match=r"qkv_proj: q_proj is FP8 per-tensor, k_proj is NVFP4; "):
