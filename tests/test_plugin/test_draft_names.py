@@ -57,7 +57,7 @@ def test_which_models_are_drafts(architecture: str, expected: bool) -> None:
 
 
 def test_every_speculative_model_of_vllm_is_a_draft_or_a_head() -> None:
-    """A new kind of draft must be told from heads, or its layers keep names that are not on disk."""
+    """A new kind of draft must be told from heads, or its layers have names of no tensors."""
     neither = {"ExtractHiddenStatesModel"}  # which has no layers
     for architecture in registry._SPECULATIVE_DECODING_MODELS.keys() - neither:
         is_head = "MTP" in architecture and not architecture.startswith("Eagle")
