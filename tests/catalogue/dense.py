@@ -252,7 +252,7 @@ DENSE: tuple[Family, ...] = (
         },
         UNIFORM,
         ran="test_model_families.py::test_log_probabilities",
-        note="ModelOpt's format, W4A4 in all linears; heads of 128 elements",
+        note="class of the model, ModelOpt's format, W4A4 in all linears, heads of 128 elements",
     ),
     Family(
         "Nemotron 3 Embed (bidirectional)",
@@ -261,6 +261,7 @@ DENSE: tuple[Family, ...] = (
         HEAD | {"*": W4A4},
         architecture="Ministral3Model",
         fields={"is_causal": False},
+        note="class of the model, whose type alone is known",
         surround=mean_pooling,
         ran="test_embedding_models.py::test_embeddings",
     ),

@@ -493,6 +493,7 @@ MIXTURES: tuple[Family, ...] = (
         {"output": PLAIN, "*.gate": PLAIN, "*.attention.*": PLAIN, "*": W4A4},
         format="compressed-tensors",
         architecture="MistralLarge3ForCausalLM",
+        note="the text model alone, without Pixtral's tower",
         renamed={
             r"^model\.layers": "layers",
             r"^model\.embed_tokens": "tok_embeddings",

@@ -1,5 +1,6 @@
-"""Architectures that the hub's checkpoints name in their ``config.json``, as published.
+"""Architectures that the hub's checkpoints name in their ``config.json``, as far as published.
 
+Where one is derived from a model's type or a predecessor, its family's note says so.
 A family's config is held against this, whatever its name: Qwen3.8-Flash-Next is no Qwen 3.5.
 """
 
