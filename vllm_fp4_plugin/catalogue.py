@@ -33,15 +33,21 @@ class Row:
     Attributes:
         family: its name.
         checkpoints: names of those that people serve.
+        architecture: class of the model, as their ``config.json`` names it.
+        model_type: type of the model's config, likewise.
         format: exporter's format.
         ran: test that serves a tiny checkpoint of it and compares what comes out; empty: planned.
+        note: part of the tiny checkpoint that stands in for what is not known; empty: none.
         on: what becomes of it, by the architectures of ``ARCHS``.
     """
 
     family: str
     checkpoints: tuple[str, ...]
+    architecture: str
+    model_type: str
     format: str
     ran: str
+    note: str
     on: dict[str, Cell]
 
 
@@ -52,8 +58,11 @@ def read() -> list[Row]:
         Row(
             row["family"],
             tuple(row["checkpoints"]),
+            row["architecture"],
+            row["model_type"],
             row["format"],
             row["ran"],
+            row["note"],
             {arch: Cell(**cell) for arch, cell in row["on"].items()},
         )
         for row in rows

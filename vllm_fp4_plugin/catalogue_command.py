@@ -12,6 +12,7 @@ from vllm_fp4_plugin import command_line
 from vllm_fp4_plugin.catalogue import Cell, Row
 
 _LEGEND = (
+    "assumed: part of the tiny checkpoint that stands in for what is not known of the real ones",
     "delegated: vLLM runs the quantised layers that are named, the rest is ours",
     "*: planned by the tensors' headers alone, as vLLM does not build the model on a CPU, or not "
     "from the config that the tiny checkpoint has",
@@ -55,8 +56,13 @@ def _table(rows: list[Row]) -> Table:
     for row in rows:
         names = "\n".join(row.checkpoints)
         cells = [_text(row.on[arch]) for arch in table.ARCHS]
-        drawn.add_row(*map(escape, (row.family, names, *cells, "yes" if row.ran else "")))
+        family = "\n".join(filter(None, (row.family, row.architecture, _assumed(row))))
+        drawn.add_row(*map(escape, (family, names, *cells, "yes" if row.ran else "")))
     return drawn
+
+
+def _assumed(row: Row) -> str:
+    return f"assumed: {row.note}" if row.note else ""
 
 
 def _text(cell: Cell) -> str:

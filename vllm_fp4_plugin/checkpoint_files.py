@@ -188,6 +188,20 @@ def _read_file(file: Path) -> dict[str, TensorHeader]:
     return headers
 
 
+def dtype_of(name: str, header: TensorHeader) -> torch.dtype:
+    """Look up the dtype that a tensor has in torch.
+
+    Raises:
+        UnsupportedCheckpoint: it is none of ``DTYPES``.
+    """
+    if header.dtype not in DTYPES:
+        raise UnsupportedCheckpoint(
+            f"{header.file}: {name}: dtype is {header.dtype}, must be one of {', '.join(DTYPES)}; "
+            "export the model again"
+        )
+    return DTYPES[header.dtype]
+
+
 def check_nvfp4(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConfig) -> None:
     """Check that every quantised linear is whole: its tensors, their dtypes and shapes.
 

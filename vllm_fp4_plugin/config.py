@@ -222,11 +222,8 @@ class Nvfp4TcConfig(QuantizationConfig):
     ) -> QuantizeMethodBase:
         assert self._kinds is not None
         startup, packed = self.startup, self.packed_modules_mapping
-        name = prefix
-        speculative: Any = get_current_vllm_config().speculative_config
-        if self._is_draft and speculative is not None:
-            layers = speculative.target_model_config.get_total_num_hidden_layers()
-            name = draft_names.on_disk(prefix, layers, self._kinds.has_beside)
+        name = self._on_disk(prefix, self._kinds)
+        if self._is_draft:
             packed = packed or draft_names.PACKED
         group, reason = self._kinds.of(name, packed)
         if group.kind is Kind.UNQUANTIZED:
@@ -245,6 +242,14 @@ class Nvfp4TcConfig(QuantizationConfig):
             startup, options, prefix, checkpoint, weight_only=weight_only, reason=reason,
             terms=self._terms(prefix, packed),
         )  # fmt: skip
+
+    def _on_disk(self, prefix: str, kinds: LayerKinds) -> str:
+        """Name of a layer in the checkpoint, which drafts have another of."""
+        speculative: Any = get_current_vllm_config().speculative_config
+        if not self._is_draft or speculative is None:
+            return prefix
+        layers = speculative.target_model_config.get_total_num_hidden_layers()
+        return draft_names.on_disk(prefix, layers, kinds.has_beside)
 
     def _head_method(self, layer: ParallelLMHead, prefix: str) -> QuantizeMethodBase | None:
         """Method of an ``lm_head``; None: it is in 16 bits, or the embedding."""
@@ -276,9 +281,8 @@ class Nvfp4TcConfig(QuantizationConfig):
         if checkpoint is None or kinds is None:
             terms = self._terms(prefix, {})
             return experts.choose_online(layer, prefix, self.options, self.startup, terms)
-        group, reason = kinds.of_experts(
-            prefix, layer.moe_config.num_logical_experts, experts.projections(layer)
-        )
+        count, parts = layer.moe_config.num_logical_experts, experts.projections(layer)
+        group, reason = kinds.of_experts(self._on_disk(prefix, kinds), count, parts)
         if group.kind is Kind.UNQUANTIZED:
             self.startup.report.add(experts.unquantized(layer, prefix, reason))
             return None

@@ -1,4 +1,4 @@
-"""Names of a draft's layers on disk: vLLM counts them on from the target's, under ``model``."""
+"""Names of a draft's layers on disk: most models of vLLM's count them on from the target's."""
 
 import re
 from collections.abc import Callable
@@ -9,13 +9,16 @@ PACKED = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
     "gate_up_proj": ["gate_proj", "up_proj"],
 }
+# Parts of names of vLLM's classes of drafts that are checkpoints of their own; heads of a target's
+# are ``…MTP…``, whose layers have the names on disk.
+_APART = ("eagle", "dflash", "dspark", "lilicorr", "medusa", "museglimmerassistant")
 _LAYER = re.compile(r"model\.layers\.(?P<index>\d+)\.(?P<rest>.+)")
 
 
 def is_draft(hf_config: Any) -> bool:
-    """Whether a model's config is that of an EAGLE draft, which is a checkpoint of its own."""
+    """Whether a model's config is that of a draft that is a checkpoint of its own."""
     names = getattr(hf_config, "architectures", None) or ()
-    return any("eagle" in name.lower() for name in names)
+    return any(part in name.lower() for name in names for part in _APART)
 
 
 def on_disk(prefix: str, target_layers: int, is_there: Callable[[str], bool]) -> str:
@@ -33,7 +36,9 @@ def on_disk(prefix: str, target_layers: int, is_there: Callable[[str], bool]) ->
     if match is None:
         names = [prefix, prefix.removeprefix("model.")]
     else:
-        index, rest = int(match["index"]) - target_layers, match["rest"]
+        counted, rest = int(match["index"]), match["rest"]
+        # Some models count a draft's layers from 0, and a draft has fewer than its target.
+        index = counted - target_layers if counted >= target_layers else counted
         names = [f"layers.{index}.{rest}", f"model.layers.{index}.{rest}"]
         names += [f"midlayer.{rest}"] if index == 0 else []
     return next(filter(is_there, names), prefix)

@@ -119,7 +119,7 @@ def _sizes(headers: Mapping[str, TensorHeader]) -> dict[str, tuple[int, int]]:
         elements *= _ELEMENTS_PER_BYTE if header.dtype == "U8" else 1
         layer, _ = layer_of(module)
         before = sizes.get(layer, (0, 0))
-        size = count * checkpoint_files.DTYPES[header.dtype].itemsize
+        size = count * checkpoint_files.dtype_of(name, header).itemsize
         sizes[layer] = before[0] + elements, before[1] + size
     return sizes
 

@@ -229,9 +229,9 @@ def _check_alike(prefix: str, groups: Mapping[str, LayerGroup | None]) -> None:
         )
 
 
-def _way(group: LayerGroup | None) -> tuple[Kind, str] | None:
-    return None if group is None else (group.kind, group.inputs)
+def _way(group: LayerGroup | None) -> tuple[Kind, str, str] | None:
+    return None if group is None else group.way
 
 
 def _called(group: LayerGroup | None) -> str:
-    return str(group.kind) if group else "unknown"
+    return group.called if group else "unknown"

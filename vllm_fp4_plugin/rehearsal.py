@@ -10,7 +10,6 @@ from torch import Tensor
 from vllm_fp4_plugin import checkpoint_files
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
 from vllm_fp4_plugin.completeness import CompleteLoad
-from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 
 
 def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -> None:
@@ -24,13 +23,6 @@ def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
 
 def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:
     for name, header in headers.items():
-        if header.dtype not in checkpoint_files.DTYPES:
-            raise UnsupportedCheckpoint(
-                f"{header.file}: {name}: dtype is {header.dtype}, must be one of "
-                f"{', '.join(checkpoint_files.DTYPES)}; export the model again"
-            )
         # Not on the meta device: models look at single numbers, and may keep a parameter elsewhere.
-        yield (
-            name,
-            torch.zeros((), dtype=checkpoint_files.DTYPES[header.dtype]).expand(header.shape),
-        )
+        dtype = checkpoint_files.dtype_of(name, header)
+        yield name, torch.zeros((), dtype=dtype).expand(header.shape)

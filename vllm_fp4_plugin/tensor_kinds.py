@@ -1,11 +1,14 @@
 """Kinds of a local checkpoint's layers by their tensors, held against what its config says."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
 from vllm_fp4_plugin.declared_kinds import UNQUANTIZED, DeclaredKinds
 from vllm_fp4_plugin.formats import (
+    INVERSE_SCALE,
+    SCALE,
     CheckpointConfig,
     Format,
     LayerGroup,
@@ -20,12 +23,14 @@ EXPERTS = "experts"  # a layer of them is one, however many there are
 
 _WEIGHTS = ("weight", "weight_packed")
 _SCALES = (
-    "weight_scale", "weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale"
+    SCALE, INVERSE_SCALE, "weight_scale_2", "weight_global_scale", "input_scale",
+    "input_global_scale",
 )  # fmt: skip
 _FLOATS = ("BF16", "F16", "F32")
 _FORMATS = (
     "U8 codes with block and global scales (NVFP4), F8_E4M3 with one scale, one a row, or one for "
-    f"{FP8_BLOCK_SIZE}×{FP8_BLOCK_SIZE} weights (FP8), F8_E4M3 or U8 with U8 scales for "
+    f"{FP8_BLOCK_SIZE}×{FP8_BLOCK_SIZE} weights (FP8, {SCALE} or {INVERSE_SCALE}, not both), "
+    "F8_E4M3 or U8 with U8 scales for "
     f"{MX_BLOCK_SIZE} (MXFP8, MXFP4), or BF16, F16, F32"
 )
 
@@ -72,10 +77,10 @@ def find_kinds(headers: Tensors, checkpoint: CheckpointConfig) -> dict[str, Foun
 
 
 def _check_experts_alike(one: str, its: LayerGroup, other: str, others: LayerGroup) -> None:
-    if (its.kind, its.inputs) != (others.kind, others.inputs):
+    if its.way != others.way:
         raise UnsupportedCheckpoint(
-            f"{other}: is {others.kind}, but {one} of the same layer is {its.kind}; experts of a "
-            "layer must be quantised in one way or not at all, so quantise the model with one "
+            f"{other}: is {others.called}, but {one} of the same layer is {its.called}; experts of "
+            "a layer must be quantised in one way or not at all, so quantise the model with one "
             "format for all of them"
         )
 
@@ -107,9 +112,16 @@ def _settle(
     module: str, tensors: Tensors, said: LayerGroup | None, checkpoint: CheckpointConfig
 ) -> LayerGroup:
     """Group of a module: the one that the config gives it, if its tensors can be of that kind."""
+    group = _group(module, tensors, said, checkpoint)
+    return replace(group, scale=INVERSE_SCALE) if INVERSE_SCALE in tensors else group
+
+
+def _group(
+    module: str, tensors: Tensors, said: LayerGroup | None, checkpoint: CheckpointConfig
+) -> LayerGroup:
     readings = _readings(tensors, checkpoint.format)
     if not readings:
-        raise _unknown(module, tensors)
+        raise _table(module, tensors) if _is_part_of_table(module) else _unknown(module, tensors)
     if said is not None:
         _check_against(module, tensors, said, readings, checkpoint.names)
         if said.kind in readings:
@@ -143,9 +155,10 @@ def _check_against(
     elif said.kind is Kind.NVFP4 and Kind.NVFP4_A16 in readings:
         raise _missing(module, tensors, names.input_global, said)
     elif said.kind.family == readings[0].family and not said.kind.is_nvfp4:
-        shape = tensors["weight_scale"].shape
+        scale = INVERSE_SCALE if INVERSE_SCALE in tensors else SCALE
+        shape = tensors[scale].shape
         raise UnsupportedCheckpoint(
-            f"{module}.weight_scale: its shape in {_file(tensors)} is {shape}, which is "
+            f"{module}.{scale}: its shape in {_file(tensors)} is {shape}, which is "
             f"{readings[0]}, must be {said.kind} as {said.where} says; export the checkpoint again"
         )
 
@@ -167,11 +180,14 @@ def _readings(tensors: Tensors, format: Format) -> tuple[Kind, ...]:
     """Kinds that a module's tensors can be of, the likeliest first."""
     names, is_packed = format.names, "weight_packed" in tensors
     weight = tensors["weight_packed" if is_packed else "weight"]
-    scale = tensors.get("weight_scale")
+    scale, inverse = tensors.get(SCALE), tensors.get(INVERSE_SCALE)
     if weight.dtype in _FLOATS:
-        return (Kind.UNQUANTIZED,) if scale is None else ()
-    if scale is None or len(weight.shape) != 2:
+        return (Kind.UNQUANTIZED,) if scale is inverse else ()  # neither
+    if len(weight.shape) != 2 or (scale is None) == (inverse is None):
         return ()
+    if inverse is not None:
+        return _blocks(weight, inverse)
+    assert scale is not None
     n, k = weight.shape
     if weight.dtype == "U8":
         if names.weight_global in tensors:
@@ -183,6 +199,13 @@ def _readings(tensors: Tensors, format: Format) -> tuple[Kind, ...]:
     if scale.dtype == "U8":
         return (Kind.MXFP8,) if scale.shape == (n, k // MX_BLOCK_SIZE) else ()
     return _granularities(n, k, scale.shape, format) if scale.dtype in _FLOATS else ()
+
+
+def _blocks(weight: TensorHeader, scale: TensorHeader) -> tuple[Kind, ...]:
+    """Kinds of a weight with a scale for each block by DeepSeek's name."""
+    shape = tuple(-(-size // FP8_BLOCK_SIZE) for size in weight.shape)
+    fits = weight.dtype == "F8_E4M3" and scale.dtype in _FLOATS and scale.shape == shape
+    return (Kind.FP8_BLOCK,) if fits else ()
 
 
 def _granularities(n: int, k: int, shape: tuple[int, ...], format: Format) -> tuple[Kind, ...]:
@@ -215,6 +238,19 @@ def _unknown(module: str, tensors: Tensors) -> UnsupportedCheckpoint:
     return UnsupportedCheckpoint(
         f"{module}: holds {came} in {_file(tensors)}, must hold {_FORMATS}; quantise the model "
         "again, or leave --quantization out to let vLLM choose"
+    )
+
+
+def _is_part_of_table(module: str) -> bool:
+    last = module.rpartition(".")[2]
+    return last.startswith("shard_") and last.removeprefix("shard_").isdecimal()
+
+
+def _table(module: str, tensors: Tensors) -> UnsupportedCheckpoint:
+    dtype = tensors["weight"].dtype if "weight" in tensors else "packed"
+    return UnsupportedCheckpoint(
+        f"{module}: is a part of a table of embeddings that is {dtype} in {_file(tensors)}, must "
+        "be in 16 bits; leave --quantization out to let vLLM choose"
     )
 
 

@@ -124,6 +124,23 @@ GEMMA4 = {
     "boi_token_id": 303,
     "eoi_token_id": 304,
 }
+GEMMA4_UNIFIED = {
+    "model_type": "gemma4_unified",
+    "text_config": {
+        name: value
+        for name, value in GEMMA4_TEXT.items()
+        if name not in ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+    },
+    "vision_config": {"mm_embed_dim": 64, "output_proj_dims": 64, "mm_posemb_size": 64},
+    "audio_config": {"audio_embed_dim": 64},
+    "image_token_id": 300,
+    "video_token_id": 301,
+    "audio_token_id": 302,
+    "boi_token_id": 303,
+    "eoi_token_id": 304,
+    "boa_token_id": 305,
+    "eoa_token_index": 306,
+}
 GEMMA4_EXPERTS = GEMMA4 | {
     "text_config": GEMMA4_TEXT
     | {
@@ -192,3 +209,80 @@ UNIFORM = HEAD | {"*": W4A4}
 UNIFORM_EXPERTS = HEAD | ROUTER | {"*": W4A4}
 EXPERTS_ONLY = HEAD | TOWERS | ROUTER | {"*self_attn*": PLAIN, "*": W4A4}
 GDN_PLAIN: dict[str, Kind] = {"*.in_proj_a": PLAIN, "*.in_proj_b": PLAIN, "*.in_proj_ba": PLAIN}
+
+QWEN4_EXP = {
+    "model_type": "qwen4_exp",
+    "text_config": SIZES
+    | GDN
+    | EXPERTS
+    | {
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 64,
+        "output_gate_type": "silu",
+        "hc_lowrank": 32,
+        "ple_layer_ids": [2],
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 64,
+        "make_ngram_vocab_size_divisible_by": 16,
+        "split_ngram_parts": 4,
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 128,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 16,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "rope_parameters": QWEN35_TEXT["rope_parameters"],
+    },
+    "vision_config": QWEN_VISION,
+    **QWEN_TOKENS,
+}
+# As the hub's has them, where transformers' class renames or has none.
+QWEN4_EXP_FIELDS = {
+    "vision_config.deepstack_visual_indexes": [],
+    "text_config.layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}
+GLM5_NEXT = {
+    "model_type": "glm5_next",
+    "text_config": SIZES
+    | EXPERTS
+    | {
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 256,
+        "v_head_dim": 256,
+        "n_routed_experts": 4,
+        "linear_num_heads": 4,
+        "index_n_heads": 4,
+        "index_topk": 64,
+        "mlp_layer_types": ["dense"] * 3 + ["sparse"],
+    },
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "out_hidden_size": 128,
+        "projection_intermediate_size": 128,
+        "image_size": 56,
+    },
+    "image_token_id": 300,
+    "video_token_id": 301,
+}
+KIMI_K3 = SIZES | {
+    "model_type": "kimi_linear",
+    "num_key_value_heads": 4,
+    "linear_num_heads": 4,
+    "moe_intermediate_size": 64,
+    "num_experts": 4,
+    "num_experts_per_token": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse"],
+}
+QWEN35_EXPERTS_TEXT = QWEN35_TEXT | {
+    "model_type": "qwen3_5_moe_text",
+    **EXPERTS,
+    "num_experts": 4,
+    "shared_expert_intermediate_size": 64,
+}

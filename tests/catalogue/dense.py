@@ -5,6 +5,7 @@ from tests.catalogue.common import (
     FP8,
     GDN_PLAIN,
     GEMMA4,
+    GEMMA4_UNIFIED,
     HEAD,
     HEADS_128,
     NEMOTRON_H,
@@ -19,6 +20,7 @@ from tests.catalogue.common import (
     W4A16,
 )
 from tests.catalogue.family import Family
+from tests.catalogue.wrapped import mean_pooling
 from vllm_fp4_plugin.kind import Kind
 
 DENSE: tuple[Family, ...] = (
@@ -152,7 +154,7 @@ DENSE: tuple[Family, ...] = (
     ),
     Family(
         "Gemma 4 (dense, vision), compressed-tensors",
-        ("RedHatAI/gemma-4-12B-it-NVFP4",),
+        ("RedHatAI/gemma-4-31B-it-NVFP4",),
         GEMMA4,
         HEAD | TOWERS | {"*embed_vision*": PLAIN, "*": W4A4},
         format="compressed-tensors",
@@ -225,15 +227,42 @@ DENSE: tuple[Family, ...] = (
         HEAD | {"vision_model*": PLAIN, "mlp1*": PLAIN, "*": W4A4},
         renamed={"^": nemotron_vl.PREFIX},
         ran="test_images.py::test_an_image",
-        surround=nemotron_vl.surround,
+        surround=nemotron_vl.surrounding("NemotronH_Nano_VL_V2"),
+    ),
+    Family(
+        "Gemma 4 12B (dense, without towers), compressed-tensors",
+        ("RedHatAI/gemma-4-12B-it-NVFP4",),
+        GEMMA4_UNIFIED,
+        HEAD | {"*embed_vision*": PLAIN, "*embed_audio*": PLAIN, "*": W4A4},
+        format="compressed-tensors",
+        multimodal=True,
+        ran="test_model_families.py::test_log_probabilities",
+    ),
+    Family(
+        "Granite 4.2",
+        ("vcruz305/granite-4.2-30b-NVFP4",),
+        HEADS_128
+        | {
+            "model_type": "granite",
+            # The real ones are far from 1, and hide what layers do from a model of two.
+            "attention_multiplier": 0.1,
+            "embedding_multiplier": 1.5,
+            "logits_scaling": 1.25,
+            "residual_multiplier": 0.8,
+        },
+        UNIFORM,
+        ran="test_model_families.py::test_log_probabilities",
+        note="class of the model, ModelOpt's format, W4A4 in all linears, heads of 128 elements",
     ),
     Family(
         "Nemotron 3 Embed (bidirectional)",
-        ("nvidia/NVIDIA-Nemotron-3-Embed-1B-NVFP4",),
-        HEADS_128 | {"model_type": "llama"},
+        ("nvidia/Nemotron-3-Embed-1B-NVFP4",),
+        HEADS_128 | {"model_type": "ministral3"},
         HEAD | {"*": W4A4},
-        architecture="LlamaBidirectionalModel",
-        fields={"pooling": "avg"},
+        architecture="Ministral3Model",
+        fields={"is_causal": False},
+        note="class of the model, whose type alone is known",
+        surround=mean_pooling,
         ran="test_embedding_models.py::test_embeddings",
     ),
     Family(

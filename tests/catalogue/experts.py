@@ -1,6 +1,6 @@
 """Facts of families with mixtures of experts."""
 
-from tests.catalogue import step3p7
+from tests.catalogue import nemotron_vl, step3p7
 from tests.catalogue.common import (
     DEEPSEEK_ROUTER,
     DIFFUSION_GEMMA,
@@ -72,18 +72,15 @@ MIXTURES: tuple[Family, ...] = (
         ran="test_images.py::test_an_image",
     ),
     Family(
-        "Qwen 3.5 and 3.8 (hybrid GDN, experts, vision)",
-        (
-            "nvidia/Qwen3.5-397B-A17B-NVFP4",
-            "Inferact/Qwen3.8-2.4T-A95B-NVFP4",
-        ),
+        "Qwen 3.5 (hybrid GDN, experts, vision)",
+        ("nvidia/Qwen3.5-397B-A17B-NVFP4",),
         QWEN35_EXPERTS,
         HEAD | TOWERS | ROUTER | {"*self_attn*": PLAIN, "*linear_attn*": PLAIN, "*": W4A4},
         multimodal=True,
     ),
     Family(
-        "Qwen 3.6 and 3.8 (hybrid GDN, experts, vision), mixed with lm_head",
-        ("nvidia/Qwen3.6-35B-A3B-NVFP4", "nvidia/Qwen3.8-Flash-Next-NVFP4"),
+        "Qwen 3.6 (hybrid GDN, experts, vision), mixed with lm_head",
+        ("nvidia/Qwen3.6-35B-A3B-NVFP4",),
         QWEN35_EXPERTS,
         TOWERS
         | ROUTER
@@ -244,19 +241,29 @@ MIXTURES: tuple[Family, ...] = (
         surround=step3p7.surround,
     ),
     Family(
-        "Nemotron 3 Nano Omni (Mamba-2 hybrid, experts)",
+        "Nemotron 3 Nano Omni (Mamba-2 hybrid, experts, vision, audio)",
         ("nvidia/NVIDIA-Nemotron-3-Nano-Omni-30B-NVFP4",),
         NEMOTRON_EXPERTS,
-        HEAD | {"*.mixer.gate": PLAIN, "*.mixer.[qkvo]_proj": PLAIN, "*": W4A4},
+        HEAD
+        | {
+            "vision_model*": PLAIN,
+            "mlp1*": PLAIN,
+            "*.mixer.gate": PLAIN,
+            "*.mixer.[qkvo]_proj": PLAIN,
+            "*": W4A4,
+        },
         fp8_kv=True,
+        renamed={"^": nemotron_vl.PREFIX},
         by_headers="is_act_and_mul=False is supported only for CUDA",
         only_gpu=True,
+        note="no encoder of sound",
+        surround=nemotron_vl.surrounding("NemotronH_Nano_Omni_Reasoning_V3"),
     ),
     Family(
         "Nemotron 3 Super and Ultra (Mamba-2 hybrid, latent experts), mixed",
         (
             "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4",
-            "nvidia/NVIDIA-Nemotron-3-Ultra-550B-NVFP4",
+            "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4",
         ),
         NEMOTRON_EXPERTS | {"moe_latent_size": 64},
         HEAD
@@ -273,7 +280,7 @@ MIXTURES: tuple[Family, ...] = (
     ),
     Family(
         "Nemotron 3.5 Lightning (Mamba-2 hybrid, experts), mixed with lm_head",
-        ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-NVFP4",),
+        ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4",),
         NEMOTRON_EXPERTS,
         {
             "*.mixer.gate": PLAIN,
@@ -318,6 +325,7 @@ MIXTURES: tuple[Family, ...] = (
         },
         EXPERTS_ONLY,
         multimodal=True,
+        architecture="KimiK25ForConditionalGeneration",
         renamed={r"language_model\.model\.blocks": "language_model.model.layers"},
         by_headers="image processor",
     ),
@@ -400,8 +408,13 @@ MIXTURES: tuple[Family, ...] = (
         },
     ),
     Family(
-        "DeepSeek V4 (sparse attention, experts), mixed",
-        ("nvidia/DeepSeek-V4-Flash-NVFP4", "nvidia/DeepSeek-V4-Pro-NVFP4"),
+        "DeepSeek V4 (sparse attention, experts), FP8 format with NVFP4 experts",
+        (
+            "nvidia/DeepSeek-V4-Flash-NVFP4",
+            "nvidia/DeepSeek-V4-Pro-NVFP4",
+            "nvidia/DeepSeek-V4-Flash-0731-NVFP4",
+            "nvidia/DeepSeek-V4-Pro-0813-NVFP4",
+        ),
         {
             "model_type": "deepseek_v4",
             **SIZES,
@@ -419,6 +432,12 @@ MIXTURES: tuple[Family, ...] = (
         },
         HEAD | ROUTER | {"*.experts.*": W4A4, "*": FP8},
         by_headers="mlp_layer_types",
+        # Layers that are no experts are FP8 blocks of DeepSeek's own format, which vLLM reads.
+        fields={
+            "quantization_config.quant_method": "fp8",
+            "quantization_config.moe_quant_algo": "NVFP4",
+            "quantization_config.weight_block_size": [128, 128],
+        },
     ),
     Family(
         "Inkling (experts, vision, audio)",
@@ -468,32 +487,13 @@ MIXTURES: tuple[Family, ...] = (
         only_gpu=True,
     ),
     Family(
-        "Kimi K3 (linear attention, MLA, experts, vision), compressed-tensors",
-        ("RedHatAI/Kimi-K3-NVFP4",),
-        SIZES
-        | {
-            "model_type": "kimi_linear",
-            "num_key_value_heads": 4,
-            "linear_num_heads": 4,
-            "moe_intermediate_size": 64,
-            "num_experts": 4,
-            "num_experts_per_token": 2,
-            "layer_types": ["linear_attention", "full_attention"],
-            "mlp_layer_types": ["dense", "sparse"],
-        },
-        EXPERTS_ONLY,
-        format="compressed-tensors",
-        architecture="KimiK3ForConditionalGeneration",
-        renamed={"^": "language_model."},
-        by_headers="Invalid type of HuggingFace config",
-    ),
-    Family(
         "Mistral Large 3 (MLA, experts, vision), compressed-tensors",
         ("mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4",),
         MLA | {"model_type": "deepseek_v3"},
         {"output": PLAIN, "*.gate": PLAIN, "*.attention.*": PLAIN, "*": W4A4},
         format="compressed-tensors",
         architecture="MistralLarge3ForCausalLM",
+        note="the text model alone, without Pixtral's tower",
         renamed={
             r"^model\.layers": "layers",
             r"^model\.embed_tokens": "tok_embeddings",

@@ -5,10 +5,12 @@ people name. What a checkpoint leaves in 16 bits is what its config lists.
 """
 
 from tests.catalogue.dense import DENSE
+from tests.catalogue.drafts import DRAFTS
 from tests.catalogue.experts import MIXTURES
 from tests.catalogue.family import Family
+from tests.catalogue.recent import RECENT
 
-FAMILIES = (*DENSE, *MIXTURES)
+FAMILIES = (*DENSE, *MIXTURES, *RECENT, *DRAFTS)
 
 
 def named(name: str) -> Family:

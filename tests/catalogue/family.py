@@ -24,7 +24,7 @@ class Family:
             disk; ``UNQUANTIZED`` patterns are the config's exclude list.
         format: exporter's format.
         fp8_kv: whether the export says that the KV cache is FP8.
-        architecture: class that ``config.json`` names; empty: transformers' own.
+        architecture: class that ``config.json`` names; empty: transformers' own. See ``hub``.
         multimodal: whether it is transformers' image-and-text class that saves it.
         stacked: whether one tensor holds the weights of all experts, in place of one for each.
         fields: fields of ``config.json`` that the hub's has and transformers' has not, or has
@@ -32,9 +32,12 @@ class Family:
         by_headers: part of what is said when the model is to be built: it is not for a CPU, or
             transformers' config of it is not the hub's; it is planned by its headers then.
         only_gpu: whether it is vLLM's code for CPUs that cannot build it.
+        on_cpu: what vLLM says of its text model there, where that of the whole fails before;
+            empty: what is said of the whole.
         ran: test that serves it and compares what comes out; empty: it is only planned.
         renamed: regular expressions in names that transformers writes, and what exporters have;
             nothing: they have no such tensor.
+        note: part of this that stands in for what is not known of the checkpoints; empty: none.
         surround: makes the checkpoint of a text model that of the whole, which transformers has
             no class of; its config comes with code then, as the hub's does.
     """
@@ -51,8 +54,10 @@ class Family:
     fields: Mapping[str, Any] = field(default_factory=dict)
     by_headers: str = ""
     only_gpu: bool = False
+    on_cpu: str = ""
     ran: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
     surround: Callable[[Path], None] | None = None
 
     def kind(self, module: str) -> Kind:

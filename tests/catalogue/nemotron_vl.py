@@ -1,10 +1,11 @@
-"""Nemotron Nano 2 VL around its text model: the rest of its checkpoint, and its view of images.
+"""Nemotron's vision models around their text model: rest of a checkpoint, and view of images.
 
 transformers has no class of it: the hub's checkpoints bring the class of their config along, and
 vLLM has a model of its own, whose smallest tower is the one that is made here.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ _HIDDEN, _PROJECTOR = 128, 256
 _REGISTERS = 8  # the tokens of two teachers among them
 _MEAN, _STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
 _RADIO = "vision_model.radio_model"
-_CLASS = "NemotronH_Nano_VL_V2_Config"
+_CLASS = "NemotronH_VL_Config"
 _CODE = f"""
 from transformers import NemotronHConfig, PretrainedConfig
 
 
 class {_CLASS}(PretrainedConfig):
-    model_type = "NemotronH_Nano_VL_V2"
+    model_type = "ARCHITECTURE"
     is_composition = True
 
     def __init__(self, vision_config=None, llm_config=None, **kwargs):
@@ -41,22 +42,32 @@ class {_CLASS}(PretrainedConfig):
 """
 
 
-def surround(directory: Path) -> None:
-    """Make a checkpoint of the text model, whose names have ``PREFIX``, one of the whole."""
-    file = directory / "model.safetensors"
-    save_file(load_file(file) | _tower(), file, metadata={"format": "pt"})
-    file = directory / "config.json"
-    file.write_text(json.dumps(_config(json.loads(file.read_text())), indent=2))
-    (directory / "configuration.py").write_text(_CODE)
-    tokenizer = tiny_llama.tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE, START, END]})
-    tokenizer.save_pretrained(directory)
+def surrounding(architecture: str) -> Callable[[Path], None]:
+    """Make what turns a text model's checkpoint, whose names have ``PREFIX``, into the whole's.
+
+    Args:
+        architecture: class of the whole, and type of its config: vLLM has one model of several.
+    """
+
+    def surround(directory: Path) -> None:
+        file = directory / "model.safetensors"
+        save_file(load_file(file) | _tower(), file, metadata={"format": "pt"})
+        file = directory / "config.json"
+        config = _config(json.loads(file.read_text()), architecture)
+        file.write_text(json.dumps(config, indent=2))
+        code = _CODE.replace("ARCHITECTURE", architecture)
+        (directory / "configuration.py").write_text(code)
+        tokenizer = tiny_llama.tokenizer()
+        tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE, START, END]})
+        tokenizer.save_pretrained(directory)
+
+    return surround
 
 
-def _config(text: dict[str, Any]) -> dict[str, Any]:
+def _config(text: dict[str, Any], architecture: str) -> dict[str, Any]:
     return {
-        "model_type": "NemotronH_Nano_VL_V2",
-        "architectures": ["NemotronH_Nano_VL_V2"],
+        "model_type": architecture,
+        "architectures": [architecture],
         "auto_map": {"AutoConfig": f"configuration.{_CLASS}"},
         "quantization_config": text.pop("quantization_config"),
         "llm_config": text | {"architectures": ["NemotronHForCausalLM"]},

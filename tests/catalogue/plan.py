@@ -1,5 +1,6 @@
 """Plans of the families: what a tiny checkpoint of each would run on, device by device."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -26,28 +27,48 @@ def plan(family: Family, directory: Path, archs: tuple[str, ...] = ARCHS) -> Row
     """
     if not (directory / "config.json").exists():
         checkpoint.write(family, directory)
+    config = json.loads((directory / "config.json").read_text())
     cells = {arch: _cell(family, directory, arch) for arch in archs}
     refusal = _refusal_of_load(family, directory)
     if refusal:
         cells = {arch: Cell("refused", refusal) for arch in archs}
-    return Row(family.name, family.checkpoints, family.format, family.ran, cells)
+    [architecture] = config["architectures"]
+    return Row(
+        family.name,
+        family.checkpoints,
+        architecture,
+        config["model_type"],
+        family.format,
+        family.ran,
+        family.note,
+        cells,
+    )
 
 
 def _cell(family: Family, directory: Path, arch: str) -> Cell:
     try:
         layers = _report(family, directory, arch)
     except Exception as error:  # the plan is what became of it
-        said = _message(error)
-        if isinstance(error, NoKernelError) or not family.by_headers:
+        said = _message(error) or type(error).__name__
+        if isinstance(error, NoKernelError):
             return Cell("refused", said)
+        if not family.by_headers:
+            if not isinstance(error, ValueError | NotImplementedError):
+                raise  # what is wrong is the tiny checkpoint
+            return Cell("refused", f"vLLM: {said}" if _is_theirs(error) else said)
         if family.by_headers not in said:
             raise
         if family.only_gpu and arch == "cpu":
-            return Cell("refused", f"vLLM: {said}")
+            return Cell("refused", f"vLLM: {family.on_cpu or said}")
         return _by_headers(directory, arch)
     if family.by_headers:
         raise AssertionError(f"{family.name}: is built for {arch}, so needs no plan by headers")
     return Cell(*_served(layers))
+
+
+def _is_theirs(error: Exception) -> bool:
+    """Whether it is a model of vLLM's that refuses: what checks configs passes on our refusals."""
+    return isinstance(error, NotImplementedError)
 
 
 def _report(family: Family, directory: Path, arch: str) -> Report:
@@ -64,7 +85,7 @@ def _refusal_of_load(family: Family, directory: Path) -> str:
         return ""
     try:
         _report(family, directory, "cpu")
-    except ValueError:
+    except (ValueError, NotImplementedError):
         return ""
     try:
         verified(directory, trust_remote_code=family.surround is not None)

@@ -1,6 +1,7 @@
 """FP8, MXFP8 and MXFP4 layers under ``nvfp4-tc``: vLLM's methods and references, in float64."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,14 @@ from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.delegated import choice, reference
 from vllm_fp4_plugin.delegated.reference import ReferenceLinearMethod
 from vllm_fp4_plugin.delegated.vllm_methods import vllm_method
-from vllm_fp4_plugin.formats import FORMATS, CheckpointConfig, LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import (
+    FORMATS,
+    INVERSE_SCALE,
+    SCALE,
+    CheckpointConfig,
+    LayerGroup,
+    UnsupportedCheckpoint,
+)
 from vllm_fp4_plugin.kind import Kind
 
 K, TOKENS = 256, 5
@@ -62,29 +70,33 @@ CASES = [
 ]
 
 
-def group_of(format: Convention, kind: Kind) -> LayerGroup:
+def group_of(format: Convention, kind: Kind, scale: str = SCALE) -> LayerGroup:
     group = FORMATS[format].group(kind, static_input=kind is Kind.FP8)
     assert group is not None
-    return group
+    return replace(group, scale=scale)
 
 
-def config_of(format: Convention, kind: Kind) -> Nvfp4TcConfig:
-    groups = (group_of(format, kind),)
+def config_of(format: Convention, kind: Kind, scale: str = SCALE) -> Nvfp4TcConfig:
+    groups = (group_of(format, kind, scale),)
     return Nvfp4TcConfig(CheckpointConfig(FORMATS[format], True, groups=groups))
 
 
-def loaded(format: Convention, kind: Kind, which: str, **changes: Any) -> tuple[Any, Tensor]:
+def loaded(
+    format: Convention, kind: Kind, which: str, scale: str = SCALE, **changes: Any
+) -> tuple[Any, Tensor]:
     """The layer, loaded as vLLM loads it, and its weight's values."""
     torch.manual_seed(0)
     build, rows, shard_ids = LAYERS[which]
-    layer = build(config_of(format, kind))
+    layer = build(config_of(format, kind, scale))
     values = []
     for n, shard_id, gain in zip(rows, shard_ids, GAINS, strict=False):
         matrix = quantize(kind, torch.randn(n, K) * gain, modelopt=format == "modelopt")
         tensors = dict(matrix.tensors)
+        if scale != SCALE:
+            tensors[scale] = tensors.pop(SCALE).view(-(-n // 128), -(-K // 128))
         if kind is Kind.FP8:
-            scale = INPUT_SCALE * (0.5 if shard_id == "q" else 1)
-            tensors["input_scale"] = scale if format == "modelopt" else scale.view(1)
+            number = INPUT_SCALE * (0.5 if shard_id == "q" else 1)
+            tensors["input_scale"] = number if format == "modelopt" else number.view(1)
         for name, tensor in (tensors | changes).items():
             if tensor is not None:
                 parameter, shard = getattr(layer, name), () if shard_id is None else (shard_id,)
@@ -115,6 +127,23 @@ def test_layer_multiplies_rounded_inputs_by_decoded_weights(
         torch.testing.assert_close(
             layer.quant_method.dequantize_weight(layer), values, rtol=1e-6, atol=0
         )
+
+
+@pytest.mark.usefixtures("vllm_config")
+@pytest.mark.parametrize("which", LAYERS)
+@pytest.mark.parametrize("format", ["modelopt", "compressed-tensors"])
+def test_scales_of_blocks_by_deepseeks_name(format: Convention, which: str) -> None:
+    layer, values = loaded(format, Kind.FP8_BLOCK, which, INVERSE_SCALE)
+    x = torch.randn(TOKENS, K).bfloat16()
+    expected = round_input(Kind.FP8_BLOCK, x).double() @ values.double().T
+    torch.testing.assert_close(layer(x)[0].double(), expected, **ROUNDING)
+
+
+@pytest.mark.usefixtures("vllm_config")
+def test_scales_of_blocks_by_deepseeks_name_that_never_came() -> None:
+    message = r"m\.qkv_proj\.weight_scale_inv: 8 of its 8 numbers are NaN or not"
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        loaded("modelopt", Kind.FP8_BLOCK, "qkv", INVERSE_SCALE, **{INVERSE_SCALE: None})
 
 
 @pytest.mark.usefixtures("vllm_config")
@@ -192,6 +221,18 @@ def test_vllm_is_asked_for_its_method(format: Convention, kind: Kind) -> None:
     names = {"modelopt": "ModelOptLinearMethod", "compressed-tensors": "CompressedTensorsLinear"}
     assert type(method).__name__.startswith(names[format])
     assert record.kernel.startswith(f"{kind.family} (vLLM: ")
+
+
+@pytest.mark.usefixtures("vllm_config")
+@pytest.mark.parametrize("format", ["modelopt", "compressed-tensors"])
+def test_vllm_reads_scales_of_blocks_by_deepseeks_name(format: Convention) -> None:
+    """By its method for FP8 checkpoints: those for the exporters' formats know no such tensor."""
+    layer = RowParallelLinear(K, 256, bias=False, prefix="m.down_proj")
+    group = group_of(format, Kind.FP8_BLOCK, INVERSE_SCALE)
+    with standing_in("cpu", "sm_90"):
+        method, record = choice.choose(layer, "m.down_proj", group, FORMATS[format], {}, "")
+    assert record.kernel == "fp8 (vLLM: Fp8LinearMethod)"
+    assert method.weight_block_size == [128, 128]
 
 
 # --- refused ----------------------------------------------------------------------------------

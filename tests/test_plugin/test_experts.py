@@ -281,7 +281,10 @@ class Layer(nn.Module):
         self.num_expert_group = self.topk_group = None
         self.expert_map_manager = SimpleNamespace(num_fused_shared_experts=0)
         self.custom_routing_function = self.e_score_correction_bias = None
-        first, local = rank * E // ep if ep > 1 else 0, E // ep
+        # As vLLM divides them: the first ranks have one more each, where they do not divide.
+        one_more = E % ep
+        local = E // ep + (rank < one_more)
+        first = rank * (E // ep) + min(rank, one_more) if ep > 1 else 0
         self.expert_map = None
         if ep > 1:
             self.expert_map = torch.full((E,), -1, dtype=torch.int32)
@@ -433,6 +436,22 @@ def test_sums_of_terms(count: int, off: float, build: Build) -> None:
     expected = model.oracle(x, weights, ids, silu_mul)
     seen = (method.apply(layer, x, weights, ids, None, None).double() - expected).norm()
     assert off / 10 < seen / expected.norm() < off
+
+
+@pytest.mark.parametrize("weight_only", [True, False])
+def test_ranks_of_unequal_numbers_of_experts_add_up(weight_only: bool, build: Build) -> None:
+    """Pruned mixtures have numbers of experts that ranks do not divide."""
+    model = Model(weight_only=weight_only)
+    x, weights, ids = batch()
+    parts, held = torch.zeros(x.shape, dtype=F32), []
+    for rank in range(3):
+        method, layer = build(Layer(ep=3, rank=rank), weight_only=weight_only)
+        load(layer, model)
+        method.process_weights_after_loading(layer)
+        held.append(len(layer.w13_weight))
+        parts += method.apply(layer, x, weights, ids, None, None).float()
+    assert held == [2, 1, 1]
+    assert_same(parts, model.oracle(x, weights, ids, silu_mul))
 
 
 @pytest.mark.parametrize("parallel", ["tp", "ep"])

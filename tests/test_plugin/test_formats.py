@@ -452,6 +452,10 @@ def test_groups_of_attention_are_a_cache() -> None:
             r"group_1\.weights: is 8-bit int, must be 4-bit float",
         ),
         (
+            edited(COMPRESSED_TENSORS, "config_groups", {}),
+            "config_groups: describes no layers, must hold NVFP4 layers for nvfp4-tc",
+        ),
+        (
             edited(
                 MIXED_GROUPS,
                 "config_groups.group_1.weights",

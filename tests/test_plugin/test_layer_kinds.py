@@ -36,6 +36,7 @@ E4M3: Shapes = {"weight": ("F8_E4M3", (N, K))}
 FP8: Shapes = E4M3 | {"weight_scale": ("F32", ()), "input_scale": ("F32", ())}
 CHANNEL: Shapes = E4M3 | {"weight_scale": ("F32", (N,))}
 BLOCK: Shapes = E4M3 | {"weight_scale": ("F32", (4, 1, 2, 1))}
+INVERSE: Shapes = E4M3 | {"weight_scale_inv": ("BF16", (4, 2))}
 MXFP8: Shapes = E4M3 | {"weight_scale": ("U8", (N, K // 32))}
 PLAIN: Shapes = {"weight": ("BF16", (N, K))}
 
@@ -103,6 +104,7 @@ def mixed(**layers: str) -> dict[str, Any]:
         (FP8, Kind.FP8, "static"),
         (CHANNEL, Kind.FP8_CHANNEL, "dynamic"),
         (BLOCK, Kind.FP8_BLOCK, "dynamic"),
+        (INVERSE, Kind.FP8_BLOCK, "dynamic"),
         (MXFP8, Kind.MXFP8, "dynamic"),
         (PLAIN, Kind.UNQUANTIZED, "16-bit"),
     ],
@@ -118,6 +120,7 @@ def test_modelopt_without_a_list(tensors: Shapes, kind: Kind, inputs: str) -> No
         (CT_NVFP4, Kind.NVFP4),
         (CT_CHANNEL, Kind.FP8_CHANNEL),
         (CT_BLOCK, Kind.FP8_BLOCK),
+        (INVERSE, Kind.FP8_BLOCK),
         (CT_MXFP4, Kind.MXFP4),
         (E4M3 | {"weight_scale": ("F32", (1,))}, Kind.FP8),
         (MXFP8, Kind.MXFP8),
@@ -128,6 +131,31 @@ def test_compressed_tensors(tensors: Shapes, kind: Kind) -> None:
     group, reason = read(GROUPS, {"m.o_proj": tensors}).of("m.o_proj", PACKED)
     assert group.kind is kind
     assert ("whose config says NVFP4" in reason) == (kind is not Kind.NVFP4)
+
+
+@pytest.mark.parametrize("algorithm", ["FP8_BLOCK_SCALES", "FP8_PB_WO", "NVFP4", None])
+def test_experts_of_an_mtp_layer_with_deepseeks_scales(algorithm: str | None) -> None:
+    """Whatever the config says of them, or nothing, as exports of Qwen3.8-Flash-Next list them."""
+    layer = "mtp.layers.0.mlp.experts"
+    modules = {f"{layer}.{e}.{p}_proj": INVERSE for e in range(3) for p in ("gate", "up", "down")}
+    listed = {} if algorithm is None else {layer: {"quant_algo": algorithm}}
+    config = SILENT | {"quantized_layers": listed | {"m.o_proj": {"quant_algo": "NVFP4"}}}
+    kinds = read(config, modules | {"m.o_proj": NVFP4})
+    group, reason = kinds.of_experts(layer, 3, ["gate_proj", "up_proj", "down_proj"])
+    assert (group.kind, group.scale) == (Kind.FP8_BLOCK, "weight_scale_inv")
+    says = {"NVFP4": "NVFP4", None: "16-bit"}.get(algorithm, "")
+    assert reason == (f"FP8 block in the checkpoint, whose config says {says}" if says else "")
+
+
+def test_scales_of_two_names_in_one_layer_are_refused() -> None:
+    """One method reads one name: the other half would be missing, or served without its scales."""
+    each = {"q_proj": BLOCK, "k_proj": INVERSE, "v_proj": INVERSE}
+    modules = {f"{ATTENTION}.{name}": tensors for name, tensors in each.items()}
+    with pytest.raises(MixedShards, match=r"q_proj is FP8 block, k_proj is FP8 block \(weight_sca"):
+        read(SILENT, modules).of(f"{ATTENTION}.qkv_proj", PACKED)
+    experts = {"m.experts.0.up_proj": INVERSE, "m.experts.1.up_proj": BLOCK}
+    with pytest.raises(UnsupportedCheckpoint, match=r"but .* is FP8 block \(weight_scale_inv\)"):
+        read(SILENT, experts)
 
 
 def test_shapes_that_several_kinds_have_are_what_the_config_says() -> None:
@@ -211,6 +239,11 @@ def test_a_vision_tower_is_not_left_out_unseen() -> None:
         ("NVFP4", PLAIN | {"weight_scale": ("F32", ())}, r"m\.x: holds weight BF16 .* must hold"),
         ("NVFP4", {"weight": ("U8", (N, K))}, r"m\.x: holds weight U8 \[512, 256\]"),
         ("FP8", E4M3 | {"weight_scale": ("F32", (N, 2))}, r"weight_scale F32 \[512, 2\]"),
+        ("FP8_PB_WO", E4M3 | {"weight_scale_inv": ("F32", (4, 3))}, r"_scale_inv F32 \[4, 3\]"),
+        ("FP8_PB_WO", E4M3 | {"weight_scale_inv": ("U8", (4, 2))}, r"_scale_inv U8 \[4, 2\]"),
+        ("FP8_PB_WO", BLOCK | INVERSE, r"holds .*weight_scale_inv.* must hold .*, not both"),
+        ("NVFP4", PLAIN | {"weight_scale_inv": ("F32", (4, 2))}, r"m\.x: holds weight BF16"),
+        ("FP8", INVERSE, r"m\.x\.weight_scale_inv: its shape in .*, which is FP8 block, must be"),
         ("MXFP8", E4M3 | {"weight_scale": ("F8_E8M0", (N, K // 32))}, "weight_scale F8_E8M0"),
         ("MXFP8", E4M3 | {"weight_scale": ("U8", (N, K // 16))}, r"weight_scale U8 \[512, 16\]"),
     ],
@@ -220,6 +253,15 @@ def test_contradictions_are_refused(algorithm: str, tensors: Shapes, message: st
     with pytest.raises(UnsupportedCheckpoint, match=message) as error:
         read(SILENT | {"quantized_layers": layers}, {"m.x": tensors})
     assert FILE.name in str(error.value)
+
+
+def test_a_part_of_a_table_that_has_its_scale_elsewhere_is_refused() -> None:
+    """Qwen3.8-Flash-Next's n-gram table: one scale for 128 parts, which no layer of ours reads."""
+    message = r"shard_12: is a part of a table of embeddings that is F8_E4M3 in .*, must be in 16"
+    with pytest.raises(UnsupportedCheckpoint, match=message):
+        read(SILENT, {"m.ngram_embedding.shard_12": E4M3, "m.o_proj": NVFP4})
+    plain = read(SILENT, {"m.ngram_embedding.shard_12": PLAIN, "m.o_proj": NVFP4})
+    assert plain.tensors_kind("m.ngram_embedding.shard_12") is Kind.UNQUANTIZED
 
 
 def test_shards_of_several_kinds_are_refused() -> None:

@@ -75,7 +75,7 @@ class Served:
     def distances_of_mutants(self) -> dict[str, float]:
         """Distances from references whose layers of one name compute each row one too far on."""
         linears = [(n, m) for n, m in self.model.named_modules() if isinstance(m, torch.nn.Linear)]
-        apart = ("visual", "vision", "projector")
+        apart = ("visual", "vision", "projector", "embed_audio")
         mine = [(n.rpartition(".")[2], m) for n, m in linears if not any(a in n for a in apart)]
         distances = {}
         for leaf in dict.fromkeys(leaf for leaf, _ in mine):
@@ -275,6 +275,23 @@ CASES = {
         (
             "attn ×6: CPU_ATTN (vLLM), bfloat16 KV cache, --attention-backend TRITON_ATTN, or",
             f"down_proj ×6: {W4A4}",
+        ),
+    ),
+    "Gemma 4 12B, W4A16": Case(
+        weight_only(BY_NAME["Gemma 4 12B (dense, without towers), compressed-tensors"]),
+        SAME,
+        (
+            "attn ×6: CPU_ATTN (vLLM), bfloat16 KV cache, --attention-backend TRITON_ATTN, or",
+            f"qkv_proj ×6: {W4A16}",
+        ),
+    ),
+    "Granite 4.2, W4A16": Case(
+        weight_only(BY_NAME["Granite 4.2"]),
+        SAME,
+        (
+            f"qkv_proj ×2: {W4A16}",
+            f"gate_up_proj ×2: {FUSED}_w4a16/reference (cpu), W4A16",
+            "attn ×2: nvfp4_paged_attention/reference (cpu), bfloat16 KV cache, by default",
         ),
     ),
     "Mistral Small 3.2, W4A16": Case(

@@ -1,11 +1,13 @@
 """``python -m vllm_fp4_plugin report``: the table, without loading a weight."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import typer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from vllm.model_executor.layers.activation import GeluAndMul
 from vllm.model_executor.models import llama
 
@@ -171,6 +173,17 @@ def test_by_headers(modelopt: Path, bf16: Path) -> None:
     refused = report(bf16, "--by-headers")
     assert refused.exit_code == 1
     assert "holds no quantization_config" in refused.stderr
+
+
+def test_by_headers_with_a_dtype_that_nothing_reads(modelopt: Path, tmp_path: Path) -> None:
+    """As of the scales of DeepSeek V4's own experts, which no exporter of NVFP4 writes."""
+    shutil.copytree(modelopt, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    scale = torch.ones(4, 4).to(torch.float8_e8m0fnu)
+    save_file(load_file(file) | {"model.layers.0.w1.scale": scale}, file, metadata={"format": "pt"})
+    done = report(tmp_path / "model", "--by-headers")
+    assert done.exit_code == 1
+    assert "model.layers.0.w1.scale: dtype is F8_E8M0, must be one of BOOL" in done.stderr
 
 
 def test_what_this_machine_cannot_build(modelopt: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def choose(
     """
     method: QuantizeMethodBase
     if serves_by_reference(group):
-        method = ReferenceLinearMethod(group, format.scale_dims.get(group.kind, 0), prefix)
+        method = ReferenceLinearMethod(group, group.scale_dims(format), prefix)
         kernel = reference_label(group)
     else:
         method = vllm_method(layer, prefix, group, format, packed_modules)

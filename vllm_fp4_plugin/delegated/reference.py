@@ -39,13 +39,14 @@ class ReferenceLinearMethod(LinearMethodBase):
 
     Args:
         group: what the layer is.
-        scale_dims: dimensions of its scales on disk, see ``Format.scale_dims``.
+        scale_dims: dimensions of its scales on disk, see ``LayerGroup.scale_dims``.
         prefix: the layer's name.
     """
 
     def __init__(self, group: LayerGroup, scale_dims: int, prefix: str) -> None:
         self.kind = group.kind
         self.inputs = group.inputs
+        self.scale = group.scale
         self.scale_dims = scale_dims
         self.prefix = prefix
         self.weight = "weight_packed" if self.kind is Kind.MXFP4 else "weight"
@@ -73,7 +74,7 @@ class ReferenceLinearMethod(LinearMethodBase):
             data.view(torch.uint8).fill_(0x7F)  # E4M3's NaN
         weight = ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
         layer.register_parameter(self.weight, weight)
-        layer.register_parameter("weight_scale", self._scale(layer, n, k, loader))
+        layer.register_parameter(self.scale, self._scale(layer, n, k, loader))
         if self.inputs == "static":
             layer.register_parameter("input_scale", self._globals(loader))
 
@@ -118,14 +119,14 @@ class ReferenceLinearMethod(LinearMethodBase):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check that every number was loaded."""
-        for name in (self.weight, "weight_scale", "input_scale"):
+        for name in (self.weight, self.scale, "input_scale"):
             parameter = getattr(layer, name, None)
             if parameter is None:
                 continue
             data = parameter.data
             is_float = data.dtype != torch.uint8
             holes = torch.isnan(data.float()) if is_float else data == E8M0_NAN
-            if bool(holes.any()) and (is_float or name == "weight_scale"):
+            if bool(holes.any()) and (is_float or name == self.scale):
                 raise UnsupportedCheckpoint(
                     f"{self.prefix}.{name}: {int(holes.sum())} of its {data.numel()} numbers are "
                     "NaN or not in the checkpoint, all must be there; quantise the model again"
@@ -135,7 +136,7 @@ class ReferenceLinearMethod(LinearMethodBase):
     def dequantize_weight(self, layer: Any) -> Tensor:
         """Decode the weight: float32 ``(N, K)``."""
         weight = getattr(layer, self.weight)
-        return dequantize_weight(self.kind, weight, layer.weight_scale, self.shard_sizes)
+        return dequantize_weight(self.kind, weight, getattr(layer, self.scale), self.shard_sizes)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Compute the layer's product."""

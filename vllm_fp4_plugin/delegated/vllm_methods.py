@@ -7,8 +7,8 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-from vllm_fp4_plugin.formats import Format, LayerGroup, UnsupportedCheckpoint
-from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.formats import INVERSE_SCALE, Format, LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, Kind
 
 
 def vllm_method(
@@ -26,7 +26,9 @@ def vllm_method(
         UnsupportedCheckpoint: vLLM has none.
     """
     try:
-        if format.name == "modelopt":
+        if group.scale == INVERSE_SCALE:
+            config = fp8_blocks()
+        elif format.name == "modelopt":
             config = _modelopt(group)
         else:
             config = _compressed_tensors(prefix, group)
@@ -42,6 +44,16 @@ def vllm_method(
 def label(layer: Any, method: QuantizeMethodBase) -> str:
     """Name of what vLLM runs: the layer's scheme, where a method has many, or the method."""
     return type(getattr(layer, "scheme", None) or method).__name__
+
+
+def fp8_blocks() -> Any:
+    """Config of vLLM's own FP8 format: the one whose scales of blocks are ``weight_scale_inv``."""
+    fields = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [FP8_BLOCK_SIZE] * 2,
+    }
+    return get_quantization_config("fp8").from_config(fields)
 
 
 def _modelopt(group: LayerGroup) -> Any:

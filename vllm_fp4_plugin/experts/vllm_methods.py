@@ -10,9 +10,15 @@ from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.quantization import get_quantization_config
 
+from vllm_fp4_plugin.delegated.vllm_methods import fp8_blocks
 from vllm_fp4_plugin.experts.joined_scales import PROPORTIONAL, GlobalScales, described, join
 from vllm_fp4_plugin.experts.ledger import ExpertLedger, nvfp4_forms
-from vllm_fp4_plugin.formats import CheckpointConfig, LayerGroup, UnsupportedCheckpoint
+from vllm_fp4_plugin.formats import (
+    INVERSE_SCALE,
+    CheckpointConfig,
+    LayerGroup,
+    UnsupportedCheckpoint,
+)
 from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.startup import Startup
 from vllm_fp4_plugin.weights import MAX_GLOBAL, are_globals
@@ -59,6 +65,8 @@ def keeps_16_bits(method: Any) -> bool:
 
 def _config(prefix: str, group: LayerGroup, checkpoint: CheckpointConfig) -> Any:
     settings = group.settings
+    if group.scale == INVERSE_SCALE:
+        return fp8_blocks()
     if group.kind.is_nvfp4:  # a config of NVFP4 alone keeps none for its layers
         written = checkpoint.format.group(group.kind, static_input=True)
         assert written is not None

@@ -13,7 +13,8 @@ global scales are              factors, amax/2688 ``()``  divisors, 2688/amax ``
 
 In a checkpoint of mixed precision, layers of other kinds stand beside these; in both formats their
 tensors are ``weight`` (of MXFP4 ``weight_packed``), ``weight_scale`` and, of static FP8,
-``input_scale``.
+``input_scale``. Scales of FP8 blocks may be ``weight_scale_inv`` instead, in both formats: layers
+that an exporter took over from a DeepSeek-like FP8 checkpoint.
 """
 
 import json
@@ -25,6 +26,8 @@ from nvfp4_kernels.nvfp4 import Convention
 from vllm_fp4_plugin.formats.compressed_tensors import CompressedTensors
 from vllm_fp4_plugin.formats.fields import read_object
 from vllm_fp4_plugin.formats.format import (
+    INVERSE_SCALE,
+    SCALE,
     CheckpointConfig,
     Format,
     LayerGroup,
@@ -35,6 +38,8 @@ from vllm_fp4_plugin.formats.modelopt import LEGACY_FILE, ModelOpt
 
 __all__ = [
     "FORMATS",
+    "INVERSE_SCALE",
+    "SCALE",
     "CheckpointConfig",
     "Format",
     "LayerGroup",

@@ -66,8 +66,9 @@ def check_any_nvfp4(field: str, groups: list[LayerGroup], remedy: str) -> None:
     """Raise unless some layers are NVFP4."""
     if not any(group.kind.is_nvfp4 for group in groups):
         kinds = ", ".join(sorted({str(group.kind) for group in groups}))
+        holds = f"holds {kinds} alone" if kinds else "describes no layers"
         raise UnsupportedCheckpoint(
-            f"{field}: holds {kinds} alone, must hold NVFP4 layers for nvfp4-tc; {remedy}"
+            f"{field}: {holds}, must hold NVFP4 layers for nvfp4-tc; {remedy}"
         )
 
 

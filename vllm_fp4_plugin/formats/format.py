@@ -9,6 +9,9 @@ from nvfp4_kernels.nvfp4 import Convention
 from vllm_fp4_plugin.ignore import InvalidPattern, check_pattern
 from vllm_fp4_plugin.kind import Inputs, Kind
 
+SCALE = "weight_scale"
+INVERSE_SCALE = "weight_scale_inv"  # DeepSeek's name for the factors of FP8 blocks, always 2-D
+
 
 class UnsupportedCheckpoint(ValueError):
     """A checkpoint that ``nvfp4-tc`` cannot serve as it is."""
@@ -105,6 +108,7 @@ class LayerGroup:
         targets: names and patterns of the modules; None: every linear that no other group names.
         settings: what vLLM's own config is given for such a layer.
         inputs: how a layer that is not NVFP4 takes its input.
+        scale: name of the tensor of scales beside a weight that is not NVFP4.
     """
 
     where: str
@@ -112,6 +116,23 @@ class LayerGroup:
     targets: tuple[str, ...] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     inputs: Inputs = "16-bit"
+    scale: str = SCALE
+
+    @property
+    def way(self) -> tuple[Kind, Inputs, str]:
+        """Way in which its layers are quantised: shards of one layer must have the same."""
+        return self.kind, self.inputs, self.scale
+
+    @property
+    def called(self) -> str:
+        """Name of the way for messages."""
+        return str(self.kind) if self.scale == SCALE else f"{self.kind} ({self.scale})"
+
+    def scale_dims(self, format: Format) -> int:
+        """Count the dimensions of its scales on disk; 0 where the format does not say."""
+        if self.scale == INVERSE_SCALE:
+            return 2
+        return format.scale_dims.get(self.kind, 0)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+"""Files around a text model's, where the hub's checkpoints have more than transformers writes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def around_text(model_type: str, **fields: Any) -> Callable[[Path], None]:
+    """Make what turns a text model's ``config.json`` into that of the whole.
+
+    Args:
+        model_type: type of the whole's config, which vLLM has a class of.
+        fields: further ones of it.
+    """
+
+    def surround(directory: Path) -> None:
+        file = directory / "config.json"
+        text = json.loads(file.read_text())
+        whole = {name: text.pop(name) for name in ("architectures", "quantization_config")}
+        config = whole | {"model_type": model_type, "text_config": text, **fields}
+        file.write_text(json.dumps(config, indent=2))
+
+    return surround
+
+
+def mean_pooling(directory: Path) -> None:
+    """Say, as sentence-transformers does, that a text's vector is the mean of its tokens'."""
+    modules = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (path, name) in enumerate(modules.items())
+    ]
+    (directory / "modules.json").write_text(json.dumps(listed))
+    (directory / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 128, "pooling_mode_mean_tokens": True}
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
