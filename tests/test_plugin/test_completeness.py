@@ -12,7 +12,8 @@ from vllm.model_executor import model_loader
 
 from tests import tiny_llama
 from tests.engine import run, started
-from vllm_fp4_plugin import completeness, meta_model, preflight
+from vllm_fp4_plugin import complete_loaders, meta_model, preflight
+from vllm_fp4_plugin.arrivals import Checkpoint
 from vllm_fp4_plugin.checkpoint_files import TensorHeader, read_headers
 from vllm_fp4_plugin.completeness import CompleteLoad
 from vllm_fp4_plugin.config import Nvfp4TcConfig
@@ -139,7 +140,7 @@ class Claiming(torch.nn.Module):
 
 def test_a_claim_counts_for_what_is_untouched() -> None:
     model = Claiming()
-    load = CompleteLoad(model, "m")
+    load = CompleteLoad(model, Checkpoint("m"))
     with pytest.raises(UnsupportedCheckpoint, match="holds no part, which"):
         load([("part", torch.ones(2))])
     assert load([]) == {"part", "other"}
@@ -150,7 +151,7 @@ def test_a_claim_counts_for_what_is_untouched() -> None:
 
 def test_only_the_next_load_is_watched() -> None:
     model = Claiming()
-    CompleteLoad(model, "m").expect()
+    CompleteLoad(model, Checkpoint("m")).expect()
     with pytest.raises(UnsupportedCheckpoint, match="holds no part"):
         model.load_weights([("part", torch.ones(2))])
     model.load_weights([("part", torch.ones(2))])
@@ -162,7 +163,7 @@ def test_what_fails_after_the_last_tensor_names_none() -> None:
             raise ValueError(f"{len(list(weights))} tensors")
 
     with pytest.raises(ValueError, match=r"^1 tensors$"):
-        CompleteLoad(Gathering(), "m")([("part", torch.ones(2))])
+        CompleteLoad(Gathering(), Checkpoint("m"))([("part", torch.ones(2))])
 
 
 # --- refused by a worker ------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def test_load_formats_that_check_nothing(bf16_checkpoint: Path) -> None:
 
 def test_registering_twice_changes_nothing() -> None:
     before = dict(model_loader._LOAD_FORMAT_TO_MODEL_LOADER)
-    completeness.register()
+    complete_loaders.register()
     assert before == model_loader._LOAD_FORMAT_TO_MODEL_LOADER
     assert before["dummy"] is model_loader.DummyModelLoader
 
