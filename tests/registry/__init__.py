@@ -1,0 +1,1 @@
+"""Miniature of every architecture in vLLM's registry: its config, and vLLM's model of it."""

@@ -1,0 +1,95 @@
+"""Miniature configs of the architectures in vLLM's registry."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto import modeling_auto
+from vllm.model_executor.models import registry
+from vllm.transformers_utils.config import _CONFIG_REGISTRY
+
+from tests.registry import drafts, multimodal, pooling, shrink, text
+from tests.registry.entry import Draft, Entry
+
+ENTRIES: Mapping[str, Entry] = text.ENTRIES | pooling.ENTRIES | multimodal.ENTRIES
+DRAFTS: Mapping[str, Draft] = drafts.DRAFTS
+BAG = "bag"
+
+
+def architectures() -> list[str]:
+    """Names in vLLM's registry, those of speculative decoding and of transformers' backend too."""
+    return list(registry._VLLM_MODELS)
+
+
+def class_of(architecture: str) -> tuple[str, str]:
+    """Module and class that vLLM builds for an architecture; the same for its aliases."""
+    found: tuple[str, str] = registry._VLLM_MODELS[architecture]
+    return found
+
+
+def distinct() -> dict[tuple[str, str], list[str]]:
+    """Architectures by the class that vLLM builds for them."""
+    classes: dict[tuple[str, str], list[str]] = {}
+    for architecture in architectures():
+        classes.setdefault(class_of(architecture), []).append(architecture)
+    return classes
+
+
+def miniature(architecture: str, **changes: Any) -> PreTrainedConfig:
+    """Config of an architecture with small sizes and each kind of layer.
+
+    Args:
+        architecture: name in vLLM's registry; of a draft: the draft's own config, or its target's
+            where both are of one checkpoint.
+        changes: fields beside, sub-configs as dictionaries.
+
+    Raises:
+        LookupError: no config class is known for the architecture.
+    """
+    draft = DRAFTS.get(architecture)
+    if draft is None:
+        return made(architecture, ENTRIES.get(architecture, Entry()), changes)
+    if draft.own is not None:
+        return made(architecture, draft.own, changes)
+    return miniature(draft.target, **shrink.merged(draft.changes, changes))
+
+
+def made(architecture: str, entry: Entry, changes: Mapping[str, Any]) -> PreTrainedConfig:
+    """Config of an entry with further changes."""
+    wanted = shrink.merged(entry.changes, changes) | {"architectures": [architecture]}
+    if entry.model_type == BAG:
+        return bag(wanted)
+    config_class = class_for(entry.model_type or _model_types()[architecture])
+    fields = shrink.merged(shrink.fields(config_class), wanted)
+    return config_class(**fields)
+
+
+def class_for(model_type: str) -> type[PreTrainedConfig]:
+    """Config class that vLLM takes for a ``model_type``."""
+    if model_type in _CONFIG_REGISTRY:
+        return _CONFIG_REGISTRY[model_type]
+    found: type[PreTrainedConfig] = CONFIG_MAPPING[model_type]
+    return found
+
+
+def bag(fields: Mapping[str, Any]) -> PreTrainedConfig:
+    """Config without a class: fields, and bags of fields under ``*_config``."""
+    return PreTrainedConfig(
+        **{
+            name: bag(value) if name.endswith("_config") and isinstance(value, dict) else value
+            for name, value in fields.items()
+        }
+    )
+
+
+@cache
+def _model_types() -> Mapping[str, str]:
+    """Model types by the name of transformers' class."""
+    found: dict[str, str] = {}
+    for name, table in vars(modeling_auto).items():
+        if name.endswith("_MAPPING_NAMES"):
+            for model_type, classes in table.items():
+                for each in [classes] if isinstance(classes, str) else classes:
+                    found.setdefault(each, model_type)
+    return found

@@ -1,0 +1,5 @@
+"""Miniatures of pooling models: what shrinking their config classes does not give."""
+
+from tests.registry.entry import Entry
+
+ENTRIES: dict[str, Entry] = {}

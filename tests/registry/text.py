@@ -1,0 +1,225 @@
+"""Miniatures of text models: what shrinking their config classes does not give."""
+
+from typing import Any
+
+from tests.registry.entry import Entry
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+# Of models whose config class comes with remote code.
+BAG: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "rope_parameters": ROPE,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 64,
+    "num_shared_experts": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.0,
+}
+MLA = {
+    "q_lora_rank": 64,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+SLIDING_AND_FULL = ["sliding_attention", "full_attention"]
+
+
+def bag(model_type: str, *parts: dict[str, Any], **fields: Any) -> Entry:
+    """Entry of a model without a config class."""
+    merged = BAG | {"model_type": model_type}
+    for part in parts:
+        merged |= part
+    return Entry("bag", merged | fields)
+
+
+BAILING = {"head_dim": 32, "use_bias": False, "use_qkv_bias": False, "embedding_dropout": 0.0}
+BAILING_LINEAR = EXPERTS | MLA | BAILING | {
+    "layer_group_size": 2,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "short_conv_kernel_size": 4,
+    "no_kda_lora": True,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+}  # fmt: skip
+BLOCKS = [
+    {
+        "attention": {"n_heads_in_group": 2, "no_op": False, "replace_with_linear": False},
+        "ffn": {"ffn_mult": 2.0, "no_op": False, "replace_with_linear": False},
+    }
+] * 2
+MIMO_V2 = EXPERTS | {
+    "head_dim": 32,
+    "v_head_dim": 32,
+    "swa_head_dim": 32,
+    "swa_v_head_dim": 32,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_rope_theta": 10000.0,
+    "sliding_window_size": 64,
+    "hybrid_layer_pattern": [1, 0],
+    "moe_layer_freq": [0, 1],
+    "layernorm_epsilon": 1e-6,
+}
+STEP3P5 = EXPERTS | {
+    "head_dim": 32,
+    "num_attention_groups": 2,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "use_rope_layers": [1, 0],
+    "attention_other_setting": {
+        "attention_type": "sliding_attention",
+        "num_attention_heads": 4,
+        "num_attention_groups": 2,
+        "head_dim": 32,
+        "true_head_dim": 32,
+    },
+    "att_impl_type": "GQA",
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_layers_enum": "1",
+    "moe_router_activation": "sigmoid",
+    "moe_router_scaling_factor": 1.0,
+    "use_moe_router_bias": True,
+    "norm_expert_weight": True,
+    "need_fp32_gate": True,
+    "share_expert_dim": 64,
+    "share_expert_dims": 64,
+    "sliding_window": 64,
+    "swiglu_limits": [0.0, 0.0],
+    "swiglu_limits_shared": [0.0, 0.0],
+}
+
+ENTRIES: dict[str, Entry] = {
+    "AfmoeForCausalLM": Entry(
+        changes={"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1}
+    ),
+    "BailingMoeForCausalLM": bag("bailing_moe", EXPERTS, BAILING),
+    "BailingMoeV2ForCausalLM": bag("bailing_moe_v2", EXPERTS, BAILING, use_qk_norm=True),
+    "BailingMoeV2_5ForCausalLM": bag("bailing_hybrid", BAILING_LINEAR),
+    "BailingMoeV3ForCausalLM": bag("bailing_hybrid_v3", BAILING_LINEAR),
+    "ChatGLMModel": Entry("chatglm", {"num_layers": 2, "original_rope": True}),
+    "ChatGLMForConditionalGeneration": Entry("chatglm", {"num_layers": 2, "original_rope": True}),
+    "DbrxForCausalLM": Entry(
+        changes={"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
+                 "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2}}
+    ),
+    "DeciLMForCausalLM": bag("nemotron-nas", block_configs=BLOCKS, num_key_value_heads=None),
+    "DeepseekForCausalLM": Entry("deepseek_v3", {"model_type": "deepseek"}),
+    "DeepseekV2ForCausalLM": Entry(
+        "deepseek_v2",
+        {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
+         "topk_group": 1},
+    ),
+    "ExaoneForCausalLM": bag(
+        "exaone", layer_norm_epsilon=1e-6, activation_function="silu", num_layers=2
+    ),
+    "ExaoneMoEForCausalLM": Entry("exaone_moe"),
+    "Rnj1ForCausalLM": bag(
+        "rnj1", head_dim=32, final_logit_softcapping=30.0, hidden_activation="gelu_pytorch_tanh",
+        layer_types=SLIDING_AND_FULL, query_pre_attn_scalar=32, sliding_window=64,
+        rope_parameters={"full_attention": ROPE, "sliding_attention": ROPE},
+    ),
+    "Glm4MoeForCausalLM": Entry(changes={"head_dim": 32}),
+    "Glm4MoeLiteForCausalLM": Entry(changes={"first_k_dense_replace": 1}),
+    "GPTJForCausalLM": Entry(changes={"rotary_dim": 16}),
+    "HYV3ForCausalLM": Entry(
+        changes={"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True}
+    ),
+    "InternLM2ForCausalLM": bag("internlm2", bias=False),
+    "InternLM3ForCausalLM": bag("internlm3", head_dim=32, bias=False, qkv_bias=False),
+    "IQuestCoderForCausalLM": bag("iquestcoder"),
+    "IQuestLoopCoderForCausalLM": bag("iquestloopcoder", loop_num=2, loop_window_size=64,
+                                      max_window_layers=2),
+    "K2HorizonForCausalLM": bag(
+        "k2_horizon", EXPERTS, head_dim=32, decoder_sparse_step=1, mlp_only_layers=[0],
+        attention_gate_func="sigmoid", layernorm_num_groups=1, moe_gate_bias=False,
+        mova_num_experts=0, mova_num_experts_per_tok=0, query_key_norm=True, rope_head_dim=32,
+        router_scaling_factor=1.0, router_score_func="sigmoid",
+    ),
+    "LLaMAForCausalLM": Entry("llama"),
+    "Lfm2ForCausalLM": Entry(
+        changes={"block_dim": 128, "layer_types": ["conv", "full_attention"], "conv_dim": 128}
+    ),
+    "Lfm2MoeForCausalLM": Entry(
+        changes={"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}
+    ),
+    "Llama4ForCausalLM": Entry("llama4_text"),
+    "LongcatFlashForCausalLM": Entry(
+        changes={"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "num_layers": 2,
+                 "zero_expert_type": "identity"}
+    ),
+    "LongcatFlashNgramForCausalLM": Entry(
+        "longcat_flash",
+        {
+            "mla_scale_q_lora": True, "mla_scale_kv_lora": True, "num_layers": 2,
+            "zero_expert_type": "identity",
+            "emb_neighbor_num": 2, "emb_split_num": 2, "ngram_vocab_size_ratio": 2,
+        },
+    ),
+    "MiniCPMForCausalLM": bag(
+        "minicpm", num_experts=0, num_experts_per_tok=0, scale_emb=12, scale_depth=1.4,
+        dim_model_base=64,
+    ),
+    "Mamba2ForCausalLM": Entry(changes={"num_heads": 8, "head_dim": 32, "n_groups": 1}),
+    "MiniMaxM2ForCausalLM": Entry(changes={"rotary_dim": 16, "scoring_func": "sigmoid"}),
+    "MiMoForCausalLM": Entry("qwen2", {"model_type": "mimo", "num_nextn_predict_layers": 1}),
+    "MiMoV2FlashForCausalLM": Entry("mimo_v2_flash", MIMO_V2),
+    "MiMoV2ForCausalLM": bag("mimo_v2", MIMO_V2),
+    "NemotronForCausalLM": Entry(changes={"num_key_value_heads": 2}),
+    "MuseGlimmerForCausalLM": Entry("muse_glimmer"),
+    "OrionForCausalLM": bag("orion"),
+    "PanguEmbeddedForCausalLM": bag("PanguEmbedded", bias=True),
+    "PanguProMoEV2ForCausalLM": bag("pangu_pro_moe_v2", EXPERTS),
+    "PanguUltraMoEForCausalLM": bag("pangu_ultra_moe", EXPERTS, MLA, num_key_value_heads=4),
+    "Param2MoEForCausalLM": bag(
+        "param2moe", EXPERTS, head_dim=32, score_function="sigmoid", rope_scaling=None,
+        use_qk_norm=True,
+    ),
+    "PhiMoEForCausalLM": Entry("phimoe"),
+    "Plamo3ForCausalLM": bag(
+        "plamo3", head_dim=32, interleaved_sliding_window=[64, None],
+        layer_types=SLIDING_AND_FULL, rope_local_theta=10000, sliding_window=64,
+        rope_parameters={"full_attention": ROPE, "sliding_attention": ROPE},
+    ),
+    "SarvamMoEForCausalLM": bag("sarvam_moe", EXPERTS, BAILING, use_qk_norm=True,
+                                score_function="sigmoid", moe_router_enable_expert_bias=True),
+    "SarvamMLAForCausalLM": bag("sarvam_mla", EXPERTS, MLA, num_key_value_heads=4,
+                                moe_layer_freq=1, score_function="sigmoid"),
+    "Step1ForCausalLM": bag("step1", num_attention_groups=2),
+    "Step3TextForCausalLM": Entry(
+        "step3_text",
+        {
+            "moe_layers_enum": "1", "share_q_dim": 64, "share_expert_dim": 64,
+            "norm_expert_weight": False, "head_dim": 32,
+        },
+    ),
+    "Step3p5ForCausalLM": Entry("step3p5", BAG | STEP3P5),
+    "SolarForCausalLM": bag("solar", bskcn_1=[0], bskcn_2=[0], bskcn_3=[1], bskcn_4=[1],
+                            bskcn_tv=[0.9, 0.8]),
+    "TeleChat2ForCausalLM": bag("telechat", n_head=4, n_layer=2, mlp_bias=False),
+    "TeleChat3ForCausalLM": bag("telechat3", mlp_bias=False),
+    "TeleFLMForCausalLM": bag("teleflm", use_mup=True, mup_scale_factor=2.0, output_mult=1.0,
+                              input_mult=1.0),
+    "Zamba2ForCausalLM": Entry(changes={"num_attention_heads": 4}),
+}  # fmt: skip

@@ -1,0 +1,52 @@
+"""Random weights of a built miniature, loaded as vLLM's ``--load-format dummy`` loads them."""
+
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from tests.registry.session import Built
+
+GAIN = 2.0  # of each projection; logits of attention differ by several units then
+
+
+def load(built: Built, seed: int = 0) -> None:
+    """Fill a model on CPU with random weights, and have its layers quantise and prepare them.
+
+    Models built alike get the same weights from the same seed, whatever is fused in them.
+
+    Args:
+        built: model on CPU, which ``Session.build`` was given ``load_format="dummy"`` for.
+        seed: seed of the random numbers.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader import dummy_loader
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def fill(tensor: Tensor) -> None:
+        if tensor.is_floating_point() and tensor.device.type != "meta":
+            _fill(tensor, generator)
+
+    model_config = built.model_config
+    loader = dummy_loader.DummyModelLoader(built.config.load_config)
+    with (
+        set_current_vllm_config(built.config),
+        set_default_torch_dtype(model_config.dtype),
+        patch.object(dummy_loader, "initialize_single_dummy_weight", fill),
+        torch.no_grad(),
+    ):
+        loader.load_weights(built.model, model_config)
+        process_weights_after_loading(built.model, model_config, torch.device("cpu"))
+
+
+def _fill(tensor: Tensor, generator: torch.Generator) -> None:
+    """Fill a matrix so that it keeps its input's size times the gain, a vector around one."""
+    values = torch.empty(tensor.shape, dtype=torch.float32)
+    if tensor.ndim < 2:
+        values.uniform_(0.5, 1.5, generator=generator)
+    else:
+        values.normal_(0.0, GAIN / tensor.shape[-1] ** 0.5, generator=generator)
+    tensor.copy_(values)
