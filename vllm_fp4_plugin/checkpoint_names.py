@@ -43,7 +43,7 @@ class CheckpointNames:
         return self.guesses(name)[0]
 
     def _modules(self, parameter: str, ending: str) -> Iterator[str]:
-        """What stands before an ending in the names under which a parameter may have come."""
+        """Beginnings, before an ending, of the names that a parameter may have come under."""
         same = self._came.get(ending, ())
         longest = max((_common(parameter, name) for name in same), default=0)
         for name in same:

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 
@@ -99,6 +100,8 @@ class CompleteLoad:
             if misfit is None or isinstance(error, UnsupportedCheckpoint) or out_of_memory:
                 raise
             raise UnsupportedCheckpoint(str(misfit)) from error
+        for source, part in arrivals.read_in_part() if _is_alone() else ():
+            raise UnsupportedCheckpoint(str(Misfit(source, part)))
         self._refuse_missing(needed, buffers, coverage, claimed or ())
         return claimed
 
@@ -121,6 +124,7 @@ class CompleteLoad:
 
     def _check_copy(self, to: Tensor, given: Tensor) -> None:
         """Raise for a copy that would spread a tensor, or read its numbers as another kind's."""
+        self._arrivals.note_read(given)
         source = source_of(given)
         name = source or self._checkpoint.source
         is_number = to.untyped_storage()._cdata in self._numbers
@@ -176,6 +180,11 @@ class CompleteLoad:
             # A model may fill a parameter otherwise; of one that it fills in part it cannot know.
             if holes and not (untouched and name in claimed):
                 yield from _tensors(name, module, parameter, holes, packed)
+
+
+def _is_alone() -> bool:
+    """Whether this rank is the only one, to which every tensor belongs as a whole."""
+    return not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
 
 
 def _is_kept(given: torch.dtype, to: torch.dtype) -> bool:

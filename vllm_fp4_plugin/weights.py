@@ -107,11 +107,16 @@ def are_globals(values: Tensor) -> bool:
     return bool(((values >= MIN_GLOBAL) & (values <= MAX_GLOBAL)).all())  # NaN is not
 
 
-def check_globals(layer: str, tensor: str, values: Tensor) -> None:
-    """Raise unless every global scale, factor or divisor, is one that a model can have."""
+def check_globals(name: object, values: Tensor) -> None:
+    """Raise unless every global scale, factor or divisor, is one that a model can have.
+
+    Args:
+        name: its file and name, or what is printed as them.
+        values: the scales.
+    """
     if not are_globals(values):
         raise UnsupportedCheckpoint(
-            f"{layer}.{tensor}: holds {values.tolist()}, global scales must be positive, between "
+            f"{name}: holds {values.tolist()}, global scales must be positive, between "
             f"{MIN_GLOBAL:.0e} and {MAX_GLOBAL:.0e}; the checkpoint is damaged or was not "
             "calibrated, quantise it again, without layers whose weights are all nearly zero"
         )
@@ -139,8 +144,14 @@ def _occupied(data: Tensor) -> Tensor:
     return (data.unflatten(-1, (-1, BLOCK_SIZE // 2)) & 0x77).amax(-1) > 0
 
 
-def check_block_scales(layer: str, tensor: str, scales: Tensor, data: Tensor) -> None:
-    """Raise on NaN or negative block scales, and on zero ones over blocks that are not zero."""
+def check_block_scales(name: object, scales: Tensor, data: Tensor) -> None:
+    """Raise on NaN or negative block scales, and on zero ones over blocks that are not zero.
+
+    Args:
+        name: their file and name, or what is printed as them.
+        scales: float8_e4m3fn ``(N, K/16)``.
+        data: uint8 ``(N, K/2)``.
+    """
     if are_block_scales(scales, data):
         return
     values = scales.float()
@@ -153,6 +164,6 @@ def check_block_scales(layer: str, tensor: str, scales: Tensor, data: Tensor) ->
         if bool(where.any()):
             row, column = where.nonzero()[0].tolist()
             raise UnsupportedCheckpoint(
-                f"{layer}.{tensor}: {int(where.sum())} block scales are {kind}, the first at row "
+                f"{name}: {int(where.sum())} block scales are {kind}, the first at row "
                 f"{row}, block {column}; block scales must be positive, quantise the model again"
             )

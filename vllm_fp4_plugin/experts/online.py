@@ -1,5 +1,6 @@
 """Method of a layer of 16-bit experts, quantised while they are loaded."""
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from nvfp4_kernels.checks import InvalidArgument
 from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
 from nvfp4_kernels.scale_search import quantize_with_rule
 from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.arrivals import Source
 from vllm_fp4_plugin.experts.base import ExpertsMethod
 from vllm_fp4_plugin.experts.ledger import ExpertLedger
-from vllm_fp4_plugin.experts.stacks import copy_part
+from vllm_fp4_plugin.experts.stacks import DOWN, copy_part
 from vllm_fp4_plugin.experts.weights import StoredExperts
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.options import Options
@@ -128,9 +130,11 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             torch.distributed.all_reduce(
                 amax, op=torch.distributed.ReduceOp.MAX, group=group.device_group
             )
+        shards = self.ledger.shards if part == "w13" else (DOWN,)
+        held = product(range(len(weights)), shards)
         each = [
-            self._quantize(f"{self.prefix}, {part} {number}", matrix, global_scale_of(amax[number]))
-            for number, matrix in enumerate(matrices)
+            self._quantize(self.ledger.source(_WEIGHT, *which), matrix, global_scale_of(scale))
+            for which, matrix, scale in zip(held, matrices, amax, strict=True)
         ]
         parts = zip(
             *((q.data, q.scales.view(torch.uint8), q.global_scale) for q in each), strict=True
@@ -140,7 +144,7 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
         )
         return data, scales.view(torch.float8_e4m3fn), factors
 
-    def _quantize(self, name: str, matrix: Tensor, global_scale: Tensor) -> Nvfp4Tensor:
+    def _quantize(self, name: Source | str, matrix: Tensor, global_scale: Tensor) -> Nvfp4Tensor:
         try:
             return quantize_with_rule(matrix, self._rule, global_scale=global_scale)
         except InvalidArgument as error:
