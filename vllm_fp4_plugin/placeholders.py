@@ -24,7 +24,7 @@ _FILLS = {
     *(aten.normal_, aten.uniform_, aten.bernoulli_),
 }
 _COPIES = {aten.clone, aten._to_copy, aten.copy_}
-_COUNTER = "num_batches_tracked"  # of a batch norm's training, which no forward pass reads
+_OTHERS = ("k_scale", "v_scale", "num_batches_tracked")
 
 
 class Placeholders(TorchDispatchMode):
@@ -99,6 +99,6 @@ def _persistent(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
-            kept = name.startswith("_") or name == _COUNTER
+            kept = name.startswith("_") or name in _OTHERS
             if buffer.numel() and not kept and name not in module._non_persistent_buffers_set:
                 yield f"{prefix}.{name}" if prefix else name, module, buffer
