@@ -228,7 +228,7 @@ def _ledgers(model: nn.Module) -> Iterator[Any]:
 def _tensors(
     name: str,
     module: nn.Module,
-    parameter: nn.Parameter,
+    parameter: Tensor,
     holes: list[Interval],
     packed: dict[str, list[str]],
 ) -> Iterator[str]:

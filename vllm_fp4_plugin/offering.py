@@ -26,7 +26,10 @@ class Buffer(NamedTuple):
 
 
 def wanted(
-    model: Any, lacking: Iterable[Buffer], names: CheckpointNames, refused: tuple[type, ...]
+    model: Any,
+    lacking: Iterable[Buffer],
+    names: CheckpointNames,
+    refused: tuple[type[Exception], ...],
 ) -> Iterator[str]:
     """Find the buffers that a model takes from a checkpoint.
 
@@ -53,7 +56,7 @@ def wanted(
                 break
 
 
-def _takes(model: Any, name: str, buffer: Tensor, refused: tuple[type, ...]) -> bool:
+def _takes(model: Any, name: str, buffer: Tensor, refused: tuple[type[Exception], ...]) -> bool:
     if buffer.is_meta:
         value = torch.zeros((), dtype=buffer.dtype).expand(buffer.shape)
     else:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from nvfp4_kernels.devices import FAMILIES
-from vllm_fp4_plugin import command_line, meta_model
+from vllm_fp4_plugin import checkpoint_files, command_line, meta_model
 from vllm_fp4_plugin.report import Report
 
 ARCHS = ("cpu", *FAMILIES)
@@ -75,9 +75,19 @@ def _built(model: str, **args: Any) -> Report:
 
 
 def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
-    """Report of a model's linear and attention layers; see ``meta_model.built``."""
-    with meta_model.built(model, arch=arch, **engine_args) as (_, config):
+    """Report of a model's linear and attention layers; see ``meta_model.built``.
+
+    Raises:
+        ValueError: the checkpoint is refused, or lacks a tensor.
+    """
+    from vllm_fp4_plugin.rehearsal import rehearse  # which imports vLLM
+
+    directory = Path(model)
+    headers = checkpoint_files.read_headers(directory) if directory.is_dir() else {}
+    with meta_model.built(model, arch=arch, **engine_args) as (built, config):
         startup = config.quant_config.startup
+        if headers:
+            rehearse(built, directory, headers)
     report: Report = startup.report
     report.notes = startup.idle_patterns()
     return report

@@ -38,7 +38,7 @@ class Built:
 
     @property
     def model_config(self) -> Any:
-        """vLLM's config of the model itself, not of a draft's target."""
+        """VLLM's config of the model itself, not of a draft's target."""
         if self.architecture in configs.DRAFTS:
             return self.config.speculative_config.draft_model_config
         return self.config.model_config
@@ -100,7 +100,7 @@ class Session:
     def config(
         self, architecture: str, *, changes: dict[str, Any] | None = None, **engine_args: Any
     ) -> Any:
-        """vLLM's config for a miniature; arguments as for ``build``."""
+        """VLLM's config for a miniature; arguments as for ``build``."""
         from vllm.engine.arg_utils import EngineArgs
 
         draft = configs.DRAFTS.get(architecture)
