@@ -22,7 +22,7 @@ def register() -> None:
     )
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from vllm_fp4_plugin import batch_invariance, completeness, norm, preflight, refused
+    from vllm_fp4_plugin import batch_invariance, complete_loaders, norm, preflight, refused
     from vllm_fp4_plugin.config import Nvfp4TcConfig
     from vllm_fp4_plugin.indexer import registration
     from vllm_fp4_plugin.options import METHOD
@@ -35,6 +35,6 @@ def register() -> None:
         register_backend(custom, "vllm_fp4_plugin.attention.backend.PagedAttentionBackend")
     registration.register()
     norm.register()
-    completeness.register()
+    complete_loaders.register()
     batch_invariance.register()
     preflight.register()

@@ -282,7 +282,7 @@ def _check_module(
         _check_tensor(f"{module}.{tensor}", header, "F32", None)
         if math.prod(header.shape) != 1:
             raise UnsupportedCheckpoint(
-                f"{module}.{tensor}: shape is {header.shape}, must be one number; "
+                f"{header.file}: {module}.{tensor}: shape is {header.shape}, must be one number; "
                 "quantise the model again with one global scale per tensor"
             )
 
@@ -290,13 +290,14 @@ def _check_module(
 def _check_tensor(
     name: str, header: TensorHeader, dtype: str, shape: tuple[int, ...] | None
 ) -> None:
+    where = f"{header.file}: {name}"
     if header.dtype != dtype:
         raise UnsupportedCheckpoint(
-            f"{name}: dtype is {header.dtype}, must be {dtype}; quantise the model again"
+            f"{where}: dtype is {header.dtype}, must be {dtype}; quantise the model again"
         )
     if shape is not None and header.shape != shape:
         raise UnsupportedCheckpoint(
-            f"{name}: shape is {header.shape}, must be {shape}; quantise the model again"
+            f"{where}: shape is {header.shape}, must be {shape}; quantise the model again"
         )
 
 

@@ -43,8 +43,7 @@ def check_global_scales(headers: Mapping[str, TensorHeader], checkpoint: Checkpo
     """
     names = global_scales(headers, checkpoint)
     for name, values in read_tensors(headers, names):
-        layer, _, tensor = name.rpartition(".")
-        weights.check_globals(f"{headers[name].file}: {layer}", tensor, values.float())
+        weights.check_globals(f"{headers[name].file}: {name}", values.float())
     return len(names)
 
 
@@ -97,8 +96,7 @@ def check_values(headers: Mapping[str, TensorHeader], checkpoint: CheckpointConf
     for module in quantised_modules(headers, names):
         tensors = [f"{module}.{part}" for part in (names.block_scale, names.weight)]
         scales, codes = (tensor for _, tensor in read_tensors(headers, tensors))
-        layer = f"{headers[tensors[0]].file}: {module}"
-        weights.check_block_scales(layer, names.block_scale, scales, codes)
+        weights.check_block_scales(f"{headers[tensors[0]].file}: {tensors[0]}", scales, codes)
 
 
 def check_finite(name: Callable[[], str], values: Tensor) -> None:

@@ -6,26 +6,22 @@ which one shard came passes.
 
 from collections.abc import Container, Iterable, Iterator
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
-from vllm.model_executor import model_loader
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import (
-    ParallelLMHead,
-    VocabParallelEmbedding,
-)
-from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.model_executor.model_loader.runai_streamer_loader import RunaiModelStreamerLoader
 
 from nvfp4_kernels.devices import dtype_name
-from vllm_fp4_plugin import batch_invariance, checkpoint_files, checkpoint_values
+from vllm_fp4_plugin import checkpoint_values
+from vllm_fp4_plugin.arrivals import Arrivals, Checkpoint, source_of
+from vllm_fp4_plugin.checkpoint_names import CheckpointNames
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.ignore import shard_names
-from vllm_fp4_plugin.options import METHOD
-from vllm_fp4_plugin.self_check import run as self_check
+from vllm_fp4_plugin.misfit import Misfit
+from vllm_fp4_plugin.offering import Buffer, wanted
+from vllm_fp4_plugin.placeholders import placeholders
 from vllm_fp4_plugin.write_coverage import Interval, WriteCoverage
 
 LEDGER = "ledger"  # attribute of a method that knows by itself which tensors have come
@@ -37,23 +33,24 @@ _MISFITS = (
     *(AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError),
 )
 _INTEGERS = (torch.bool, torch.int16, torch.int32, torch.int64)
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INCOMPLETE = "the checkpoint is incomplete, copy or download it again, or export the model again"
 
 
 class _Needed(NamedTuple):
-    """Parameter that a checkpoint has to fill."""
+    """Parameter or buffer that a checkpoint has to fill."""
 
     name: str
     module: nn.Module
-    parameter: nn.Parameter
+    tensor: Tensor
 
 
 class CompleteLoad:
-    """Load of a model's weights that is refused unless it fills every parameter.
+    """Load of a model's weights that is refused unless it fills every parameter and placeholder.
 
     Args:
         model: a model that is built and not loaded; on the meta device too.
-        source: directory of the checkpoint, or its name on the hub.
+        checkpoint: what the weights are of.
         shared: kind of module whose weights need not come, as they may be another module's.
         has_values: whether tensors' values are the checkpoint's; they must be finite then.
     """
@@ -61,16 +58,17 @@ class CompleteLoad:
     def __init__(
         self,
         model: Any,
-        source: str,
+        checkpoint: Checkpoint,
         *,
         shared: type[nn.Module] | None = None,
         has_values: bool = True,
     ) -> None:
         self._model = model
         self._has_values = has_values
-        self._source = source
+        self._checkpoint = checkpoint
         self._shared = shared
-        self._at: str | None = None  # tensor that the model is taking
+        self._arrivals = Arrivals(checkpoint)
+        self._numbers: set[int] = set()
 
     def expect(self) -> None:
         """Stand in front of the model's ``load_weights`` for the next call."""
@@ -84,64 +82,90 @@ class CompleteLoad:
         """
         vars(self._model).pop("load_weights", None)
         needed = list(_needed(self._model, self._shared))
+        buffers = list(_needed_buffers(self._model, self._shared))
         for ledger in _ledgers(self._model):
             ledger.begin()
         numbers = [p for ledger in _ledgers(self._model) for p in ledger.number_parameters()]
-        coverage = WriteCoverage([*(parameter for _, _, parameter in needed), *numbers])
+        self._numbers = {number.untyped_storage()._cdata for number in numbers}
+        self._arrivals = arrivals = Arrivals(self._checkpoint)
+        watched = [*(tensor for _, _, tensor in (*needed, *buffers)), *numbers]
+        coverage = WriteCoverage(watched, self._check_copy)
         try:
-            with coverage:
-                claimed = self._model.load_weights(self._noted(weights), *args, **kwargs)
+            with arrivals, coverage:
+                weights = self._checked(arrivals.follow(weights))
+                claimed = self._model.load_weights(weights, *args, **kwargs)
         except _MISFITS as error:
+            misfit = Misfit.found(error, arrivals)
             out_of_memory = isinstance(error, torch.OutOfMemoryError)
-            if self._at is None or isinstance(error, UnsupportedCheckpoint) or out_of_memory:
+            if misfit is None or isinstance(error, UnsupportedCheckpoint) or out_of_memory:
                 raise
-            raise UnsupportedCheckpoint(self._misfit(self._at, error)) from error
-        missing = list(dict.fromkeys(self._missing(needed, coverage, claimed or ())))
+            raise UnsupportedCheckpoint(str(misfit)) from error
+        for source, part in arrivals.read_in_part() if _is_alone() else ():
+            raise UnsupportedCheckpoint(str(Misfit(source, part)))
+        self._refuse_missing(needed, buffers, coverage, claimed or ())
+        return claimed
+
+    def _checked(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors, unless they hold what parameters would take, and no model can use."""
+        for name, tensor in weights:
+            is_weight = name.endswith((".weight", ".bias"))
+            if is_weight and tensor.dtype in _INTEGERS:
+                raise UnsupportedCheckpoint(
+                    f"{self._checkpoint.file_of(name)}: {name}: dtype is "
+                    f"{dtype_name(tensor.dtype)}, must be a floating-point one, or uint8 of a "
+                    "quantised layer; export the model again"
+                )
+            if self._has_values:
+                checkpoint_values.check_finite(
+                    lambda name=name: f"{self._checkpoint.file_of(name)}: {name}",  # type: ignore[misc]
+                    tensor,
+                )
+            yield name, tensor
+
+    def _check_copy(self, to: Tensor, given: Tensor) -> None:
+        """Raise for a copy that would spread a tensor, or read its numbers as another kind's."""
+        self._arrivals.note_read(given)
+        source = source_of(given)
+        name = source or self._checkpoint.source
+        is_number = to.untyped_storage()._cdata in self._numbers
+        if given.numel() != to.numel() and not is_number:
+            shape = tuple(given.shape) if source is None else source.shape
+            raise UnsupportedCheckpoint(
+                f"{name}: shape is {shape}, must be {tuple(to.shape)}; mend the model's "
+                "config.json, or export the model again"
+            )
+        if not _is_kept(given.dtype, to.dtype):
+            must = _FLOATS if to.dtype in _FLOATS else (to.dtype,)
+            raise UnsupportedCheckpoint(
+                f"{name}: dtype is {dtype_name(given.dtype)}, must be "
+                f"{' or '.join(map(dtype_name, must))}; export the model again"
+            )
+
+    def _refuse_missing(
+        self,
+        needed: Iterable[_Needed],
+        buffers: Iterable[_Needed],
+        coverage: WriteCoverage,
+        claimed: Container[str],
+    ) -> None:
+        lacking = list(self._missing(needed, coverage, claimed))
+        unfilled = [
+            Buffer(name, tensor)
+            for name, _, tensor in buffers
+            if coverage.holes(tensor) and name not in claimed
+        ]
+        if not lacking and not unfilled:
+            return
+        names = CheckpointNames(self._arrivals.names, dict(self._model.named_parameters()))
+        missing = [names.likeliest(name) for name in lacking]
+        missing += wanted(self._model, unfilled, names, _MISFITS)
+        missing = list(dict.fromkeys(missing))
         if missing:
             more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
             raise UnsupportedCheckpoint(
-                f"{self._source}: holds no {', '.join(missing[:_NAMED])}{more}, which the model "
-                f"needs; {INCOMPLETE}"
+                f"{self._checkpoint.source}: holds no {', '.join(missing[:_NAMED])}{more}, which "
+                f"the model needs; {INCOMPLETE}"
             )
-        return claimed
-
-    def _noted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in weights:
-            self._at = name
-            self._check(name, tensor)
-            yield name, tensor
-        self._at = None  # a model that gathers them first names the wrong one from here on
-
-    def _check(self, name: str, tensor: Tensor) -> None:
-        """Raise for what parameters would take, and no model can use."""
-        is_weight = name.endswith((".weight", ".bias"))
-        if is_weight and tensor.dtype in _INTEGERS:
-            raise UnsupportedCheckpoint(
-                f"{self._file(name)}: {name}: dtype is {dtype_name(tensor.dtype)}, must be a "
-                "floating-point one, or uint8 of a quantised layer; export the model again"
-            )
-        if self._has_values:
-            checkpoint_values.check_finite(lambda: f"{self._file(name)}: {name}", tensor)
-
-    def _misfit(self, tensor: str, error: BaseException) -> str:
-        where = self._file(tensor)
-        unknown = ("no module or parameter named", "has no parameter")
-        if isinstance(error, KeyError) or any(said in str(error) for said in unknown):
-            return (
-                f"{where}: holds {tensor}, for which the model has no parameter; if it belongs to "
-                "a quantised layer, no ignore pattern of the config may cover that, otherwise "
-                "remove it or serve the model that it was made for"
-            )
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        return (
-            f"{where}: holds {tensor}, which does not fit the model ({reason}); mend the model's "
-            "config.json, or export the model again"
-        )
-
-    def _file(self, tensor: str) -> str:
-        directory = Path(self._source)
-        headers = checkpoint_files.read_headers(directory) if directory.is_dir() else {}
-        return str(headers[tensor].file if tensor in headers else self._source)
 
     def _missing(
         self, needed: Iterable[_Needed], coverage: WriteCoverage, claimed: Container[str]
@@ -158,19 +182,42 @@ class CompleteLoad:
                 yield from _tensors(name, module, parameter, holes, packed)
 
 
+def _is_alone() -> bool:
+    """Whether this rank is the only one, to which every tensor belongs as a whole."""
+    return not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
+
+
+def _is_kept(given: torch.dtype, to: torch.dtype) -> bool:
+    """Whether a copy keeps a tensor's numbers, but for rounding."""
+    if to in _FLOATS:
+        return given in (*_FLOATS, torch.float8_e8m0fnu)
+    wide = torch.int16, torch.int32, torch.int64
+    return given == to or (given in wide and to in wide)
+
+
 def _needed(model: nn.Module, shared: type[nn.Module] | None) -> Iterator[_Needed]:
     for prefix, module in model.named_modules():
         method = getattr(module, "quant_method", None)
-        if isinstance(method, BaseKVCacheMethod):
-            continue  # scales of a KV cache, 1 unless there are any
+        if not _must_come(module, shared):
+            continue
         if hasattr(method, LEDGER):
             continue  # which knows every expert's tensors, where a parameter has padding too
-        if shared is not None and isinstance(module, shared):
-            continue
         optional = getattr(method, "optional_parameters", ()) + _KEPT.get(type(module).__name__, ())
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.numel() and name not in optional:
                 yield _Needed(f"{prefix}.{name}" if prefix else name, module, parameter)
+
+
+def _needed_buffers(model: nn.Module, shared: type[nn.Module] | None) -> Iterator[_Needed]:
+    for name, module, buffer in placeholders(model):
+        if _must_come(module, shared):
+            yield _Needed(name, module, buffer)
+
+
+def _must_come(module: nn.Module, shared: type[nn.Module] | None) -> bool:
+    if isinstance(getattr(module, "quant_method", None), BaseKVCacheMethod):
+        return False  # scales of a KV cache, 1 unless there are any
+    return shared is None or not isinstance(module, shared)
 
 
 def _ledgers(model: nn.Module) -> Iterator[Any]:
@@ -181,7 +228,7 @@ def _ledgers(model: nn.Module) -> Iterator[Any]:
 def _tensors(
     name: str,
     module: nn.Module,
-    parameter: nn.Parameter,
+    parameter: Tensor,
     holes: list[Interval],
     packed: dict[str, list[str]],
 ) -> Iterator[str]:
@@ -200,87 +247,3 @@ def _tensors(
         if any(hole.start < end * row and hole.end > begin * row for hole in holes):
             yield f"{shard}.{last}"
         begin = end
-
-
-# --- vLLM's loaders -----------------------------------------------------------------------------
-
-
-class _CompleteLoader:
-    """Loader before vLLM's: of our models, it lets no incomplete one pass."""
-
-    def load_weights(self, model: Any, model_config: Any) -> None:
-        load: Any = super()
-        # A draft model may take the target's embeddings once it is loaded.
-        shared = VocabParallelEmbedding if model_config.runner_type == "draft" else None
-        _expect(model, model_config, shared)
-        load.load_weights(model, model_config)
-
-    def load_model(self, vllm_config: Any, model_config: Any, *args: Any, **named: Any) -> Any:
-        load: Any = super()
-        model = load.load_model(vllm_config, model_config, *args, **named)
-        if model_config.quantization == METHOD:
-            self_check.check(model, vllm_config)
-        return model
-
-    def get_all_weights(self, model_config: Any, model: Any) -> Any:
-        load: Any = super()
-        # A reload asks for the weights and loads them itself. It parts tied embeddings meanwhile.
-        _expect(model, model_config, ParallelLMHead)
-        return load.get_all_weights(model_config, model)
-
-
-def _expect(model: Any, model_config: Any, shared: type[nn.Module] | None) -> None:
-    if model_config.quantization == METHOD:
-        batch_invariance.check_norms(model)
-        CompleteLoad(model, model_config.model, shared=shared).expect()
-
-
-class _CompleteDefaultLoader(_CompleteLoader, DefaultModelLoader):
-    def load_weights(self, model: Any, model_config: Any) -> None:
-        self._is_ours = model_config.quantization == METHOD
-        super().load_weights(model, model_config)
-
-    def _prepare_weights(self, source: str, *args: Any, **named: Any) -> Any:
-        """Find a checkpoint's files; of our models only those that cannot run code."""
-        try:
-            found = super()._prepare_weights(source, *args, **named)
-        except RuntimeError as error:  # there are none
-            if not getattr(self, "_is_ours", False):
-                raise
-            raise checkpoint_files.no_weights(source, []) from error
-        _, files, is_safetensors, *_ = found
-        if getattr(self, "_is_ours", False) and not is_safetensors:
-            raise checkpoint_files.no_weights(source, files)
-        return found
-
-
-class _CompleteStreamer(_CompleteLoader, RunaiModelStreamerLoader):
-    pass
-
-
-_REPLACED = {
-    DefaultModelLoader: _CompleteDefaultLoader,
-    RunaiModelStreamerLoader: _CompleteStreamer,
-}
-
-
-def register() -> None:
-    """Put loaders that check completeness in the place of vLLM's that read checkpoints."""
-    loaders = model_loader._LOAD_FORMAT_TO_MODEL_LOADER
-    for load_format, loader in loaders.items():
-        loaders[load_format] = _REPLACED.get(loader, loader)
-
-
-def check_load_format(load_format: str) -> None:
-    """Refuse a load format whose loader does not check that a model is complete.
-
-    Raises:
-        UnsupportedCheckpoint: naming those that do.
-    """
-    loaders = model_loader._LOAD_FORMAT_TO_MODEL_LOADER
-    checked = sorted(f for f, loader in loaders.items() if issubclass(loader, _CompleteLoader))
-    if load_format not in {*checked, "dummy"}:
-        raise UnsupportedCheckpoint(
-            f"load-format: is {load_format}, must be one of {', '.join([*checked, 'dummy'])} with "
-            f"{METHOD}; serve the checkpoint that the weights were read from"
-        )

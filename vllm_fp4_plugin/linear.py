@@ -20,7 +20,7 @@ from nvfp4_kernels.nvfp4 import BLOCK_SIZE
 from nvfp4_kernels.silu_mul_gemm.kernels import KERNELS as SILU_MUL_GEMM_KERNELS
 from vllm_fp4_plugin import (
     batch_invariance,
-    completeness,
+    complete_loaders,
     fused_mlp,
     quantizing_norm,
     reduction,
@@ -91,7 +91,7 @@ class Nvfp4LinearBase(LinearMethodBase):
         params_dtype: torch.dtype,
     ) -> LinearPlan:
         """Check that the layer can be served, and plan it; ``settle`` has the last word."""
-        completeness.check_load_format(get_current_vllm_config().load_config.load_format)
+        complete_loaders.check_load_format(get_current_vllm_config().load_config.load_format)
         if params_dtype not in A16_DTYPES:
             raise UnsupportedCheckpoint(
                 f"{self.prefix}: dtype is {params_dtype}, must be bfloat16 or float16; "

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_fp4_plugin.arrivals import Source, source_of
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.replaced_loader import RowsLoader
 
@@ -28,9 +29,9 @@ class LoadLedger:
     def __init__(self, layer: Any, prefix: str, num_shards: int, rows_loader: RowsLoader) -> None:
         self.prefix = prefix
         self._rows_loader = rows_loader
-        self._rows = _full_rows(layer, num_shards)
+        self._rows = full_rows(layer, num_shards)
         self._columns: int = layer.input_size
-        self._received: dict[str, set[Any]] = {}
+        self._received: dict[str, dict[Any, Source | None]] = {}
 
     def loader(
         self, tensor: str, dtype: torch.dtype, columns_per: int | None, inner: Callable[..., None]
@@ -53,14 +54,15 @@ class LoadLedger:
             else:
                 inner(param, loaded_weight, loaded_shard_id)
             shards = self._shards(loaded_shard_id)
-            self._received.setdefault(tensor, set()).update(shards)
+            source = source_of(loaded_weight)
+            self._received.setdefault(tensor, {}).update(dict.fromkeys(shards, source))
 
         return load
 
     def check_complete(self, tensors: list[str]) -> None:
-        """Raise unless every shard of every tensor has arrived; forget them for a reload."""
+        """Raise unless every shard of every tensor has arrived."""
         for tensor in tensors:
-            missing = set(self._rows) - self._received.get(tensor, set())
+            missing = set(self._rows) - set(self._received.get(tensor, ()))
             if missing:
                 which = "" if None in missing else f" of shard {sorted(map(str, missing))}"
                 raise UnsupportedCheckpoint(
@@ -68,7 +70,25 @@ class LoadLedger:
                     "quantised there, its name must be in the config's ignore list, otherwise "
                     "the checkpoint is incomplete"
                 )
+
+    def forget(self) -> None:
+        """Expect everything anew, for a reload."""
         self._received.clear()
+
+    def sources(self, tensor: str, count: int) -> list[Source | str]:
+        """Tensors of the checkpoint that a tensor's shards came from, or their names here.
+
+        Args:
+            tensor: its name on disk.
+            count: number of shards that the layer has them laid out in.
+        """
+        if len(self._rows) != count:
+            return [self._name(tensor, None)] * count
+        received = self._received.get(tensor, {})
+        return [received.get(shard) or self._name(tensor, shard) for shard in self._rows]
+
+    def _name(self, tensor: str, shard_id: Any) -> str:
+        return f"{self.prefix}.{tensor}" + ("" if shard_id is None else f" (shard {shard_id})")
 
     def _shards(self, shard_id: Any) -> list[Any]:
         """Shards that a loader call fills: ``None`` stands for the layer as a whole."""
@@ -84,7 +104,7 @@ class LoadLedger:
         columns_per: int | None,
         shard_id: Any,
     ) -> None:
-        where = f"{self.prefix}.{tensor}" + ("" if shard_id is None else f" (shard {shard_id})")
+        where = source_of(loaded) or self._name(tensor, shard_id)
         if loaded.dtype != dtype:
             raise UnsupportedCheckpoint(
                 f"{where}: dtype is {_short(loaded.dtype)}, must be {_short(dtype)}; "
@@ -111,7 +131,7 @@ class LoadLedger:
             )
 
 
-def _full_rows(layer: Any, num_shards: int) -> dict[Any, int | None]:
+def full_rows(layer: Any, num_shards: int) -> dict[Any, int | None]:
     """Rows of each shard before tensor parallelism, by the shard ids vLLM loads them under."""
     if hasattr(layer, "total_num_kv_heads"):
         kv_heads = layer.total_num_kv_heads

@@ -90,6 +90,7 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
         from vllm_fp4_plugin.config import Nvfp4TcConfig
         from vllm_fp4_plugin.device import planned_for
         from vllm_fp4_plugin.linear import settle
+        from vllm_fp4_plugin.placeholders import Placeholders
 
     ropes, excepthook = dict(rotary_embedding._ROPE_DICT), sys.excepthook
     with (
@@ -109,7 +110,9 @@ def built_for(args: Any, arch: str = "") -> Iterator[tuple[Any, Any]]:
                     destroy_model_parallel()  # a dense model's, which lack what experts need
                 ensure_model_parallel_initialized(1, 1)
                 with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
-                    meta_model = initialize_model(config)
+                    with Placeholders() as placeholders:
+                        meta_model = initialize_model(config)
+                    placeholders.keep(meta_model)
                     settle(meta_model)
                 yield meta_model, config
             finally:

@@ -19,8 +19,10 @@ from nvfp4_kernels.nvfp4 import Nvfp4Tensor, global_scale_of
 from nvfp4_kernels.scale_search import ScaleRule, quantize_with_rule
 from vllm_fp4_plugin import completeness, weights
 from vllm_fp4_plugin.activation_terms import GivenTerms
+from vllm_fp4_plugin.arrivals import Source
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.linear import Nvfp4LinearBase
+from vllm_fp4_plugin.loading import full_rows
 from vllm_fp4_plugin.options import Activation, Options
 from vllm_fp4_plugin.replaced_loader import RowsLoader, RowsParameter
 from vllm_fp4_plugin.startup import Startup
@@ -59,7 +61,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         )
         self.dummy = get_current_vllm_config().load_config.load_format == "dummy"
         shape = (sum(output_partition_sizes), input_size_per_partition)
-        rows = RowsLoader(extra_weight_attrs["weight_loader"])
+        self._rows = rows = RowsLoader(extra_weight_attrs["weight_loader"])
         weight = RowsParameter(
             data=torch.empty(shape, dtype=params_dtype, device="meta"),
             input_dim=1,
@@ -78,7 +80,8 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
         self.settle(layer)
         self._check_complete(layer)
         shards = layer.weight.data.split(self.plan.shard_sizes)
-        quantised = [self._quantize(layer, *shard) for shard in enumerate(shards)]
+        names = self._names(layer, len(shards))
+        quantised = [self._quantize(layer, *each) for each in zip(shards, names, strict=True)]
         del layer.weight, shards
         data, scales, weight_global = weights.join_shards(quantised)
         self.install(layer, self.kernel_weight(data, scales, weight_global, None))
@@ -98,10 +101,15 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
                 f"all; {completeness.INCOMPLETE}"
             )
 
-    def _quantize(self, layer: Any, number: int, shard: Tensor) -> Nvfp4Tensor:
-        name = f"{self.prefix}.weight"
-        if len(self.plan.shard_sizes) > 1:
-            name += f" (shard {number})"
+    def _names(self, layer: Any, count: int) -> list[Source | str]:
+        """Tensors of the checkpoint that the shards came from, or the layer's name for them."""
+        shards = list(full_rows(layer, count))
+        whole = self._rows.sources.get(None)
+        if whole is not None or len(shards) != count:
+            return [whole or f"{self.prefix}.weight"] * count
+        return [self._rows.sources.get(shard) or f"{self.prefix}.weight" for shard in shards]
+
+    def _quantize(self, layer: Any, shard: Tensor, name: Source | str) -> Nvfp4Tensor:
         amax = shard.abs().amax().float()
         if layer.tp_size > 1:
             # Every rank holds a part of this shard; its scale is that of the whole.
@@ -112,7 +120,7 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
 
 
 def quantize(
-    name: str, weight: Tensor, amax: Tensor, rule: ScaleRule, activation: Activation
+    name: Source | str, weight: Tensor, amax: Tensor, rule: ScaleRule, activation: Activation
 ) -> Nvfp4Tensor:
     """Quantise a weight, or this rank's part of it, as it was loaded.
 

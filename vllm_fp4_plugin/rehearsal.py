@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vllm_fp4_plugin import checkpoint_files
+from vllm_fp4_plugin.arrivals import Checkpoint
 from vllm_fp4_plugin.checkpoint_files import TensorHeader
 from vllm_fp4_plugin.completeness import CompleteLoad
 
@@ -18,7 +19,7 @@ def rehearse(model: Any, directory: Path, headers: Mapping[str, TensorHeader]) -
     Raises:
         UnsupportedCheckpoint: one is missing, unknown to the model, or does not fit it.
     """
-    CompleteLoad(model, str(directory), has_values=False)(_hollow(headers))
+    CompleteLoad(model, Checkpoint(str(directory)), has_values=False)(_hollow(headers))
 
 
 def _hollow(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, Tensor]]:

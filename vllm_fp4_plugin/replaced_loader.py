@@ -12,6 +12,8 @@ from typing import Any
 from torch import Tensor
 from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
 
+from vllm_fp4_plugin.arrivals import Source, source_of
+
 Loader = Callable[..., None]
 
 
@@ -23,11 +25,13 @@ class RowsLoader:
 
     Attributes:
         is_replaced: whether a model has put another in its place.
+        sources: tensors of the checkpoint that came last, by the ids of shards.
     """
 
     def __init__(self, inner: Loader) -> None:
         self._inner = inner
         self.is_replaced = False
+        self.sources: dict[Any, Source] = {}
 
     def replace(self, inner: Loader) -> None:
         """Load every matrix with ``inner`` from now on, whichever of them it was meant for."""
@@ -37,6 +41,9 @@ class RowsLoader:
     # vLLM binds these parameter names.
     def load(self, param: Tensor, loaded_weight: Tensor, loaded_shard_id: Any = None) -> None:
         """Load a tensor into a parameter."""
+        source = source_of(loaded_weight)
+        if source is not None:  # vLLM may load what it has put off once all have come
+            self.sources[loaded_shard_id] = source
         if loaded_shard_id is None:
             self._inner(param, loaded_weight)
         else:

@@ -86,13 +86,23 @@ def _built(model: str, **args: Any) -> Report:
 
 
 def model_report(model: str, *, arch: str = "", **engine_args: Any) -> Report:
-    """Report of a model's linear and attention layers; see ``meta_model.built``."""
+    """Report of a model's linear and attention layers; see ``meta_model.built``.
+
+    Raises:
+        ValueError: the checkpoint is refused, or lacks a tensor.
+    """
+    from vllm_fp4_plugin.rehearsal import rehearse  # which imports vLLM
+
+    directory = checkpoint_files.local_directory(model)
+    headers = {} if directory is None else checkpoint_files.read_headers(directory)
     with meta_model.built(model, arch=arch, **engine_args) as (built, config):
         startup = config.quant_config.startup
         from vllm_fp4_plugin import built_weights  # which imports vLLM
 
         report: Report = startup.report
         report.weights = built_weights.of_model(built, report)
+        if directory is not None and headers:
+            rehearse(built, directory, headers)
     report.notes = startup.idle_patterns()
     return report
 

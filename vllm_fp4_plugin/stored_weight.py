@@ -54,9 +54,9 @@ class StoredWeight:
         *,
         static: bool,
     ) -> None:
-        self._prefix = prefix
         self._checkpoint = checkpoint
         self._static = static
+        self._shards = shards
         rows = RowsLoader(vllm_loader)
         self._ledger = ledger = LoadLedger(layer, prefix, len(shards), rows)
         self._dummy = get_current_vllm_config().load_config.load_format == "dummy"
@@ -105,7 +105,7 @@ class StoredWeight:
             _fill_dummy(data, scales, weight_global, input_global)
         else:
             self._ledger.check_complete([name for name in order if name not in self.optional])
-            weights.check_block_scales(self._prefix, names.block_scale, scales, data)
+            self._check_block_scales(scales, data)
         stored = Stored(
             data,
             scales,
@@ -114,11 +114,24 @@ class StoredWeight:
         )
         for name in loaded:
             delattr(layer, name)
+        self._ledger.forget()
         return stored
+
+    def _check_block_scales(self, scales: Tensor, data: Tensor) -> None:
+        """Raise for a shard whose block scales are none."""
+        if weights.are_block_scales(scales, data):
+            return
+        sources = self._ledger.sources(self._checkpoint.names.block_scale, len(self._shards))
+        parts = zip(sources, scales.split(self._shards), data.split(self._shards), strict=True)
+        for source, *shard in parts:
+            weights.check_block_scales(source, *shard)
 
     def _factors(self, name: str, stored: Tensor) -> Tensor:
         """Global scales as factors, whichever way the checkpoint stores them."""
-        weights.check_globals(self._prefix, name, stored)
+        if not weights.are_globals(stored):
+            sources = self._ledger.sources(name, len(stored))
+            for source, value in zip(sources, stored, strict=True):
+                weights.check_globals(source, value)
         return stored.reciprocal() if self._checkpoint.format.reciprocal else stored
 
 

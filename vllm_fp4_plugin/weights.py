@@ -120,11 +120,16 @@ def are_globals(values: Tensor) -> bool:
     return bool(((values >= MIN_GLOBAL) & (values <= MAX_GLOBAL)).all())  # NaN is not
 
 
-def check_globals(layer: str, tensor: str, values: Tensor) -> None:
-    """Raise unless every global scale, factor or divisor, is one that a model can have."""
+def check_globals(name: object, values: Tensor) -> None:
+    """Raise unless every global scale, factor or divisor, is one that a model can have.
+
+    Args:
+        name: its file and name, or what is printed as them.
+        values: the scales.
+    """
     if not are_globals(values):
         raise UnsupportedCheckpoint(
-            f"{layer}.{tensor}: holds {values.tolist()}, global scales must be positive, between "
+            f"{name}: holds {values.tolist()}, global scales must be positive, between "
             f"{MIN_GLOBAL:.0e} and {MAX_GLOBAL:.0e}; the checkpoint is damaged or was not "
             "calibrated, quantise it again, without layers whose weights are all nearly zero"
         )
@@ -154,7 +159,7 @@ class Loss(NamedTuple):
             self.occupied + other.occupied,
         )
 
-    def check(self, name: str, amax: float, remedy: str) -> None:
+    def check(self, name: object, amax: float, remedy: str) -> None:
         """Raise if most blocks are coarse; ``remedy`` says what to do then.
 
         Raises:
@@ -182,7 +187,7 @@ def loss(weight: Tensor, quantised: Nvfp4Tensor) -> Loss:
     return total
 
 
-def check_loss(name: str, weight: Tensor, quantised: Nvfp4Tensor, remedy: str) -> None:
+def check_loss(name: object, weight: Tensor, quantised: Nvfp4Tensor, remedy: str) -> None:
     """Raise if most blocks of a weight, in ModelOpt's convention, are coarse; see ``Loss``.
 
     Raises:
@@ -194,7 +199,7 @@ def check_loss(name: str, weight: Tensor, quantised: Nvfp4Tensor, remedy: str) -
         loss(weight, quantised).check(name, amax, remedy)
 
 
-def check_row_scaled(name: str, global_scale: Tensor, k: int) -> None:
+def check_row_scaled(name: object, global_scale: Tensor, k: int) -> None:
     """Raise if sums of ``k`` products exceed float32 before a scale per token makes them small.
 
     Raises:
@@ -232,8 +237,14 @@ def _occupied(data: Tensor) -> Tensor:
     return (data.unflatten(-1, (-1, BLOCK_SIZE // 2)) & 0x77).amax(-1) > 0
 
 
-def check_block_scales(layer: str, tensor: str, scales: Tensor, data: Tensor) -> None:
-    """Raise on NaN or negative block scales, and on zero ones over blocks that are not zero."""
+def check_block_scales(name: object, scales: Tensor, data: Tensor) -> None:
+    """Raise on NaN or negative block scales, and on zero ones over blocks that are not zero.
+
+    Args:
+        name: their file and name, or what is printed as them.
+        scales: float8_e4m3fn ``(N, K/16)``.
+        data: uint8 ``(N, K/2)``.
+    """
     if are_block_scales(scales, data):
         return
     values = scales.float()
@@ -246,6 +257,6 @@ def check_block_scales(layer: str, tensor: str, scales: Tensor, data: Tensor) ->
         if bool(where.any()):
             row, column = where.nonzero()[0].tolist()
             raise UnsupportedCheckpoint(
-                f"{layer}.{tensor}: {int(where.sum())} block scales are {kind}, the first at row "
+                f"{name}: {int(where.sum())} block scales are {kind}, the first at row "
                 f"{row}, block {column}; block scales must be positive, quantise the model again"
             )

@@ -1,6 +1,6 @@
 """Coverage of tensors by writes: which of their elements anything was written to."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -27,10 +27,17 @@ class WriteCoverage(TorchDispatchMode):
 
     Args:
         tensors: tensors to watch.
+        before_copy: called with a watched tensor, or a view of it, and what is going to be copied
+            into it.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    def __init__(
+        self,
+        tensors: Iterable[Tensor],
+        before_copy: Callable[[Tensor, Tensor], None] = lambda _to, _from: None,
+    ) -> None:
         super().__init__()
+        self._before_copy = before_copy
         # Kept, so that no other storage takes over the identity of one that is exchanged.
         self._storages = [tensor.untyped_storage() for tensor in tensors]
         self._writes: dict[int, set[Interval]] = {s._cdata: set() for s in self._storages}
@@ -43,6 +50,8 @@ class WriteCoverage(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.overloadpacket is torch.ops.aten.copy_ and self._is_watched(args[0]):
+            self._before_copy(args[0], args[1])
         result = func(*args, **kwargs)
         if not func._schema.is_mutable:
             return result
@@ -52,6 +61,9 @@ class WriteCoverage(TorchDispatchMode):
             if intervals is not None:
                 intervals.update(_intervals(tensor))
         return result
+
+    def _is_watched(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._writes
 
     def holes(self, tensor: Tensor) -> list[Interval]:
         """Bytes of a watched tensor that nothing was written to, counted from its start.

@@ -1,5 +1,6 @@
 """A model of which anything did not come from the checkpoint is refused, and no other one."""
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,15 +9,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 from vllm.model_executor import model_loader
 
 from tests import tiny_llama
+from tests.catalogue.common import GEMMA4_TEXT
 from tests.engine import run, started
-from vllm_fp4_plugin import completeness, meta_model, preflight
+from vllm_fp4_plugin import complete_loaders, meta_model, preflight
+from vllm_fp4_plugin.arrivals import Checkpoint
 from vllm_fp4_plugin.checkpoint_files import TensorHeader, read_headers
 from vllm_fp4_plugin.completeness import CompleteLoad
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.placeholders import Placeholders
 from vllm_fp4_plugin.rehearsal import rehearse
 
 pytestmark = pytest.mark.slow
@@ -96,9 +101,34 @@ def test_tensors_that_do_not_fit(
 ) -> None:
     name = "model.norm.weight"
     headers[name] = TensorHeader("BF16", (7,), headers[name].file)
-    message = rf"model\.safetensors: holds {name}, which does not fit the model \(.*7.*\); mend"
+    message = rf"model\.safetensors: {name}: shape is \(7,\), must be \(128,\); mend"
     with pytest.raises(UnsupportedCheckpoint, match=message):
         rehearse(model, checkpoint, headers)
+
+
+@pytest.mark.parametrize("longer", [-1, 1], ids=["shorter", "longer"])
+def test_a_wrong_shape_is_told_of_the_tensor_in_the_file(
+    longer: int, model: Any, checkpoint: Path, headers: dict[str, TensorHeader]
+) -> None:
+    """A projection that vLLM fuses, too, and one of which it would leave the last row unread."""
+    for name, header in headers.items():
+        if not header.shape or "embed" in name or name.endswith(("_scale", "_2")):
+            continue
+        shape = (header.shape[0] + longer, *header.shape[1:])
+        wrong = headers | {name: TensorHeader(header.dtype, shape, header.file)}
+        message = f"{header.file}: {name}: shape is {shape}, must be {header.shape}; "
+        with pytest.raises(UnsupportedCheckpoint, match=re.escape(message)):
+            rehearse(model, checkpoint, wrong)
+
+
+@pytest.mark.parametrize("dtype", ["I8", "F8_E4M3", "BOOL", "U8"])
+def test_a_norm_of_numbers_of_another_kind(
+    dtype: str, model: Any, checkpoint: Path, headers: dict[str, TensorHeader]
+) -> None:
+    name = "model.norm.weight"
+    wrong = headers | {name: TensorHeader(dtype, (128,), headers[name].file)}
+    with pytest.raises(UnsupportedCheckpoint, match=rf"{name}: dtype is \w+, must be (a )?float"):
+        rehearse(model, checkpoint, wrong)
 
 
 def test_dtypes_that_vllm_does_not_know(
@@ -139,7 +169,7 @@ class Claiming(torch.nn.Module):
 
 def test_a_claim_counts_for_what_is_untouched() -> None:
     model = Claiming()
-    load = CompleteLoad(model, "m")
+    load = CompleteLoad(model, Checkpoint("m"))
     with pytest.raises(UnsupportedCheckpoint, match="holds no part, which"):
         load([("part", torch.ones(2))])
     assert load([]) == {"part", "other"}
@@ -148,9 +178,93 @@ def test_a_claim_counts_for_what_is_untouched() -> None:
         load([("part", torch.ones(2))])
 
 
+class Tower(torch.nn.Module):
+    """Model with buffers of all kinds, whose loader takes every one."""
+
+    def __init__(self, *, takes_buffers: bool = True, spreads: bool = False) -> None:
+        super().__init__()
+        self.proj = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("bias", torch.empty(4))
+        self.register_buffer("scale", torch.zeros(4).to(torch.bfloat16))
+        self.register_buffer("ids", torch.arange(4).expand(1, -1))
+        mask = torch.zeros(4)
+        mask[2:].fill_(1)
+        self.register_buffer("mask", mask)
+        self.register_buffer("table", torch.ones(4), persistent=False)
+        self.takes_buffers, self.spreads = takes_buffers, spreads
+
+    def load_weights(self, weights: Any) -> set[str]:
+        places = dict(self.named_parameters())
+        if self.takes_buffers:
+            places |= dict(self.named_buffers())
+        for name, tensor in weights:
+            place = places[name.removeprefix("tower.")]
+            if not self.spreads:
+                assert place.shape == tensor.shape
+            place.data.copy_(tensor)
+        return set()
+
+
+FILLED = ("norm.running_mean", "norm.running_var", "bias", "scale")
+
+
+def tower(device: str, **how: bool) -> tuple[Tower, dict[str, torch.Tensor]]:
+    """A tower, and the tensors that it needs."""
+    with torch.device(device), Placeholders() as record:
+        model = Tower(**how)
+    record.keep(model)
+    places = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    needed = [*dict(model.named_parameters()), *FILLED]
+    return model, {f"tower.{name}": torch.ones(places[name].shape) for name in needed}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_buffers_that_nothing_but_a_checkpoint_fills(device: str) -> None:
+    """Positions, a mask and tables are the model's own, though its loader would take them."""
+    model, tensors = tower(device)
+    CompleteLoad(model, Checkpoint("m"))(tensors.items())
+    for name in FILLED:
+        kept = {n: t for n, t in tensors.items() if n != f"tower.{name}"}
+        with pytest.raises(UnsupportedCheckpoint, match=f"m: holds no tower.{name}, which the"):
+            CompleteLoad(model, Checkpoint("m"))(kept.items())
+
+
+def test_buffers_that_a_model_takes_from_no_checkpoint() -> None:
+    model, tensors = tower("cpu", takes_buffers=False)
+    kept = {n: t for n, t in tensors.items() if n.removeprefix("tower.") not in FILLED}
+    CompleteLoad(model, Checkpoint("m"))(kept.items())
+    assert model.norm.running_var.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["bias", "proj.weight", "norm.running_var"])
+def test_a_number_that_a_loader_would_spread(name: str) -> None:
+    model, tensors = tower("cpu", spreads=True)
+    tensors[f"tower.{name}"] = torch.ones(1)
+    with pytest.raises(UnsupportedCheckpoint, match=rf"m: tower.{name}: shape is \(1,\), must be"):
+        CompleteLoad(model, Checkpoint("m"))(tensors.items())
+
+
+def test_a_load_that_asks_again_leaves_the_model_as_it_was() -> None:
+    class Dropping(Tower):
+        def load_weights(self, weights: Any) -> set[str]:
+            weights = list(weights)
+            if len(weights) == 1:
+                del self.proj
+                raise KeyError(weights[0][0])
+            return super().load_weights([(n, t) for n, t in weights if n != "tower.bias"])
+
+    with Placeholders() as record:
+        model = Dropping()
+    record.keep(model)
+    _, tensors = tower("cpu")
+    CompleteLoad(model, Checkpoint("m"))(tensors.items())
+    assert isinstance(model.proj, torch.nn.Linear)
+
+
 def test_only_the_next_load_is_watched() -> None:
     model = Claiming()
-    CompleteLoad(model, "m").expect()
+    CompleteLoad(model, Checkpoint("m")).expect()
     with pytest.raises(UnsupportedCheckpoint, match="holds no part"):
         model.load_weights([("part", torch.ones(2))])
     model.load_weights([("part", torch.ones(2))])
@@ -162,7 +276,7 @@ def test_what_fails_after_the_last_tensor_names_none() -> None:
             raise ValueError(f"{len(list(weights))} tensors")
 
     with pytest.raises(ValueError, match=r"^1 tensors$"):
-        CompleteLoad(Gathering(), "m")([("part", torch.ones(2))])
+        CompleteLoad(Gathering(), Checkpoint("m"))([("part", torch.ones(2))])
 
 
 # --- refused by a worker ------------------------------------------------------------------------
@@ -211,6 +325,19 @@ def test_a_shard_of_an_ignored_layer(bf16_checkpoint: Path, tmp_path: Path) -> N
         run(str(copy), additional_config=ignore)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_buffer_that_a_worker_misses(tmp_path: Path) -> None:
+    """A layer of Gemma 4 would be multiplied by 1."""
+    path = tmp_path / "whole"
+    config = AutoConfig.for_model("gemma4_text", **GEMMA4_TEXT)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(path)
+    tiny_llama.tokenizer().save_pretrained(path)
+    name = "model.layers.1.layer_scalar"
+    copy = lacking(path, tmp_path, name)
+    with pytest.raises(UnsupportedCheckpoint, match=f"{copy}: holds no {name}, which"):
+        run(str(copy))
+
+
 def test_load_formats_that_check_nothing(bf16_checkpoint: Path) -> None:
     message = "load-format: is sharded_state, must be one of auto, .*safetensors, dummy with nvfp4"
     with pytest.raises(UnsupportedCheckpoint, match=message):
@@ -219,7 +346,7 @@ def test_load_formats_that_check_nothing(bf16_checkpoint: Path) -> None:
 
 def test_registering_twice_changes_nothing() -> None:
     before = dict(model_loader._LOAD_FORMAT_TO_MODEL_LOADER)
-    completeness.register()
+    complete_loaders.register()
     assert before == model_loader._LOAD_FORMAT_TO_MODEL_LOADER
     assert before["dummy"] is model_loader.DummyModelLoader
 

@@ -14,7 +14,7 @@ from tests.registry import configs, session, step, unbuilt, weights
 from vllm_fp4_plugin import fused_mlp, quantizing_norm
 from vllm_fp4_plugin.attention import rotation_flow
 from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated
-from vllm_fp4_plugin.completeness import _CompleteDefaultLoader
+from vllm_fp4_plugin.complete_loaders import _CompleteDefaultLoader
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.quantizing_norm import QuantizingNorm
 from vllm_fp4_plugin.self_check import attention, mlp, norm, run

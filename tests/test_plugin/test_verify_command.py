@@ -83,6 +83,17 @@ def test_what_is_no_checkpoint(content: dict[str, str] | None, tmp_path: Path) -
     assert done.stderr.startswith(f"error: {model}: {expected}")
 
 
+def test_a_buffer_that_the_checkpoint_lacks(tmp_path: Path) -> None:
+    """A layer of Gemma 4 would be multiplied by 1."""
+    path = checkpoint.write(facts.named("Gemma 4 (dense, vision)"), tmp_path / "whole")
+    assert verify(path, "--values").exit_code == 0
+    name = "model.language_model.layers.1.layer_scalar"
+    copy = changed(path, tmp_path, name, None)
+    for done in (verify(copy), verify(copy, "--values"), report(copy)):
+        assert done.exit_code == 1
+        assert f"{copy}: holds no {name}, which the model needs" in done.stderr
+
+
 def test_code_of_a_checkpoint_and_what_its_model_skips(tmp_path: Path) -> None:
     """A tower of RADIO's kind has layer scales, which no checkpoint of it has."""
     family = facts.named("Nemotron Nano 2 VL (Mamba-2 hybrid, vision)")
@@ -96,4 +107,4 @@ def test_code_of_a_checkpoint_and_what_its_model_skips(tmp_path: Path) -> None:
     assert planned.exit_code == 0, planned.stderr
     bias = "vision_model.radio_model.model.blocks.3.attn.qkv.bias"
     lacking = verify(changed(path, tmp_path, bias, None), "--trust-remote-code")
-    assert "holds no vision_model.model.encoder.layers.3.attn.qkv.bias" in lacking.stderr
+    assert f"holds no {bias}, which the model needs" in lacking.stderr

@@ -16,6 +16,7 @@ from vllm.model_executor.parameter import (
     ModelWeightParameter,
 )
 
+from vllm_fp4_plugin.arrivals import Source
 from vllm_fp4_plugin.delegated.rounding import (
     E8M0_NAN,
     dequantize_weight,
@@ -24,7 +25,8 @@ from vllm_fp4_plugin.delegated.rounding import (
 )
 from vllm_fp4_plugin.formats import LayerGroup, UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, MX_BLOCK_SIZE, Kind
-from vllm_fp4_plugin.replaced_loader import NumberParameter
+from vllm_fp4_plugin.loading import full_rows
+from vllm_fp4_plugin.replaced_loader import NumberParameter, RowsLoader
 
 _GRANULARITY = {
     Kind.FP8_BLOCK: FP8_BLOCK_SIZE,
@@ -65,18 +67,24 @@ class ReferenceLinearMethod(LinearMethodBase):
         """Register the tensors as the checkpoint names them, filled with what is no number."""
         n, k = sum(output_partition_sizes), input_size_per_partition
         self.shard_sizes = list(output_partition_sizes)
+        self.shards = list(full_rows(layer, len(self.shard_sizes)))
         self._check_sizes(k)
-        loader = extra_weight_attrs["weight_loader"]
+        vllm_loader = extra_weight_attrs["weight_loader"]
+        names = self.weight, self.scale, "input_scale"
+        self.loaders = {name: RowsLoader(vllm_loader) for name in names}
         packed = self.kind is Kind.MXFP4
         dtype = torch.uint8 if packed else torch.float8_e4m3fn
         data = torch.empty(n, k // 2 if packed else k, dtype=dtype)
         if not packed:
             data.view(torch.uint8).fill_(0x7F)  # E4M3's NaN
-        weight = ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
+        load = self.loaders[self.weight].load
+        weight = ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=load)
         layer.register_parameter(self.weight, weight)
-        layer.register_parameter(self.scale, self._scale(layer, n, k, loader))
+        scale = self._scale(layer, n, k, self.loaders[self.scale].load)
+        layer.register_parameter(self.scale, scale)
         if self.inputs == "static":
-            layer.register_parameter("input_scale", self._globals(loader))
+            input_scale = self._globals(self.loaders["input_scale"].load)
+            layer.register_parameter("input_scale", input_scale)
 
     def _check_sizes(self, k: int) -> None:
         size = _GRANULARITY.get(self.kind, 1)
@@ -127,11 +135,25 @@ class ReferenceLinearMethod(LinearMethodBase):
             is_float = data.dtype != torch.uint8
             holes = torch.isnan(data.float()) if is_float else data == E8M0_NAN
             if bool(holes.any()) and (is_float or name == self.scale):
+                source, holes = self._source(name, holes)
                 raise UnsupportedCheckpoint(
-                    f"{self.prefix}.{name}: {int(holes.sum())} of its {data.numel()} numbers are "
-                    "NaN or not in the checkpoint, all must be there; quantise the model again"
+                    f"{source}: {int(holes.sum())} of its {holes.numel()} numbers are NaN or not "
+                    "in the checkpoint, all must be there; quantise the model again"
                 )
             layer.register_parameter(name, Parameter(data, requires_grad=False))
+
+    def _source(self, name: str, holes: Tensor) -> tuple[Source | str, Tensor]:
+        """Tensor of the checkpoint that the first holes are in, and where they are there."""
+        sources: dict[Any, Source] = self.loaders[name].sources
+        if None in sources or len(self.shards) != len(self.shard_sizes):
+            return sources.get(None, f"{self.prefix}.{name}"), holes
+        of_blocks = self.kind is Kind.FP8_BLOCK and name != self.weight
+        size = _GRANULARITY[self.kind] if of_blocks else 1
+        sizes = [-(-rows // size) for rows in self.shard_sizes]
+        parts = holes.split(sizes if len(holes) == sum(sizes) else 1)
+        number = next(number for number, part in enumerate(parts) if part.any())
+        shard = self.shards[number]
+        return sources.get(shard, f"{self.prefix}.{name} (shard {shard})"), parts[number]
 
     def dequantize_weight(self, layer: Any) -> Tensor:
         """Decode the weight: float32 ``(N, K)``."""

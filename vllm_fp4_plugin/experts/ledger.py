@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from vllm.config import get_current_vllm_config
 
 from nvfp4_kernels.nvfp4 import BLOCK_SIZE
+from vllm_fp4_plugin.arrivals import Source, source_of
 from vllm_fp4_plugin.experts.stacks import DOWN, GATE, UP, Part, apart
 from vllm_fp4_plugin.formats import TensorNames, UnsupportedCheckpoint
 
@@ -76,7 +78,7 @@ class ExpertLedger:
         # vLLM can be told not to read the weights, but not the scales, of other ranks' experts.
         self._filtered = get_current_vllm_config().parallel_config.enable_ep_weight_filter
         self._wanted: dict[str, Form | None] = {}
-        self._received: set[tuple[str, int, str]] = set()
+        self._received: dict[tuple[str, int, str], Source | None] = {}
         self._numbers: list[tuple[str, str, Tensor]] = []
         self._complete = False
 
@@ -154,7 +156,8 @@ class ExpertLedger:
                 self._note_all(tensor, self.shards if part == "w13" else (DOWN,))
 
     def _note_all(self, tensor: str, shards: Iterable[str]) -> None:
-        self._received.update((tensor, e, s) for e in range(self._count) for s in shards)
+        for key in product([tensor], range(self._count), shards):
+            self._received.setdefault(key, None)
 
     @cached_property
     def _held(self) -> list[int]:
@@ -206,13 +209,24 @@ class ExpertLedger:
     def _note(self, tensor: str, loaded: Tensor, shard: str, expert: int) -> None:
         if self._complete:
             self.begin()  # of a reload that came without saying so
-        form = self._wanted.get(tensor)
+        form, source = self._wanted.get(tensor), source_of(loaded)
         if form is not None:
-            self._check(tensor, loaded, shard, expert, form)
-        self._received.add((tensor, expert, shard))
+            self._check(source or self._name(tensor, expert, shard), loaded, shard, form)
+        self._received[tensor, expert, shard] = source
 
-    def _check(self, tensor: str, loaded: Tensor, shard: str, expert: int, form: Form) -> None:
-        name = self._name(tensor, expert, shard)
+    def source(self, tensor: str, row: int, shard: str, *, of_all: bool = False) -> Source | str:
+        """Tensor of the checkpoint that an expert has, or its name here.
+
+        Args:
+            tensor: its name on disk.
+            row: the expert's number among those of this rank.
+            shard: the projection.
+            of_all: the number is among those of all ranks.
+        """
+        expert = row if of_all else self._held[row]
+        return self._received.get((tensor, expert, shard)) or self._name(tensor, expert, shard)
+
+    def _check(self, name: Source | str, loaded: Tensor, shard: str, form: Form) -> None:
         if form.dtype is None and not loaded.is_floating_point():
             raise UnsupportedCheckpoint(
                 f"{name}: dtype is {_short(loaded.dtype)}, must be a float's; export the "

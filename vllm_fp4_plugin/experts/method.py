@@ -137,11 +137,7 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
         parts: dict[str, Tensor] = {}
         for part in ("w13", "w2"):
             data, scales, weight_global, input_global = (loaded[f"{part}_{n}"] for n in order)
-            if not weights.are_block_scales(scales, data):
-                for row, codes in enumerate(data):
-                    where = f"{self.prefix}, {part} of expert {row} of this rank"
-                    flat = (scales[row].flatten(0, -2), codes.flatten(0, -2))
-                    weights.check_block_scales(where, names.block_scale, *flat)
+            self._check_block_scales(part, scales, data)
             parts |= {part: data, f"{part}_scale": scales}
             parts[f"{part}_global"] = self._factors(part, names.weight_global, weight_global)
             if not self.weight_only:
@@ -156,10 +152,30 @@ class Nvfp4ExpertsMethod(ExpertsMethod):
             ),
         )
 
+    def _shards(self, part: str) -> tuple[str, ...]:
+        return self.ledger.shards if part == "w13" else (DOWN,)
+
+    def _check_block_scales(self, part: str, scales: Tensor, data: Tensor) -> None:
+        """Raise for an expert whose block scales are none."""
+        if weights.are_block_scales(scales, data):
+            return
+        shards, name = self._shards(part), self.checkpoint.names.block_scale
+        for row, each in enumerate(zip(scales, data, strict=True)):
+            matrices = zip(
+                shards, *(t.view(len(shards), -1, t.shape[-1]) for t in each), strict=True
+            )
+            for shard, *matrix in matrices:
+                weights.check_block_scales(self.ledger.source(name, row, shard), *matrix)
+
     def _factors(self, part: str, name: str, stored: Tensor) -> Tensor:
         """Global scales as factors, whichever way the checkpoint stores them."""
-        for row, values in enumerate(() if weights.are_globals(stored) else stored):
-            weights.check_globals(f"{self.prefix}, {part} of expert {row}", name, values)
+        if not weights.are_globals(stored):
+            shards = self._shards(part)
+            of_all = part == "w13" and name == self.checkpoint.names.input_global
+            for row, values in enumerate(stored.view(len(stored), len(shards))):
+                for shard, value in zip(shards, values, strict=True):
+                    source = self.ledger.source(name, row, shard, of_all=of_all)
+                    weights.check_globals(source, value)
         return stored.reciprocal() if self.checkpoint.format.reciprocal else stored
 
 

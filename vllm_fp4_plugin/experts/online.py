@@ -1,5 +1,6 @@
 """Method of a layer of 16-bit experts, quantised while they are loaded."""
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -126,9 +127,13 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             torch.distributed.all_reduce(
                 amax, op=torch.distributed.ReduceOp.MAX, group=group.device_group
             )
+        shards = self.ledger.shards if part == "w13" else (DOWN,)
+        held = product(range(len(weights)), shards)
         each = [
-            quantize(self._name(part, number), matrix, amax[number], self._rule, self.plan.inputs)
-            for number, matrix in enumerate(matrices)
+            quantize(
+                self.ledger.source(_WEIGHT, *which), matrix, scale, self._rule, self.plan.inputs
+            )
+            for which, matrix, scale in zip(held, matrices, amax, strict=True)
         ]
         parts = zip(
             *((q.data, q.scales.view(torch.uint8), q.global_scale) for q in each), strict=True
@@ -137,12 +142,6 @@ class Nvfp4OnlineExpertsMethod(ExpertsMethod):
             torch.stack(tensors).unflatten(0, weights.shape[:-2]) for tensors in parts
         )
         return data, scales.view(torch.float8_e4m3fn), factors
-
-    def _name(self, part: str, number: int) -> str:
-        """Name of one of this rank's matrices in the checkpoint."""
-        shards = self.ledger.shards if part == "w13" else (DOWN,)
-        row, place = divmod(number, len(shards))
-        return self.ledger.name_of(_WEIGHT, row, shards[place])
 
 
 def _lay_aside(*_args: Any, return_success: bool = False, **_named: Any) -> bool | None:
