@@ -34,6 +34,10 @@ SPLITS = {
         Chosen(AttentionTile(64, fp8=True, warp_split_kv=True, ctas_per_sm=2), 3),
         {"fp8": True, "sinks": True, "dtype": torch.float16},
     ),
+    "warp split, fp8, D = 96": (
+        Chosen(AttentionTile(96, fp8=True, warp_split_kv=True), 2),
+        {"fp8": True, "head_dim": 96, "queries": (11, 1, 0, 3)},
+    ),
 }
 
 
