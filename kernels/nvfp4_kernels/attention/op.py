@@ -8,8 +8,9 @@ from torch import Tensor
 from nvfp4_kernels.attention.arguments import check_counters, check_dense, check_paged, check_varlen
 from nvfp4_kernels.attention.kernels import ATTENTION_KERNELS, KEY_MULTIPLE, PAGED_KERNELS
 from nvfp4_kernels.attention.scoring import Scoring
+from nvfp4_kernels.checks import check_dtype
 from nvfp4_kernels.dispatch import called
-from nvfp4_kernels.heads import check_out
+from nvfp4_kernels.heads import DTYPES, check_out
 
 
 def attention(
@@ -245,6 +246,7 @@ def scoring_of(
     batch_invariant: bool = False,
 ) -> Scoring:
     """Scoring that an op's arguments ask for."""
+    check_dtype("q", q, DTYPES)
     if scale is None:
         scale = max(1, q.shape[-1:].numel()) ** -0.5  # D is yet to be checked
     return Scoring(scale, causal, window, soft_cap, batch_invariant)
