@@ -22,7 +22,10 @@ misaligned start, an odd element, a number out of range, None, text. The op must
 longer fits, or take it and give what the formula says of it. Any other exception is a finding.
 
 ``--emulated`` draws small calls, and runs the op's sm_100 kernel in the emulator, in a schedule
-that the seed decides; what a GPU documents not to take may be refused.
+that the seed decides; what a GPU documents not to take may be refused. Of attention, what has to be
+refused is known: that, by name, and nothing else. Its draws are products of every head size, 16-bit
+or FP8 keys, a result in 16 bits or NVFP4, keys that warps or CTAs split, and rows around what
+either has room for.
 
 A finding is a line that begins with the command that repeats it; the exit status is then 1. What a
 seed draws depends on the seed and the op alone; with ``--op`` the op depends on the list too.
@@ -35,5 +38,6 @@ Not judged: results of a sequence with NaN among its keys, of which attention sa
     draw.py ops.py describe.py     what a seed draws, what an op is, arguments in a line
     bounds.py                      what roundings allow; NVFP4 between two values
     rows.py products.py experts.py routers.py attention.py caches.py indexer.py      the ops
+    attention_draw.py              what attention and the ops of a cache are asked
     wrong.py run.py                one argument broken; seeds, verdicts, table
 """

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,175 +11,21 @@ from torch import Tensor
 
 from nvfp4_kernels import paged_attention
 from nvfp4_kernels.nvfp4 import from_blocked
-from tests.fuzz.bounds import SMALLEST, ULP, near, quantized, row_there, same
-from tests.fuzz.draw import BF16, E4M3, FP16, FP32, Draw
+from tests.fuzz.attention_draw import (
+    draw_attention,
+    draw_paged,
+    draw_paged_quantized,
+    draw_sparse,
+    refused,
+    refused_sparse,
+)
+from tests.fuzz.bounds import SMALLEST, ULP, near, quantized, require, row_there, same
+from tests.fuzz.draw import FP16
 from tests.fuzz.ops import Given, Op
 from tests.fuzz.wrong import copied
 from tests.test_kernels import oracle
 from tests.test_kernels.attention.attention_sm100 import E4M3_HALF_ULP, EXP2_ERROR
 from tests.test_kernels.oracle import Float64, float64
-
-INT32 = torch.int32
-NO_PAGE = 1 << 30  # nobody may look for it
-
-
-# --- drawing --------------------------------------------------------------------------------------
-
-
-def draw_heads(draw: Draw) -> tuple[int, int, int]:
-    """Heads of queries and of keys, and D."""
-    heads = draw.number(1, 3)
-    return (
-        heads * draw.one(1, 2, 4),
-        heads,
-        draw.one(64, 128) if draw.gpu else 16 * draw.number(1, 16),
-    )
-
-
-def draw_scoring(draw: Draw, query_heads: int, windows: bool = True) -> Given:
-    given: Given = {"scale": draw.one(None, None, 0.2, 1.5)}
-    if draw.chance(0.3):
-        given["soft_cap"] = draw.one(0.5, 3.0, 30.0)
-    if windows and draw.chance(0.4):
-        given["window"] = draw.one(1, 2, 7, 16, 33, 1000)
-    if draw.chance(0.3):
-        given["sinks"] = draw.floats((query_heads,), FP32, 1)
-    return given
-
-
-def starts(lengths: Sequence[int]) -> Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0).to(INT32)
-
-
-def draw_attention(draw: Draw) -> Given:
-    query_heads, heads, dim = draw_heads(draw)
-    dtype, causal = draw.one(BF16, FP16), draw.chance(0.6)
-    scoring = draw_scoring(draw, query_heads, windows=causal) | {"causal": causal}
-    most = 20 if draw.gpu else 40
-    if draw.chance(0.5):
-        sizes = draw.number(0, 3), draw.number(0, 9), draw.number(0, most)
-        q = draw.floats((*sizes[:2], query_heads, dim), dtype, 1)
-        k, v = (draw.floats((sizes[0], sizes[2], heads, dim), dtype, 1) for _ in range(2))
-        return {"q": draw.heads(q), "k": draw.heads(k), "v": draw.heads(v)} | scoring
-    count = draw.number(0, 3)
-    queries, keys = draw.lengths(count, 0, 9), draw.lengths(count, 0, most)
-    spare = draw.one(0, 0, 2)
-    q = draw.floats((sum(queries) + spare, query_heads, dim), dtype, 1)
-    k, v = (draw.floats((sum(keys) + spare, heads, dim), dtype, 1) for _ in range(2))
-    return {
-        "q": draw.heads(q), "k": draw.heads(k), "v": draw.heads(v),
-        "query_start": starts(queries), "key_start": starts(keys),
-        "max_query_len": max(queries, default=0) + draw.one(0, 3),
-        "max_key_len": max(keys, default=0) + draw.one(0, 9),
-    } | scoring  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Pages:
-    """A paged cache, and which pages and slots its sequences have."""
-
-    cache: Tensor
-    table: Tensor
-    size: int
-    scales: Given
-
-    def slot(self, sequence: int, key: int) -> int:
-        return int(self.table[sequence, key // self.size]) * self.size + key % self.size
-
-
-def draw_pages(
-    draw: Draw, keys: Sequence[int], heads: int, dim: int, dtype: torch.dtype, fp8: bool, size: int
-) -> Pages:
-    """Keys in shuffled pages, NaN where no key is; heads before tokens, or after, or of a layer."""
-    counts = [-(-n // size) for n in keys]
-    order = torch.from_numpy(draw.rng.permutation(sum(counts) + 2))
-    shape = len(order), draw.one(1, 1, 2), size, heads, 2 * dim
-    cache = draw.floats(shape, FP32, 1).to(E4M3 if fp8 else dtype)
-    table = torch.full((len(keys), max(counts, default=0) + draw.one(0, 2)), NO_PAGE, dtype=INT32)
-    used = 0
-    for sequence, (n, pages) in enumerate(zip(keys, counts, strict=True)):
-        table[sequence, :pages] = order[used : used + pages]
-        used += pages
-        if n % size:
-            cache[order[used - 1], :, n % size :] = math.nan
-    cache[order[used:]] = math.nan
-    layer = cache[:, -1].transpose(1, 2)
-    scales: Given = {}
-    if fp8:
-        scales = {f"{x}_scale": torch.tensor(draw.rng.uniform(0.1, 2), dtype=FP32) for x in "kv"}
-    return Pages(layer if draw.chance(0.5) else layer.contiguous(), table, size, scales)
-
-
-def draw_page_size(draw: Draw) -> int:
-    return draw.one(16, 32) if draw.gpu else draw.one(1, 3, 8, 16, 16, 32)
-
-
-def draw_paged(draw: Draw) -> Given:
-    query_heads, heads, dim = draw_heads(draw)
-    dtype, fp8, size = draw.one(BF16, FP16), draw.chance(0.3), draw_page_size(draw)
-    count = draw.number(0, 4)
-    queries, keys = draw.lengths(count, 0, draw.one(1, 9)), draw.lengths(count, 0, 60)
-    pages = draw_pages(draw, keys, heads, dim, dtype, fp8, size)
-    q = draw.floats((sum(queries) + draw.one(0, 0, 2), query_heads, dim), dtype, 1)
-    scoring, longest = draw_scoring(draw, query_heads), max(keys, default=0)
-    if "window" not in scoring:
-        scoring["causal"] = draw.chance(0.8)
-    given = {
-        "q": draw.heads(q), "kv_cache": pages.cache, "block_table": pages.table,
-        "seq_lens": torch.tensor(keys, dtype=INT32), "query_start": starts(queries),
-        "max_query_len": max(queries, default=0) + draw.one(0, 3),
-        "max_seq_len": min(longest + draw.one(0, 9), pages.table.shape[1] * size),
-    } | pages.scales | scoring  # fmt: skip
-    if draw.chance(0.2):
-        given["counters"] = torch.zeros(count * heads + draw.one(0, 5), dtype=INT32)
-    if draw.chance(0.2):
-        given["out"] = torch.full(q.shape, math.nan, dtype=dtype)
-    return given
-
-
-def draw_paged_quantized(draw: Draw) -> Given:
-    while True:
-        given = draw_paged(draw)
-        _, heads, dim = given["q"].shape
-        if dim % 32 == 0 and heads * dim % 64 == 0:
-            break
-    given.pop("out", None)
-    given["input_scale"] = draw.scalar(0.001)
-    if draw.chance(0.3):
-        rows, first = len(given["q"]), draw.one(0, 3, 130)
-        tiles = -(-(first + rows + draw.one(0, 40)) // 128)
-        data = torch.full((rows, heads, dim // 2), 7, dtype=torch.uint8)
-        scales = torch.full((tiles, heads * dim // 64, 32, 16), 5, dtype=torch.uint8).view(E4M3)
-        given |= {"out": (data, scales), "first_row": first}
-    return given
-
-
-def draw_sparse(draw: Draw) -> Given:
-    query_heads, heads, dim = draw_heads(draw)
-    dtype, fp8, size = draw.one(BF16, FP16), draw.chance(0.3), draw_page_size(draw)
-    count = draw.number(0, 3)
-    queries, keys = draw.lengths(count, 0, 4), draw.lengths(count, 0, 60)
-    pages = draw_pages(draw, keys, heads, dim, dtype, fp8, size)
-    rows, width = sum(queries), draw.number(0, 30)
-    q = draw.floats((rows, query_heads, dim), dtype, 1)
-    indices = torch.full((rows, width), draw.one(-1, NO_PAGE), dtype=INT32)
-    lens, row = torch.zeros(rows, dtype=INT32), 0
-    for asked, there in zip(queries, keys, strict=True):
-        for _ in range(asked):
-            lens[row] = draw.number(0, width) if there else 0
-            listed = draw.rng.integers(0, max(1, there), int(lens[row]))  # some come twice
-            indices[row, : int(lens[row])] = torch.from_numpy(listed).to(INT32)
-            row += 1
-    given = {
-        "q": draw.heads(q), "kv_cache": pages.cache, "indices": indices, "lens": lens,
-        "block_table": pages.table, "query_start": starts(queries),
-    } | pages.scales | draw_scoring(draw, query_heads, windows=False)  # fmt: skip
-    if draw.chance(0.2):
-        given["out"] = torch.full(q.shape, math.nan, dtype=dtype)
-    return given
-
-
-# --- the formula ----------------------------------------------------------------------------------
 
 Row = tuple[tuple[int, ...], Float64, Float64, Float64]  # its index, q, keys and values it sees
 
@@ -316,22 +161,23 @@ def sparse_rows(given: Given) -> Iterator[Row]:
             yield (at,), float64(given["q"][at]), *stored(given, b, listed)
 
 
-def _check_memory(given: Given, out: Any, after: Given) -> None:
+def check_memory(given: Given, out: Any, after: Given) -> None:
     """What was given to be written was written, and counters are zero again."""
     if after.get("out") is not None:
-        assert out.data_ptr() == after["out"].data_ptr()
+        memory = after["out"][0] if isinstance(after["out"], tuple) else after["out"]
+        require(out.data_ptr() == memory.data_ptr(), "out: is not what was given")
     if given.get("counters") is not None:
         same("counters", after["counters"], given["counters"])
 
 
 def check_paged(given: Given, result: Any, after: Given, kernel: bool = False) -> None:
     check_rows(given, *result, paged_rows(given), kernel)
-    _check_memory(given, result[0], after)
+    check_memory(given, result[0], after)
 
 
 def check_sparse(given: Given, result: Any, after: Given, kernel: bool = False) -> None:
     check_rows(given, *result, sparse_rows(given), kernel)
-    _check_memory(given, result[0], after)
+    check_memory(given, result[0], after)
 
 
 def check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool = False) -> None:
@@ -341,6 +187,7 @@ def check_paged_quantized(given: Given, result: Any, after: Given, kernel: bool 
     plain = {n: x for n, x in given.items() if n not in ("out", "input_scale", "first_row")}
     values, _ = paged_attention(**copied(plain))
     check_nvfp4_rows(given, data, scales, values)
+    check_memory(given, data, after)
 
 
 def check_nvfp4_rows(given: Given, data: Tensor, scales: Tensor, values: Tensor) -> None:
@@ -358,15 +205,27 @@ def check_nvfp4_rows(given: Given, data: Tensor, scales: Tensor, values: Tensor)
 
 OPS = {
     "attention": Op(
-        draw_attention, check_attention, kernel_check=partial(check_attention, kernel=True)
+        draw_attention,
+        check_attention,
+        kernel_check=partial(check_attention, kernel=True),
+        refused=lambda given, kernel: None,
     ),
-    "paged_attention": Op(draw_paged, check_paged, kernel_check=partial(check_paged, kernel=True)),
+    "paged_attention": Op(
+        draw_paged,
+        check_paged,
+        kernel_check=partial(check_paged, kernel=True),
+        refused=refused,
+    ),
     "paged_attention_quantized": Op(
         draw_paged_quantized,
         check_paged_quantized,
         kernel_check=partial(check_paged_quantized, kernel=True),
+        refused=refused,
     ),
     "sparse_attention": Op(
-        draw_sparse, check_sparse, kernel_check=partial(check_sparse, kernel=True)
+        draw_sparse,
+        check_sparse,
+        kernel_check=partial(check_sparse, kernel=True),
+        refused=refused_sparse,
     ),
 }

@@ -9,14 +9,19 @@ from torch import Tensor
 
 from nvfp4_kernels import HeadRotation, paged_attention, rotary_store
 from nvfp4_kernels.attention.kernels import MAX_ROTARY_ROWS
-from tests.fuzz.attention import (
-    check_nvfp4_rows,
-    check_rows,
+from tests.fuzz.attention import check_memory, check_nvfp4_rows, check_rows, paged_rows
+from tests.fuzz.attention_draw import (
     draw_heads,
+    draw_longest,
+    draw_memory,
+    draw_most_keys,
+    draw_nvfp4_rows,
     draw_page_size,
     draw_pages,
+    draw_queries,
     draw_scoring,
-    paged_rows,
+    fits_nvfp4,
+    refused,
     starts,
 )
 from tests.fuzz.bounds import require, rounded, same, within
@@ -152,9 +157,11 @@ def draw_rotary_attention(draw: Draw) -> Given:
     query_heads, heads, dim = draw_heads(draw)
     dtype, fp8, size = draw.one(BF16, FP16), draw.chance(0.3), draw_page_size(draw)
     count = draw.number(0, 3)
-    queries = draw.lengths(count, 0, draw.one(1, 4))
-    keys = [n + draw.number(0, 40) for n in queries]
-    pages = draw_pages(draw, keys, heads, dim, dtype, fp8, size)
+    group = query_heads // heads
+    queries = draw_queries(draw, count, group, draw.one(1, 4), MAX_ROTARY_ROWS)
+    older, most_keys = draw_longest(draw, 40), draw_most_keys(draw)
+    keys = [n + draw.number(0, older) for n in queries]
+    pages = draw_pages(draw, keys, heads, dim, dtype, fp8, size, most_keys)
     rows = sum(queries) + draw.one(0, 0, 2)
     shapes = query_heads, heads, heads
     q, k, v = (draw.floats((rows, h, dim), dtype, 1) for h in shapes)
@@ -165,18 +172,18 @@ def draw_rotary_attention(draw: Draw) -> Given:
             positions[row], slots[row] = position, pages.slot(b, position)
             row += 1
     how = draw_rotation(draw, dim, dtype, max(keys, default=0) + 1)
-    most = min(max(queries, default=0) + draw.one(0, 2), MAX_ROTARY_ROWS * heads // query_heads)
+    most = min(max(queries, default=0) + draw.one(0, 2), MAX_ROTARY_ROWS // group)
     given: Given = {
         "q": draw.heads(q), "k": draw.heads(k), "v": draw.heads(v), "kv_cache": pages.cache,
         "block_table": pages.table, "seq_lens": torch.tensor(keys, dtype=INT32),
         "query_start": starts(queries), "slot_mapping": slots,
         "positions": positions.to(draw.one(INT32, torch.int64)), "rotation": HeadRotation(**how),
-        "max_query_len": most, "max_seq_len": min(max(keys, default=0), 1 << 20),
+        "max_query_len": most, "max_seq_len": max([most_keys, *keys]),
+        "settled": draw.chance(0.3),
     } | pages.scales | draw_scoring(draw, query_heads)  # fmt: skip
-    if draw.chance(0.2):
-        given["counters"] = torch.zeros(count * heads, dtype=INT32)
-    if dim % 32 == 0 and query_heads * dim % 64 == 0 and draw.chance(0.4):
-        given["input_scale"] = draw.scalar(0.001)
+    given |= draw_memory(draw, count * heads, most_keys > 0)
+    if draw.chance(0.5 if fits_nvfp4(q) else 0.05):
+        given |= {"input_scale": draw.scalar(0.001)} | draw_nvfp4_rows(draw, q)
     elif draw.chance(0.2):
         given["out"] = torch.full(q.shape, torch.nan, dtype=dtype)
     return given
@@ -197,7 +204,7 @@ def check_rotary_attention(given: Given, result: Any, after: Given, kernel: bool
     same("kv_cache", after["kv_cache"], store["kv_cache"])
     names = (
         "block_table", "seq_lens", "query_start", "max_query_len", "max_seq_len", "scale", "window",
-        "soft_cap", "sinks", "k_scale", "v_scale",
+        "soft_cap", "sinks", "k_scale", "v_scale", "batch_invariant",
     )  # fmt: skip
     paged = {n: given[n] for n in names if n in given}
     paged |= {"q": turned, "kv_cache": store["kv_cache"]}
@@ -209,6 +216,7 @@ def check_rotary_attention(given: Given, result: Any, after: Given, kernel: bool
         same("out", out[:end], expected)
     else:
         check_nvfp4_rows(given, out, scales, expected)
+    check_memory(given, out, after)
 
 
 OPS = {
@@ -218,5 +226,6 @@ OPS = {
         draw_rotary_attention,
         check_rotary_attention,
         kernel_check=partial(check_rotary_attention, kernel=True),
+        refused=refused,
     ),
 }

@@ -21,9 +21,13 @@ class Op:
         emulated: whether there is an sm_100 kernel that the fuzzer runs.
         kernel_check: what judges its result, where a kernel rounds what the reference does not;
             None: ``check``.
+        refused: names the argument that has to be refused of arguments that ``draw`` gives, None
+            if there is none; it is told whether the sm_100 kernel runs. None: of a reference
+            nothing, and of a kernel anything by name.
     """
 
     draw: Callable[[Draw], Given]
     check: Callable[[Given, Any, Given], None]
     emulated: bool = True
     kernel_check: Callable[[Given, Any, Given], None] | None = None
+    refused: Callable[[Given, bool], str | None] | None = None

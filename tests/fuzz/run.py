@@ -16,7 +16,7 @@ from nvfp4_kernels import InvalidArgument, NoKernelError, Router
 from tests import devices
 from tests.emulator import EmulatorError, randomised
 from tests.fuzz import attention, caches, experts, indexer, products, routers, rows
-from tests.fuzz.bounds import Wrong
+from tests.fuzz.bounds import Wrong, require
 from tests.fuzz.describe import described
 from tests.fuzz.draw import Draw
 from tests.fuzz.ops import Given, Op
@@ -73,19 +73,23 @@ def run_seed(seed: int, ops: Sequence[str] = tuple(OPS), emulated: bool = False)
 
 
 def _judged(name: str, given: Given, broken: str | None, emulated: bool) -> str:
-    before = copied(given)
+    before, op = copied(given), OPS[name]
     try:
         result = getattr(nvfp4_kernels, name)(**given)
     except EmulatorError:
         raise
     except (InvalidArgument, TypeError, RuntimeError, ValueError, NoKernelError) as error:
-        return _refused(error, name, broken, emulated)
+        if broken is None:
+            return _refused_as_it_has_to_be(error, op, before, emulated)
+        return _refused(error, name, broken)
     except Exception as error:
         raise Wrong(f"{type(error).__name__}: {error}") from error
     if _on_no_device(given):  # torch asks the op for shapes alone, or it would have refused
         return "shapes alone"
+    if broken is None and op.refused is not None:
+        refused = op.refused(before, emulated)
+        require(refused is None, f"{refused}: has to be refused, and was accepted")
     try:
-        op = OPS[name]
         check = (emulated and op.kernel_check) or op.check
         check(before, result, given)
     except (Wrong, EmulatorError):
@@ -97,14 +101,21 @@ def _judged(name: str, given: Given, broken: str | None, emulated: bool) -> str:
     return "compared"
 
 
-def _refused(error: Exception, op: str, broken: str | None, emulated: bool) -> str:
-    """Tell a refusal that names its reason from an accident."""
-    said = f"{type(error).__name__}: {error}".splitlines()[0]
-    named = isinstance(error, InvalidArgument | NoKernelError)
-    if broken is None:
-        if emulated and named:
+def _refused_as_it_has_to_be(error: Exception, op: Op, given: Given, emulated: bool) -> str:
+    """Tell a refusal that the op documents from one of a valid call."""
+    if isinstance(error, InvalidArgument | NoKernelError):
+        if op.refused is None and emulated:
             return "refused"
-        raise Wrong(f"a valid call was refused: {said}") from error
+        refused = None if op.refused is None else op.refused(given, emulated)
+        if refused is not None and str(error).startswith(f"{refused}: "):
+            return "refused"
+    raise Wrong(f"a valid call was refused: {_said(error)}") from error
+
+
+def _refused(error: Exception, op: str, broken: str) -> str:
+    """Tell a refusal that names its reason from an accident."""
+    said = _said(error)
+    named = isinstance(error, InvalidArgument | NoKernelError)
     parts = broken.split(" ", 1)[0].split(".")
     if any(names_argument(said, part) for part in parts) and (named or _is_schema(error)):
         return "refused"
@@ -114,6 +125,10 @@ def _refused(error: Exception, op: str, broken: str | None, emulated: bool) -> s
     if named and any(message.startswith(name) for name in (*_NAMES, *parameters(op))):
         return "refused by another"
     raise Wrong(said) from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _on_no_device(given: Given) -> bool:

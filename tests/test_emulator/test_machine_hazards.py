@@ -523,6 +523,68 @@ def test_lanes_of_a_warp_need_order_too(body: str, expected: list[int], lane: in
         Run()(without, out, shared=128)
 
 
+# Each lane writes its word again once its neighbour has read it, or several have.
+AGAIN = NEIGHBOUR.replace(
+    "    mad", "    bar.warp.sync 0xffffffff;\n    st.shared.u32 [%r3], 9;\n    mad"
+)
+AGAIN_FROM_ONE = BROADCAST.replace(
+    "    mad", "    bar.warp.sync 0xffffffff;\n    @!%p1 st.shared.u32 [%r1], 9;\n    mad"
+)
+COPIED_OVER = """
+    mov.u32 %r1, smem;
+    shl.b32 %r2, %r90, 4;
+    add.u32 %r3, %r1, %r2;
+    st.shared.v4.u32 [%r3], {%r90, %r90, %r90, %r90};
+    bar.warp.sync -1;
+    xor.b32 %r4, %r2, 16;
+    add.u32 %r5, %r1, %r4;
+    ld.shared.u32 %r6, [%r5];
+    bar.warp.sync 0xffffffff;
+    cp.async.cg.shared.global [%r3], [%rd90], 16;
+    cp.async.wait_all;
+    mad.wide.u32 %rd1, %r90, 4, %rd90;
+    st.global.u32 [%rd1], %r6;
+"""
+WRITTEN_TWICE = """
+    mov.u32 %r1, smem;
+    setp.eq.u32 %p1, %r90, 5;
+    @%p1 st.shared.u32 [%r1], 7;
+    bar.warp.sync 0xffffffff;
+    setp.eq.u32 %p2, %r90, 6;
+    @%p2 st.shared.u32 [%r1], 8;
+    bar.warp.sync -1;
+    ld.shared.u32 %r6, [%r1];
+    mad.wide.u32 %rd1, %r90, 4, %rd90;
+    st.global.u32 [%rd1], %r6;
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "expected", "who"),
+    [
+        (AGAIN, [t ^ 1 for t in range(32)], "lane 1"),
+        (AGAIN_FROM_ONE, [7] * 32, "several lanes"),
+        (COPIED_OVER, [t ^ 1 for t in range(32)], "lane 1"),
+        (WRITTEN_TWICE, [8] * 32, "lane 5"),
+    ],
+    ids=["after a neighbour", "after all", "by a copy", "after a write"],
+)
+def test_lanes_of_a_warp_overwrite_in_order(body: str, expected: list[int], who: str) -> None:
+    out = global_array(np.zeros(32, np.uint32))
+    Run()(body, out, shared=512)
+    assert out.tolist() == expected
+    without = body.replace("bar.warp.sync 0xffffffff;", "")
+    with pytest.raises(DataRace, match=rf"write of .* of {who} of the same warp .*bar.warp.sync"):
+        Run()(without, out, shared=512)
+
+
+def test_a_lane_overwrites_what_it_alone_has_read() -> None:
+    out = global_array(np.zeros(32, np.uint32))
+    own = AGAIN.replace("bar.warp.sync 0xffffffff;", "").replace("%r2, 4;", "%r2, 0;")
+    Run()(own, out, shared=128)
+    assert out.tolist() == list(range(32))
+
+
 # Lane 5 writes and arrives on an mbarrier, which all lanes wait for.
 ARRIVAL = """
     mov.u32 %r1, smem;

@@ -5,6 +5,7 @@ Kernels are Python that CuTe DSL traces: ``Room`` replaces functions of an op's 
 """
 
 import importlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -93,13 +94,18 @@ def without(name: str, when: Callable[..., bool] = lambda *args, **kwargs: True)
 
 
 def without_in(name: str, *callers: str) -> Patch:
-    """Patch that leaves out a primitive where one of ``callers`` is the kernel's function.
+    """Patch that leaves out a primitive where one of ``callers`` is the kernel's function."""
+    return without(name, used_in(*callers))
+
+
+def used_in(*callers: str) -> Callable[..., bool]:
+    """Condition of ``without``: one of ``callers`` is the kernel's function.
 
     Bodies of loops and branches are functions of their own: the nearest that is named counts.
     """
 
     def called(*args: Any, **kwargs: Any) -> bool:
-        frame: Any = sys._getframe(2)
+        frame: Any = sys._getframe(1)
         while frame is not None:
             owner = frame.f_globals.get("__name__", "")
             own = owner.startswith("nvfp4_kernels.") and "_body" not in frame.f_code.co_name
@@ -108,7 +114,13 @@ def without_in(name: str, *callers: str) -> Patch:
             frame = frame.f_back
         return False
 
-    return without(name, called)
+    return called
+
+
+def one_of(count: int, number: int, when: Callable[..., bool] = lambda *args: True) -> Any:
+    """Condition of ``without``: the ``number``-th of every ``count`` uses for which ``when``."""
+    uses = itertools.count()
+    return lambda *args, **kwargs: when(*args, **kwargs) and next(uses) % count == number
 
 
 def changed(name: str, change: Callable[..., tuple[Any, ...]]) -> Patch:

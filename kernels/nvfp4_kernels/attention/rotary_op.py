@@ -104,7 +104,9 @@ def rotary_attention(
         batch_invariant: see ``paged_attention``.
 
     Returns:
-        The result or its data; its block scales, or None; and ``lse`` float32 ``(T, Hq)``.
+        The result or its data; its block scales, or None; and ``lse`` float32 ``(T, Hq)``: with a
+        float8_e4m3fn cache that of queries rounded to E4M3 on sm_100, as of ``paged_attention``,
+        whose exponentials of degree 3 so few rows do not have.
 
     Raises:
         InvalidArgument: an argument that does not fit, named.

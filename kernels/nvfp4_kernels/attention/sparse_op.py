@@ -64,7 +64,9 @@ def sparse_attention(
 
     Returns:
         ``out`` of ``q``'s dtype and shape, and ``lse`` float32 ``(T, Hq)``: the natural logarithm
-        of the sum of the exponentials of a row's logits, its sink among them.
+        of the sum of the exponentials of a row's logits, its sink among them. With a float8_e4m3fn
+        cache and more than 128 query heads to a KV head it is off by up to 1.02e-4 on sm_100, as
+        ``paged_attention`` says of as many rows.
 
     Raises:
         InvalidArgument: an argument that does not fit, named. The contents of tensors are

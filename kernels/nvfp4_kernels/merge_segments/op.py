@@ -33,7 +33,9 @@ def merge_segments(
         out_dtype: float32, bfloat16 or float16; None: that of ``outs``.
 
     Returns:
-        ``out`` ``(..., D)`` of ``out_dtype``, and ``lse`` float32 ``(...)``.
+        ``out`` ``(..., D)`` of ``out_dtype``, and ``lse`` float32 ``(...)``, as exact as ``lses``
+        are: those of attention over a float8_e4m3fn cache may be off by 1.02e-4 on sm_100, see
+        ``paged_attention``, and so may the segments' shares of ``out``.
 
     Raises:
         InvalidArgument: an argument that does not fit, named.

@@ -13,7 +13,7 @@ from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.machine.trace import SECTOR, Touched
 from tests.emulator.memory.clocks import Origin, Scope, Snapshot
 from tests.emulator.memory.linear import LinearMemory
-from tests.emulator.memory.shadow import Access
+from tests.emulator.memory.shadow import Access, OneLane
 from tests.emulator.ptx.syntax import Address, Immediate, Instruction, Operand
 from tests.emulator.sync.mbarrier import MBarrier
 from tests.emulator.tma import bulk as bulk_rules
@@ -264,13 +264,17 @@ def tensor_load(
         shared = pick(target, lane) & 0xFFFFFFFF
         placed = place(tensor_map, tile.box, shared & 0xFFFFFF)
         copies = _destinations(w, shared, pick(barrier, lane) & 0xFFFFFFFF, ranks, group, lane)
-        before = w.actor.snapshot()
+        before, issuer = w.actor.snapshot(), w.one_lane(lane)
         nbytes = tile.box.transaction_bytes
         keys = tuple(owner.key for _, _, owner in copies)
         w.note("copy", line, (), nbytes, ("global", keys, nbytes), _regions(tile))
 
         def run(
-            tile: Tile = tile, placed: Any = placed, copies: Any = copies, before: Any = before
+            tile: Tile = tile,
+            placed: Any = placed,
+            copies: Any = copies,
+            before: Any = before,
+            issuer: OneLane = issuer,
         ) -> None:
             found = copies[0][2]
             access = _async_access(
@@ -284,7 +288,7 @@ def tensor_load(
                     w, owner.component, owner.phase + 1, before, "tensor copy write", line
                 )
                 _receive(w, cta, owner, line)
-                window = cta.shared.write_window(address, placed.nbytes, access)
+                window = cta.shared.write_window(address, placed.nbytes, issuer.given(access))
                 placed.scatter(data, window)
                 w.launch.counters.nbytes["copies received in shared"] += nbytes
             for _, _, owner in copies:
@@ -324,8 +328,7 @@ def tensor_store(
         shared = pick(source, lane) & 0xFFFFFFFF
         placed = place(tensor_map, tile.box, shared & 0xFFFFFF)
         cta = w.cta_at(shared)
-        before = w.actor.snapshot()
-        unordered = frozenset(w.unordered)
+        before, issuer = w.actor.snapshot(), w.one_lane(lane)
         clock = groups.issued(line, 1 << lane)
         w.note("store", line, ("group", groups.reads, clock), tile.box.transaction_bytes)
 
@@ -336,12 +339,10 @@ def tensor_store(
             cta: "Cta" = cta,
             before: Any = before,
             clock: int = clock,
-            lane: int = lane,
-            unordered: frozenset[int] = unordered,
+            issuer: OneLane = issuer,
         ) -> None:
             read = _async_access(w, groups.reads, clock, before, "tensor copy read", line)
-            read.unordered, read.lanes = unordered, lane
-            data = placed.gather(cta.shared.read(shared, placed.nbytes, read))
+            data = placed.gather(cta.shared.read(shared, placed.nbytes, issuer.given(read)))
             write = _async_access(
                 w, groups.writes, clock, before, "tensor copy write", line, bool(operation)
             )
@@ -425,7 +426,7 @@ def bulk_load(
             continue  # moves and completes nothing (seen on an H200)
         signal = pick(barrier, lane) & 0xFFFFFFFF
         copies = _destinations(w, shared, signal, ranks, 1, lane)
-        before = w.actor.snapshot()
+        before, issuer = w.actor.snapshot(), w.one_lane(lane)
         memory = (
             w.gpu.memory.at(origin, "bulk copy")
             if space == "global"
@@ -442,6 +443,7 @@ def bulk_load(
             nbytes: int = nbytes,
             copies: Any = copies,
             before: Any = before,
+            issuer: OneLane = issuer,
         ) -> None:
             for cta, where, owner in copies:
                 clock = owner.phase + 1
@@ -451,7 +453,7 @@ def bulk_load(
                     w, owner.component, clock, before, "bulk copy write", line, bool(operation)
                 )
                 _receive(w, cta, owner, line)
-                window = cta.shared.write_window(where, nbytes, access)
+                window = cta.shared.write_window(where, nbytes, issuer.given(access))
                 window[...] = combine(operation, kind, window.copy(), data) if operation else data
                 w.launch.counters.nbytes[f"copy {memory.kind} to shared"] += nbytes
             for _, _, owner in copies:
@@ -483,8 +485,7 @@ def bulk_store(
             continue
         cta = w.cta_at(shared)
         memory = w.gpu.memory.at(address, "bulk copy")
-        before = w.actor.snapshot()
-        unordered = frozenset(w.unordered)
+        before, issuer = w.actor.snapshot(), w.one_lane(lane)
         clock = groups.issued(line, 1 << lane)
         w.note("store", line, ("group", groups.reads, clock), nbytes)
 
@@ -496,12 +497,10 @@ def bulk_store(
             memory: Any = memory,
             before: Any = before,
             clock: int = clock,
-            lane: int = lane,
-            unordered: frozenset[int] = unordered,
+            issuer: OneLane = issuer,
         ) -> None:
             read = _async_access(w, groups.reads, clock, before, "bulk copy read", line)
-            read.unordered, read.lanes = unordered, lane
-            data = cta.shared.read(shared, nbytes, read)
+            data = cta.shared.read(shared, nbytes, issuer.given(read))
             access = _async_access(
                 w, groups.writes, clock, before, "bulk copy write", line, bool(operation)
             )

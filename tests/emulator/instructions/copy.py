@@ -10,7 +10,7 @@ from tests.emulator.instructions.load_store import bank_passes, sectors
 from tests.emulator.instructions.mbarrier import barrier_at, check_visible, pick
 from tests.emulator.instructions.registry import family, runtime
 from tests.emulator.memory.clocks import Origin
-from tests.emulator.memory.shadow import Access
+from tests.emulator.memory.shadow import ANY_LANE, Access
 from tests.emulator.ptx.syntax import Immediate, Instruction, Not, Operand, Register
 
 if TYPE_CHECKING:
@@ -88,8 +88,9 @@ def copy_async(
     groups = w.copy_groups
     clock = groups.issued(line, w.mask_bits(mask))
     before = w.actor.clocks.copy()
-    work = []
-    for lane in w.active(mask):
+    work, lanes = [], w.active(mask)
+    issuer = w.one_lane(ANY_LANE) if w.unordered or w.unordered_reads else None
+    for lane in lanes:
         place, origin = pick(target, lane), pick(source, lane)
         for address in (place, origin):
             if address % size:
@@ -109,12 +110,14 @@ def copy_async(
         made = Origin("cp.async write", "generic", False, lambda: w.where(line))
         event = w.launch.events.new(groups.writes, clock, made)
         access = Access(w.launch.events, event, before, {0, 1}, w.launch.report)
-        for place, origin, wanted in work:
+        for lane, (place, origin, wanted) in zip(lanes, work, strict=True):
             data = np.zeros(size, np.uint8)
             if wanted:
                 data[:wanted] = w.gpu.memory.at(origin, "cp.async read").read(
                     origin, wanted, access
                 )
+            if issuer is not None:
+                issuer._replace(lane=lane).given(access)
             w.cta.shared.write(place, data, access)
         w.launch.counters.nbytes["cp.async"] += size * len(work)
 

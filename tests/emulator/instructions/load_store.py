@@ -258,13 +258,12 @@ def ld_uniform(
     address = address_in(memory, address)
     nbytes = width * count
     access = w.access(line, "read", strong)
-    if w.unordered:
-        lanes = w.active(mask)
-        access.lanes = lanes[0] if len(lanes) == 1 else MANY_LANES
-    data = memory.read(address, nbytes, access)
-    access.lanes = ANY_LANE
     if memory.kind == "shared":
         w.accessed(access.event, mask)
+        w.read(access.event, mask)
+        access.lanes = _lane_of(w, mask)
+    data = memory.read(address, nbytes, access)
+    access.lanes = ANY_LANE
     if address % nbytes:
         misaligned(memory, address, nbytes)
     if strong:
@@ -299,17 +298,23 @@ def st_uniform(
     if address % len(raw):
         misaligned(memory, address, len(raw))
     access = w.access(line, "write", strong)
+    lane = access.lanes = _lane_of(w, mask) if memory.kind == "shared" else ANY_LANE
     memory.write(address, np.frombuffer(raw, np.uint8), access)
+    access.lanes = ANY_LANE
     w.accessed(access.event, mask)
-    if mask is not None and memory.kind == "shared":
-        lanes = w.active(mask)
-        if len(lanes) == 1:
-            memory.written_by(address, len(raw), lanes[0])
-            w.wrote(access.event, mask)
+    if lane >= 0:
+        memory.written_by(address, len(raw), lane)
+        w.wrote(access.event, mask)
     if strong:
         publish(w, memory, address, release, scope, mask)
     w.launch.counters.nbytes[f"{memory.kind} write"] += len(raw)
     w.note("write", line, amount=len(raw), detail=(memory.kind, 1, 1, 1))
+
+
+def _lane_of(w: "Warp", mask: Lanes | None) -> int:
+    """The one lane of ``mask``, or MANY_LANES."""
+    lanes = w.active(mask) if mask is not None else ()
+    return lanes[0] if len(lanes) == 1 else MANY_LANES
 
 
 def misaligned(memory: LinearMemory, address: int, nbytes: int) -> None:
@@ -400,6 +405,7 @@ def ld_lanes(
     whole = np.zeros((32, nbytes), np.uint8) if chosen is not None or len(groups) > 1 else None
     if any(memory.kind == "shared" for memory, _, _ in groups):
         w.accessed(access.event, mask)
+        w.read(access.event, mask)
     for memory, part, where in groups:
         step = min(nbytes, 16)
         pieces = [

@@ -22,7 +22,7 @@ from tests.emulator.machine.trace import Event, Key, Touched, WarpTrace
 from tests.emulator.machine.warpgroup_part import WarpgroupPart
 from tests.emulator.memory.clocks import Actor, Clocks, Origin
 from tests.emulator.memory.published import Place, poll_key
-from tests.emulator.memory.shadow import Access
+from tests.emulator.memory.shadow import Access, OneLane
 
 if TYPE_CHECKING:
     from tests.emulator.machine.cta import Cta
@@ -51,6 +51,7 @@ class Warp:
         timed_out: whether the wait ended by its time limit.
         unordered: its writes to shared memory that other lanes may not see before a bar.warp.sync,
             with the lanes that have not handed them over, as bits; -1 are all.
+        unordered_reads: the same of its reads of shared memory, which others may not overwrite.
         unreleased: the same of all its accesses to shared memory and its writes to global memory:
             what a release by other lanes does not hand over.
         phases: by component of an mbarrier, how many of its phases it knows to be complete from its
@@ -86,6 +87,7 @@ class Warp:
         self._poll: object = None
         self._polls = 0
         self.unordered: dict[int, int] = {}
+        self.unordered_reads: dict[int, int] = {}
         self.unreleased: dict[int, int] = {}
         self.phases: dict[int, int] = {}
         self.blocks_run = [0] * cta.launch.program.block_count
@@ -174,14 +176,19 @@ class Warp:
             events = self.launch.events
             event = events.new(actor.component, actor.now, origin)
             found = Access(events, event, actor.clocks, actor.known, self.launch.report)
-            found.unordered = self.unordered
+            found.unordered, found.unordered_reads = self.unordered, self.unordered_reads
             actor.interval[line, verb] = found
         return found
 
+    def one_lane(self, lane: int) -> OneLane:
+        """A lane that issues asynchronous work now."""
+        return OneLane(lane, frozenset(self.unordered), frozenset(self.unordered_reads))
+
     def order_lanes(self) -> None:
-        """bar.warp.sync, or a barrier: what lanes have written is visible to the others."""
-        if self.unreleased:
+        """bar.warp.sync, or a barrier: what lanes wrote others see, what they read others write."""
+        if self.unreleased or self.unordered or self.unordered_reads:
             self.unordered.clear()
+            self.unordered_reads.clear()
             self.unreleased.clear()
             self.actor.advance()
 
@@ -189,6 +196,11 @@ class Warp:
         """Lanes have written to shared memory."""
         lanes = -1 if mask is None else self.mask_bits(mask)
         self.unordered[event] = self.unordered.get(event, 0) | lanes
+
+    def read(self, event: int, mask: Mask) -> None:
+        """Lanes read shared memory."""
+        lanes = -1 if mask is None else self.mask_bits(mask)
+        self.unordered_reads[event] = self.unordered_reads.get(event, 0) | lanes
 
     def accessed(self, event: int, mask: Mask) -> None:
         """Lanes have read or written what a release of theirs hands over."""
@@ -199,8 +211,11 @@ class Warp:
         """Lanes release their own accesses; what others have made since then stays with them."""
         if self.unreleased:
             others = self.mask_bits(None) & ~self.mask_bits(mask)
-            for event, lanes in self.unordered.items():
-                self.unordered[event] = lanes & others
+            for unordered in (self.unordered, self.unordered_reads):
+                for event, lanes in unordered.items():
+                    unordered[event] = lanes & others
+            for event in list(self.unordered_reads)[:-_REMEMBERED]:
+                del self.unordered_reads[event]
             clock, component = self.launch.events.clock, self.actor.component
             self.unreleased = {e: lanes & others for e, lanes in self.unreleased.items()}
             for event in [e for e, lanes in self.unreleased.items() if not lanes]:
@@ -212,11 +227,13 @@ class Warp:
 
     def take_over(self, handed: Clocks) -> None:
         """Drop the unordered accesses that a release ordered: lanes that waited for it see them."""
-        if self.unordered:
+        for unordered in (self.unordered, self.unordered_reads):
+            if not unordered:
+                continue
             clock, reached = self.launch.events.clock, handed.generic.get(self.actor.component, 0)
-            for event in [e for e, lanes in self.unordered.items() if not lanes]:
+            for event in [e for e, lanes in unordered.items() if not lanes]:
                 if clock[event] <= reached:
-                    del self.unordered[event]
+                    del unordered[event]
 
     def thread_index(self, axis: int) -> npt.NDArray[np.uint32]:
         """%tid along one axis."""

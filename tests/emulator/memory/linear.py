@@ -160,7 +160,7 @@ class LinearMemory:
         """
         index = self._lane_index(addresses, width, "read")
         granules = self._granules(index, width)
-        if access.unordered and lanes is not None:
+        if lanes is not None and self.kind == "shared":
             access.lanes = np.repeat(lanes, granules.size // lanes.size)
         self.shadow.read(granules, access)
         access.lanes = ANY_LANE
@@ -177,9 +177,13 @@ class LinearMemory:
     ) -> None:
         index = self._lane_index(addresses, width, "write")
         granules = self._granules(index, width)
-        self.shadow.write(granules, access)
         if lanes is not None:
-            self.shadow.lane[granules] = np.repeat(lanes, granules.size // lanes.size)
+            access.lanes = np.repeat(lanes, granules.size // lanes.size)
+            self.shadow.write(granules, access)
+            self.shadow.lane[granules] = access.lanes
+            access.lanes = ANY_LANE
+        else:
+            self.shadow.write(granules, access)
         self._view(width)[index] = values
 
     def _view(self, width: int) -> npt.NDArray[np.generic]:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,10 @@ class Access:
         report: takes a finding; raises it unless it is tolerated.
     """
 
-    __slots__ = ("before", "event", "events", "known", "lanes", "pipe", "report", "unordered")
+    __slots__ = (
+        "before", "event", "events", "known", "lanes", "pipe", "report", "unordered",
+        "unordered_reads",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -66,9 +69,11 @@ class Access:
         self.known = known
         self.report = report
         self.pipe = pipe
-        # Writes of the same warp that no bar.warp.sync has ordered, and the lanes that access now:
-        # one for all granules, one for each, MANY_LANES, or ANY_LANE where that does not matter.
+        # Writes and reads of the same warp that no bar.warp.sync has ordered, and the lanes that
+        # access now: one for all granules, one for each, MANY_LANES, or ANY_LANE where that does
+        # not matter.
         self.unordered: Collection[int] = frozenset()
+        self.unordered_reads: Collection[int] = frozenset()
         self.lanes: Lanes = ANY_LANE
 
     def after_write(self, earlier: int, memory: str, verb: str) -> None:
@@ -204,6 +209,25 @@ class Access:
         return self.events.reader_number(kept | {self.event})
 
 
+class OneLane(NamedTuple):
+    """One lane that has an asynchronous unit access memory, and what others of its warp have done.
+
+    Attributes:
+        lane: of the warp.
+        unordered, unordered_reads: as of ``Access``, when it was issued.
+    """
+
+    lane: int
+    unordered: frozenset[int]
+    unordered_reads: frozenset[int]
+
+    def given(self, access: Access) -> Access:
+        """``access`` as this lane's."""
+        access.lanes, access.unordered = self.lane, self.unordered
+        access.unordered_reads = self.unordered_reads
+        return access
+
+
 def _distinct(events: Events32) -> Sequence[int]:
     """The events of some granules, in order."""
     if events.size <= _FEW:  # as lanes have: numpy's own calls take longer than their work
@@ -270,7 +294,7 @@ class Shadow:
         """Checks a read; returns the reader numbers to record, None if they do not change."""
         for event in _distinct(writers):
             if event in access.unordered and access.lanes is not ANY_LANE:
-                self._check_lanes(event, writers, access, where)
+                self._check_lanes(event, writers, self.lane[where], access, "read")
             if event == GUARD:
                 self._overrun(where, writers, access, "read")
             elif event != NEVER:
@@ -279,6 +303,8 @@ class Shadow:
                 place = self._place(where, writers, NEVER)
                 fact = f"read of {self.name}{place} that nothing has written"
                 access.report(UninitialisedRead(fact))
+        if access.event in access.unordered_reads and access.lanes is not ANY_LANE:
+            self._read_by_lanes(where, access)
         found = _distinct(readers)
         if len(found) == 1:
             return None if found[0] == access.event else access.joined(found[0])
@@ -291,20 +317,60 @@ class Shadow:
         """Lane that wrote each granule; made for shared memory alone."""
         return np.full(self.writer.shape, ANY_LANE, np.int8)
 
-    def _check_lanes(self, event: int, writers: Events32, access: Access, where: Selection) -> None:
-        """Check that no lane reads an unordered write of another lane of its warp."""
-        written = self.lane[where]
-        foreign = (writers == event) & (written != ANY_LANE) & (written != access.lanes)
+    @functools.cached_property
+    def reading(self) -> tuple[Events32, npt.NDArray[np.int8]]:
+        """Last read of each granule by lanes, and which; made for shared memory alone."""
+        shape = self.writer.shape
+        return np.zeros(shape, np.int32), np.full(shape, ANY_LANE, np.int8)
+
+    def _read_by_lanes(self, where: Selection, access: Access) -> None:
+        """Record the lanes that read; several, where another's read is unordered too."""
+        events, lanes = self.reading
+        before, mine = events[where], access.lanes
+        others = np.zeros(before.shape, bool)
+        for event in _distinct(before):
+            if event in access.unordered_reads:
+                others |= (before == event) & (lanes[where] != mine)
+        lanes[where] = np.where(others, np.int8(MANY_LANES), mine)
+        events[where] = access.event
+        if isinstance(mine, np.ndarray) and (mixed := lanes[where] != mine).any():
+            lanes[where[mixed]] = MANY_LANES  # or one lane, the last, would stand for all
+
+    def _check_lanes(
+        self,
+        event: int,
+        events: Events32,
+        lanes: npt.NDArray[np.int8],
+        access: Access,
+        verb: str,
+    ) -> None:
+        """Check that no lane touches what another lane of its warp has, and nothing orders."""
+        foreign = (events == event) & (lanes != ANY_LANE)
+        foreign &= (lanes != access.lanes) | (lanes == MANY_LANES)
         if foreign.any():
-            number = int(np.flatnonzero(foreign)[0])
+            lane = int(lanes[int(np.flatnonzero(foreign)[0])])
             theirs = access.events.origin[event]
+            who = "several lanes" if lane == MANY_LANES else f"lane {lane}"
             access.report(
                 DataRace(
-                    f"read of {self.name} after a {theirs.verb} of lane {int(written[number])} of "
-                    f"the same warp at {theirs.where()}: bar.warp.sync between the two is missing",
+                    f"{verb} of {self.name} after a {theirs.verb} of {who} of the same warp at "
+                    f"{theirs.where()}: bar.warp.sync between the two is missing",
                     access.events.origin[access.event].where(),
                 )
             )
+
+    def _check_write_by_lanes(self, writers: Events32, access: Access, where: Selection) -> None:
+        """Check that no lane overwrites what another one has written or read, unordered."""
+        if access.unordered:
+            for event in _distinct(writers):
+                if event in access.unordered:
+                    self._check_lanes(event, writers, self.lane[where], access, "write")
+        if access.unordered_reads:
+            events, lanes = self.reading
+            before = events[where]
+            for event in _distinct(before):
+                if event in access.unordered_reads:
+                    self._check_lanes(event, before, lanes[where], access, "write")
 
     def _overrun(self, where: Selection, writers: Events32, access: Access, verb: str) -> None:
         """Report an access to guards."""
@@ -349,6 +415,8 @@ class Shadow:
     def _order(
         self, writers: Events32, readers: Events32, access: Access, where: Selection = None
     ) -> None:
+        if access.lanes is not ANY_LANE:
+            self._check_write_by_lanes(writers, access, where)
         for event in _distinct(writers):
             if event == GUARD:
                 self._overrun(where, writers, access, "write")

@@ -44,6 +44,7 @@ def spread(x: Tensor) -> Tensor:
     [
         ({"scale": 0.0}, "scale: is 0.0, must be positive and finite; D .* is usual"),
         ({"scale": float("nan")}, "scale: is nan, must be positive and finite"),
+        ({"q": None}, "q: is NoneType, must be a tensor of bfloat16, float16; make one"),
         ({"soft_cap": 0.0}, "soft_cap: is 0.0, must be positive and finite; pass None"),
         ({"soft_cap": float("inf")}, "soft_cap: is inf, must be positive and finite"),
         ({"window": 0}, "window: is 0, must be 1 or more keys, the query's own included"),

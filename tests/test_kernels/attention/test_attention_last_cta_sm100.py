@@ -1,5 +1,6 @@
 """Split keys merged by the last CTA to end: to the bit what a launch of its own merges."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.test_kernels.mistakes import (
     check_caught,
     check_nothing_to_catch,
     nothing,
+    one_of,
 )
 
 pytestmark = pytest.mark.arch("sm_100")
@@ -33,6 +35,10 @@ SPLITS = {
     "warp split, fp8": (
         Chosen(AttentionTile(64, fp8=True, warp_split_kv=True, ctas_per_sm=2), 3),
         {"fp8": True, "sinks": True, "dtype": torch.float16},
+    ),
+    "warp split, fp8, D = 96": (
+        Chosen(AttentionTile(96, fp8=True, warp_split_kv=True), 2),
+        {"fp8": True, "head_dim": 96, "queries": (11, 1, 0, 3)},
     ),
 }
 
@@ -110,11 +116,23 @@ def relaxed(_: Any, counter: Any, splits: Any) -> Any:
     return cutlass.select_(before == splits - 1, cutlass.Int32(1), cutlass.Int32(0))
 
 
+def leaving_out(number: int) -> Callable[[Any], Any]:
+    """``_sync`` in the place of itself, but for one of its two uses."""
+    left_out = one_of(2, number)
+    return lambda given: lambda self: None if left_out() else given(self)
+
+
 MISTAKES = {
     "the first CTA merges": Mistake(
         KERNEL.with_result(LAST, "_count", lambda last: 1 - last), ANYTHING
     ),
     "warps do not sync": Mistake(KERNEL.replaced(LAST, "_sync", nothing), ANYTHING),
+    "counted before all parts are stored": Mistake(
+        KERNEL.swapped(LAST, "_sync", leaving_out(0)), "DataRace"
+    ),
+    "merged before the count is known": Mistake(
+        KERNEL.swapped(LAST, "_sync", leaving_out(1)), "UninitialisedRead"
+    ),
     "rows of the next sequence": Mistake(
         KERNEL.with_arguments(
             LAST, "_merge", lambda a, shared, work, thread: (a, shared, work, thread + 4)

@@ -111,6 +111,26 @@ def test_tiles(name: str, op_device: torch.device, monkeypatch: pytest.MonkeyPat
     check(on(op_device, case.problem().paged()), first_row=120)
 
 
+# Warps that split keys stage a few rows whole, and more of them some columns at a time, as many as
+# a query of that size left room for. Head sizes that TILES lacks.
+ROWS = (1, 8, 9, 32, 33)  # of a KV head, 32 to a CTA
+FP8_SIZES, SIZES = (96, 128, 160, 192, 224, 256), (96, 224)
+WARP_SPLIT = [(d, True) for d in FP8_SIZES] + [(d, False) for d in SIZES]
+
+
+@SM100
+@ONE_SCHEDULE
+@pytest.mark.parametrize(
+    ("head_dim", "fp8"), WARP_SPLIT, ids=[f"{d}, fp8" if f else str(d) for d, f in WARP_SPLIT]
+)
+def test_few_and_many_rows_of_warps_that_split_keys(
+    head_dim: int, fp8: bool, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Chosen(AttentionTile(head_dim, fp8=fp8, warp_split_kv=True)).use(monkeypatch)
+    case = Case(ROWS, (1, 40, 9, 140, 33), 2, 2, head_dim=head_dim, fp8=fp8)
+    check(on(op_device, case.problem().paged()), first_row=120)
+
+
 @SM100
 @pytest.mark.parametrize("case", [PREFILL, DECODE], ids=["prefill", "decode"])
 def test_every_schedule(case: Case, op_device: torch.device) -> None:

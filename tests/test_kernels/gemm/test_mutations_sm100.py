@@ -16,6 +16,7 @@ from nvfp4_kernels.sm100.limits import ATOM_BYTES, CTA_ROWS
 from tests import devices
 from tests.emulator import STANDARD
 from tests.test_kernels import mistakes, oracle
+from tests.test_kernels.gemm import test_sm100
 from tests.test_kernels.gemm.linear_cases import Case, grid_problem
 from tests.test_kernels.gemm.test_tiles_sm100 import TileCase, pair_case, use
 from tests.test_kernels.mistakes import (
@@ -30,6 +31,8 @@ from tests.test_kernels.mistakes import (
     first_noticed,
     nothing,
     noticed,
+    one_of,
+    used_in,
     without,
     without_in,
 )
@@ -287,6 +290,28 @@ def check(tile_case: TileCase) -> None:
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_caught(mistake: Mistake) -> None:
     check_caught(mistake, partial(check, mistake.on), partial(use, mistake.on))
+
+
+# NVFP4 results of a swapped tile are transposed in shared memory, 32 tokens at a time.
+STORE = used_in("_transposed")
+TRANSPOSED = {
+    "before those before them are read": without("bar_warp_sync", one_of(2, 0, STORE)),
+    "after they are read": without("bar_warp_sync", one_of(2, 1, STORE)),
+}
+
+
+def check_transposed() -> None:
+    test_sm100.check_quantized(pair_case(SWAPPED.case), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("mistake", TRANSPOSED.values(), ids=TRANSPOSED)
+def test_tokens_stored_to_be_transposed(mistake: mistakes.Patch) -> None:
+    caught = mistakes.Mistake(mistake, "DataRace")
+    check_caught(caught, check_transposed, partial(use, SWAPPED), schedules=STANDARD[:1])
+
+
+def test_tokens_are_transposed_in_turn() -> None:
+    check_nothing_to_catch(check_transposed, partial(use, SWAPPED), schedules=STANDARD[:1])
 
 
 @pytest.mark.parametrize(

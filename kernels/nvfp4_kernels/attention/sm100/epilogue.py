@@ -154,7 +154,8 @@ class Epilogue:
                 pair = self._first_pair(result, work, row, head)
                 self._stage_quantized(result, shared, warp, source, tiles, factor, pair, row.live)
             else:
-                self._stage_columns(shared, warp, source + first, tiles, factor)
+                columns = self._staged_columns
+                self._stage_columns(shared, warp, source + first, columns, tiles, factor)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
             self._store_rows(result, shared, units, warp, first * self._out_bits // 8)
             ptx.bar_warp_sync(cute.arch.FULL_MASK)
@@ -178,12 +179,18 @@ class Epilogue:
 
     @cute.jit
     def _stage_columns(
-        self, shared: Array, warp: Int32, source: Int32, tiles: Int32, factor: Float32
+        self,
+        shared: Array,
+        warp: Int32,
+        source: Int32,
+        columns: cutlass.Constexpr,
+        tiles: Int32,
+        factor: Float32,
     ) -> None:
-        """Stage columns of O from ``source`` on, as many as there is room for, times ``factor``."""
+        """Stage ``columns`` of O from ``source`` on, times ``factor``."""
         own = warp * WARP_ROWS + recomputed_lane()
-        width = next(width for width in WIDTHS if self._staged_columns % width == 0)
-        for start in cutlass.range_constexpr(0, self._staged_columns, width):
+        width = next(width for width in WIDTHS if columns % width == 0)
+        for start in cutlass.range_constexpr(0, columns, width):
             values = [Float32(0.0)] * width
             if tiles > 0:
                 values = load_columns(source + start, width)

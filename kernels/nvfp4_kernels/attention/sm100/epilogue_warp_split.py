@@ -60,6 +60,12 @@ class WarpSplitEpilogue(Epilogue):
         return WARP_ROWS * self._staged_columns // self.tile.head_dim
 
     @property
+    def _columns_at_once(self) -> int:
+        """Columns of every row staged at once: whole blocks, unless there is no room for one."""
+        room = self._staged_columns
+        return room - room % BLOCK if self.variant.stores_codes and room > BLOCK else room
+
+    @property
     def _staged_dtype(self) -> type[cutlass.Numeric]:
         return Float32
 
@@ -123,10 +129,11 @@ class WarpSplitEpilogue(Epilogue):
     ) -> None:
         """Store all rows, as many columns at a time as there is room for."""
         waiting: list[Float32] = []
-        staged = Staged(shared, WARP_ROWS, self._staged_columns)
-        for first in cutlass.range_constexpr(0, self.tile.head_dim, self._staged_columns):
+        every, most = self.tile.head_dim, self._columns_at_once
+        for first in cutlass.range_constexpr(0, every, most):
+            staged = Staged(shared, WARP_ROWS, min(most, every - first))
             self._sync()  # earlier contents have been read
-            self._stage_columns(shared, warp, source + first, tiles, factor)
+            self._stage_columns(shared, warp, source + first, staged.columns, tiles, factor)
             self._sync()
             waiting = self._store(result, staged, units, pair, warp, first, waiting)
 
@@ -227,6 +234,7 @@ class WarpSplitEpilogue(Epilogue):
         ``waiting``; returns those that go on waiting.
         """
         rows, columns = staged.rows, min(staged.columns, BLOCK)
+        assert staged.columns % columns == 0
         blocks = staged.columns // columns  # of a row
         scale = self._quantizer.scale(result.input_scale)
         thread = warp * WARP_ROWS + recomputed_lane()
