@@ -39,6 +39,7 @@ UNLOADABLE = (
     "GteModel",
     "HYV4ForCausalLM",
     "InklingForCausalLM",
+    "InklingForConditionalGeneration",
     "JambaForSequenceClassification",
     "KimiLinearForCausalLM",
     "LagunaForCausalLM",

@@ -7,6 +7,7 @@ from tests.registry.text import (
     CHATGLM,
     DEEPSEEK_V4,
     GLM5_NEXT,
+    INKLING,
     KIMI_LINEAR,
     MIMO_V2,
     MINIMAX_M3,
@@ -188,6 +189,7 @@ def ovis(text: Entry) -> Entry:
 
 
 ENTRIES: dict[str, Entry] = {
+    "InklingForConditionalGeneration": Entry("inkling_mm_model", {"text_config": INKLING}),
     "CohereCompassForConditionalGeneration": Entry(
         changes={"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": True}}
     ),
