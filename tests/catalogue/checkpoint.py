@@ -150,6 +150,7 @@ def _set_config(family: Family, directory: Path, kinds: Mapping[str, Kind]) -> N
         quantization = _compressed_tensors(family, quantised)
     file = directory / "config.json"
     config = json.loads(file.read_text()) | {"quantization_config": quantization}
+    config["model_type"] = family.config["model_type"]  # which vLLM may have set for the class
     if family.architecture:
         config["architectures"] = [family.architecture]
     for path, value in family.fields.items():

@@ -242,11 +242,15 @@ def test_vllm_reads_scales_of_blocks_by_deepseeks_name(format: Convention) -> No
 @pytest.mark.parametrize(
     ("kind", "missing", "message"),
     [
-        (Kind.FP8, "weight_scale", r"m\.qkv_proj\.weight_scale: 3 of its 3 numbers are NaN or not"),
-        (Kind.FP8, "input_scale", r"m\.qkv_proj\.input_scale: 3 of its 3 numbers"),
-        (Kind.FP8, "weight", r"m\.qkv_proj\.weight: 131072 of its 131072 numbers"),
-        (Kind.FP8_BLOCK, "weight_scale", "weight_scale: 8 of its 8 numbers"),
-        (Kind.MXFP8, "weight_scale", "weight_scale: 4096 of its 4096 numbers"),
+        (
+            Kind.FP8,
+            "weight_scale",
+            r"m\.qkv_proj\.weight_scale \(shard q\): 1 of its 1 numbers are",
+        ),
+        (Kind.FP8, "input_scale", r"m\.qkv_proj\.input_scale \(shard q\): 1 of its 1 numbers"),
+        (Kind.FP8, "weight", r"m\.qkv_proj\.weight \(shard q\): 65536 of its 65536 numbers"),
+        (Kind.FP8_BLOCK, "weight_scale", r"weight_scale \(shard q\): 4 of its 4 numbers"),
+        (Kind.MXFP8, "weight_scale", r"weight_scale \(shard q\): 2048 of its 2048 numbers"),
     ],
 )
 def test_tensors_that_never_came(kind: Kind, missing: str, message: str) -> None:

@@ -716,11 +716,15 @@ def test_experts_in_the_order_of_a_rank(vllm_config: Any) -> None:
             lambda t: t.expand(3, *t.shape),
             r"shape is \(3, 48, 32\), must be \(48, 32\)",
         ),
-        ("0.gate_proj.weight_scale_2", lambda t: -t, r"experts, w13 of expert 0\.weight_scale_2"),
+        (
+            "0.gate_proj.weight_scale_2",
+            lambda t: -t,
+            r"experts\.0\.gate_proj\.weight_scale_2: holds",
+        ),
         (
             "3.down_proj.weight_scale",
             lambda t: torch.full_like(t.float(), torch.nan).to(t.dtype),
-            r"w2 of expert 3 of this rank\.weight_scale: 192 block scales are NaN",
+            r"experts\.3\.down_proj\.weight_scale: 192 block scales are NaN",
         ),
     ],
 )
