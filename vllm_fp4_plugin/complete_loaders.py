@@ -45,7 +45,7 @@ class _CompleteLoader:
         load: Any = super()
         model = load.load_model(vllm_config, model_config, *args, **named)
         if model_config.quantization == METHOD:
-            self_check.check(model, vllm_config)
+            self_check.schedule(model, vllm_config)
         return model
 
     def get_all_weights(self, model_config: Any, model: Any) -> Any:

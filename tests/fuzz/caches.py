@@ -158,7 +158,9 @@ def draw_rotary_attention(draw: Draw) -> Given:
     dtype, fp8, size = draw.one(BF16, FP16), draw.chance(0.3), draw_page_size(draw)
     count = draw.number(0, 3)
     group = query_heads // heads
-    queries = draw_queries(draw, count, group, draw.one(1, 4), MAX_ROTARY_ROWS)
+    most_queries = MAX_ROTARY_ROWS // group
+    short = min(draw.one(1, 4), most_queries)
+    queries = draw_queries(draw, count, group, short, MAX_ROTARY_ROWS)
     older, most_keys = draw_longest(draw, 40), draw_most_keys(draw)
     keys = [n + draw.number(0, older) for n in queries]
     pages = draw_pages(draw, keys, heads, dim, dtype, fp8, size, most_keys)
@@ -172,7 +174,7 @@ def draw_rotary_attention(draw: Draw) -> Given:
             positions[row], slots[row] = position, pages.slot(b, position)
             row += 1
     how = draw_rotation(draw, dim, dtype, max(keys, default=0) + 1)
-    most = min(max(queries, default=0) + draw.one(0, 2), MAX_ROTARY_ROWS // group)
+    most = min(max(queries, default=0) + draw.one(0, 2), most_queries)
     given: Given = {
         "q": draw.heads(q), "k": draw.heads(k), "v": draw.heads(v), "kv_cache": pages.cache,
         "block_table": pages.table, "seq_lens": torch.tensor(keys, dtype=INT32),

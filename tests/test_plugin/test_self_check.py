@@ -291,7 +291,7 @@ def test_ranks_act_alike(vllm: session.Session, monkeypatch: pytest.MonkeyPatch)
 def test_only_models_of_ours(vllm: session.Session, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     loaded = object()
-    monkeypatch.setattr(run, "check", lambda *given: seen.append(given))
+    monkeypatch.setattr(run, "schedule", lambda *given: seen.append(given))
     monkeypatch.setattr(
         _CompleteDefaultLoader.__mro__[2], "load_model", lambda *_: loaded, raising=False
     )
@@ -302,6 +302,34 @@ def test_only_models_of_ours(vllm: session.Session, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(model.model_config, "quantization", None)
     loader.load_model(model.config, model.model_config)
     assert len(seen) == 1
+
+
+def test_it_runs_when_the_model_is_called_first(
+    vllm: session.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built(vllm)
+    seen = []
+    monkeypatch.setattr(run, "check", lambda *given: seen.append(given))
+    run.schedule(model.model, model.config)
+    assert not seen
+    for _ in range(2):
+        step.run(model)
+        assert seen == [(model.model, model.config)]
+    assert not model.model._forward_pre_hooks
+
+
+def test_a_model_that_is_compiled_whole_is_checked_at_once(
+    vllm: session.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls pass hooks by."""
+    model = built(vllm)
+    seen = []
+    monkeypatch.setattr(run, "check", lambda *given: seen.append(given))
+    kind = type(model.model)
+    monkeypatch.setattr(kind, "__call__", lambda self, *a, **k: self.forward(*a, **k))
+    run.schedule(model.model, model.config)
+    assert seen == [(model.model, model.config)]
+    assert not model.model._forward_pre_hooks
 
 
 def test_norms_are_left_to_vllm(vllm: session.Session) -> None:

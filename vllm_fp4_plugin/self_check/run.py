@@ -37,6 +37,27 @@ class Outcome(NamedTuple):
     unknown: str = ""
 
 
+def schedule(model: Module, config: Any) -> None:
+    """Have a model checked when it is called first: by vLLM, to measure memory.
+
+    Not once it is loaded: ops keep tensors for later calls, and what is made while weights are
+    loaded is lost when an engine sleeps.
+
+    Args:
+        model: model whose weights are in place.
+        config: the engine's.
+    """
+
+    def first(*_: Any) -> None:
+        handle.remove()
+        check(model, config)
+
+    if type(model).__call__ is not Module.__call__:  # it is compiled whole, and calls no hooks
+        check(model, config)
+        return
+    handle = model.register_forward_pre_hook(first)
+
+
 @torch.no_grad()
 def check(model: Module, config: Any) -> None:
     """Run each kind of a model's fused ops beside its unfused form; unfuse kinds that differ.
