@@ -103,11 +103,16 @@ class Nvfp4OnlineLinearMethod(Nvfp4LinearBase):
 
     def _names(self, layer: Any, count: int) -> list[Source | str]:
         """Tensors of the checkpoint that the shards came from, or the layer's name for them."""
-        shards = list(full_rows(layer, count))
-        whole = self._rows.sources.get(None)
-        if whole is not None or len(shards) != count:
-            return [whole or f"{self.prefix}.weight"] * count
-        return [self._rows.sources.get(shard) or f"{self.prefix}.weight" for shard in shards]
+        whole, shards = self._rows.sources.get(None), list(full_rows(layer, count))
+        if whole is not None:
+            return [whole] * count
+        if count == 1 or len(shards) != count:
+            shards = [None] * count
+        here = f"{self.prefix}.weight"
+        names = [f"{here} (shard {n})" if count > 1 else here for n in range(count)]
+        return [
+            self._rows.sources.get(shard) or name for shard, name in zip(shards, names, strict=True)
+        ]
 
     def _quantize(self, layer: Any, shard: Tensor, name: Source | str) -> Nvfp4Tensor:
         amax = shard.abs().amax().float()

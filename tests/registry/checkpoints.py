@@ -12,6 +12,7 @@ from vllm.config import set_current_vllm_config
 from tests.catalogue.hub_classes import of_transformers
 from tests.registry import configs
 from tests.registry.session import Built
+from vllm_fp4_plugin.arrivals import Checkpoint
 from vllm_fp4_plugin.completeness import CompleteLoad
 
 Tensors = Mapping[str, Tensor]
@@ -36,6 +37,7 @@ UNLOADABLE = (
     "DiffusionGemmaForBlockDiffusion",
     "Granite4VisionForConditionalGeneration",
     "GraniteMoeHybridForCausalLM",
+    "GlmOcrForConditionalGeneration",
     "GteModel",
     "HYV4ForCausalLM",
     "InklingForCausalLM",
@@ -44,6 +46,7 @@ UNLOADABLE = (
     "KimiLinearForCausalLM",
     "LagunaForCausalLM",
     "Lfm2VlForConditionalGeneration",
+    "MiMoV2FlashForCausalLM",
     "LongcatFlashForCausalLM",
     "NomicBertModel",
     "OlmoHybridForCausalLM",
@@ -93,7 +96,8 @@ def rehearse(built: Built, found: Tensors) -> None:
         UnsupportedCheckpoint: one is missing, unknown to the model, or does not fit it.
     """
     with set_current_vllm_config(built.config):
-        CompleteLoad(built.model, built.architecture, has_values=False)(_hollow(found))
+        load = CompleteLoad(built.model, Checkpoint(built.architecture), has_values=False)
+        load(hollow(found))
 
 
 def _on_disk(name: str, renamed: Mapping[str, str]) -> str:
@@ -102,7 +106,8 @@ def _on_disk(name: str, renamed: Mapping[str, str]) -> str:
     return name
 
 
-def _hollow(found: Tensors) -> Iterator[tuple[str, Tensor]]:
+def hollow(found: Tensors) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of these names, dtypes and shapes, as a rehearsal takes them."""
     for name, tensor in found.items():
         # Models look at single numbers, which a tensor on the meta device has not.
         yield name, torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

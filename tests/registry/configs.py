@@ -1,6 +1,7 @@
 """Miniature configs of the architectures in vLLM's registry."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -80,13 +81,14 @@ def made(architecture: str, entry: Entry, changes: Mapping[str, Any]) -> PreTrai
     """Config of an entry with further changes."""
     wanted = shrink.merged(entry.changes, changes) | {"architectures": [architecture]}
     if entry.model_type == BAG:
-        return bag(wanted, entry.class_name)
+        return bag(deepcopy(wanted), entry.class_name)
     config_class = class_for(entry.model_type or _model_types()[architecture])
     return config_class(**_fields(config_class, wanted))
 
 
 def _fields(config_class: type[PreTrainedConfig], changes: Mapping[str, Any]) -> dict[str, Any]:
-    fields = shrink.merged(shrink.fields(config_class), changes)
+    # A copy: config classes and vLLM change what they are given.
+    fields = deepcopy(shrink.merged(shrink.fields(config_class), changes))
     return {
         name: _part(value).to_dict() if isinstance(value, Entry) else value
         for name, value in fields.items()
@@ -97,7 +99,7 @@ def _fields(config_class: type[PreTrainedConfig], changes: Mapping[str, Any]) ->
 def _part(entry: Entry) -> PreTrainedConfig:
     """Sub-config of its own entry."""
     if entry.model_type == BAG:
-        return bag(entry.changes)
+        return bag(deepcopy(dict(entry.changes)))
     config_class = class_for(entry.model_type)
     return config_class(**_fields(config_class, entry.changes))
 

@@ -77,6 +77,7 @@ class Session:
             engine_args: further arguments of vLLM's ``EngineArgs``.
         """
         from vllm.config import set_current_vllm_config
+        from vllm.model_executor.layers import rotary_embedding
         from vllm.model_executor.model_loader.utils import initialize_model
         from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -94,6 +95,8 @@ class Session:
             set_current_vllm_config(config),
             set_default_torch_dtype(dtype),
             torch.device(device),
+            # vLLM keeps embeddings for other models, which may be on another device.
+            patch.dict(rotary_embedding._ROPE_DICT, clear=True),
         ):
             built.model = initialize_model(config, model_config=built.model_config)
             if quantization == METHOD:
@@ -195,13 +198,18 @@ def _runner(architecture: str) -> Iterator[None]:
 
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Stand in for what models make of CUDA and Triton as they are built, and use when they run."""
+    """Stand in for what models make of CUDA and Triton as they are built, and use when they run.
+
+    And for what vLLM would make of transformers' own classes, for the rest of the process.
+    """
+    from vllm.model_executor.models.transformers import base as of_transformers
     from vllm.triton_utils import triton
 
     with (
         patch.object(torch.cuda, "Stream", MagicMock),
         patch.object(torch.cuda, "Event", MagicMock),
         patch.object(triton, "set_allocator", MagicMock(), create=True),
+        patch.object(of_transformers, "support_torch_compile", lambda **_: lambda cls: cls),
     ):
         yield
 

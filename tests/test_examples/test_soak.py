@@ -230,7 +230,7 @@ def test_a_sound_server_passes(soak, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_load_that_ends_before_a_second_sample_is_due(soak) -> None:
-    result, fields = soak("", "--sample-seconds", "60", "--minutes", "2")
+    result, fields = soak("", "--sample-seconds", "60", "--minutes", "2", "--requests", "600")
     assert result.exit_code == 0, result.output
     assert fields["failures"] == []
 

@@ -228,7 +228,7 @@ def test_packed_experts(tmp_path: Path) -> None:
     path = write(named("Step 3.7 Flash (experts, vision)"), tmp_path)
     assert "complete" in verified(path, trust_remote_code=True)[0]
     change(path, without("model.layers.1.moe.up_proj."))
-    name = r"language_model\.model\.layers\.1\.moe\.experts\.0\.up_proj\.weight"
+    name = r"model\.layers\.1\.moe\.experts\.0\.up_proj\.weight"
     with pytest.raises(UnsupportedCheckpoint, match=rf"holds no {name}, .* and 12 more"):
         verified(path, trust_remote_code=True)
 

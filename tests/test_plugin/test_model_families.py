@@ -233,7 +233,8 @@ CASES = {
         SAME,
         (
             f"output_gate_proj ×2: {W4A16}",
-            "attn ×2: nvfp4_paged_attention/reference (cpu), bfloat16 KV cache, by default",
+            "attn ×1: nvfp4_paged_attention/reference (cpu), bfloat16 KV cache, by default; "
+            "queries and keys rotated",
         ),
     ),
     "Nemotron Nano 2, W4A16": Case(

@@ -436,7 +436,7 @@ def test_what_is_handed_over() -> None:
     settle(model)
     [first, *_] = model.layers
     layer, norm = first.attention.out_proj, first.second_norm
-    assert norm.feeding.reduction == reduction.Reduction(0, 0)
+    assert norm.feeding.reduction == reduction.Reduction(0, 0, layer)
     for index, each in enumerate(("alpha", "weight_scale", "input_scale")):
         setattr(layer, each, torch.nn.Parameter(torch.tensor(float(index)), requires_grad=False))
     part = torch.ones(2, K)
