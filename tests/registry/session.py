@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 from tests.registry import configs, shrink
 from vllm_fp4_plugin.linear import settle
 from vllm_fp4_plugin.options import METHOD
+from vllm_fp4_plugin.placeholders import Placeholders
 
 _FORMAT = "miniature"  # of configs, as vLLM's ``--config-format`` names it
 _EXPERTS = "Qwen3MoeForCausalLM"  # any model of experts: ranks of others have no expert parallelism
@@ -97,10 +98,12 @@ class Session:
             torch.device(device),
             # vLLM keeps embeddings for other models, which may be on another device.
             patch.dict(rotary_embedding._ROPE_DICT, clear=True),
+            Placeholders() as record,
         ):
             built.model = initialize_model(config, model_config=built.model_config)
             if quantization == METHOD:
                 settle(built.model)
+        record.keep(built.model)
         return built
 
     def config(

@@ -11,12 +11,13 @@ import pytest
 
 from tests.registry import configs, session, step, unbuilt, weights
 
-# Runs of a model beside itself differ by .001 to .015, in root mean squares of its hidden states;
-# queries that are not rotated, or gate and up exchanged, by more than .3.
+# Tokens' hidden states differ by .001 to .015 of their size; those of queries that are not rotated,
+# or of gate and up exchanged, by more than .3. Rounding may turn a router's choice for a few.
 ROUNDING = 0.03
 # Its blocks run eight times over, and make .38 of a relative change of 2⁻⁸ in its embedding.
 RECURRENT = {"HrmTextForCausalLM"}
-FUSED, WHOLE, ROTATED = 115, 70, 60  # of those that are built here, at least
+FUSED, WHOLE, ROTATED = 190, 115, 105  # of those that are built here, at least
+MOST = 0.75  # of a model's tokens
 SWITCHES = ("fuse_mlp", "fuse_norm", "fuse_attention")
 
 
@@ -27,7 +28,10 @@ def vllm() -> Iterator[session.Session]:
 
 
 def built(vllm: session.Session, architecture: str, fused: bool) -> session.Built:
-    options = dict.fromkeys(SWITCHES, fused) | {"activation": "16-bit"}
+    options: dict[str, Any] = dict.fromkeys(SWITCHES, fused) | {"activation": "16-bit"}
+    entry = configs.ENTRIES.get(architecture)
+    if entry is not None and entry.ignore:
+        options["ignore"] = list(entry.ignore)
     config: dict[str, Any] = {"additional_config": {"nvfp4_tc": options}}
     found = vllm.build(architecture, device="cpu", load_format="dummy", **config)
     weights.load(found)
@@ -44,7 +48,7 @@ def reports(model: session.Built) -> str:
 def test_each_says_the_same_unfused(vllm: session.Session) -> None:
     apart, fused, rotated = {}, 0, 0
     for architecture, *_ in configs.distinct().values():
-        if architecture in unbuilt.UNBUILT:
+        if architecture in unbuilt.UNBUILT.keys() | weights.UNPREPARED.keys():
             continue
         one = built(vllm, architecture, True)
         said = reports(one)
@@ -58,8 +62,8 @@ def test_each_says_the_same_unfused(vllm: session.Session) -> None:
         except Exception as error:
             print(f"{architecture}: not run: {type(error).__name__}: {error}")
             continue
-        distance = (results[0] - results[1]).norm() / results[1].norm()
-        apart[architecture] = float(distance)
+        each = (results[0] - results[1]).norm(dim=-1) / results[1].norm(dim=-1)
+        apart[architecture] = float(each.quantile(MOST))
     print(f"{fused} with fused ops, {rotated} that rotate, {len(apart)} run whole")
     wrong = {name: far for name, far in apart.items() if not far < ROUNDING}
     assert wrong.keys() <= RECURRENT, wrong
