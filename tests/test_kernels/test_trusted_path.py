@@ -210,7 +210,7 @@ def test_a_pipe_in_the_place_of_a_file(file: Path) -> None:
 
 
 def test_a_user_that_is_trusted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As root of a container, who runs what a user of the machine has made."""
+    """Root of a container runs what a user of the machine has made."""
     needs_root()
     for path in (file, file.parent):
         os.chown(path, ANOTHER, ANOTHER)
@@ -221,7 +221,7 @@ def test_a_user_that_is_trusted(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_group_that_is_trusted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a team's folder, in which each of them has made files."""
+    """Each of a team has made files in its folder."""
     needs_root()
     os.chown(file, ANOTHER, 100)
     os.chown(file.parent, NOBODY, 100)

@@ -42,7 +42,7 @@ def test_rows_are_what_planning_says(family: Family, arch: str, tmp_path: Path) 
 
 
 def test_architectures_are_those_that_the_checkpoints_name() -> None:
-    """By what is published of each, whatever it is called."""
+    """Published facts of each tell, whatever its name is."""
     for family, row in ROWS.items():
         for checkpoint in row.checkpoints:
             assert hub.ARCHITECTURES[checkpoint] == row.architecture, (family, checkpoint)

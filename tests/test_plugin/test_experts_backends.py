@@ -45,7 +45,7 @@ def test_who_keeps_activations_in_16_bits(
 def test_scales_of_blocks_by_deepseeks_name(
     format: Convention, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an MTP layer's experts, e.g.: vLLM's method for FP8 checkpoints waits for each of them."""
+    """Scales of an MTP layer's experts, e.g.: vLLM's method for FP8 checkpoints waits for each."""
     del vllm_config
     # Of which kernels there are for them, a CPU has none.
     monkeypatch.setattr(fp8, "select_fp8_moe_backend", lambda **_: (None, None))
