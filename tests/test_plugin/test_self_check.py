@@ -126,10 +126,10 @@ def test_every_architecture(vllm: session.Session) -> None:
     print(f"{fused} architectures: {counts}; {unknown}")
     assert not wrong
     assert not unknown
-    assert fused >= 105
-    assert refused < 30
-    assert counts["rotated"] >= 60
-    assert min(counts.values()) >= 60
+    assert fused >= 175
+    assert refused < 50
+    assert counts["rotated"] >= 105
+    assert min(counts.values()) >= 105
 
 
 # --- faults ---------------------------------------------------------------------------------------
