@@ -48,6 +48,8 @@ def open_source(folder: Path) -> Source:
     Raises:
         QuantizerError: the folder, its config or a shard is missing, damaged or quantised already.
     """
+    if not folder.is_dir():
+        raise QuantizerError(f"src: {folder} is not a folder; give a local checkpoint's folder")
     config = _read_config(folder)
     try:
         headers = read_headers(folder)

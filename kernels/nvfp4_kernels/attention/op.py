@@ -98,7 +98,7 @@ def paged_attention(
     sequence have more than 128 rows of a KV head, ``max_query_len · Hq / Hkv``, and D is at most
     128, six of 16 exponentials are polynomials of degree 3 (else of degree 4, error 2.9e-6), unless
     ``batch_invariant``: ``lse`` is then off by up to 1.02e-4 beyond the rounding of float32, by
-    about 6e-5 with usual logits.
+    about 7e-5 with usual logits.
 
     Args:
         q: bfloat16 or float16 ``(T, Hq, D)``, D a multiple of 16 up to 256, its last stride 1;
