@@ -182,7 +182,7 @@ def build(kernel: DeviceKernel, place: Path) -> None:
 def check_folder(name: str, folder: Path) -> None:
     """Check that nobody untrusted could put something into a folder of kernels.
 
-    A folder that others may write to is refused, not mended: what they put there would be run.
+    A folder that others may write to is refused, not mended: their files there would be run.
 
     Args:
         name: what the folder was given as.

@@ -97,7 +97,7 @@ def test_layers_quantised_at_load(
 @pytest.mark.parametrize("activation", ["16-bit", "per-token"])
 @pytest.mark.parametrize("situation", ["zero", "1e-30", "one outlier"])
 def test_a_fused_gate_and_up(situation: str, activation: str, vllm_config: Any) -> None:
-    """Of a zero gate nothing is left of up, whatever the input."""
+    """A zero gate leaves nothing of up, whatever the input."""
     options(vllm_config, activation=activation)
     layer = gate_up(Nvfp4TcConfig())
     plain = weights_of((situation, "ordinary"), [INTERMEDIATE] * 2)
