@@ -7,7 +7,13 @@ PYTHON ?= $(shell for candidate in $(CANDIDATES); do \
 	$$candidate -c '$(IS_RECENT)' 2>/dev/null && echo $$candidate && break; done)
 WORKERS ?= 2
 CPU ?= native
-RUN := .venv/bin/python .ci/local_caches.py
+# Release of vLLM that tests run on; another than 0.32 has an environment of its own over .venv
+VLLM ?= 0.32
+TOOL := .venv/bin/python .ci/local_caches.py
+RUN := .venv$(addprefix -,$(filter-out 0.32,$(VLLM)))/bin/python .ci/local_caches.py
+TESTS := $(if $(filter-out 0.32,$(VLLM)),tests/test_plugin tests/test_quantizer tests/test_examples)
+PYTEST = OMP_NUM_THREADS=1 $(RUN) python -m pytest --cpu $(CPU) -n $(WORKERS) --dist loadfile \
+	--no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -16,8 +22,8 @@ RUN := .venv/bin/python .ci/local_caches.py
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: ## Install everything into .venv, unless it is up to date
-	@$(or $(PYTHON),$(error No Python 3.11 or newer among $(CANDIDATES); set PYTHON)) .ci/install.py
+venv: ## Install everything into .venv, unless it is up to date; vLLM 0.33 over it: VLLM=0.33
+	@$(or $(PYTHON),$(error No Python 3.11 or newer among $(CANDIDATES); set PYTHON)) .ci/install.py $(VLLM)
 
 demo: venv ## Run the demo; with a mixture of experts: ARGS=--moe
 	$(RUN) python -m examples.demo $(ARGS)
@@ -26,24 +32,22 @@ eval: venv ## Measure what quantising costs a small model, variant by variant
 	$(RUN) python -m examples.accuracy demo
 
 test: check ## Run every check, then the tests, in WORKERS processes; as on a lesser CPU: CPU=avx2
-	OMP_NUM_THREADS=1 $(RUN) pytest --cpu $(CPU) -n $(WORKERS) --dist loadfile \
-		--no-loadscope-reorder --max-worker-restart 0
+	$(PYTEST) $(TESTS)
 
 quick: venv ## Run the tests that need no emulator, no engine and no other process
-	OMP_NUM_THREADS=1 $(RUN) pytest --quick -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		--max-worker-restart 0 --durations 15
+	$(PYTEST) --quick --durations 15 $(TESTS)
 
 check: venv ## Lint, check the format, the docstrings, the types and the import contracts
-	$(RUN) ruff check .
-	$(RUN) ruff format --check .
-	$(RUN) python .ci/docstrings.py
-	$(RUN) mypy
-	$(RUN) lint-imports --no-logo --cache-dir .cache/import-linter
+	$(TOOL) ruff check .
+	$(TOOL) ruff format --check .
+	$(TOOL) python .ci/docstrings.py
+	$(TOOL) mypy
+	$(TOOL) lint-imports --no-logo --cache-dir .cache/import-linter
 
 dist: venv ## Build the source distribution and, from it, the wheel into dist
 	rm -rf dist *.egg-info  # a file list kept there would be taken up again
-	$(RUN) python -m build --no-isolation
+	$(TOOL) python -m build --no-isolation
 
 clean: ## Remove whatever the other targets made
-	rm -rf .venv .cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf .venv .venv-* .cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

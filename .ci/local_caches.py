@@ -1,4 +1,4 @@
-"""Run a command of ``.venv`` with everything it caches kept inside the checkout.
+"""Run a command of this Python's environment with everything it caches kept inside the checkout.
 
 Usage: ``local_caches.py COMMAND [ARGUMENT ...]``; exits with the command's status.
 """
@@ -42,7 +42,7 @@ def main() -> int:
             **SWITCHES,
             **os.environ,
             **{name: str(ROOT / ".cache" / folder) for name, folder in CACHES.items()},
-            "PATH": f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}",
             "TMPDIR": scratch,
         }
         try:
