@@ -11,7 +11,7 @@ PACKED = {
 }
 # Parts of names of vLLM's classes of drafts that are checkpoints of their own; heads of a target's
 # are ``…MTP…``, whose layers have the names on disk.
-_APART = ("eagle", "dflash", "dspark", "lilicorr", "medusa", "museglimmerassistant")
+_APART = ("eagle", "dflash", "dspark", "lilicorr", "medusa", "museglimmerassistant", "xpress")
 _LAYER = re.compile(r"model\.layers\.(?P<index>\d+)\.(?P<rest>.+)")
 
 

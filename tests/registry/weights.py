@@ -1,5 +1,6 @@
 """Random weights of a built miniature, loaded as vLLM's ``--load-format dummy`` loads them."""
 
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -32,7 +33,7 @@ def load(built: Built, seed: int = 0) -> None:
 
     generator = torch.Generator().manual_seed(seed)
 
-    def fill(tensor: Tensor) -> None:
+    def fill(tensor: Tensor, **_: Any) -> None:
         if tensor.is_floating_point() and tensor.device.type != "meta":
             _fill(tensor, generator)
 

@@ -46,6 +46,7 @@ def test_names_on_disk(prefix: str, parents: tuple[str, ...], expected: str) -> 
         ("DFlashDraftModel", True),
         ("Qwen3DSparkModel", True),
         ("LiLiCorrDraftModel", True),
+        ("Qwen3XPressModel", True),
         ("NemotronHMTPModel", False),
         ("LlamaForCausalLM", False),
     ],

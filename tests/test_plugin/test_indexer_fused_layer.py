@@ -124,7 +124,8 @@ class FusedLayer(Driver):
             layer_name=ATTENTION, _dense_mha_metadata_layer_name="", kv_cache_dtype="auto",
             q_lora_rank=LORA, kv_lora_rank=16, qk_rope_head_dim=ROTATED, qk_nope_head_dim=1,
             qk_head_dim=ROTATED + 1, num_local_heads=2, v_head_dim=1, kv_cache=torch.empty(0),
-            W_UK_T=torch.zeros(2, 1, 16).bfloat16(), _k_scale=None, _q_scale=torch.ones(1),
+            W_UK_T=torch.zeros(2, 1, 16).bfloat16(), _k_scale=None, _k_scale_float=1.0,
+            _q_scale=torch.ones(1),
             _fp8_query=False, _index_rope_interleave=interleaved,
             _vllm_config=self.vllm_config, _should_prepare_mqa_query=lambda *_: True,
             impl=SimpleNamespace(
