@@ -1,8 +1,8 @@
 """Completion of vLLM's CPU build: its ``vllm`` command, and attention backends by name.
 
-Also of a GPU's build on a machine without one, where models are planned and none is served.
+Also a CPU's platform for a GPU's build on a machine without one, to plan models that never run.
 
-This module is loaded while vLLM is still choosing its platform, so it imports nothing of vLLM.
+This module is loaded while vLLM is still choosing its platform, so it imports nothing of vLLM then.
 """
 
 import importlib.metadata as metadata
@@ -10,7 +10,6 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
-from vllm_fp4_plugin import refused
 from vllm_fp4_plugin.versions import vllm_version
 
 _CPU = "vllm_fp4_plugin.cpu_platform.Nvfp4CpuPlatform"
@@ -59,6 +58,8 @@ def activate() -> str | None:
     except metadata.PackageNotFoundError:
         if not is_without_device():
             return None
+        from vllm_fp4_plugin import refused  # which imports more than this needs elsewhere
+
         refused.tell_last(of_vllm={_NO_DEVICE: no_device()})
         return _CPU if _is_planning else None
     _provide_vllm_distribution(cpu_build)
