@@ -191,7 +191,7 @@ def test_steps(fmt: str | None, interleaved: bool, indexer_config: Any, kernels:
 
 @pytest.fixture
 def exponent_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's functions as they are on Blackwell from 0.33 on."""
+    """Functions of vLLM as they are on Blackwell from 0.33 on."""
     from vllm.utils import deep_gemm
 
     monkeypatch.setattr(deep_gemm, "mqa_logits_use_mx_scales", lambda: True, raising=False)

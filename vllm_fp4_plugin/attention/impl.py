@@ -56,10 +56,12 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: Tensor | None = None,
+        chunk_lookback: int = -1,
         **further: Any,
     ) -> None:
         _refuse("alibi_slopes", "linear biases (ALiBi) are", alibi_slopes is not None)
         _refuse("attn_type", f"{attn_type} attention is", attn_type != AttentionType.DECODER)
+        _refuse("chunk_lookback", "chunks with lookback are", chunk_lookback >= 0)
         for name, given in further.items():
             _refuse(name, "this option is", given is not None)
         self.num_heads = num_heads

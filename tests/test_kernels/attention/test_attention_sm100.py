@@ -17,9 +17,12 @@ from tests.test_kernels.attention.attention_cases import (
     FP16,
     LARGE_CASES,
     MIXED,
+    UNSEEN,
     Case,
     Problem,
     growing_by_parts,
+    unseen,
+    with_pages_of_nan,
 )
 from tests.test_kernels.attention.attention_sm100 import Chosen, check
 
@@ -219,6 +222,23 @@ def test_keys_out_of_every_window_do_not_matter(op_device: torch.device) -> None
     assert cache[garbage].isnan().all()
     table[0, : (300 - 20) // 16] = garbage
     table[1, : (264 - 2 - 20) // 16] = garbage
+    out, lse = paged_attention(**on(op_device, arguments))
+    check((out.cpu(), lse.cpu()), problem)
+
+
+# Half of them: every pair of properties.
+UNSEEN_HERE = {
+    name: case
+    for name, case in UNSEEN.items()
+    if case.sinks == ((case.window is not None) ^ case.fp8)
+}
+
+
+@ONE_SCHEDULE
+@pytest.mark.parametrize("case", UNSEEN_HERE.values(), ids=UNSEEN_HERE)
+def test_pages_of_nan_do_not_matter(case: Case, op_device: torch.device) -> None:
+    problem = unseen(case)
+    arguments = with_pages_of_nan(problem.paged(), case)
     out, lse = paged_attention(**on(op_device, arguments))
     check((out.cpu(), lse.cpu()), problem)
 
