@@ -147,6 +147,8 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
     ) -> Tensor:
         """Compute attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape.
 
+        ``key`` and ``value`` may be None in a layer that reads another's cache.
+
         With ``output_scale``, the input scale of the layer that follows, the result is NVFP4:
         ``output`` uint8 ``(≥ T, Hq, D/2)``, ``output_block_scale`` float8_e4m3fn, blocked.
         """
@@ -155,6 +157,11 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             raise UnsupportedAttention(
                 "output_scale: only attention that the plugin has bound to the layer after it "
                 "quantises its output; switch the compile pass fuse_attn_quant off"
+            )
+        if key is None and self.kv_sharing_target_layer_name is None:
+            raise UnsupportedAttention(
+                "key: is None, must be given, as --attention-backend CUSTOM stores it; serve with "
+                "another, CPU_ATTN on CPU or FLASH_ATTN on CUDA"
             )
         if attn_metadata is None:  # vLLM measures memory
             if output_block_scale is not None:
