@@ -244,9 +244,22 @@ def test_pages_of_nan_do_not_matter(case: Case, op_device: torch.device) -> None
 
 
 @ONE_SCHEDULE
-def test_sinks_of_minus_infinity_are_none(op_device: torch.device) -> None:
-    """Heads that tensor parallelism pads have such."""
-    problem = Case((1, 3), (40, 20), sinks=True).problem()
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Chosen(AttentionTile(64)),
+        Chosen(AttentionTile(64, 2, fp8=True)),
+        Chosen(AttentionTile(64), 3),
+        Chosen(AttentionTile(64, fp8=True, warp_split_kv=True), 2),
+    ],
+    ids=["one split", "fp8", "three splits", "warp split, fp8, two splits"],
+)
+def test_sinks_of_minus_infinity_are_none(
+    chosen: Chosen, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads that tensor parallelism pads have such; some rows see no key."""
+    chosen.use(monkeypatch)
+    problem = Case((1, 3, 2), (140, 20, 0), sinks=True, fp8=chosen.tile.fp8).problem()
     problem.sinks[:] = -math.inf
     out, lse = paged_attention(**on(op_device, problem.paged()))
     assert not out.isnan().any()
