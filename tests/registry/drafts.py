@@ -28,7 +28,7 @@ DFLASH = {
 }
 DSPARK = DFLASH | {"markov_rank": 16, "target_layer_ids": [0, 1], "mask_token_id": 5}
 XPRESS = DFLASH | {"xpress_block_size": 4, "xpress_rank": 16, "xpress_mlp_hidden": 32}
-MUSE = DSPARK | EAGLE3 | {"moe": {"is_enabled": False}}
+MUSE = DSPARK | EAGLE3 | {"moe": {"is_enabled": False}, "enable_confidence_head": False}
 
 
 def eagle(target: str, method: str = "eagle", **fields: Any) -> Draft:

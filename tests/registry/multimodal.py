@@ -332,6 +332,10 @@ ENTRIES: dict[str, Entry] = {
     ),
     "Alpamayo2Super": Entry("alpamayo2_super"),
     "Cosmos3ForConditionalGeneration": Entry("qwen3_vl"),
+    # Fields that vLLM 0.32 has defaults for, and transformers' class, which 0.33 takes, has not.
+    "QianfanOCRForConditionalGeneration": Entry(
+        changes={"force_image_size": 28, "select_layer": -1, "ps_version": "v2"}
+    ),
     "MiniCPMOcrForConditionalGeneration": Entry("minicpmv4_6"),
     "RadioMBartPrefixForCausalLM": bag("nemotron_parse", PARSE),
     "Step5ForConditionalGeneration": Entry(

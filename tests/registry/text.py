@@ -246,6 +246,8 @@ DORY = {
     "n_recurrent_loops": 2,
     "rope_parameters": dict.fromkeys(SLIDING_AND_FULL, ROPE),
 }
+# The one field in vLLM's own class, which 0.32 has, and the other in transformers'.
+MUSE_GLIMMER = {"vision_config": {"output_dim": 256}, "out_hidden_size": 256}
 STEP5: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_groups": 2,
@@ -425,10 +427,8 @@ ENTRIES: dict[str, Entry] = {
     "NemotronHForCausalLM": Entry("nemotron_h", NEMOTRON_H),
     "NemotronHPuzzleForCausalLM": Entry("nemotron_h", NEMOTRON_H),
     "NemotronForCausalLM": Entry(changes={"num_key_value_heads": 2}),
-    "MuseGlimmerForCausalLM": Entry("muse_glimmer", {"vision_config": {"output_dim": 256}}),
-    "MuseGlimmerForConditionalGeneration": Entry(
-        "muse_glimmer", {"vision_config": {"output_dim": 256}}
-    ),
+    "MuseGlimmerForCausalLM": Entry("muse_glimmer", MUSE_GLIMMER),
+    "MuseGlimmerForConditionalGeneration": Entry("muse_glimmer", MUSE_GLIMMER),
     "OrionForCausalLM": bag("orion"),
     "PanguEmbeddedForCausalLM": bag("PanguEmbedded", bias=True),
     "PanguProMoEV2ForCausalLM": bag("pangu_pro_moe_v2", EXPERTS),
