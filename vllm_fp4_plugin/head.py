@@ -40,11 +40,30 @@ def check(prefix: str, kind: Kind) -> None:
         )
 
 
+def check_ways(layer: Any, prefix: str) -> None:
+    """Check that a model uses a head in no way but by multiplying with it.
+
+    Raises:
+        UnsupportedCheckpoint: it is a DSpark draft that reads rows of the weight as they are.
+    """
+    if getattr(layer, "_retain_weight_for_gather", False):
+        raise UnsupportedCheckpoint(
+            f"{prefix}: is NVFP4, must be in 16 bits where the draft's config has a "
+            "dspark_draft_topk, whose tokens' rows alone vLLM multiplies; quantise the draft with "
+            "markov_head excluded, or give it quantization modelopt in --speculative-config"
+        )
+
+
 class Nvfp4HeadMethod(Nvfp4LinearMethod):
     """Method of an ``lm_head`` whose checkpoint holds NVFP4 weights.
 
     Rows that pad the vocabulary are zero, and so are their logits, which vLLM cuts off.
     """
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Check what else the model does with the head, then as any linear layer."""
+        check_ways(layer, self.prefix)
+        super().process_weights_after_loading(layer)
 
     def tie_weights(self, layer: Any, embed_tokens: Any) -> NoReturn:
         """Refuse: the model's code shares the embedding though its config does not say so."""

@@ -166,9 +166,7 @@ DRAFTS: dict[str, Draft] = {
     ),
     "DFlashQwen3XPressModel": Draft("Qwen3ForCausalLM", "dflash", Entry("qwen3", XPRESS)),
     "Qwen3XPressModel": Draft("Qwen3ForCausalLM", "dflash", Entry("qwen3", XPRESS)),
-    "MuseSparkDSparkModel": Draft(
-        "Qwen3ForCausalLM", "dspark", Entry("muse_spark_dspark", MUSE)
-    ),
+    "MuseSparkDSparkModel": Draft("Qwen3ForCausalLM", "dspark", Entry("muse_spark_dspark", MUSE)),
     "ParseAuxMTPModel": Draft("RadioMBartPrefixForCausalLM"),
     "Step5MTP": Draft("Step5ForCausalLM", changes=ONE | {"layer_types": ["full_attention"] * 3}),
     "TransformersForMTP": Draft("Qwen3ForCausalLM", changes={"num_mtp_layers": 1}),

@@ -340,7 +340,10 @@ ENTRIES: dict[str, Entry] = {
     "RadioMBartPrefixForCausalLM": bag("nemotron_parse", PARSE),
     "Step5ForConditionalGeneration": Entry(
         "step5_vl",
-        {"text_config": STEP5 | {"architectures": ["Step5ForCausalLM"]}, "vision_config": {"mlp_ratio": 2, "layers": 1, "image_size": 28}},
+        {
+            "text_config": STEP5 | {"architectures": ["Step5ForCausalLM"]},
+            "vision_config": {"mlp_ratio": 2, "layers": 1, "image_size": 28},
+        },
     ),
     "FunAudioChatForConditionalGeneration": Entry(
         "funaudiochat",

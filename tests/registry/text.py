@@ -475,7 +475,7 @@ ENTRIES: dict[str, Entry] = {
             "moe_layers_enum": "1",
             "share_q_dim": 64,
             "share_expert_dim": 64,
-    "sparse_config": {},
+            "sparse_config": {},
             "norm_expert_weight": False,
             "head_dim": 32,
         },
