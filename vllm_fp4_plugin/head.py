@@ -9,6 +9,10 @@ from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, Kind
 from vllm_fp4_plugin.linear import Nvfp4LinearMethod
 
 
+# Models that look up rows of their head, for which a product in NVFP4 has no method.
+_LOOKED_UP = ("ClefFlashForJointSchema", "ClefOmniForJointSchema")
+
+
 def is_tied() -> bool:
     """Whether the model's config says that the head is its embedding."""
     config = get_current_vllm_config().model_config.hf_text_config
@@ -28,10 +32,18 @@ def check(prefix: str, kind: Kind) -> None:
     """Check that a quantised head can be served.
 
     Raises:
-        UnsupportedCheckpoint: it is the embedding, or its scales cannot be divided.
+        UnsupportedCheckpoint: it is the embedding, the model looks up rows of it, or its scales
+            cannot be divided.
     """
     if is_tied():
         raise tied(prefix)
+    hf_config = get_current_vllm_config().model_config.hf_config
+    for architecture in getattr(hf_config, "architectures", None) or ():
+        if architecture in _LOOKED_UP:
+            raise UnsupportedCheckpoint(
+                f"{prefix}: is {kind}, must be in 16 bits: {architecture} looks up rows of it, as "
+                "of an embedding; quantise the model with lm_head excluded"
+            )
     if kind is Kind.FP8_BLOCK:
         raise UnsupportedCheckpoint(
             f"{prefix}: is {kind}, whose scales of {FP8_BLOCK_SIZE} rows do not divide as a padded "

@@ -169,6 +169,18 @@ def test_a_head_that_the_models_code_ties_is_refused() -> None:
         layer.tie_weights(layer)
 
 
+@pytest.mark.parametrize("architecture", ["ClefFlashForJointSchema", "LlamaForCausalLM"])
+def test_a_head_of_which_a_model_looks_up_rows(
+    architecture: str, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_config.model_config.hf_config, "architectures", [architecture])
+    if architecture == "LlamaForCausalLM":
+        head(Nvfp4TcConfig(checkpoint()))
+        return
+    with pytest.raises(UnsupportedCheckpoint, match=r"lm_head: is NVFP4.* looks up rows of it"):
+        head(Nvfp4TcConfig(checkpoint()))
+
+
 @pytest.mark.usefixtures("vllm_config")
 @pytest.mark.parametrize("gathers", [True, False])
 def test_a_head_whose_rows_a_draft_gathers(gathers: bool) -> None:

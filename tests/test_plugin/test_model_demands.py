@@ -26,6 +26,9 @@ from vllm_fp4_plugin import model_demands
 from vllm_fp4_plugin.attention import choice
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.ignore import MixedShards
+from vllm_fp4_plugin.kind import Kind
+from vllm_fp4_plugin.layer_kinds import LayerKinds
 
 # --- places in vLLM's models, all read by a person ----------------------------------------------
 
@@ -228,6 +231,28 @@ def test_a_copy_renames_for_itself_and_shares_the_account() -> None:
     assert copied._kinds is not None
     assert copied._kinds.tensors_kind(name) is not None
     assert config._kinds.tensors_kind(name) is None
+
+
+# --- Beam -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gate", [PLAIN, NVFP4], ids=["16-bit", "NVFP4"])
+@pytest.mark.parametrize("others", [PLAIN, NVFP4], ids=["16-bit", "NVFP4"])
+def test_beams_projection_with_a_gate_is_found_on_disk(gate: Any, others: Any) -> None:
+    """Its shards are four there, one under another name; the config says NVFP4 of all."""
+    beam = pytest.importorskip("vllm.models.beam", reason="vLLM 0.33 has it").BeamForCausalLM
+    attention = "model.layers.0.self_attn"
+    kinds = LayerKinds(checkpoint())
+    projections = {f"{attention}.{name}_proj": others for name in "qkv"}
+    kinds.read(headers(projections | {f"{attention}.gate_proj": gate}))
+    kinds.rename(beam.hf_to_vllm_mapper)
+    name = f"{attention}.qkv_gate_proj"
+    if gate is not others:
+        with pytest.raises(MixedShards, match="qkv_gate_proj"):
+            kinds.of(name, beam.packed_modules_mapping)
+        return
+    found = kinds.of(name, beam.packed_modules_mapping).group.kind
+    assert found is (Kind.UNQUANTIZED if gate is PLAIN else Kind.NVFP4)
 
 
 # --- drafts whose tensors decide ----------------------------------------------------------------
