@@ -8,7 +8,6 @@ from vllm_fp4_plugin.formats import UnsupportedCheckpoint
 from vllm_fp4_plugin.kind import FP8_BLOCK_SIZE, Kind
 from vllm_fp4_plugin.linear import Nvfp4LinearMethod
 
-
 # Models that look up rows of their head, for which a product in NVFP4 has no method.
 _LOOKED_UP = ("ClefFlashForJointSchema", "ClefOmniForJointSchema")
 
