@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch.nn import Module
 from vllm.model_executor.layers.fusion.fused_act_quant import maybe_fused_act_quant
 
 ROOT = Path(vllm.__file__).parent
+_PREFIX = "model_executor/models/"
 _KNOWN = {
     "F": torch.nn.functional,
     "Callable": Callable,
@@ -30,10 +32,14 @@ def classes_with(text: str) -> Iterator[tuple[str, type[Module]]]:
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.ClassDef) and text in ast.unparse(node):
                 name = file.relative_to(ROOT).with_suffix("").as_posix()
-                yield (
-                    f"{name.removeprefix('model_executor/models/')}:{node.name}",
-                    _built(node, file),
-                )
+                yield f"{name.removeprefix(_PREFIX)}:{node.name}", _built(node, file)
+
+
+def has_class(name: str) -> bool:
+    """Whether the installed vLLM has a class, by ``file:class``."""
+    module, _, wanted = name.partition(":")
+    file = (ROOT / (module if "/" in module else _PREFIX + module)).with_suffix(".py")
+    return file.exists() and re.search(rf"^class {wanted}\b", file.read_text(), re.M) is not None
 
 
 def _built(node: ast.ClassDef, file: Path) -> type[Module]:

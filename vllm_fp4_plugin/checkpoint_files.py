@@ -139,14 +139,14 @@ def read_headers(directory: Path) -> dict[str, TensorHeader]:
     """
     if not (directory / INDEX).exists():
         files = sorted(directory.glob("*.safetensors"))
-        return {name: header for file in files for name, header in _read_file(file).items()}
+        return {name: header for file in files for name, header in read_file(file).items()}
     weight_map = _read_index(directory / INDEX)
     headers: dict[str, TensorHeader] = {}
     for shard in sorted(set(weight_map.values())):
         file = directory / shard
         if not file.exists():
             raise _damaged(file, f"is missing, but {INDEX} names it")
-        headers |= _read_file(file)
+        headers |= read_file(file)
     for name, shard in weight_map.items():
         if name not in headers:
             raise _damaged(directory / shard, f"holds no tensor {name}, but {INDEX} says so")
@@ -174,7 +174,12 @@ def _read_index(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_file(file: Path) -> dict[str, TensorHeader]:
+def read_file(file: Path) -> dict[str, TensorHeader]:
+    """Headers of a safetensors file's tensors, by name.
+
+    Raises:
+        UnsupportedCheckpoint: it is truncated or damaged.
+    """
     headers = {}
     try:
         with safe_open(file, framework="pt") as tensors:

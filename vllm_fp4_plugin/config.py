@@ -1,7 +1,8 @@
 """vLLM's interface to the method: which checkpoint this is, and which method each layer gets."""
 
 from collections.abc import Mapping
-from typing import Any
+from copy import copy, deepcopy
+from typing import Any, Self
 
 import torch
 from vllm.config import get_current_vllm_config
@@ -30,6 +31,7 @@ from vllm_fp4_plugin import (
     draft_names,
     formats,
     head,
+    model_demands,
     ngram_table,
 )
 from vllm_fp4_plugin.activation_terms import OPTION, GivenTerms, given_terms
@@ -75,12 +77,20 @@ class Nvfp4TcConfig(QuantizationConfig):
         # vLLM reads this name: with a scheme, "auto" KV-cache dtype means fp8.
         self.kv_cache_scheme = checkpoint.kv_cache_scheme if checkpoint is not None else None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy for a draft that renames modules apart from the target; both have one account."""
+        copied = copy(self)
+        copied._kinds = deepcopy(self._kinds, memo)
+        copied.packed_modules_mapping = deepcopy(self.packed_modules_mapping, memo)
+        return copied
+
     @property
     def options(self) -> Options:
         """Options of the user; read when the first layer is built, as vLLM's config is set then."""
         if self._options is None:
             config = get_current_vllm_config()
             batch_invariance.refuse(config)
+            model_demands.check_experts(config)
             options = self._options = Options.of(config)
             if self._checkpoint is not None:
                 options.refuse_online_only()
@@ -136,6 +146,7 @@ class Nvfp4TcConfig(QuantizationConfig):
         self, model_name: str, hf_config: Any = None, revision: str | None = None
     ) -> None:
         """Check a local checkpoint's files before any process starts to load them."""
+        model_demands.check(hf_config)
         self._is_draft = draft_names.is_draft(hf_config)
         directory = checkpoint_files.local_directory(model_name, revision)
         if directory is None:
@@ -168,6 +179,8 @@ class Nvfp4TcConfig(QuantizationConfig):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """Method of a layer; None leaves it to vLLM."""
+        if type(layer) is LinearBase:
+            return self._probed(layer, prefix)
         # Before any activation is built, which fusing replaces, and any attention.
         options = self.options
         startup = self.startup
@@ -185,6 +198,17 @@ class Nvfp4TcConfig(QuantizationConfig):
         if self._checkpoint is None:
             return self._online_method(layer, prefix, options)
         return self._checkpoint_method(layer, prefix, options, self._checkpoint)
+
+    def _probed(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
+        """Method that a layer would get which a model asks about, and may build as another.
+
+        It is in no account: Step 5 asks so whether to build two projections as one.
+        """
+        apart = copy(self)
+        apart.startup = Startup()
+        if self._checkpoint is None:
+            return apart._online_method(layer, prefix, self.options)
+        return apart._checkpoint_method(layer, prefix, self.options, self._checkpoint)
 
     def _reason_for_attention(self, prefix: str) -> str:
         """Why an attention layer runs on the backend that it has.
@@ -208,6 +232,9 @@ class Nvfp4TcConfig(QuantizationConfig):
         if isinstance(layer, ReplicatedLinear) and prefix.rpartition(".")[2] in _ROUTERS:
             self.startup.unquantized(layer, prefix, "routes to experts: 4 bits change the choice")
             return UnquantizedLinearMethod()
+        if model_demands.is_plain(layer):
+            self.startup.unquantized(layer, prefix, "vLLM's model multiplies its weight itself")
+            return UnquantizedLinearMethod()
         self.startup.waiting.add(prefix)
         terms = self._terms(prefix, self.packed_modules_mapping)
         return Nvfp4OnlineLinearMethod(self.startup, options, prefix, terms)
@@ -229,6 +256,8 @@ class Nvfp4TcConfig(QuantizationConfig):
         if group.kind is Kind.UNQUANTIZED:
             startup.unquantized(layer, prefix, reason)
             return UnquantizedLinearMethod()
+        if model_demands.is_plain(layer):
+            raise model_demands.not_plain(prefix, group.kind)
         if not group.kind.is_nvfp4:
             batch_invariance.check_format(prefix, group.kind)
             method, record = choose_delegated(

@@ -34,7 +34,8 @@ def on_disk(prefix: str, target_layers: int, is_there: Callable[[str], bool]) ->
     """
     match = _LAYER.fullmatch(prefix)
     if match is None:
-        names = [prefix, prefix.removeprefix("model.")]
+        bare = prefix.removeprefix("model.")
+        names = [prefix, bare, f"encoder.{bare}"]  # as MuseGlimmer's assistant has its fc
     else:
         counted, rest = int(match["index"]), match["rest"]
         # Some models count a draft's layers from 0, and a draft has fewer than its target.

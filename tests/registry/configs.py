@@ -17,18 +17,27 @@ from tests.registry.unbuilt import ONLY_CPU, UNBUILT
 ENTRIES: Mapping[str, Entry] = text.ENTRIES | pooling.ENTRIES | multimodal.ENTRIES
 DRAFTS: Mapping[str, Draft] = drafts.DRAFTS
 BAG = "bag"
+_OF_LAYERS = "per_layer_config"  # which transformers takes apart itself
 # Models of vLLM's second runner alone, which it takes for others where Triton is.
 SECOND_RUNNER = {
     "DiffusionGemmaForBlockDiffusion",
+    "DFlash2BeamDraftModel",
     "DFlash2DraftModel",
+    "DFlashQwen3XPressModel",
     "DSparkDraftModel",
     "DSparkV41DraftModel",
     "Gemma4DSparkModel",
     "K3DSparkModel",
     "LiLiCorrDraftModel",
     "LongcatFlashNgramForCausalLM",
+    "MuseSparkDSparkModel",
+    "ParseAuxMTPModel",
     "Qwen3DSparkModel",
     "Qwen3OmniDSparkModel",
+    "Qwen3XPressModel",
+    "Step5ForCausalLM",
+    "Step5ForConditionalGeneration",
+    "Step5MTP",
 }
 
 
@@ -118,7 +127,7 @@ def bag(fields: Mapping[str, Any], class_name: str = PreTrainedConfig.__name__) 
         name: _part(value)
         if isinstance(value, Entry)
         else bag(value)
-        if name.endswith("_config") and isinstance(value, dict)
+        if name.endswith("_config") and isinstance(value, dict) and name != _OF_LAYERS
         else value
         for name, value in fields.items()
     }

@@ -20,12 +20,15 @@ DFLASH = {
         "lilicorr_factor_dim": 16,
         "selector_rank": 16,
         "selector_top_k": 2,
+        "final_logit_softcapping": 30.0,
     },
     "block_size": 4,
     "num_target_layers": 2,
     "draft_vocab_size": 320,
 }
 DSPARK = DFLASH | {"markov_rank": 16, "target_layer_ids": [0, 1], "mask_token_id": 5}
+XPRESS = DFLASH | {"xpress_block_size": 4, "xpress_rank": 16, "xpress_mlp_hidden": 32}
+MUSE = DSPARK | EAGLE3 | {"moe": {"is_enabled": False}, "enable_confidence_head": False}
 
 
 def eagle(target: str, method: str = "eagle", **fields: Any) -> Draft:
@@ -156,6 +159,18 @@ DRAFTS: dict[str, Draft] = {
         "dflash",
         Entry("qwen3", DFLASH),
     ),
+    "DFlash2BeamDraftModel": Draft(
+        "BeamForCausalLM",
+        "dflash",
+        Entry("qwen3", DFLASH | {"layer_types": ["sliding_attention"] * 2, "is_causal": False}),
+    ),
+    "DFlashQwen3XPressModel": Draft("Qwen3ForCausalLM", "dflash", Entry("qwen3", XPRESS)),
+    "Qwen3XPressModel": Draft("Qwen3ForCausalLM", "dflash", Entry("qwen3", XPRESS)),
+    "MuseSparkDSparkModel": Draft("Qwen3ForCausalLM", "dspark", Entry("muse_spark_dspark", MUSE)),
+    "ParseAuxMTPModel": Draft("RadioMBartPrefixForCausalLM"),
+    "Step5MTP": Draft("Step5ForCausalLM", changes=ONE | {"layer_types": ["full_attention"] * 3}),
+    "TransformersForMTP": Draft("Qwen3ForCausalLM", changes={"num_mtp_layers": 1}),
+    "TransformersMoEForMTP": Draft("Qwen3MoeForCausalLM", changes={"num_mtp_layers": 1}),
     "DFlash2DraftModel": Draft("Qwen3ForCausalLM", "dflash", Entry("qwen3", DFLASH)),
     "LiLiCorrDraftModel": Draft("Qwen3ForCausalLM", "dflash", Entry("qwen3", DFLASH)),
     "DFlashMuseGlimmerAssistantModel": Draft("Qwen3ForCausalLM", "dflash", Entry("qwen3", DFLASH)),

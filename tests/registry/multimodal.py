@@ -12,6 +12,7 @@ from tests.registry.text import (
     MIMO_V2,
     MINIMAX_M3,
     NEMOTRON_H,
+    STEP5,
     bag,
 )
 
@@ -121,6 +122,20 @@ RADIO = {
     "architecture": "vit_base_patch16_224",
     "preferred_resolution": [32, 32],
     "version": "radio_v2.5-h",
+}
+PARSE: dict[str, Any] = {
+    "encoder": Entry("bag", {"args": {"model": "vit_base_patch16_224"}, "patch_size": 16}),
+    "decoder": Entry(
+        "mbart",
+        {
+            "d_model": 128,
+            "vocab_size": 320,
+            "causal_vision_prefix": True,
+            "add_cross_attention": False,
+        },
+    ),
+    "navit_packing": True,
+    "image_size": [32, 32],
 }
 NEMOTRON_VL: dict[str, Any] = INTERN | {
     "vision_config": Entry("siglip_vision_model", SIGLIP),
@@ -315,7 +330,21 @@ ENTRIES: dict[str, Entry] = {
             }
         },
     ),
+    "Alpamayo2Super": Entry("alpamayo2_super"),
     "Cosmos3ForConditionalGeneration": Entry("qwen3_vl"),
+    # Fields that vLLM 0.32 has defaults for, and transformers' class, which 0.33 takes, has not.
+    "QianfanOCRForConditionalGeneration": Entry(
+        changes={"force_image_size": 28, "select_layer": -1, "ps_version": "v2"}
+    ),
+    "MiniCPMOcrForConditionalGeneration": Entry("minicpmv4_6"),
+    "RadioMBartPrefixForCausalLM": bag("nemotron_parse", PARSE),
+    "Step5ForConditionalGeneration": Entry(
+        "step5_vl",
+        {
+            "text_config": STEP5 | {"architectures": ["Step5ForCausalLM"]},
+            "vision_config": {"mlp_ratio": 2, "layers": 1, "image_size": 28},
+        },
+    ),
     "FunAudioChatForConditionalGeneration": Entry(
         "funaudiochat",
         {

@@ -35,6 +35,16 @@ NOMIC = {
     "rotary_emb_fraction": 1.0,
     "moe_every_n_layers": 0,
 }
+LFM2 = {"block_dim": 128, "layer_types": ["conv", "full_attention"], "conv_dim": 128}
+JOINT_HEAD = {
+    "hidden_size": 128,
+    "width": 64,
+    "routing_layers": 1,
+    "layers": 1,
+    "heads": 2,
+    "feedforward": 128,
+}
+DECISION = {"format_version": 1, "codes": ["A", "B"], "token_ids": [5, 6]}
 LABELS = {"num_labels": 2}
 
 ENTRIES: dict[str, Entry] = {
@@ -64,12 +74,16 @@ ENTRIES: dict[str, Entry] = {
         class_name="XLMRobertaFlashConfig",
         pad_token_id=1,
     ),
-    "ColBERTLfm2Model": Entry(
-        "lfm2",
-        {"dim": 32, "block_dim": 128, "layer_types": ["conv", "full_attention"], "conv_dim": 128},
-    ),
+    "ColBERTLfm2Model": Entry("lfm2", LFM2 | {"dim": 32}),
+    "Lfm2BidirectionalModel": Entry("lfm2", LFM2),
     "JinaForRanking": Entry("qwen3", {"embedding_size": 32}),
+    "ClefFlashForJointSchema": Entry("qwen3_5", {"joint_head_config": JOINT_HEAD}),
     "ColModernVBertForRetrieval": Entry("modernvbert"),
+    "ColUltraVBertForRetrieval": Entry("ultravbert"),
+    "D3ForSequenceClassification": Entry(
+        "qwen3_5", {"decision_config": DECISION}, ignore=("score",)
+    ),
+    "ModernVBertModel": Entry("modernvbert"),
     "ColQwen3": Entry("colqwen3", {"embed_dim": 32}),
     "OpsColQwen3Model": Entry("ops_colqwen3", {"embed_dim": 32}),
     "Qwen3VLNemotronEmbedModel": Entry("qwen3_vl_nemotron_embed", {"embed_dim": 32}),

@@ -205,12 +205,13 @@ def _stand_ins() -> Iterator[None]:
     And for what vLLM would make of transformers' own classes, for the rest of the process.
     """
     from vllm.model_executor.models.transformers import base as of_transformers
-    from vllm.triton_utils import triton
+    from vllm.triton_utils import tl, triton
 
     with (
         patch.object(torch.cuda, "Stream", MagicMock),
         patch.object(torch.cuda, "Event", MagicMock),
         patch.object(triton, "set_allocator", MagicMock(), create=True),
+        patch.object(tl, "extra", MagicMock(), create=True),
         patch.object(of_transformers, "support_torch_compile", lambda **_: lambda cls: cls),
     ):
         yield

@@ -117,6 +117,7 @@ STEP3P5 = EXPERTS | {
     "norm_expert_weight": True,
     "need_fp32_gate": True,
     "share_expert_dim": 64,
+    "sparse_config": {},
     "share_expert_dims": 64,
     "sliding_window": 64,
     "swiglu_limits": [0.0, 0.0],
@@ -212,7 +213,68 @@ DEEPSEEK_V4 = (
     }
 )
 
+LINEAR_AND_FULL = ["linear_attention", "full_attention"]
+ALICE_AI: dict[str, Any] = EXPERTS | {
+    "head_dim": 32,
+    "layer_types": LINEAR_AND_FULL,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "shared_expert_intermediate_size": 64,
+    "block_attn_res_block_size": 2,
+    "kda_allow_negative_eigenvalues": False,
+    "router_score_function": "sigmoid",
+    "router_bias_correction": True,
+}
+BEAM = {
+    "head_dim": 32,
+    "layer_types": SLIDING_AND_FULL,
+    "mlp_layer_types": ["dense", "sparse"],
+    "num_hidden_layers": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+DORY = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp"],
+    "n_input_layers": 0,
+    "n_recurrent_layers": 2,
+    "n_output_layers": 2,
+    "n_recurrent_loops": 2,
+    "rope_parameters": dict.fromkeys(SLIDING_AND_FULL, ROPE),
+}
+# The one field in vLLM's own class, which 0.32 has, and the other in transformers'.
+MUSE_GLIMMER = {"vision_config": {"output_dim": 256}, "out_hidden_size": 256}
+STEP5: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_attention_groups": 2,
+    "head_dim": 32,
+    "layer_types": SLIDING_AND_FULL,
+    "sliding_window": 64,
+    "use_moe": True,
+    "moe_layers_enum": "1",
+    "moe_intermediate_size": 64,
+    "share_expert_dim": 64,
+    "sparse_config": {},
+    "max_seq_len": 256,
+}
+
 ENTRIES: dict[str, Entry] = {
+    "AliceAIForCausalLM": bag("alice_ai", ALICE_AI),
+    "BeamForCausalLM": Entry("beam", BEAM),
+    "DomynEdgeForCausalLM": bag(
+        "domyn_edge",
+        head_dim=32,
+        position_layers=["rope", "nope"],
+        window_sizes=[[64, 0], [0, 0]],
+        per_layer_config={0: {"head_dim": 64}},
+    ),
+    "DoryForCausalLM": Entry("dory", DORY),
+    "FlintForCausalLM": Entry("flint", {"num_hidden_layers": 2, "layer_types": SLIDING_AND_FULL}),
+    "Kolibri1ForCausalLM": Entry("qwen3_moe"),
+    "Step5ForCausalLM": Entry("step5", STEP5),
     "DeepseekV4ForCausalLM": Entry("deepseek_v4", DEEPSEEK_V4),
     "DeepseekV4ForConditionalGeneration": Entry(
         "deepseek_v4", DEEPSEEK_V4 | {"vision_n_layers": 1}
@@ -364,10 +426,8 @@ ENTRIES: dict[str, Entry] = {
     "NemotronHForCausalLM": Entry("nemotron_h", NEMOTRON_H),
     "NemotronHPuzzleForCausalLM": Entry("nemotron_h", NEMOTRON_H),
     "NemotronForCausalLM": Entry(changes={"num_key_value_heads": 2}),
-    "MuseGlimmerForCausalLM": Entry("muse_glimmer", {"vision_config": {"output_dim": 256}}),
-    "MuseGlimmerForConditionalGeneration": Entry(
-        "muse_glimmer", {"vision_config": {"output_dim": 256}}
-    ),
+    "MuseGlimmerForCausalLM": Entry("muse_glimmer", MUSE_GLIMMER),
+    "MuseGlimmerForConditionalGeneration": Entry("muse_glimmer", MUSE_GLIMMER),
     "OrionForCausalLM": bag("orion"),
     "PanguEmbeddedForCausalLM": bag("PanguEmbedded", bias=True),
     "PanguProMoEV2ForCausalLM": bag("pangu_pro_moe_v2", EXPERTS),
@@ -413,6 +473,7 @@ ENTRIES: dict[str, Entry] = {
             "moe_layers_enum": "1",
             "share_q_dim": 64,
             "share_expert_dim": 64,
+            "sparse_config": {},
             "norm_expert_weight": False,
             "head_dim": 32,
         },

@@ -5,6 +5,8 @@ _GPU_EXPERTS = "vLLM has no experts with this activation for CPUs"
 _TOKENIZER = "asks for its tokenizer as it is built"
 _REMOTE = "its config class comes with remote code, and no miniature of it is written"
 _OTHER_CONFIG = "vLLM's model reads fields that its config class does not make; not written here"
+_SPARSE_GQA = "its sparse attention asks for CUDA as it is built"
+_TRANSFORMERS = "asks for a transformers newer than the environment's"
 _PACKAGE = "imports a package that vLLM's builds for CPUs go without"
 _NOT_ON_CPU = "vLLM says that it is not implemented on CPUs"
 _NAMED_OTHERWISE = "vLLM gives such a draft another name, under which it is built"
@@ -27,6 +29,7 @@ UNBUILT: dict[str, str] = {
     "Emu3ForConditionalGeneration": "vLLM's model for transformers' ones fails on it",
     "Ernie4_5_VLMoeForConditionalGeneration": _OTHER_CONFIG,
     "FireRedASR2ForConditionalGeneration": _REMOTE,
+    "FlintForCausalLM": "asks for FlashInfer's attention, which is for CUDA",
     "FunASRForConditionalGeneration": _PACKAGE,
     "FunAudioChatForConditionalGeneration": _OTHER_CONFIG,
     "Gemma3nForConditionalGeneration": _PACKAGE,
@@ -51,6 +54,7 @@ UNBUILT: dict[str, str] = {
     "MiniMaxM3SparseForConditionalGeneration": _GPU_EXPERTS,
     "Molmo2ForConditionalGeneration": _REMOTE,
     "MossAudioModel": _REMOTE,
+    "MuseSparkForConditionalGeneration": "vLLM's model takes no quantization but modelopt's",
     "NanbeigeForCausalLM": _REMOTE,
     "NemotronH_Nano_Omni_Reasoning_V3": _TOKENIZER,
     "NemotronH_Nano_VL_V2": _TOKENIZER,
@@ -68,7 +72,12 @@ UNBUILT: dict[str, str] = {
     "Step1ForCausalLM": "its attention biases are not for CPUs",
     "Step3p5MTP": _OTHER_CONFIG,
     "Step3p7ForConditionalGeneration": _OTHER_CONFIG,
+    "Step5ForCausalLM": _SPARSE_GQA,
+    "Step5ForConditionalGeneration": _SPARSE_GQA,
+    "Step5MTP": _SPARSE_GQA,
     "Terratorch": _PACKAGE,
+    "TransformersForMTP": _TRANSFORMERS,
+    "TransformersMoEForMTP": _TRANSFORMERS,
     "UnlimitedOCRForCausalLM": _TOKENIZER,
     "VoxtralForConditionalGeneration": _OTHER_CONFIG,
     "VoxtralRealtimeGeneration": _OTHER_CONFIG,

@@ -27,6 +27,7 @@ LAYER = "model.layers.32.self_attn.qkv_proj"
         ("model.layers.33.mlp.down_proj", ("midlayer.mlp",), "model.layers.33.mlp.down_proj"),
         ("model.layers.33.mlp.down_proj", ("layers.1.mlp",), "layers.1.mlp.down_proj"),
         ("model.fc", ("",), "fc"),
+        ("model.fc", ("encoder",), "encoder.fc"),
         ("model.markov_head.markov_w2", ("markov_head",), "markov_head.markov_w2"),
         # Gemma 4's DSpark and Laguna's DFlash count their own layers alone.
         ("model.layers.0.mlp.down_proj", ("layers.0.mlp",), "layers.0.mlp.down_proj"),
@@ -68,7 +69,8 @@ def test_every_speculative_model_of_vllm_is_a_draft_or_a_head() -> None:
 
 @pytest.mark.parametrize("counted", [True, False], ids=["counted on", "own numbers"])
 @pytest.mark.parametrize(
-    "architecture", ["DFlashDraftModel", "Qwen3DSparkModel", "Eagle3LlamaForCausalLM"]
+    "architecture",
+    ["DFlashDraftModel", "Qwen3DSparkModel", "Qwen3XPressModel", "Eagle3LlamaForCausalLM"],
 )
 def test_layers_of_a_draft_are_what_its_tensors_are(
     architecture: str, counted: bool, vllm_config: Any, tmp_path: Path

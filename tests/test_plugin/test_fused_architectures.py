@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import vllm as vllm_module
 
 from tests.registry import configs, session, step, unbuilt, weights
 
@@ -16,7 +17,8 @@ from tests.registry import configs, session, step, unbuilt, weights
 ROUNDING = 0.03
 # Its blocks run eight times over, and make .38 of a relative change of 2⁻⁸ in its embedding.
 RECURRENT = {"HrmTextForCausalLM"}
-FUSED, WHOLE, ROTATED = 190, 115, 105  # of those that are built here, at least
+# Classes with fused ops of those that are built here, how many rotate, and how many run whole.
+COUNTS = {"0.32": (193, 107, 120), "0.33": (201, 108, 122)}
 MOST = 0.75  # of a model's tokens
 SWITCHES = ("fuse_mlp", "fuse_norm", "fuse_attention")
 
@@ -67,6 +69,5 @@ def test_each_says_the_same_unfused(vllm: session.Session) -> None:
     print(f"{fused} with fused ops, {rotated} that rotate, {len(apart)} run whole")
     wrong = {name: far for name, far in apart.items() if not far < ROUNDING}
     assert wrong.keys() <= RECURRENT, wrong
-    assert fused >= FUSED
-    assert len(apart) >= WHOLE
-    assert rotated >= ROTATED
+    release = ".".join(vllm_module.__version__.split(".")[:2])
+    assert (fused, rotated, len(apart)) == COUNTS[release]

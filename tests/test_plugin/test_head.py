@@ -169,6 +169,34 @@ def test_a_head_that_the_models_code_ties_is_refused() -> None:
         layer.tie_weights(layer)
 
 
+@pytest.mark.parametrize("architecture", ["ClefFlashForJointSchema", "LlamaForCausalLM"])
+def test_a_head_of_which_a_model_looks_up_rows(
+    architecture: str, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_config.model_config.hf_config, "architectures", [architecture])
+    if architecture == "LlamaForCausalLM":
+        head(Nvfp4TcConfig(checkpoint()))
+        return
+    with pytest.raises(UnsupportedCheckpoint, match=r"lm_head: is NVFP4.* looks up rows of it"):
+        head(Nvfp4TcConfig(checkpoint()))
+
+
+@pytest.mark.usefixtures("vllm_config")
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_head_whose_rows_a_draft_gathers(gathers: bool) -> None:
+    """DSpark multiplies the rows of a few tokens by itself, which it takes for 16-bit values."""
+    quant = checkpoint(weight_only=True)
+    layer = head(Nvfp4TcConfig(quant), "model.markov_head.markov_w2")
+    layer._retain_weight_for_gather = gathers
+    [shard] = quantised_shards([VOCABULARY], [1.0])
+    load(layer, tensors_on_disk(shard, INPUT_SCALE, quant))
+    if not gathers:
+        finish(layer)
+        return
+    with pytest.raises(UnsupportedCheckpoint, match=r"markov_w2: is NVFP4, must be in 16 bits"):
+        finish(layer)
+
+
 # --- engines ----------------------------------------------------------------------------------
 
 

@@ -14,7 +14,9 @@ from vllm_fp4_plugin.attention.capability import implementation
 from vllm_fp4_plugin.device import is_planned
 from vllm_fp4_plugin.report import LayerRecord
 
-# Models of vLLM 0.32 whose layers have sinks: always, or where their config has such a field set.
+# Models whose layers assert that they have FlashInfer's implementation.
+_FLASHINFER_ALONE = ("flint",)
+# Models of vLLM whose layers have sinks: always, or where their config has such a field set.
 _ALWAYS_SINKS = ("gpt_oss", "openai_privacy_filter")
 _SINK_FLAGS = (
     "add_full_attention_sink_bias",
@@ -103,6 +105,8 @@ def obstacles(vllm_config: Any) -> list[str]:
         reasons.append("chunks with lookback are not supported")
     if getattr(text, "alibi", False) or text.model_type in ("bloom", "step1"):
         reasons.append("linear biases (ALiBi) are not supported")
+    if text.model_type in _FLASHINFER_ALONE:
+        reasons.append(f"vLLM's layers of {text.model_type} write FlashInfer's cache themselves")
     return reasons
 
 
