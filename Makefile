@@ -11,13 +11,13 @@ CPU ?= native
 VLLM ?= 0.32
 TOOL := .venv/bin/python .ci/local_caches.py
 RUN := .venv$(addprefix -,$(filter-out 0.32,$(VLLM)))/bin/python .ci/local_caches.py
-TESTS := $(if $(filter-out 0.32,$(VLLM)),tests/test_plugin tests/test_quantizer tests/test_examples)
+TESTS := $(if $(filter-out 0.32,$(VLLM)),$(addprefix tests/test_,plugin quantizer examples package))
 PYTEST = OMP_NUM_THREADS=1 $(RUN) python -m pytest --cpu $(CPU) -n $(WORKERS) --dist loadfile \
 	--no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo eval test quick check dist clean
+.PHONY: help venv demo eval all test quick check dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ demo: venv ## Run the demo; with a mixture of experts: ARGS=--moe
 
 eval: venv ## Measure what quantising costs a small model, variant by variant
 	$(RUN) python -m examples.accuracy demo
+
+all: ## Run every check and all tests, on each release of vLLM
+	$(MAKE) test
+	$(MAKE) test VLLM=0.33
 
 test: check ## Run every check, then the tests, in WORKERS processes; as on a lesser CPU: CPU=avx2
 	$(PYTEST) $(TESTS)
