@@ -13,7 +13,7 @@ from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rop
 import vllm_fp4_plugin
 from nvfp4_kernels.devices import standing_in
 from tests.sm90_product import sm90_ops
-from vllm_fp4_plugin import norm, rotary
+from vllm_fp4_plugin import norm, norm_kernel, norm_provider, rotary
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.rotary import RotaryOnOurKernel
 
@@ -29,7 +29,7 @@ def priority(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
     vllm_fp4_plugin.register()
     config = vllm_config.kernel_config.ir_op_priority
     config.fused_add_rms_norm = ["native"]
-    platform = norm.current_platform
+    platform = norm_provider.current_platform
     given = type(config).with_default(["native"])
     monkeypatch.setattr(type(platform), "get_default_ir_op_priority", lambda *_: given)
     with ir.ops.fused_add_rms_norm.set_priority(["native"]):
@@ -121,8 +121,8 @@ def test_a_norm_of_vllm_runs_on_our_op(
         calls.append(len(x))
         return exact(x, *rest)
 
-    exact = norm.add_rms_norm
-    monkeypatch.setattr(norm, "add_rms_norm", ours)
+    exact = norm_provider.add_rms_norm
+    monkeypatch.setattr(norm_provider, "add_rms_norm", ours)
     with sm90_ops():
         norm.make_default(vllm_config, switched_on=True)
         found = layer(x.clone(), residual.clone())
@@ -158,7 +158,7 @@ X, WEIGHT = torch.zeros(2, HIDDEN, dtype=torch.bfloat16), torch.zeros(HIDDEN, dt
 )  # fmt: skip
 def test_what_the_kernel_takes(changed: dict[str, Any], taken: bool) -> None:
     given = {"x": X, "x_residual": X, "weight": WEIGHT, "epsilon": 1e-5} | changed
-    assert norm.takes(**given) is taken
+    assert norm_kernel.takes(**given) is taken
 
 
 def test_registered_once() -> None:
