@@ -56,9 +56,8 @@ def obstacle(config: VllmConfig, switched_on: bool) -> str:
     reasons = {
         NORM_ROPE_KERNELS_OFF: not switched_on,
         "another plugin replaces RMSNorm": not issubclass(taken, NormOnOurKernel),
-        # Whose patterns are of vLLM's norms.
+        # By a pass that looks for its own norms.
         "vLLM fuses it with an all-reduce": passes.fuse_allreduce_rms,
-        "vLLM splits it over ranks": passes.enable_sp,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -7,14 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 from vllm import ir
+from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rope
 
 import vllm_fp4_plugin
 from nvfp4_kernels.devices import standing_in
 from tests.sm90_product import sm90_ops
-from vllm_fp4_plugin import norm, norm_kernel, norm_provider, rotary
+from vllm_fp4_plugin import norm, norm_kernel, norm_module, norm_provider, quantizing_norm, rotary
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.norm_module import NormOnOurKernel
+from vllm_fp4_plugin.quantizing_norm import QuantizingNorm
 from vllm_fp4_plugin.rotary import RotaryOnOurKernel
 
 HIDDEN, HEAD_DIM = 64, 32
@@ -165,6 +168,143 @@ def test_registered_once() -> None:
     vllm_fp4_plugin.register()
     vllm_fp4_plugin.register()
     assert "nvfp4_tc" in ir.ops.fused_add_rms_norm.supported_providers()
+
+
+# --- norms of a vLLM without an IR --------------------------------------------------------------
+
+
+@pytest.fixture
+def no_ir(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What comes after 0.33: no such op, and no option for it."""
+    monkeypatch.setattr(norm_kernel, "has_ir", lambda: False)
+    monkeypatch.setattr(vllm_config, "kernel_config", None)
+    monkeypatch.delattr("vllm.platforms.interface.Platform.get_default_ir_op_priority")
+    monkeypatch.setattr(norm_provider, "_op", None)
+    before = dict(op_registry_oot)
+    op_registry_oot.pop("RMSNorm", None)
+    yield
+    op_registry_oot.clear()
+    op_registry_oot.update(before)
+
+
+def norm_of_model() -> Any:
+    layer = RMSNorm(HIDDEN, dtype=torch.bfloat16)
+    layer.weight.data.normal_(1, 0.1)
+    return layer
+
+
+@pytest.mark.usefixtures("no_ir")
+def test_a_norm_runs_on_our_op_without_an_ir(
+    vllm_config: Any, engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = norm.make_default(vllm_config, switched_on=True)
+    assert record is not None
+    assert (record.name, record.kernel, record.reason) == ("fused_add_rms_norm", NORM, "")
+    calls: list[int] = []
+
+    def ours(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        calls.append(len(x))
+        return exact(x, *rest)
+
+    exact = norm_module.add_rms_norm
+    monkeypatch.setattr(norm_module, "add_rms_norm", ours)
+    layer = norm_of_model()
+    assert type(layer) is NormOnOurKernel
+    assert layer.name == "rms_norm"
+    x, residual = (torch.randn(5, HIDDEN).bfloat16() for _ in range(2))
+    given = x.clone(), residual.clone()
+    for mine, theirs in zip(layer(*given), layer.forward_native(x, residual), strict=True):
+        assert torch.equal(mine, theirs)
+    assert calls == [5]
+    layer(x)  # no residual
+    layer(x[None], residual[None])  # 3-D
+    assert calls == [5]
+
+
+@pytest.mark.usefixtures("no_ir")
+def test_a_norm_is_traced_without_an_ir(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
+    norm.make_default(vllm_config, switched_on=True)
+    graphs: list[str] = []
+
+    def keep(module: Any, _: Any) -> Any:
+        graphs.append(module.code)
+        return module
+
+    x, residual = (torch.randn(5, HIDDEN).bfloat16() for _ in range(2))
+    layer = norm_of_model()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=keep)
+    for mine, theirs in zip(compiled(x, residual), layer(x, residual), strict=True):
+        assert torch.equal(mine, theirs)
+    [graph] = graphs
+    assert "nvfp4.add_rms_norm" in graph
+
+
+@pytest.mark.usefixtures("no_ir")
+@pytest.mark.parametrize(
+    ("which", "reason"),
+    [
+        ("switched off", OFF),
+        ("fuse_allreduce_rms", "vLLM fuses it with an all-reduce"),
+        ("another plugin", "another plugin replaces RMSNorm"),
+    ],
+)
+def test_norms_that_stay_vllms_without_an_ir(
+    vllm_config: Any,
+    engine: Nvfp4TcConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    which: str,
+    reason: str,
+) -> None:
+    class Theirs(RMSNorm):
+        pass
+
+    passes = vllm_config.compilation_config.pass_config
+    if which == "switched off":
+        vllm_config.additional_config = {"nvfp4_tc": {"norm_rope_kernels": False}}
+    elif which == "another plugin":
+        RMSNorm.register_oot(Theirs)
+    else:
+        monkeypatch.setattr(passes, which, True)
+    record = norm.make_default(vllm_config, switched_on=which != "switched off")
+    assert record is not None
+    assert (record.kernel, record.reason) == ("vLLM", reason)
+    layer = norm_of_model()
+    assert not getattr(layer, "ours", False)
+    assert (type(layer) is Theirs) == (which == "another plugin")
+
+
+@pytest.mark.usefixtures("no_ir")
+def test_other_engines_keep_vllms_norms(
+    vllm_config: Any, engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that are to be batch-invariant; vLLM's then are."""
+    norm.make_default(vllm_config, switched_on=True)
+    assert norm_of_model().ours
+    with monkeypatch.context() as patch:
+        patch.setenv("VLLM_BATCH_INVARIANT", "1")
+        assert not norm_of_model().ours
+    vllm_config.quant_config = None
+    assert not norm_of_model().ours
+
+
+@pytest.mark.usefixtures("no_ir")
+def test_norms_that_quantise_come_before(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
+    """Whichever of our classes was in place first."""
+    norm.make_default(vllm_config, switched_on=True)
+    quantizing_norm.enable()  # of sm_90, which has no kernel for it
+    assert op_registry_oot["RMSNorm"] is NormOnOurKernel
+    with standing_in("cpu", "cpu"):
+        quantizing_norm.enable()
+    for _ in range(2):
+        assert op_registry_oot["RMSNorm"] is QuantizingNorm
+        assert quantizing_norm.obstacle(vllm_config, switched_on=True) is None
+        norm.make_default(vllm_config, switched_on=True)
+    assert norm_of_model().ours
+
+
+def test_an_ir_leaves_our_class_to_it(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
+    assert norm_kernel.has_ir()
+    assert not NormOnOurKernel(HIDDEN).ours
 
 
 # --- rotary embeddings ------------------------------------------------------------------------
