@@ -225,8 +225,11 @@ def test_reload(
     def reload(worker: Any) -> None:
         experts = worker.model_runner.model.get_submodule("model.layers.1.mlp.experts")
         before = experts.routed_experts.w13_weight.clone()
+        held = {name: each.data_ptr() for name, each in experts.named_parameters()}
         worker.reload_weights(weights_path=str(model.path))
         assert torch.equal(experts.routed_experts.w13_weight, before)
+        # Which CUDA graphs hold.
+        assert {name: each.data_ptr() for name, each in experts.named_parameters()} == held
         with pytest.raises(UnsupportedCheckpoint, match=rf"{copy}: holds no {start}"):
             worker.reload_weights(weights_path=str(copy))
 
