@@ -1,12 +1,14 @@
 """Norms and rotary embeddings: which of vLLM's run on our kernels, and that they say the same."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from vllm import ir
+from vllm.engine import arg_utils
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rope
@@ -133,6 +135,24 @@ def test_a_norm_of_vllm_runs_on_our_op(
     assert calls == [5]
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.usefixtures("priority")
+def test_our_default_is_no_option_of_the_user(
+    bf16_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or vLLM would say that it is deprecated, as 0.33 says of its IR."""
+    said: list[str] = []
+    monkeypatch.setattr(arg_utils.logger, "warning_once", lambda line, *_: said.append(line))
+    args = arg_utils.EngineArgs(
+        model=str(bf16_checkpoint), quantization="nvfp4-tc", enforce_eager=True
+    )
+    for _ in range(2):
+        config = args.create_engine_config()
+        with sm90_ops():
+            norm.make_default(config, switched_on=True)
+        assert config.kernel_config.ir_op_priority.fused_add_rms_norm == ["nvfp4_tc", "native"]
+    assert not [line for line in said if "ir_op_priority" in line]
 
 
 X, WEIGHT = torch.zeros(2, HIDDEN, dtype=torch.bfloat16), torch.zeros(HIDDEN, dtype=torch.bfloat16)
