@@ -1,4 +1,4 @@
-"""Commands run where vLLM is missing, or is its GPU build and there is no GPU.
+"""Commands run where vLLM is missing, or is its build for GPUs and there is no GPU.
 
 ``python -m tests.without_vllm MODEL FOLDER [NAME ...]`` runs them and prints, as JSON, their ends;
 ``environment`` is that of such a machine.
@@ -40,7 +40,7 @@ sys.meta_path.insert(0, Blocker())
     "device": """
 class GpuBuild(metadata.Distribution):
     def read_text(self, filename):
-        return "Name: vllm\\nVersion: 0.32.0\\n" if filename == "METADATA" else None
+        return "Name: vllm\\nVersion: 0.33.0\\n" if filename == "METADATA" else None
 
     def locate_file(self, path):
         return path
@@ -67,6 +67,7 @@ def commands(model: str, folder: str) -> dict[str, list[str]]:
     plugin, out = "vllm_fp4_plugin", ["--out", f"{folder}/out"]
     return {
         f"{plugin} report": ["report", model],
+        f"{plugin} report --arch": ["report", model, "--arch", "sm_100"],
         f"{plugin} report --by-headers": ["report", model, "--by-headers"],
         f"{plugin} verify": ["verify", model],
         "examples.accuracy demo": ["demo", *out],

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from vllm_fp4_plugin import versions
+from vllm_fp4_plugin import tried, versions
 from vllm_fp4_plugin.catalogue_command import catalogue
+from vllm_fp4_plugin.doctor import doctor
 from vllm_fp4_plugin.quantizer.command import quantize
 from vllm_fp4_plugin.report_command import report
 from vllm_fp4_plugin.verify_command import verify
@@ -20,11 +21,12 @@ app.command()(quantize)
 app.command()(report)
 app.command()(verify)
 app.command()(catalogue)
+app.command()(doctor)
 
 
 def _print_versions(asked: bool) -> None:
     if asked:
-        typer.echo("\n".join(versions.lines()))
+        typer.echo("\n".join([*versions.lines(), tried.verdict(tried.here())]))
         raise typer.Exit
 
 

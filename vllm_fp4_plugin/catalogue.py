@@ -1,9 +1,12 @@
 """Catalogue: NVFP4 checkpoints that people serve, and what becomes of each on which device."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
+
+from vllm_fp4_plugin.versions import RELEASES
 
 ARCHS = ("cpu", "sm_90", "sm_100")
 FILE = "catalogue.json"
@@ -38,7 +41,8 @@ class Row:
         format: exporter's format.
         ran: test that serves a tiny checkpoint of it and compares what comes out; empty: planned.
         note: part of the tiny checkpoint that stands in for what is not known; empty: none.
-        on: what becomes of it, by the architectures of ``ARCHS``.
+        on: what becomes of it on the oldest release of vLLM, by the architectures of ``ARCHS``.
+        changed: cells that differ on other releases of vLLM, by release and architecture.
     """
 
     family: str
@@ -49,6 +53,19 @@ class Row:
     ran: str
     note: str
     on: dict[str, Cell]
+    changed: dict[str, dict[str, Cell]]
+
+    def cell(self, arch: str, release: str) -> Cell:
+        """Verdict on an architecture, with a release of vLLM such as ``"0.33"``."""
+        return self.changed.get(release, {}).get(arch, self.on[arch])
+
+    def with_release(self, release: str, cells: Mapping[str, Cell]) -> "Row":
+        """Row with the cells of a release, and all others as they are."""
+        if release == RELEASES[0]:
+            return replace(self, on=dict(cells))
+        others = {name: each for name, each in self.changed.items() if name != release}
+        differing = {arch: cell for arch, cell in cells.items() if cell != self.on[arch]}
+        return replace(self, changed=others | ({release: differing} if differing else {}))
 
 
 def read() -> list[Row]:
@@ -63,10 +80,15 @@ def read() -> list[Row]:
             row["format"],
             row["ran"],
             row["note"],
-            {arch: Cell(**cell) for arch, cell in row["on"].items()},
+            _cells(row["on"]),
+            {release: _cells(cells) for release, cells in row["changed"].items()},
         )
         for row in rows
     ]
+
+
+def _cells(stored: Mapping[str, Any]) -> dict[str, Cell]:
+    return {arch: Cell(**cell) for arch, cell in stored.items()}
 
 
 def dump(rows: list[Row]) -> str:

@@ -11,7 +11,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from traceback import walk_tb
@@ -31,6 +31,9 @@ _PACKAGES = ("vllm_fp4_plugin", "nvfp4_kernels")
 _COMMANDS = ("vllm.entrypoints.cli", "vllm.entrypoints.launchers")
 
 
+_of_vllm: dict[str, str] = {}
+
+
 def cause(error: BaseException) -> str:
     """Message of the refusal of ours that an error is, or came of, in one line; empty if none."""
     for each in _chain(error):
@@ -47,8 +50,13 @@ def register() -> None:
             logger.addFilter(_leave)
 
 
-def tell_last() -> None:
-    """Have this process, a front end, end with its refusal or that of an engine it starts next."""
+def tell_last(of_vllm: Mapping[str, str] | None = None) -> None:
+    """Have this process, a front end, end with its refusal or that of an engine it starts next.
+
+    Args:
+        of_vllm: lines to end with for errors of vLLM's, by a part of their messages.
+    """
+    _of_vllm.update(of_vllm or {})
     _remove()
     # Other users may write to this folder: a name that none of them can guess has no file yet.
     name = f"nvfp4-tc-refused-{os.getpid()}-{secrets.token_hex(8)}"
@@ -67,11 +75,19 @@ class _TellLast:
     def __call__(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        message = (cause(error) or _left()) if isinstance(error, Exception) else ""
+        message = ""
+        if isinstance(error, Exception):
+            message = cause(error) or _left() or _explained(error)
         if not message or not _is_command(traceback) or _is_debugging():
             self._previous(kind, error, traceback)
         if message:
             print(f"{MARK}{message}", file=sys.stderr, flush=True)
+
+
+def _explained(error: Exception) -> str:
+    """Line for an error of vLLM's whose message is known to say too little; empty if none."""
+    said = " ".join(str(each) for each in _chain(error))
+    return next((line for part, line in _of_vllm.items() if part in said), "")
 
 
 def _leave(record: logging.LogRecord) -> bool:

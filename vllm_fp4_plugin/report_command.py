@@ -55,7 +55,8 @@ def report(
     given = command_line.parse_additional_config(additional_config)
     with command_line.refusals(model):
         arch = parse_arch("--arch", arch, ARCHS) if arch else ""
-        vllm_installation.check()
+        vllm_installation.check(to_plan=True)
+        vllm_installation.check_planned_arch(arch)
         if by_headers:
             layers = stored_report(model, arch, given)
         else:

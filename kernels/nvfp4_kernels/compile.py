@@ -310,15 +310,21 @@ def _device_arch(index: int) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
+def cache_folder() -> Path | None:
+    """Folder of compiled kernels; None if ``NVFP4_KERNELS_CACHE`` is empty."""
+    folder = os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE)
+    return Path(folder).expanduser() if folder else None
+
+
 def object_path(kernel: DeviceKernel) -> Path | None:
     """Path of the compiled form of ``kernel``; None if ``NVFP4_KERNELS_CACHE`` is empty."""
-    folder = os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE)
-    if not folder:
+    folder = cache_folder()
+    if folder is None:
         return None
     kind = type(kernel)
     what = f"{kind.__module__}.{kind.__qualname__} {kernel!r} {_toolchain(arch())}"
     name = hashlib.sha256(what.encode()).hexdigest()[:32]
-    return Path(folder).expanduser() / f"{name}.o"
+    return folder / f"{name}.o"
 
 
 @functools.cache

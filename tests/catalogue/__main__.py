@@ -1,12 +1,16 @@
 """Plans every family and writes the table that ``python -m vllm_fp4_plugin catalogue`` prints.
 
-python -m tests.catalogue [--only NAME] [--keep FOLDER]
+    python -m tests.catalogue [--only NAME] [--keep FOLDER]
+
+Writes what becomes of them on the vLLM that is installed, and keeps what the table has of other
+releases: to be run on each, the oldest first.
 """
 
 import os
 import tempfile
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +19,7 @@ import typer
 import vllm_fp4_plugin
 from tests.catalogue.facts import FAMILIES
 from vllm_fp4_plugin import catalogue
+from vllm_fp4_plugin.versions import vllm_release
 
 
 def main(
@@ -27,12 +32,15 @@ def main(
     from tests.catalogue.plan import plan
 
     rows = []
+    known = {row.family: row for row in catalogue.read()}
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
         for number, family in enumerate(FAMILIES):
             if only not in family.name:
                 continue
             row = plan(family, Path(folder) / str(number))
-            rows.append(row)
+            before = known.get(family.name, row)
+            rows.append(replace(row, on=before.on, changed=before.changed))
+            rows[-1] = rows[-1].with_release(vllm_release(), row.on)
             for arch, cell in row.on.items():
                 how = " (by headers)" if cell.by_headers else ""
                 typer.echo(f"{row.family} [{arch}]: {cell.verdict}{how}: {cell.why}")

@@ -8,12 +8,14 @@ from typing import Any
 from nvfp4_kernels.dispatch import NoKernelError
 from tests.catalogue import checkpoint
 from tests.catalogue.family import Family
+from vllm_fp4_plugin import refused
 from vllm_fp4_plugin.catalogue import ARCHS, Cell, Row
 from vllm_fp4_plugin.report import Report
 from vllm_fp4_plugin.report_command import model_report, stored_report
 from vllm_fp4_plugin.verify_command import verified
 
 _BY_VLLM = re.compile(r"(\w+) \(vLLM")
+_ON_CPU = "on CPU"  # in what vLLM says of what another device has
 _PATHS = re.compile(r"/\S+/")
 
 
@@ -42,6 +44,7 @@ def plan(family: Family, directory: Path, archs: tuple[str, ...] = ARCHS) -> Row
         family.ran,
         family.note,
         cells,
+        {},
     )
 
 
@@ -52,6 +55,12 @@ def _cell(family: Family, directory: Path, arch: str) -> Cell:
         said = _message(error) or type(error).__name__
         if isinstance(error, NoKernelError):
             return Cell("refused", said)
+        if family.by_headers and refused.cause(error):
+            return _by_headers(directory, arch)
+        if not family.by_headers and _ON_CPU in said and _is_theirs(error):
+            return (
+                Cell("refused", f"vLLM: {said}") if arch == "cpu" else _by_headers(directory, arch)
+            )
         if not family.by_headers:
             if not isinstance(error, ValueError | NotImplementedError):
                 raise  # what is wrong is the tiny checkpoint

@@ -1,10 +1,11 @@
-"""Summary of the catalogue, in Markdown, as the README shows it."""
+"""Summary of the catalogue on the newest vLLM, in Markdown, as the README shows it."""
 
 from collections import Counter
 from collections.abc import Callable
 
 from vllm_fp4_plugin import catalogue
 from vllm_fp4_plugin.catalogue import Row
+from vllm_fp4_plugin.versions import RELEASES
 
 _GROUPS: dict[str, Callable[[Row], bool]] = {
     "mixtures of experts": lambda row: (
@@ -28,7 +29,7 @@ def _line(group: str, rows: list[Row]) -> str:
     for arch in catalogue.ARCHS:
         counts = Counter[str]()
         for row in rows:
-            counts[row.on[arch].verdict] += len(row.checkpoints)
+            counts[row.cell(arch, RELEASES[-1]).verdict] += len(row.checkpoints)
         order = ("served", "delegated", "refused")
         cells.append(", ".join(f"{counts[v]} {v}" for v in order if counts[v]))
     return f"| {group} | {' | '.join(cells)} |"

@@ -110,7 +110,10 @@ def engines(models: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{kind}, {name}", said
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     for ranks in (1, 2):
-        yield f"balanced, {ranks}", asyncio.run(balanced(models["modelopt"], ranks))
+        try:
+            yield f"balanced, {ranks}", asyncio.run(balanced(models["modelopt"], ranks))
+        except RuntimeError as error:  # of an engine that did not start
+            yield f"balanced, {ranks}", {"error": str(error)}
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     yield "unprepared", local(models["bf16"], prepared=False, quantization=None, **STAGES)
 

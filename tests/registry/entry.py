@@ -15,14 +15,12 @@ class Entry:
             config class comes with remote code has ``"bag"``: fields alone.
         changes: fields beside the shrunk ones, sub-configs as dictionaries or entries; ``...``
             leaves one out.
-        engine_args: further arguments of vLLM's ``EngineArgs``.
         class_name: name of a bag's class, where vLLM asks for it.
         ignore: patterns of layers that the plugin leaves in 16 bits, whose widths it cannot take.
     """
 
     model_type: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()
     class_name: str = "PreTrainedConfig"
 

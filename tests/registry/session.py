@@ -125,7 +125,6 @@ class Session:
             given["additional_config"] = {"nvfp4_tc": ONLINE["nvfp4_tc"] | ignored}
         if draft is None:
             model = self._place(architecture, configs.miniature(architecture, **(changes or {})))
-            given |= dict(entry.engine_args) if entry else {}
         else:
             both = shrink.merged(draft.changes, (changes or {}) if draft.own is None else {})
             model = self._place(f"{architecture}-target", configs.miniature(draft.target, **both))

@@ -49,7 +49,6 @@ SLIDING_AND_FULL = ["sliding_attention", "full_attention"]
 def bag(
     model_type: str,
     *parts: dict[str, Any],
-    engine_args: dict[str, Any] | None = None,
     ignore: tuple[str, ...] = (),
     class_name: str = "PreTrainedConfig",
     **fields: Any,
@@ -58,7 +57,7 @@ def bag(
     merged = BAG | {"model_type": model_type}
     for part in parts:
         merged |= part
-    return Entry("bag", merged | fields, engine_args or {}, ignore, class_name)
+    return Entry("bag", merged | fields, ignore, class_name)
 
 
 BAILING = {"head_dim": 32, "use_bias": False, "use_qkv_bias": False, "embedding_dropout": 0.0}
@@ -406,7 +405,6 @@ ENTRIES: dict[str, Entry] = {
         num_key_value_heads=4,
         moe_layer_freq=1,
         score_function="sigmoid",
-        engine_args={"attention_backend": "CPU_MLA"},
     ),
     "Step1ForCausalLM": bag("step1", num_attention_groups=2),
     "Step3TextForCausalLM": Entry(

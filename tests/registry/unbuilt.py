@@ -65,7 +65,6 @@ UNBUILT: dict[str, str] = {
     "Phi4ForCausalLMV": _REMOTE,
     "Phi4MMForCausalLM": _REMOTE,
     "Qwen3OmniDSparkModel": "drafts as many tokens as it was trained for; others are refused",
-    "Rnj1ForCausalLM": "looks one chunk back, which no attention for CPUs does",
     "Step1ForCausalLM": "its attention biases are not for CPUs",
     "Step3p5MTP": _OTHER_CONFIG,
     "Step3p7ForConditionalGeneration": _OTHER_CONFIG,

@@ -10,9 +10,10 @@ import torch
 from nvfp4_kernels.devices import standing_in
 
 READ = (
-    "attn_type", "block_size", "cache_dtype", "decode_context_parallel_size", "dtype",
-    "hf_text_config", "is_mm_prefix_lm", "model_arch_config", "prefill_context_parallel_size",
-    "rswa_window", "tensor_parallel_size", "use_mla", "user_specified_block_size",
+    "architecture", "attn_type", "block_size", "cache_dtype", "decode_context_parallel_size",
+    "dtype", "hf_text_config", "is_mm_prefix_lm", "model_arch_config",
+    "prefill_context_parallel_size", "rswa_window", "tensor_parallel_size", "use_mla",
+    "user_specified_block_size",
 )  # fmt: skip
 PATH = "vllm_fp4_plugin.attention.backend.PagedAttentionBackend"
 
@@ -154,6 +155,18 @@ OBSTACLES: dict[str, tuple[Callable[[Any], None], str]] = {
     "alibi": (
         _part("model_config", hf_text_config=SimpleNamespace(model_type="bloom")),
         "linear biases (ALiBi) are not supported",
+    ),
+    "latent attention that vLLM's configs do not tell": (
+        _text(model_type="sarvam_mla", kv_lora_rank=32),
+        "MLA not supported",
+    ),
+    "lookback": (
+        _part(
+            "model_config",
+            architecture="Rnj1ForCausalLM",
+            hf_text_config=SimpleNamespace(model_type="rnj1", layer_types=["chunked_attention"]),
+        ),
+        "chunks with lookback are not supported",
     ),
     "dcp": (_part("parallel_config", decode_context_parallel_size=2), "DCP not supported"),
     "pcp": (_part("parallel_config", prefill_context_parallel_size=2), "PCP not supported"),
@@ -345,7 +358,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "alibi": ({"alibi_slopes": [0.5]}, r"alibi_slopes: linear biases \(ALiBi\) are not supported"),
     "encoder": ({"attn_type": "encoder_only"}, "attn_type: encoder_only attention is not"),
     "cross": ({"attn_type": "encoder_decoder"}, "attn_type: encoder_decoder attention is not"),
-    "further": ({"chunk_lookback": 1}, "chunk_lookback: this option is not supported"),
+    "lookback": ({"chunk_lookback": 1}, "chunk_lookback: chunks with lookback are not supported"),
+    "further": ({"use_alibi_sqrt": 1}, "use_alibi_sqrt: this option is not supported"),
 }
 
 

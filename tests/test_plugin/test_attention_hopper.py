@@ -4,6 +4,7 @@ In the emulator the formula stands in for FlashAttention, and takes its argument
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.test_plugin.attention_layer import (
     furthest,
 )
 from tests.test_plugin.flash_attention import flash_attn_varlen_func
+from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata, Part
 
 pytestmark = [pytest.mark.arch("sm_90"), pytest.mark.schedules("random 1")]
 
@@ -112,6 +114,67 @@ def test_a_layer_that_reads_anothers_cache(calls: Calls, op_device: torch.device
     output, expected = layer.step([(sequence, 1)])
     assert (output - expected).abs().max() < BOUND
     assert calls.names == ["flash"]
+
+
+def windowed(op_device: torch.device) -> tuple[Layer, list[Sequence]]:
+    """A layer whose pages vLLM gives away before the window, and sequences of several pages."""
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    layer = Layer(replace(SMALL, window=20), device=op_device)
+    layer.builder.kv_cache_spec = SlidingWindowSpec(
+        block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=20
+    )
+    layer.kv_cache[0] = 0.0
+    layer.free.remove(0)
+    sequences = [Sequence(), Sequence(), Sequence()]
+    layer.step(list(zip(sequences, (70, 35, 9), strict=True)))
+    return layer, sequences
+
+
+def give_away(layer: Layer, sequences: list[Sequence]) -> None:
+    """Fill pages before the windows of the next queries with NaN, as another layer's may be."""
+    for sequence in sequences:
+        first = max(0, len(sequence.keys) - 20 + 1)
+        for page in sequence.pages[: first // 16]:
+            layer.kv_cache[page] = torch.nan
+
+
+@pytest.mark.parametrize("queries", [(3, 1, 2), (16, 16, 16), (1, 1, 1)])
+def test_pages_given_away_do_not_matter(
+    queries: tuple[int, ...], calls: Calls, op_device: torch.device
+) -> None:
+    layer, sequences = windowed(op_device)
+    give_away(layer, sequences)
+    output, expected = layer.step(list(zip(sequences, queries, strict=True)))
+    assert (output - expected).abs().max() < BOUND
+
+
+def test_tables_of_groups_that_share_metadata(calls: Calls, op_device: torch.device) -> None:
+    """VLLM builds a step's metadata for one group, and tells of the table of another."""
+    layer, _ = windowed(op_device)
+    lengths = torch.tensor([73, 36], dtype=torch.int32, device=op_device)
+    part = Part(
+        slice(0, 4), torch.tensor([0, 3, 4], dtype=torch.int32, device=op_device), lengths,
+        torch.zeros(2, 8, dtype=torch.int32, device=op_device), 3, 73,
+    )  # fmt: skip
+    tokens = torch.zeros(4, dtype=torch.int64, device=op_device)
+    table = torch.arange(1, 17, dtype=torch.int32, device=op_device).view(2, 8)
+    metadata = PagedAttentionMetadata([part], tokens, lengths, tokens)
+    [found] = layer.builder.update_block_table(metadata, table, tokens).parts
+    # The first query of either sequence stands at 70 and at 35: it sees keys 51 and 16 on.
+    assert found.block_table.tolist() == [[0] * 3 + [*range(4, 9)], [0, *range(10, 17)]]
+    assert found.block_table.data_ptr() == table.data_ptr()
+
+
+def test_pages_given_away_show(
+    calls: Calls, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutation: a table as it is under vLLM 0.32, beside FlashAttention's formula."""
+    layer, sequences = windowed(op_device)
+    give_away(layer, sequences)
+    monkeypatch.setattr(layer.builder, "_without_pages_given_away", lambda metadata: metadata)
+    output, _ = layer.step(list(zip(sequences, (3, 1, 2), strict=True)))
+    assert output.isnan().any()
 
 
 def shift_slots(common: Any) -> None:

@@ -15,6 +15,7 @@ from tests.catalogue.family import Family
 from tests.catalogue.plan import plan
 from tests.engine import catalogue_command
 from vllm_fp4_plugin import catalogue
+from vllm_fp4_plugin.versions import RELEASES, vllm_release
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +38,33 @@ def test_every_family_has_a_row() -> None:
 def test_rows_are_what_planning_says(family: Family, arch: str, tmp_path: Path) -> None:
     row = plan(family, tmp_path, (arch,))
     recorded = ROWS[family.name]
-    assert row.on[arch] == recorded.on[arch], "renew the table with python -m tests.catalogue"
-    assert replace(row, on={}) == replace(recorded, on={})
+    recorded_cell = recorded.cell(arch, vllm_release())
+    assert row.on[arch] == recorded_cell, "renew the table with python -m tests.catalogue"
+    assert replace(row, on={}) == replace(recorded, on={}, changed={})
+
+
+def test_cells_of_another_release() -> None:
+    """What differs is kept beside the oldest release's; what does not is said once."""
+    row = next(iter(ROWS.values()))
+    newest = RELEASES[-1]
+    other = {arch: replace(cell, why="another") for arch, cell in row.on.items()}
+    changed = row.with_release(newest, row.on | {"cpu": other["cpu"]})
+    assert changed.on == row.on
+    assert changed.changed[newest] == {"cpu": other["cpu"]}
+    assert changed.cell("cpu", newest) == other["cpu"]
+    assert changed.cell("cpu", RELEASES[0]) == changed.cell("cpu", "0.1") == row.on["cpu"]
+    assert changed.with_release(newest, row.on) == replace(row, changed={})
+    assert catalogue.dump([changed]) != catalogue.dump([row])
+
+
+def test_the_command_tells_of_a_release() -> None:
+    """The installed one's without a name; another's by name."""
+    for release in RELEASES:
+        assert f"vLLM {release}" in catalogue_command("Llama 3", "--vllm", release).output
+    assert f"vLLM {vllm_release()}" in catalogue_command("Llama 3").output
+    unknown = catalogue_command("Llama 3", "--vllm", "0.31")
+    assert unknown.exit_code == 1
+    assert "vllm: is '0.31', must be 0.32 or 0.33; give --vllm 0.33" in unknown.output
 
 
 def test_architectures_are_those_that_the_checkpoints_name() -> None:

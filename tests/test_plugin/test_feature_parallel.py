@@ -70,6 +70,8 @@ def test_stages_unprepared(said: dict[str, dict[str, Any]]) -> None:
 )
 def test_replicas(said: dict[str, dict[str, Any]]) -> None:
     one, two = said["balanced, 1"], said["balanced, 2"]
+    if "error" in two and "allowed_memory_nodes[0]" in said["log"]["text"]:
+        pytest.skip("vLLM 0.33 gives each replica a memory node of its own, and there is one")
     assert two["answers"] == one["answers"]
     assert set(two["asked"]) == {0, 1}
     assert not one["asked"]

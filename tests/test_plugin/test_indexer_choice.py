@@ -1,6 +1,7 @@
 """When our indexer serves, how many bytes its keys take, and what it refuses, by name, at start."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from nvfp4_kernels.devices import standing_in
+from tests.test_kernels.indexer.indexer_oracle import FORMATS
 from tests.test_plugin.indexer_layer import BLOCK_SIZE, CACHE, HEAD_DIM
 from tests.test_plugin.indexer_v32 import ask_for
 
@@ -150,7 +152,7 @@ def test_left_to_vllm_otherwise(
     assert calls == [(1, 2, 3, 4)]
 
 
-EXPONENTS = "vLLM stores FP8 keys with four UE8M0 scales on this GPU, must be one float32 scale"
+EXPONENTS = "the model's layer stores FP8 keys with four UE8M0 scales on this GPU, must be one"
 
 
 @pytest.fixture(params=["this GPU's", "a planned one's"])
@@ -169,37 +171,48 @@ def exponent_scales(
 
 
 @pytest.mark.usefixtures("exponent_scales")
-def test_fp8_keys_with_exponents_for_scales(indexer_config: Any) -> None:
-    from vllm_fp4_plugin.indexer.choice import IndexerTraits, UnsupportedIndexer, choose
-
-    traits = IndexerTraits("fp8", HEAD_DIM, 2048, 128, stored_by_model=False, two_level=False)
-    fmt, why = choose(traits, indexer_config)
-    assert fmt is None
-    assert why.startswith(EXPONENTS)
-    for other in ("nvfp4", "mxfp4", "bf16"):
-        ask_for(indexer_config, other)
-        fmt, _ = choose(traits, indexer_config)
-        assert fmt is not None
-        assert fmt.name == other
-    with pytest.raises(UnsupportedIndexer, match=EXPONENTS):
-        build(indexer_config, "fp8")
+@pytest.mark.parametrize("fmt", [None, *FORMATS])
+def test_keys_that_ours_store_where_vllm_stores_exponents(
+    fmt: str | None, indexer_config: Any
+) -> None:
+    """Their scales are float32."""
+    assert build(indexer_config, fmt).selector.fmt.name == (fmt or "fp8")
 
 
 @pytest.mark.usefixtures("exponent_scales")
-def test_fp8_keys_with_exponents_are_left_to_vllm(
+def test_stored_exponents(indexer_config: Any) -> None:
+    """DeepSeek V4's FP8 keys are left to vLLM, or refused; its MXFP4 keys are no different."""
+    from vllm_fp4_plugin.indexer.choice import IndexerTraits, UnsupportedIndexer, choose
+
+    traits = IndexerTraits("fp8", HEAD_DIM, 2048, 128, stored_by_model=True, two_level=False)
+    fmt, why = choose(traits, indexer_config)
+    assert fmt is None
+    assert why.startswith(EXPONENTS)
+    with pytest.raises(UnsupportedIndexer, match=EXPONENTS):
+        build(indexer_config, "fp8", skip_k_cache_insert=True)
+    indexer_config.additional_config = {}
+    ask_for(indexer_config, None)
+    fmt, _ = choose(replace(traits, native="mxfp4"), indexer_config)
+    assert fmt is not None
+    assert fmt.name == "mxfp4"
+
+
+@pytest.mark.usefixtures("exponent_scales")
+def test_stored_exponents_are_left_to_vllm(
     indexer_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.model_executor.layers import sparse_attn_indexer as theirs
 
     monkeypatch.setattr(theirs, "get_dcp_group", lambda: SimpleNamespace(rank_in_group=0))
-    assert build(indexer_config, None).selector is None
+    assert build(indexer_config, None, skip_k_cache_insert=True).selector is None
 
 
 def test_fp8_keys_of_another_gpu(indexer_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.utils import deep_gemm
 
     monkeypatch.setattr(deep_gemm, "mqa_logits_use_mx_scales", lambda: False, raising=False)
-    assert build(indexer_config, None).selector.fmt.name == "fp8"
+    op = build(indexer_config, None, skip_k_cache_insert=True)
+    assert op.selector.fmt.name == "fp8"
 
 
 def test_other_methods_are_left_to_vllm(

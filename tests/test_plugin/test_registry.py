@@ -6,6 +6,7 @@ import pytest
 
 from tests.registry import checkpoints, configs, session, weights
 from tests.registry.session import Session
+from tests.registry.text import ROPE
 from tests.registry.unbuilt import ONLY_CPU, UNBUILT
 
 CHECKPOINTS = 95  # classes of transformers' that vLLM has too, at the least
@@ -28,6 +29,36 @@ def test_every_architecture_of_the_registry_builds_or_is_named(vllm: Session) ->
     named = UNBUILT.keys() | ONLY_CPU.keys()
     assert {name: failed[name] for name in failed.keys() - named} == {}
     assert named - failed.keys() == set(), "build now: take them off the list"
+    # The backend that is the default serves, whatever else is missing.
+    assert [name for name, error in failed.items() if "UnsupportedAttention" in error] == []
+
+
+def test_latent_attention_that_vllm_does_not_tell_is_left_to_it(
+    vllm: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm_fp4_plugin.attention import choice
+
+    assert vllm.build("SarvamMLAForCausalLM").config.attention_config.backend is None
+    monkeypatch.setattr(choice, "_LATENT", ())
+    with pytest.raises(ValueError, match=r"is CUSTOM, which cannot serve a layer: .*MLA not supp"):
+        vllm.build("SarvamMLAForCausalLM")
+
+
+def test_chunks_with_lookback_are_left_to_vllm(
+    vllm: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose backend for CPUs refuses them too, but not for ours."""
+    from vllm_fp4_plugin.attention import choice
+
+    kinds = ["chunked_attention", "full_attention"]
+    chunks = {"layer_types": kinds, "rope_parameters": dict.fromkeys(kinds, ROPE)}
+    with pytest.raises(
+        AssertionError, match="lookback requires the Triton backend, but got CPU_ATTN"
+    ):
+        vllm.build("Rnj1ForCausalLM", changes=chunks)
+    monkeypatch.setattr(choice, "_LOOKING_BACK", ())
+    with pytest.raises(AssertionError, match="but got CUSTOM"):
+        vllm.build("Rnj1ForCausalLM", changes=chunks)
 
 
 def test_checkpoints_as_transformers_writes_them_are_complete(vllm: Session) -> None:

@@ -13,36 +13,66 @@ from tests import limits, without_vllm
 from vllm_fp4_plugin import command_line, vllm_installation
 from vllm_fp4_plugin.vllm_installation import UnusableVllm
 
-REMEDIES = {
-    "vllm": "error: vllm: is not installed for {python}, must be version 0.32; install the extra "
-    "`cuda` of vllm-fp4-plugin on a machine with a GPU, `cpu` on one without",
-    "device": "error: vllm: version 0.32.0 finds no device to run on: it is built for a GPU, and "
-    "there is none here that its driver shows; install the extra `cpu`",
-}
+NOT_INSTALLED = (
+    "error: vllm: is not installed for {python}, must be version 0.32 or 0.33; install the extra "
+    "`cuda` of vllm-fp4-plugin on a machine with a GPU, `cpu` on one without"
+)
+NO_DEVICE = (
+    "vllm: version 0.33.0 finds no device to serve on: it is built for a GPU, and there is none "
+    "here that its driver shows; report --arch, verify, quantize, catalogue and build work without"
+)
 
 
-# Of a vLLM that is not there all commands; the other check takes seconds, and is asked for alike.
-SOME = ["vllm_fp4_plugin report", "vllm_fp4_plugin verify", "examples.soak"]
+def run(
+    lacks: without_vllm.Lack, folder: Path, module: str, *arguments: object
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    environment = without_vllm.environment(lacks, folder)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=limits.PROCESS
+    )
+
+
+def ends(
+    lacks: without_vllm.Lack, model: Path, folder: Path, *names: str
+) -> dict[str, tuple[int | None, str]]:
+    """Status of each command, and its standard error without what vLLM warns of."""
+    done = run(lacks, folder / "site", "tests.without_vllm", model, folder, *names)
+    assert done.returncode == 0, done.stderr
+    ended = json.loads(done.stdout.splitlines()[-1])
+    assert [entry.name for entry in folder.iterdir()] == ["site"]
+    return {name: (status, said) for name, (status, said) in ended.items()}
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("lacks", REMEDIES)
-def test_every_command_names_the_extra_to_install(
-    lacks: without_vllm.Lack, bf16_checkpoint: Path, tmp_path: Path
-) -> None:
-    named = [] if lacks == "vllm" else SOME
-    command = [sys.executable, "-m", "tests.without_vllm", bf16_checkpoint, tmp_path, *named]
-    environment = without_vllm.environment(lacks, tmp_path / "site")
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=limits.PROCESS, check=True
-    )
-    each = json.loads(done.stdout.splitlines()[-1])
-    assert list(each) == (named or list(without_vllm.commands("", "")))
+def test_every_command_names_the_extra_to_install(bf16_checkpoint: Path, tmp_path: Path) -> None:
+    each = ends("vllm", bf16_checkpoint, tmp_path)
+    assert list(each) == list(without_vllm.commands("", ""))
     for name, (status, said) in each.items():
         assert status == 1, name
         [line] = said.splitlines()
-        assert line.startswith(REMEDIES[lacks].format(python=sys.executable)), name
-    assert [entry.name for entry in tmp_path.iterdir()] == ["site"]
+        assert line.startswith(NOT_INSTALLED.format(python=sys.executable)), name
+
+
+# The check takes seconds, and is asked for alike by all that serve.
+@pytest.mark.processes
+def test_a_gpu_s_build_without_a_gpu(bf16_checkpoint: Path, tmp_path: Path) -> None:
+    """Plans are made; what serves says what works, and a report asks what to plan for."""
+    plugin = "vllm_fp4_plugin"
+    names = [f"{plugin} report", f"{plugin} report --arch", f"{plugin} verify", "examples.soak"]
+    report, planned, verify, soak = ends("device", bf16_checkpoint, tmp_path, *names).values()
+    assert report[0] == soak[0] == 1
+    assert report[1].splitlines()[-1].startswith("error: arch: is not given, and vllm 0.33.0 finds")
+    assert soak[1].splitlines()[-1].startswith(f"error: {NO_DEVICE}")
+    assert planned[0] == verify[0] == 0, (planned, verify)
+
+
+@pytest.mark.processes
+def test_serving_without_a_gpu_ends_with_what_works(bf16_checkpoint: Path, tmp_path: Path) -> None:
+    """VLLM's own error says that it failed to infer a device type, below sixty lines."""
+    done = run("device", tmp_path / "site", "vllm.entrypoints.cli.main", "serve", bf16_checkpoint)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"nvfp4-tc: refused: {NO_DEVICE}")
 
 
 def test_a_vllm_whose_dependencies_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

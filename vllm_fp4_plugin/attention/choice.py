@@ -21,6 +21,10 @@ _SINK_FLAGS = (
     "add_swa_attention_sink_bias",
     "swa_attention_sink_enabled",
 )
+# Models with layers that vLLM's configs do not tell of: latent attention, which ``use_mla`` leaves
+# out of its list of model types; and chunks whose queries see the chunk before theirs.
+_LATENT = ("sarvam_mla",)
+_LOOKING_BACK = ("Rnj1ForCausalLM",)
 
 
 def make_default(vllm_config: Any) -> str:
@@ -93,6 +97,10 @@ def obstacles(vllm_config: Any) -> list[str]:
             reasons.append(f"{group} query heads share a KV head, must be at most {ours.max_group}")
     if not ours.sinks and _has_sinks(text):
         reasons.append("attention sinks are not supported on this device")
+    if text.model_type in _LATENT:
+        reasons.append("MLA not supported")
+    if model.architecture in _LOOKING_BACK and "chunked_attention" in _layer_types(text):
+        reasons.append("chunks with lookback are not supported")
     if getattr(text, "alibi", False) or text.model_type in ("bloom", "step1"):
         reasons.append("linear biases (ALiBi) are not supported")
     return reasons
@@ -104,6 +112,11 @@ def _has_sinks(text: Any) -> bool:
         given = getattr(text, "attention_sinks", None)
         return getattr(text, "layer_types", None) is not None if given is None else bool(given)
     return text.model_type in _ALWAYS_SINKS or any(getattr(text, n, False) for n in _SINK_FLAGS)
+
+
+def _layer_types(text: Any) -> list[str]:
+    """Kind of each layer's attention, as a model's config names it; empty if it does not."""
+    return getattr(text, "layer_types", None) or []
 
 
 def _group(architecture: Any, parallel: Any) -> int:

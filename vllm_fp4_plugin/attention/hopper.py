@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from nvfp4_kernels.decode_attention import decode_attention
 from nvfp4_kernels.decode_attention.kernels import MAX_GROUP
@@ -21,6 +22,7 @@ from vllm_fp4_plugin.attention.metadata import (
 from vllm_fp4_plugin.device import is_planned
 
 PREFILL = "FlashAttention 3 (vLLM)"
+NULL_PAGE = 0  # which vLLM gives to no sequence
 
 
 def obstacle() -> str:
@@ -40,6 +42,28 @@ class HopperMetadataBuilder(PagedAttentionMetadataBuilder):
     """
 
     separates = False
+
+    def build(self, *args: Any, **kwargs: Any) -> PagedAttentionMetadata:
+        return self._without_pages_given_away(super().build(*args, **kwargs))
+
+    def update_block_table(self, *args: Any, **kwargs: Any) -> PagedAttentionMetadata:
+        return self._without_pages_given_away(super().update_block_table(*args, **kwargs))
+
+    def _without_pages_given_away(self, metadata: PagedAttentionMetadata) -> PagedAttentionMetadata:
+        """Metadata of a step in whose table pages before every window are vLLM's null page.
+
+        They may hold NaN of others by now, which FlashAttention multiplies by 0 where the window
+        begins within its tile. The table is changed in place: graphs hold it, and vLLM, whose
+        runner does the same from 0.33 on, writes it anew in every step.
+        """
+        [part] = metadata.parts
+        spec = self.kv_cache_spec
+        if isinstance(spec, SlidingWindowSpec) and part.max_query_len > 1:
+            positions = part.seq_lens - part.query_start.diff()
+            given_away = (positions - spec.sliding_window + 1) // spec.block_size
+            page = torch.arange(part.block_table.shape[1], device=part.block_table.device)
+            part.block_table.masked_fill_(page < given_away.unsqueeze(1), NULL_PAGE)
+        return metadata
 
 
 class HopperAttentionImpl(PagedAttentionImpl):

@@ -56,10 +56,12 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: Tensor | None = None,
+        chunk_lookback: int = -1,
         **further: Any,
     ) -> None:
         _refuse("alibi_slopes", "linear biases (ALiBi) are", alibi_slopes is not None)
         _refuse("attn_type", f"{attn_type} attention is", attn_type != AttentionType.DECODER)
+        _refuse("chunk_lookback", "chunks with lookback are", chunk_lookback >= 0)
         for name, given in further.items():
             _refuse(name, "this option is", given is not None)
         self.num_heads = num_heads
@@ -145,6 +147,8 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
     ) -> Tensor:
         """Compute attention of ``query`` ``(≥ T, Hq, D)`` into ``output`` of its shape.
 
+        ``key`` and ``value`` may be None in a layer that reads another's cache.
+
         With ``output_scale``, the input scale of the layer that follows, the result is NVFP4:
         ``output`` uint8 ``(≥ T, Hq, D/2)``, ``output_block_scale`` float8_e4m3fn, blocked.
         """
@@ -153,6 +157,11 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             raise UnsupportedAttention(
                 "output_scale: only attention that the plugin has bound to the layer after it "
                 "quantises its output; switch the compile pass fuse_attn_quant off"
+            )
+        if key is None and self.kv_sharing_target_layer_name is None:
+            raise UnsupportedAttention(
+                "key: is None, must be given, as --attention-backend CUSTOM stores it; serve with "
+                "another, CPU_ATTN on CPU or FLASH_ATTN on CUDA"
             )
         if attn_metadata is None:  # vLLM measures memory
             if output_block_scale is not None:

@@ -19,7 +19,8 @@ other callers, FP8 queries               no      no      yes     no
 "native": the one that vLLM's own option chose, as its compressor has stored the keys already.
 What cannot be served is refused by name when the option asks for it; without the option it is left
 to vLLM's kernels, and the log says why: context parallelism, the two-level choice of DeepSeek V4.1,
-a dtype other than bfloat16, a device without kernels.
+a dtype other than bfloat16, a device without kernels, FP8 keys whose scales DeepSeek V4 stores as
+exponents (vLLM 0.33 on sm_100).
 
 NVFP4's global scale is 1 for queries and keys: an E4M3 scale per block of 16 is exact enough for
 blocks whose largest value is from 0.1 to 2688, and nothing has to be calibrated.

@@ -88,10 +88,10 @@ def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[
             f"head_dim: is {layer.head_dim}, with fp8 must be {layer.quant_block_size}, so that a "
             "key has one scale; choose another format"
         )
-    if fmt.name == "fp8" and _has_exponent_scales():
+    if fmt.name == "fp8" and layer.stored_by_model and has_exponent_scales():
         yield (
-            "vLLM stores FP8 keys with four UE8M0 scales on this GPU, must be one float32 scale; "
-            "choose nvfp4, mxfp4 or bf16"
+            "the model's layer stores FP8 keys with four UE8M0 scales on this GPU, must be one "
+            'float32 scale; serve with --attention-config \'{"indexer_kv_dtype": "mxfp4"}\''
         )
     if layer.stored_by_model and fmt.name != layer.native:
         yield _native_remedy(layer.native, fmt.name)
@@ -114,8 +114,8 @@ def _obstacles(layer: IndexerTraits, fmt: Format, vllm_config: Any) -> Iterator[
             return  # the others say the same
 
 
-def _has_exponent_scales() -> bool:
-    """Whether vLLM writes a key's scale as four equal exponents, as releases after 0.32 may.
+def has_exponent_scales() -> bool:
+    """Whether vLLM writes an FP8 key's scale as four equal exponents, as releases after 0.32 may.
 
     A report on another device asks the vLLM of this one, which knows its own device alone.
     """

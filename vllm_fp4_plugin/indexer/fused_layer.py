@@ -4,7 +4,7 @@
 ``fused_norm_rope`` makes keys and stores them in FP8, ``fused_q`` makes queries in FP8, and
 ``sparse_attn_indexer`` scores. It looks them up under these names whenever it runs; here they get
 others, of the same arguments, which call vLLM's own for all but the indexer's part. FP8 keys and
-queries are left to vLLM.
+queries are left to vLLM, but where it writes a key's scale as exponents: our kernels read float32.
 """
 
 import inspect
@@ -17,6 +17,7 @@ from torch import Tensor
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers import sparse_attn_indexer as scoring
 
+from vllm_fp4_plugin.indexer import choice
 from vllm_fp4_plugin.indexer.selection import KeySelector
 
 LAYER = "vllm.models.deepseek_v32.attention"
@@ -33,11 +34,16 @@ def install(selector: KeySelector | None) -> None:
     from vllm.models.deepseek_v32.common import kernels
 
     layer.sparse_attn_indexer = sparse_attn_indexer
-    if selector is None or selector.fmt.name == "fp8":
+    if selector is None or _left_to_vllm(selector):
         layer.fused_norm_rope, layer.fused_q = kernels.fused_norm_rope, kernels.fused_q
     else:
         layer.fused_norm_rope = partial(fused_norm_rope, selector, kernels.fused_norm_rope)
         layer.fused_q = partial(fused_q, kernels.fused_q)
+
+
+def _left_to_vllm(selector: KeySelector) -> bool:
+    """Whether vLLM's functions store keys as the selector reads them."""
+    return selector.fmt.name == "fp8" and not choice.has_exponent_scales()
 
 
 _INDEX_K = 9  # of fused_norm_rope's arguments

@@ -91,7 +91,9 @@ def paged_attention(
     For prefill, decode and batches of both. The call does not synchronise with the device, and only
     the result depends on the contents of index tensors: a CUDA graph may capture it. Slots of a
     page beyond a sequence's length, and entries of its row in ``block_table`` for pages without a
-    key that any of its queries sees, may hold anything.
+    key that any of its queries sees, may hold anything. Values before a window, in the page where
+    it begins, must be finite, as those of a sequence that has seen them are: they may be multiplied
+    by 0.
 
     With a float8_e4m3fn cache the kernel of sm_100 rounds each query of a head to E4M3 with a scale
     of its own, and weights to E4M3: ``lse`` is of the rounded queries. Where the queries of a

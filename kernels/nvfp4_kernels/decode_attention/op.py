@@ -32,7 +32,8 @@ def decode_attention(
     their merge. The call does not synchronise with the device, and only the result depends on the
     contents of index tensors: a CUDA graph may capture it. Slots of a page beyond a sequence's
     length, and entries of its row in ``block_table`` for pages without a key that its token sees,
-    may hold anything. The result is deterministic: the same arguments give the same bits.
+    may hold anything. Values before a window, in the page where it begins, must be finite: they may
+    be multiplied by 0. The result is deterministic: the same arguments give the same bits.
 
     On sm_90 ``kv_cache`` and the index tensors are read while kernels before this one in the stream
     may still run, where those let it start early: none of these may write them.

@@ -171,6 +171,30 @@ class Problem:
         return self.case.soft_cap * (products * scale / self.case.soft_cap).tanh()
 
 
+def with_pages_of_nan(arguments: dict[str, Any], case: Case) -> dict[str, Any]:
+    """Arguments in whose table every page without a key that a query sees is another's, of NaN.
+
+    Before a window those are pages that vLLM gives away; after the last key, whatever was there.
+    """
+    cache, table = arguments["kv_cache"], arguments["block_table"]
+    size, nan = case.page_size, len(cache)
+    table = table.where(table < NO_PAGE, nan)
+    for row, queries, keys in zip(table, case.queries, case.keys, strict=True):
+        first = 0 if case.window is None else max(0, keys - queries - case.window + 1)
+        row[: first // size] = nan
+    pages = torch.full_like(cache[:1], 0).float() + math.nan
+    given = {"kv_cache": torch.cat([cache, pages.to(cache.dtype)]), "block_table": table}
+    return arguments | given
+
+
+def unseen(case: Case) -> Problem:
+    """Problem of a case of ``UNSEEN``, whose first head has the sink that padded heads have."""
+    problem = case.problem()
+    if problem.sinks is not None:
+        problem.sinks[0] = -math.inf
+    return problem
+
+
 def check_values(out: Tensor, problem: Problem, weight: float) -> None:
     """A kernel's result against the formula.
 
@@ -258,6 +282,23 @@ LARGE_CASES = {
     "long prefill": Case((300,), (300,), query_heads=8),
     "long prefill after a prefix": Case((150, 1), (700, 600), query_heads=8, **EVERYTHING),
     "long fp8": Case((1, 130), (900, 600), fp8=True, head_dim=16, sinks=True),
+}
+# Steps whose pages outside of what queries see are another's.
+UNSEEN = {
+    ", ".join([step, f"D = {head_dim}", *(name for name, given in options.items() if given)]): (
+        Case(*lengths, 4, 2, head_dim, page_size, **options)
+    )
+    for step, lengths, seen in (
+        ("decode", ((1, 3, 1), (300, 264, 9)), 20),
+        ("prefill", ((70, 9), (300, 200)), 100),
+    )
+    for head_dim, page_size in ((64, 16), (128, 64), (256, 32))
+    for options in (
+        {"fp8": fp8, "window": window, "sinks": sinks}
+        for fp8 in (False, True)
+        for window in (None, seen)
+        for sinks in (False, True)
+    )
 }
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 EVERY_LARGE_CASE = pytest.mark.parametrize("case", LARGE_CASES.values(), ids=LARGE_CASES)

@@ -20,8 +20,11 @@ from tests.test_kernels.attention.attention_cases import (
     EVERY_LARGE_CASE,
     LARGE_CASES,
     NO_PAGE,
+    UNSEEN,
     Case,
     Problem,
+    unseen,
+    with_pages_of_nan,
 )
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.strategies import PROPERTY
@@ -142,13 +145,22 @@ def test_nan_out_of_every_window_does_not_matter() -> None:
         cache, table = arguments["kv_cache"], arguments["block_table"]
         cache = torch.cat([torch.full_like(cache[:1], math.nan), cache])
         table += 1
-        for sequence, unseen in enumerate((100 - 20, 64 - 2 - 20)):
-            page, inside = divmod(unseen, 16)
+        for sequence, hidden in enumerate((100 - 20, 64 - 2 - 20)):
+            page, inside = divmod(hidden, 16)
             table[sequence, :page] = 0
             cache[table[sequence, page], :, :inside] = math.nan
         found = paged_attention(**arguments | {"kv_cache": cache, "block_table": table})
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("case", UNSEEN.values(), ids=UNSEEN)
+def test_pages_of_nan_do_not_matter(case: Case) -> None:
+    problem = unseen(case)
+    found = paged_attention(**with_pages_of_nan(problem.paged(), case))
+    check(found, problem)
+    for x, expected in zip(found, paged_attention(**problem.paged(0.0)), strict=True):
+        assert torch.equal(x, expected)
 
 
 def test_sinks_of_minus_infinity_are_none() -> None:

@@ -17,9 +17,12 @@ from tests.test_kernels.attention.attention_cases import (
     FP16,
     LARGE_CASES,
     MIXED,
+    UNSEEN,
     Case,
     Problem,
     growing_by_parts,
+    unseen,
+    with_pages_of_nan,
 )
 from tests.test_kernels.attention.attention_sm100 import Chosen, check
 
@@ -223,10 +226,40 @@ def test_keys_out_of_every_window_do_not_matter(op_device: torch.device) -> None
     check((out.cpu(), lse.cpu()), problem)
 
 
+# Half of them: every pair of properties.
+UNSEEN_HERE = {
+    name: case
+    for name, case in UNSEEN.items()
+    if case.sinks == ((case.window is not None) ^ case.fp8)
+}
+
+
 @ONE_SCHEDULE
-def test_sinks_of_minus_infinity_are_none(op_device: torch.device) -> None:
-    """Heads that tensor parallelism pads have such."""
-    problem = Case((1, 3), (40, 20), sinks=True).problem()
+@pytest.mark.parametrize("case", UNSEEN_HERE.values(), ids=UNSEEN_HERE)
+def test_pages_of_nan_do_not_matter(case: Case, op_device: torch.device) -> None:
+    problem = unseen(case)
+    arguments = with_pages_of_nan(problem.paged(), case)
+    out, lse = paged_attention(**on(op_device, arguments))
+    check((out.cpu(), lse.cpu()), problem)
+
+
+@ONE_SCHEDULE
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Chosen(AttentionTile(64)),
+        Chosen(AttentionTile(64, 2, fp8=True)),
+        Chosen(AttentionTile(64), 3),
+        Chosen(AttentionTile(64, fp8=True, warp_split_kv=True), 2),
+    ],
+    ids=["one split", "fp8", "three splits", "warp split, fp8, two splits"],
+)
+def test_sinks_of_minus_infinity_are_none(
+    chosen: Chosen, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads that tensor parallelism pads have such; some rows see no key."""
+    chosen.use(monkeypatch)
+    problem = Case((1, 3, 2), (140, 20, 0), sinks=True, fp8=chosen.tile.fp8).problem()
     problem.sinks[:] = -math.inf
     out, lse = paged_attention(**on(op_device, problem.paged()))
     assert not out.isnan().any()

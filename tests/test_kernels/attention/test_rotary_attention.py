@@ -1,5 +1,6 @@
 """``rotary_attention``: to the bit ``rotary_store`` and then paged attention."""
 
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -22,7 +23,7 @@ from nvfp4_kernels.nvfp4 import from_blocked
 from tests import devices
 from tests.emulator import EAGER
 from tests.emulator.findings import MissingDependencyWait
-from tests.test_kernels.attention.attention_cases import Case
+from tests.test_kernels.attention.attention_cases import Case, with_pages_of_nan
 from tests.test_kernels.attention.attention_sm100 import Chosen
 from tests.test_kernels.attention.test_attention_quantized import on
 from tests.test_kernels.compilation import check_op
@@ -148,6 +149,15 @@ def test_reference(name: str, quantized: bool) -> None:
 def test_kernel(name: str, settled: bool, op_device: torch.device) -> None:
     case, how = HOW[name]
     check(on_device(op_device, arguments(case, rotation(case, **how))), settled=settled)
+
+
+@SM100
+@ONE_SCHEDULE
+@pytest.mark.parametrize("fp8", [False, True], ids=["16-bit", "fp8"])
+def test_pages_of_nan_do_not_matter(fp8: bool, op_device: torch.device) -> None:
+    case = replace(DECODE, window=20, sinks=True, fp8=fp8)
+    given = arguments(case, rotation(case))
+    check(on_device(op_device, with_pages_of_nan(given, case)))
 
 
 @SM100

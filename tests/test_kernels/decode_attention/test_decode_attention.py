@@ -11,7 +11,14 @@ from torch import Tensor
 from nvfp4_kernels import InvalidArgument, decode_attention, paged_attention
 from nvfp4_kernels.decode_attention.kernels import DECODE_KERNELS
 from nvfp4_kernels.decode_attention.sm90.choose import choose_config
-from tests.test_kernels.attention.attention_cases import FP16, NO_PAGE
+from tests.test_kernels.attention.attention_cases import (
+    BF16,
+    FP16,
+    NO_PAGE,
+    check_values,
+    unseen,
+    with_pages_of_nan,
+)
 from tests.test_kernels.compilation import check_compiled, check_op
 from tests.test_kernels.decode_attention.decode_cases import (
     CASES,
@@ -116,6 +123,38 @@ def test_keys_out_of_the_window_do_not_matter(
     given["block_table"][0, : (100 - 20) // 16] = NO_PAGE
     given["block_table"][1, : (64 - 20) // 16] = NO_PAGE
     assert same_bits(decode_attention(**given), expected)
+
+
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, FP16), (128, BF16), (256, BF16)], ids=str)
+@ONE_SCHEDULE
+def test_pages_of_nan_do_not_matter(
+    head_dim: int, dtype: torch.dtype, window: int | None, sinks: bool, op_device: torch.device
+) -> None:
+    """Sinks are those of a head that tensor parallelism pads, and of others."""
+    lengths = 100, 64, 9
+    given = case(*lengths, head_dim=head_dim, dtype=dtype, window=window, sinks=sinks)
+    problem = unseen(given)
+    args = arguments(problem, CPU)
+    args = with_pages_of_nan(args, given)
+    args = {n: x.to(op_device) if isinstance(x, torch.Tensor) else x for n, x in args.items()}
+    check_values(decode_attention(**args).cpu(), problem, torch.finfo(dtype).eps / 2)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@ONE_SCHEDULE
+def test_sinks_of_minus_infinity_are_none(
+    splits: int, op_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads that tensor parallelism pads have such; a row that is padding has no key either."""
+    Chosen(splits).use(monkeypatch)
+    given = arguments(case(100, 0, 3).problem(), op_device)
+    again = given | {"kv_cache": given["kv_cache"].clone()}
+    sinks = torch.full(given["q"].shape[1:2], -torch.inf, device=op_device)
+    out = decode_attention(**given | {"sinks": sinks})
+    assert same_bits(out, decode_attention(**again))
+    assert not out[1].any()
 
 
 @ONE_SCHEDULE
