@@ -35,6 +35,11 @@ def names_in(source: str) -> Iterator[tuple[str, str]]:
             yield modules[node.value.id], node.attr
 
 
+def used() -> set[tuple[str, str]]:
+    """All names that the plugin uses, see ``names_in``."""
+    return {name for file in SOURCES for name in names_in(file.read_text("utf-8"))}
+
+
 @cache
 def is_module(name: str) -> bool:
     """Whether the installed vLLM has a module of that name."""

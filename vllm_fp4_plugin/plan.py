@@ -13,6 +13,7 @@ from nvfp4_kernels.precompile.model import Layer
 from nvfp4_kernels.quantize.kernels import KERNELS as QUANTIZE_KERNELS
 from nvfp4_kernels.quantize.kernels import PER_TOKEN_KERNELS
 from nvfp4_kernels.terms import EXACT_TERMS
+from vllm_fp4_plugin import sources
 from vllm_fp4_plugin.activation_terms import GivenTerms
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.options import KEY, METHOD, Activation, Options
@@ -139,13 +140,14 @@ def choose_kernels(
 def hash_kernels(vllm_config: Any, held: Iterable[str], terms: int, options: Options) -> None:
     """Have vLLM's compile cache depend on a layer's kernels, which compiled graphs hold by name.
 
-    And on its number of terms, on what it hands over, and on the plugin's version: graphs hold
-    calls of its ops. vLLM hashes ``additional_config``, and nothing else that a plugin may write
-    to; of an object not the order, on which ``activation_terms`` depends.
+    And on its number of terms, on what it hands over, and on the plugin's sources: graphs hold
+    calls of its ops, and vLLM looks again at no source but those that it traced. It hashes
+    ``additional_config``, and nothing else that a plugin may write to; of an object not the order,
+    on which ``activation_terms`` depends.
     """
     given = vllm_config.additional_config
     if isinstance(given, dict):
-        names = {f"{METHOD} {PLUGIN}", *given.get(KERNELS_KEY, ()), *held}
+        names = {f"{METHOD} {PLUGIN} {sources.digest()}", *given.get(KERNELS_KEY, ()), *held}
         if terms > 1:
             names.add(f"{terms} terms")
         if options.terms_patterns:

@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.model_executor.custom_op import op_registry_oot
-from vllm.model_executor.layers.layernorm import RMSNorm
 
 from nvfp4_kernels.dispatch import Kernel
 from nvfp4_kernels.rms_norm_quantize.kernels import KERNELS
 from vllm_fp4_plugin import batch_invariance
 from vllm_fp4_plugin.device import current_device
 from vllm_fp4_plugin.handover import Input, QuantizedInput, Unreduced
+from vllm_fp4_plugin.norm_module import NormOnOurKernel, put_in_place
 from vllm_fp4_plugin.norm_op import norm_op
 from vllm_fp4_plugin.reduction_op import all_reduce_add_rms_norm_quantize
 
@@ -58,11 +58,11 @@ class Feeding:
     reduction: Reduction | None = None
 
 
-class QuantizingNorm(RMSNorm):
+class QuantizingNorm(NormOnOurKernel):
     """``RMSNorm`` that may quantise its result.
 
     Attributes:
-        feeding: what it feeds; None: it runs as vLLM's.
+        feeding: what it feeds; None: it runs as its base class.
     """
 
     feeding: Feeding | None = None
@@ -112,10 +112,8 @@ def enable() -> None:
 
     On a device without kernels that quantise vLLM's class stays.
     """
-    if op_registry_oot.get("RMSNorm") is None and kernels(per_token=False) is not None:
-        RMSNorm.register_oot(QuantizingNorm)
-        # Registration renames the class; custom_ops directives go by the original name.
-        QuantizingNorm.name = RMSNorm.name
+    if kernels(per_token=False) is not None:
+        put_in_place(QuantizingNorm)
 
 
 def kernels(per_token: bool) -> tuple[Kernel, Kernel] | None:

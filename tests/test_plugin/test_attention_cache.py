@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from vllm.v1.kv_cache_interface import KVQuantMode, get_kv_quant_mode
 
+from tests.vllm_names import used
 from vllm_fp4_plugin.attention import cache
+from vllm_fp4_plugin.attention.backend import PagedAttentionBackend
 
 E4M3 = torch.float8_e4m3fn
 needs_cpu_build = pytest.mark.skipif(
@@ -33,6 +36,19 @@ def truncate(x: Tensor, scale: Tensor) -> Tensor:
     nearest = scaled.to(E4M3)
     beyond = nearest.float().abs() > scaled.abs()
     return nearest.view(torch.uint8) - beyond.to(torch.uint8)  # the code before is the one inside
+
+
+@pytest.mark.parametrize("dtype", PagedAttentionBackend.supported_kv_cache_dtypes)
+def test_modes_of_the_cache_have_one_meaning(dtype: str) -> None:
+    """In vLLM 0.33 ``CUSTOM`` and ``OCTAVE_K3V4`` are one; our backend's caches are neither."""
+    mode = KVQuantMode.FP8_PER_TENSOR if dtype.startswith("fp8") else KVQuantMode.NONE
+    assert get_kv_quant_mode(dtype) is mode
+
+
+def test_no_dtype_of_the_cache_is_ours() -> None:
+    """One that is registered with vLLM would have a mode of its own, which is the ambiguous one."""
+    registered = {"register_kv_cache_dtype", "KVQuantMode", "KVCacheDTypeHandler"}
+    assert not registered & {name for _, name in used()}
 
 
 def test_every_code_is_kept() -> None:

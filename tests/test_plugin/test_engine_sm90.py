@@ -1,14 +1,18 @@
 """vLLM on CPU as on sm_90: linear layers keep their weights in fragments and multiply 16 bits."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
+from vllm.model_executor.custom_op import op_registry_oot
 
+from nvfp4_kernels import add_rms_norm
 from nvfp4_kernels.devices import standing_in
 from nvfp4_kernels.rotary_embedding import reference
 from tests.engine import report_command, run
 from tests.sm90_product import sm90_ops
+from vllm_fp4_plugin import norm_kernel, norm_module
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -62,6 +66,32 @@ def test_a_w4a4_checkpoint_is_served_weight_only(
     )
     assert min(product.rows) == 1  # decoding
     assert max(product.rows) > 32  # the prompt
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "compiled"])
+def test_norms_without_vllms_ir(
+    modelopt: Path, monkeypatch: pytest.MonkeyPatch, enforce_eager: bool
+) -> None:
+    """Which is gone after 0.33: the same tokens, by modules in the place of vLLM's."""
+    norms = "fused_add_rms_norm ×1: nvfp4_add_rms_norm/AddRmsNormSm90 (sm_90), 16-bit"
+    ran: list[int] = []
+
+    def ours(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        ran.append(len(x))
+        return add_rms_norm(x, *rest)
+
+    with sm90_ops():
+        by_ir = run(str(modelopt), kv_cache_dtype="bfloat16", enforce_eager=enforce_eager)
+        monkeypatch.setattr(norm_kernel, "has_ir", lambda: False)
+        monkeypatch.setattr(norm_module, "add_rms_norm", ours)
+        monkeypatch.delitem(op_registry_oot, "RMSNorm", raising=False)
+        by_module = run(str(modelopt), kv_cache_dtype="bfloat16", enforce_eager=enforce_eager)
+        op_registry_oot.pop("RMSNorm")
+    assert by_ir.report == by_module.report
+    assert norms in by_module.report
+    assert by_ir.logprobs == by_module.logprobs
+    assert by_ir.generated == by_module.generated
+    assert ran
 
 
 def test_report_command(modelopt: Path) -> None:

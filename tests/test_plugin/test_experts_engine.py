@@ -142,6 +142,25 @@ def test_one_scale_for_gate_and_up(quantised: Callable[..., Moe]) -> None:
         assert distance(found, moe_reference.says(model)) > 50 * SAME
 
 
+@pytest.mark.parametrize("strategy", ["uniform_random", "normal_routing"])
+def test_simulated_routes(
+    quantised: Callable[..., Moe], monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """VLLM draws them for benchmarks, which measured real ones if ours were chosen all the same."""
+    path = str(quantised("Qwen3", "modelopt", calibrated=False).path)
+    real = run(path)
+    monkeypatch.setenv("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", strategy)
+    simulated = run(path)
+    assert distance(real, simulated) > 10 * SAME
+    [ours, theirs] = [
+        next(line for line in each.report if line.startswith("experts ×"))
+        for each in (real, simulated)
+    ]
+    assert "experts chosen by vLLM" not in ours
+    # Since 0.33 it may draw logits instead.
+    assert strategy == "uniform_random" or "experts chosen by vLLM: " in theirs
+
+
 def test_compiled_equals_eager(quantised: Callable[..., Moe]) -> None:
     """The compiled model rounds elsewhere."""
     path = str(quantised("Mixtral", "compressed-tensors", calibrated=False).path)
@@ -206,8 +225,11 @@ def test_reload(
     def reload(worker: Any) -> None:
         experts = worker.model_runner.model.get_submodule("model.layers.1.mlp.experts")
         before = experts.routed_experts.w13_weight.clone()
+        held = {name: each.data_ptr() for name, each in experts.named_parameters()}
         worker.reload_weights(weights_path=str(model.path))
         assert torch.equal(experts.routed_experts.w13_weight, before)
+        # Which CUDA graphs hold.
+        assert {name: each.data_ptr() for name, each in experts.named_parameters()} == held
         with pytest.raises(UnsupportedCheckpoint, match=rf"{copy}: holds no {start}"):
             worker.reload_weights(weights_path=str(copy))
 

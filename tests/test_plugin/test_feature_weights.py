@@ -19,13 +19,24 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests import tiny_llama
 from tests.engine import Run, started
+from tests.mixed_checkpoints import write
 from vllm_fp4_plugin.attention.impl import PagedAttentionImpl
 from vllm_fp4_plugin.formats import UnsupportedCheckpoint
+from vllm_fp4_plugin.kind import Kind
 from vllm_fp4_plugin.quantizer.checkpoint import quantize_checkpoint
 
 pytestmark = pytest.mark.slow
 
 LAYER = "model.layers.1"
+# Methods of ours, the formulas of other formats, and vLLM's own method (FP8 per channel).
+MIXED = dict.fromkeys(("gate_proj", "up_proj"), Kind.NVFP4_A16) | {
+    "q_proj": Kind.FP8_CHANNEL,
+    "k_proj": Kind.FP8_CHANNEL,
+    "v_proj": Kind.FP8_CHANNEL,
+    "o_proj": Kind.FP8_BLOCK,
+    "down_proj": Kind.MXFP8,
+    "lm_head": Kind.FP8_CHANNEL,
+}
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,10 @@ def pairs(
         "16 bits": Pair(bf16, other),
         "NVFP4": Pair(modelopt, folder / "modelopt"),
         "norms of heads": Pair(qwen(folder / "1", 1), qwen(folder / "2", 2)),
+        "mixed precision": Pair(
+            write(folder / "first", bf16, modelopt, MIXED, modelopt=True).path,
+            write(folder / "second", other, folder / "modelopt", MIXED, modelopt=True).path,
+        ),
     }
 
 
@@ -126,7 +141,7 @@ def unmoved(engine: Any) -> Iterator[None]:
     assert engine.collective_rpc(addresses) == before
 
 
-@pytest.mark.parametrize("kind", ["16 bits", "NVFP4", "norms of heads"])
+@pytest.mark.parametrize("kind", ["16 bits", "NVFP4", "norms of heads", "mixed precision"])
 @pytest.mark.feature(
     "reload of weights",
     "works",

@@ -152,6 +152,17 @@ def test_a_head_that_is_not_quantised_online() -> None:
     assert type(head(Nvfp4TcConfig()).quant_method) is UnquantizedEmbeddingMethod
 
 
+@pytest.mark.usefixtures("vllm_config")
+@pytest.mark.parametrize("quantization", ["fp8", "nvfp4"])
+def test_a_copy_for_drafts_is_of_16_bits(quantization: Any) -> None:
+    """VLLM's ``draft_lm_head_quantization``, since 0.33: it refuses a head that is quantised."""
+    copies = pytest.importorskip("vllm.model_executor.layers.quantization.online.lm_head")
+    ours, theirs = head(Nvfp4TcConfig(checkpoint("modelopt"))), head(Nvfp4TcConfig())
+    with pytest.raises(ValueError, match="needs an unquantized fp16/bf16 lm_head"):
+        copies.quantized_lm_head_copy(ours, quantization)
+    assert type(theirs.quant_method) is UnquantizedEmbeddingMethod  # which it takes
+
+
 def test_a_tied_head_is_the_embedding(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_config.model_config.hf_text_config, "tie_word_embeddings", True)
     config = Nvfp4TcConfig(checkpoint())

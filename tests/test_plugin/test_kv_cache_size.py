@@ -226,6 +226,22 @@ def test_an_engine_without_a_size(bf16_checkpoint: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("given", [None, 32, 64])
+def test_tokens_of_a_block(given: int | None, bf16_checkpoint: Path) -> None:
+    """Since 0.33 vLLM asks our backend for them, once the model is there; a user's stay."""
+    block = 128 if given is None else given
+    with engine.started(str(bf16_checkpoint), block_size=given) as llm:
+        started = llm.llm_engine
+        assert started.vllm_config.cache_config.block_size == block
+        runner = started.model_executor.driver_worker.worker.model_runner
+        specs = [group.kv_cache_spec for group in runner.kv_cache_config.kv_cache_groups]
+        assert [spec.block_size for spec in specs] == [block]
+        said = llm.generate(["to be"], use_tqdm=False)
+        assert said[0].outputs[0].token_ids
+        del llm, started, runner
+
+
+@pytest.mark.slow
 def test_engines_of_little_memory(bf16_checkpoint: Path, available: Callable[[int], None]) -> None:
     available(9 * BLOCK)
     assert blocks(bf16_checkpoint) == (4, LENGTH)

@@ -1,20 +1,25 @@
 """Norms and rotary embeddings: which of vLLM's run on our kernels, and that they say the same."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from vllm import ir
+from vllm.engine import arg_utils
+from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, get_rope
 
 import vllm_fp4_plugin
 from nvfp4_kernels.devices import standing_in
 from tests.sm90_product import sm90_ops
-from vllm_fp4_plugin import norm, rotary
+from vllm_fp4_plugin import norm, norm_kernel, norm_module, norm_provider, quantizing_norm, rotary
 from vllm_fp4_plugin.config import Nvfp4TcConfig
+from vllm_fp4_plugin.norm_module import NormOnOurKernel
+from vllm_fp4_plugin.quantizing_norm import QuantizingNorm
 from vllm_fp4_plugin.rotary import RotaryOnOurKernel
 
 HIDDEN, HEAD_DIM = 64, 32
@@ -29,7 +34,7 @@ def priority(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
     vllm_fp4_plugin.register()
     config = vllm_config.kernel_config.ir_op_priority
     config.fused_add_rms_norm = ["native"]
-    platform = norm.current_platform
+    platform = norm_provider.current_platform
     given = type(config).with_default(["native"])
     monkeypatch.setattr(type(platform), "get_default_ir_op_priority", lambda *_: given)
     with ir.ops.fused_add_rms_norm.set_priority(["native"]):
@@ -121,8 +126,8 @@ def test_a_norm_of_vllm_runs_on_our_op(
         calls.append(len(x))
         return exact(x, *rest)
 
-    exact = norm.add_rms_norm
-    monkeypatch.setattr(norm, "add_rms_norm", ours)
+    exact = norm_provider.add_rms_norm
+    monkeypatch.setattr(norm_provider, "add_rms_norm", ours)
     with sm90_ops():
         norm.make_default(vllm_config, switched_on=True)
         found = layer(x.clone(), residual.clone())
@@ -130,6 +135,24 @@ def test_a_norm_of_vllm_runs_on_our_op(
     assert calls == [5]
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.usefixtures("priority")
+def test_our_default_is_no_option_of_the_user(
+    bf16_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or vLLM would say that it is deprecated, as 0.33 says of its IR."""
+    said: list[str] = []
+    monkeypatch.setattr(arg_utils.logger, "warning_once", lambda line, *_: said.append(line))
+    args = arg_utils.EngineArgs(
+        model=str(bf16_checkpoint), quantization="nvfp4-tc", enforce_eager=True
+    )
+    for _ in range(2):
+        config = args.create_engine_config()
+        with sm90_ops():
+            norm.make_default(config, switched_on=True)
+        assert config.kernel_config.ir_op_priority.fused_add_rms_norm == ["nvfp4_tc", "native"]
+    assert not [line for line in said if "ir_op_priority" in line]
 
 
 X, WEIGHT = torch.zeros(2, HIDDEN, dtype=torch.bfloat16), torch.zeros(HIDDEN, dtype=torch.bfloat16)
@@ -158,13 +181,150 @@ X, WEIGHT = torch.zeros(2, HIDDEN, dtype=torch.bfloat16), torch.zeros(HIDDEN, dt
 )  # fmt: skip
 def test_what_the_kernel_takes(changed: dict[str, Any], taken: bool) -> None:
     given = {"x": X, "x_residual": X, "weight": WEIGHT, "epsilon": 1e-5} | changed
-    assert norm.takes(**given) is taken
+    assert norm_kernel.takes(**given) is taken
 
 
 def test_registered_once() -> None:
     vllm_fp4_plugin.register()
     vllm_fp4_plugin.register()
     assert "nvfp4_tc" in ir.ops.fused_add_rms_norm.supported_providers()
+
+
+# --- norms of a vLLM without an IR --------------------------------------------------------------
+
+
+@pytest.fixture
+def no_ir(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What comes after 0.33: no such op, and no option for it."""
+    monkeypatch.setattr(norm_kernel, "has_ir", lambda: False)
+    monkeypatch.setattr(vllm_config, "kernel_config", None)
+    monkeypatch.delattr("vllm.platforms.interface.Platform.get_default_ir_op_priority")
+    monkeypatch.setattr(norm_provider, "_op", None)
+    before = dict(op_registry_oot)
+    op_registry_oot.pop("RMSNorm", None)
+    yield
+    op_registry_oot.clear()
+    op_registry_oot.update(before)
+
+
+def norm_of_model() -> Any:
+    layer = RMSNorm(HIDDEN, dtype=torch.bfloat16)
+    layer.weight.data.normal_(1, 0.1)
+    return layer
+
+
+@pytest.mark.usefixtures("no_ir")
+def test_a_norm_runs_on_our_op_without_an_ir(
+    vllm_config: Any, engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = norm.make_default(vllm_config, switched_on=True)
+    assert record is not None
+    assert (record.name, record.kernel, record.reason) == ("fused_add_rms_norm", NORM, "")
+    calls: list[int] = []
+
+    def ours(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        calls.append(len(x))
+        return exact(x, *rest)
+
+    exact = norm_module.add_rms_norm
+    monkeypatch.setattr(norm_module, "add_rms_norm", ours)
+    layer = norm_of_model()
+    assert type(layer) is NormOnOurKernel
+    assert layer.name == "rms_norm"
+    x, residual = (torch.randn(5, HIDDEN).bfloat16() for _ in range(2))
+    given = x.clone(), residual.clone()
+    for mine, theirs in zip(layer(*given), layer.forward_native(x, residual), strict=True):
+        assert torch.equal(mine, theirs)
+    assert calls == [5]
+    layer(x)  # no residual
+    layer(x[None], residual[None])  # 3-D
+    assert calls == [5]
+
+
+@pytest.mark.usefixtures("no_ir")
+def test_a_norm_is_traced_without_an_ir(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
+    norm.make_default(vllm_config, switched_on=True)
+    graphs: list[str] = []
+
+    def keep(module: Any, _: Any) -> Any:
+        graphs.append(module.code)
+        return module
+
+    x, residual = (torch.randn(5, HIDDEN).bfloat16() for _ in range(2))
+    layer = norm_of_model()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=keep)
+    for mine, theirs in zip(compiled(x, residual), layer(x, residual), strict=True):
+        assert torch.equal(mine, theirs)
+    [graph] = graphs
+    assert "nvfp4.add_rms_norm" in graph
+
+
+@pytest.mark.usefixtures("no_ir")
+@pytest.mark.parametrize(
+    ("which", "reason"),
+    [
+        ("switched off", OFF),
+        ("fuse_allreduce_rms", "vLLM fuses it with an all-reduce"),
+        ("another plugin", "another plugin replaces RMSNorm"),
+    ],
+)
+def test_norms_that_stay_vllms_without_an_ir(
+    vllm_config: Any,
+    engine: Nvfp4TcConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    which: str,
+    reason: str,
+) -> None:
+    class Theirs(RMSNorm):
+        pass
+
+    passes = vllm_config.compilation_config.pass_config
+    if which == "switched off":
+        vllm_config.additional_config = {"nvfp4_tc": {"norm_rope_kernels": False}}
+    elif which == "another plugin":
+        RMSNorm.register_oot(Theirs)
+    else:
+        monkeypatch.setattr(passes, which, True)
+    record = norm.make_default(vllm_config, switched_on=which != "switched off")
+    assert record is not None
+    assert (record.kernel, record.reason) == ("vLLM", reason)
+    layer = norm_of_model()
+    assert not getattr(layer, "ours", False)
+    assert (type(layer) is Theirs) == (which == "another plugin")
+
+
+@pytest.mark.usefixtures("no_ir")
+def test_other_engines_keep_vllms_norms(
+    vllm_config: Any, engine: Nvfp4TcConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that are to be batch-invariant; vLLM's then are."""
+    norm.make_default(vllm_config, switched_on=True)
+    assert norm_of_model().ours
+    with monkeypatch.context() as patch:
+        patch.setenv("VLLM_BATCH_INVARIANT", "1")
+        assert not norm_of_model().ours
+    vllm_config.quant_config = None
+    assert not norm_of_model().ours
+
+
+@pytest.mark.usefixtures("no_ir")
+def test_norms_that_quantise_come_before(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
+    """Whichever of our classes was in place first."""
+    norm.make_default(vllm_config, switched_on=True)
+    quantizing_norm.enable()  # of sm_90, which has no kernel for it
+    assert op_registry_oot["RMSNorm"] is NormOnOurKernel
+    with standing_in("cpu", "cpu"):
+        quantizing_norm.enable()
+    for _ in range(2):
+        assert op_registry_oot["RMSNorm"] is QuantizingNorm
+        assert quantizing_norm.obstacle(vllm_config, switched_on=True) is None
+        norm.make_default(vllm_config, switched_on=True)
+    assert norm_of_model().ours
+
+
+def test_an_ir_leaves_our_class_to_it(vllm_config: Any, engine: Nvfp4TcConfig) -> None:
+    assert norm_kernel.has_ir()
+    assert not NormOnOurKernel(HIDDEN).ours
 
 
 # --- rotary embeddings ------------------------------------------------------------------------

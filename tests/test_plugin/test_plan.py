@@ -1,6 +1,7 @@
 """A layer's plan: its kernels are chosen once, when it is built, and are those that run."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -27,6 +28,7 @@ from tests.test_plugin.test_linear_layers import (
     quantised_shards,
     tensors_on_disk,
 )
+from vllm_fp4_plugin import sources
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.plan import KERNELS_KEY
 from vllm_fp4_plugin.versions import PLUGIN
@@ -145,10 +147,29 @@ def test_compiled_graphs_are_kept_by_their_kernels(vllm_config: Any) -> None:
         hashes.append(vllm_config.compute_hash())
     assert len(set(hashes)) == 3
     assert vllm_config.additional_config[KERNELS_KEY] == [
-        f"nvfp4-tc {PLUGIN}",
+        f"nvfp4-tc {PLUGIN} {sources.digest()}",
         "nvfp4_kernels.gemm.sm100.launch:gemm",
         "nvfp4_kernels.quantize.sm100:quantize",
     ]
+
+
+def test_compiled_graphs_are_kept_by_the_sources(
+    vllm_config: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of which vLLM looks again at those alone that it traced; versions may share a number."""
+    file = tmp_path / "plugin" / "deeper" / "module.py"
+    file.parent.mkdir(parents=True)
+    monkeypatch.setattr(sources, "PACKAGES", (*sources.PACKAGES, tmp_path / "plugin"))
+    monkeypatch.setattr(sources, "digest", sources.digest.__wrapped__)  # not kept
+    hashes = []
+    for source in ("a = 1", "a = 2", "a = 2"):
+        file.write_text(source)
+        vllm_config.additional_config = {}
+        RowParallelLinear(
+            K, 48, bias=False, quant_config=Nvfp4TcConfig(checkpoint()), prefix="m.o_proj"
+        )
+        hashes.append(vllm_config.compute_hash())
+    assert hashes[0] != hashes[1] == hashes[2]
 
 
 @pytest.mark.parametrize("dims", [(5,), (2, 5)], ids=["tokens", "batch"])

@@ -36,6 +36,7 @@ from vllm_fp4_plugin.attention.metadata import PagedAttentionMetadata
 from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated
 from vllm_fp4_plugin.config import Nvfp4TcConfig
 from vllm_fp4_plugin.linear import settle
+from vllm_fp4_plugin.norm_module import NormOnOurKernel
 from vllm_fp4_plugin.result_flow import Use, flow_of, flow_of_parameter
 
 PREFIX, HEADS, KV_HEADS, D, HIDDEN = "model.layers.0.self_attn", 4, 2, 32, 96
@@ -102,6 +103,10 @@ class Normed(NormedParts):
         k = k_by_head.view(k.shape)
         q, k = self.rotary_emb(positions, q, k)
         return self.attn(q, k, v)
+
+
+class NormedByOurs(Normed):
+    NORM = NormOnOurKernel
 
 
 class GemmaNormed(Normed):
@@ -407,8 +412,9 @@ def test_it_rotates_for_the_embedding(vllm_config: Any) -> None:
     assert "attn: queries and keys rotated" in str(vllm_config.additional_config)
 
 
-def test_norms_of_heads_too() -> None:
-    found = block(Normed)
+@pytest.mark.parametrize("kind", [Normed, NormedByOurs])
+def test_norms_of_heads_too(kind: Any) -> None:
+    found = block(kind)
     own = found.self_attn
     q_norm, k_norm = own.q_norm, own.k_norm
     assert said_of(found) == "queries and keys normalised, rotated"

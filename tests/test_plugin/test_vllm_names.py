@@ -94,11 +94,18 @@ def test_a_module_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_attribute_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    vllm_fp4_plugin.register()  # vLLM's own modules, which ask for it too, are loaded by now
-    monkeypatch.delattr("vllm.ir.ops.fused_add_rms_norm")
+    monkeypatch.delattr(f"{REGISTRY}.AttentionBackendEnum.is_overridden")
     with pytest.raises(IncompatibleVllm) as refused:
         vllm_fp4_plugin.register()
-    assert str(refused.value) == message("vllm.ir.ops.fused_add_rms_norm")
+    assert str(refused.value) == message(f"{REGISTRY}.AttentionBackendEnum.is_overridden")
+
+
+@pytest.mark.processes
+def test_an_ir_that_is_gone() -> None:
+    """VLLM has said that it goes; its norms then run on our kernel by another way."""
+    command = [sys.executable, "-m", "tests.without_ir"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from nvfp4_kernels.rotary_store.tile import PART
 from vllm_fp4_plugin.attention import positions_flow
 from vllm_fp4_plugin.attention.rotation import Rotation, Unrotated, leave_unnormalised
 from vllm_fp4_plugin.device import current_device
+from vllm_fp4_plugin.norm_module import NormOnOurKernel
 from vllm_fp4_plugin.quantizing_norm import QuantizingNorm
 from vllm_fp4_plugin.result_flow import Flow, Parameter, Use, flow_of
 from vllm_fp4_plugin.rotary import REPLACED, RotaryOnOurKernel
@@ -96,7 +97,7 @@ def norms_before(owner: Any, rotary_name: str) -> Iterator[tuple[str, Any, int]]
         Name and norm; 1 for that of queries, 2 for that of keys: its place among arguments.
     """
     for name, norm in owner._modules.items():
-        if type(norm) in (RMSNorm, QuantizingNorm):
+        if type(norm) in (RMSNorm, NormOnOurKernel, QuantizingNorm):
             flow = flow_of(owner, name, "result", as_input=True, as_tensor=True)
             for place in (1, 2):
                 always = not flow.leak and not flow.called_otherwise

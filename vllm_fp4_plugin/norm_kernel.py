@@ -1,0 +1,43 @@
+"""Kernel for vLLM's norms with a residual: where there is one, and what it can run on."""
+
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from nvfp4_kernels.add_rms_norm.kernels import DTYPES, KERNELS
+from nvfp4_kernels.add_rms_norm.tile import MAX_K, VECTOR
+from nvfp4_kernels.dispatch import Kernel
+from vllm_fp4_plugin.device import current_device
+
+OP = "fused_add_rms_norm"
+
+
+def find() -> Kernel | None:
+    """Kernel for this process's device; None if there is none, or the reference alone."""
+    kernel = KERNELS.find(current_device(), "float")
+    return None if kernel is None or kernel.arch == "cpu" else kernel
+
+
+def has_ir() -> bool:
+    """Whether vLLM calls its norms as ops of its IR, which it has up to 0.33."""
+    return find_spec("vllm.ir") is not None
+
+
+def takes(
+    x: Tensor,
+    x_residual: Tensor,
+    weight: Tensor | None,
+    epsilon: float,
+    variance_size: int | None = None,
+) -> bool:
+    """Whether the kernel can run on these; vLLM's runs if not."""
+    return (
+        variance_size is None
+        and weight is not None
+        and x.dtype in DTYPES
+        and x.dtype == x_residual.dtype == weight.dtype
+        and x.ndim == 2
+        and x.shape[1] % VECTOR == 0
+        and x.shape[1] <= MAX_K
+        and all(each.stride(1) == 1 and each.stride(0) % VECTOR == 0 for each in (x, x_residual))
+    )
