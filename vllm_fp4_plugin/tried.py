@@ -60,7 +60,7 @@ def here() -> Combination:
 
 
 def verdict(found: Combination) -> str:
-    """What was run on a combination, in one line."""
+    """Line that says what was run on a combination."""
     alike = [each for each in COMBINATIONS if differences(found, each) == []]
     if alike:
         return f"these versions together: {'; '.join(each.tried for each in alike)}"

@@ -15,7 +15,8 @@ from vllm_fp4_plugin.report_command import model_report, stored_report
 from vllm_fp4_plugin.verify_command import verified
 
 _BY_VLLM = re.compile(r"(\w+) \(vLLM")
-_ON_CPU = "on CPU"  # in what vLLM says of what another device has
+# Of what is said where another device is needed.
+_ON_CPU = re.compile(r"on CPU\b|requires a CUDA")
 _PATHS = re.compile(r"/\S+/")
 
 
@@ -57,7 +58,7 @@ def _cell(family: Family, directory: Path, arch: str) -> Cell:
             return Cell("refused", said)
         if family.by_headers and refused.cause(error):
             return _by_headers(directory, arch)
-        if not family.by_headers and _ON_CPU in said and _is_theirs(error):
+        if not family.by_headers and _ON_CPU.search(said) and _is_theirs(error):
             return (
                 Cell("refused", f"vLLM: {said}") if arch == "cpu" else _by_headers(directory, arch)
             )
