@@ -56,17 +56,19 @@ def _cell(family: Family, directory: Path, arch: str) -> Cell:
         said = _message(error) or type(error).__name__
         if isinstance(error, NoKernelError):
             return Cell("refused", said)
-        if family.by_headers and refused.cause(error):
+        is_ours = bool(refused.cause(error))
+        is_expected = bool(family.by_headers) and family.by_headers in said
+        if is_ours and family.by_headers:
             return _by_headers(directory, arch)
-        if not family.by_headers and _ON_CPU.search(said) and _is_theirs(error):
-            return (
-                Cell("refused", f"vLLM: {said}") if arch == "cpu" else _by_headers(directory, arch)
-            )
+        if _ON_CPU.search(said) and not is_ours and not is_expected:
+            if arch == "cpu":
+                return Cell("refused", f"vLLM: {said}")
+            return _by_headers(directory, arch)
         if not family.by_headers:
             if not isinstance(error, ValueError | NotImplementedError):
                 raise  # what is wrong is the tiny checkpoint
             return Cell("refused", f"vLLM: {said}" if _is_theirs(error) else said)
-        if family.by_headers not in said:
+        if not is_expected:
             raise
         if family.only_gpu and arch == "cpu":
             return Cell("refused", f"vLLM: {family.on_cpu or said}")
@@ -97,6 +99,10 @@ def _refusal_of_load(family: Family, directory: Path) -> str:
         _report(family, directory, "cpu")
     except (ValueError, NotImplementedError):
         return ""
+    except RuntimeError as error:
+        if _ON_CPU.search(str(error)):
+            return ""
+        raise
     try:
         verified(directory, trust_remote_code=family.surround is not None)
     except Exception as error:  # the plan is what became of it
