@@ -235,6 +235,10 @@ class Nvfp4TcConfig(QuantizationConfig):
         if model_demands.is_plain(layer):
             self.startup.unquantized(layer, prefix, "vLLM's model multiplies its weight itself")
             return UnquantizedLinearMethod()
+        dtype = get_current_vllm_config().model_config.dtype
+        if layer.params_dtype == torch.float32 != dtype:
+            self.startup.unquantized(layer, prefix, "the model has it in float32")
+            return UnquantizedLinearMethod()
         self.startup.waiting.add(prefix)
         terms = self._terms(prefix, self.packed_modules_mapping)
         return Nvfp4OnlineLinearMethod(self.startup, options, prefix, terms)

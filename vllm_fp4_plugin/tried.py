@@ -35,12 +35,11 @@ class Combination:
 COMBINATIONS = (
     Combination("0.32.0", "2.13.0", "CPU", "4.8.0", "3.11", "all tests"),
     Combination("0.32.0", "2.11.0", "13.0", "4.8.0", "3.12", "GPU tests, H100 and H200"),
-    Combination("0.32.0", "2.13.0", "13.0", "4.8.0", "3.11", "pip resolves it"),
     Combination(
         "0.33.0", "2.13.0", "CPU", "4.8.0", "3.11",
         "tests of the plugin; vLLM's Python on the compiled code of 0.32.0",
     ),
-    Combination("0.33.0", "2.11.0", "13.0", "4.8.0", "3.12", "GPU tests, H100"),
+    Combination("0.33.0", "2.11.0", "13.0", "4.8.0", "3.12", "most GPU tests, one H100"),
     Combination("0.33.0", "2.14.0", "13.0", "4.8.0", "3.11", "pip resolves it"),
 )  # fmt: skip
 HEADINGS = {"cute_dsl": "CuTe DSL", "vllm": "vLLM", "cuda": "CUDA", "python": "Python"}

@@ -451,7 +451,7 @@ ENTRIES: dict[str, Entry] = {
     "Llama_Nemotron_Nano_VL": wrapped("Llama_Nemotron_Nano_VL", **NEMOTRON_VL),
     "LlamaNemotronVLModel": wrapped("llama_nemotron_vl", **NEMOTRON_VL),
     "LlamaNemotronVLForSequenceClassification": Entry(
-        "bag", {"model_type": "llama_nemotron_vl_rerank"} | NEMOTRON_VL, ignore=("score",)
+        "bag", {"model_type": "llama_nemotron_vl_rerank"} | NEMOTRON_VL
     ),
     "GLM4VForCausalLM": Entry(
         "chatglm",

@@ -54,15 +54,11 @@ ENTRIES: dict[str, Entry] = {
     "XLMRobertaModel": Entry(changes={"position_embedding_type": "absolute"}),
     "GteModel": bag("gte", GTE, class_name="GteConfig"),
     "GteNewModel": bag("new", GTE, class_name="NewConfig"),
-    "GteNewForSequenceClassification": bag(
-        "new", GTE, class_name="NewConfig", ignore=("classifier",)
-    ),
+    "GteNewForSequenceClassification": bag("new", GTE, class_name="NewConfig"),
     "NomicBertModel": bag("nomic_bert", NOMIC, class_name="NomicBertConfig"),
     "JinaEmbeddingsV5Model": Entry("qwen3"),
     "LlamaBidirectionalModel": Entry("llama", {"pooling": "avg"}),
-    "LlamaBidirectionalForSequenceClassification": Entry(
-        "llama", {"pooling": "avg"}, ignore=("score",)
-    ),
+    "LlamaBidirectionalForSequenceClassification": Entry("llama", {"pooling": "avg"}),
     "VoyageQwen3BidirectionalEmbedModel": Entry("qwen3", LABELS),
     "HF_ColBERT": Entry("bert"),
     "ColBERTModernBertModel": Entry("modernbert", {"dim": 32}),
@@ -80,17 +76,15 @@ ENTRIES: dict[str, Entry] = {
     "ClefFlashForJointSchema": Entry("qwen3_5", {"joint_head_config": JOINT_HEAD}),
     "ColModernVBertForRetrieval": Entry("modernvbert"),
     "ColUltraVBertForRetrieval": Entry("ultravbert"),
-    "D3ForSequenceClassification": Entry(
-        "qwen3_5", {"decision_config": DECISION}, ignore=("score",)
-    ),
+    "D3ForSequenceClassification": Entry("qwen3_5", {"decision_config": DECISION}),
     "ModernVBertModel": Entry("modernvbert"),
     "ColQwen3": Entry("colqwen3", {"embed_dim": 32}),
     "OpsColQwen3Model": Entry("ops_colqwen3", {"embed_dim": 32}),
     "Qwen3VLNemotronEmbedModel": Entry("qwen3_vl_nemotron_embed", {"embed_dim": 32}),
     "ColQwen3_5": Entry("qwen3_5", {"embed_dim": 32, "retrieval_attention_contract": "causal"}),
     "InternLM2ForRewardModel": bag("internlm2", bias=False),
-    "Qwen2ForRewardModel": Entry("qwen2", {"num_labels": 1}, ignore=("",)),
-    "Qwen2ForProcessRewardModel": Entry("qwen2", LABELS, ignore=("",)),
+    "Qwen2ForRewardModel": Entry("qwen2", {"num_labels": 1}),
+    "Qwen2ForProcessRewardModel": Entry("qwen2", LABELS),
     "TransformersEmbeddingModel": Entry("qwen3"),
     "TransformersMoEEmbeddingModel": Entry("qwen3_moe"),
     "TransformersForSequenceClassification": Entry("qwen3", LABELS),

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.linear import (
     QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
+    UnquantizedLinearMethod,
 )
 
 from nvfp4_kernels.nvfp4 import (
@@ -339,6 +340,19 @@ def test_online_layer_quantises_each_shard_by_itself(inputs: tuple[Tensor, Tenso
     per_row = row_global_scales(x)
     expected = expected_output(x, [quantize_weight(w) for w in weights], per_row)
     torch.testing.assert_close(out.double(), expected, **BF16_ROUNDING)
+
+
+@pytest.mark.usefixtures("vllm_config")
+def test_online_layer_that_the_model_has_in_float32() -> None:
+    """Heads of reward models and classifiers: they stay, and the report says why."""
+    config = Nvfp4TcConfig()
+    layer = ReplicatedLinear(
+        K, 8, bias=False, params_dtype=torch.float32, quant_config=config, prefix="score"
+    )
+    assert isinstance(layer.quant_method, UnquantizedLinearMethod)
+    assert layer.weight.dtype == torch.float32
+    [record] = config.startup.report.layers
+    assert (record.name, record.reason) == ("score", "the model has it in float32")
 
 
 # --- refused ----------------------------------------------------------------------------------
