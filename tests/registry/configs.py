@@ -91,8 +91,12 @@ def made(architecture: str, entry: Entry, changes: Mapping[str, Any]) -> PreTrai
     wanted = shrink.merged(entry.changes, changes) | {"architectures": [architecture]}
     if entry.model_type == BAG:
         return bag(deepcopy(wanted), entry.class_name)
-    config_class = class_for(entry.model_type or _model_types()[architecture])
-    return config_class(**_fields(config_class, wanted))
+    model_type = entry.model_type or _model_types()[architecture]
+    config_class = class_for(model_type)
+    config = config_class(**_fields(config_class, wanted))
+    # vLLM renames a class that several types share, for the type that it read last.
+    config.model_type = model_type
+    return config
 
 
 def _fields(config_class: type[PreTrainedConfig], changes: Mapping[str, Any]) -> dict[str, Any]:
