@@ -1,4 +1,4 @@
-"""Kernel for vLLM's norms with a residual: where there is one, and what it can run on."""
+"""Kernel for vLLM's norms with a residual: devices that have the kernel, and its arguments."""
 
 from importlib.util import find_spec
 

@@ -17,7 +17,7 @@ from tests.registry import configs, session, step, unbuilt, weights
 ROUNDING = 0.03
 # Its blocks run eight times over, and make .38 of a relative change of 2⁻⁸ in its embedding.
 RECURRENT = {"HrmTextForCausalLM"}
-# Classes with fused ops of those that are built here, how many rotate, and how many run whole.
+# Numbers of classes built here: with fused ops, with fused rotations, and run whole.
 COUNTS = {"0.32": (194, 108, 121), "0.33": (202, 109, 123)}
 MOST = 0.75  # of a model's tokens
 SWITCHES = ("fuse_mlp", "fuse_norm", "fuse_attention")
