@@ -95,7 +95,7 @@ def made(architecture: str, entry: Entry, changes: Mapping[str, Any]) -> PreTrai
     config_class = class_for(model_type)
     config = config_class(**_fields(config_class, wanted))
     # vLLM renames a class that several types share, for the type that it read last.
-    config.model_type = model_type
+    config.model_type = wanted.get("model_type", model_type)
     return config
 
 
